@@ -136,7 +136,7 @@ class RealDisk:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             # The system can open a folder too, and the error of the first read would not name it.
             os.close(descriptor)
-            raise is_a_folder(path)
+            raise folder_error(path)
         return RealFile(descriptor, path)
 
     def open_write(self, path: str) -> RealFile:
@@ -170,7 +170,7 @@ class RealDisk:
         try:
             os.mkdir(path, FOLDER_MODE)
         except OSError as error:
-            refuse(error, path)
+            raise_full_or_error(error, path)
 
     def remove_folder(self, path: str) -> None:
         os.rmdir(path)
@@ -179,7 +179,7 @@ class RealDisk:
         try:
             os.rename(source, target)
         except OSError as error:
-            refuse(error, target)
+            raise_full_or_error(error, target)
 
     def unlink(self, path: str) -> None:
         os.unlink(path)
@@ -191,18 +191,18 @@ class RealDisk:
         except OSError as error:
             if error.errno not in NO_DESCRIPTOR_ERRORS:
                 raise
-            self._force_folder_with_spare(path, flags)
+            self._fsync_folder_with_spare(path, flags)
             return
-        _force_and_close(descriptor)
+        _fsync_and_close(descriptor)
 
-    def _force_folder_with_spare(self, path: str, flags: int) -> None:
+    def _fsync_folder_with_spare(self, path: str, flags: int) -> None:
         """Fsync a folder when no descriptor is left."""
         # An fsync cannot be postponed as an open can, so one descriptor is reserved for it.
         with self._spare_lock:
             if self._spare >= 0:
                 os.close(self._spare)
             try:
-                _force_and_close(os.open(path, flags))
+                _fsync_and_close(os.open(path, flags))
             finally:
                 self._spare = _open_spare()
 
@@ -225,7 +225,7 @@ class RealDisk:
     def size(self, path: str) -> int:
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
-            raise is_a_folder(path)
+            raise folder_error(path)
         return found.st_size
 
     def lock(self, path: str) -> RealLock:
@@ -266,22 +266,22 @@ class RealLock:
                 os.close(descriptor)
 
 
-def require_files(disk: Disk, folder: str, children: Iterable[str]) -> None:
+def check_no_folders(disk: Disk, folder: str, children: Iterable[str]) -> None:
     """Check that none of these names in `folder` is a folder.
 
     Raises IsADirectoryError for the first that is.
     """
     for name in children:
         if disk.is_folder(f"{folder}/{name}"):
-            raise is_a_folder(f"{folder}/{name}")
+            raise folder_error(f"{folder}/{name}")
 
 
-def is_a_folder(path: str) -> IsADirectoryError:
+def folder_error(path: str) -> IsADirectoryError:
     """Return the system's error for a folder in place of a file."""
     return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
 
-def is_no_folder(path: str) -> NotADirectoryError:
+def not_a_folder_error(path: str) -> NotADirectoryError:
     """Return the system's error for something else in place of a folder."""
     return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
@@ -293,7 +293,7 @@ def _open(path: str, flags: int) -> int:
     except OSError as error:
         if error.errno in NO_DESCRIPTOR_ERRORS:
             raise Full(f"{path}: {os.strerror(error.errno)}") from error
-        refuse(error, path)
+        raise_full_or_error(error, path)
 
 
 def _open_spare() -> int:
@@ -304,7 +304,7 @@ def _open_spare() -> int:
         return -1
 
 
-def _force_and_close(descriptor: int) -> None:
+def _fsync_and_close(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     finally:
@@ -454,7 +454,7 @@ class RealFile:
         try:
             return os.pwritev(self._descriptor, buffers, position)
         except OSError as error:
-            refuse(error, self.path)
+            raise_full_or_error(error, self.path)
 
     def force(self) -> None:
         try:
@@ -469,7 +469,7 @@ class RealFile:
         try:
             os.ftruncate(self._descriptor, size)
         except OSError as error:
-            refuse(error, self.path)
+            raise_full_or_error(error, self.path)
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -494,15 +494,15 @@ def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
         if count <= 0:
             raise OSError(errno.EIO, "the system wrote nothing without an error", file.path)
         done += count
-        _drop(rest, count)
+        _drop_written(rest, count)
     return total
 
 
-def refuse(error: OSError, what: str) -> NoReturn:
+def raise_full_or_error(error: OSError, path: str) -> NoReturn:
     """Raise `Full` if the error means that there is no space, else the error itself."""
     if error.errno in FULL_ERRORS:
-        raise Full(f"{what}: {os.strerror(error.errno)}") from error
-    raise with_path(error, what)
+        raise Full(f"{path}: {os.strerror(error.errno)}") from error
+    raise with_path(error, path)
 
 
 def with_path(error: OSError, path: str) -> OSError:
@@ -512,7 +512,7 @@ def with_path(error: OSError, path: str) -> OSError:
     return error
 
 
-def _drop(rest: list[memoryview], count: int) -> None:
+def _drop_written(rest: list[memoryview], count: int) -> None:
     """Remove `count` written bytes from a reversed list of buffers."""
     while count:
         last = rest.pop()
@@ -522,13 +522,13 @@ def _drop(rest: list[memoryview], count: int) -> None:
         count -= len(last)
 
 
-class Closable(Protocol):
+class ClosableFile(Protocol):
     """An object that can be closed."""
 
     def close(self) -> None: ...
 
 
-class Pins:
+class FileReferences:
     """References to a set of files: a file removed from the set is closed when it is unused.
 
     A user of the set acquires a reference before it reads the list of files. The owner replaces the list
@@ -540,9 +540,9 @@ class Pins:
         # Reentrant: a generator that is garbage-collected inside `acquire` calls `release` in this thread.
         self._lock = threading.RLock()
         self._count = 0
-        self._retired: list[Closable] = []
+        self._retired: list[ClosableFile] = []
 
-    def pin(self) -> None:
+    def acquire(self) -> None:
         """Acquire a reference: files retired from now on are not closed before `release`.
 
         References are counted.
@@ -550,7 +550,7 @@ class Pins:
         with self._lock:
             self._count += 1
 
-    def unpin(self) -> None:
+    def release(self) -> None:
         """Release one reference."""
         with self._lock:
             self._count -= 1
@@ -558,12 +558,12 @@ class Pins:
             self._close_retired()
 
     def __enter__(self) -> None:
-        self.pin()
+        self.acquire()
 
     def __exit__(self, *error: object) -> None:
-        self.unpin()
+        self.release()
 
-    def retire(self, files: Iterable[Closable]) -> None:
+    def retire(self, files: Iterable[ClosableFile]) -> None:
         """Close files as soon as there are no references, perhaps immediately."""
         gone = list(files)  # first, so that a concurrent release does not see half of the files
         with self._lock:

@@ -21,11 +21,11 @@ SLOT_SIZE: Final = 4096
 """A page, and a multiple of every usual sector: a torn write of one slot does not touch the other."""
 
 MAGIC: Final = b"TFMC"
-HEAD: Final = Struct(">4sIQI")
-COVERED: Final = Struct(">QI")
+SLOT_HEADER: Final = Struct(">4sIQI")
+CHECKSUMMED: Final = Struct(">QI")
 
 
-class Slots:
+class DualSlotFile:
     """The file at `path`, created by the first write. Not thread-safe."""
 
     def __init__(self, disk: Disk, path: str, slot_size: int = SLOT_SIZE) -> None:
@@ -33,9 +33,9 @@ class Slots:
         self._disk = disk
         self._slot_size = slot_size
         self._sequence: int | None = None
-        self._slot = 1
+        self._next_slot = 1
         """Slot of the next write."""
-        self._is_certain = False
+        self._was_fsynced = False
         """True once this object has fsynced the file: what an earlier process wrote may not be durable."""
 
     def read(self) -> tuple[int, bytes] | None:
@@ -54,14 +54,14 @@ class Slots:
         found = [(*slot, number) for number in (0, 1) if (slot := self._decode(data, number)) is not None]
         if found:
             sequence, payload, number = max(found)
-            self._sequence, self._slot = sequence, 1 - number
+            self._sequence, self._next_slot = sequence, 1 - number
             return sequence, payload
         if any(data):
             raise Corrupt(self.path, 0, len(data), "neither of its two slots is valid")
         self._sequence = 0
         return None
 
-    def faulty(self) -> list[int]:
+    def damaged_slots(self) -> list[int]:
         """Numbers of the slots that have data but are invalid. Raises OSError."""
         if not self._disk.exists(self.path):
             return []
@@ -74,34 +74,34 @@ class Slots:
         bad = [n for n in (0, 1) if self._decode(data, n) is None]
         return bad if len(bad) == 1 else [n for n in bad if any(parts[n])]
 
-    def write(self, payload: bytes, force: bool) -> int:
+    def write(self, payload: bytes, fsync: bool) -> int:
         """Write the older slot and return its sequence.
 
         With `fsync` durable on return, with the folder entry.
 
         Raises TooLarge if the payload does not fit a slot, Full, OSError.
         """
-        if HEAD.size + len(payload) > self._slot_size:
-            raise TooLarge("a slot's payload", len(payload), self._slot_size - HEAD.size)
+        if SLOT_HEADER.size + len(payload) > self._slot_size:
+            raise TooLarge("a slot's payload", len(payload), self._slot_size - SLOT_HEADER.size)
         sequence = self._next_sequence()
-        covered = COVERED.pack(sequence, len(payload)) + payload
-        slot = HEAD.pack(MAGIC, zlib.crc32(covered), sequence, len(payload)) + payload
+        covered = CHECKSUMMED.pack(sequence, len(payload)) + payload
+        slot = SLOT_HEADER.pack(MAGIC, zlib.crc32(covered), sequence, len(payload)) + payload
         made = not self._disk.exists(self.path)
         file = self._disk.create(self.path) if made else self._disk.open_write(self.path)
         try:
-            if not made and not self._is_certain:
+            if not made and not self._was_fsynced:
                 file.force()
-            write_all(file, [slot], self._slot * self._slot_size)
-            if force:
+            write_all(file, [slot], self._next_slot * self._slot_size)
+            if fsync:
                 file.force()
         finally:
             file.close()
-        if made and force:
+        if made and fsync:
             self._disk.force_folder(self.path.rpartition("/")[0] or ".")
-        self._is_certain = True
+        self._was_fsynced = True
         self._sequence = sequence
-        if force:
-            self._slot = 1 - self._slot
+        if fsync:
+            self._next_slot = 1 - self._next_slot
         return sequence
 
     def _next_sequence(self) -> int:
@@ -116,13 +116,13 @@ class Slots:
 
     def _decode(self, data: bytes, number: int) -> tuple[int, bytes] | None:
         start = number * self._slot_size
-        if start + HEAD.size > len(data):
+        if start + SLOT_HEADER.size > len(data):
             return None
-        magic, crc, sequence, size = HEAD.unpack_from(data, start)
-        begins = start + HEAD.size
-        if magic != MAGIC or size > self._slot_size - HEAD.size or begins + size > len(data):
+        magic, crc, sequence, size = SLOT_HEADER.unpack_from(data, start)
+        begins = start + SLOT_HEADER.size
+        if magic != MAGIC or size > self._slot_size - SLOT_HEADER.size or begins + size > len(data):
             return None
         payload = data[begins : begins + size]
-        if zlib.crc32(COVERED.pack(sequence, size) + payload) != crc:
+        if zlib.crc32(CHECKSUMMED.pack(sequence, size) + payload) != crc:
             return None
         return sequence, payload

@@ -20,7 +20,7 @@ from typing import Final
 
 SEGMENT_SUFFIX: Final = ".zxQueue"
 INDEX_SUFFIX: Final = ".index"
-STATE_SUFFIX: Final = ".state"
+LOG_SNAPSHOT_SUFFIX: Final = ".state"
 TORN_SUFFIX: Final = ".torn"
 DAMAGED_SUFFIX: Final = ".damaged"
 """Appended to a file's name: the file before a repair, kept until an operator removes it."""
@@ -28,7 +28,7 @@ DAMAGED_SUFFIX: Final = ".damaged"
 REPAIRED_SUFFIX: Final = ".repaired"
 """Appended to a file's name: an unfinished repair, renamed when it is complete and fsynced."""
 
-MARK_NAME: Final = "log.mark"
+LOG_CHECKPOINT_NAME: Final = "log.mark"
 LOCK_NAME: Final = "lock"
 
 TRANSACTIONS_FOLDER: Final = "transactions"
@@ -81,14 +81,14 @@ def parse_index_name(name: str) -> int | None:
     return parse_segment_name(name, INDEX_SUFFIX)
 
 
-def state_name(offset: int) -> str:
+def log_snapshot_name(offset: int) -> str:
     """Name of the snapshot that covers every record before `offset`."""
-    return segment_name(offset, STATE_SUFFIX)
+    return segment_name(offset, LOG_SNAPSHOT_SUFFIX)
 
 
-def parse_state_name(name: str) -> int | None:
+def parse_log_snapshot_name(name: str) -> int | None:
     """Offset in a snapshot's name, else None."""
-    return parse_segment_name(name, STATE_SUFFIX)
+    return parse_segment_name(name, LOG_SNAPSHOT_SUFFIX)
 
 
 def torn_name(offset: int) -> str:
@@ -123,7 +123,7 @@ def parse_snapshot_name(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def known_in_transactions(name: str) -> bool:
+def is_transactions_file(name: str) -> bool:
     """True if the journal may have created a file of this name in the folder of transactions."""
     # Including unfinished and set-aside files.
     for suffix in (NEW_SUFFIX, REPAIRED_SUFFIX, DAMAGED_SUFFIX):
@@ -136,9 +136,9 @@ def known_in_transactions(name: str) -> bool:
     )
 
 
-def mark_name() -> str:
+def log_checkpoint_name() -> str:
     """Name of a log's checkpoint file in its folder."""
-    return MARK_NAME
+    return LOG_CHECKPOINT_NAME
 
 
 def partition_folder(topic: str, partition: int) -> str:
@@ -152,35 +152,35 @@ def parse_partition_folder(name: str) -> tuple[str, int] | None:
     None if `partition_folder` does not make it.
     """
     match = _FOLDER.fullmatch(name)
-    if match is None or not valid_name(match[1]) or int(match[2]) > PARTITION_MAX:
+    if match is None or not is_valid_name(match[1]) or int(match[2]) > PARTITION_MAX:
         return None
     return match[1], int(match[2])
 
 
-def known_in_partition(name: str, suffix: str = SEGMENT_SUFFIX) -> bool:
+def is_partition_file(name: str, suffix: str = SEGMENT_SUFFIX) -> bool:
     """True if the journal may have created a file of this name in a partition's folder.
 
     Including unfinished files.
     """
-    if name.startswith(MARK_NAME):
+    if name.startswith(LOG_CHECKPOINT_NAME):
         return True
     match = _OFFSET_NAME.fullmatch(name)
-    known = (suffix, INDEX_SUFFIX, STATE_SUFFIX, TORN_SUFFIX)
+    known = (suffix, INDEX_SUFFIX, LOG_SNAPSHOT_SUFFIX, TORN_SUFFIX)
     return match is not None and match[2].startswith(known)
 
 
 def is_trace(name: str) -> bool:
     """True for a snapshot or an index: a log that has one has had a segment."""
     match = _OFFSET_NAME.fullmatch(name)
-    return match is not None and match[2] in (INDEX_SUFFIX, STATE_SUFFIX)
+    return match is not None and match[2] in (INDEX_SUFFIX, LOG_SNAPSHOT_SUFFIX)
 
 
-def is_aside(name: str) -> bool:
+def is_set_aside(name: str) -> bool:
     """True if a repair has set aside a file or folder of this name."""
     return _ASIDE_NAME.fullmatch(name) is not None
 
 
-def valid_name(name: str) -> bool:
+def is_valid_name(name: str) -> bool:
     """True if `name` may name a topic, group or client, and so be part of a path."""
     # "." and ".." would refer to other folders.
     return _NAME.fullmatch(name) is not None and name not in (".", "..")

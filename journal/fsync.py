@@ -21,13 +21,13 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from journal.clock import Clock
-from journal.disk import Disk, File, Pins
+from journal.disk import Disk, File, FileReferences
 from journal.errors import BeyondEnd, Closed, JournalError, Stopped
-from journal.linux_aio import Begin, Flight, Landed
+from journal.linux_aio import AioFsync, FsyncCallback, StartFsync
 
-Method = Literal["auto", "fdatasync", "syncfs"]
+FsyncMethod = Literal["auto", "fdatasync", "syncfs"]
 Waiter = Callable[[Exception | None], None]
-Run = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+RunInWorker = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 
 SLOW_FACTOR: Final = 4.0
 """`auto`: a syncfs slower by this factor than fsyncs of its files one by one also writes data of other
@@ -51,7 +51,7 @@ KERNEL_BONUS: Final = 1.2
 """
 
 
-class Forceable(Protocol):
+class FsyncTarget(Protocol):
     """A log that a Forcer fsyncs, such as journal.log.log.Log.
 
     All members are used in the owner's thread.
@@ -63,7 +63,7 @@ class Forceable(Protocol):
     def forced_offset(self) -> int: ...
     @property
     def end_offset(self) -> int: ...
-    def force_plan(self) -> Plan | None:
+    def force_plan(self) -> FsyncPlan | None:
         """Plan an fsync of everything written so far; None if nothing needs it or the log is stopped."""
         ...
 
@@ -75,16 +75,16 @@ class Forceable(Protocol):
         ...
 
 
-class Plan(Protocol):
+class FsyncPlan(Protocol):
     """What one fsync of one log covers, as of its start."""
 
     @property
-    def log(self) -> Forceable: ...
-    def force(self) -> None:
+    def log(self) -> FsyncTarget: ...
+    def fsync(self) -> None:
         """Fsync the log's own files. Called in a worker. Raises OSError."""
         ...
 
-    def begin(self, begin: Begin, landed: Landed) -> bool:
+    def start(self, start: StartFsync, callback: FsyncCallback) -> bool:
         """Start the fsync without a worker and call `callback(error)` at its end.
 
         False if none was started.
@@ -92,7 +92,7 @@ class Plan(Protocol):
         ...
 
 
-class _Speed:
+class _SyncfsSpeed:
     """`auto`: whether a syncfs for several files is fast, or also writes other programs' data."""
 
     def __init__(self) -> None:
@@ -100,15 +100,15 @@ class _Speed:
         self._slow = 0
         self._pause_until = float("-inf")
 
-    def pays(self, now: float) -> bool:
+    def is_fast(self, now: float) -> bool:
         """True if a syncfs may be used at `now` (monotonic, s)."""
         return now >= self._pause_until
 
-    def single(self, seconds: float) -> None:
+    def record_fsync(self, seconds: float) -> None:
         """Record the duration of the fsync of one file."""
         self._single += (seconds - self._single) * (SMOOTHING if self._single else 1.0)
 
-    def joint(self, seconds: float, files: int, now: float) -> None:
+    def record_syncfs(self, seconds: float, files: int, now: float) -> None:
         """Record the duration of a syncfs for `files` files."""
         limit = max(SLOW_SECONDS, SLOW_FACTOR * files * self._single)
         self._slow = self._slow + 1 if seconds > limit else 0
@@ -117,13 +117,13 @@ class _Speed:
             self._pause_until = now + PAUSE_SECONDS
 
 
-class _Median:
+class _RunningMedian:
     """A running median: one step up or down per measurement, so that outliers do not count more."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def note(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """Record a measurement."""
         if not self.seconds:
             self.seconds = seconds
@@ -133,7 +133,7 @@ class _Median:
             self.seconds /= MEDIAN_STEP
 
 
-class _Ways:
+class _FsyncMethods:
     """Whether the kernel or a worker fsyncs a single file faster, as seen by the owner's thread.
 
     On an idle machine the kernel does. On a busy one its thread, which is bound to the owner's processor, may
@@ -141,11 +141,11 @@ class _Ways:
     """
 
     def __init__(self) -> None:
-        self.kernel = _Median()
-        self.worker = _Median()
+        self.kernel = _RunningMedian()
+        self.worker = _RunningMedian()
         self._round = 0
 
-    def kernel_pays(self) -> bool:
+    def use_kernel(self) -> bool:
         """True if the next single fsync should use the kernel."""
         # The slower method is tried now and then, since conditions change.
         self._round = (self._round + 1) % PROBE_ROUNDS
@@ -163,12 +163,12 @@ class Forcer:
     def __init__(
         self,
         disk: Disk,
-        run: Run,
+        run: RunInWorker,
         *,
         anchor_path: str,
-        method: Method = "auto",
+        method: FsyncMethod = "auto",
         clock: Clock,
-        begin: Begin | None = None,
+        begin: StartFsync | None = None,
     ) -> None:
         self._disk = disk
         self._begin = begin
@@ -176,15 +176,15 @@ class Forcer:
         self._clock = clock
         self._method = "fdatasync" if method == "auto" and sys.platform != "linux" else method
         self._anchor = None if self._method == "fdatasync" else disk.open_anchor(anchor_path)
-        self._wants: dict[Forceable, list[tuple[int, Waiter]]] = {}
-        self._dirty: dict[Forceable, None] = {}
-        self._flying: list[Plan] = []
-        self._answers: deque[tuple[Waiter, Exception | None]] = deque()
-        self._answering = False
-        self._speed = _Speed()
-        self._ways = _Ways()
+        self._waiting: dict[FsyncTarget, list[tuple[int, Waiter]]] = {}
+        self._dirty: dict[FsyncTarget, None] = {}
+        self._in_progress: list[FsyncPlan] = []
+        self._results: deque[tuple[Waiter, Exception | None]] = deque()
+        self._calling_waiters = False
+        self._syncfs_speed = _SyncfsSpeed()
+        self._methods = _FsyncMethods()
         self._failures = 0
-        self._proven: WeakKeyDictionary[Forceable, int] = WeakKeyDictionary()
+        self._verified: WeakKeyDictionary[FsyncTarget, int] = WeakKeyDictionary()
         self.forces = 0
         """Fsync rounds so far; `joint_forces` of them were one syncfs."""
         self.joint_forces = 0
@@ -192,9 +192,9 @@ class Forcer:
     @property
     def idle(self) -> bool:
         """True if no fsync is in progress and there are no waiters."""
-        return not self._flying and not self._wants and not self._dirty
+        return not self._in_progress and not self._waiting and not self._dirty
 
-    def want(self, log: Forceable, offset: int, waiter: Waiter, *, start: bool = True) -> None:
+    def want(self, log: FsyncTarget, offset: int, waiter: Waiter, *, start: bool = True) -> None:
         """Call `waiter(None)` once `log` is durable up to `offset`.
 
         Call `waiter(error)` if it stops before.
@@ -203,18 +203,18 @@ class Forcer:
         add them all first and one fsync serves them. Raises BeyondEnd.
         """
         if log.forced_offset >= offset:
-            self._answer([(waiter, None)])
+            self._call_waiters([(waiter, None)])
         elif log.stopped is not None:
-            self._answer([(waiter, Stopped(log.stopped))])
+            self._call_waiters([(waiter, Stopped(log.stopped))])
         elif offset > log.end_offset:
             raise BeyondEnd(offset, log.end_offset)
         else:
-            self._wants.setdefault(log, []).append((offset, waiter))
+            self._waiting.setdefault(log, []).append((offset, waiter))
             self._dirty[log] = None
             if start:
                 self.start()
 
-    def dirty(self, log: Forceable) -> None:
+    def dirty(self, log: FsyncTarget) -> None:
         """Include `log` in the next fsync, without starting one."""
         self._dirty[log] = None
 
@@ -223,7 +223,7 @@ class Forcer:
 
         Then call `waiter(None)`, or with the first error.
         """
-        logs = [*{plan.log: None for plan in self._flying} | self._dirty]
+        logs = [*{plan.log: None for plan in self._in_progress} | self._dirty]
         left = len(logs) + 1
         failed: list[Exception] = []
 
@@ -242,13 +242,13 @@ class Forcer:
 
     def start(self) -> None:
         """Start an fsync if a log is dirty and none is in progress."""
-        while self._dirty and not self._flying:
+        while self._dirty and not self._in_progress:
             logs, self._dirty = self._dirty, {}
             plans = [plan for log in logs if (plan := log.force_plan()) is not None]
-            self._settle(set(logs) - {plan.log for plan in plans}, again=False)
+            self._end_waits(set(logs) - {plan.log for plan in plans}, again=False)
             if plans:
-                self._fly(plans)
-        self._answer([])
+                self._start_round(plans)
+        self._call_waiters([])
 
     def close(self) -> None:
         """Close the anchor; no fsync may be in progress or waited for."""
@@ -256,85 +256,85 @@ class Forcer:
         if anchor is not None:
             anchor.close()
 
-    def _fly(self, plans: list[Plan]) -> None:
-        self._flying = plans
+    def _start_round(self, plans: list[FsyncPlan]) -> None:
+        self._in_progress = plans
         self.forces += 1
         alone = len(plans) == 1 and self._begin is not None
-        if alone and self._ways.kernel_pays() and self._fly_alone(plans[0]):
+        if alone and self._methods.use_kernel() and self._start_in_kernel(plans[0]):
             return
         started_at = self._clock.monotonic()
 
         def done(results: list[Exception | None] | None, error: BaseException | None) -> None:
             if alone:
-                self._ways.worker.note(self._clock.monotonic() - started_at)
-            self._done(plans, results, error)
+                self._methods.worker.record(self._clock.monotonic() - started_at)
+            self._complete(plans, results, error)
 
-        self._run(lambda: self._force(plans), done)
+        self._run(lambda: self._fsync_all(plans), done)
 
-    def _fly_alone(self, plan: Plan) -> bool:
+    def _start_in_kernel(self, plan: FsyncPlan) -> bool:
         """Start an fsync of one file without a worker; False if that is not possible."""
         started_at = self._clock.monotonic()
 
         def on_end(error: Exception | None) -> None:
-            self._ways.kernel.note(self._clock.monotonic() - started_at)
+            self._methods.kernel.record(self._clock.monotonic() - started_at)
             if error is None:
-                self._note_own(plan, started_at)
-            self._done([plan], [error], None)
+                self._record_success(plan, started_at)
+            self._complete([plan], [error], None)
 
-        return self._begin is not None and plan.begin(self._begin, on_end)
+        return self._begin is not None and plan.start(self._begin, on_end)
 
-    def _done(
-        self, plans: list[Plan], results: list[Exception | None] | None, error: BaseException | None
+    def _complete(
+        self, plans: list[FsyncPlan], results: list[Exception | None] | None, error: BaseException | None
     ) -> None:
         """Complete a round of fsyncs, in the owner's thread."""
-        self._flying = []
+        self._in_progress = []
         if results is None:
             # An error of this code or of the thread, not of the disk; what is on the disk is unknown all the
             # same.
             results = [RuntimeError(f"the fsync did not run: {error!r}")] * len(plans)
         work = [plan.log.force_done(plan, result) for plan, result in zip(plans, results, strict=True)]
-        self._settle({plan.log for plan in plans}, again=True)
+        self._end_waits({plan.log for plan in plans}, again=True)
         self.start()
-        self._answer([])
+        self._call_waiters([])
         for job in filter(None, work):
-            self._run(job, _raise)
+            self._run(job, _raise_error)
 
-    def _settle(self, logs: Iterable[Forceable], *, again: bool) -> None:
+    def _end_waits(self, logs: Iterable[FsyncTarget], *, again: bool) -> None:
         """Queue the results of the waiters of `logs` whose wait has ended.
 
         `again`: the others wait for the next fsync of the log; else they get an error, because there will be
         none.
         """
         for log in logs:
-            waiting = self._wants.pop(log, [])
+            waiting = self._waiting.pop(log, [])
             rest = [want for want in waiting if want[0] > log.forced_offset]
-            self._answers.extend((waiter, None) for offset, waiter in waiting if offset <= log.forced_offset)
+            self._results.extend((waiter, None) for offset, waiter in waiting if offset <= log.forced_offset)
             if rest and (log.stopped is not None or not again):
                 # A log that needs no fsync and is not stopped was closed while a waiter was left.
                 error = Closed() if log.stopped is None else Stopped(log.stopped)
-                self._answers.extend((waiter, error) for _, waiter in rest)
+                self._results.extend((waiter, error) for _, waiter in rest)
             elif rest:
-                self._wants[log] = rest
+                self._waiting[log] = rest
                 self._dirty[log] = None
 
-    def _answer(self, answers: Sequence[tuple[Waiter, Exception | None]]) -> None:
+    def _call_waiters(self, answers: Sequence[tuple[Waiter, Exception | None]]) -> None:
         """Call waiters in the order in which their waits ended, also if a waiter causes more to end."""
-        self._answers.extend(answers)
-        if self._answering:
+        self._results.extend(answers)
+        if self._calling_waiters:
             return
-        self._answering = True
+        self._calling_waiters = True
         try:
-            while self._answers:
-                waiter, error = self._answers.popleft()
+            while self._results:
+                waiter, error = self._results.popleft()
                 waiter(error)
         finally:
-            self._answering = False
+            self._calling_waiters = False
 
-    def _force(self, plans: list[Plan]) -> list[Exception | None]:
+    def _fsync_all(self, plans: list[FsyncPlan]) -> list[Exception | None]:
         """Fsync all plans in a worker and return one result per plan. One call at a time."""
         anchor = self._anchor
-        if anchor is None or len(plans) == 1 or not self._joint_pays():
-            return [self._own(plan) for plan in plans]
+        if anchor is None or len(plans) == 1 or not self._use_syncfs():
+            return [self._fsync_one(plan) for plan in plans]
         started_at = self._clock.monotonic()
         try:
             self._disk.sync_file_system(anchor)
@@ -346,41 +346,42 @@ class Forcer:
         else:
             self.joint_forces += 1
             ended = self._clock.monotonic()
-            self._speed.joint(ended - started_at, len(plans), ended)
+            self._syncfs_speed.record_syncfs(ended - started_at, len(plans), ended)
         return [
-            None if self._proven.get(plan.log, 0) == self._failures else self._own(plan) for plan in plans
+            None if self._verified.get(plan.log, 0) == self._failures else self._fsync_one(plan)
+            for plan in plans
         ]
 
-    def _joint_pays(self) -> bool:
-        return self._method == "syncfs" or self._speed.pays(self._clock.monotonic())
+    def _use_syncfs(self) -> bool:
+        return self._method == "syncfs" or self._syncfs_speed.is_fast(self._clock.monotonic())
 
-    def _own(self, plan: Plan) -> Exception | None:
+    def _fsync_one(self, plan: FsyncPlan) -> Exception | None:
         started_at = self._clock.monotonic()
         try:
-            plan.force()
+            plan.fsync()
         except (OSError, JournalError) as error:
             return error
-        self._note_own(plan, started_at)
+        self._record_success(plan, started_at)
         return None
 
-    def _note_own(self, plan: Plan, began: float) -> None:
+    def _record_success(self, plan: FsyncPlan, began: float) -> None:
         """Record a successful fsync of the log's own file that started at `began`."""
-        self._proven[plan.log] = self._failures
-        self._speed.single(self._clock.monotonic() - began)
+        self._verified[plan.log] = self._failures
+        self._syncfs_speed.record_fsync(self._clock.monotonic() - began)
 
 
-def _raise(_: Any, error: BaseException | None) -> None:
+def _raise_error(_: Any, error: BaseException | None) -> None:
     """Raise the error of follow-up work."""
     # The work handles disk errors itself; any other error is a bug and must be visible.
     if error is not None:
         raise error
 
 
-KEPT_OPEN: list[File] = []
+NEVER_CLOSED: list[File] = []
 """Files whose fsync failed. Closing one could hide the error, so they stay open until the process ends."""
 
 
-class GatedFile(Protocol):
+class FsyncFile(Protocol):
     """A file of a log; a sealed one is durable and only read.
 
     `end`: end of its bytes as an offset of the log.
@@ -395,10 +396,10 @@ class GatedFile(Protocol):
     def end(self) -> int: ...
 
 
-Gated = TypeVar("Gated", bound=GatedFile)
+FsyncFileType = TypeVar("FsyncFileType", bound=FsyncFile)
 
 
-class Gate:
+class FsyncGate:
     """Fsyncs of one log's files: one at a time, and none after one that failed.
 
     The system reports a failed fsync to one caller only: a concurrent or later call would succeed. So the
@@ -408,28 +409,28 @@ class Gate:
     `references` keep the files open during an fsync.
     """
 
-    def __init__(self, pins: Pins) -> None:
-        self.shut = False
+    def __init__(self, references: FileReferences) -> None:
+        self.detached = False
         """True once the files no longer belong to the log: they are not fsynced any more."""
-        self._pins = pins
+        self._references = references
         self._lock = threading.Lock()
         self._error: Exception | None = None
-        self._flight: Flight | None = None
+        self._in_progress: AioFsync | None = None
 
-    def force(self, file: GatedFile, how: Callable[[], None] | None = None) -> None:
+    def fsync(self, file: FsyncFile, how: Callable[[], None] | None = None) -> None:
         """Fsync a file, unless it is sealed.
 
         `how` replaces the fsync and runs before any other can start.
 
         Raises OSError.
         """
-        with self._pins, self._lock:
-            flight = self._flight
+        with self._references, self._lock:
+            flight = self._in_progress
             if flight is not None:
                 self._error = self._error or flight.wait()
             if self._error is not None:
                 raise self._error
-            if file.sealed or self.shut:
+            if file.sealed or self.detached:
                 return
             try:
                 (how or file.file.force)()
@@ -437,38 +438,38 @@ class Gate:
                 self._error = error
                 raise
 
-    def begin(self, file: GatedFile, begin: Begin, landed: Landed) -> bool:
+    def start(self, file: FsyncFile, start: StartFsync, callback: FsyncCallback) -> bool:
         """Start an fsync of a file without a thread and call `callback(error)` at its end.
 
         False if none was started; `fsync` then does it, or raises the reason.
         """
-        if self._flight is not None or not self._lock.acquire(blocking=False):
+        if self._in_progress is not None or not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._error is not None or file.sealed or self.shut:
+            if self._error is not None or file.sealed or self.detached:
                 return False
-            self._pins.pin()
+            self._references.acquire()
             try:
-                self._flight = begin(file.file, partial(self._landed, landed))
+                self._in_progress = start(file.file, partial(self._on_end, callback))
             finally:
-                if self._flight is None:
-                    self._pins.unpin()
-            return self._flight is not None
+                if self._in_progress is None:
+                    self._references.release()
+            return self._in_progress is not None
         finally:
             self._lock.release()
 
-    def _landed(self, landed: Landed, error: OSError | None) -> None:
+    def _on_end(self, callback: FsyncCallback, error: OSError | None) -> None:
         if error is not None:
             self._error = self._error or error
-        self._flight = None  # last: a worker that no longer waits for the fsync must see the error
-        self._pins.unpin()
-        landed(error)
+        self._in_progress = None  # last: a worker that no longer waits for the fsync must see the error
+        self._references.release()
+        callback(error)
 
-    def keep_unforced(self, files: Sequence[Gated], forced: int) -> list[Gated]:
+    def keep_unsynced_open(self, files: Sequence[FsyncFileType], durable: int) -> list[FsyncFileType]:
         """Return those of `files` with bytes that may not be durable, and keep them open for good.
 
         They must never be closed. The log is durable up to `durable`.
         """
-        unforced = [file for file in files if not file.sealed and (file.end > forced or self._error)]
-        KEPT_OPEN.extend(file.file for file in unforced)
+        unforced = [file for file in files if not file.sealed and (file.end > durable or self._error)]
+        NEVER_CLOSED.extend(file.file for file in unforced)
         return unforced

@@ -21,16 +21,16 @@ from typing import Any, Final, NamedTuple
 
 from journal.disk import File, RealFile
 
-Landed = Callable[[OSError | None], None]
+FsyncCallback = Callable[[OSError | None], None]
 """Called once, in the owner's thread, with the error of an fsync or None."""
 
-FLIGHTS_MAX: Final = 64
+CONCURRENT_MAX: Final = 64
 """Concurrent fsyncs: a forcer has one, and there may be several forcers."""
 WAIT_SECONDS: Final = 0.05
 """Time that `AioFsync.wait` blocks before it checks whether another thread has collected the result."""
 
 
-class _Calls(NamedTuple):
+class _SystemCallNumbers(NamedTuple):
     """System call numbers for ctypes."""
 
     setup: int
@@ -39,7 +39,10 @@ class _Calls(NamedTuple):
     getevents: int
 
 
-_MACHINES: Final = {"x86_64": _Calls(206, 207, 209, 208), "aarch64": _Calls(0, 1, 2, 4)}
+_MACHINES: Final = {
+    "x86_64": _SystemCallNumbers(206, 207, 209, 208),
+    "aarch64": _SystemCallNumbers(0, 1, 2, 4),
+}
 _IOCB: Final = Struct("<QIiHhiQQqQIi")
 _EVENT: Final = Struct("<QQqq")
 _COMMAND_FDSYNC: Final = 3
@@ -47,15 +50,15 @@ _FLAG_EVENTFD: Final = 1
 _TIME: Final = Struct("<qq")
 
 
-class Flight:
+class AioFsync:
     """One fsync in progress. `done` is set at its end; `error` is then its result."""
 
-    __slots__ = ("_queue", "done", "error", "landed", "path")
+    __slots__ = ("_queue", "callback", "done", "error", "path")
 
-    def __init__(self, queue: ForceQueue, path: str, landed: Landed) -> None:
+    def __init__(self, queue: AioFsyncQueue, path: str, callback: FsyncCallback) -> None:
         self._queue = queue
         self.path = path
-        self.landed = landed
+        self.callback = callback
         self.done = False
         self.error: OSError | None = None
 
@@ -69,40 +72,40 @@ class Flight:
         return self.error
 
 
-Begin = Callable[[File, Landed], Flight | None]
+StartFsync = Callable[[File, FsyncCallback], AioFsync | None]
 """`AioFsyncQueue.start`."""
 
 
-class ForceQueue:
+class AioFsyncQueue:
     """Fsyncs of single files. The owner's thread makes all calls except `AioFsync.wait`.
 
     Made by `open`.
     """
 
-    def __init__(self, calls: _Calls, context: int, descriptor: int) -> None:
+    def __init__(self, calls: _SystemCallNumbers, context: int, descriptor: int) -> None:
         self._calls = calls
         self._context = context
         self._descriptor = descriptor
         self._numbers = itertools.count(1)
-        self._flights: dict[int, Flight] = {}
-        self._ended: deque[Flight] = deque()
+        self._in_progress: dict[int, AioFsync] = {}
+        self._ended: deque[AioFsync] = deque()
         self._block = ctypes.create_string_buffer(_IOCB.size)
         self._blocks = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
         self._blocks_at = ctypes.addressof(self._blocks)
 
     @classmethod
-    def open(cls) -> ForceQueue | None:
+    def open(cls) -> AioFsyncQueue | None:
         """Open a queue; None if the system has no AIO or forbids it."""
         calls = _MACHINES.get(platform.machine())
         if (
             not sys.platform.startswith("linux")
             or sys.byteorder != "little"
             or calls is None
-            or _quick is None
+            or _call_holding_lock is None
         ):
             return None
         context = ctypes.c_ulong(0)
-        if _quick(calls.setup, FLIGHTS_MAX, ctypes.addressof(context), 0, 0, 0) != 0:
+        if _call_holding_lock(calls.setup, CONCURRENT_MAX, ctypes.addressof(context), 0, 0, 0) != 0:
             return None
         return cls(calls, context.value, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
@@ -113,27 +116,27 @@ class ForceQueue:
     @property
     def busy(self) -> bool:
         """True if an fsync is in progress, or has ended and was not drained."""
-        return bool(self._flights or self._ended)
+        return bool(self._in_progress or self._ended)
 
-    def begin(self, file: File, landed: Landed) -> Flight | None:
+    def start(self, file: File, callback: FsyncCallback) -> AioFsync | None:
         """Start an fsync of what was written to `file`.
 
         None, without effect, if the system does not accept it.
 
         The caller of `drain_ended` then calls `callback(error)`.
         """
-        if not isinstance(file, RealFile) or len(self._flights) >= FLIGHTS_MAX:
+        if not isinstance(file, RealFile) or len(self._in_progress) >= CONCURRENT_MAX:
             return None
         number = next(self._numbers)
         command = (_COMMAND_FDSYNC, 0, file.fileno(), 0, 0, 0, 0, _FLAG_EVENTFD, self._descriptor)
         _IOCB.pack_into(self._block, 0, number, 0, 0, *command)
-        flight = self._flights[number] = Flight(self, file.path, landed)
-        if _quick(self._calls.submit, self._context, 1, self._blocks_at, 0, 0) != 1:
-            del self._flights[number]
+        flight = self._in_progress[number] = AioFsync(self, file.path, callback)
+        if _call_holding_lock(self._calls.submit, self._context, 1, self._blocks_at, 0, 0) != 1:
+            del self._in_progress[number]
             return None
         return flight
 
-    def ended(self) -> Iterator[Flight]:
+    def drain_ended(self) -> Iterator[AioFsync]:
         """Yield each fsync that has ended, once; the caller must call its `callback`."""
         self.collect(0.0)
         while self._ended:
@@ -141,15 +144,15 @@ class ForceQueue:
 
     def collect(self, seconds: float) -> None:
         """Collect ended fsyncs; wait up to `seconds` for one. Any thread. Raises OSError."""
-        events = ctypes.create_string_buffer(_EVENT.size * FLIGHTS_MAX)
+        events = ctypes.create_string_buffer(_EVENT.size * CONCURRENT_MAX)
         time = ctypes.create_string_buffer(_TIME.pack(0, int(seconds * 1e9)))
-        call = _slow if seconds else _quick
+        call = _call_releasing_lock if seconds else _call_holding_lock
         least = 1 if seconds else 0
         count = call(
             self._calls.getevents,
             self._context,
             least,
-            FLIGHTS_MAX,
+            CONCURRENT_MAX,
             ctypes.addressof(events),
             ctypes.addressof(time),
         )
@@ -157,7 +160,7 @@ class ForceQueue:
             raise OSError(code, f"the results of fsyncs cannot be read: {os.strerror(code)}")
         for number in range(count):
             key, _, result, _ = _EVENT.unpack_from(events, number * _EVENT.size)
-            flight = self._flights.pop(key)
+            flight = self._in_progress.pop(key)
             if result < 0:
                 flight.error = OSError(-result, os.strerror(-result), flight.path)
             self._ended.append(flight)
@@ -170,7 +173,7 @@ class ForceQueue:
         """Close the queue; no fsync may be in progress."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            _slow(self._calls.destroy, self._context, 0, 0, 0, 0)
+            _call_releasing_lock(self._calls.destroy, self._context, 0, 0, 0, 0)
             os.close(descriptor)
 
 
@@ -182,7 +185,7 @@ def _system_call(library: Any) -> Any:
     return function
 
 
-_quick: Final = _system_call(ctypes.PyDLL(None, use_errno=True))
+_call_holding_lock: Final = _system_call(ctypes.PyDLL(None, use_errno=True))
 """Keeps the interpreter lock: for calls that never wait."""
-_slow: Final = _system_call(ctypes.CDLL(None, use_errno=True))
+_call_releasing_lock: Final = _system_call(ctypes.CDLL(None, use_errno=True))
 """Releases the interpreter lock."""

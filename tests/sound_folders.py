@@ -18,9 +18,9 @@ from journal.fsck.log_verify import DAMAGE, Finding, verify
 from journal.fsck.wal_verify import is_journal, verify_journal
 from journal.testing import SimulatedDisk
 from journal.testing.faults import Faults
-from tfmq.broker.request_handler import Engine
+from tfmq.broker.request_handler import RequestHandler
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
-from tfmq.delay.buckets.fsck import ARRIVALS_NAME, is_delay, verify_buckets
+from tfmq.delay.buckets.fsck import ARRIVALS_NAME, is_bucket_folder, verify_buckets
 from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 
 CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"
@@ -38,7 +38,7 @@ def damage_in(disk: SimulatedDisk, data: str) -> list[Finding]:
     journal, delay = filenames.join(data, filenames.TRANSACTIONS_FOLDER), filenames.join(data, DELAY_FOLDER)
     if is_journal(disk, journal):
         found += verify_journal(disk, journal, records=True).findings
-    if is_delay(disk, delay):
+    if is_bucket_folder(disk, delay):
         found += verify_buckets(disk, delay, records=True).findings
     return [each for each in found if each.weight == DAMAGE]
 
@@ -72,7 +72,7 @@ def watched() -> Iterator[None]:
 
         patch.setattr(owner, name, both)
 
-    def opened(engine: Engine, _: object, config: Any, disk: Any, *__: object) -> None:
+    def opened(engine: RequestHandler, _: object, config: Any, disk: Any, *__: object) -> None:
         if isinstance(disk, SimulatedDisk):
             used[id(disk)] = (disk, str(config.server.data))
 
@@ -86,7 +86,7 @@ def watched() -> Iterator[None]:
         if {id(disk), id(disk.faults)} & changed:
             changed.add(id(left))
 
-    after_all(Engine, "__init__", opened)
+    after_all(RequestHandler, "__init__", opened)
     after_all(SimulatedDisk, "damage", tampered)
     after_all(SimulatedDisk, "write_file", tampered)
     after_all(SimulatedDisk, "crash", crashed)

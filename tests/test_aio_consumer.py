@@ -8,7 +8,7 @@ import pytest
 
 from tfmq.aio_consumer import Consumer
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.errors import Closed, ConnectionFailed
 
@@ -16,7 +16,7 @@ from tfmq.errors import Closed, ConnectionFailed
 async def worked(work: Any) -> tuple[Any, BaseException | None, bool]:
     """What came of `work`, and whether it ran in another thread."""
     loop = asyncio.get_running_loop()
-    driver = AsyncDriver(Link(parse_servers("127.0.0.1:1"), loop.time))
+    driver = AsyncDriver(ClientConnection(parse_servers("127.0.0.1:1"), loop.time))
     ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     threads = []
 
@@ -24,7 +24,7 @@ async def worked(work: Any) -> tuple[Any, BaseException | None, bool]:
         threads.append(threading.current_thread())
         return work()
 
-    driver.in_threads(noted, lambda result, error: ended.set_result((result, error)))
+    driver.run_in_threads(noted, lambda result, error: ended.set_result((result, error)))
     result, error = await asyncio.wait_for(ended, 10)
     await driver.close()
     return result, error, threads[0] is not threading.current_thread()

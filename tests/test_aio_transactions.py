@@ -178,13 +178,13 @@ def test_what_a_loop_left_open_is_given_up() -> None:
 
         kept: list[aio.Transaction] = []
         made = asyncio.run(story())
-        made._core.owner.finish(1.0)
+        made._core.owner.close_at_exit(1.0)
         assert kept[0].state == "rolled_back"
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_check_may_be_a_coroutine_function(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.client.transaction.check_back.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tfmq.client.transaction.check_back.POLL_SECONDS", 0.02)
 
     async def story(made: aio.Producer, broker: FakeBroker) -> None:
         async def later(transaction: InDoubt) -> str:

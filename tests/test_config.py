@@ -15,12 +15,12 @@ from tfmq.config import (
     VARIABLES,
     Config,
     check_topic_settings,
+    config_rows,
     describe,
     describe_json,
     is_loopback,
     load,
-    reloaded,
-    rows,
+    merge_reload,
     split_address,
 )
 from tfmq.errors import BadRequest, ConfigError
@@ -42,7 +42,7 @@ def file(tmp_path: Path):  # type: ignore[no-untyped-def]
 def test_without_anything_all_is_default() -> None:
     assert load() == Config()
     assert Config().server.listen == "127.0.0.1:8367" and Config().server.acks == "synced"
-    assert {origin for _, _, origin in rows(Config())} == {"default"}
+    assert {origin for _, _, origin in config_rows(Config())} == {"default"}
 
 
 def test_set_beats_environment_beats_file_beats_default(file) -> None:  # type: ignore[no-untyped-def]
@@ -51,7 +51,7 @@ def test_set_beats_environment_beats_file_beats_default(file) -> None:  # type: 
     config = load(path, environment=environment, sets=["flush.messages=100"], flags={"server.data": "here"})
     assert (config.flush.messages, config.flush.seconds, config.retention.seconds) == (100, 20, 3)
     assert config.server.data == "here" and config.flush.method == "auto"
-    origins = {key: origin for key, _, origin in rows(config)}
+    origins = {key: origin for key, _, origin in config_rows(config)}
     assert origins["flush.messages"] == "--set flush.messages"
     assert origins["flush.seconds"] == "TFMQ_FLUSH_SECONDS"
     assert origins["retention.seconds"] == path
@@ -73,7 +73,7 @@ def test_topics_have_keys_of_their_own(file) -> None:  # type: ignore[no-untyped
         "logs": {"retention.bytes": 1 << 30},
         "a.b": {"topics.partitions": 4},
     }
-    assert ('topic."orders".flush.messages', 1, path) in rows(config)
+    assert ('topic."orders".flush.messages', 1, path) in config_rows(config)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_configuration_that_is_read_again_changes_what_can_change_and_names_th
             "limits.frame_bytes=32MiB",
         ],
     )
-    config, changed, later = reloaded(old, new)
+    config, changed, later = merge_reload(old, new)
     assert changed == [
         "retention.seconds = 86400 (was 604800)",
         "limits.topics = 5 (was 20000)",
@@ -300,13 +300,13 @@ def test_a_configuration_that_is_read_again_changes_what_can_change_and_names_th
     assert config.retention.seconds == 86_400 and config.limits["topics"] == 5
     assert config.topic == {"p": {"retention.bytes": 9}}
     assert config.origins["server.data"] == "--data" and "limits.frame_bytes" not in config.origins
-    assert reloaded(config, new).changed == []
+    assert merge_reload(config, new).changed == []
 
 
 def test_what_is_read_again_must_fit_what_stays() -> None:
     old, new = load(), load(sets=["limits.fetch_bytes=64MiB", "limits.frame_bytes=128MiB"])
     with pytest.raises(ConfigError, match=r"limits.fetch_bytes must be 4 MiB less"):
-        reloaded(old, new)
+        merge_reload(old, new)
 
 
 def test_what_can_be_read_again_are_keys() -> None:

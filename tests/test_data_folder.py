@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 from journal.disk import RealDisk
-from journal.filenames import mark_name, segment_name
+from journal.filenames import log_checkpoint_name, segment_name
 from tfmq.broker.data_repair import is_data_folder
-from tfmq.data_dir import HARMLESS, OWN, check_data_folder
+from tfmq.data_dir import IGNORED_NAMES, OWN_FOLDERS, check_data_folder
 from tfmq.errors import ConfigError
 
 
 def test_what_is_not_there_or_empty_may_be_taken(tmp_path: Path) -> None:
     check_data_folder(str(tmp_path / "later"))
     check_data_folder(str(tmp_path))
-    for name in HARMLESS:
+    for name in IGNORED_NAMES:
         (tmp_path / name).touch()
     check_data_folder(str(tmp_path))
 
@@ -24,7 +24,9 @@ def test_a_file_is_somebody_elses_to_refuse(tmp_path: Path) -> None:
     check_data_folder(str(tmp_path / "file"))
 
 
-@pytest.mark.parametrize("mark", [*sorted(OWN), f"orders-0/{segment_name(0)}", f"orders-0/{mark_name()}"])
+@pytest.mark.parametrize(
+    "mark", [*sorted(OWN_FOLDERS), f"orders-0/{segment_name(0)}", f"orders-0/{log_checkpoint_name()}"]
+)
 def test_a_brokers_folder_may_be_taken_whatever_else_is_in_it(tmp_path: Path, mark: str) -> None:
     (tmp_path / "letter.txt").touch()
     (tmp_path / mark).mkdir(parents=True)
@@ -44,7 +46,7 @@ def test_a_folder_named_like_a_partition_may_be_anybodys(tmp_path: Path) -> None
 def test_a_folder_with_other_things_is_named_with_the_first_of_them(
     tmp_path: Path, strangers: tuple[str, ...], told: str
 ) -> None:
-    for name in (*strangers, *HARMLESS):
+    for name in (*strangers, *IGNORED_NAMES):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError) as caught:
         check_data_folder(str(tmp_path))

@@ -1,7 +1,15 @@
 """An effect is a value: where to, what, from which place of which source."""
 
 from journal.record.batch import Batch, Source
-from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, Append, CommitOffsets, GroupPlaces, Mark, Schedule
+from tfmq.apply_target import (
+    ARRIVALS_KEY,
+    OFFSETS_KEY,
+    Append,
+    AppendDelayed,
+    AppendResult,
+    CommitOffsets,
+    GroupPositions,
+)
 from tfmq.broker.catalog_state import ID_FIRST
 from tfmq.ids import log_id
 
@@ -23,16 +31,16 @@ def test_the_key_of_an_append_is_the_id_of_its_log() -> None:
 
 
 def test_offsets_have_one_key_that_no_log_has() -> None:
-    effect = CommitOffsets([GroupPlaces("billing", 4, [(16, 0, 1000, 0, 1)])], SOURCE)
+    effect = CommitOffsets([GroupPositions("billing", 4, [(16, 0, 1000, 0, 1)])], SOURCE)
     assert effect.key == OFFSETS_KEY
     assert log_id(1, 0) > OFFSETS_KEY
 
 
 def test_delayed_messages_arrive_in_one_log_that_no_topic_has() -> None:
-    effect = Schedule([Batch(b"", (), 1, 0, 1)], [1000], SOURCE)
+    effect = AppendDelayed([Batch(b"", (), 1, 0, 1)], [1000], SOURCE)
     assert effect.key == ARRIVALS_KEY != OFFSETS_KEY
     assert log_id(ID_FIRST, 0) > ARRIVALS_KEY, "topics' incarnations are above the house's own ids"
 
 
 def test_a_mark_says_up_to_where_its_target_must_be_forced() -> None:
-    assert Mark(log_id(16, 0), 4096, [0, 1200]) == (log_id(16, 0), 4096, [0, 1200], ())
+    assert AppendResult(log_id(16, 0), 4096, [0, 1200]) == (log_id(16, 0), 4096, [0, 1200], ())

@@ -8,7 +8,16 @@ import pickle
 import pytest
 
 from tfmq import errors
-from tfmq.errors import BY_CODE, BY_NUMBER, CLASSES, NOT_DONE, UNKNOWN, TfmqError, from_wire, to_wire
+from tfmq.errors import (
+    BY_CODE,
+    BY_NUMBER,
+    CLASSES,
+    NOT_DONE,
+    UNKNOWN,
+    TfmqError,
+    from_error_reply,
+    to_error_reply,
+)
 
 # A code or number that was published once never means something else: this list only grows.
 PUBLISHED = {
@@ -97,7 +106,7 @@ def test_each_error_survives_pickle_and_copy(kind: type[TfmqError]) -> None:
 @every_error
 def test_each_error_survives_the_wire(kind: type[TfmqError]) -> None:
     error = kind("What happened.", cut=7)
-    twin = from_wire(*to_wire(error))
+    twin = from_error_reply(*to_error_reply(error))
     assert type(twin) is kind
     assert (twin.number, twin.code, twin.outcome, str(twin), twin.details) == (
         error.number,
@@ -114,21 +123,21 @@ def test_connection_and_time_errors_are_what_python_calls_them_too() -> None:
 
 
 def test_numbers_that_travel_are_attributes() -> None:
-    damaged = from_wire(*to_wire(errors.Damaged(first=100, next=200)))
+    damaged = from_error_reply(*to_error_reply(errors.Damaged(first=100, next=200)))
     assert isinstance(damaged, errors.Damaged) and (damaged.first, damaged.next) == (100, 200)
     assert errors.OffsetOutOfRange(first=1, end=2).end == 2
     assert errors.LogTruncated(cut=5).cut == 5
     assert errors.StaleProducer(successor=9).successor == 9
     assert errors.NotARecord(offset=11).offset == 11
     assert errors.LogTruncated().cut == -1
-    heuristic = from_wire(*to_wire(errors.HeuristicOutcome(state="heuristic_committed")))
+    heuristic = from_error_reply(*to_error_reply(errors.HeuristicOutcome(state="heuristic_committed")))
     assert isinstance(heuristic, errors.HeuristicOutcome) and heuristic.state == "heuristic_committed"
     assert errors.HeuristicOutcome().state == "" and errors.HeuristicOutcome(state=3).state == ""
     assert errors.LogTruncated(cut="text").cut == -1
 
 
 def test_a_code_of_a_newer_server_is_kept() -> None:
-    error = from_wire(900, "quota_exceeded", "not done", "Too much.", {"limit": 1})
+    error = from_error_reply(900, "quota_exceeded", "not done", "Too much.", {"limit": 1})
     assert type(error) is TfmqError
     assert (error.number, error.code, error.outcome, str(error)) == (
         900,
@@ -136,16 +145,16 @@ def test_a_code_of_a_newer_server_is_kept() -> None:
         "not done",
         "Too much.",
     )
-    assert to_wire(error)[:2] == (900, "quota_exceeded")
+    assert to_error_reply(error)[:2] == (900, "quota_exceeded")
     assert TfmqError.code == "error", "the class itself is as it was"
 
 
 def test_an_outcome_that_is_not_understood_is_unknown() -> None:
-    assert from_wire(4, "bad_request", "perhaps", "", {}).outcome == UNKNOWN
+    assert from_error_reply(4, "bad_request", "perhaps", "", {}).outcome == UNKNOWN
 
 
 def test_what_is_not_ours_shows_nothing_of_its_inside() -> None:
-    wire = to_wire(ZeroDivisionError("secret path /home/me"))
+    wire = to_error_reply(ZeroDivisionError("secret path /home/me"))
     assert wire.code == "internal_error" and "secret" not in wire.sentence and wire.outcome == UNKNOWN
 
 

@@ -111,7 +111,7 @@ def test_each_is_made_of_the_same_parts(name: str) -> None:
     for other in others:
         assert vars(other).keys() == parts, type(other).__module__
     if name == "Consumer":
-        handlers = [face._core.fetcher.handler for face in (blocking, *others)]
+        handlers = [face._core.fetcher.failure_handler for face in (blocking, *others)]
         assert {type(each) for each in handlers} == {type(blocking._handling)}
 
 

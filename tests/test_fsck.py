@@ -83,7 +83,7 @@ def test_it_finds_the_same_blocks_as_the_journal_in_random_damage(tmp_path: Path
             (data[:first] + rng.randbytes(rng.choice([1, 50, 500])) + data[first + 60 :])[: len(data)]
         )
         segment = Segment.open(RealDisk(), str(tmp_path), 0, LOG_ID, writable=False)
-        sound = sum(1 for _ in segment.sound_blocks(verify=True))
+        sound = sum(1 for _ in segment.valid_blocks(verify=True))
         segment.close()
         result = fsck.check(path)
         assert result.blocks == sound, f"damage at {first}"

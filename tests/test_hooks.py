@@ -17,7 +17,7 @@ import tfmq.aio
 from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tfmq.hooks import Hook, Tracing
 from tfmq.message import Message
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 def test_a_hook_changes_nothing_by_itself() -> None:

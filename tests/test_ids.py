@@ -15,7 +15,7 @@ def test_an_id_comes_apart_as_it_was_packed(producer_id: int, sequence: int) -> 
     record_id = ids.pack_id(producer_id, sequence)
     assert 0 < record_id < 1 << 64
     assert (ids.producer_of(record_id), ids.sequence_of(record_id)) == (producer_id, sequence)
-    assert ids.parse_id(ids.print_id(record_id)) == record_id
+    assert ids.parse_id(ids.format_id(record_id)) == record_id
 
 
 @pytest.mark.parametrize(("producer_id", "sequence"), [(0, 0), (-1, 0), (1 << 40, 0), (1, -1), (1, 1 << 24)])
@@ -26,7 +26,7 @@ def test_numbers_that_do_not_fit_are_refused(producer_id: int, sequence: int) ->
 
 @given(st.integers(0, (1 << 64) - 1), st.integers(0, (1 << 64) - 1))
 def test_printed_ids_sort_as_the_numbers_do(one: int, other: int) -> None:
-    assert (ids.print_id(one) < ids.print_id(other)) == (one < other)
+    assert (ids.format_id(one) < ids.format_id(other)) == (one < other)
 
 
 @pytest.mark.parametrize(
@@ -43,22 +43,22 @@ def test_a_log_id_is_the_incarnation_and_the_partition() -> None:
 
 @given(st.integers(1, 1000), st.lists(st.integers(1, 50), max_size=50))
 def test_what_is_taken_from_a_lease_is_never_taken_twice(count: int, wanted: list[int]) -> None:
-    rest = ids.Lease(100, count)
+    rest = ids.IdRange(100, count)
     seen: list[int] = []
     for number in wanted:
-        taken, rest = rest.take(number)
+        taken, rest = rest.split(number)
         seen += range(taken.first, taken.first + taken.count)
     seen += range(rest.first, rest.first + rest.count)
     assert seen == list(range(100, 100 + count))
 
 
 def test_leases_follow_each_other_until_forty_bits_are_used_up() -> None:
-    assert ids.lease_after(0, 10) == (1, 10)
-    assert ids.lease_after(ids.PRODUCER_MAX - 1, 1) == (ids.PRODUCER_MAX, 1)
+    assert ids.next_range(0, 10) == (1, 10)
+    assert ids.next_range(ids.PRODUCER_MAX - 1, 1) == (ids.PRODUCER_MAX, 1)
     with pytest.raises(ValueError, match="given out"):
-        ids.lease_after(ids.PRODUCER_MAX, 1)
+        ids.next_range(ids.PRODUCER_MAX, 1)
 
 
 def test_a_stream_knows_how_many_it_can_still_number() -> None:
-    assert ids.sequences_left(0) == 1 << 24
-    assert ids.sequences_left(ids.SEQUENCE_MAX) == 1
+    assert ids.remaining_sequences(0) == 1 << 24
+    assert ids.remaining_sequences(ids.SEQUENCE_MAX) == 1

@@ -31,22 +31,22 @@ def test_a_message_fits_in_a_frame_by_default() -> None:
 
 
 def test_configured_values_replace_defaults_and_only_some_are_told() -> None:
-    every = limits.effective({"frame_bytes": 5})
+    every = limits.effective_limits({"frame_bytes": 5})
     assert every["frame_bytes"] == 5 and every["groups"] == limits.GROUPS
-    assert limits.sent({"frame_bytes": 5})["frame_bytes"] == 5
-    assert "groups" not in limits.sent({})
+    assert limits.limits_to_send({"frame_bytes": 5})["frame_bytes"] == 5
+    assert "groups" not in limits.limits_to_send({})
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "...", "x" * 249])
 def test_names_that_are_taken(name: str) -> None:
-    assert limits.valid_name(name)
+    assert limits.is_valid_name(name)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a\n", "x" * 250, "a\0", "../a"])
 def test_names_that_are_refused(name: str) -> None:
-    assert not limits.valid_name(name)
+    assert not limits.is_valid_name(name)
 
 
 @given(st.text(max_size=260) | st.from_regex(r"[A-Za-z0-9._-]{0,260}"))
 def test_a_name_is_valid_here_exactly_when_it_is_in_the_journal(name: str) -> None:
-    assert limits.valid_name(name) == filenames.valid_name(name)
+    assert limits.is_valid_name(name) == filenames.is_valid_name(name)

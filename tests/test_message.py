@@ -23,9 +23,9 @@ from tfmq.message import (
     SendResult,
     decode_attribute,
     encode_attribute,
+    key_bytes_or_text,
     payload_bytes,
-    plain_key,
-    recount_attribute,
+    replace_counts,
 )
 
 born = st.none() | st.integers(0, BORN_MS_MAX)
@@ -152,8 +152,12 @@ def test_payloads_are_bytes_or_text_or_a_tombstone() -> None:
 
 
 def test_keys_keep_their_kind() -> None:
-    assert plain_key("k") == "k" and plain_key(b"k") == b"k" and plain_key(memoryview(b"k")) == b"k"
-    assert plain_key(None) is None
+    assert (
+        key_bytes_or_text("k") == "k"
+        and key_bytes_or_text(b"k") == b"k"
+        and key_bytes_or_text(memoryview(b"k")) == b"k"
+    )
+    assert key_bytes_or_text(None) is None
 
 
 def test_the_nouns_have_the_fields_that_users_know() -> None:
@@ -165,24 +169,22 @@ def test_the_nouns_have_the_fields_that_users_know() -> None:
 
 def test_counts_are_put_into_an_attribute_and_all_else_stays() -> None:
     before = encode_attribute(5, key=b"\xff", tag="new", properties={"a": "b"})
-    counted = recount_attribute(before, 3, 1)
+    counted = replace_counts(before, 3, 1)
     assert decode_attribute(counted) == Attribute(5, b"\xff", "new", {"a": "b"}, 3, 1)
-    assert decode_attribute(recount_attribute(counted, 4, 2)) == Attribute(
-        5, b"\xff", "new", {"a": "b"}, 4, 2
-    )
-    assert recount_attribute(counted, 0, 0) == before
+    assert decode_attribute(replace_counts(counted, 4, 2)) == Attribute(5, b"\xff", "new", {"a": "b"}, 4, 2)
+    assert replace_counts(counted, 0, 0) == before
     newer = pack({1: 5, 99: "of a newer release"})
-    assert unpack(recount_attribute(newer, 1, 0), text_keys=False) == {1: 5, 99: "of a newer release", 6: 1}
-    assert decode_attribute(recount_attribute(None, 1, 1)) == Attribute(attempts=1, redrives=1)
+    assert unpack(replace_counts(newer, 1, 0), text_keys=False) == {1: 5, 99: "of a newer release", 6: 1}
+    assert decode_attribute(replace_counts(None, 1, 1)) == Attribute(attempts=1, redrives=1)
 
 
 def test_what_is_no_attribute_and_what_has_no_room_is_not_counted() -> None:
     with pytest.raises(DecodeFailed):
-        recount_attribute(b"\xc1", 1, 1)
+        replace_counts(b"\xc1", 1, 1)
     full = pack({98: bytes(limits.ATTRIBUTE_BYTES - 7)})
     assert len(full) == limits.ATTRIBUTE_BYTES
     with pytest.raises(MessageTooLarge):
-        recount_attribute(full, 1, 1)
+        replace_counts(full, 1, 1)
 
 
 @pytest.mark.parametrize("value", [-1, "1", 1.0, True, None])

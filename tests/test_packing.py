@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.scale import scaled
 from tfmq import limits
-from tfmq.bounded_msgpack import TRUSTED_BYTES, Malformed, check_depth, pack, survey, unpack
+from tfmq.bounded_msgpack import UNCHECKED_BYTES_MAX, Malformed, check_depth, check_structure, pack, unpack
 
 leaves = (
     st.none()
@@ -38,7 +38,7 @@ def depth(value: object) -> int:
 def test_what_is_packed_is_unpacked(value: object) -> None:
     if depth(value) <= limits.HEADER_DEPTH:
         assert unpack(pack(value)) == value
-        survey(pack(value))
+        check_structure(pack(value))
 
 
 @settings(max_examples=scaled(5000))
@@ -53,7 +53,7 @@ def test_any_bytes_are_a_value_or_malformed(data: bytes) -> None:
 @given(st.binary(max_size=400))
 def test_the_survey_passes_only_what_the_unpacker_reads_the_same_way(data: bytes) -> None:
     try:
-        survey(data)
+        check_structure(data)
     except Malformed:
         return
     try:
@@ -79,12 +79,12 @@ def test_nesting_is_bounded_and_no_stack_runs_out() -> None:
         check_depth(nest(9))
     check_depth(nest(8))
     with pytest.raises(Malformed, match="deeper"):
-        check_depth(unpack(b"\x91" * (TRUSTED_BYTES - 1) + b"\x00"))
+        check_depth(unpack(b"\x91" * (UNCHECKED_BYTES_MAX - 1) + b"\x00"))
 
 
 BOMBS = {
     "lists that announce all": b"\xdd\x00\x0f\xff\xff" * 200_000,
-    "small ones": b"\xdc\xff\xff" * (TRUSTED_BYTES // 3),
+    "small ones": b"\xdc\xff\xff" * (UNCHECKED_BYTES_MAX // 3),
     "maps": b"\xdf\x00\x0f\xff\xff" * 200_000,
     "empty lists": b"\xdd" + (600_000).to_bytes(4, "big") + b"\x90" * 600_000,
     "a text of 4 GiB": b"\xdb\xff\xff\xff\xff" + b"x" * 1000,

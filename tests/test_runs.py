@@ -17,14 +17,14 @@ import tfmq.twisted
 from tests import reactor as rig
 from tests.client.handling_rig import TOPIC, Bench
 from tests.dead_letters.helpers import finished
-from tfmq.client.consumer.options import OWN_STORE
-from tfmq.client.operation import inline
+from tfmq.client.consumer.options import DEFAULT_STORE
+from tfmq.client.operation import run_inline
 from tfmq.client.worker.listeners import Listeners
 from tfmq.dead_letters import default_path
-from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.dead_letters.sql_store import BlockingSqlStore
 from tfmq.protocol.commands import HelloReply
-from tfmq.runs import begin_run
-from tfmq.testing import SimulatedBroker
+from tfmq.runs import create_run
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.mark.parametrize("face", [tfmq.Consumer, tfmq.aio.Consumer])
@@ -120,14 +120,14 @@ def test_a_store_that_can_keep_nothing_ends_the_run_before_any_call(
 def test_while_a_store_does_not_answer_it_is_not_said_that_a_message_was_handled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    apply, refused = SqlStore.apply, iter([True])
+    apply, refused = BlockingSqlStore.apply, iter([True])
 
-    def failing(self: SqlStore, steps: Any) -> Any:
+    def failing(self: BlockingSqlStore, steps: Any) -> Any:
         if next(refused, False):
             raise tfmq.StoreFailed("the disk is full")
         return apply(self, steps)
 
-    monkeypatch.setattr(SqlStore, "apply", failing)
+    monkeypatch.setattr(BlockingSqlStore, "apply", failing)
     with SimulatedBroker() as broker:
         bench = Bench(broker, tmp_path)
         bench.send("a")
@@ -143,8 +143,14 @@ def test_the_store_is_the_groups_own_unless_told_and_named_in_the_log(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     consumer: Any = tfmq.Consumer("127.0.0.1:1", topics="orders", group="billing")
     with caplog.at_level(logging.INFO):
-        running = begin_run(
-            consumer._core, Listeners(), print, workers=1, order="key", beside=inline, wall_clock=time.time
+        running = create_run(
+            consumer._core,
+            Listeners(),
+            print,
+            workers=1,
+            order="key",
+            beside=run_inline,
+            wall_clock=time.time,
         )
     assert running.store is not None and running.store.address == str(
         tmp_path / "tfmq" / "NODE" / "billing.db"
@@ -152,7 +158,7 @@ def test_the_store_is_the_groups_own_unless_told_and_named_in_the_log(
     assert "are kept in" not in caplog.text and list(tmp_path.iterdir()) == [], "the broker's id is not known"
     consumer._core.link.hello = HelloReply(1, "tfmq", "0b1c", {}, 2, [])
     with caplog.at_level(logging.INFO):
-        assert finished(running.store.take()) is None
+        assert finished(running.store.lease_next()) is None
     path = tmp_path / "tfmq" / "0b1c" / "billing.db"
     assert f"Dead letters of group billing are kept in {path}" in caplog.text and path.exists()
 
@@ -179,7 +185,7 @@ def test_consumers_of_a_simulated_broker_leave_nothing_in_the_home_folder(
     with SimulatedBroker() as broker:
         bench = Bench(broker, tmp_path)
         bench.send("a", "b")
-        bench.run(reject, until=1, dead_letters=OWN_STORE)
+        bench.run(reject, until=1, dead_letters=DEFAULT_STORE)
         asyncio.run(beside(broker.servers))
         folder = Path(broker.state_folder())
         with tfmq.dead_letters.Desk(folder / "billing.db") as desk:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from tfmq.settings import SETTINGS, TOPIC_KEYS, Address, Count, Ensemble, Seconds, Switch, measure
+from tfmq.settings import (
+    SETTINGS,
+    TOPIC_KEYS,
+    Address,
+    Boolean,
+    Duration,
+    Integer,
+    ZooKeeperAddress,
+    parse_measure,
+)
 
 every_key = pytest.mark.parametrize("key", SETTINGS)
 
@@ -38,7 +47,7 @@ def test_keys_of_topics_are_keys_of_the_server() -> None:
 )
 def test_sizes_have_units(text: object, number: int) -> None:
     assert (
-        Count(0, 1 << 40, {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "KB": 1000, "GB": 10**9}).read(text)
+        Integer(0, 1 << 40, {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "KB": 1000, "GB": 10**9}).read(text)
         == number
     )
 
@@ -48,7 +57,7 @@ def test_sizes_have_units(text: object, number: int) -> None:
     [("5", 5), ("250ms", 0.25), ("1.5h", 5400), ("7d", 604_800), (0.5, 0.5), ("2 min", 120)],
 )
 def test_times_have_units(text: object, seconds: float) -> None:
-    assert Seconds(0, 1e9).read(text) == seconds
+    assert Duration(0, 1e9).read(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -56,17 +65,17 @@ def test_times_have_units(text: object, seconds: float) -> None:
 )
 def test_other_texts_are_no_measures(text: object) -> None:
     with pytest.raises(ValueError, match="a size in bytes"):
-        Count(0, 1 << 40, {"": 1, "KIB": 1 << 10}).read(text)
+        Integer(0, 1 << 40, {"": 1, "KIB": 1 << 10}).read(text)
 
 
 def test_a_measure_without_a_known_unit_is_none() -> None:
-    assert measure("5x", {"": 1}) is None
+    assert parse_measure("5x", {"": 1}) is None
 
 
 def test_switches_take_words() -> None:
-    assert Switch().read("Yes") is True and Switch().read("0") is False and Switch().read(True) is True
+    assert Boolean().read("Yes") is True and Boolean().read("0") is False and Boolean().read(True) is True
     with pytest.raises(ValueError, match="true or false"):
-        Switch().read(1)
+        Boolean().read(1)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8367", "[::1]:0", "localhost:65535", ":1"])
@@ -84,10 +93,10 @@ def test_other_texts_are_no_addresses(address: object) -> None:
     "text", ["", "127.0.0.1:2181", "a:1,b:2/meta", "zookeeper://a/x/y", "[::1]:2181/meta"]
 )
 def test_an_ensemble_is_hosts_and_a_path(text: str) -> None:
-    assert Ensemble().read(text) == text
+    assert ZooKeeperAddress().read(text) == text
 
 
 @pytest.mark.parametrize("wrong", ["http://a:1", "a b", "a:1/x y", 5, "/meta"])
 def test_what_is_no_ensemble_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="127\\.0\\.0\\.1:2181/meta"):
-        Ensemble().read(wrong)
+        ZooKeeperAddress().read(wrong)

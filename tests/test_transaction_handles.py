@@ -9,7 +9,7 @@ import pytest
 import tfmq
 from tests import reactor as rig
 from tfmq import aio, twisted
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 SECONDS = 20.0
 

@@ -190,11 +190,13 @@ def test_what_grows_goes_on_while_its_sender_is_elsewhere(producer: Producer, br
             tx.send("orders", bytes(10_000))
         enough = 4 * (turn + 1)
         until(lambda enough=enough: sum(isinstance(each, Produce) for each in broker.requests) >= enough)
-        pipeline = tx._core.ending.pipeline
+        pipeline = tx._core.requests.pipeline
         assert pipeline is not None
-        until(lambda pipeline=pipeline: pipeline.bytes == 0)  # nobody waits for the answers but the keeper
+        until(
+            lambda pipeline=pipeline: pipeline.unacked_bytes == 0
+        )  # nobody waits for the answers but the keeper
         if turn == 0:
-            until(lambda: producer._driver.keeper._parked)
+            until(lambda: producer._driver.network_thread._sleeping)
     assert tx.commit() == "committed" and len(broker.payloads("orders")) == 300
 
 
@@ -302,7 +304,7 @@ def test_a_generator_that_is_thrown_away_rolls_back_without_waiting(
     def generating() -> Iterator[None]:
         with producer.begin("order-42") as tx:
             tx.send("orders", b"1")
-            pipeline = tx._core.ending.pipeline
+            pipeline = tx._core.requests.pipeline
             until(lambda: pipeline.begun)
             yield
 
@@ -317,13 +319,13 @@ def test_a_generator_that_is_thrown_away_rolls_back_without_waiting(
 def test_one_that_is_dropped_is_rolled_back(
     producer: Producer, broker: FakeBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfmq.client.drivers.blocking.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("tfmq.client.drivers.blocking.ACTIVE_SECONDS", 0.0)
     dropped = producer.begin("order-42")
     dropped.send("orders", b"1")
-    pipeline = dropped._core.ending.pipeline
+    pipeline = dropped._core.requests.pipeline
     until(lambda: pipeline.begun)  # one whose begin is not answered yet ends by its time
-    keeper = producer._driver.keeper
-    until(lambda: keeper._parked and not keeper._gate.is_set())  # it sends nothing more by itself
+    keeper = producer._driver.network_thread
+    until(lambda: keeper._sleeping and not keeper._gate.is_set())  # it sends nothing more by itself
     del dropped
     gc.collect()
     with caplog.at_level(logging.WARNING):
@@ -363,7 +365,7 @@ def test_a_program_that_ends_inside_rolls_back_and_says_so(servers: str, broker:
 def test_the_check_is_asked_while_nobody_sends(
     producer: Producer, broker: FakeBroker, servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfmq.client.transaction.check_back.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tfmq.client.transaction.check_back.POLL_SECONDS", 0.02)
     asked: list[object] = []
 
     @producer.transaction_check

@@ -13,7 +13,7 @@ from tests.reactor import pause
 from tfmq import twisted
 from tfmq.errors import BadRequest
 from tfmq.offsets.storage import PartitionName
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 Story = Callable[[Any], Coroutine[Any, Any, Any]]
 

@@ -16,7 +16,7 @@ from tfmq import twisted
 from tfmq.client.transaction.check_back import InDoubt
 from tfmq.errors import NotAllowed, TransactionRolledBack, TransactionState
 from tfmq.protocol.commands import Transact
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 from tfmq.twisted_transactions import checked_in
 
 Story = Callable[[twisted.Producer, FakeBroker, Any], Coroutine[Any, Any, Any]]
@@ -147,7 +147,7 @@ def test_many_callers_have_transactions_at_once_beside_plain_sends() -> None:
 
 @pytest.mark.parametrize("kind", ["coroutine", "inline callbacks", "plain"])
 def test_the_check_may_run_in_the_reactor(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.client.transaction.check_back.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tfmq.client.transaction.check_back.POLL_SECONDS", 0.02)
 
     async def story(made: twisted.Producer, broker: FakeBroker, reactor: Any) -> None:
         async def later(transaction: InDoubt) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.offsets.storage import shown_url
+from tfmq.offsets.storage import url_without_passwords
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from tfmq.offsets.storage import shown_url
     ],
 )
 def test_passwords_are_masked_wherever_they_stand(url: str, shown: str) -> None:
-    assert shown_url(url) == shown
+    assert url_without_passwords(url) == shown
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ def test_passwords_are_masked_wherever_they_stand(url: str, shown: str) -> None:
     ["postgresql://me@host:5432/db", "sqlite:////var/a:b@c/x.db", "postgresql:///db?host=/run", "dead.db"],
 )
 def test_what_has_none_stays_as_it_is(url: str) -> None:
-    assert shown_url(url) == url
+    assert url_without_passwords(url) == url

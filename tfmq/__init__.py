@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from tfmq.transactions import Transaction as Transaction
     from tfmq.xa import XAResource as XAResource
 
+
 _MODULES = ("aio", "codecs", "dead_letters", "errors", "hooks", "sql", "twisted")
 _ERRORS = (
     "Abandoned BadFrame BadRequest Busy Closed ConfigError ConnectionFailed Damaged DecodeFailed"
@@ -96,7 +97,7 @@ _ERRORS = (
     " UnknownCommand UnknownPartition UnknownProducer UnknownSchedule UnknownTopic UnknownTransaction"
     " VersionMismatch"
 ).split()
-_PLACES: dict[str, str] = {
+_DEFINED_IN: dict[str, str] = {
     "Admin": "tfmq.admin",
     "Consumer": "tfmq.consumer",
     "Deliveries": "tfmq.client.send.batch",
@@ -123,15 +124,15 @@ _PLACES: dict[str, str] = {
 }
 
 __version__ = "0.1.0"
-__all__ = ["__version__", *_MODULES, *_PLACES]
+__all__ = ["__version__", *_MODULES, *_DEFINED_IN]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"tfmq.{name}")
-    if name not in _PLACES:
+    if name not in _DEFINED_IN:
         raise AttributeError(f"module 'tfmq' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    value = globals()[name] = getattr(import_module(_DEFINED_IN[name]), name)
     return value
 
 

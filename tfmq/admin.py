@@ -7,29 +7,29 @@ from datetime import tzinfo
 from types import TracebackType
 from typing import Any
 
-from tfmq.client.admin.admin import Administration, Place
+from tfmq.client.admin.admin import AdminCore, PartitionPosition
 from tfmq.client.admin.delayed import (
     DelayedCounts,
     DelayedDescription,
     DelayedQuery,
     Rescheduled,
     ScheduleDescription,
-    ScheduleWish,
+    ScheduleRequest,
 )
 from tfmq.client.admin.models import (
     CommitGroupDescription,
     CommitGroupEnd,
     GroupDescription,
     GroupSummary,
-    Located,
-    Purged,
+    LocatedPosition,
+    PurgeResult,
     TopicDescription,
     TransactionDescription,
     TransactionEnd,
 )
-from tfmq.client.connection.addresses import described
-from tfmq.client.connection.connection import SECONDS
-from tfmq.client.connection.factory import reach
+from tfmq.client.connection.addresses import describe_client
+from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
+from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import Topic
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.send.delivery_time import Delay, Moment
@@ -51,11 +51,11 @@ class Admin:
         self,
         servers: str | Sequence[str] | None = None,
         *,
-        timeout: float = SECONDS,
+        timeout: float = REQUEST_TIMEOUT_SECONDS,
         client_id: str | None = None,
     ) -> None:
-        _, self._driver, _ = reach(servers, BlockingDriver, client_id=client_id, operator=True)
-        self._operations = Administration(self._driver.link, timeout)
+        _, self._driver, _ = make_client_parts(servers, BlockingDriver, client_id=client_id, operator=True)
+        self._operations = AdminCore(self._driver.link, timeout)
 
     def ping(self) -> int:
         """Return the broker's wall clock, in ms since 1970."""
@@ -111,7 +111,9 @@ class Admin:
         """
         return self._driver.run(self._operations.truncate_before(topic, partition, offset))
 
-    def purge(self, topic: str, partition: int | None = None, before: Place = "latest") -> Purged:
+    def purge(
+        self, topic: str, partition: int | None = None, before: PartitionPosition = "latest"
+    ) -> PurgeResult:
         """Remove the messages before a position, of one partition or of all.
 
         Messages are removed by block, never more than requested. An offset or an `Ordinal` needs a partition; after its
@@ -120,7 +122,7 @@ class Admin:
         """
         return self._driver.run(self._operations.purge(topic, partition, before))
 
-    def locate(self, topic: str, partition: int, place: Place) -> Located:
+    def locate(self, topic: str, partition: int, place: PartitionPosition) -> LocatedPosition:
         """Return the position of "earliest", "latest", a datetime (append time) or an `Ordinal`.
 
         For an offset: the message at or before it.
@@ -136,7 +138,13 @@ class Admin:
         return self._driver.run(self._operations.group(name))
 
     def reset_group(
-        self, name: str, topic: str, place: Place, partition: int | None = None, *, create: bool = False
+        self,
+        name: str,
+        topic: str,
+        place: PartitionPosition,
+        partition: int | None = None,
+        *,
+        create: bool = False,
     ) -> dict[int, int]:
         """Put a group to `place` in one partition or all of a topic. Returns the new offset of each partition. An
         offset, and an `Ordinal`, belongs to one partition; after its end it is refused with `OffsetOutOfRange`. With
@@ -317,7 +325,7 @@ class Admin:
         `schedule` and `scheduled_for`. Raises `BadRequest` for an invalid expression or zone, `NotAllowed` if another
         schedule has the name.
         """
-        wish = ScheduleWish(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
+        wish = ScheduleRequest(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
         return self._driver.run(self._operations.schedule(wish))
 
     def schedules(self) -> list[ScheduleDescription]:
@@ -348,7 +356,7 @@ class Admin:
         self._driver.close()
 
     def __repr__(self) -> str:
-        return described(self, self._driver.link.servers)
+        return describe_client(self, self._driver.link.servers)
 
     def __enter__(self) -> Admin:
         return self

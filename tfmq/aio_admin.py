@@ -8,36 +8,36 @@ from types import TracebackType
 from typing import Any
 
 import tfmq.admin
-from tfmq.client.admin.admin import Administration, Place
+from tfmq.client.admin.admin import AdminCore, PartitionPosition
 from tfmq.client.admin.delayed import (
     DelayedCounts,
     DelayedDescription,
     DelayedQuery,
     Rescheduled,
     ScheduleDescription,
-    ScheduleWish,
+    ScheduleRequest,
 )
 from tfmq.client.admin.models import (
     CommitGroupDescription,
     CommitGroupEnd,
     GroupDescription,
     GroupSummary,
-    Located,
-    Purged,
+    LocatedPosition,
+    PurgeResult,
     TopicDescription,
     TransactionDescription,
     TransactionEnd,
 )
-from tfmq.client.connection.addresses import described
-from tfmq.client.connection.connection import SECONDS
-from tfmq.client.connection.factory import reach
+from tfmq.client.connection.addresses import describe_client
+from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
+from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import Topic
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.faces import documented_as
+from tfmq.client.faces import copy_docs_from
 from tfmq.client.send.delivery_time import Delay, Moment
 
 
-@documented_as(tfmq.admin.Admin)
+@copy_docs_from(tfmq.admin.Admin)
 class Admin:
     """`tfmq.Admin` for asyncio."""
 
@@ -45,11 +45,11 @@ class Admin:
         self,
         servers: str | Sequence[str] | None = None,
         *,
-        timeout: float = SECONDS,
+        timeout: float = REQUEST_TIMEOUT_SECONDS,
         client_id: str | None = None,
     ) -> None:
-        _, self._driver, _ = reach(servers, AsyncDriver, client_id=client_id, operator=True)
-        self._operations = Administration(self._driver.link, timeout)
+        _, self._driver, _ = make_client_parts(servers, AsyncDriver, client_id=client_id, operator=True)
+        self._operations = AdminCore(self._driver.link, timeout)
 
     async def ping(self) -> int:
         return await self._driver.run(self._operations.ping())
@@ -83,10 +83,12 @@ class Admin:
     async def truncate_before(self, topic: str, partition: int, offset: int) -> int:
         return await self._driver.run(self._operations.truncate_before(topic, partition, offset))
 
-    async def purge(self, topic: str, partition: int | None = None, before: Place = "latest") -> Purged:
+    async def purge(
+        self, topic: str, partition: int | None = None, before: PartitionPosition = "latest"
+    ) -> PurgeResult:
         return await self._driver.run(self._operations.purge(topic, partition, before))
 
-    async def locate(self, topic: str, partition: int, place: Place) -> Located:
+    async def locate(self, topic: str, partition: int, place: PartitionPosition) -> LocatedPosition:
         return await self._driver.run(self._operations.locate(topic, partition, place))
 
     async def groups(self) -> list[GroupSummary]:
@@ -96,7 +98,13 @@ class Admin:
         return await self._driver.run(self._operations.group(name))
 
     async def reset_group(
-        self, name: str, topic: str, place: Place, partition: int | None = None, *, create: bool = False
+        self,
+        name: str,
+        topic: str,
+        place: PartitionPosition,
+        partition: int | None = None,
+        *,
+        create: bool = False,
     ) -> dict[int, int]:
         return await self._driver.run(self._operations.reset_group(name, topic, place, partition, create))
 
@@ -193,7 +201,7 @@ class Admin:
         partition: int | None = None,
         misfire: str = "one",
     ) -> ScheduleDescription:
-        wish = ScheduleWish(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
+        wish = ScheduleRequest(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
         return await self._driver.run(self._operations.schedule(wish))
 
     async def schedules(self) -> list[ScheduleDescription]:
@@ -215,7 +223,7 @@ class Admin:
         await self._driver.close()
 
     def __repr__(self) -> str:
-        return described(self, self._driver.link.servers)
+        return describe_client(self, self._driver.link.servers)
 
     async def __aenter__(self) -> Admin:
         return self

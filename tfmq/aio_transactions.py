@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tfmq.transactions
-from tfmq.client.consumer.external_offsets import handed_out
+from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.faces import documented_as
+from tfmq.client.faces import copy_docs_from
 from tfmq.client.send.batch import Deliveries, Delivery
-from tfmq.client.send.delivery_time import Delay, Moment, When
+from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
 from tfmq.client.transaction.check_back import Check, InDoubt
 from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tfmq.aio_consumer import Consumer
 
 
-@documented_as(tfmq.transactions.Transaction)
+@copy_docs_from(tfmq.transactions.Transaction)
 class Transaction(TransactionHandle):
     """`tfmq.transactions.Transaction` for asyncio, with `async with`. A task that is cancelled inside rolls back.
 
@@ -48,13 +48,15 @@ class Transaction(TransactionHandle):
     ) -> Delivery:
         """Here it gives the handle too, which may be awaited behind the commit."""
         core = self._core
-        message = self._producer.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
-        data = self._producer.payload(topic, message)
-        if not core.may_append(topic):
-            return await self._driver.run(core.sending(topic, message, data))
+        message = self._producer.make_message(
+            topic, payload, key, tag, properties, delay, deliver_at, partition
+        )
+        data = self._producer.encode_payload(topic, message)
+        if not core.can_append(topic):
+            return await self._driver.run(core.send(topic, message, data))
         delivery = core.append(topic, message, data)
-        if self._producer.link.unattended:
-            self._driver.attend()
+        if self._producer.link.background_requests:
+            self._driver.wake()
         return delivery
 
     async def send_many(
@@ -65,25 +67,25 @@ class Transaction(TransactionHandle):
         *,
         deliver_at: Moment | None = None,
     ) -> Deliveries:
-        return await self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
+        return await self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
 
     def commit_offsets(self, consumer: Consumer[Any]) -> None:
-        self._core.add_offsets(handed_out(consumer))
+        self._core.add_offsets(transaction_positions(consumer))
 
     async def prepare(self) -> str:
-        return await self._driver.run(self._core.preparing())
+        return await self._driver.run(self._core.prepare())
 
     async def commit(self) -> str:
         try:
-            return await self._driver.run(self._core.committing())
+            return await self._driver.run(self._core.commit())
         finally:
-            self._tell()
+            self._notify_consumers()
 
     async def rollback(self) -> str:
         try:
-            return await self._driver.run(self._core.rolling_back())
+            return await self._driver.run(self._core.roll_back())
         finally:
-            self._tell()
+            self._notify_consumers()
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
@@ -106,16 +108,16 @@ class Transaction(TransactionHandle):
             error, GeneratorExit
         ):  # an asynchronous generator is thrown away, perhaps without a loop
             self._core.drop(None)
-            self._driver.attend()
+            self._driver.wake()
             return
         try:
-            await self._driver.run(self._core.leaving(error))
+            await self._driver.run(self._core.exit(error))
         except Exception as failure:
             if error is None:
                 raise
             error.add_note(f"Besides: {failure}")
         finally:
-            self._tell()
+            self._notify_consumers()
 
 
 def checked_in(driver: AsyncDriver, function: Any) -> Check:

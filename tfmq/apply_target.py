@@ -20,7 +20,7 @@ ARRIVALS_KEY: Final = make_log_id(2, 0)
 """The key, and the log id, of the arrival log of delayed messages. Incarnations of topics are above the ids
 that the broker reserves for its own logs."""
 
-SourceName: TypeAlias = tuple[int, int]
+SourceId: TypeAlias = tuple[int, int]
 """(kind, id) of a source, as in `journal.record.batch.Source`."""
 
 
@@ -43,7 +43,7 @@ class Append(NamedTuple):
         return make_log_id(self.incarnation, self.partition)
 
 
-class GroupPlaces(NamedTuple):
+class GroupPositions(NamedTuple):
     """The next read positions of a group, and the group generation that committed them.
 
     `positions` are (incarnation, partition, offset, ordinal, log epoch) of partitions that existed when the
@@ -52,13 +52,13 @@ class GroupPlaces(NamedTuple):
 
     group: str
     generation: int
-    places: Sequence[tuple[int, int, int, int, int]]
+    positions: Sequence[tuple[int, int, int, int, int]]
 
 
 class CommitOffsets(NamedTuple):
     """Offsets of groups from `source`, committed atomically."""
 
-    groups: Sequence[GroupPlaces]
+    groups: Sequence[GroupPositions]
     source: Source
 
     @property
@@ -67,7 +67,7 @@ class CommitOffsets(NamedTuple):
         return OFFSETS_KEY
 
 
-class Schedule(NamedTuple):
+class AppendDelayed(NamedTuple):
     """Delayed batches from `source`; each becomes messages of its partition when it is due.
 
     `data` of a batch is the arrival header (partition and due times as the client requested them), followed
@@ -86,10 +86,10 @@ class Schedule(NamedTuple):
         return ARRIVALS_KEY
 
 
-Effect: TypeAlias = Append | CommitOffsets | Schedule
+Effect: TypeAlias = Append | CommitOffsets | AppendDelayed
 
 
-class Delayed(NamedTuple):
+class StoredDelayedBatch(NamedTuple):
     """A delayed batch as it was stored; handles are made of these values.
 
     Message n is for the partition with the log `log_id`, has the number `first_number` + n, and is due at the
@@ -101,7 +101,7 @@ class Delayed(NamedTuple):
     dues: "array[int]"
 
 
-class Mark(NamedTuple):
+class AppendResult(NamedTuple):
     """The result of a written effect.
 
     It is durable when the target `key` is fsynced up to `end`.
@@ -114,24 +114,24 @@ class Mark(NamedTuple):
     key: int
     end: int
     offsets: Sequence[int]
-    delayed: Sequence[Delayed] = ()
+    delayed: Sequence[StoredDelayedBatch] = ()
 
 
-Applied: TypeAlias = Callable[[Mark | None, BaseException | None], None]
+AppliedCallback: TypeAlias = Callable[[AppendResult | None, BaseException | None], None]
 """Called with (result, None) when the effect is written, with (None, error) when it failed."""
 
-Forced: TypeAlias = Callable[[BaseException | None], None]
+DurableCallback: TypeAlias = Callable[[BaseException | None], None]
 """Called with None when the effect is durable, with an error when it cannot become durable before the target
 is resumed."""
 
 
-class Destination(Protocol):
+class ApplyTarget(Protocol):
     """The targets of effects, by key: a log id, `OFFSETS_KEY` or `ARRIVALS_KEY`.
 
     All methods are called in the owner's thread. Callbacks run in that thread, immediately or later.
     """
 
-    def check(self, key: int, size_bytes: int) -> None:
+    def check_space(self, key: int, size_bytes: int) -> None:
         """Raise an error if `key` cannot accept `size_bytes` more bytes now. Reserves nothing.
 
         Raises UnknownTopic (also where that incarnation was deleted), StorageStopped, DiskFull: the last also
@@ -139,26 +139,26 @@ class Destination(Protocol):
         """
         ...
 
-    def reserve(self, size_bytes: int) -> None:
+    def reserve_bytes(self, size_bytes: int) -> None:
         """Reserve bytes that committed transactions will still write.
 
         `check_space` then does not count them as free.
         """
         ...
 
-    def release(self, size_bytes: int) -> None:
+    def release_bytes(self, size_bytes: int) -> None:
         """Release a reservation, in part or whole."""
         ...
 
-    def name(self, key: int) -> str | None:
+    def display_name(self, key: int) -> str | None:
         """Return `topic-partition` for log lines, or None if the log's incarnation was deleted."""
         ...
 
-    def applied(self, key: int, source: SourceName) -> tuple[int, int] | None:
+    def last_applied(self, key: int, source: SourceId) -> tuple[int, int] | None:
         """Return the highest position (high, low) that was written there from `source`, or None."""
         ...
 
-    def settled(self, key: int, source: SourceName) -> tuple[int, int] | None:
+    def last_durable(self, key: int, source: SourceId) -> tuple[int, int] | None:
         """Return the highest durable position (high, low) from `source`, or None.
 
         No power failure and no resumption of the target can take that position back. For groups' offsets: the
@@ -167,7 +167,7 @@ class Destination(Protocol):
         """
         ...
 
-    def apply(self, effect: Effect, done: Applied) -> None:
+    def apply(self, effect: Effect, done: AppliedCallback) -> None:
         """Write the effect at the end of the turn, unless it was written before. Never raises.
 
         Effects of one key are written in the order of the calls. Effects of one source that are queued for
@@ -186,11 +186,11 @@ class Destination(Protocol):
         """
         ...
 
-    def slice_bytes(self, key: int) -> int:
+    def append_bytes_max(self, key: int) -> int:
         """The maximum bytes of batches in one `Append` to `key`; a single block may be larger."""
         ...
 
-    def hold(self, key: int, source: SourceName) -> None:
+    def begin_exclusive(self, key: int, source: SourceId) -> None:
         """Let only effects of `source` be appended to the partition, until `end_exclusive`.
 
         So the slices of one large transaction are contiguous in the log. Other appends wait. Calls do not
@@ -198,26 +198,26 @@ class Destination(Protocol):
         """
         ...
 
-    def unhold(self, key: int) -> None:
+    def end_exclusive(self, key: int) -> None:
         """End `begin_exclusive`. Does nothing if it was not called."""
         ...
 
-    def forced(self, mark: Mark) -> bool:
+    def is_durable(self, mark: AppendResult) -> bool:
         """Return whether the result is durable, or its target was deleted. Cheap."""
         ...
 
-    def when_forced(self, mark: Mark, done: Forced) -> None:
+    def fsync_to(self, mark: AppendResult, done: DurableCallback) -> None:
         """Fsync up to the end of `mark`. `done(None)` is also called if the target was deleted."""
         ...
 
-    def check_offsets(self, rows: Sequence[Any], session: Any) -> list[GroupPlaces]:
+    def check_offsets(self, rows: Sequence[Any], session: Any) -> list[GroupPositions]:
         """Resolve rows of offsets, as they were received, if `session` may commit them.
 
         Raises Fenced (the generation is over), NotAllowed, Busy (locked by another transaction).
         """
         ...
 
-    def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPlaces]) -> None:
+    def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:
         """Lock the offsets of these groups and partitions for the transaction, until `unlock_offsets`. Never
         fails.
 

@@ -16,7 +16,7 @@ Buffer = bytes | bytearray | memoryview
 
 # Below this size, nested empty arrays can allocate about 200 kB; a check before decoding would cost more than
 # that.
-TRUSTED_BYTES = 256
+UNCHECKED_BYTES_MAX = 256
 
 _unpackb = msgpack.unpackb
 
@@ -42,8 +42,8 @@ def unpack(data: Buffer, *, text_keys: bool = True, items_max: int = limits.HEAD
     A value of at most `TRUSTED_BYTES` may be nested as deep as it has bytes, which no decoder stack exceeds.
     Callers that pass parts of the value on unchanged must call `check_depth`.
     """
-    if len(data) > TRUSTED_BYTES:
-        survey(data, items_max)
+    if len(data) > UNCHECKED_BYTES_MAX:
+        check_structure(data, items_max)
     try:
         return _unpackb(data, strict_map_key=text_keys, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
@@ -72,7 +72,7 @@ def check_depth(value: Any) -> None:
 _ARRAY, _MAP, _STRING, _REFUSED = -1, -2, -3, -4
 
 
-def _shape(byte: int) -> tuple[int, int, int]:
+def _first_byte_info(byte: int) -> tuple[int, int, int]:
     """Return (total bytes or kind, bytes of the length word, length where the first byte contains it)."""
     if byte <= 0x7F or byte >= 0xE0:
         return 1, 0, 0
@@ -82,10 +82,10 @@ def _shape(byte: int) -> tuple[int, int, int]:
         return _ARRAY, 0, byte & 0x0F
     if byte <= 0xBF:
         return 1 + (byte & 0x1F), 0, 0
-    return _SHAPES.get(byte, (_REFUSED, 0, 0))
+    return _FIRST_BYTES.get(byte, (_REFUSED, 0, 0))
 
 
-_SHAPES: dict[int, tuple[int, int, int]] = {
+_FIRST_BYTES: dict[int, tuple[int, int, int]] = {
     **dict.fromkeys((0xC0, 0xC2, 0xC3), (1, 0, 0)),
     **dict.fromkeys((0xCC, 0xD0), (2, 0, 0)),
     **dict.fromkeys((0xCD, 0xD1), (3, 0, 0)),
@@ -99,21 +99,21 @@ _SHAPES: dict[int, tuple[int, int, int]] = {
     0xDE: (_MAP, 2, 0),
     0xDF: (_MAP, 4, 0),
 }
-SHAPES: Sequence[tuple[int, int, int]] = tuple(_shape(byte) for byte in range(256))
+FIRST_BYTES: Sequence[tuple[int, int, int]] = tuple(_first_byte_info(byte) for byte in range(256))
 
 
-def announced(data: Buffer) -> tuple[int, int]:
+def list_header(data: Buffer) -> tuple[int, int]:
     """Return (item count, position of the first item) of the list that `data` begins with.
 
     Returns (-1, 0) for another type.
     """
-    kind, width, length = SHAPES[data[0]] if len(data) else (_REFUSED, 0, 0)
+    kind, width, length = FIRST_BYTES[data[0]] if len(data) else (_REFUSED, 0, 0)
     if kind != _ARRAY or len(data) <= width + 1:
         return -1, 0
     return (int.from_bytes(data[1 : 1 + width], "big") if width else length), 1 + width
 
 
-def survey(data: Buffer, items_max: int = limits.HEADER_ITEMS) -> None:
+def check_structure(data: Buffer, items_max: int = limits.HEADER_ITEMS) -> None:
     """Check one packed value without building it. Raises `Malformed` where a limit is exceeded."""
     end = len(data)
     position = items = 0
@@ -126,7 +126,7 @@ def survey(data: Buffer, items_max: int = limits.HEADER_ITEMS) -> None:
         items += 1
         if position >= end:
             raise Malformed("it ends in the middle of a value")
-        size, width, length = SHAPES[data[position]]
+        size, width, length = FIRST_BYTES[data[position]]
         if size > 0:
             position += size
             continue

@@ -17,10 +17,10 @@ from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar
 
 from tfmq.errors import BadRequest, DecodeFailed
-from tfmq.limits import valid_name
+from tfmq.limits import is_valid_name
 
 Value = TypeVar("Value")
-Made = TypeVar("Made")
+CodecType = TypeVar("CodecType")
 
 
 class Codec(Protocol[Value]):
@@ -31,7 +31,7 @@ class Codec(Protocol[Value]):
     def decode(self, data: bytes) -> Value: ...
 
 
-def codec_of(codec: Made | Mapping[str, Made] | None, topic: str) -> Made | None:
+def select_codec(codec: CodecType | Mapping[str, CodecType] | None, topic: str) -> CodecType | None:
     """Return the codec for `topic` from a `codec=` argument, or None."""
     return codec.get(topic) if isinstance(codec, Mapping) else codec
 
@@ -42,7 +42,7 @@ def check_codec(codec: Any, method: str) -> None:
     Raises `BadRequest`.
     """
     for topic, each in codec.items() if isinstance(codec, Mapping) else ((None, codec),):
-        if topic is not None and not valid_name(topic):
+        if topic is not None and not is_valid_name(topic):
             raise BadRequest(
                 f"codec= names {topic!r}, which is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -"
             )

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tfmq import limits
 from tfmq.errors import BadRequest, ConfigError
+from tfmq.limits import BLOCK_BYTES, HEADER_BYTES, effective_limits, is_valid_name
 from tfmq.settings import (
     RELOADED,
     SECTIONS,
@@ -48,7 +48,7 @@ _SERVICE: Final = re.compile(
 """What Kubernetes puts into the environment of every pod beside a service that is called tfmq or tfmq-NAME."""
 
 
-class Given(NamedTuple):
+class SettingValue(NamedTuple):
     """One value from one place: `topic` "" for the server's own key, `origin` in words. `typed`: the place has types of
     its own, so that a number is not written as a text there.
     """
@@ -76,7 +76,7 @@ class Config:
     transaction: Transaction = field(default_factory=Transaction)
     delay: Delay = field(default_factory=Delay)
     http: Http = field(default_factory=Http)
-    limits: Mapping[str, int] = field(default_factory=lambda: limits.effective({}))
+    limits: Mapping[str, int] = field(default_factory=lambda: effective_limits({}))
     topic: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
 
@@ -110,18 +110,22 @@ def load(
     given = [
         *(_from_file(file) if file else ()),
         *_from_environment(environment or {}),
-        *(Given(key, value, _flag_of(key)) for key, value in (flags or {}).items() if value is not None),
+        *(
+            SettingValue(key, value, _flag_name(key))
+            for key, value in (flags or {}).items()
+            if value is not None
+        ),
         *(_from_set(text) for text in sets),
     ]
-    return _built(given)
+    return _build_config(given)
 
 
-def _built(given: Iterable[Given]) -> Config:
+def _build_config(given: Iterable[SettingValue]) -> Config:
     values: dict[str, Any] = {}
     topics: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
     for key, value, origin, topic, typed in given:
-        read = check(key, value, origin, topic, typed)
+        read = parse_value(key, value, origin, topic, typed)
         (topics.setdefault(topic, {}) if topic else values)[key] = read
         origins[f'topic."{topic}".{key}' if topic else key] = origin
     parts: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "limits")}
@@ -130,15 +134,15 @@ def _built(given: Iterable[Given]) -> Config:
         parts[section][name] = value
     config = Config(
         **{section: shape(**parts[section]) for section, shape in SECTIONS.items()},
-        limits=limits.effective(parts["limits"]),
+        limits=effective_limits(parts["limits"]),
         topic=topics,
         origins=origins,
     )
-    _check_together(config)
+    _check_combinations(config)
     return config
 
 
-def check(key: str, value: Any, origin: str, topic: str = "", typed: bool = False) -> Any:
+def parse_value(key: str, value: Any, origin: str, topic: str = "", typed: bool = False) -> Any:
     """The value as the code uses it. Raises `ConfigError` for a key that is not there or a value it does not
     take.
     """
@@ -149,13 +153,13 @@ def check(key: str, value: Any, origin: str, topic: str = "", typed: bool = Fals
     setting, default = SETTINGS[key]
     if typed and isinstance(value, str) and not setting.kind.is_text:
         raise ConfigError(
-            f"{shown} must be {setting.kind.text}, written without quotes, not {_short(value)} ({origin}).",
+            f"{shown} must be {setting.kind.text}, written without quotes, not {_shorten(value)} ({origin}).",
             key=shown,
         )
     try:
         read = setting.kind.read(value)
     except ValueError as error:
-        raise ConfigError(f"{shown} must be {error}, not {_short(value)} ({origin}).", key=shown) from None
+        raise ConfigError(f"{shown} must be {error}, not {_shorten(value)} ({origin}).", key=shown) from None
     if setting.later and read != default:
         raise ConfigError(
             f"{shown} ({origin}) belongs to {setting.later}, which this release does not have yet: leave it out.",
@@ -164,7 +168,7 @@ def check(key: str, value: Any, origin: str, topic: str = "", typed: bool = Fals
     return read
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     """Shorten a value for an error: it may be long."""
     return repr(value)[:80]
 
@@ -185,7 +189,9 @@ def _suggestion(key: str, known: Iterable[str]) -> str:
 def check_topic_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Check the settings for a new topic, keys as in `TOPIC_KEYS`. Raises `BadRequest`."""
     try:
-        return {key: check(key, value, "the topic's settings", "NEW") for key, value in settings.items()}
+        return {
+            key: parse_value(key, value, "the topic's settings", "NEW") for key, value in settings.items()
+        }
     except ConfigError as error:
         raise BadRequest(error.sentence.replace('topic."NEW".', "")) from None
 
@@ -194,10 +200,12 @@ def check_topic_keys(keys: Iterable[str]) -> None:
     """Raise `BadRequest` for a key that cannot be set for a topic."""
     for key in keys:
         if key not in TOPIC_KEYS:
-            raise BadRequest(f"There is no key {_short(key)[1:-1]} of a topic{_suggestion(key, TOPIC_KEYS)}")
+            raise BadRequest(
+                f"There is no key {_shorten(key)[1:-1]} of a topic{_suggestion(key, TOPIC_KEYS)}"
+            )
 
 
-def _check_together(config: Config) -> None:
+def _check_combinations(config: Config) -> None:
     host, _ = split_address(config.server.listen)
     if not is_loopback(host) and not config.server.insecure:
         raise ConfigError(
@@ -206,17 +214,17 @@ def _check_together(config: Config) -> None:
             key="server.listen",
         )
     largest, frame = config.limits["message_bytes"], config.limits["frame_bytes"]
-    if frame < largest + limits.BLOCK_BYTES + limits.HEADER_BYTES:
+    if frame < largest + BLOCK_BYTES + HEADER_BYTES:
         raise ConfigError(
             f"limits.frame_bytes is {frame}, which cannot carry a message of limits.message_bytes = {largest}:"
-            f" it must be at least {largest + limits.BLOCK_BYTES + limits.HEADER_BYTES}.",
+            f" it must be at least {largest + BLOCK_BYTES + HEADER_BYTES}.",
             key="limits.frame_bytes",
         )
-    if config.limits["fetch_bytes"] + limits.HEADER_BYTES > frame:
+    if config.limits["fetch_bytes"] + HEADER_BYTES > frame:
         raise ConfigError(
             "limits.fetch_bytes must be 4 MiB less than limits.frame_bytes.", key="limits.fetch_bytes"
         )
-    for key, bound in _DEFAULTS_BELOW.items():
+    for key, bound in _DEFAULT_BOUNDS.items():
         most = config.value(bound)
         if config.value(key) > most:
             origin = config.origins.get(key, DEFAULT)
@@ -225,7 +233,7 @@ def _check_together(config: Config) -> None:
             )
 
 
-_DEFAULTS_BELOW = {
+_DEFAULT_BOUNDS = {
     "transaction.timeout_seconds": "limits.transaction_seconds",
     "transaction.group_ttl_seconds": "limits.transaction_ttl_seconds",
 }
@@ -249,9 +257,9 @@ def is_loopback(host: str) -> bool:
 # Sources of values
 
 
-def _from_file(path: str) -> list[Given]:
+def _from_file(path: str) -> list[SettingValue]:
     try:
-        return list(_given(path, tomllib.loads(Path(path).read_text(encoding="utf-8"))))
+        return list(_file_values(path, tomllib.loads(Path(path).read_text(encoding="utf-8"))))
     except OSError as error:
         raise ConfigError(f"The configuration {path} cannot be read: {error.strerror}.") from None
     except (
@@ -261,34 +269,36 @@ def _from_file(path: str) -> list[Given]:
         raise ConfigError(f"The configuration {path} is not TOML: {error}.") from None
 
 
-def _given(path: str, tree: dict[str, Any]) -> Iterator[Given]:
+def _file_values(path: str, tree: dict[str, Any]) -> Iterator[SettingValue]:
     topics = tree.pop("topic", {})
     if not isinstance(topics, dict):
         raise ConfigError(f'In {path}, topic must be written as [topic."NAME"].')
-    yield from _leaves(tree, path)
+    yield from _flatten(tree, path)
     for name, part in topics.items():
-        if not limits.valid_name(name):
+        if not is_valid_name(name):
             raise ConfigError(f"In {path}, {name!r} cannot name a topic.")
         if not isinstance(part, dict):
             raise ConfigError(f'In {path}, topic must be written as [topic."NAME"].')
-        yield from _leaves(part, path, name)
+        yield from _flatten(part, path, name)
 
 
-def _leaves(tree: Mapping[str, Any], origin: str, topic: str = "", before: str = "") -> Iterator[Given]:
+def _flatten(
+    tree: Mapping[str, Any], origin: str, topic: str = "", before: str = ""
+) -> Iterator[SettingValue]:
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _leaves(value, origin, topic, f"{before}{name}.")
+            yield from _flatten(value, origin, topic, f"{before}{name}.")
         else:
-            yield Given(before + name, value, origin, topic, typed=True)
+            yield SettingValue(before + name, value, origin, topic, typed=True)
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterator[Given]:
+def _from_environment(environment: Mapping[str, str]) -> Iterator[SettingValue]:
     for name, value in sorted(environment.items()):
         if not name.startswith(PREFIX):
             continue
         key = VARIABLES.get(name.upper())
         if key is not None:
-            yield Given(key, value, name)
+            yield SettingValue(key, value, name)
         elif not _is_of_others(name, value):
             # The value is not shown: it may be a secret of a program that has nothing to do with this one.
             raise ConfigError(
@@ -317,19 +327,19 @@ def _near_variable(name: str) -> str:
     return f'; did you mean "{key}", {near[0]}?' if key else f"; did you mean {near[0]}?"
 
 
-def _from_set(text: str) -> Given:
+def _from_set(text: str) -> SettingValue:
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--set takes SECTION.KEY=VALUE, not {text!r}.")
-    path, origin = _path(key.strip()), f"--set {key.strip()}"
+    path, origin = _split_key(key.strip()), f"--set {key.strip()}"
     if path[0] != "topic":
-        return Given(".".join(path), value.strip(), origin)
-    if len(path) < 3 or not limits.valid_name(path[1]):
+        return SettingValue(".".join(path), value.strip(), origin)
+    if len(path) < 3 or not is_valid_name(path[1]):
         raise ConfigError(f'A topic has its keys as topic."NAME".SECTION.KEY, not {key.strip()} ({origin}).')
-    return Given(".".join(path[2:]), value.strip(), origin, path[1])
+    return SettingValue(".".join(path[2:]), value.strip(), origin, path[1])
 
 
-def _path(key: str) -> list[str]:
+def _split_key(key: str) -> list[str]:
     """Return the parts of a key as TOML splits it: topic."a.b".flush.messages has four."""
     try:
         node: Any = tomllib.loads(f"{key} = 0")
@@ -342,24 +352,24 @@ def _path(key: str) -> list[str]:
     return path
 
 
-def _flag_of(key: str) -> str:
+def _flag_name(key: str) -> str:
     return "--" + key.rpartition(".")[2].replace("_", "-")
 
 
 # Reload
 
 
-class Reloaded(NamedTuple):
+class ReloadResult(NamedTuple):
     """The result of a reload by a running server."""
 
     config: Config
     changed: list[str]
     """Changed values that are effective now, as "KEY = VALUE (was VALUE)"."""
-    later: list[str]
+    needs_restart: list[str]
     """Changed keys that need a restart."""
 
 
-def reloaded(old: Config, new: Config) -> Reloaded:
+def merge_reload(old: Config, new: Config) -> ReloadResult:
     """Return `old` with the values of `new` that can change without a restart.
 
     Raises `ConfigError`.
@@ -384,12 +394,12 @@ def reloaded(old: Config, new: Config) -> Reloaded:
     config = replace(
         old,
         **{section: shape(**parts[section]) for section, shape in SECTIONS.items()},
-        limits=limits.effective(parts["limits"]),
+        limits=effective_limits(parts["limits"]),
         topic=new.topic,
         origins=origins,
     )
-    _check_together(config)
-    return Reloaded(config, changed, later)
+    _check_combinations(config)
+    return ReloadResult(config, changed, later)
 
 
 def _changed_topics(old: Config, new: Config) -> list[str]:
@@ -406,7 +416,7 @@ def _changed_topics(old: Config, new: Config) -> list[str]:
 # Output of --check-config
 
 
-def rows(config: Config) -> list[tuple[str, Any, str]]:
+def config_rows(config: Config) -> list[tuple[str, Any, str]]:
     """Return (key, value, origin) of every key, then those of the topics."""
     found = [(key, config.value(key), config.origins.get(key, DEFAULT)) for key in SETTINGS]
     for topic, values in config.topic.items():
@@ -418,7 +428,7 @@ def rows(config: Config) -> list[tuple[str, Any, str]]:
 
 def describe(config: Config) -> str:
     """Return a table for people."""
-    table = [(key, json.dumps(value), origin) for key, value, origin in rows(config)]
+    table = [(key, json.dumps(value), origin) for key, value, origin in config_rows(config)]
     widths = [max(len(row[column]) for row in table) for column in (0, 1)]
     return "\n".join(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}" for key, value, origin in table)
 
@@ -426,5 +436,5 @@ def describe(config: Config) -> str:
 def describe_json(config: Config) -> str:
     """Return JSON: {key: {"value": ..., "from": ...}}."""
     return json.dumps(
-        {key: {"value": value, "from": origin} for key, value, origin in rows(config)}, indent=2
+        {key: {"value": value, "from": origin} for key, value, origin in config_rows(config)}, indent=2
     )

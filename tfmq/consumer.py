@@ -10,36 +10,36 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Literal
 
-from tfmq.client.connection.addresses import described
-from tfmq.client.connection.factory import reach
-from tfmq.client.consumer.core import Consuming, Lag, log
+from tfmq.client.connection.addresses import describe_client
+from tfmq.client.connection.factory import make_client_parts
+from tfmq.client.consumer.core import ConsumerCore, Lag, log
 from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
 from tfmq.client.consumer.options import (
+    DEFAULT_STORE,
     FETCH_BYTES,
-    OWN_STORE,
     PREFETCH_BYTES,
     REFRESH_SECONDS,
     RETRIES,
     SAVE_SECONDS,
     SESSION_SECONDS,
     TIMEOUT_SECONDS,
-    Arguments,
+    ConsumerArguments,
+    MessageFilter,
+    PartitionCallback,
     Partitions,
     Start,
-    Told,
     Topics,
-    Where,
+    check_arguments,
     check_poll,
-    checked,
-    seek_question,
+    seek_position,
 )
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.worker.listeners import Function, Listener, Listeners
-from tfmq.client.worker.message_context import LoopHandling
-from tfmq.client.worker.thread_runner import ThreadRun
+from tfmq.client.worker.message_context import MessageContextFactory
+from tfmq.client.worker.thread_runner import ThreadRunner
 from tfmq.hooks import Hook
 from tfmq.offsets.storage import OffsetStorage, PartitionName
-from tfmq.runs import begin_run, open_store
+from tfmq.runs import create_run, open_dead_letter_store
 
 
 class Consumer(Generic[Value]):
@@ -102,16 +102,16 @@ class Consumer(Generic[Value]):
         commits: Literal["auto", "manual", "before"] = "auto",
         offsets: str | OffsetStorage = "broker",
         retries: int = RETRIES,
-        dead_letters: str | os.PathLike[str] | None = OWN_STORE,
+        dead_letters: str | os.PathLike[str] | None = DEFAULT_STORE,
         tags: str | Iterable[str] | None = None,
-        where: Where = None,
+        where: MessageFilter = None,
         codec: Codec[Value] | Mapping[str, Codec[Value]] | None = None,
         hooks: Sequence[Hook] = (),
         strategy: Literal["sticky", "range", "consistent_hash"] = "sticky",
         broadcast: bool | str = False,
         coordinator: str = "broker",
-        on_assigned: Told = None,
-        on_revoked: Told = None,
+        on_assigned: PartitionCallback = None,
+        on_revoked: PartitionCallback = None,
         timeout: float = TIMEOUT_SECONDS,
         session: float = SESSION_SECONDS,
         save_every: float = SAVE_SECONDS,
@@ -120,27 +120,29 @@ class Consumer(Generic[Value]):
         prefetch_bytes: int = PREFETCH_BYTES,
         client_id: str | None = None,
     ) -> None:
-        options = checked(Arguments.of(locals()), awaits=False)
-        link, self._driver, self._wall_clock = reach(servers, BlockingDriver, client_id=client_id)
-        self._core = Consuming(
+        options = check_arguments(ConsumerArguments.from_mapping(locals()), awaits=False)
+        link, self._driver, self._wall_clock = make_client_parts(servers, BlockingDriver, client_id=client_id)
+        self._core = ConsumerCore(
             options,
             link,
-            self._driver.beside,
-            attend=self._driver.attend,
+            self._driver.run_in_thread,
+            wake_driver=self._driver.wake,
             flush=self._driver.flush,
-            raise_flag=self._driver.raise_flag,
+            raise_flag=self._driver.set_event,
         )
         self._driver.tickers.append(self._core.tasks)
-        self._driver.on_fork.append(self._core.renew)
+        self._driver.on_fork.append(self._core.reset_after_fork)
         self._listeners = Listeners()
-        self._handling = LoopHandling(
+        self._handling = MessageContextFactory(
             self._core,
             self._driver.run,
-            partial(open_store, options, self._driver.beside, self._core, self._wall_clock),
+            partial(
+                open_dead_letter_store, options, self._driver.run_in_thread, self._core, self._wall_clock
+            ),
             wall_clock=self._wall_clock,
-            awaited=False,
+            is_async=False,
         )
-        self._core.fetcher.handler = self._handling
+        self._core.fetcher.failure_handler = self._handling
         self._loop: Iterator[ReceivedMessage[Value]] | None = None
 
     def __iter__(self) -> Iterator[ReceivedMessage[Value]]:
@@ -197,7 +199,7 @@ class Consumer(Generic[Value]):
         The new position is the record at or before `offset`, the `ordinal`-th message, the first message
         appended at or after `time`, or an end of the log.
         """
-        question = seek_question(offset, ordinal, time, to)
+        question = seek_position(offset, ordinal, time, to)
         self._driver.run(self._core.seek(PartitionName(topic, partition), question))
 
     def pause(self, topic: str, partition: int) -> None:
@@ -250,20 +252,20 @@ class Consumer(Generic[Value]):
             signals: SIGTERM and SIGINT finish the current messages; a second one ends at once (main thread only).
             tracebacks: log the traceback of each failed call (logger `tfmq.consumer`); False: only the error's class.
         """
-        running = begin_run(
+        running = create_run(
             self._core,
             self._listeners,
             listener,
             workers=workers,
             order=order,
             tracebacks=tracebacks,
-            beside=self._driver.beside,
+            beside=self._driver.run_in_thread,
             wall_clock=self._wall_clock,
-            raise_flag=self._driver.raise_flag,
+            raise_flag=self._driver.set_event,
         )
         hooks = self._core.options.hooks
         try:
-            ThreadRun(running, self._driver, self._listeners, hooks, self.stop).run(workers, signals)
+            ThreadRunner(running, self._driver, self._listeners, hooks, self.stop).run(workers, signals)
         finally:
             self._driver.close()
 
@@ -277,7 +279,7 @@ class Consumer(Generic[Value]):
         Safe in any thread and in signal handlers.
         """
         self._core.stop()
-        self._driver.raise_flag(self._core.stop_asked)
+        self._driver.set_event(self._core.stop_requested)
 
     def close(self) -> None:
         """Commit the acknowledged messages, without the current one, and leave the group.
@@ -295,7 +297,7 @@ class Consumer(Generic[Value]):
 
     def __repr__(self) -> str:
         options = self._core.options
-        return described(
+        return describe_client(
             self, self._core.link.servers, topics=options.subscription.shown, group=options.group
         )
 

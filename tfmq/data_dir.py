@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal.errors import Corrupt, NewerFormat
-from journal.filenames import LOCK_NAME, mark_name, parse_partition_folder, parse_segment_name
+from journal.filenames import LOCK_NAME, log_checkpoint_name, parse_partition_folder, parse_segment_name
 from journal.log.recovery_rules import FILES_GONE
 from tfmq.errors import NOT_DONE, ConfigError
 
@@ -25,15 +25,15 @@ VERSION_NAME: Final = "version"
 FORMAT: Final = 1
 """The version of the data folder's layout."""
 STARTING_NAME: Final = "starting"
-MARKS: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
+START_FILES: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
 """A broker, or the process that starts one, creates these first. A folder with one of them must have a
 catalog."""
-OWN: Final = frozenset({META_NAME, "transactions", "delay"})
+OWN_FOLDERS: Final = frozenset({META_NAME, "transactions", "delay"})
 """A folder with one of these is a data folder, and so is one with a partition (`is_partition_folder`). `lock`
 and `starting` alone are not enough: other programs have files of these names too."""
 FOLDER_NAMES: Final = (META_NAME, "transactions", "delay", "delay/arrivals", "archive")
 """Folders in a data folder, besides those of partitions."""
-HARMLESS: Final = frozenset(
+IGNORED_NAMES: Final = frozenset(
     {
         LOCK_NAME,
         STARTING_NAME,
@@ -50,22 +50,22 @@ HARMLESS: Final = frozenset(
 shell opened, the folder of a mounted disk, files of a version control system."""
 
 
-_CHECKED = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
+_CHECKSUM_PATTERN = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
 
-LOST: Final = "its folder was gone at a start"
+FOLDER_MISSING: Final = "its folder was gone at a start"
 """How the reason of a partition's stop begins when its folder was not there."""
-LOSSES: Final = (LOST, FILES_GONE)
+LOSSES: Final = (FOLDER_MISSING, FILES_GONE)
 """How the reason of the stop of a log begins that has lost everything it held."""
 
 
-class Version(NamedTuple):
+class VersionFile(NamedTuple):
     """The content of DATA/meta/version.
 
     `checked`: it has a checksum; files of older releases have none.
     """
 
     node: str
-    checked: bool
+    has_checksum: bool
 
 
 def encode_version(node: str) -> bytes:
@@ -74,12 +74,12 @@ def encode_version(node: str) -> bytes:
     return b'%s, "crc": "%08x"}\n' % (text, crc32(text))
 
 
-def decode_version(data: bytes, path: str) -> Version:
+def decode_version(data: bytes, path: str) -> VersionFile:
     """Decode the version file. Raises Corrupt; NewerFormat for a later format.
 
     The checksum has the same position in every format, so that a flipped bit is not taken for a newer format.
     """
-    checked = _CHECKED.fullmatch(data)
+    checked = _CHECKSUM_PATTERN.fullmatch(data)
     if checked is not None and crc32(checked[1]) != int(checked[2], 16):
         raise Corrupt(path, 0, len(data), "it fails its checksum")
     try:
@@ -91,7 +91,7 @@ def decode_version(data: bytes, path: str) -> Version:
         raise Corrupt(path, 0, len(data), "it has other fields than format and node, and no checksum")
     if found > FORMAT:
         raise NewerFormat(path, found, FORMAT)
-    return Version(node, checked is not None)
+    return VersionFile(node, checked is not None)
 
 
 def check_data_folder(path: str) -> None:
@@ -103,18 +103,18 @@ def check_data_folder(path: str) -> None:
         names = sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
         return  # The folder will be created, or the caller reports the error.
-    if is_brokers(names, lambda name: os.listdir(os.path.join(path, name))):
+    if is_broker_folder(names, lambda name: os.listdir(os.path.join(path, name))):
         return
-    others = [name for name in names if name not in HARMLESS]
+    others = [name for name in names if name not in IGNORED_NAMES]
     if others:
         raise ConfigError(
-            f"The folder {path} has other files in it ({_some(others)}) and is no data folder of a broker: name an"
-            " empty folder, or one that does not exist yet.",
+            f"The folder {path} has other files in it ({_first_names(others)}) and is no data folder of a broker: name"
+            " an empty folder, or one that does not exist yet.",
             outcome=NOT_DONE,
         )
 
 
-def is_brokers(names: Iterable[str], children: Callable[[str], Iterable[str]]) -> bool:
+def is_broker_folder(names: Iterable[str], children: Callable[[str], Iterable[str]]) -> bool:
     """Return whether the folder with the entries `names` is a data folder, or the rest of one.
 
     Raises OSError.
@@ -122,29 +122,29 @@ def is_brokers(names: Iterable[str], children: Callable[[str], Iterable[str]]) -
     `children` lists the entries of the subfolder NAME. A folder such as `dbus-1` is named like a partition
     but may belong to another program, so it must contain a log.
     """
-    if OWN.intersection(names):
+    if OWN_FOLDERS.intersection(names):
         return True
     for name in names:
         if parse_partition_folder(name) is not None:
             try:
-                if is_log(children(name)):
+                if is_partition_folder(children(name)):
                     return True
             except (FileNotFoundError, NotADirectoryError):
                 continue  # a file, or a broken link
     return False
 
 
-def is_log(names: Iterable[str]) -> bool:
+def is_partition_folder(names: Iterable[str]) -> bool:
     """Return whether a folder with the entries `names` contains the log of a partition."""
-    return any(name == mark_name() or parse_segment_name(name) is not None for name in names)
+    return any(name == log_checkpoint_name() or parse_segment_name(name) is not None for name in names)
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     """Return the first name, and how many others there are."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
 
 
-def misplaced(error: BaseException, data: str) -> str | None:
+def path_error_advice(error: BaseException, data: str) -> str | None:
     """Return advice for a path in the data folder `data` that exists but has the wrong type or rights.
 
     Two sentences without a line end; None for another error.
@@ -159,8 +159,8 @@ def misplaced(error: BaseException, data: str) -> str | None:
         )
     if error.errno == errno.ENOTDIR:
         return (
-            f"{_no_folder(path)} is no folder, and a folder belongs there. Move it away and put the folder back, or run"
-            f" `tfmq log repair {data}`, which puts it aside and says what is lost with the folder."
+            f"{_blocking_component(path)} is no folder, and a folder belongs there. Move it away and put the folder"
+            f" back, or run `tfmq log repair {data}`, which puts it aside and says what is lost with the folder."
         )
     if error.errno == errno.ENOENT and os.path.islink(path):
         return (
@@ -173,7 +173,7 @@ def misplaced(error: BaseException, data: str) -> str | None:
     return None
 
 
-def _no_folder(path: str) -> str:
+def _blocking_component(path: str) -> str:
     """Return the component of `path` that is no folder: the system's error names the whole path."""
     above = os.path.dirname(path)
     while above not in ("", "/") and not os.path.isdir(above):
@@ -202,7 +202,7 @@ def new_delay_advice(meta: str) -> str:
 
 logger = logging.getLogger("tfmq.server")
 
-NAME: Final = "address"
+ADDRESS_NAME: Final = "address"
 
 
 def write_address(data: str, address: str) -> None:
@@ -214,7 +214,7 @@ def write_address(data: str, address: str) -> None:
     process. The file is replaced atomically. An error of the disk is only logged: clients that have the
     address can still connect.
     """
-    path = os.path.join(data, NAME)
+    path = os.path.join(data, ADDRESS_NAME)
     beside = f"{path}.{os.getpid()}"
     try:
         with open(beside, "w", encoding="ascii") as file:
@@ -226,7 +226,7 @@ def write_address(data: str, address: str) -> None:
 
 def remove_address(data: str) -> None:
     """Remove DATA/address, so that no new client connects."""
-    path = os.path.join(data, NAME)
+    path = os.path.join(data, ADDRESS_NAME)
     try:
         os.unlink(path)
     except FileNotFoundError:

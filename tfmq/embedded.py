@@ -45,14 +45,14 @@ def local_server(
     command = [sys.executable, "-m", "tfmq.server.main", "--data", os.fspath(path), "--listen", listen]
     for key, value in (settings or {}).items():
         command += ["--set", f"{key}={value}"]
-    child = _Child(command)
+    child = _ServerProcess(command)
     try:
-        yield _ready(child, time.monotonic() + start_seconds, start_seconds)
+        yield _wait_until_ready(child, time.monotonic() + start_seconds, start_seconds)
     finally:
         child.stop()
 
 
-def _ready(child: _Child, deadline: float, seconds: float) -> str:
+def _wait_until_ready(child: _ServerProcess, deadline: float, seconds: float) -> str:
     """Return the address in the line `ready HOST:PORT`."""
     stream = child.process.stdout
     assert stream is not None
@@ -61,12 +61,14 @@ def _ready(child: _Child, deadline: float, seconds: float) -> str:
         remaining = deadline - time.monotonic()
         found, _, _ = select.select([stream], [], [], max(0.0, remaining))
         if not found:
-            raise ConnectionFailed(f"tfmq-server was not ready within {seconds:g} s. {child.last_words()}")
+            raise ConnectionFailed(
+                f"tfmq-server was not ready within {seconds:g} s. {child.last_output_text()}"
+            )
         data = os.read(stream.fileno(), 4096)
         if not data:
             code = child.process.wait(STOP_SECONDS)
             raise ConnectionFailed(
-                f"tfmq-server ended with code {code} before it was ready. {child.last_words()}"
+                f"tfmq-server ended with code {code} before it was ready. {child.last_output_text()}"
             )
         line += data
     word, _, address = line.decode(errors="replace").splitlines()[0].partition(" ")
@@ -75,7 +77,7 @@ def _ready(child: _Child, deadline: float, seconds: float) -> str:
     return address
 
 
-class _Child:
+class _ServerProcess:
     """The server's process.
 
     A thread starts the process, because Linux ends the child when the *thread* that started it ends. The
@@ -87,7 +89,7 @@ class _Child:
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
-        self._kept = b""
+        self._last_output = b""
         self._error: OSError | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tfmq-local-server", daemon=True)
@@ -103,7 +105,7 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                preexec_fn=die_with_parent(),
+                preexec_fn=terminate_with_parent(),
                 start_new_session=True,  # Ctrl-C ends this program first, which then stops its broker
             )
         except OSError as error:
@@ -113,12 +115,12 @@ class _Child:
             self._started.set()
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self._kept = (self._kept + line)[-self.KEPT_BYTES :]
+            self._last_output = (self._last_output + line)[-self.KEPT_BYTES :]
 
-    def last_words(self) -> str:
+    def last_output_text(self) -> str:
         """Return the last output on standard error, as a sentence."""
         self._thread.join(0.5)
-        said = self._kept.decode(errors="replace").strip()
+        said = self._last_output.decode(errors="replace").strip()
         return f"It said: {said}" if said else "It said nothing."
 
     def stop(self) -> None:
@@ -137,7 +139,7 @@ class _Child:
                 stream.close()
 
 
-def die_with_parent() -> Callable[[], None] | None:
+def terminate_with_parent() -> Callable[[], None] | None:
     """Return a function that a child runs first, so that Linux ends it when its parent ends.
 
     None elsewhere.

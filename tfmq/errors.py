@@ -100,17 +100,17 @@ class TfmqError(Exception):
         return self.sentence
 
 
-class Detail:
+class IntDetail:
     """A number in `details`, read as an attribute; -1 if it is unknown."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Detail: ...
+    def __get__(self, instance: None, owner: type) -> IntDetail: ...
     @overload
     def __get__(self, instance: TfmqError, owner: type) -> int: ...
-    def __get__(self, instance: TfmqError | None, owner: type) -> Detail | int:
+    def __get__(self, instance: TfmqError | None, owner: type) -> IntDetail | int:
         if instance is None:
             return self
         value = instance.details.get(self.name, -1)
@@ -174,8 +174,8 @@ class Damaged(TfmqError):
     number, code, outcome = 7, "damaged", NOT_DONE
     happened = "A range of the partition is damaged on the disk."
     advice = 'Skip the range with on_damage="skip", or run tfmq log repair.'
-    first = Detail()
-    next = Detail()
+    first = IntDetail()
+    next = IntDetail()
 
 
 class OffsetOutOfRange(TfmqError):
@@ -184,8 +184,8 @@ class OffsetOutOfRange(TfmqError):
     number, code, outcome = 8, "offset_out_of_range", NOT_DONE
     happened = "The offset is outside of the range that the partition has."
     advice = "Seek to an offset in the range, for example to the earliest; this reader missed the messages in between."
-    first = Detail()
-    end = Detail()
+    first = IntDetail()
+    end = IntDetail()
 
 
 class LogTruncated(TfmqError):
@@ -194,7 +194,7 @@ class LogTruncated(TfmqError):
     number, code, outcome = 9, "log_truncated", NOT_DONE
     happened = "The log was truncated after a crash, at an offset before the read position of this reader."
     advice = "Continue at the offset of the truncation, and discard the messages that were read after it."
-    cut = Detail()
+    cut = IntDetail()
 
 
 class MessageTooLarge(TfmqError):
@@ -265,7 +265,7 @@ class StaleProducer(TfmqError):
     number, code, outcome = 19, "stale_producer", NOT_DONE
     happened = "The producer id was closed and replaced by its successor."
     advice = "Continue with the successor."
-    successor = Detail()
+    successor = IntDetail()
 
 
 class NotAllowed(TfmqError):
@@ -423,7 +423,7 @@ class NotARecord(BadRequest):
     number, code = 29, "not_a_record"
     happened = "No record starts at that offset."
     advice = "Use the offset of a message, or seek, which finds the nearest record before the offset."
-    offset = Detail()
+    offset = IntDetail()
 
 
 class ServerError(TfmqError):
@@ -440,19 +440,19 @@ class ConfigError(TfmqError):
     )
 
 
-def _tree(root: type[TfmqError]) -> Iterator[type[TfmqError]]:
+def _all_subclasses(root: type[TfmqError]) -> Iterator[type[TfmqError]]:
     yield root
     for child in root.__subclasses__():
         if child.__module__ == __name__:
-            yield from _tree(child)
+            yield from _all_subclasses(child)
 
 
-CLASSES: tuple[type[TfmqError], ...] = tuple(sorted(_tree(TfmqError), key=lambda each: each.number))
+CLASSES: tuple[type[TfmqError], ...] = tuple(sorted(_all_subclasses(TfmqError), key=lambda each: each.number))
 BY_CODE: Mapping[str, type[TfmqError]] = {each.code: each for each in CLASSES}
 BY_NUMBER: Mapping[int, type[TfmqError]] = {each.number: each for each in CLASSES}
 
 
-class WireError(NamedTuple):
+class ErrorReply(NamedTuple):
     """An error reply as it is sent: [-number, correlation, code, outcome, sentence, details]."""
 
     number: int
@@ -462,17 +462,19 @@ class WireError(NamedTuple):
     details: dict[str, Any]
 
 
-def to_wire(error: BaseException) -> WireError:
+def to_error_reply(error: BaseException) -> ErrorReply:
     """Return the fields of an error reply.
 
     An error that is no `TfmqError` becomes `internal_error`, without internal details.
     """
     if not isinstance(error, TfmqError):
         error = ServerError()
-    return WireError(error.number, error.code, error.outcome, error.sentence, dict(error.details))
+    return ErrorReply(error.number, error.code, error.outcome, error.sentence, dict(error.details))
 
 
-def from_wire(number: int, code: str, outcome: str, sentence: str, details: Mapping[str, Any]) -> TfmqError:
+def from_error_reply(
+    number: int, code: str, outcome: str, sentence: str, details: Mapping[str, Any]
+) -> TfmqError:
     """Return the error for an error reply.
 
     The code determines the class. An unknown code becomes a `TfmqError` with that code and number. An outcome

@@ -44,7 +44,7 @@ class Hook:
         """Called after the handler returned, or raised `error`."""
 
 
-def checked_hooks(hooks: Any, *methods: str) -> tuple[Any, ...]:
+def check_hooks(hooks: Any, *methods: str) -> tuple[Any, ...]:
     """Return `hooks` as a tuple if each hook has these methods. Raises BadRequest."""
     if not isinstance(hooks, Iterable):
         raise BadRequest(f"hooks={hooks!r}: it takes a list of them, as hooks=[MyHook()].")

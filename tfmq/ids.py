@@ -36,7 +36,7 @@ def log_id(incarnation: int, partition: int) -> int:
     return pack_id(incarnation, partition)
 
 
-def print_id(record_id: int) -> str:
+def format_id(record_id: int) -> str:
     """Format a message id as sixteen hexadecimal digits, so that texts sort like the numbers."""
     return f"{record_id:016x}"
 
@@ -48,28 +48,28 @@ def parse_id(text: str) -> int:
     return int(text, 16)
 
 
-class Lease(NamedTuple):
+class IdRange(NamedTuple):
     """A range of producer ids that is assigned to one client: `count` ids from `first` on."""
 
     first: int
     count: int  # type: ignore[assignment]
 
-    def take(self, wanted: int = 1) -> tuple["Lease", "Lease"]:
+    def split(self, wanted: int = 1) -> tuple["IdRange", "IdRange"]:
         """Split the range into (at most `wanted` ids, the remaining ids)."""
         taken = min(wanted, self.count)
-        return Lease(self.first, taken), Lease(self.first + taken, self.count - taken)
+        return IdRange(self.first, taken), IdRange(self.first + taken, self.count - taken)
 
 
-def lease_after(last_given: int, count: int) -> Lease:
+def next_range(last_given: int, count: int) -> IdRange:
     """Return the next `count` ids after `last_given`.
 
     Raises `ValueError` when all 40-bit ids are assigned.
     """
     if last_given + count > PRODUCER_MAX:
         raise ValueError("all producer ids are given out")
-    return Lease(last_given + 1, count)
+    return IdRange(last_given + 1, count)
 
 
-def sequences_left(next_sequence: int) -> int:
+def remaining_sequences(next_sequence: int) -> int:
     """Return how many more records a producer id can number before it needs a successor id."""
     return SEQUENCES - next_sequence

@@ -373,31 +373,31 @@ SCHEDULES_PER_PAGE = _limit(
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-def valid_name(name: object) -> bool:
+def is_valid_name(name: object) -> bool:
     """Return whether `name` is valid for a topic, a group, a member or a client.
 
     Valid are `[A-Za-z0-9._-]{1,249}`, but not `.` or `..`.
     """
-    return isinstance(name, str) and len(name) <= NAME_LENGTH and _valid(name)
+    return isinstance(name, str) and len(name) <= NAME_LENGTH and _is_valid_name(name)
 
 
 @lru_cache(1024)
-def _valid(name: str) -> bool:
+def _is_valid_name(name: str) -> bool:
     """Check a name. Cached, because the same few names are in most requests."""
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
-def effective(settings: Mapping[str, int]) -> dict[str, int]:
+def effective_limits(settings: Mapping[str, int]) -> dict[str, int]:
     """Return every limit by name: from `settings`, or else the default."""
     return {name: settings.get(name, int(limit)) for name, limit in ALL.items()}
 
 
-def told(found: Mapping[str, object]) -> dict[str, int]:
+def received_limits(found: Mapping[str, object]) -> dict[str, int]:
     """Return the limits that a broker sent, bounded by their caps; defaults for missing ones.
 
     Raises `ValueError` for a value that is no number.
     """
-    limits = sent({})
+    limits = limits_to_send({})
     for name in limits:
         value = found.get(name, limits[name])
         if type(value) is not int or value < 0:
@@ -406,6 +406,6 @@ def told(found: Mapping[str, object]) -> dict[str, int]:
     return limits
 
 
-def sent(settings: Mapping[str, int]) -> dict[str, int]:
+def limits_to_send(settings: Mapping[str, int]) -> dict[str, int]:
     """Return the limits that the reply to HELLO contains, by name."""
-    return {name: value for name, value in effective(settings).items() if ALL[name].sent}
+    return {name: value for name, value in effective_limits(settings).items() if ALL[name].sent}

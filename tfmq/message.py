@@ -24,7 +24,7 @@ REDRIVES: Final = 7
 BORN_MS_MAX: Final = 253_402_300_799_999
 """The end of the year 9999, the largest time that `datetime` supports."""
 
-_COUNTS: Final = frozenset({ATTEMPTS, REDRIVES})
+_COUNT_KEYS: Final = frozenset({ATTEMPTS, REDRIVES})
 _NO_PROPERTIES: Final[dict[str, str]] = {}  # shared, never modified
 _new = tuple.__new__
 
@@ -128,7 +128,7 @@ def payload_bytes(payload: Any) -> bytes | bytearray | memoryview | None:
     )
 
 
-def plain_key(key: bytes | bytearray | memoryview | str | None) -> bytes | str | None:
+def key_bytes_or_text(key: bytes | bytearray | memoryview | str | None) -> bytes | str | None:
     """Return the key as it is stored. Raises `TypeError` for types other than bytes and text."""
     if key is None or isinstance(key, str | bytes):
         return key
@@ -155,27 +155,27 @@ def encode_attribute(
             raise ValueError(f"born_ms counts from 1970 to the year 9999, it cannot be {born_ms}")
         attribute[BORN_AT] = born_ms
     if key is not None:
-        attribute[KEY] = _within("key", plain_key(key), limits.KEY_BYTES)
+        attribute[KEY] = _check_size("key", key_bytes_or_text(key), limits.KEY_BYTES)
     if tag:
-        attribute[TAG] = _within("tag", _text("tag", tag), limits.TAG_BYTES)
+        attribute[TAG] = _check_size("tag", _check_text("tag", tag), limits.TAG_BYTES)
     if properties:
-        attribute[PROPERTIES] = _checked(properties)
+        attribute[PROPERTIES] = _check_properties(properties)
     if attempts:
         attribute[ATTEMPTS] = attempts
     if not attribute:
         return b""
     packed = pack(attribute)
-    _within("attribute (key, tag and properties together)", packed, limits.ATTRIBUTE_BYTES)
+    _check_size("attribute (key, tag and properties together)", packed, limits.ATTRIBUTE_BYTES)
     return packed
 
 
-def _text(name: str, value: Any) -> str:
+def _check_text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     raise TypeError(f"A {name} is text, not {type(value).__name__}.")
 
 
-def _within(name: str, value: Any, most: int) -> Any:
+def _check_size(name: str, value: Any, most: int) -> Any:
     size = len(value.encode()) if isinstance(value, str) else len(value)
     if size > most:
         raise MessageTooLarge(
@@ -184,7 +184,7 @@ def _within(name: str, value: Any, most: int) -> Any:
     return value
 
 
-def _checked(properties: Mapping[str, str]) -> dict[str, str]:
+def _check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(properties, Mapping):
         raise TypeError(f"Properties are a map of text to text, not {type(properties).__name__}.")
     if len(properties) > limits.PROPERTIES:
@@ -192,8 +192,8 @@ def _checked(properties: Mapping[str, str]) -> dict[str, str]:
             f"The message has {len(properties)} properties, {limits.PROPERTIES:d} are allowed."
         )
     return {
-        _text("property's name", name): _within(
-            f"property {name}", _text(f"property ({name})", value), limits.PROPERTY_BYTES
+        _check_text("property's name", name): _check_size(
+            f"property {name}", _check_text(f"property ({name})", value), limits.PROPERTY_BYTES
         )
         for name, value in properties.items()
     }
@@ -201,40 +201,40 @@ def _checked(properties: Mapping[str, str]) -> dict[str, str]:
 
 def decode_attribute(data: Buffer) -> Attribute:
     """Decode an attribute. Raises `DecodeFailed` for any other bytes."""
-    get = _map(data).get
+    get = _decode_map(data).get
     born_ms, key, tag = get(BORN_AT), get(KEY), get(TAG)
     properties, attempts, redrives = get(PROPERTIES, _NO_PROPERTIES), get(ATTEMPTS, 0), get(REDRIVES, 0)
     if born_ms is not None and not (type(born_ms) is int and 0 <= born_ms <= BORN_MS_MAX):
-        raise _wrong("time of birth")
+        raise _wrong_type_error("time of birth")
     if key is not None and type(key) is not str and type(key) is not bytes:
-        raise _wrong("key")
+        raise _wrong_type_error("key")
     if tag is not None and type(tag) is not str:
-        raise _wrong("tag")
+        raise _wrong_type_error("tag")
     if type(attempts) is not int or attempts < 0:
-        raise _wrong("number of attempts")
+        raise _wrong_type_error("number of attempts")
     if type(redrives) is not int or redrives < 0:
-        raise _wrong("number of redrives")
+        raise _wrong_type_error("number of redrives")
     if type(properties) is not dict:
-        raise _wrong("set of properties")
+        raise _wrong_type_error("set of properties")
     for name, value in properties.items():
         if type(name) is not str or type(value) is not str:
-            raise _wrong("set of properties")
+            raise _wrong_type_error("set of properties")
     return _new(Attribute, (born_ms, key, tag, properties, attempts, redrives))
 
 
-def recount_attribute(data: Buffer | None, attempts: int, redrives: int) -> bytes:
+def replace_counts(data: Buffer | None, attempts: int, redrives: int) -> bytes:
     """Replace the counts in the attribute `data`; other keys, also unknown ones, are kept.
 
     Raises `DecodeFailed` for an invalid attribute, `MessageTooLarge` if the counts do not fit.
     """
-    found = _map(data) if data else {}
+    found = _decode_map(data) if data else {}
     found.update({ATTEMPTS: attempts, REDRIVES: redrives})
-    packed = pack({key: value for key, value in found.items() if value or key not in _COUNTS})
-    _within("attribute (key, tag and properties together)", packed, limits.ATTRIBUTE_BYTES)
+    packed = pack({key: value for key, value in found.items() if value or key not in _COUNT_KEYS})
+    _check_size("attribute (key, tag and properties together)", packed, limits.ATTRIBUTE_BYTES)
     return packed
 
 
-def _map(data: Buffer) -> dict[Any, Any]:
+def _decode_map(data: Buffer) -> dict[Any, Any]:
     size = len(data)
     if size > limits.ATTRIBUTE_BYTES:
         raise DecodeFailed(f"An attribute of {size} bytes is larger than any that can be sent.")
@@ -243,9 +243,9 @@ def _map(data: Buffer) -> dict[Any, Any]:
     except Malformed as error:
         raise DecodeFailed(f"A message's attribute cannot be read: {error}.") from None
     if type(found) is not dict:
-        raise _wrong("attribute")
+        raise _wrong_type_error("attribute")
     return found
 
 
-def _wrong(what: str) -> DecodeFailed:
+def _wrong_type_error(what: str) -> DecodeFailed:
     return DecodeFailed(f"A message's {what} has an unknown type: use a newer client.")

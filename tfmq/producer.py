@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from tfmq.client.admin.delayed import Rescheduled
-from tfmq.client.connection.addresses import described
+from tfmq.client.connection.addresses import describe_client
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.producer import delivery
 from tfmq.client.producer.core import (
@@ -16,11 +16,11 @@ from tfmq.client.producer.core import (
     LINGER_MS,
     TIMEOUT_SECONDS,
     ProducerCore,
-    Settings,
+    ProducerSettings,
 )
-from tfmq.client.producer.delivery import BlockingOwner
+from tfmq.client.producer.delivery import BlockingDeliveryOwner
 from tfmq.client.send.batch import Deliveries, Delivery
-from tfmq.client.send.delivery_time import Delay, Moment, When
+from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
 from tfmq.client.send.partitioner import PartitionSelector
 from tfmq.client.transaction.check_back import Check
 from tfmq.codecs import Codec
@@ -76,7 +76,7 @@ class Producer:
         hooks: Sequence[Hook] = (),
         client_id: str | None = None,
     ) -> None:
-        settings = Settings(
+        settings = ProducerSettings(
             servers,
             group,
             acks,
@@ -89,9 +89,9 @@ class Producer:
             hooks,
             client_id,
         )
-        self._core = ProducerCore(BlockingOwner, BlockingDriver, settings)
+        self._core = ProducerCore(BlockingDeliveryOwner, BlockingDriver, settings)
         self._driver: BlockingDriver = self._core.driver
-        delivery.opened(self._core.owner)
+        delivery.register_open(self._core.owner)
 
     def send(
         self,
@@ -119,7 +119,7 @@ class Producer:
         `Closed`.
         """
         core = self._core
-        if core.plain and key is tag is properties is delay is deliver_at is partition is None:  # type: ignore[comparison-overlap]
+        if core.has_fast_path and key is tag is properties is delay is deliver_at is partition is None:  # type: ignore[comparison-overlap]
             if type(payload) is str:
                 try:
                     payload = payload.encode()
@@ -128,30 +128,30 @@ class Producer:
             if type(payload) is bytes:
                 with self._driver.lock:
                     try:
-                        batch = core.sender.shared.get(topic)
+                        batch = core.accumulator.shared_batches.get(topic)
                     # a topic that is a list cannot be hashed; it is rejected below, by name
                     except TypeError:
                         batch = None
                     if batch is not None:
-                        room = batch.room - len(payload) - batch.overhead_bytes
+                        room = batch.room_bytes - len(payload) - batch.overhead_bytes
                         if room > 0:
-                            batch.room = room
+                            batch.room_bytes = room
                             payloads = batch.payloads
                             payloads.append(payload)
                             return _new(Delivery, (batch, len(payloads) - 1))
-        message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+        message = core.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
         return self._append(topic, message)
 
     def _append(self, topic: str, message: Message) -> Delivery:
         core, driver = self._core, self._driver
-        data = core.payload(topic, message)
+        data = core.encode_payload(topic, message)
         with driver.lock:
-            delivery = core.append(topic, message, data) if core.may_append(topic, message) else None
+            delivery = core.append(topic, message, data) if core.can_append(topic, message) else None
             if core.link.has_output or core.link.wants_connection():
-                driver.glance()
+                driver.poll_nonblocking()
         if delivery is None:
-            delivery = driver.run(core.sending(topic, message, data))
-        driver.attend(at_once=delivery[0].is_open and not core.options.linger_seconds)
+            delivery = driver.run(core.send(topic, message, data))
+        driver.wake(at_once=delivery[0].is_open and not core.options.linger_seconds)
         driver.callbacks.run()
         return delivery
 
@@ -175,8 +175,8 @@ class Producer:
         message. When a batch fails, the remaining payloads are not read, and that failure is raised. Raises
         like `send`.
         """
-        deliveries = self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
-        self._driver.attend()
+        deliveries = self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
+        self._driver.wake()
         return deliveries
 
     def cancel(self, handle: str) -> str:
@@ -187,7 +187,7 @@ class Producer:
         the call is repeated. Raises `BadRequest` for a mistyped handle, `TimedOut` and `ConnectionFailed` if
         there was no reply: then repeat the call.
         """
-        return self._driver.run(self._core.cancelling(handle))
+        return self._driver.run(self._core.cancel_delayed(handle))
 
     def reschedule(
         self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
@@ -199,14 +199,14 @@ class Producer:
         "rescheduled", or "delivered", "cancelled", "unknown". Raises like `cancel`, and `TypeError` like
         `send` for the time.
         """
-        return self._driver.run(self._core.rescheduling(handle, delay, deliver_at))
+        return self._driver.run(self._core.reschedule_delayed(handle, delay, deliver_at))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all messages sent so far are acknowledged, at most `timeout` seconds.
 
         Raises `DeliveryFailed` (`.deliveries`) for failures whose results were not read, `TimedOut`.
         """
-        self._driver.run(self._core.flushing(timeout))
+        self._driver.run(self._core.flush(timeout))
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (None: the producer's timeout), then disconnect.
@@ -215,7 +215,7 @@ class Producer:
         A second call does nothing.
         """
         seconds = self._core.options.timeout if timeout is None else timeout
-        delivery.closed(self._core.owner)
+        delivery.unregister_open(self._core.owner)
         self._core.owner.close(seconds)
 
     def stats(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Producer:
         """
         with self._driver.lock:
             core = self._core.transactions.begin(xid, timeout)
-        self._driver.run(core.beginning())
+        self._driver.run(core.begin())
         return Transaction(core)
 
     def resume(self, xid: str) -> Transaction:
@@ -253,7 +253,7 @@ class Producer:
 
         Raises `UnknownTransaction`.
         """
-        return Transaction(self._driver.run(self._core.transactions.resuming(xid)))
+        return Transaction(self._driver.run(self._core.transactions.resume(xid)))
 
     def transaction_check(self, function: Check) -> Check:
         """Decorator: register `function(transaction)` as the check-back for prepared transactions without an
@@ -266,7 +266,7 @@ class Producer:
         returns an outcome. Raises `BadRequest` without a group.
         """
         with self._driver.lock:
-            self._core.transactions.check(function)
+            self._core.transactions.add_check(function)
         return function
 
     def xa(self) -> XAResource:
@@ -274,7 +274,7 @@ class Producer:
         return XAResource(self)
 
     def __repr__(self) -> str:
-        return described(self, self._core.link.servers, group=self._core.group)
+        return describe_client(self, self._core.link.servers, group=self._core.group)
 
     def __enter__(self) -> Producer:
         return self

@@ -42,7 +42,7 @@ _UNITS_OF_SECONDS: dict[str, float] = {
 _MEASURE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
-def measure(value: Any, units: dict[str, float]) -> float | None:
+def parse_measure(value: Any, units: dict[str, float]) -> float | None:
     """Convert a number, or a text of number and unit; None for other values."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
@@ -53,7 +53,7 @@ def measure(value: Any, units: dict[str, float]) -> float | None:
     return int(number) if math.isfinite(number) and number == int(number) else number
 
 
-class Count:
+class Integer:
     """An integer, with a unit if `units` has any."""
 
     def __init__(self, low: int, high: int, units: dict[str, float] | None = None) -> None:
@@ -63,34 +63,35 @@ class Count:
         self.is_text = bool(units)
 
     def read(self, value: Any) -> int:
-        number = measure(value, self.units)
+        number = parse_measure(value, self.units)
         if number is None or not self.low <= number <= self.high or number != int(number):
             raise ValueError(self.text)
         return int(number)
 
 
-def _plain(number: float) -> str:
+def _without_exponent(number: float) -> str:
     """Format without an exponent: 3153600000, not 3.1536e+09."""
     return f"{number:.0f}" if number == int(number) else f"{number:g}"
 
 
-class Seconds:
+class Duration:
     """A time in seconds, or a text with a unit."""
 
     is_text = True
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
-        self.text = f"a time in seconds, or like 10s, 5min, 7d, from {_plain(low)} to {_plain(high)} s"
+        bounds = f"from {_without_exponent(low)} to {_without_exponent(high)} s"
+        self.text = f"a time in seconds, or like 10s, 5min, 7d, {bounds}"
 
     def read(self, value: Any) -> float:
-        number = measure(value, _UNITS_OF_SECONDS)
+        number = parse_measure(value, _UNITS_OF_SECONDS)
         if number is None or not self.low <= number <= self.high:
             raise ValueError(self.text)
         return number
 
 
-class Switch:
+class Boolean:
     """True or false."""
 
     text = "true or false"
@@ -127,7 +128,7 @@ class Choice:
         return str(value)
 
 
-class Words:
+class Text:
     """Any text; it must not be empty unless `empty` is true."""
 
     is_text = True
@@ -155,7 +156,7 @@ class Address:
         return str(value)
 
 
-class Ensemble:
+class ZooKeeperAddress:
     """The address of a ZooKeeper; only the client library checks it completely."""
 
     text = "empty or HOST:PORT,HOST:PORT/PATH of a ZooKeeper, such as 127.0.0.1:2181/meta"
@@ -168,7 +169,7 @@ class Ensemble:
         return value
 
 
-class Levels:
+class DelayLevels:
     """A list of times."""
 
     text = 'a list of times, such as ["1s", "5min"]'
@@ -177,7 +178,7 @@ class Levels:
     def read(self, value: Any) -> tuple[float, ...]:
         if not isinstance(value, list | tuple):
             raise ValueError(self.text)
-        return tuple(Seconds(0.001, 1e9).read(item) for item in value)
+        return tuple(Duration(0.001, 1e9).read(item) for item in value)
 
 
 class Setting(NamedTuple):
@@ -194,7 +195,7 @@ YEARS = 100 * 365 * 86_400
 
 @dataclass(frozen=True)
 class Server:
-    data: Annotated[str, Setting(Words("the path of a folder"), "The data folder.")] = "./tfmq-data"
+    data: Annotated[str, Setting(Text("the path of a folder"), "The data folder.")] = "./tfmq-data"
     listen: Annotated[str, Setting(Address(), "The address for clients; port 0 takes a free port.")] = (
         "127.0.0.1:8367"
     )
@@ -205,35 +206,35 @@ class Server:
     insecure: Annotated[
         bool,
         Setting(
-            Switch(),
+            Boolean(),
             "Allow listening on other interfaces than loopback although there are no users and no TLS.",
         ),
     ] = False
     idle_exit_seconds: Annotated[
         float,
         Setting(
-            Seconds(0, YEARS), "Stop when no client was connected for this time; 0: never. For `file:PATH`."
+            Duration(0, YEARS), "Stop when no client was connected for this time; 0: never. For `file:PATH`."
         ),
     ] = 0
     log_level: Annotated[
         str, Setting(Choice("debug", "info", "warning", "error"), "Log level on standard error.")
     ] = "info"
-    log_json: Annotated[bool, Setting(Switch(), "Log lines are JSON objects.")] = False
+    log_json: Annotated[bool, Setting(Boolean(), "Log lines are JSON objects.")] = False
     zookeeper: Annotated[
         str,
         Setting(
-            Ensemble(),
+            ZooKeeperAddress(),
             "Register this broker and its topics there; needs kazoo (tfmq[zookeeper]).",
         ),
     ] = ""
     tls_certificate: Annotated[
-        str, Setting(Words("the path of a PEM file", empty=True), "The server's certificate.", later="TLS")
+        str, Setting(Text("the path of a PEM file", empty=True), "The server's certificate.", later="TLS")
     ] = ""
     tls_key: Annotated[
-        str, Setting(Words("the path of a PEM file", empty=True), "The certificate's key.", later="TLS")
+        str, Setting(Text("the path of a PEM file", empty=True), "The certificate's key.", later="TLS")
     ] = ""
     users: Annotated[
-        str, Setting(Words("the path of a file", empty=True), "Who may connect.", later="users")
+        str, Setting(Text("the path of a file", empty=True), "Who may connect.", later="users")
     ] = ""
 
 
@@ -242,7 +243,7 @@ class Http:
     listen: Annotated[
         str,
         Setting(
-            Words("HOST:PORT", empty=True),
+            Text("HOST:PORT", empty=True),
             "Address of the HTTP server for health, metrics and a status page.",
             later="the HTTP page",
         ),
@@ -252,11 +253,11 @@ class Http:
 @dataclass(frozen=True)
 class Flush:
     messages: Annotated[
-        int, Setting(Count(0, 10**9), "Fsync after this many messages; 0: after every batch.")
+        int, Setting(Integer(0, 10**9), "Fsync after this many messages; 0: after every batch.")
     ] = 1000
-    seconds: Annotated[float, Setting(Seconds(0, 86_400), "Fsync after this time; 0: after every batch.")] = (
-        10.0
-    )
+    seconds: Annotated[
+        float, Setting(Duration(0, 86_400), "Fsync after this time; 0: after every batch.")
+    ] = 10.0
     method: Annotated[
         Literal["auto", "fdatasync", "syncfs"],
         Setting(Choice("auto", "fdatasync", "syncfs"), "Fsync method: auto uses one syncfs for many files."),
@@ -267,12 +268,14 @@ class Flush:
 class Log:
     segment_bytes: Annotated[
         int,
-        Setting(Count(1 << 16, 1 << 40, _UNITS_OF_BYTES), "A segment file is closed before it passes this."),
+        Setting(
+            Integer(1 << 16, 1 << 40, _UNITS_OF_BYTES), "A segment file is closed before it passes this."
+        ),
     ] = GIB
     segment_seconds: Annotated[
         float,
         Setting(
-            Seconds(1, YEARS),
+            Duration(1, YEARS),
             "A segment file is closed this long after its first message, sooner where retention.seconds is shorter; the"
             " default applies only where retention.seconds is set.",
         ),
@@ -280,7 +283,7 @@ class Log:
     state_bytes: Annotated[
         int,
         Setting(
-            Count(1 << 16, 1 << 40, _UNITS_OF_BYTES),
+            Integer(1 << 16, 1 << 40, _UNITS_OF_BYTES),
             "Write a snapshot of the producers' state after this many bytes, for short starts.",
         ),
     ] = 64 << 20
@@ -298,7 +301,7 @@ class Retention:
     seconds: Annotated[
         float,
         Setting(
-            Seconds(0, YEARS),
+            Duration(0, YEARS),
             "Closed segments go when all in them is older: a message is kept at most this long plus"
             " log.segment_seconds (or twice this long, if less) plus two minutes; 0: never.",
         ),
@@ -306,7 +309,7 @@ class Retention:
     bytes: Annotated[
         int,
         Setting(
-            Count(0, 1 << 60, _UNITS_OF_BYTES),
+            Integer(0, 1 << 60, _UNITS_OF_BYTES),
             "The oldest segments are deleted when a partition is larger than this; 0: never.",
         ),
     ] = 0
@@ -318,9 +321,9 @@ class Retention:
 
 @dataclass(frozen=True)
 class Topics:
-    auto_create: Annotated[bool, Setting(Switch(), "Create a topic at the first send to it.")] = True
+    auto_create: Annotated[bool, Setting(Boolean(), "Create a topic at the first send to it.")] = True
     partitions: Annotated[
-        int, Setting(Count(1, limits.PARTITIONS_PER_TOPIC.cap), "Number of partitions of a new topic.")
+        int, Setting(Integer(1, limits.PARTITIONS_PER_TOPIC.cap), "Number of partitions of a new topic.")
     ] = 1
 
 
@@ -329,36 +332,37 @@ class Transaction:
     timeout_seconds: Annotated[
         float,
         Setting(
-            Seconds(0.001, 86_400),
+            Duration(0.001, 86_400),
             "Timeout of an unprepared transaction, unless its client asks for another.",
         ),
     ] = 60
     outcome_seconds: Annotated[
         float,
-        Setting(Seconds(1, YEARS), "How long the outcome of a transaction is kept."),
+        Setting(Duration(1, YEARS), "How long the outcome of a transaction is kept."),
     ] = 7 * 86_400
     check_seconds: Annotated[
         float,
         Setting(
-            Seconds(0.001, 86_400),
+            Duration(0.001, 86_400),
             "Check back with the producer group when a transaction has been prepared for this time.",
         ),
     ] = 60
     alarm_seconds: Annotated[
         float,
-        Setting(Seconds(0.001, YEARS), "Warn when a transaction has been prepared for longer than this."),
+        Setting(Duration(0.001, YEARS), "Warn when a transaction has been prepared for longer than this."),
     ] = 3600
     group_ttl_seconds: Annotated[
         float,
         Setting(
-            Seconds(1, 365 * 86_400),
+            Duration(1, 365 * 86_400),
             "Timeout of a prepared member of a commit group, unless its writer asks for another.",
         ),
     ] = 86_400
     journal_file_bytes: Annotated[
         int,
         Setting(
-            Count(1 << 16, 1 << 40, _UNITS_OF_BYTES), "Size after which a new file of the journal is started."
+            Integer(1 << 16, 1 << 40, _UNITS_OF_BYTES),
+            "Size after which a new file of the journal is started.",
         ),
     ] = 64 << 20
 
@@ -366,16 +370,16 @@ class Transaction:
 @dataclass(frozen=True)
 class Delay:
     tick_ms: Annotated[
-        int, Setting(Count(1, 60_000), "Interval at which the broker delivers due delayed messages, in ms.")
+        int, Setting(Integer(1, 60_000), "Interval at which the broker delivers due delayed messages, in ms.")
     ] = 10
     levels: Annotated[
         tuple[float, ...],
-        Setting(Levels(), "Delays that clients can choose by number, starting with the first."),
+        Setting(DelayLevels(), "Delays that clients can choose by number, starting with the first."),
     ] = ()
     outcome_seconds: Annotated[
         float,
         Setting(
-            Seconds(1, YEARS),
+            Duration(1, YEARS),
             "How long after its due time the state of a delayed message is kept.",
         ),
     ] = 86_400
@@ -403,7 +407,7 @@ def _settings() -> dict[str, tuple[Setting, Any]]:
         if limit.configurable:
             units = _UNITS_OF_BYTES if limit.unit == "bytes" else None
             line = f"Limit in {limit.unit}. Reason: {limit.reason}."
-            found[f"limits.{name}"] = (Setting(Count(1, limit.cap, units), line), int(limit))
+            found[f"limits.{name}"] = (Setting(Integer(1, limit.cap, units), line), int(limit))
     return found
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfmq.client.consumer.external_offsets import handed_out
+from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.send.batch import Deliveries, Delivery
-from tfmq.client.send.delivery_time import Delay, Moment, When
+from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
 from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
 from tfmq.message import Message, payload_bytes
 
@@ -62,7 +62,10 @@ class Transaction(TransactionHandle):
         arguments, and the error because of which the transaction can only be rolled back.
         """
         core = self._core
-        if self._producer.plain and key is tag is properties is delay is deliver_at is partition is None:  # type: ignore[comparison-overlap]
+        if (
+            self._producer.has_fast_path
+            and key is tag is properties is delay is deliver_at is partition is None  # type: ignore[comparison-overlap]
+        ):
             if type(payload) is str:
                 try:
                     payload = payload.encode()
@@ -71,31 +74,33 @@ class Transaction(TransactionHandle):
             if type(payload) is bytes:
                 with self._driver.lock:
                     try:
-                        batch = core.shared.get(topic)
+                        batch = core.shared_batches.get(topic)
                     # a topic that is a list cannot be hashed; it is rejected below, by name
                     except TypeError:
                         batch = None
                     if batch is not None:
-                        room = batch.room - len(payload) - batch.overhead_bytes
+                        room = batch.room_bytes - len(payload) - batch.overhead_bytes
                         if room > 0:
-                            batch.room = room
+                            batch.room_bytes = room
                             payloads = batch.payloads
                             payloads.append(payload)
                             return _new(Delivery, (batch, len(payloads) - 1))
-        message = self._producer.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+        message = self._producer.make_message(
+            topic, payload, key, tag, properties, delay, deliver_at, partition
+        )
         return self._append(topic, message)
 
     def _append(self, topic: str, message: Message) -> Delivery:
         core, driver, link = self._core, self._driver, self._producer.link
-        data = self._producer.payload(topic, message)
+        data = self._producer.encode_payload(topic, message)
         with driver.lock:
-            delivery = core.append(topic, message, data) if core.may_append(topic) else None
+            delivery = core.append(topic, message, data) if core.can_append(topic) else None
             if link.has_output:
-                driver.glance()
+                driver.poll_nonblocking()
         if delivery is None:
-            delivery = driver.run(core.sending(topic, message, data))
-        if link.unattended:
-            driver.attend()
+            delivery = driver.run(core.send(topic, message, data))
+        if link.background_requests:
+            driver.wake()
         driver.callbacks.run()
         return delivery
 
@@ -114,8 +119,8 @@ class Transaction(TransactionHandle):
         At most a few megabytes of them are in memory. `delay` (counted from the commit) or `deliver_at`
         applies to all messages without a time of their own. Waits and raises like `send`.
         """
-        deliveries = self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
-        self._driver.attend()
+        deliveries = self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
+        self._driver.wake()
         return deliveries
 
     def commit_offsets(self, consumer: Consumer[Any]) -> None:
@@ -131,7 +136,7 @@ class Transaction(TransactionHandle):
         back. After any rollback, this consumer gets the same messages again. Raises `BadRequest` for an
         unsuitable consumer, `Fenced`, `TransactionState`.
         """
-        standing = handed_out(consumer)
+        standing = transaction_positions(consumer)
         with self._driver.lock:
             self._core.add_offsets(standing)
 
@@ -144,7 +149,7 @@ class Transaction(TransactionHandle):
         or rolled back. Raises the reason why it could not be prepared; its state is then unchanged, unless
         the error's outcome is "unknown".
         """
-        return self._driver.run(self._core.preparing())
+        return self._driver.run(self._core.prepare())
 
     def commit(self) -> str:
         """Commit.
@@ -157,9 +162,9 @@ class Transaction(TransactionHandle):
         error's sentence describes how to find out.
         """
         try:
-            return self._driver.run(self._core.committing())
+            return self._driver.run(self._core.commit())
         finally:
-            self._tell()
+            self._notify_consumers()
 
     def rollback(self) -> str:
         """Roll back: no message of it ever becomes visible.
@@ -169,9 +174,9 @@ class Transaction(TransactionHandle):
         Raises `TransactionCommitted`, `HeuristicOutcome`.
         """
         try:
-            return self._driver.run(self._core.rolling_back())
+            return self._driver.run(self._core.roll_back())
         finally:
-            self._tell()
+            self._notify_consumers()
 
     def __enter__(self) -> Transaction:
         self._core.enter()
@@ -184,13 +189,13 @@ class Transaction(TransactionHandle):
         if isinstance(error, GeneratorExit):
             with self._driver.lock:
                 self._core.drop(None)
-            self._driver.attend()
+            self._driver.wake()
             return
         try:
-            self._driver.run(self._core.leaving(error))
+            self._driver.run(self._core.exit(error))
         except Exception as failure:
             if error is None:
                 raise
             error.add_note(f"Besides: {failure}")
         finally:
-            self._tell()
+            self._notify_consumers()

@@ -17,9 +17,9 @@ from typing import Any
 
 import tfmq.producer
 from tfmq.client.admin.delayed import Rescheduled
-from tfmq.client.connection.addresses import described
+from tfmq.client.connection.addresses import describe_client
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.faces import documented_as
+from tfmq.client.faces import copy_docs_from
 from tfmq.client.producer import delivery
 from tfmq.client.producer.core import (
     BATCH_BYTES,
@@ -27,11 +27,11 @@ from tfmq.client.producer.core import (
     LINGER_MS,
     TIMEOUT_SECONDS,
     ProducerCore,
-    Settings,
+    ProducerSettings,
 )
-from tfmq.client.producer.delivery import AsyncOwner
+from tfmq.client.producer.delivery import AsyncDeliveryOwner
 from tfmq.client.send.batch import Delivery
-from tfmq.client.send.delivery_time import Delay, Moment, When
+from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
 from tfmq.client.send.partitioner import PartitionSelector
 from tfmq.client.transaction.check_back import Check
 from tfmq.codecs import Codec
@@ -45,7 +45,7 @@ from tfmq.twisted_transactions import checked_in
 from tfmq.twisted_xa import XAResource as XAResource
 
 
-@documented_as(tfmq.producer.Producer)
+@copy_docs_from(tfmq.producer.Producer)
 class Producer:
     """`tfmq.Producer` for Twisted: methods that wait give Deferreds, those of `send` and `send_many` acknowledged
     results.
@@ -69,7 +69,7 @@ class Producer:
         client_id: str | None = None,
         reactor: Any = None,
     ) -> None:
-        settings = Settings(
+        settings = ProducerSettings(
             servers,
             group,
             acks,
@@ -82,10 +82,10 @@ class Producer:
             hooks,
             client_id,
         )
-        self._core = ProducerCore(AsyncOwner, DeferredDriver, settings)
+        self._core = ProducerCore(AsyncDeliveryOwner, DeferredDriver, settings)
         self._driver: DeferredDriver = self._core.driver
         self._driver.reactor = reactor
-        delivery.opened(self._core.owner)
+        delivery.register_open(self._core.owner)
 
     @deferred
     async def send(
@@ -104,8 +104,8 @@ class Producer:
         has been sent all the same.
         """
         core = self._core
-        message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
-        delivery = await self._driver.run(core.sending(topic, message, core.payload(topic, message)))
+        message = core.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+        delivery = await self._driver.run(core.send(topic, message, core.encode_payload(topic, message)))
         return await delivery
 
     def send_nowait(
@@ -124,12 +124,12 @@ class Producer:
         is full, and what `send` raises of arguments.
         """
         core = self._core
-        message = core.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
-        data = core.payload(topic, message)
-        if not core.sender.has_room():
+        message = core.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+        data = core.encode_payload(topic, message)
+        if not core.accumulator.has_room():
             raise Busy(f"The buffer of {core.options.buffer_bytes} bytes is full: wait for something first.")
         delivery = core.append(topic, message, data)
-        self._driver.attend()
+        self._driver.wake()
         return delivery
 
     @deferred
@@ -142,29 +142,31 @@ class Producer:
         deliver_at: Moment | None = None,
     ) -> list[SendResult]:
         """Here the Deferred waits for all acknowledgements and gives the list of results."""
-        deliveries = await self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
+        deliveries = await self._driver.run(
+            self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at))
+        )
         return await deliveries
 
     @deferred
     async def cancel(self, handle: str) -> str:
-        return await self._driver.run(self._core.cancelling(handle))
+        return await self._driver.run(self._core.cancel_delayed(handle))
 
     @deferred
     async def reschedule(
         self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Rescheduled:
-        return await self._driver.run(self._core.rescheduling(handle, delay, deliver_at))
+        return await self._driver.run(self._core.reschedule_delayed(handle, delay, deliver_at))
 
     @deferred
     async def flush(self, timeout: float | None = None) -> None:
-        await self._driver.run(self._core.flushing(timeout))
+        await self._driver.run(self._core.flush(timeout))
 
     @deferred
     async def close(self, timeout: float | None = None) -> None:
         seconds = self._core.options.timeout if timeout is None else timeout
-        delivery.closed(self._core.owner)
+        delivery.unregister_open(self._core.owner)
         try:
-            await self._driver.run(self._core.closing(seconds))
+            await self._driver.run(self._core.close(seconds))
         finally:
             await self._driver.close()
 
@@ -178,24 +180,24 @@ class Producer:
     @deferred
     async def begin(self, xid: str | None = None, timeout: float | None = None) -> Transaction:
         core = self._core.transactions.begin(xid, timeout)
-        await self._driver.run(core.beginning())
+        await self._driver.run(core.begin())
         return Transaction(core)
 
     @deferred
     async def resume(self, xid: str) -> Transaction:
-        return Transaction(await self._driver.run(self._core.transactions.resuming(xid)))
+        return Transaction(await self._driver.run(self._core.transactions.resume(xid)))
 
     def transaction_check(self, function: Check) -> Check:
         """Here `function` may be a coroutine function or one of `inlineCallbacks`: those run in the reactor."""
-        self._core.transactions.check(checked_in(self._driver, function))
-        self._driver.attend()
+        self._core.transactions.add_check(checked_in(self._driver, function))
+        self._driver.wake()
         return function
 
     def xa(self) -> XAResource:
         return XAResource(self)
 
     def __repr__(self) -> str:
-        return described(self, self._core.link.servers, group=self._core.group)
+        return describe_client(self, self._core.link.servers, group=self._core.group)
 
     async def __aenter__(self) -> Producer:
         return self

@@ -8,36 +8,36 @@ from types import TracebackType
 from typing import Any
 
 import tfmq.admin
-from tfmq.client.admin.admin import Administration, Place
+from tfmq.client.admin.admin import AdminCore, PartitionPosition
 from tfmq.client.admin.delayed import (
     DelayedCounts,
     DelayedDescription,
     DelayedQuery,
     Rescheduled,
     ScheduleDescription,
-    ScheduleWish,
+    ScheduleRequest,
 )
 from tfmq.client.admin.models import (
     CommitGroupDescription,
     CommitGroupEnd,
     GroupDescription,
     GroupSummary,
-    Located,
-    Purged,
+    LocatedPosition,
+    PurgeResult,
     TopicDescription,
     TransactionDescription,
     TransactionEnd,
 )
-from tfmq.client.connection.addresses import described
-from tfmq.client.connection.connection import SECONDS
-from tfmq.client.connection.factory import reach
+from tfmq.client.connection.addresses import describe_client
+from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
+from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import Topic
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.faces import documented_as
+from tfmq.client.faces import copy_docs_from
 from tfmq.client.send.delivery_time import Delay, Moment
 
 
-@documented_as(tfmq.admin.Admin)
+@copy_docs_from(tfmq.admin.Admin)
 class Admin:
     """`tfmq.Admin` for Twisted: methods give Deferreds. `reactor`: None: the installed one."""
 
@@ -45,13 +45,13 @@ class Admin:
         self,
         servers: str | Sequence[str] | None = None,
         *,
-        timeout: float = SECONDS,
+        timeout: float = REQUEST_TIMEOUT_SECONDS,
         client_id: str | None = None,
         reactor: Any = None,
     ) -> None:
-        _, self._driver, _ = reach(servers, DeferredDriver, client_id=client_id, operator=True)
+        _, self._driver, _ = make_client_parts(servers, DeferredDriver, client_id=client_id, operator=True)
         self._driver.reactor = reactor
-        self._operations = Administration(self._driver.link, timeout)
+        self._operations = AdminCore(self._driver.link, timeout)
 
     @deferred
     async def ping(self) -> int:
@@ -96,11 +96,13 @@ class Admin:
         return await self._driver.run(self._operations.truncate_before(topic, partition, offset))
 
     @deferred
-    async def purge(self, topic: str, partition: int | None = None, before: Place = "latest") -> Purged:
+    async def purge(
+        self, topic: str, partition: int | None = None, before: PartitionPosition = "latest"
+    ) -> PurgeResult:
         return await self._driver.run(self._operations.purge(topic, partition, before))
 
     @deferred
-    async def locate(self, topic: str, partition: int, place: Place) -> Located:
+    async def locate(self, topic: str, partition: int, place: PartitionPosition) -> LocatedPosition:
         return await self._driver.run(self._operations.locate(topic, partition, place))
 
     @deferred
@@ -113,7 +115,13 @@ class Admin:
 
     @deferred
     async def reset_group(
-        self, name: str, topic: str, place: Place, partition: int | None = None, *, create: bool = False
+        self,
+        name: str,
+        topic: str,
+        place: PartitionPosition,
+        partition: int | None = None,
+        *,
+        create: bool = False,
     ) -> dict[int, int]:
         return await self._driver.run(self._operations.reset_group(name, topic, place, partition, create))
 
@@ -226,7 +234,7 @@ class Admin:
         partition: int | None = None,
         misfire: str = "one",
     ) -> ScheduleDescription:
-        wish = ScheduleWish(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
+        wish = ScheduleRequest(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
         return await self._driver.run(self._operations.schedule(wish))
 
     @deferred
@@ -254,7 +262,7 @@ class Admin:
         await self._driver.close()
 
     def __repr__(self) -> str:
-        return described(self, self._driver.link.servers)
+        return describe_client(self, self._driver.link.servers)
 
     async def __aenter__(self) -> Admin:
         return self

@@ -8,40 +8,40 @@ from types import TracebackType
 from typing import Any, Generic, Literal
 
 import tfmq.consumer
-from tfmq.client.connection.addresses import described
-from tfmq.client.connection.factory import reach
-from tfmq.client.consumer.core import Consuming, Lag, log
+from tfmq.client.connection.addresses import describe_client
+from tfmq.client.connection.factory import make_client_parts
+from tfmq.client.consumer.core import ConsumerCore, Lag, log
 from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
 from tfmq.client.consumer.options import (
+    DEFAULT_STORE,
     FETCH_BYTES,
-    OWN_STORE,
     PREFETCH_BYTES,
     REFRESH_SECONDS,
     RETRIES,
     SAVE_SECONDS,
     SESSION_SECONDS,
     TIMEOUT_SECONDS,
-    Arguments,
+    ConsumerArguments,
+    MessageFilter,
+    PartitionCallback,
     Partitions,
     Start,
-    Told,
     Topics,
-    Where,
+    check_arguments,
     check_poll,
-    checked,
-    seek_question,
+    seek_position,
 )
-from tfmq.client.drivers.twisted import DeferredDriver, begin_deferred, deferred
-from tfmq.client.faces import documented_as
+from tfmq.client.drivers.twisted import DeferredDriver, deferred, start_deferred
+from tfmq.client.faces import copy_docs_from
 from tfmq.client.worker.listeners import Function, Listener, Listeners
-from tfmq.client.worker.message_context import LoopHandling
-from tfmq.client.worker.twisted_runner import DeferredRun
+from tfmq.client.worker.message_context import MessageContextFactory
+from tfmq.client.worker.twisted_runner import DeferredRunner
 from tfmq.hooks import Hook
 from tfmq.offsets.storage import OffsetStorage, PartitionName
-from tfmq.runs import begin_run, open_store
+from tfmq.runs import create_run, open_dead_letter_store
 
 
-@documented_as(tfmq.consumer.Consumer)
+@copy_docs_from(tfmq.consumer.Consumer)
 class Consumer(Generic[Value]):
     """`tfmq.Consumer` for Twisted: methods that wait give Deferreds, and coroutines read in `async for`.
 
@@ -62,16 +62,16 @@ class Consumer(Generic[Value]):
         commits: Literal["auto", "manual", "before"] = "auto",
         offsets: str | OffsetStorage = "broker",
         retries: int = RETRIES,
-        dead_letters: str | os.PathLike[str] | None = OWN_STORE,
+        dead_letters: str | os.PathLike[str] | None = DEFAULT_STORE,
         tags: str | Iterable[str] | None = None,
-        where: Where = None,
+        where: MessageFilter = None,
         codec: Codec[Value] | Mapping[str, Codec[Value]] | None = None,
         hooks: Sequence[Hook] = (),
         strategy: Literal["sticky", "range", "consistent_hash"] = "sticky",
         broadcast: bool | str = False,
         coordinator: str = "broker",
-        on_assigned: Told = None,
-        on_revoked: Told = None,
+        on_assigned: PartitionCallback = None,
+        on_revoked: PartitionCallback = None,
         timeout: float = TIMEOUT_SECONDS,
         session: float = SESSION_SECONDS,
         save_every: float = SAVE_SECONDS,
@@ -81,30 +81,32 @@ class Consumer(Generic[Value]):
         client_id: str | None = None,
         reactor: Any = None,
     ) -> None:
-        options = checked(Arguments.of(locals()))
-        link, self._driver, self._wall_clock = reach(servers, DeferredDriver, client_id=client_id)
+        options = check_arguments(ConsumerArguments.from_mapping(locals()))
+        link, self._driver, self._wall_clock = make_client_parts(servers, DeferredDriver, client_id=client_id)
         self._driver.reactor = reactor
-        self._core = Consuming(
+        self._core = ConsumerCore(
             options,
             link,
-            self._driver.in_threads,
-            attend=self._driver.attend,
+            self._driver.run_in_threads,
+            wake_driver=self._driver.wake,
             flush=self._driver.flush,
-            raise_flag=self._driver.raise_flag,
+            raise_flag=self._driver.set_event,
         )
         if self._core.membership is not None:
-            self._core.handover.begin = begin_deferred
+            self._core.rebalance.start_await = start_deferred
         self._driver.tickers.append(self._core.tasks)
-        self._driver.on_fork.append(self._core.renew)
+        self._driver.on_fork.append(self._core.reset_after_fork)
         self._listeners = Listeners()
-        self._handling = LoopHandling(
+        self._handling = MessageContextFactory(
             self._core,
             self._driver.run,
-            partial(open_store, options, self._driver.in_threads, self._core, self._wall_clock),
+            partial(
+                open_dead_letter_store, options, self._driver.run_in_threads, self._core, self._wall_clock
+            ),
             wall_clock=self._wall_clock,
-            awaited=True,
+            is_async=True,
         )
-        self._core.fetcher.handler = self._handling
+        self._core.fetcher.failure_handler = self._handling
         self._loop: AsyncIterator[ReceivedMessage[Value]] | None = None
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
@@ -147,7 +149,7 @@ class Consumer(Generic[Value]):
         time: datetime | None = None,
         to: Literal["earliest", "latest"] | None = None,
     ) -> None:
-        question = seek_question(offset, ordinal, time, to)
+        question = seek_position(offset, ordinal, time, to)
         await self._driver.run(self._core.seek(PartitionName(topic, partition), question))
 
     @deferred
@@ -187,19 +189,21 @@ class Consumer(Generic[Value]):
         Deferreds; what blocks goes through `deferToThread`. `signals`: a reactor that is told to stop, by SIGTERM and
         SIGINT too, waits for the end of `run`; a second signal ends at once.
         """
-        running = begin_run(
+        running = create_run(
             self._core,
             self._listeners,
             listener,
             workers=workers,
             order=order,
             tracebacks=tracebacks,
-            beside=self._driver.in_threads,
+            beside=self._driver.run_in_threads,
             wall_clock=self._wall_clock,
         )
         hooks = self._core.options.hooks
         try:
-            await DeferredRun(running, self._driver, self._listeners, hooks, self.stop).run(workers, signals)
+            await DeferredRunner(running, self._driver, self._listeners, hooks, self.stop).run(
+                workers, signals
+            )
         finally:
             await self._driver.close()
 
@@ -208,7 +212,7 @@ class Consumer(Generic[Value]):
 
     def stop(self) -> None:
         self._core.stop()
-        self._driver.raise_flag(self._core.stop_asked)
+        self._driver.set_event(self._core.stop_requested)
 
     @deferred
     async def close(self) -> None:
@@ -223,7 +227,7 @@ class Consumer(Generic[Value]):
 
     def __repr__(self) -> str:
         options = self._core.options
-        return described(
+        return describe_client(
             self, self._core.link.servers, topics=options.subscription.shown, group=options.group
         )
 

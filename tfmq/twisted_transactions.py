@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from twisted.internet.threads import blockingCallFromThread
 
 import tfmq.transactions
-from tfmq.client.consumer.external_offsets import handed_out
+from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.faces import documented_as
+from tfmq.client.faces import copy_docs_from
 from tfmq.client.send.batch import Deliveries, Delivery
-from tfmq.client.send.delivery_time import Delay, Moment, When
+from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
 from tfmq.client.transaction.check_back import Check, InDoubt
 from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfmq.twisted_consumer import Consumer
 
 
-@documented_as(tfmq.transactions.Transaction)
+@copy_docs_from(tfmq.transactions.Transaction)
 class Transaction(TransactionHandle):
     """`tfmq.transactions.Transaction` for Twisted: methods give Deferreds; `async with` in coroutines. A Deferred of
     such a coroutine that is cancelled inside rolls back.
@@ -48,13 +48,15 @@ class Transaction(TransactionHandle):
     ) -> Delivery:
         """Here a Deferred gives the handle, which a coroutine may await behind the commit."""
         core = self._core
-        message = self._producer.message(topic, payload, key, tag, properties, delay, deliver_at, partition)
-        data = self._producer.payload(topic, message)
-        if not core.may_append(topic):
-            return await self._driver.run(core.sending(topic, message, data))
+        message = self._producer.make_message(
+            topic, payload, key, tag, properties, delay, deliver_at, partition
+        )
+        data = self._producer.encode_payload(topic, message)
+        if not core.can_append(topic):
+            return await self._driver.run(core.send(topic, message, data))
         delivery = core.append(topic, message, data)
-        if self._producer.link.unattended:
-            self._driver.attend()
+        if self._producer.link.background_requests:
+            self._driver.wake()
         return delivery
 
     @deferred
@@ -66,28 +68,28 @@ class Transaction(TransactionHandle):
         *,
         deliver_at: Moment | None = None,
     ) -> Deliveries:
-        return await self._driver.run(self._core.sending_many(topic, payloads, When(delay, deliver_at)))
+        return await self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
 
     def commit_offsets(self, consumer: Consumer[Any]) -> None:
-        self._core.add_offsets(handed_out(consumer))
+        self._core.add_offsets(transaction_positions(consumer))
 
     @deferred
     async def prepare(self) -> str:
-        return await self._driver.run(self._core.preparing())
+        return await self._driver.run(self._core.prepare())
 
     @deferred
     async def commit(self) -> str:
         try:
-            return await self._driver.run(self._core.committing())
+            return await self._driver.run(self._core.commit())
         finally:
-            self._tell()
+            self._notify_consumers()
 
     @deferred
     async def rollback(self) -> str:
         try:
-            return await self._driver.run(self._core.rolling_back())
+            return await self._driver.run(self._core.roll_back())
         finally:
-            self._tell()
+            self._notify_consumers()
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
@@ -109,16 +111,16 @@ class Transaction(TransactionHandle):
     ) -> None:
         if isinstance(error, GeneratorExit):  # a coroutine is thrown away, perhaps without a reactor
             self._core.drop(None)
-            self._driver.attend()
+            self._driver.wake()
             return
         try:
-            await self._driver.run(self._core.leaving(error))
+            await self._driver.run(self._core.exit(error))
         except Exception as failure:
             if error is None:
                 raise
             error.add_note(f"Besides: {failure}")
         finally:
-            self._tell()
+            self._notify_consumers()
 
 
 def checked_in(driver: DeferredDriver, function: Any) -> Check:

@@ -51,7 +51,7 @@ def check_fields(header: list[object]) -> None:
     for command in chosen:
         for row in (command.request, command.reply):
             try:
-                row.read(list(header), command.name, 2)
+                row.decode(list(header), command.name, 2)
             except (BadRequest, NotSupported) as error:
                 if len(str(error)) > 1000:
                     raise ValueError("the sentence repeats what a stranger sent") from error

@@ -18,18 +18,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from journal.record.block_trailer import Control, encode_control  # noqa: E402
+from journal.record.block_trailer import BlockTrailer, encode_trailer  # noqa: E402
 from journal.record.format import make_record  # noqa: E402
 from tfmq import limits  # noqa: E402
 from tfmq.bounded_msgpack import pack  # noqa: E402
 from tfmq.errors import CLASSES  # noqa: E402
 from tfmq.protocol import commands, schema  # noqa: E402
 from tfmq.protocol.commands import COMMANDS, RESERVED  # noqa: E402
-from tfmq.protocol.delayed_handle import Handle, print_handle  # noqa: E402
+from tfmq.protocol.delayed_handle import Handle, format_handle  # noqa: E402
 from tfmq.protocol.frames import encode  # noqa: E402
-from tfmq.protocol.schema import Row  # noqa: E402
+from tfmq.protocol.schema import Record  # noqa: E402
 from tfmq.settings import RELOADED, SETTINGS, TOPIC_KEYS  # noqa: E402
-from tfmq.spark.options import OPTIONS, Where  # noqa: E402
+from tfmq.spark.options import OPTIONS, Side  # noqa: E402
 from tools.cli_reference import cli_reference, pipelines_reference  # noqa: E402
 from tools.mutants import page as planted_bugs  # noqa: E402
 from tools.mutants.bugs import BUGS  # noqa: E402
@@ -47,7 +47,7 @@ def table(head: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
 # The protocol
 
 
-def kinds(row: Row) -> str:  # type: ignore[type-arg]
+def kinds(row: Record) -> str:  # type: ignore[type-arg]
     """`name` kind = default, for each field."""
     parts = []
     for name, kind in zip(row.names, row.kinds, strict=True):
@@ -79,7 +79,7 @@ def row_list() -> str:
     """The arrays inside lists."""
     shapes = [each for each in vars(schema).values() if isinstance(each, type) and issubclass(each, tuple)]
     shapes = [each for each in shapes if each.__module__ == schema.__name__]
-    return "".join(f"- {shape.__name__}: {kinds(Row(shape))}\n" for shape in shapes)
+    return "".join(f"- {shape.__name__}: {kinds(Record(shape))}\n" for shape in shapes)
 
 
 def reserved_list() -> str:
@@ -144,15 +144,15 @@ def delayed_example() -> str:
     handle = Handle(0x1234_5678_9ABC_DEF0, INCARNATION << 24, 1_763_700_030_000, 41)
     return (
         f"Store {handle.store_id:#x}, log id {handle.log_id:#x}, due {handle.due}, number {handle.number}:\n\n"
-        f"    {print_handle(handle)}\n"
+        f"    {format_handle(handle)}\n"
     )
 
 
 def fetch_example() -> str:
     """A FETCH from offset 0 and its reply, byte by byte."""
     record, log_id = example_record(), INCARNATION << 24
-    control = encode_control(
-        log_id, Control(1, len(record), zlib.crc32(record), 1_763_700_000_000, 0, 0, 0, 0)
+    control = encode_trailer(
+        log_id, BlockTrailer(1, len(record), zlib.crc32(record), 1_763_700_000_000, 0, 0, 0, 0)
     )
     end = len(record) + len(control)
     header = (30, 10, *commands.Fetch("orders", INCARNATION, 0, 0, -1, 262_144, 500))
@@ -225,15 +225,15 @@ def setting_table() -> str:
     )
 
 
-def spark_options(where: Where) -> str:
+def spark_options(where: Side) -> str:
     """Every option of the Spark source or sink, one line each."""
     queries = {"batch": "batch", "stream": "stream", "both": ""}
     return table(
         ("option", "takes", "default", "only", "what it does"),
         (
-            (f"`{each.name}`", each.takes, each.default, queries[each.query], each.meaning)
+            (f"`{each.name}`", each.accepts, each.default, queries[each.query], each.meaning)
             for each in OPTIONS
-            if each.where in (where, "both")
+            if each.side in (where, "both")
         ),
     )
 
@@ -283,7 +283,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": setting_table,
     "spark-source": lambda: spark_options("source"),
     "spark-sink": lambda: spark_options("sink"),
-    "hello-limits": lambda: ", ".join(f"`{n}`" for n in limits.sent({})) + "\n",
+    "hello-limits": lambda: ", ".join(f"`{n}`" for n in limits.limits_to_send({})) + "\n",
     "hello": lambda: hexadecimal(encode((1, 0, "TFMQ", 1, 1, "example", {}))) + "\n",
     "attribute": lambda: hexadecimal([pack({1: 1_763_700_000_000, 2: "42", 3: "new"})]) + "\n",
 }

@@ -29,7 +29,7 @@ EACH: tuple[Accident, ...] = tuple((step, behind) for step in STEPS for behind i
 
 def hurry() -> None:
     """Let this process see the broker's questions at once, instead of within seconds: the rest of the show waits."""
-    check_back.LOOK_SECONDS = 0.1  # type: ignore[misc]
+    check_back.POLL_SECONDS = 0.1  # type: ignore[misc]
 
 
 def prepare_accident(accident: Accident | None) -> None:
@@ -37,7 +37,7 @@ def prepare_accident(accident: Accident | None) -> None:
     if accident is None:
         return
     name, behind = accident
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def perform(step: commit_protocol.Step) -> Any:
         if step.name != name:
@@ -46,4 +46,4 @@ def prepare_accident(accident: Accident | None) -> None:
             really(step)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    commit_protocol.perform = perform
+    commit_protocol.run_step = perform

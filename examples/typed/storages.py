@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import tfmq
-from tfmq import PartitionName
+from tfmq.offsets.storage import PartitionName
 
 
 class Memory:

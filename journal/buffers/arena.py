@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class Allocation(NamedTuple):
     """Allocated memory: `size` bytes of `view` from `position`.
 
     `chunk` is None for a huge allocation, which has a mapping of its own; `slab` is None for a run of pages.
@@ -23,7 +23,7 @@ class Place(NamedTuple):
     view: memoryview
     position: int
     size: int
-    chunk: Chunk | None
+    chunk: MemoryChunk | None
     slab: Slab | None
     arena: Arena
 
@@ -41,34 +41,34 @@ class Arena:
         self._chunks = ChunkLists()
         self._tiny: dict[int, dict[Slab, None]] = {}
         self._small: dict[int, dict[Slab, None]] = {}
-        self._slab_used: dict[Slab, None] = {}
+        self._all_slabs: dict[Slab, None] = {}
         self.huge_bytes = 0
 
-    def take(self, size: int) -> Place:
+    def allocate(self, size: int) -> Allocation:
         """Allocate `size` bytes (rounded). Raises MemoryError when the system has no more."""
         if size > CHUNK_BYTES:
-            return self._take_huge(size)
+            return self._allocate_huge(size)
         with self._lock:
             if size < PAGE_BYTES:
                 slab = self._slab_with_room(size)
-                position = slab.take()
+                position = slab.allocate()
                 if slab.full:
                     del self._slabs(size)[slab]
-                return Place(slab.chunk.view, position, size, slab.chunk, slab, self)
-            chunk, node = self._take_run(run_depth(size))
-            return Place(chunk.view, place_of(node)[0], size, chunk, None, self)
+                return Allocation(slab.chunk.view, position, size, slab.chunk, slab, self)
+            chunk, node = self._allocate_run(run_depth(size))
+            return Allocation(chunk.view, run_position(node)[0], size, chunk, None, self)
 
-    def give(self, place: Place) -> None:
+    def free(self, allocation: Allocation) -> None:
         """Free an allocation. Raises ValueError on a double free."""
-        if place.chunk is None:
-            self._give_huge(place)
+        if allocation.chunk is None:
+            self._free_huge(allocation)
             return
         with self._lock:
-            if place.slab is None:
-                node = (1 << run_depth(place.size)) + place.position // place.size
-                self._chunks.give(place.chunk, node)
+            if allocation.slab is None:
+                node = (1 << run_depth(allocation.size)) + allocation.position // allocation.size
+                self._chunks.free(allocation.chunk, node)
             else:
-                self._give_element(place.slab, place.position)
+                self._free_element(allocation.slab, allocation.position)
 
     def trim(self) -> int:
         """Return unused memory to the system: empty slabs, empty chunks, free pages of the others.
@@ -87,7 +87,7 @@ class Arena:
         """Bytes of all allocations, including those in thread caches."""
         with self._lock:
             runs = sum(chunk.used_bytes for chunk in self._chunks)
-            unused = sum(PAGE_BYTES - slab.used_count * slab.element_bytes for slab in self._slab_used)
+            unused = sum(PAGE_BYTES - slab.used_count * slab.element_bytes for slab in self._all_slabs)
             return runs - unused + self.huge_bytes
 
     def chunk_counts(self) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class Arena:
 
     def slab_count(self) -> int:
         """Number of pages that are slabs."""
-        return len(self._slab_used)
+        return len(self._all_slabs)
 
     def _slabs(self, size: int) -> dict[Slab, None]:
         return (self._tiny if size < TINY_LIMIT else self._small).setdefault(size, {})
@@ -106,40 +106,40 @@ class Arena:
         slabs = self._slabs(size)
         for slab in slabs:
             return slab
-        chunk, node = self._take_run(TREE_DEPTH)
-        slab = Slab(chunk, node, place_of(node)[0], size)
-        slabs[slab] = self._slab_used[slab] = None
+        chunk, node = self._allocate_run(TREE_DEPTH)
+        slab = Slab(chunk, node, run_position(node)[0], size)
+        slabs[slab] = self._all_slabs[slab] = None
         return slab
 
-    def _give_element(self, slab: Slab, position: int) -> None:
+    def _free_element(self, slab: Slab, position: int) -> None:
         slabs = self._slabs(slab.element_bytes)
-        slab.give(position)
+        slab.free(position)
         slabs[slab] = None
         if slab.empty and len(slabs) > 1:
             self._drop_slab(slab)
 
     def _drop_slab(self, slab: Slab) -> None:
-        del self._slabs(slab.element_bytes)[slab], self._slab_used[slab]
-        self._chunks.give(slab.chunk, page_node(slab.position))
+        del self._slabs(slab.element_bytes)[slab], self._all_slabs[slab]
+        self._chunks.free(slab.chunk, page_leaf(slab.position))
 
-    def _take_run(self, depth: int) -> tuple[Chunk, int]:
+    def _allocate_run(self, depth: int) -> tuple[MemoryChunk, int]:
         try:
-            return self._chunks.take(depth)
+            return self._chunks.allocate(depth)
         except OSError as error:
             raise MemoryError(f"no memory for another chunk of {CHUNK_BYTES} bytes: {error}") from error
 
-    def _take_huge(self, size: int) -> Place:
+    def _allocate_huge(self, size: int) -> Allocation:
         try:
-            mapping = mapped(size)
+            mapping = map_memory(size)
         except OSError as error:
             raise MemoryError(f"no memory for a buffer of {size} bytes: {error}") from error
         with self._lock:
             self.huge_bytes += size
-        return Place(memoryview(mapping), 0, size, None, None, self)
+        return Allocation(memoryview(mapping), 0, size, None, None, self)
 
-    def _give_huge(self, place: Place) -> None:
+    def _free_huge(self, allocation: Allocation) -> None:
         with self._lock:
-            self.huge_bytes -= place.size
+            self.huge_bytes -= allocation.size
 
 
 class Slab:
@@ -151,7 +151,7 @@ class Slab:
 
     __slots__ = ("_all", "_free", "chunk", "element_bytes", "node", "position")
 
-    def __init__(self, chunk: Chunk, node: int, position: int, element_bytes: int) -> None:
+    def __init__(self, chunk: MemoryChunk, node: int, position: int, element_bytes: int) -> None:
         self.chunk = chunk
         self.node = node
         self.position = position
@@ -174,13 +174,13 @@ class Slab:
         """Number of allocated elements."""
         return (self._all ^ self._free).bit_count()
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """Allocate an element and return its position in the chunk. Must not be called if `full`."""
         lowest = self._free & -self._free
         self._free ^= lowest
         return self.position + (lowest.bit_length() - 1) * self.element_bytes
 
-    def give(self, position: int) -> None:
+    def free(self, position: int) -> None:
         """Free the element at `position`. Raises ValueError if it is not an allocated element."""
         number, rest = divmod(position - self.position, self.element_bytes)
         bit = 1 << max(number, 0)
@@ -200,7 +200,7 @@ TINY_LIMIT = 512
 """From this size on, sub-page sizes double instead of growing by 16: less than half is wasted either way."""
 
 
-def rounded(size: int) -> int:
+def rounded_size(size: int) -> int:
     """Bytes that a request of `size` bytes (>= 0) takes from a pool."""
     if size < TINY_LIMIT:
         return (size + TINY_STEP - 1) & -TINY_STEP or TINY_STEP
@@ -217,13 +217,13 @@ def run_depth(size: int) -> int:
     return TREE_DEPTH - (size // PAGE_BYTES).bit_length() + 1
 
 
-TAKEN = TREE_DEPTH + 1
+NOTHING_FREE = TREE_DEPTH + 1
 """Value of a node with nothing free below it."""
 
 _LEVELS = bytes(max(node, 1).bit_length() - 1 for node in range(2 << TREE_DEPTH))
 
 
-class Chunk:
+class MemoryChunk:
     """16 MiB of anonymous memory, whose pages are allocated in runs by a buddy tree.
 
     The tree is a complete binary tree in an array (children of n: 2n and 2n + 1; the leaves are pages). Each
@@ -239,7 +239,7 @@ class Chunk:
     __slots__ = ("_mapping", "_tree", "used_bytes", "view")
 
     def __init__(self) -> None:
-        self._mapping = mapped(CHUNK_BYTES)
+        self._mapping = map_memory(CHUNK_BYTES)
         self._tree = bytearray(_LEVELS)
         self.view = memoryview(self._mapping)
         self.used_bytes = 0
@@ -251,7 +251,7 @@ class Chunk:
             return 0
         return max(1, self.used_bytes * 100 // CHUNK_BYTES)
 
-    def take(self, depth: int) -> int:
+    def allocate(self, depth: int) -> int:
         """Allocate a run of `CHUNK_BYTES >> depth` bytes and return its node; 0 if none is free."""
         tree = self._tree
         if tree[1] > depth:
@@ -261,27 +261,31 @@ class Chunk:
             node <<= 1
             if tree[node] > depth:
                 node ^= 1
-        tree[node] = TAKEN
+        tree[node] = NOTHING_FREE
         self.used_bytes += CHUNK_BYTES >> depth
-        self._settle_parents(node)
+        self._update_parents(node)
         return node
 
-    def give(self, node: int) -> None:
+    def free(self, node: int) -> None:
         """Free the page run at `node`. Raises ValueError on a double free."""
-        if not 0 < node < len(self._tree) or self._tree[node] != TAKEN or self._split(node):
+        if not 0 < node < len(self._tree) or self._tree[node] != NOTHING_FREE or self._is_split(node):
             raise ValueError(f"node {node} is not an allocated run of this chunk")
         depth = _LEVELS[node]
         self._tree[node] = depth
         self.used_bytes -= CHUNK_BYTES >> depth
-        self._settle_parents(node)
+        self._update_parents(node)
 
-    def _split(self, node: int) -> bool:
+    def _is_split(self, node: int) -> bool:
         """True if the node is NOTHING_FREE because of its children and is not a run itself."""
         # The children of an allocated run keep their values, which are free.
         left = node << 1
-        return left < len(self._tree) and self._tree[left] == TAKEN and self._tree[left + 1] == TAKEN
+        return (
+            left < len(self._tree)
+            and self._tree[left] == NOTHING_FREE
+            and self._tree[left + 1] == NOTHING_FREE
+        )
 
-    def _settle_parents(self, node: int) -> None:
+    def _update_parents(self, node: int) -> None:
         tree = self._tree
         level = _LEVELS[node]
         while node > 1:
@@ -301,7 +305,7 @@ class Chunk:
         """
         total = 0
         for node in self._free_runs():
-            position, size = place_of(node)
+            position, size = run_position(node)
             self._mapping.madvise(mmap.MADV_DONTNEED, position, size)
             total += size
         return total
@@ -312,32 +316,32 @@ class Chunk:
             node = waiting.pop()
             if self._tree[node] == _LEVELS[node]:
                 yield node
-            elif self._tree[node] != TAKEN:
+            elif self._tree[node] != NOTHING_FREE:
                 waiting += (node << 1, node << 1 | 1)
 
 
-def mapped(size: int) -> mmap.mmap:
+def map_memory(size: int) -> mmap.mmap:
     """Map `size` bytes of private memory."""
     # Only private memory can be returned page by page.
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def place_of(node: int) -> tuple[int, int]:
+def run_position(node: int) -> tuple[int, int]:
     """(position in the chunk, size in bytes) of a node's run."""
     level = _LEVELS[node]
     size = CHUNK_BYTES >> level
     return (node - (1 << level)) * size, size
 
 
-def page_node(position: int) -> int:
+def page_leaf(position: int) -> int:
     """Leaf of the page that holds `position`."""
     return (1 << TREE_DEPTH) + position // PAGE_BYTES
 
 
-NEVER = 1000
-RANGES_PERCENT = ((-NEVER, 25), (1, 50), (25, 75), (50, 100), (75, 100), (100, NEVER))
+UNREACHABLE = 1000
+RANGES_PERCENT = ((-UNREACHABLE, 25), (1, 50), (25, 75), (50, 100), (75, 100), (100, UNREACHABLE))
 """(minimum, limit) of each list: a chunk moves up at or above `limit`, down below `minimum`."""
-ASK_ORDER = (3, 2, 1, 0, 4)
+SEARCH_ORDER = (3, 2, 1, 0, 4)
 """Indices into RANGES_PERCENT in search order; the last list has only full chunks and is not searched."""
 
 
@@ -351,49 +355,49 @@ class ChunkLists:
     """
 
     def __init__(self) -> None:
-        self._lists: tuple[dict[Chunk, None], ...] = tuple({} for _ in RANGES_PERCENT)
-        self._where: dict[Chunk, int] = {}
+        self._lists: tuple[dict[MemoryChunk, None], ...] = tuple({} for _ in RANGES_PERCENT)
+        self._list_index: dict[MemoryChunk, int] = {}
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._list_index)
 
-    def __iter__(self) -> Iterator[Chunk]:
-        return iter(list(self._where))
+    def __iter__(self) -> Iterator[MemoryChunk]:
+        return iter(list(self._list_index))
 
     def counts(self) -> tuple[int, ...]:
         """Number of chunks in each list, the emptiest list first."""
         return tuple(map(len, self._lists))
 
-    def take(self, depth: int) -> tuple[Chunk, int]:
+    def allocate(self, depth: int) -> tuple[MemoryChunk, int]:
         """Allocate a run at tree level `depth`, in a new chunk if no other has one.
 
         Return (chunk, node).
         """
-        for index in ASK_ORDER:
+        for index in SEARCH_ORDER:
             for chunk in self._lists[index]:
-                if node := chunk.take(depth):
-                    self._settle(chunk)
+                if node := chunk.allocate(depth):
+                    self._move_by_usage(chunk)
                     return chunk, node
-        chunk = Chunk()
-        node = chunk.take(depth)
-        self._put(chunk, 0)
-        self._settle(chunk)
+        chunk = MemoryChunk()
+        node = chunk.allocate(depth)
+        self._insert(chunk, 0)
+        self._move_by_usage(chunk)
         return chunk, node
 
-    def give(self, chunk: Chunk, node: int) -> None:
+    def free(self, chunk: MemoryChunk, node: int) -> None:
         """Free a run; remove the chunk if it is then empty and not in the first list."""
-        chunk.give(node)
-        self._settle(chunk)
+        chunk.free(node)
+        self._move_by_usage(chunk)
 
     def drop_empty(self) -> int:
         """Remove every empty chunk, also those of the first list; return their number."""
-        empty = [chunk for chunk in self._where if not chunk.used_bytes]
+        empty = [chunk for chunk in self._list_index if not chunk.used_bytes]
         for chunk in empty:
             self._remove(chunk)
         return len(empty)
 
-    def _settle(self, chunk: Chunk) -> None:
-        index = start = self._where[chunk]
+    def _move_by_usage(self, chunk: MemoryChunk) -> None:
+        index = start = self._list_index[chunk]
         usage = chunk.usage_percent
         while usage >= RANGES_PERCENT[index][1]:
             index += 1
@@ -403,11 +407,11 @@ class ChunkLists:
             return
         self._remove(chunk)
         if index:
-            self._put(chunk, index)
+            self._insert(chunk, index)
 
-    def _put(self, chunk: Chunk, index: int) -> None:
+    def _insert(self, chunk: MemoryChunk, index: int) -> None:
         self._lists[index][chunk] = None
-        self._where[chunk] = index
+        self._list_index[chunk] = index
 
-    def _remove(self, chunk: Chunk) -> None:
-        del self._lists[self._where.pop(chunk)][chunk]
+    def _remove(self, chunk: MemoryChunk) -> None:
+        del self._lists[self._list_index.pop(chunk)][chunk]

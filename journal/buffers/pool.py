@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from journal.buffers.arena import PAGE_BYTES, TINY_LIMIT, Arena, Place, rounded
+from journal.buffers.arena import PAGE_BYTES, TINY_LIMIT, Allocation, Arena, rounded_size
 
 ARENA_COUNT = 2
 """Arenas of a pool: one for the thread that serves and one for all others; more only help with many busy
@@ -48,7 +48,7 @@ class Leak(NamedTuple):
 
 
 class _Local(threading.local):
-    cache: Cache | None = None
+    cache: ThreadCache | None = None
 
 
 class Pool:
@@ -65,11 +65,11 @@ class Pool:
         self._next_arena = itertools.cycle(self._arenas)
         self._lock = threading.Lock()
         self._local = _Local()
-        self._caches: list[Cache] = []
-        self._ended = Counts()
+        self._caches: list[ThreadCache] = []
+        self._ended_counts = AllocationCounts()
         self._debug = debug
         self._traced: weakref.WeakSet[TracedBuffer] = weakref.WeakSet()
-        self._forgotten: deque[tuple[str, int]] = deque()
+        self._dropped: deque[tuple[str, int]] = deque()
 
     def allocate(self, size: int) -> Buffer:
         """Allocate a buffer of exactly `size` bytes with one reference.
@@ -79,21 +79,21 @@ class Pool:
         if size < 0:
             raise ValueError(f"a buffer cannot have {size} bytes")
         cache = self._local.cache or self._new_cache()
-        whole = rounded(size)
-        allocation = cache.take(whole) or cache.arena.take(whole)
+        whole = rounded_size(size)
+        allocation = cache.allocate(whole) or cache.arena.allocate(whole)
         if self._debug:
             return self._trace(allocation, size)
-        return Buffer(allocation, size, self._give)
+        return Buffer(allocation, size, self._free)
 
     def stats(self) -> PoolStats:
         """Return the current statistics; other threads may change them at the same time."""
         with self._lock:
-            self._bury_ended_threads()
-            total = Counts()
-            total.add(self._ended)
+            self._drain_ended_threads()
+            total = AllocationCounts()
+            total.add(self._ended_counts)
             for cache in self._caches:
                 total.add(cache.counts)
-            cached_bytes = sum(cache.kept_bytes for cache in self._caches)
+            cached_bytes = sum(cache.cached_bytes for cache in self._caches)
         return PoolStats(
             live_count=total.allocated - total.released,
             live_bytes=total.allocated_bytes - total.released_bytes,
@@ -103,14 +103,14 @@ class Pool:
             slab_count=sum(arena.slab_count() for arena in self._arenas),
             allocated_count=total.allocated,
             cache_hit_count=total.hits,
-            forgotten_count=len(self._forgotten),
+            forgotten_count=len(self._dropped),
         )
 
     def leaks(self) -> list[Leak]:
         """Buffers not released, by place of allocation, the most bytes first. Empty without `debug`."""
         found = [(buffer.allocated_at, buffer.size) for buffer in list(self._traced) if buffer.holds]
         counted: dict[str, list[int]] = {}
-        for allocation, size in [*found, *self._forgotten]:
+        for allocation, size in [*found, *self._dropped]:
             entry = counted.setdefault(allocation, [0, 0])
             entry[0] += size
             entry[1] += 1
@@ -125,45 +125,45 @@ class Pool:
         if self._local.cache:
             self._local.cache.drain()
         with self._lock:
-            self._bury_ended_threads()
+            self._drain_ended_threads()
         return sum(arena.trim() for arena in self._arenas)
 
-    def _give(self, place: Place) -> None:
+    def _free(self, allocation: Allocation) -> None:
         cache = self._local.cache or self._new_cache()
         counts = cache.counts
         counts.released += 1
-        counts.released_bytes += place.size
-        if not cache.keep(place):
-            place.arena.give(place)
+        counts.released_bytes += allocation.size
+        if not cache.try_cache(allocation):
+            allocation.arena.free(allocation)
 
-    def _new_cache(self) -> Cache:
+    def _new_cache(self) -> ThreadCache:
         with self._lock:
-            self._bury_ended_threads()
-            cache = Cache(next(self._next_arena))
+            self._drain_ended_threads()
+            cache = ThreadCache(next(self._next_arena))
             self._caches.append(cache)
         self._local.cache = cache
         return cache
 
-    def _bury_ended_threads(self) -> None:
+    def _drain_ended_threads(self) -> None:
         for cache in [cache for cache in self._caches if not cache.thread.is_alive()]:
             self._caches.remove(cache)
-            self._ended.add(cache.counts)
+            self._ended_counts.add(cache.counts)
             cache.drain()
 
-    def _trace(self, place: Place, size: int) -> Buffer:
-        buffer = TracedBuffer(place, size, self._give, self._forget)
+    def _trace(self, place: Allocation, size: int) -> Buffer:
+        buffer = TracedBuffer(place, size, self._free, self._report_dropped)
         self._traced.add(buffer)
         return buffer
 
-    def _forget(self, size: int, place: str) -> None:
-        self._forgotten.append((place, size))
+    def _report_dropped(self, size: int, place: str) -> None:
+        self._dropped.append((place, size))
         logger.warning("a buffer of %d bytes was dropped without a release; allocated at %s", size, place)
 
 
-_LAST = True
-_MORE = False
+_LAST_REFERENCE = True
+_OTHER_REFERENCE = False
 """Entries of a buffer's reference list: the first is _LAST, so it is popped last."""
-PLACE_FRAMES = 6
+STACK_FRAMES = 6
 """Stack frames recorded per allocation: enough to see the caller and its purpose."""
 
 
@@ -179,15 +179,15 @@ class Buffer:
     one. References may be added and removed in several threads.
     """
 
-    __slots__ = ("_give_back", "_holds", "_place", "_view", "size")
+    __slots__ = ("_allocation", "_free", "_holds", "_view", "size")
 
-    def __init__(self, place: Place, size: int, give_back: Callable[[Place], None]) -> None:
+    def __init__(self, allocation: Allocation, size: int, free: Callable[[Allocation], None]) -> None:
         self.size = size
-        self._place = place
-        self._view = place.view[place.position : place.position + size]
-        self._give_back = give_back
+        self._allocation = allocation
+        self._view = allocation.view[allocation.position : allocation.position + size]
+        self._free = free
         # A list instead of a number: popping is atomic, and the thread that pops _LAST frees the memory.
-        self._holds = [_LAST]
+        self._holds = [_LAST_REFERENCE]
 
     @property
     def view(self) -> memoryview:
@@ -199,7 +199,7 @@ class Buffer:
     @property
     def capacity(self) -> int:
         """Bytes that the buffer takes from the pool."""
-        return self._place.size
+        return self._allocation.size
 
     @property
     def holds(self) -> int:
@@ -215,7 +215,7 @@ class Buffer:
         """Add a reference. Only an owner of one may call this. Raises Released after the last release."""
         if not self._holds:
             raise Released(f"a buffer of {self.size} bytes was retained after its release")
-        self._holds.append(_MORE)
+        self._holds.append(_OTHER_REFERENCE)
         return self
 
     def release(self) -> None:
@@ -228,24 +228,24 @@ class Buffer:
             # An array over the view may still export it; the memory is returned all the same.
             with contextlib.suppress(BufferError):
                 self._view.release()
-            self._give_back(self._place)
+            self._free(self._allocation)
 
 
 class TracedBuffer(Buffer):
     """A buffer that records its allocation, and reports a garbage collection without release."""
 
-    __slots__ = ("__weakref__", "_forgotten", "_stack")
+    __slots__ = ("__weakref__", "_report_dropped", "_stack")
 
     def __init__(
         self,
-        place: Place,
+        allocation: Allocation,
         size: int,
-        give_back: Callable[[Place], None],
-        forgotten: Callable[[int, str], None],
+        free: Callable[[Allocation], None],
+        report_dropped: Callable[[int, str], None],
     ) -> None:
-        super().__init__(place, size, give_back)
-        self._forgotten = forgotten
-        self._stack = traceback.extract_stack(limit=PLACE_FRAMES + 3)[:-3]
+        super().__init__(allocation, size, free)
+        self._report_dropped = report_dropped
+        self._stack = traceback.extract_stack(limit=STACK_FRAMES + 3)[:-3]
 
     @property
     def allocated_at(self) -> str:
@@ -254,7 +254,7 @@ class TracedBuffer(Buffer):
 
     def __del__(self) -> None:
         if getattr(self, "_holds", None):
-            self._forgotten(self.size, self.allocated_at)
+            self._report_dropped(self.size, self.allocated_at)
 
 
 TINY_COUNT_MAX = 512
@@ -265,13 +265,13 @@ sizes.
 """
 RUN_BYTES_MAX = 1 << 20
 """Larger runs are not cached: few are in use, and each is large."""
-BYTES_MAX = 4 << 20
+CACHE_BYTES_MAX = 4 << 20
 """Maximum size of a thread's cache: a quarter of a chunk."""
-LOOK_EVERY = 8192
+TRIM_INTERVAL = 8192
 """Requests between two reductions of a cache to the sizes in use."""
 
 
-class Counts:
+class AllocationCounts:
     """Allocation counters of one thread; their sum over the threads is the pool's."""
 
     __slots__ = ("allocated", "allocated_bytes", "hits", "released", "released_bytes")
@@ -279,13 +279,13 @@ class Counts:
     def __init__(self) -> None:
         self.allocated = self.allocated_bytes = self.hits = self.released = self.released_bytes = 0
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: AllocationCounts) -> None:
         """Add another thread's counters to these."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-class Cache:
+class ThreadCache:
     """Thread cache: freed allocations of one arena by rounded size.
 
     The next request of a cached size takes no lock. Limited in bytes and per size. Every TRIM_INTERVAL
@@ -296,66 +296,70 @@ class Cache:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.thread = threading.current_thread()
-        self.kept_bytes = 0
-        self.counts = Counts()
-        self._kept: dict[int, deque[Place]] = {}
-        self._lowest: dict[int, int] = {}
-        self._until_look = LOOK_EVERY
+        self.cached_bytes = 0
+        self.counts = AllocationCounts()
+        self._cached: dict[int, deque[Allocation]] = {}
+        self._unused_counts: dict[int, int] = {}
+        self._requests_until_trim = TRIM_INTERVAL
 
-    def take(self, size: int) -> Place | None:
+    def allocate(self, size: int) -> Allocation | None:
         """Take a cached allocation of exactly `size` bytes, or None."""
         counts = self.counts
         counts.allocated += 1
         counts.allocated_bytes += size
-        self._until_look -= 1
-        if self._until_look <= 0:
-            self._give_surplus()
-        cached = self._kept.get(size)
+        self._requests_until_trim -= 1
+        if self._requests_until_trim <= 0:
+            self._free_unused()
+        cached = self._cached.get(size)
         if not cached:
             return None
-        self.kept_bytes -= size
+        self.cached_bytes -= size
         counts.hits += 1
         allocation = cached.pop()
-        if len(cached) < self._lowest[size]:
-            self._lowest[size] = len(cached)
+        if len(cached) < self._unused_counts[size]:
+            self._unused_counts[size] = len(cached)
         return allocation
 
-    def keep(self, place: Place) -> bool:
+    def try_cache(self, allocation: Allocation) -> bool:
         """Cache a freed allocation; False if there is no room for it."""
-        size = place.size
-        if size > RUN_BYTES_MAX or self.kept_bytes + size > BYTES_MAX or place.arena is not self.arena:
+        size = allocation.size
+        if (
+            size > RUN_BYTES_MAX
+            or self.cached_bytes + size > CACHE_BYTES_MAX
+            or allocation.arena is not self.arena
+        ):
             return False
-        cached = self._kept.get(size)
+        cached = self._cached.get(size)
         if cached is None:
-            cached = self._kept[size] = deque()
-            self._lowest[size] = 0
-        if len(cached) >= count_max(size):
+            cached = self._cached[size] = deque()
+            self._unused_counts[size] = 0
+        if len(cached) >= cached_count_max(size):
             return False
-        cached.append(place)
-        self.kept_bytes += size
+        cached.append(allocation)
+        self.cached_bytes += size
         return True
 
     def drain(self) -> None:
         """Return everything to the arenas."""
-        for size in self._kept:
-            self._give(size, len(self._kept[size]))
+        for size in self._cached:
+            self._free_oldest(size, len(self._cached[size]))
 
-    def _give_surplus(self) -> None:
-        self._until_look = LOOK_EVERY
-        for size, cached in self._kept.items():
-            self._give(size, self._lowest[size])
-            self._lowest[size] = len(cached)
+    def _free_unused(self) -> None:
+        self._requests_until_trim = TRIM_INTERVAL
+        for size, cached in self._cached.items():
+            self._free_oldest(size, self._unused_counts[size])
+            self._unused_counts[size] = len(cached)
 
-    def _give(self, size: int, count: int) -> None:
-        cached = self._kept[size]
+    def _free_oldest(self, size: int, count: int) -> None:
+        cached = self._cached[size]
         for _ in range(count):
             allocation = cached.popleft()
-            self.kept_bytes -= size
-            allocation.arena.give(allocation)
-        self._lowest[size] = min(self._lowest[size], len(cached))
+            self.cached_bytes -= size
+            allocation.arena.free(allocation)
+        self._unused_counts[size] = min(self._unused_counts[size], len(cached))
 
 
-def count_max(size: int) -> int:
+def cached_count_max(size: int) -> int:
     """Maximum number of cached allocations of `size` bytes."""
     if size < TINY_LIMIT:
         return TINY_COUNT_MAX

@@ -24,23 +24,29 @@ from zlib import crc32
 from journal import filenames
 from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt, NewerFormat
-from journal.fsck.log_verify import NO_SEGMENT, Stretch, find_log_id, survey
-from journal.log.checkpoint import MarkFile, Marks, read_log_id, read_snapshot, read_snapshot_log_id
-from journal.log.index import Index
+from journal.fsck.log_verify import NO_SEGMENT, DamagedRange, find_log_id, scan_segment
+from journal.log.checkpoint import (
+    LogCheckpoint,
+    LogCheckpointFile,
+    read_log_id,
+    read_snapshot,
+    read_snapshot_log_id,
+)
+from journal.log.index import SegmentIndex
 from journal.log.recovery_rules import FILES_GONE
 from journal.log.segment import SCAN_SIZE, Segment
 from journal.record.block_trailer import (
-    CONTROL_SIZE,
-    CONTROL_VERSION,
-    BadControl,
-    Control,
-    decode_control,
-    encode_control,
+    TRAILER_SIZE,
+    TRAILER_VERSION,
+    BadBlockTrailer,
+    BlockTrailer,
+    decode_trailer,
+    encode_trailer,
 )
 from journal.record.format import (
-    FLAG_CONTROL,
     FLAG_FILLER,
     FLAG_REFUSED_MASK,
+    FLAG_TRAILER,
     HEADER,
     HEADER_SIZE,
     LEASED_ID_FIRST,
@@ -52,16 +58,16 @@ from journal.record.format import (
     split_body,
 )
 
-SMALLEST: Final = CONTROL_SIZE + HEADER_SIZE
+RANGE_SIZE_MIN: Final = TRAILER_SIZE + HEADER_SIZE
 """Minimum size of a range that becomes a block, unless it has exactly the size of a block trailer."""
 
-NO_STARTS: Final[Mapping[int, int]] = MappingProxyType({})
+NO_READ_POSITIONS: Final[Mapping[int, int]] = MappingProxyType({})
 
-STATE_NOTE: Final = (
+SNAPSHOT_NOTE: Final = (
     "set aside; a start uses the previous snapshot, or reads every existing record. What was stored only in records"
     " deleted by retention is unknown: producer sequences, and which transactions were applied already"
 )
-MARK_NOTE: Final = (
+CHECKPOINT_NOTE: Final = (
     "written again from the segments; unknown: whether the log was stopped, where its tail was truncated, and whether"
     " it was truncated inside its first segment, whose messages are then visible again"
 )
@@ -73,7 +79,7 @@ UNCERTAIN = "ids and flags of the records kept here are as they were found, not 
 
 
 @dataclass(frozen=True)
-class Repaired:
+class RepairedRange:
     """One repaired range: offsets `first <= x < next` of `file`, `reason` as found.
 
     Of its ordinals, from `first_ordinal` on, `kept` are records that still exist and `lost` were replaced by
@@ -99,10 +105,10 @@ def repair(
     *,
     dry_run: bool = False,
     suffix: str = filenames.SEGMENT_SUFFIX,
-    starts: Mapping[int, int] = NO_STARTS,
+    starts: Mapping[int, int] = NO_READ_POSITIONS,
     expected: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-) -> list[Repaired]:
+) -> list[RepairedRange]:
     """Repair every damaged segment of a partition's folder.
 
     `starts`: offsets, ends of appends, at which somebody goes on reading, with their ordinals: no block that is made
@@ -119,31 +125,33 @@ def repair(
         base for name in disk.list(folder) if (base := filenames.parse_segment_name(name, suffix)) is not None
     )
     paths = [filenames.join(folder, filenames.segment_name(base, suffix)) for base in bases]
-    log_id = _whose(disk, folder, paths, expected)
-    if log_id is None and not bases and disk.exists(filenames.join(folder, filenames.mark_name())):
+    log_id = _find_log_id(disk, folder, paths, expected)
+    if log_id is None and not bases and disk.exists(filenames.join(folder, filenames.log_checkpoint_name())):
         log_id = expected  # nothing says it but the caller
     if log_id is None:
         return []
-    checkpoint, mark_fault = _read_mark(disk, folder, log_id)
+    checkpoint, mark_fault = _read_checkpoint(disk, folder, log_id)
     has_traces = any(map(filenames.is_trace, disk.list(folder)))
     if checkpoint is None and (bases or has_traces) and not mark_fault:
         mark_fault = "it is missing or empty, and there are segments, or were"
-    done = _mend_states(disk, folder, log_id, dry_run)
+    done = _repair_snapshots(disk, folder, log_id, dry_run)
     if checkpoint is not None and (checkpoint.stopped or "").startswith(FILES_GONE):
         done.append(
-            _of_file(
-                filenames.join(folder, filenames.mark_name()), f"stopped: {checkpoint.stopped}", GIVEN_UP_NOTE
+            _file_repair(
+                filenames.join(folder, filenames.log_checkpoint_name()),
+                f"stopped: {checkpoint.stopped}",
+                GIVEN_UP_NOTE,
             )
         )
         checkpoint = checkpoint._replace(stopped=None)
         if not dry_run:
-            MarkFile(disk, folder, log_id).settle(checkpoint)
-    own = _starts(disk, folder, log_id, checkpoint)
+            LogCheckpointFile(disk, folder, log_id).write_durably(checkpoint)
+    own = _read_positions(disk, folder, log_id, checkpoint)
     known = {**own, **starts}
     proof = own if bases else known
-    if checkpoint is not None and max(proof) > checkpoint.forced:
+    if checkpoint is not None and max(proof) > checkpoint.durable:
         # A snapshot describes only what was forced: up to there the log was on the disk.
-        checkpoint = checkpoint._replace(forced=max(proof), forced_ordinal=proof[max(proof)])
+        checkpoint = checkpoint._replace(durable=max(proof), durable_ordinal=proof[max(proof)])
     if not bases:
         end = max(known, default=0)
         is_lost = mark_fault if checkpoint is None else not checkpoint.clean or checkpoint.first < end
@@ -152,12 +160,14 @@ def repair(
         # No segment is left: the log goes on where it is known to have ended, as a start would have it.
         bases = [end]
         if checkpoint is None or checkpoint.first == end:
-            done.append(_of_file(folder, NO_SEGMENT, f"an empty one begins at {end}; {GONE_NOTE}"))
+            done.append(_file_repair(folder, NO_SEGMENT, f"an empty one begins at {end}; {GONE_NOTE}"))
         if dry_run:
             if mark_fault:
-                done.append(_mend_mark(disk, folder, log_id, bases, known, suffix, mark_fault, dry_run))
+                done.append(
+                    _repair_checkpoint(disk, folder, log_id, bases, known, suffix, mark_fault, dry_run)
+                )
             elif checkpoint is not None and checkpoint.first < end:
-                done.append(_begin_later(disk, folder, log_id, checkpoint, bases, suffix, dry_run))
+                done.append(_skip_missing_segments(disk, folder, log_id, checkpoint, bases, suffix, dry_run))
             return done
         index = filenames.join(folder, filenames.index_name(end))
         if disk.exists(index):
@@ -174,42 +184,42 @@ def repair(
         disk.force_folder(folder)
         bases.insert(0, checkpoint.first)
     starts = known
-    edge = _Edge(
+    edge = _ScanState(
         checkpoint.first_ordinal if checkpoint is not None and bases[0] <= checkpoint.first else None
     )
     for number, base in enumerate(bases):
         limit = bases[number + 1] if number + 1 < len(bases) else None
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
         try:
-            surplus = _cut_surplus(segment, limit)
-            edge.built = Index(filenames.join(folder, filenames.index_name(base)), base, log_id)
-            following = _following(disk, folder, bases[number + 1 :], log_id, checkpoint, suffix)
+            surplus = _drop_surplus(segment, limit)
+            edge.built = SegmentIndex(filenames.join(folder, filenames.index_name(base)), base, log_id)
+            following = _next_known(disk, folder, bases[number + 1 :], log_id, checkpoint, suffix)
             pieces = [
                 (piece, before)
-                for stretch, before in _stretches(segment, following, edge)
-                for piece in _split(stretch, segment.base, starts)
+                for stretch, before in _damaged_ranges(segment, following, edge)
+                for piece in _split_at_read_positions(stretch, segment.base, starts)
             ]
-            plans = [_plan(segment, piece, before) for piece, before in pieces]
-            repeated = _repeated(disk, folder, bases[number:], segment, plans, suffix)
+            plans = [_plan_repair(segment, piece, before) for piece, before in pieces]
+            repeated = _find_repeated_ids(disk, folder, bases[number:], segment, plans, suffix)
             if repeated:
-                plans = [_plan(segment, piece, before, repeated) for piece, before in pieces]
+                plans = [_plan_repair(segment, piece, before, repeated) for piece, before in pieces]
             if (plans or surplus) and not dry_run:
-                _replace(disk, segment, folder, plans, progress)
+                _replace_file(disk, segment, folder, plans, progress)
             done += [repaired for repaired, _ in plans] + surplus
             if not plans and not surplus:
                 done += _mend_index(disk, segment, edge.built, dry_run)
         finally:
             segment.close()
     if checkpoint is not None and checkpoint.first < bases[0] and not mark_fault:
-        done.append(_begin_later(disk, folder, log_id, checkpoint, bases, suffix, dry_run))
+        done.append(_skip_missing_segments(disk, folder, log_id, checkpoint, bases, suffix, dry_run))
     if mark_fault:
-        done.append(_mend_mark(disk, folder, log_id, bases, known, suffix, mark_fault, dry_run))
+        done.append(_repair_checkpoint(disk, folder, log_id, bases, known, suffix, mark_fault, dry_run))
     elif checkpoint is not None:
         done += _mend_slots(disk, folder, log_id, dry_run)
     return done
 
 
-def _whose(disk: Disk, folder: str, segments: list[str], expected: int | None) -> int | None:
+def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | None) -> int | None:
     """The id of the log, as most of its files say: one of them may be another log's. None if none says it.
 
     Of two that as many files name, `expected` counts, otherwise the one of the segments, unless it differs in one bit:
@@ -221,7 +231,7 @@ def _whose(disk: Disk, folder: str, segments: list[str], expected: int | None) -
         marked = read_log_id(disk, folder)
         checked.update([] if marked is None else [marked])
     for name in disk.list(folder):
-        if filenames.parse_state_name(name) is not None:
+        if filenames.parse_log_snapshot_name(name) is not None:
             checked.update(filter(None, [read_snapshot_log_id(disk, filenames.join(folder, name))]))
     votes += checked
     most = max(votes.values(), default=0)
@@ -234,14 +244,14 @@ def _whose(disk: Disk, folder: str, segments: list[str], expected: int | None) -
     return next((id for id in others if id in checked and (id ^ first).bit_count() == 1), first)
 
 
-def _starts(disk: Disk, folder: str, log_id: int, marks: Marks | None) -> dict[int, int]:
+def _read_positions(disk: Disk, folder: str, log_id: int, marks: LogCheckpoint | None) -> dict[int, int]:
     """Offsets at which a reader may continue, with their ordinals.
 
     From the checkpoint and the snapshots.
     """
-    found = {} if marks is None else {marks.forced: marks.forced_ordinal, marks.first: marks.first_ordinal}
+    found = {} if marks is None else {marks.durable: marks.durable_ordinal, marks.first: marks.first_ordinal}
     for name in disk.list(folder):
-        offset = filenames.parse_state_name(name)
+        offset = filenames.parse_log_snapshot_name(name)
         if offset is not None:
             with suppress(Corrupt):
                 snapshot = read_snapshot(disk, folder, offset, log_id)
@@ -249,79 +259,85 @@ def _starts(disk: Disk, folder: str, log_id: int, marks: Marks | None) -> dict[i
     return found
 
 
-def _split(stretch: Stretch, base: int, starts: Mapping[int, int]) -> Iterator[Stretch]:
+def _split_at_read_positions(
+    stretch: DamagedRange, base: int, starts: Mapping[int, int]
+) -> Iterator[DamagedRange]:
     """Split a range at the read positions, unless a part would be too small for a block."""
     for offset in sorted(starts):
         position, ordinal = offset - base, starts[offset]
         rest = stretch.next - position
-        if stretch.first + SMALLEST <= position and (rest >= SMALLEST or rest == CONTROL_SIZE):
-            yield stretch._replace(next=position, next_ordinal=ordinal, control=None)
+        if stretch.first + RANGE_SIZE_MIN <= position and (rest >= RANGE_SIZE_MIN or rest == TRAILER_SIZE):
+            yield stretch._replace(next=position, next_ordinal=ordinal, trailer=None)
             stretch = stretch._replace(first=position, ordinal=ordinal)
     yield stretch
 
 
-def _cut_surplus(segment: Segment, limit: int | None) -> list[Repaired]:
+def _drop_surplus(segment: Segment, limit: int | None) -> list[RepairedRange]:
     """Remove bytes after the start of the next segment: they do not belong to the log."""
     if limit is None or segment.end <= limit:
         return []
     reason = f"{segment.end - limit} bytes are after the start of the next segment"
     segment.size = limit - segment.base
-    return [_of_file(segment.path, reason, "they are not part of the log, and were removed")]
+    return [_file_repair(segment.path, reason, "they are not part of the log, and were removed")]
 
 
-def _begin_later(
-    disk: Disk, folder: str, log_id: int, marks: Marks, bases: list[int], suffix: str, dry_run: bool
-) -> Repaired:
+def _skip_missing_segments(
+    disk: Disk, folder: str, log_id: int, marks: LogCheckpoint, bases: list[int], suffix: str, dry_run: bool
+) -> RepairedRange:
     """Let the log start with the first existing segment, because earlier segments are missing."""
     block = None
     if disk.exists(filenames.join(folder, filenames.segment_name(bases[0], suffix))):
         segment = Segment.open(disk, folder, bases[0], log_id, writable=False, suffix=suffix)
         try:
-            block = next(segment.sound_blocks(), None)
+            block = next(segment.valid_blocks(), None)
         finally:
             segment.close()
-    ordinal = block.control.first_ordinal if block is not None else marks.forced_ordinal
+    ordinal = block.control.first_ordinal if block is not None else marks.durable_ordinal
     if not dry_run:
-        durable = max(marks.forced, bases[0])
-        forced_ordinal = marks.forced_ordinal if marks.forced >= bases[0] else ordinal
+        durable = max(marks.durable, bases[0])
+        forced_ordinal = marks.durable_ordinal if marks.durable >= bases[0] else ordinal
         changed = marks._replace(
-            first=bases[0], first_ordinal=ordinal, forced=durable, forced_ordinal=forced_ordinal, clean=False
+            first=bases[0],
+            first_ordinal=ordinal,
+            durable=durable,
+            durable_ordinal=forced_ordinal,
+            clean=False,
         )
-        MarkFile(disk, folder, log_id).settle(changed)
+        LogCheckpointFile(disk, folder, log_id).write_durably(changed)
     reason = f"segments from {marks.first} to {bases[0]} are missing"
     note = f"the log now starts at {bases[0]}, as after retention"
-    path = filenames.join(folder, filenames.mark_name())
+    path = filenames.join(folder, filenames.log_checkpoint_name())
     lost = max(0, ordinal - marks.first_ordinal)
-    return Repaired(path, marks.first, bases[0], reason, marks.first_ordinal, 0, lost, (), True, note)
+    return RepairedRange(path, marks.first, bases[0], reason, marks.first_ordinal, 0, lost, (), True, note)
 
 
-def _read_mark(disk: Disk, folder: str, log_id: int) -> tuple[Marks | None, str]:
+def _read_checkpoint(disk: Disk, folder: str, log_id: int) -> tuple[LogCheckpoint | None, str]:
     """The marks, None without them, and what is wrong with their file. One of another log than the records are of is
     not believed.
     """
     try:
-        return MarkFile(disk, folder, log_id).read(), ""
+        return LogCheckpointFile(disk, folder, log_id).read(), ""
     except Corrupt as error:
         return None, error.reason
 
 
-def _mend_slots(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Repaired]:
+def _mend_slots(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[RepairedRange]:
     """Writes both slots of a mark anew of which one is not whole."""
-    file = MarkFile(disk, folder, log_id)
+    file = LogCheckpointFile(disk, folder, log_id)
     marks, faulty = file.read(), file.faulty()
     if marks is None or not faulty:
         return []
     if not dry_run:
-        file.settle(marks)
-    return [_of_file(file.path, "one of its two slots is not whole", "written again from the other one")]
+        file.write_durably(marks)
+    return [_file_repair(file.path, "one of its two slots is not whole", "written again from the other one")]
 
 
-def _mend_index(disk: Disk, segment: Segment, built: Index, dry_run: bool) -> list[Repaired]:
+def _mend_index(disk: Disk, segment: Segment, built: SegmentIndex, dry_run: bool) -> list[RepairedRange]:
     """Writes the index of a sound segment anew where an entry is wrong. A missing one is made by the next start."""
     path = built.path
     if not disk.exists(path):
         return []
-    found = Index.load(disk, path, segment.base, segment.log_id, segment.size)
+    found = SegmentIndex.load(disk, path, segment.base, segment.log_id, segment.size)
     built.close_run()
     pairs = zip(found.entries(), built.entries(), strict=False)
     if found.fault is None and all(entry == right for entry, right in pairs):
@@ -331,14 +347,14 @@ def _mend_index(disk: Disk, segment: Segment, built: Index, dry_run: bool) -> li
         built.write(disk)
         built.close()
     reason = found.fault or "its entries disagree with the control records"
-    return [_of_file(path, reason, "written again from the segment")]
+    return [_file_repair(path, reason, "written again from the segment")]
 
 
-def _mend_states(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Repaired]:
+def _repair_snapshots(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[RepairedRange]:
     """Set aside unreadable snapshots: a start then uses the previous one, or reads every record."""
     done = []
     for name in disk.list(folder):
-        offset = filenames.parse_state_name(name)
+        offset = filenames.parse_log_snapshot_name(name)
         if offset is None:
             continue
         path = filenames.join(folder, name)
@@ -348,11 +364,11 @@ def _mend_states(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[Re
             if not dry_run:
                 disk.rename(path, path + filenames.DAMAGED_SUFFIX)
                 disk.force_folder(folder)
-            done.append(_of_file(path, error.reason, STATE_NOTE))
+            done.append(_file_repair(path, error.reason, SNAPSHOT_NOTE))
     return done
 
 
-def _mend_mark(
+def _repair_checkpoint(
     disk: Disk,
     folder: str,
     log_id: int,
@@ -361,20 +377,20 @@ def _mend_mark(
     suffix: str,
     reason: str,
     dry_run: bool,
-) -> Repaired:
+) -> RepairedRange:
     """Write `log.mark` again from the block trailers of the repaired segments."""
-    path = filenames.join(folder, filenames.mark_name())
+    path = filenames.join(folder, filenames.log_checkpoint_name())
     if not dry_run:
-        checkpoint = _marks_of_segments(disk, folder, log_id, bases, starts, suffix)
+        checkpoint = _checkpoint_from_segments(disk, folder, log_id, bases, starts, suffix)
         if disk.exists(path):
             disk.rename(path, path + filenames.DAMAGED_SUFFIX)
-        MarkFile(disk, folder, log_id).settle(checkpoint)
-    return _of_file(path, reason, MARK_NOTE)
+        LogCheckpointFile(disk, folder, log_id).write_durably(checkpoint)
+    return _file_repair(path, reason, CHECKPOINT_NOTE)
 
 
-def _marks_of_segments(
+def _checkpoint_from_segments(
     disk: Disk, folder: str, log_id: int, bases: list[int], starts: Mapping[int, int], suffix: str
-) -> Marks:
+) -> LogCheckpoint:
     """Return the lowest marks that are true of the segments: what block trailers say is durable, and no more."""
     first_ordinal: int | None = None
     durable, forced_ordinal, append_time, epoch = bases[0], 0, 0, 0
@@ -382,28 +398,28 @@ def _marks_of_segments(
     for base in bases:
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
         try:
-            for block in segment.sound_blocks():
+            for block in segment.valid_blocks():
                 trailer = block.control
                 if first_ordinal is None:
                     first_ordinal = forced_ordinal = trailer.first_ordinal
                 ordinals[block.offset] = trailer.first_ordinal
-                if durable < trailer.forced <= block.offset and trailer.forced in ordinals:
-                    durable, forced_ordinal = trailer.forced, ordinals[trailer.forced]
+                if durable < trailer.durable_offset <= block.offset and trailer.durable_offset in ordinals:
+                    durable, forced_ordinal = trailer.durable_offset, ordinals[trailer.durable_offset]
                 append_time, epoch = max(append_time, trailer.append_time), max(epoch, trailer.epoch)
         finally:
             segment.close()
     if first_ordinal is None:
         first_ordinal = forced_ordinal = starts.get(bases[0], 0)
-    return Marks(bases[0], first_ordinal, durable, forced_ordinal, append_time, epoch)
+    return LogCheckpoint(bases[0], first_ordinal, durable, forced_ordinal, append_time, epoch)
 
 
-def _of_file(path: str, reason: str, note: str) -> Repaired:
-    return Repaired(path, 0, 0, reason, 0, 0, 0, (), False, note)
+def _file_repair(path: str, reason: str, note: str) -> RepairedRange:
+    return RepairedRange(path, 0, 0, reason, 0, 0, 0, (), False, note)
 
 
 def remove_originals(disk: Disk, folder: str) -> list[str]:
     """Delete the original files kept by repairs; return their names. Folders set aside are kept."""
-    found = [name for name in disk.list(folder) if filenames.is_aside(name)]
+    found = [name for name in disk.list(folder) if filenames.is_set_aside(name)]
     found = [name for name in found if not disk.is_folder(filenames.join(folder, name))]
     for name in found:
         disk.unlink(filenames.join(folder, name))
@@ -413,7 +429,7 @@ def remove_originals(disk: Disk, folder: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Following:
+class _NextKnown:
     """What follows a segment.
 
     The log continues at `offset`. The next known ordinal is `ordinal`; damaged ranges before it have at least
@@ -422,74 +438,74 @@ class _Following:
 
     offset: int
     ordinal: int
-    shared: int | None
+    known_between: int | None
 
 
-def _following(
-    disk: Disk, folder: str, bases: list[int], log_id: int, marks: Marks | None, suffix: str
-) -> _Following | None:
+def _next_known(
+    disk: Disk, folder: str, bases: list[int], log_id: int, marks: LogCheckpoint | None, suffix: str
+) -> _NextKnown | None:
     """Return what follows: the next segment's first known ordinal, else the durable offset."""
     shared: int | None = None
     for base in bases:
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
         try:
-            for item in survey(segment):
-                first = item.ordinal if isinstance(item, Stretch) else item.control.first_ordinal
+            for item in scan_segment(segment):
+                first = item.ordinal if isinstance(item, DamagedRange) else item.control.first_ordinal
                 if first is not None:
-                    return _Following(bases[0], first, shared)
-                if isinstance(item, Stretch):
-                    shared = (shared or 0) + known_count(_bytes_of(segment, item), log_id)[0]
+                    return _NextKnown(bases[0], first, shared)
+                if isinstance(item, DamagedRange):
+                    shared = (shared or 0) + minimum_count(_range_bytes(segment, item), log_id)[0]
         finally:
             segment.close()
     if marks is None:
         return None
-    return _Following(bases[0] if bases else marks.forced, marks.forced_ordinal, shared)
+    return _NextKnown(bases[0] if bases else marks.durable, marks.durable_ordinal, shared)
 
 
-class _Edge:
+class _ScanState:
     """How far the segments were walked: the next ordinal, the last sound control record, and the index of the segment
     as it should be, unless something in it must be mended."""
 
     def __init__(self, ordinal: int | None) -> None:
         self.ordinal = ordinal
-        self.control: Control | None = None
-        self.built = Index("", 0, 0)
+        self.control: BlockTrailer | None = None
+        self.built = SegmentIndex("", 0, 0)
 
 
-def _stretches(
-    segment: Segment, following: _Following | None, edge: _Edge
-) -> Iterator[tuple[Stretch, Control | None]]:
+def _damaged_ranges(
+    segment: Segment, following: _NextKnown | None, edge: _ScanState
+) -> Iterator[tuple[DamagedRange, BlockTrailer | None]]:
     """Yield what must be repaired, each with the last valid block trailer before it.
 
     A range that is too short for a block is extended over the following block.
     """
-    waiting: Stretch | None = None
-    for item in survey(segment):
-        if isinstance(item, Stretch):
+    waiting: DamagedRange | None = None
+    for item in scan_segment(segment):
+        if isinstance(item, DamagedRange):
             if item.version is not None:
-                raise NewerFormat(segment.path, item.version, CONTROL_VERSION)
+                raise NewerFormat(segment.path, item.version, TRAILER_VERSION)
             if waiting is not None:
-                waiting = waiting._replace(next=item.next, next_ordinal=item.next_ordinal, control=None)
+                waiting = waiting._replace(next=item.next, next_ordinal=item.next_ordinal, trailer=None)
             else:
                 waiting = item if item.ordinal is not None else item._replace(ordinal=edge.ordinal)
-        elif waiting is not None and not _fits(waiting):
+        elif waiting is not None and not _fits_block(waiting):
             end, ordinal = item.next - segment.base, item.control.next_ordinal
-            waiting = waiting._replace(next=end, next_ordinal=ordinal, control=item.control)
+            waiting = waiting._replace(next=end, next_ordinal=ordinal, trailer=item.control)
         else:
             if waiting is not None:
                 yield waiting, edge.control
                 waiting = None
             edge.control, edge.ordinal = item.control, item.control.next_ordinal
             edge.built.add(item.control)
-    waiting = _tail(segment, waiting, following, edge)
+    waiting = _damaged_tail(segment, waiting, following, edge)
     if waiting is not None:
         yield waiting, edge.control
         edge.ordinal = waiting.next_ordinal
 
 
-def _tail(
-    segment: Segment, waiting: Stretch | None, following: _Following | None, edge: _Edge
-) -> Stretch | None:
+def _damaged_tail(
+    segment: Segment, waiting: DamagedRange | None, following: _NextKnown | None, edge: _ScanState
+) -> DamagedRange | None:
     """Return the damaged range at the segment's end, up to where the log is known to continue.
 
     None if nowhere.
@@ -501,29 +517,29 @@ def _tail(
         return None
     if waiting is None:
         reason = "the file is shorter than it was"
-        waiting = Stretch(first, first, reason, edge.ordinal, None, None)
+        waiting = DamagedRange(first, first, reason, edge.ordinal, None, None)
     waiting = waiting._replace(next=following.offset - segment.base, next_ordinal=following.ordinal)
-    if following.shared is None or waiting.ordinal is None:
+    if following.known_between is None or waiting.ordinal is None:
         return waiting
     # Both sides of a segment's start are damaged, so the distribution of the ordinals is unknown. This range
     # gets what its own records prove, and if it has room for more, what the other side does not prove.
-    known, more = known_count(_bytes_of(segment, waiting), segment.log_id)
+    known, more = minimum_count(_range_bytes(segment, waiting), segment.log_id)
     total = max(0, following.ordinal - waiting.ordinal)
-    count = min(total, max(known, total - following.shared) if more else known)
+    count = min(total, max(known, total - following.known_between) if more else known)
     return waiting._replace(next_ordinal=waiting.ordinal + count)
 
 
-def _fits(stretch: Stretch) -> bool:
+def _fits_block(stretch: DamagedRange) -> bool:
     size = stretch.next - stretch.first
-    return size == CONTROL_SIZE or size >= SMALLEST
+    return size == TRAILER_SIZE or size >= RANGE_SIZE_MIN
 
 
-def _repeated(
+def _find_repeated_ids(
     disk: Disk,
     folder: str,
     bases: list[int],
     segment: Segment,
-    plans: list[tuple[Repaired, Salvaged]],
+    plans: list[tuple[RepairedRange, RebuiltRange]],
     suffix: str,
 ) -> set[int]:
     """Return ids of records that would be kept although a later block has them again."""
@@ -541,7 +557,7 @@ def _repeated(
     for base in bases if wanted else ():
         later = Segment.open(disk, folder, base, segment.log_id, writable=False, suffix=suffix)
         try:
-            for block in later.sound_blocks():
+            for block in later.valid_blocks():
                 ids = {record.id for record in records_of(block.data)}
                 found.update(id for id in ids & wanted.keys() if block.offset >= wanted[id])
         finally:
@@ -553,7 +569,7 @@ def _id_at(data: bytes, position: int) -> int:
     return int(HEADER.unpack_from(data, position)[2])
 
 
-def _without(data: bytes, pieces: list[Piece], ids: set[int]) -> bytes:
+def _blank_records(data: bytes, pieces: list[RangePiece], ids: set[int]) -> bytes:
     """Return the range with the records of these ids replaced by zeros."""
     left = bytearray(data)
     for piece in pieces:
@@ -562,9 +578,9 @@ def _without(data: bytes, pieces: list[Piece], ids: set[int]) -> bytes:
     return bytes(left)
 
 
-def _plan(
-    segment: Segment, stretch: Stretch, before: Control | None, repeated: Collection[int] = ()
-) -> tuple[Repaired, Salvaged]:
+def _plan_repair(
+    segment: Segment, stretch: DamagedRange, before: BlockTrailer | None, repeated: Collection[int] = ()
+) -> tuple[RepairedRange, RebuiltRange]:
     """Plan the repair of one range.
 
     Records with `repeated` ids are dropped if its trailer is lost.
@@ -572,7 +588,7 @@ def _plan(
     Raises Corrupt if the range cannot be repaired.
     """
     first, next = segment.base + stretch.first, segment.base + stretch.next
-    if not _fits(stretch) or stretch.next_ordinal is None:
+    if not _fits_block(stretch) or stretch.next_ordinal is None:
         raise Corrupt(segment.path, first, next, f"too few bytes are left to repair it: {stretch.reason}")
     ordinal = stretch.ordinal
     if ordinal is None:
@@ -580,41 +596,43 @@ def _plan(
         # count.
         ordinal = 0 if segment.base == 0 else stretch.next_ordinal
     count = max(0, stretch.next_ordinal - ordinal)
-    data = _bytes_of(segment, stretch)
+    data = _range_bytes(segment, stretch)
     data = without_foreign(data, first, segment.log_id, stretch.ordinal, stretch.next_ordinal)
-    closing = _closing(stretch, before, first, ordinal)
-    salvaged = salvage(data, count, segment.log_id, closing)
-    if repeated and stretch.control is None:
-        data = _without(data, salvaged.pieces, set(repeated))
-        salvaged = salvage(data, count, segment.log_id, closing)
+    closing = _new_trailer(stretch, before, first, ordinal)
+    salvaged = rebuild_range(data, count, segment.log_id, closing)
+    if repeated and stretch.trailer is None:
+        data = _blank_records(data, salvaged.pieces, set(repeated))
+        salvaged = rebuild_range(data, count, segment.log_id, closing)
     fillers = tuple((first + p.position, p.size, p.count) for p in salvaged.pieces if not p.kept)
-    lost_source = stretch.control is None
-    repaired = Repaired(
+    lost_source = stretch.trailer is None
+    repaired = RepairedRange(
         segment.path, first, next, stretch.reason, ordinal, salvaged.kept, salvaged.lost, fillers, lost_source
     )
     return repaired, salvaged
 
 
-def _bytes_of(segment: Segment, stretch: Stretch) -> bytes:
+def _range_bytes(segment: Segment, stretch: DamagedRange) -> bytes:
     """Bytes of a range; zeros where the file has lost its end."""
     size = stretch.next - stretch.first
     return segment.pread(size, stretch.first).ljust(size, b"\0")
 
 
-def _closing(stretch: Stretch, before: Control | None, offset: int, ordinal: int) -> Control:
+def _new_trailer(
+    stretch: DamagedRange, before: BlockTrailer | None, offset: int, ordinal: int
+) -> BlockTrailer:
     """Fields for the new block trailer, from the old one or else the previous block's."""
-    if stretch.control is not None:
-        return stretch.control._replace(offset=offset, first_ordinal=ordinal)
+    if stretch.trailer is not None:
+        return stretch.trailer._replace(offset=offset, first_ordinal=ordinal)
     if before is None:
-        return Control(0, 0, 0, 0, 0, 0, ordinal, offset)
-    return Control(0, 0, 0, before.append_time, before.epoch, before.forced, ordinal, offset)
+        return BlockTrailer(0, 0, 0, 0, 0, 0, ordinal, offset)
+    return BlockTrailer(0, 0, 0, before.append_time, before.epoch, before.durable_offset, ordinal, offset)
 
 
-def _replace(
+def _replace_file(
     disk: Disk,
     segment: Segment,
     folder: str,
-    plans: list[tuple[Repaired, Salvaged]],
+    plans: list[tuple[RepairedRange, RebuiltRange]],
     progress: Callable[[str, int, int], None] | None,
 ) -> None:
     """Replace the segment by the repaired file.
@@ -625,10 +643,10 @@ def _replace(
     damaged, mended = segment.path + filenames.DAMAGED_SUFFIX, segment.path + filenames.REPAIRED_SUFFIX
     if not disk.exists(damaged):
         size, segment.size = segment.size, segment.file.size()
-        _write(disk, damaged + filenames.REPAIRED_SUFFIX, segment, [], None)
+        _write_copy(disk, damaged + filenames.REPAIRED_SUFFIX, segment, [], None)
         segment.size = size
         disk.rename(damaged + filenames.REPAIRED_SUFFIX, damaged)
-    _write(disk, mended, segment, patches, progress)
+    _write_copy(disk, mended, segment, patches, progress)
     index = filenames.join(folder, filenames.index_name(segment.base))
     if disk.exists(index):
         disk.unlink(index)
@@ -637,7 +655,7 @@ def _replace(
     disk.force_folder(folder)
 
 
-def _write(
+def _write_copy(
     disk: Disk,
     path: str,
     segment: Segment,
@@ -662,7 +680,7 @@ def _write(
     copy.close()
 
 
-STRETCH_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
+RANGE_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
 """A longer range is a lost part of the disk: it becomes fillers alone, each with its own block trailer."""
 
 SEARCH_SIZE_MAX: Final = 4 << 20
@@ -673,7 +691,7 @@ UNKNOWN: Final = -1
 _LENGTH_BITS: Final = 32
 
 
-class Piece(NamedTuple):
+class RangePiece(NamedTuple):
     """`size` bytes at `position` of a range: a record that is kept, or a gap for a filler.
 
     `count` is the number of ordinals; UNKNOWN if it cannot be determined.
@@ -691,19 +709,19 @@ class Trailer(NamedTuple):
 
     position: int
     log_id: int
-    control: Control
+    control: BlockTrailer
 
 
-class Salvaged(NamedTuple):
+class RebuiltRange(NamedTuple):
     """The replacement of a range: `data` of the same size. `kept` and `lost` count ordinals."""
 
     data: bytes
-    pieces: list[Piece]
+    pieces: list[RangePiece]
     kept: int
     lost: int
 
 
-def salvage(stretch: bytes, count: int, log_id: int, closing: Control) -> Salvaged:
+def rebuild_range(stretch: bytes, count: int, log_id: int, closing: BlockTrailer) -> RebuiltRange:
     """Build a valid range of the same size, with `count` ordinals, from a damaged one. No I/O.
 
     Offsets and ordinals never change: records with a valid checksum stay at their position, gaps become
@@ -712,14 +730,14 @@ def salvage(stretch: bytes, count: int, log_id: int, closing: Control) -> Salvag
     time, epoch, durable offset, source and more-follows. The range must have the size of a trailer, or at
     least a record header's more. Raises ValueError.
     """
-    room = len(stretch) - CONTROL_SIZE
+    room = len(stretch) - TRAILER_SIZE
     if room < 0 or 0 < room < HEADER_SIZE:
         raise ValueError(f"{len(stretch)} bytes cannot be a block")
-    if len(stretch) > STRETCH_SIZE_MAX:
-        return _give_up(len(stretch), count, log_id, closing)
-    pieces = _counted(_widened(list(_pieces(stretch[:room], log_id))), count)
+    if len(stretch) > RANGE_SIZE_MAX:
+        return _fill_range(len(stretch), count, log_id, closing)
+    pieces = _assign_counts(_merge_short_gaps(list(_split_pieces(stretch[:room], log_id))), count)
     if pieces is None:
-        pieces = [Piece(0, room, count, False)] if room else []
+        pieces = [RangePiece(0, room, count, False)] if room else []
     parts = [
         stretch[p.position : p.position + p.size] if p.kept else make_filler(log_id, p.size, p.count)
         for p in pieces
@@ -727,14 +745,14 @@ def salvage(stretch: bytes, count: int, log_id: int, closing: Control) -> Salvag
     records = b"".join(parts)
     trailer = closing._replace(records=count, size=room, crc=crc32(records))
     kept = sum(piece.count for piece in pieces if piece.kept)
-    return Salvaged(records + encode_control(log_id, trailer), pieces, kept, count - kept)
+    return RebuiltRange(records + encode_trailer(log_id, trailer), pieces, kept, count - kept)
 
 
-def known_count(stretch: bytes, log_id: int) -> tuple[int, bool]:
+def minimum_count(stretch: bytes, log_id: int) -> tuple[int, bool]:
     """(ordinals that a range has at least, whether it may have more)."""
-    if len(stretch) > STRETCH_SIZE_MAX:
+    if len(stretch) > RANGE_SIZE_MAX:
         return 0, True
-    pieces = _widened(list(_pieces(stretch[: max(0, len(stretch) - CONTROL_SIZE)], log_id)))
+    pieces = _merge_short_gaps(list(_split_pieces(stretch[: max(0, len(stretch) - TRAILER_SIZE)], log_id)))
     return sum(p.count for p in pieces if p.count != UNKNOWN), any(p.count == UNKNOWN for p in pieces)
 
 
@@ -753,10 +771,10 @@ def without_foreign(
     The checksum does not cover the log's id. A control record that names this place and these ordinals, and an id that
     differs in one bit and that no other here has, is this log's own, with a flipped bit.
     """
-    room = len(stretch) - CONTROL_SIZE
-    if room < 0 or len(stretch) > STRETCH_SIZE_MAX:
+    room = len(stretch) - TRAILER_SIZE
+    if room < 0 or len(stretch) > RANGE_SIZE_MAX:
         return stretch
-    pieces = list(_pieces(stretch[:room], log_id))
+    pieces = list(_split_pieces(stretch[:room], log_id))
     trailers = _trailers(stretch, pieces)
     named = Counter(trailer.log_id for trailer in trailers)
 
@@ -774,14 +792,14 @@ def without_foreign(
         )
 
     edges = [(p.position, p.position + p.size) for p in pieces if p.count == UNKNOWN]
-    edges += [(trailer.position, trailer.position + CONTROL_SIZE) for trailer in trailers]
+    edges += [(trailer.position, trailer.position + TRAILER_SIZE) for trailer in trailers]
     # Up to where an own control record says that its block begins, the bytes are not those of a foreign one.
     begun = {trailer.position: trailer.control.offset - offset for trailer in trailers if is_own(trailer)}
     left = bytearray(stretch)
     for trailer in trailers:
         if is_own(trailer):
             continue
-        position, end = trailer.position, trailer.position + CONTROL_SIZE
+        position, end = trailer.position, trailer.position + TRAILER_SIZE
         first = position - trailer.control.size
         if first < 0 or crc32(memoryview(stretch)[first:position]) != trailer.control.crc:
             # A gap that ends with this control record is lost anyway; what lies before it is not this one's.
@@ -793,25 +811,25 @@ def without_foreign(
     return bytes(left)
 
 
-def _trailers(stretch: bytes, pieces: list[Piece]) -> list[Trailer]:
+def _trailers(stretch: bytes, pieces: list[RangePiece]) -> list[Trailer]:
     """The control records at places where the chain of lengths has one, or may have had one: between records, at the
     end of a gap of unknown contents, at the end of the stretch."""
     ends = [p.position + p.size for p in pieces if p.count == UNKNOWN or (p.count == 0 and not p.kept)]
-    found = (_trailer_at(stretch, end - CONTROL_SIZE) for end in [*ends, len(stretch)])
+    found = (_trailer_at(stretch, end - TRAILER_SIZE) for end in [*ends, len(stretch)])
     return [trailer for trailer in found if trailer is not None]
 
 
 def _trailer_at(data: bytes, position: int) -> Trailer | None:
-    if position < 0 or position + CONTROL_SIZE > len(data):
+    if position < 0 or position + TRAILER_SIZE > len(data):
         return None
     log_id = HEADER.unpack_from(data, position)[2]
     try:
-        return Trailer(position, log_id, decode_control(data, position, log_id))
-    except BadControl:
+        return Trailer(position, log_id, decode_trailer(data, position, log_id))
+    except BadBlockTrailer:
         return None
 
 
-def _give_up(size: int, count: int, log_id: int, closing: Control) -> Salvaged:
+def _fill_range(size: int, count: int, log_id: int, closing: BlockTrailer) -> RebuiltRange:
     """Replace a range by fillers alone; the first has all ordinals."""
     parts, pieces = [], []
     position = 0
@@ -819,47 +837,47 @@ def _give_up(size: int, count: int, log_id: int, closing: Control) -> Salvaged:
     while position < size:
         rest = size - position
         # The last part must not be shorter than the smallest block.
-        part = rest if rest <= STRETCH_SIZE_MAX else STRETCH_SIZE_MAX - CONTROL_SIZE - HEADER_SIZE
+        part = rest if rest <= RANGE_SIZE_MAX else RANGE_SIZE_MAX - TRAILER_SIZE - HEADER_SIZE
         covered = 0 if position else count
-        filler = make_filler(log_id, part - CONTROL_SIZE, covered)
+        filler = make_filler(log_id, part - TRAILER_SIZE, covered)
         trailer = trailer._replace(records=covered, size=len(filler), crc=crc32(filler))
-        parts += [filler, encode_control(log_id, trailer)]
-        pieces.append(Piece(position, len(filler), covered, False))
+        parts += [filler, encode_trailer(log_id, trailer)]
+        pieces.append(RangePiece(position, len(filler), covered, False))
         trailer = trailer._replace(offset=trailer.next, first_ordinal=trailer.next_ordinal)
         position += part
-    return Salvaged(b"".join(parts), pieces, 0, count)
+    return RebuiltRange(b"".join(parts), pieces, 0, count)
 
 
-def _pieces(data: bytes, log_id: int) -> Iterator[Piece]:
+def _split_pieces(data: bytes, log_id: int) -> Iterator[RangePiece]:
     """Yield valid records and the gaps between them."""
     position, end = 0, len(data)
     while position < end:
-        size = _size_at(data, position)
-        count = _count_if_sound(data, position, size, log_id)
+        size = _record_size_at(data, position)
+        count = _count_if_valid(data, position, size, log_id)
         if _is_trailer(data, position, log_id):
-            size = CONTROL_SIZE
-            yield Piece(position, size, 0, False)
+            size = TRAILER_SIZE
+            yield RangePiece(position, size, 0, False)
         elif count is not None:
-            yield Piece(position, size, count, True)
+            yield RangePiece(position, size, count, True)
         elif (mended := _size_of_flipped(data, position)) is not None:
             size = mended
-            yield Piece(position, size, 1, False)
-        elif _plausible(data, position + size, log_id):
+            yield RangePiece(position, size, 1, False)
+        elif _continues_at(data, position + size, log_id):
             # What follows is in order, so the length is right and one record is lost.
-            yield Piece(position, size, 1, False)
+            yield RangePiece(position, size, 1, False)
         else:
             size = (
                 next(
                     (
                         p
                         for p in range(position + HEADER_SIZE, min(end, position + SEARCH_SIZE_MAX))
-                        if _begins_chain(data, p, log_id)
+                        if _starts_valid_records(data, p, log_id)
                     ),
                     end,
                 )
                 - position
             )
-            yield Piece(position, size, UNKNOWN, False)
+            yield RangePiece(position, size, UNKNOWN, False)
         position += size
 
 
@@ -879,7 +897,7 @@ def _size_of_flipped(data: bytes, position: int) -> int | None:
     return None
 
 
-def _size_at(data: bytes, position: int) -> int:
+def _record_size_at(data: bytes, position: int) -> int:
     """Size of the record according to the header at `position`.
 
     Beyond any end if there is no header.
@@ -889,7 +907,7 @@ def _size_at(data: bytes, position: int) -> int:
     return HEADER_SIZE + int.from_bytes(data[position : position + 4], "big")
 
 
-def _count_if_sound(data: bytes, position: int, size: int, log_id: int) -> int | None:
+def _count_if_valid(data: bytes, position: int, size: int, log_id: int) -> int | None:
     """Number of ordinals of a record with a valid checksum; None if it is invalid."""
     if position + size > len(data):
         return None
@@ -906,55 +924,56 @@ def _count_if_sound(data: bytes, position: int, size: int, log_id: int) -> int |
     return 1 if crc32(body) == checksum else None
 
 
-def _plausible(data: bytes, position: int, log_id: int) -> bool:
+def _continues_at(data: bytes, position: int, log_id: int) -> bool:
     """True if the range ends at `position`, or a valid record starts there."""
     if position == len(data):
         return True
     return (
-        position < len(data) and _count_if_sound(data, position, _size_at(data, position), log_id) is not None
+        position < len(data)
+        and _count_if_valid(data, position, _record_size_at(data, position), log_id) is not None
     )
 
 
 def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
     """True for a control record of any log, also one with damage: then its length and two of its flag, its id and its
     checksum say it."""
-    if position + CONTROL_SIZE > len(data):
+    if position + TRAILER_SIZE > len(data):
         return False
     length, checksum, id, flag = HEADER.unpack_from(data, position)
-    if length != CONTROL_SIZE - HEADER_SIZE or flag == FLAG_FILLER:
+    if length != TRAILER_SIZE - HEADER_SIZE or flag == FLAG_FILLER:
         return False
-    body = memoryview(data)[position + HEADER_SIZE : position + CONTROL_SIZE]
-    if flag == FLAG_CONTROL:
+    body = memoryview(data)[position + HEADER_SIZE : position + TRAILER_SIZE]
+    if flag == FLAG_TRAILER:
         return bool(id == log_id) or crc32(body) == checksum
     # Of the broker's own records some have the number of their log as their id, but none begins like this.
-    return bool(id == log_id) and body[:2] == CONTROL_VERSION.to_bytes(2, "big") and crc32(body) == checksum
+    return bool(id == log_id) and body[:2] == TRAILER_VERSION.to_bytes(2, "big") and crc32(body) == checksum
 
 
-def _begins_chain(data: bytes, position: int, log_id: int) -> bool:
+def _starts_valid_records(data: bytes, position: int, log_id: int) -> bool:
     """True if a valid record starts at `position`, followed by another one or the end."""
     # Two records, so that bytes in a payload are unlikely to be taken for a record.
-    size = _size_at(data, position)
-    return _count_if_sound(data, position, size, log_id) is not None and _plausible(
+    size = _record_size_at(data, position)
+    return _count_if_valid(data, position, size, log_id) is not None and _continues_at(
         data, position + size, log_id
     )
 
 
-def _widened(pieces: list[Piece]) -> list[Piece]:
+def _merge_short_gaps(pieces: list[RangePiece]) -> list[RangePiece]:
     """Merge adjacent gaps of unknown count, and gaps too short for a filler with a neighbour."""
-    found: list[Piece] = []
+    found: list[RangePiece] = []
     for piece in pieces:
         last = found[-1] if found else None
         short = (not piece.kept and piece.size < HEADER_SIZE) or (
             last is not None and not last.kept and last.size < HEADER_SIZE
         )
         if last is not None and (short or (last.count == piece.count == UNKNOWN)):
-            found[-1] = Piece(last.position, last.size + piece.size, UNKNOWN, False)
+            found[-1] = RangePiece(last.position, last.size + piece.size, UNKNOWN, False)
         else:
             found.append(piece)
     return found
 
 
-def _counted(pieces: list[Piece], count: int) -> list[Piece] | None:
+def _assign_counts(pieces: list[RangePiece], count: int) -> list[RangePiece] | None:
     """Assign a count to every gap so that the sum is `count`; None if that is impossible."""
     known = sum(piece.count for piece in pieces if piece.count != UNKNOWN)
     rest = count - known

@@ -20,46 +20,46 @@ from zlib import crc32
 from journal import filenames
 from journal.disk import Disk, File
 from journal.errors import Corrupt, NewerFormat
-from journal.log.checkpoint import MarkFile, Marks, read_log_id, read_snapshot
-from journal.log.index import Index
+from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, read_log_id, read_snapshot
+from journal.log.index import SegmentIndex
 from journal.log.segment import SCAN_SIZE, Segment
-from journal.record.block import BLOCK_SPAN_MAX, Block, control_position
+from journal.record.block import BLOCK_SPAN_MAX, Block, trailer_position
 from journal.record.block_trailer import (
-    CONTROL_BODY,
-    CONTROL_MARK_POSITION,
-    CONTROL_SIZE,
     SOURCE_SUCCESSION,
-    BadControl,
-    Control,
-    decode_control,
+    TRAILER_BODY,
+    TRAILER_KEY_POSITION,
+    TRAILER_SIZE,
+    BadBlockTrailer,
+    BlockTrailer,
+    decode_trailer,
 )
 from journal.record.format import (
     FLAG_ATTRIBUTE,
-    FLAG_CONTROL,
     FLAG_FILLER,
     FLAG_REFUSED_MASK,
+    FLAG_TRAILER,
     HEADER_SIZE,
     SEQUENCE_BITS,
     BadRecord,
     Incomplete,
     Record,
-    body_holds,
+    checksum_matches,
     records_of,
     split_body,
 )
 
-VOTES_MAX: Final = 64
+LOG_ID_VOTES_MAX: Final = 64
 """Control records that are asked for the id of their log."""
 
-_CONTROL_HEADER: Final = re.compile(
-    re.escape(CONTROL_BODY.size.to_bytes(4, "big"))
+_TRAILER_HEADER: Final = re.compile(
+    re.escape(TRAILER_BODY.size.to_bytes(4, "big"))
     + b".{4}(.{8})"
-    + re.escape(FLAG_CONTROL.to_bytes(4, "big")),
+    + re.escape(FLAG_TRAILER.to_bytes(4, "big")),
     re.DOTALL,
 )
 
 
-class Stretch(NamedTuple):
+class DamagedRange(NamedTuple):
     """Positions `first <= x < next` of a segment that are damaged, and why.
 
     `ordinal` is that of the first lost record, None if no earlier block determines it; `next_ordinal` that of
@@ -72,11 +72,11 @@ class Stretch(NamedTuple):
     reason: str
     ordinal: int | None
     next_ordinal: int | None
-    control: Control | None
+    trailer: BlockTrailer | None
     version: int | None = None
 
 
-def survey(segment: Segment) -> Iterator[Block | Stretch]:
+def scan_segment(segment: Segment) -> Iterator[Block | DamagedRange]:
     """Yield every byte of `segment`, in order, as verified blocks and damaged ranges.
 
     Raises OSError.
@@ -88,23 +88,23 @@ def survey(segment: Segment) -> Iterator[Block | Stretch]:
                 yield block
                 position, ordinal = block.next - segment.base, block.control.next_ordinal
         except BadRecord as error:
-            next_valid = segment.next_good(position)
-            version = error.version if isinstance(error, BadControl) else None
+            next_valid = segment.find_next_valid(position)
+            version = error.version if isinstance(error, BadBlockTrailer) else None
             if next_valid is None:
-                yield Stretch(position, segment.size, error.reason, ordinal, None, None, version)
+                yield DamagedRange(position, segment.size, error.reason, ordinal, None, None, version)
                 return
             first = (
-                next_valid.control.first_ordinal
-                if next_valid.control is not None and ordinal is None
+                next_valid.trailer.first_ordinal
+                if next_valid.trailer is not None and ordinal is None
                 else ordinal
             )
-            yield Stretch(
+            yield DamagedRange(
                 position,
                 next_valid.position,
                 error.reason,
                 first,
                 next_valid.ordinal,
-                next_valid.control,
+                next_valid.trailer,
                 version,
             )
             position, ordinal = next_valid.position, next_valid.ordinal
@@ -122,7 +122,7 @@ def find_log_id(disk: Disk, path: str) -> int | None:
     try:
         for log_id, is_proven in _controls(file, file.size()):
             (proven if is_proven else others)[log_id] += 1
-            if proven.total() + others.total() >= VOTES_MAX:
+            if proven.total() + others.total() >= LOG_ID_VOTES_MAX:
                 break
     finally:
         file.close()
@@ -139,12 +139,12 @@ def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
         start = 0
         try:
             while is_block_start and start < len(data):
-                at = control_position(data, start)
+                at = trailer_position(data, start)
                 found = _named_control(data, at)
                 is_proven &= found is not None and _closes(found[1], data, start, at)
                 if found is not None:
                     yield found[0], is_proven
-                start = at + CONTROL_SIZE
+                start = at + TRAILER_SIZE
         except Incomplete:
             if position + len(data) < size and span <= BLOCK_SPAN_MAX:
                 position, span = position + start, SCAN_SIZE if start else span * 2
@@ -156,29 +156,29 @@ def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
             position += start
             continue
         is_proven, span = False, SCAN_SIZE
-        for match in _CONTROL_HEADER.finditer(data, start):
-            if match.start() + CONTROL_SIZE > len(data):
+        for match in _TRAILER_HEADER.finditer(data, start):
+            if match.start() + TRAILER_SIZE > len(data):
                 break
             found = _named_control(data, match.start())
             if found is not None:
                 yield found[0], False
-                position, is_block_start = position + match.start() + CONTROL_SIZE, True
+                position, is_block_start = position + match.start() + TRAILER_SIZE, True
                 break
         if not is_block_start:
-            position += max(len(data) - CONTROL_SIZE, start) + 1
+            position += max(len(data) - TRAILER_SIZE, start) + 1
 
 
-def _named_control(data: bytes, position: int) -> tuple[int, Control] | None:
+def _named_control(data: bytes, position: int) -> tuple[int, BlockTrailer] | None:
     """The log that the control record at `position` names, and what it says; None if its checksum does not hold. Raises
     Incomplete."""
-    log_id = int.from_bytes(data[position + CONTROL_MARK_POSITION :][:8], "big")
+    log_id = int.from_bytes(data[position + TRAILER_KEY_POSITION :][:8], "big")
     try:
-        return log_id, decode_control(data, position, log_id)
-    except BadControl:
+        return log_id, decode_trailer(data, position, log_id)
+    except BadBlockTrailer:
         return None
 
 
-def _closes(control: Control, data: bytes, start: int, end: int) -> bool:
+def _closes(control: BlockTrailer, data: bytes, start: int, end: int) -> bool:
     return control.size == end - start and crc32(memoryview(data)[start:end]) == control.crc
 
 
@@ -211,7 +211,7 @@ class Finding:
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """What was verified, and the findings. `bytes`, `blocks` and `records` count what is valid."""
 
     segments: int = 0
@@ -233,41 +233,47 @@ def verify(
     records: bool = False,
     suffix: str = filenames.SEGMENT_SUFFIX,
     progress: Progress | None = None,
-) -> Report:
+) -> VerifyReport:
     """Verify the file or folder at `path`.
 
     Raises OSError; FileNotFoundError if there is nothing to verify.
     """
-    report = Report()
+    report = VerifyReport()
     path = path.rstrip("/") or "/"
     folder, _, name = path.rpartition("/")
     if not disk.is_folder(path):
         if filenames.parse_segment_name(name, suffix) is None:
             raise FileNotFoundError(f"{path} is not a segment file, a partition's folder or a data folder")
-        _Folder(disk, folder or ".", report, records, suffix, progress).check([name], is_whole=False)
+        _FolderVerifier(disk, folder or ".", report, records, suffix, progress).verify([name], is_whole=False)
         return report
     children = disk.list(path)
     partitions = [child for child in children if filenames.parse_partition_folder(child) is not None]
     partitions = [child for child in partitions if disk.is_folder(filenames.join(path, child))]
-    is_partition = filenames.mark_name() in children or any(
+    is_partition = filenames.log_checkpoint_name() in children or any(
         filenames.parse_segment_name(child, suffix) is not None or filenames.is_trace(child)
         for child in children
     )
     if not is_partition and not partitions:
         raise FileNotFoundError(f"{path} has neither segment files nor folders of partitions")
     for folder in [path] if is_partition else [filenames.join(path, child) for child in partitions]:
-        _Folder(disk, folder, report, records, suffix, progress).check(disk.list(folder))
+        _FolderVerifier(disk, folder, report, records, suffix, progress).verify(disk.list(folder))
     return report
 
 
-class _Folder:
+class _FolderVerifier:
     """Verification of one partition's folder.
 
     The expected values continue from segment to segment.
     """
 
     def __init__(
-        self, disk: Disk, folder: str, report: Report, records: bool, suffix: str, progress: Progress | None
+        self,
+        disk: Disk,
+        folder: str,
+        report: VerifyReport,
+        records: bool,
+        suffix: str,
+        progress: Progress | None,
     ) -> None:
         self.disk = disk
         self.folder = folder
@@ -277,26 +283,28 @@ class _Folder:
         self.progress = progress
         self.log_id: int | None = None
         self.ordinal: int | None = None
-        self.previous: Control | None = None
+        self.previous: BlockTrailer | None = None
         self.end: int | None = None
         self.described = 0
         """The highest offset of a snapshot: one is written only of what is forced."""
 
-    def check(self, children: list[str], is_whole: bool = True) -> None:
+    def verify(self, children: list[str], is_whole: bool = True) -> None:
         bases = sorted(b for c in children if (b := filenames.parse_segment_name(c, self.suffix)) is not None)
         for base in bases:
-            self._segment(base, last=base == bases[-1])
+            self._verify_segment(base, last=base == bases[-1])
         for child in children:
-            self._other(child)
+            self._verify_other_file(child)
         if is_whole:
-            self._mark(bases, any(map(filenames.is_trace, children)))
+            self._verify_checkpoint(bases, any(map(filenames.is_trace, children)))
 
-    def find(self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE) -> None:
+    def add_finding(
+        self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE
+    ) -> None:
         self.report.findings.append(
             Finding(filenames.join(self.folder, file), first, next, what, field, weight)
         )
 
-    def _segment(self, base: int, last: bool) -> None:
+    def _verify_segment(self, base: int, last: bool) -> None:
         file = filenames.segment_name(base, self.suffix)
         path = filenames.join(self.folder, file)
         self.report.segments += 1
@@ -306,183 +314,193 @@ class _Folder:
                 if base > self.end
                 else "the file before reaches into this"
             )
-            self.find(file, min(base, self.end), max(base, self.end), what, "name")
+            self.add_finding(file, min(base, self.end), max(base, self.end), what, "name")
             self.ordinal = self.previous = None
         log_id = find_log_id(self.disk, path)
         if log_id is None:
-            self._without_control(file, base, last)
+            self._verify_without_trailer(file, base, last)
             return
         if self.log_id is not None and log_id != self.log_id:
-            self.find(file, base, base, f"of log {log_id:#x}, the others are of {self.log_id:#x}", "id")
+            self.add_finding(
+                file, base, base, f"of log {log_id:#x}, the others are of {self.log_id:#x}", "id"
+            )
         self.log_id = self.log_id or log_id
         segment = Segment.open(self.disk, self.folder, base, log_id, writable=False, suffix=self.suffix)
         try:
-            self._blocks(file, segment, last)
+            self._verify_blocks(file, segment, last)
         finally:
             segment.close()
         self.end = base + segment.size
 
-    def _without_control(self, file: str, base: int, last: bool) -> None:
+    def _verify_without_trailer(self, file: str, base: int, last: bool) -> None:
         size = self.disk.size(filenames.join(self.folder, file))
         if size:
             weight = NOTE if last else DAMAGE
-            self.find(file, base, base + size, "no valid block trailer", "control record", weight)
+            self.add_finding(file, base, base + size, "no valid block trailer", "control record", weight)
         self.end = base + size
 
-    def _blocks(self, file: str, segment: Segment, last: bool) -> None:
-        built = Index("", segment.base, segment.log_id)
+    def _verify_blocks(self, file: str, segment: Segment, last: bool) -> None:
+        built = SegmentIndex("", segment.base, segment.log_id)
         sound = True
-        for item in survey(segment):
-            if isinstance(item, Stretch):
+        for item in scan_segment(segment):
+            if isinstance(item, DamagedRange):
                 sound = False
-                self._stretch(file, segment, item, last)
+                self._report_damage(file, segment, item, last)
                 done = item.next
             else:
-                self._block(file, item)
+                self._verify_block(file, item)
                 built.add(item.control)
                 done = item.next - segment.base
             if self.progress is not None:
                 self.progress(segment.path, done, segment.size)
         if last and sound and self.previous is not None and self.previous.more_follows:
             offset = self.previous.offset
-            self.find(file, offset, segment.end, "the last append is not finished", "more follows", NOTE)
+            self.add_finding(
+                file, offset, segment.end, "the last append is not finished", "more follows", NOTE
+            )
         if sound:
-            self._index(segment, built)
+            self._verify_index(segment, built)
 
-    def _stretch(self, file: str, segment: Segment, stretch: Stretch, last: bool) -> None:
+    def _report_damage(self, file: str, segment: Segment, stretch: DamagedRange, last: bool) -> None:
         torn = last and stretch.next_ordinal is None
         what = "a tail that a start truncates unless it is durable" if torn else "cannot be read"
         first, next = segment.base + stretch.first, segment.base + stretch.next
-        self.find(file, first, next, f"{what}: {stretch.reason}", "block", NOTE if torn else DAMAGE)
+        self.add_finding(file, first, next, f"{what}: {stretch.reason}", "block", NOTE if torn else DAMAGE)
         self.ordinal = stretch.next_ordinal
         self.previous = None
 
-    def _block(self, file: str, block: Block) -> None:
+    def _verify_block(self, file: str, block: Block) -> None:
         trailer, previous = block.control, self.previous
         if self.ordinal is not None and trailer.first_ordinal != self.ordinal:
             what = f"starts with ordinal {trailer.first_ordinal}, {self.ordinal} was expected"
-            self.find(file, block.offset, block.next, what, "first ordinal")
-        if trailer.forced > block.offset:
-            self.find(
+            self.add_finding(file, block.offset, block.next, what, "first ordinal")
+        if trailer.durable_offset > block.offset:
+            self.add_finding(
                 file,
                 block.offset,
                 block.next,
-                f"durable up to {trailer.forced} before it was written",
+                f"durable up to {trailer.durable_offset} before it was written",
                 "forced",
             )
         if previous is not None and trailer.epoch < previous.epoch:
             what = f"epoch {trailer.epoch} after epoch {previous.epoch}"
-            self.find(file, block.offset, block.next, what, "epoch")
+            self.add_finding(file, block.offset, block.next, what, "epoch")
         if previous is not None and trailer.append_time < previous.append_time:
             what = f"appended at {trailer.append_time} ms, the one before at {previous.append_time}"
-            self.find(file, block.offset, block.next, what, "append time", NOTE)
+            self.add_finding(file, block.offset, block.next, what, "append time", NOTE)
         if trailer.source_kind > SOURCE_SUCCESSION:
-            self.find(
+            self.add_finding(
                 file, block.offset, block.next, f"source kind {trailer.source_kind} is unknown", "source"
             )
         if self.records:
-            self._records(file, block)
+            self._verify_records(file, block)
         self.ordinal, self.previous = trailer.next_ordinal, trailer
         self.report.blocks += 1
         self.report.records += trailer.records
         self.report.bytes += block.next - block.offset
 
-    def _records(self, file: str, block: Block) -> None:
+    def _verify_records(self, file: str, block: Block) -> None:
         found = 0
         for record in records_of(block.data):
             filler = bool(record.flag & FLAG_FILLER)
             found += record.checksum if filler else 1
-            fault = self._filler_fault(record) if filler else _record_fault(block.data, record)
+            fault = self._filler_error(record) if filler else _record_error(block.data, record)
             if fault is not None:
                 offset = block.offset + record.position
-                self.find(file, offset, offset + record.size, *fault)
+                self.add_finding(file, offset, offset + record.size, *fault)
         if found != block.control.records:
             what = f"{found} ordinals, the block trailer has {block.control.records}"
-            self.find(file, block.offset, block.next, what, "records")
+            self.add_finding(file, block.offset, block.next, what, "records")
 
-    def _filler_fault(self, record: Record) -> tuple[str, str] | None:
+    def _filler_error(self, record: Record) -> tuple[str, str] | None:
         if record.flag != FLAG_FILLER or record.id != self.log_id:
             return "a filler with another id than its log's, or with other flags", "flag"
         return None
 
-    def _index(self, segment: Segment, built: Index) -> None:
+    def _verify_index(self, segment: Segment, built: SegmentIndex) -> None:
         file = filenames.index_name(segment.base)
         path = filenames.join(self.folder, file)
         if not self.disk.exists(path):
             return
-        index = Index.load(self.disk, path, segment.base, segment.log_id, segment.size)
+        index = SegmentIndex.load(self.disk, path, segment.base, segment.log_id, segment.size)
         if index.fault is not None:
-            self.find(file, 0, self.disk.size(path), index.fault, "entry", NOTE)
+            self.add_finding(file, 0, self.disk.size(path), index.fault, "entry", NOTE)
         built.close_run()
         for number, (entry, right) in enumerate(zip(index.entries(), built.entries(), strict=False)):
             if entry != right:
                 name = next(n for n, a, b in zip(entry._fields, entry, right, strict=True) if a != b)
                 what = f"entry {number} does not match the block trailers"
-                self.find(file, 0, self.disk.size(path), what, name.replace("_", " "), NOTE)
+                self.add_finding(file, 0, self.disk.size(path), what, name.replace("_", " "), NOTE)
                 return
 
-    def _other(self, child: str) -> None:
+    def _verify_other_file(self, child: str) -> None:
         """Verify a snapshot, and report names that the journal does not use."""
-        offset = filenames.parse_state_name(child)
+        offset = filenames.parse_log_snapshot_name(child)
         if offset is not None and self.log_id is not None:
             try:
                 read_snapshot(self.disk, self.folder, offset, self.log_id)
                 self.described = max(self.described, offset)
             except Corrupt as error:
-                self.find(child, error.first, error.next, error.reason, "snapshot", NOTE)
+                self.add_finding(child, error.first, error.next, error.reason, "snapshot", NOTE)
             except NewerFormat as error:
-                self.find(child, 0, 0, str(error), "version")
-        elif not filenames.known_in_partition(child, self.suffix):
-            self.find(child, 0, 0, "a name that the journal does not use", "name", NOTE)
+                self.add_finding(child, 0, 0, str(error), "version")
+        elif not filenames.is_partition_file(child, self.suffix):
+            self.add_finding(child, 0, 0, "a name that the journal does not use", "name", NOTE)
 
-    def _mark(self, bases: list[int], has_traces: bool) -> None:
-        file = filenames.mark_name()
+    def _verify_checkpoint(self, bases: list[int], has_traces: bool) -> None:
+        file = filenames.log_checkpoint_name()
         try:
             if self.log_id is None:
                 self.log_id = read_log_id(self.disk, self.folder)
             if self.log_id is None:
                 if has_traces and not bases:
-                    self.find(file, 0, 0, NO_SEGMENT, "first")
+                    self.add_finding(file, 0, 0, NO_SEGMENT, "first")
                 return
-            mark_file = MarkFile(self.disk, self.folder, self.log_id)
+            mark_file = LogCheckpointFile(self.disk, self.folder, self.log_id)
             checkpoint = mark_file.read()
             for first, next in mark_file.faulty():
                 what = "one of its two slots is not whole, the other one counts"
-                self.find(file, first, next, what, "slot", NOTE)
+                self.add_finding(file, first, next, what, "slot", NOTE)
         except Corrupt as error:
-            self.find(file, error.first, error.next, error.reason, "mark")
+            self.add_finding(file, error.first, error.next, error.reason, "mark")
         except NewerFormat as error:
-            self.find(file, 0, 0, str(error), "version")
+            self.add_finding(file, 0, 0, str(error), "version")
         else:
             if checkpoint is None and bases:
-                self.find(file, 0, 0, "it is missing, and there are segments", "mark", NOTE)
+                self.add_finding(file, 0, 0, "it is missing, and there are segments", "mark", NOTE)
             elif checkpoint is not None and bases:
-                self._compare_mark(file, checkpoint, bases)
-            elif checkpoint is not None and not (checkpoint.clean and checkpoint.first == checkpoint.forced):
-                self.find(file, checkpoint.first, checkpoint.forced, NO_SEGMENT, "first")
+                self._compare_checkpoint(file, checkpoint, bases)
+            elif checkpoint is not None and not (checkpoint.clean and checkpoint.first == checkpoint.durable):
+                self.add_finding(file, checkpoint.first, checkpoint.durable, NO_SEGMENT, "first")
             if checkpoint is not None and checkpoint.stopped is not None:
-                self.find(file, 0, 0, f"{STOPPED}{checkpoint.stopped}", "stopped", NOTE)
+                self.add_finding(file, 0, 0, f"{STOPPED}{checkpoint.stopped}", "stopped", NOTE)
 
-    def _compare_mark(self, file: str, marks: Marks, bases: list[int]) -> None:
+    def _compare_checkpoint(self, file: str, marks: LogCheckpoint, bases: list[int]) -> None:
         end = self.end or 0
-        if marks.forced > end:
-            self.find(
-                file, end, marks.forced, f"durable up to {marks.forced}, the segments end at {end}", "forced"
+        if marks.durable > end:
+            self.add_finding(
+                file,
+                end,
+                marks.durable,
+                f"durable up to {marks.durable}, the segments end at {end}",
+                "forced",
             )
         elif self.described > end:
             what = f"it describes the log up to {self.described}, the segments end at {end}"
-            self.find(filenames.state_name(self.described), end, self.described, what, "offset")
+            self.add_finding(filenames.log_snapshot_name(self.described), end, self.described, what, "offset")
         if marks.first < bases[0]:
-            self.find(file, marks.first, bases[0], "bytes are missing before the first segment", "first")
+            self.add_finding(
+                file, marks.first, bases[0], "bytes are missing before the first segment", "first"
+            )
 
 
-def _record_fault(data: memoryview, record: Record) -> tuple[str, str] | None:
+def _record_error(data: memoryview, record: Record) -> tuple[str, str] | None:
     """(what, field) of the first error in a user's record, or None."""
     if not record.id >> SEQUENCE_BITS:
         return "no producer has id 0", "id"
     if record.flag & FLAG_REFUSED_MASK:
         return f"flag bits {record.flag & FLAG_REFUSED_MASK:#x} that no producer may set", "flag"
-    if not body_holds(data, record):
+    if not checksum_matches(data, record):
         return "the record fails its own checksum", "checksum"
     if record.flag & FLAG_ATTRIBUTE:
         try:

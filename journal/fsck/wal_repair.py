@@ -20,24 +20,24 @@ from typing import Final
 from journal import filenames
 from journal.disk import Bytes, Disk, File, write_all
 from journal.errors import Corrupt
-from journal.fsck.wal_verify import Gap, JournalSurvey, claim
+from journal.fsck.wal_verify import JournalGap, JournalScan, unverified_description
 from journal.wal.checkpoint import (
-    KEPT,
-    Checkpoint,
-    CheckpointFile,
+    SNAPSHOTS_KEPT,
+    JournalCheckpoint,
+    JournalCheckpointFile,
     JournalSnapshot,
-    LiveFile,
-    Pointer,
+    JournalSnapshotFiles,
+    ListedFile,
     SnapshotHead,
-    Snapshots,
+    SnapshotPointer,
 )
 from journal.wal.entry import ENTRY_SIZE_MAX, HEADER_SIZE, encode_filler
-from journal.wal.file import HEAD_SIZE, SCAN_SIZE, Head, JournalFile, encode_head
+from journal.wal.file import FILE_HEADER_SIZE, SCAN_SIZE, JournalFile, JournalFileHeader, encode_header
 
 FILLER_SIZE_MAX: Final = 16 << 20
 """A longer gap becomes several fillers."""
 
-NO_PLACE: Final = -1
+NO_LSN: Final = -1
 
 UNCERTAIN: Final = (
     "the content of the lost entries is unknown: check the transactions in doubt before you decide any"
@@ -46,7 +46,7 @@ STATE_LOST: Final = "both snapshots are lost: outcomes, and what was prepared be
 
 
 @dataclass(frozen=True)
-class JournalRepaired:
+class RepairedJournalRange:
     """One repaired range.
 
     `first <= x < next` are positions in `file`, of which `lost` bytes are lost.
@@ -61,7 +61,7 @@ class JournalRepaired:
 
 
 @dataclass(frozen=True)
-class _Patch:
+class _FilePatch:
     """`data` for `position` of a file."""
 
     position: int
@@ -69,26 +69,28 @@ class _Patch:
 
 
 def repair_journal(
-    disk: Disk, folder: str, *, dry_run: bool = False, known: int = NO_PLACE
-) -> list[JournalRepaired]:
+    disk: Disk, folder: str, *, dry_run: bool = False, known_lsn: int = NO_LSN
+) -> list[RepairedJournalRange]:
     """Repair the journal in `folder`; return what was done, or with `dry_run` would be done.
 
     `known_lsn`: highest LSN of a decision that was applied outside of the journal: the journal reached beyond
     it. Raises Corrupt if no file has the journal's id, NewerFormat, Full, OSError.
     """
-    scan = JournalSurvey(disk, folder)
+    scan = JournalScan(disk, folder)
     try:
         if scan.identity is None:
             if not scan.numbers:
                 return []
             path = scan.path(scan.numbers[0])
-            raise Corrupt(path, 0, HEAD_SIZE, "neither a header nor the checkpoint has the journal's id")
-        return _Repair(disk, folder, scan, scan.identity, dry_run, known).run()
+            raise Corrupt(
+                path, 0, FILE_HEADER_SIZE, "neither a header nor the checkpoint has the journal's id"
+            )
+        return _JournalRepairer(disk, folder, scan, scan.identity, dry_run, known_lsn).run()
     finally:
         scan.close()
 
 
-class _Repair:
+class _JournalRepairer:
     """One repair: the checkpoint first, because it determines the needed files.
 
     Then the files in order.
@@ -98,28 +100,28 @@ class _Repair:
         self,
         disk: Disk,
         folder: str,
-        survey: JournalSurvey,
+        survey: JournalScan,
         identity: tuple[int, int],
         dry_run: bool,
         known: int,
     ) -> None:
         self.disk = disk
         self.folder = folder
-        self.survey = survey
+        self.scan = survey
         self.identity = identity
         self.dry_run = dry_run
-        self.known_end = known + HEADER_SIZE if known != NO_PLACE else 0
-        self.done: list[JournalRepaired] = []
-        self.checkpoint_path = CheckpointFile(disk, folder).path
+        self.known_end = known + HEADER_SIZE if known != NO_LSN else 0
+        self.done: list[RepairedJournalRange] = []
+        self.checkpoint_path = JournalCheckpointFile(disk, folder).path
 
-    def run(self) -> list[JournalRepaired]:
+    def run(self) -> list[RepairedJournalRange]:
         """Repair everything that a start needs."""
-        base, durable_lsn, file_number = self._base()
+        base, durable_lsn, file_number = self._repair_checkpoint()
         durable_lsn = max(durable_lsn, self.known_end)
         listed = {file.number: file for file in base.files}
-        found = self.survey.found()
-        unfinished = found is not None and found.files and found.torn_last
-        there = {file.number: file for file in self.survey.files[: -1 if unfinished else None]}
+        found = self.scan.files_facts()
+        unfinished = found is not None and found.files and found.is_last_unfinished
+        there = {file.number: file for file in self.scan.files[: -1 if unfinished else None]}
         begin = base.files[-1].number if base.files else 1
         last = max(begin, file_number, *there, *listed)
         first = listed[begin].first if begin in listed else 0
@@ -135,44 +137,44 @@ class _Repair:
             elif live is None and number < begin:
                 # Needed by the older snapshot only, or not at all, and its end is unknown.
                 continue
-            first = self._mend(number, file, live.first if live is not None else first, end)
+            first = self._repair_file(number, file, live.first if live is not None else first, end)
         return self.done
 
-    def _base(self) -> tuple[SnapshotHead, int, int]:
+    def _repair_checkpoint(self) -> tuple[SnapshotHead, int, int]:
         """(the snapshot from which a start will replay, durable LSN, highest file number)."""
-        scan, checkpoint = self.survey, self.survey.checkpoint
-        durable_lsn = checkpoint.forced if checkpoint is not None else 0
+        scan, checkpoint = self.scan, self.scan.checkpoint
+        durable_lsn = checkpoint.durable_lsn if checkpoint is not None else 0
         number = checkpoint.file_number if checkpoint is not None else 0
-        if scan.base is not None:
-            return scan.base, durable_lsn, number
+        if scan.start_snapshot is not None:
+            return scan.start_snapshot, durable_lsn, number
         heads = [scan.snapshots[number] for number in sorted(scan.snapshots, reverse=True)]
         if heads:
             note = f"created again from snapshot {heads[0].number}; the durable LSN of the journal is unknown"
         else:
-            heads, note = self._without_snapshot()
+            heads, note = self._create_empty_snapshot()
         reason = scan.checkpoint_fault or "no snapshot that it names is valid"
-        self.done.append(JournalRepaired(self.checkpoint_path, 0, 0, 0, reason, note))
-        pointers = tuple(Pointer(head.number, head.place) for head in heads[:KEPT])
-        self._settle(Checkpoint(*self.identity, durable_lsn, number, pointers))
+        self.done.append(RepairedJournalRange(self.checkpoint_path, 0, 0, 0, reason, note))
+        pointers = tuple(SnapshotPointer(head.number, head.lsn) for head in heads[:SNAPSHOTS_KEPT])
+        self._write_checkpoint(JournalCheckpoint(*self.identity, durable_lsn, number, pointers))
         return heads[0], durable_lsn, number
 
-    def _settle(self, checkpoint: Checkpoint) -> None:
+    def _write_checkpoint(self, checkpoint: JournalCheckpoint) -> None:
         if self.dry_run:
             return
         if self.disk.exists(self.checkpoint_path):
-            self._put_aside(self.checkpoint_path)
-        CheckpointFile(self.disk, self.folder).settle(checkpoint)
+            self._set_aside(self.checkpoint_path)
+        JournalCheckpointFile(self.disk, self.folder).write_durably(checkpoint)
 
-    def _put_aside(self, path: str) -> None:
+    def _set_aside(self, path: str) -> None:
         """Rename the file so that its name is free, unless an original is already kept."""
         if self.disk.exists(path + filenames.DAMAGED_SUFFIX):
             self.disk.unlink(path)
         else:
             self.disk.rename(path, path + filenames.DAMAGED_SUFFIX)
 
-    def _without_snapshot(self) -> tuple[list[SnapshotHead], str]:
+    def _create_empty_snapshot(self) -> tuple[list[SnapshotHead], str]:
         """Create an empty snapshot, from which the newest files without a gap are replayed."""
-        scan = self.survey
+        scan = self.scan
         number = max([*scan.snapshots, *scan.snapshot_faults, 0]) + 1
         run = len(scan.files) - 1
         while run > 0 and scan.files[run - 1].number + 1 == scan.files[run].number:
@@ -181,70 +183,75 @@ class _Repair:
             head = SnapshotHead(self.identity[0], number, 0, ())
             note = "every entry that was ever written is replayed instead"
         else:
-            live = _forerunner(scan.files[run])
+            live = _preceding_file(scan.files[run])
             head = SnapshotHead(self.identity[0], number, live.end, (live,))
             note = STATE_LOST
         if not self.dry_run:
             for file in scan.files[: max(0, run)]:
-                self._put_aside(file.path)
+                self._set_aside(file.path)
             self._write_snapshot(head)
         scan.files = scan.files[max(0, run) :]
         return [head], note
 
     def _write_snapshot(self, head: SnapshotHead) -> None:
-        Snapshots(self.disk, self.folder, self.identity[0]).write(JournalSnapshot(head, b""))
+        JournalSnapshotFiles(self.disk, self.folder, self.identity[0]).write(JournalSnapshot(head, b""))
 
-    def _mend(self, number: int, file: JournalFile | None, first: int, end: int) -> int:
+    def _repair_file(self, number: int, file: JournalFile | None, first: int, end: int) -> int:
         """Repair one file, which starts at LSN `first` and must reach `end` (0: as far as it does).
 
         Return its end.
         """
-        path = self.survey.path(number)
+        path = self.scan.path(number)
         first = file.first if file is not None else first
-        patches: list[_Patch] = []
-        found: list[JournalRepaired] = []
-        if file is None or number in self.survey.head_faults:
-            reason = self.survey.head_faults.get(number, "the file is missing")
+        patches: list[_FilePatch] = []
+        found: list[RepairedJournalRange] = []
+        if file is None or number in self.scan.head_faults:
+            reason = self.scan.head_faults.get(number, "the file is missing")
             found.append(
-                JournalRepaired(
-                    path, 0, HEAD_SIZE, 0, reason, "its header is created again from its neighbours"
+                RepairedJournalRange(
+                    path, 0, FILE_HEADER_SIZE, 0, reason, "its header is created again from its neighbours"
                 )
             )
-            patches.append(_Patch(0, encode_head(Head(*self.identity, number, first))))
-        at = max(first + HEAD_SIZE, file.end if file is not None else 0)
-        for gap in self._gaps(file, end):
-            self._fill(path, file, gap, first, patches, found)
+            patches.append(_FilePatch(0, encode_header(JournalFileHeader(*self.identity, number, first))))
+        at = max(first + FILE_HEADER_SIZE, file.end if file is not None else 0)
+        for gap in self._gaps_to_fill(file, end):
+            self._fill_gap(path, file, gap, first, patches, found)
             at = max(at, gap.next)
         if at < end:
-            self._fill(
-                path, None, Gap(at, end, "the file is shorter than it was", False), first, patches, found
+            self._fill_gap(
+                path,
+                None,
+                JournalGap(at, end, "the file is shorter than it was", False),
+                first,
+                patches,
+                found,
             )
             at = end
         if found and not self.dry_run:
-            self._replace(path, file, patches)
+            self._replace_file(path, file, patches)
         self.done += found
         return at
 
-    def _gaps(self, file: JournalFile | None, end: int) -> Iterator[Gap]:
+    def _gaps_to_fill(self, file: JournalFile | None, end: int) -> Iterator[JournalGap]:
         """Yield the gaps that must be filled; a tail that was not durable is left to the next start."""
         if file is None:
             return
-        durable_lsn = max(end, self.survey.forced(file))
-        for gap in self.survey.parts(file):
-            if isinstance(gap, Gap) and gap.first < durable_lsn:
+        durable_lsn = max(end, self.scan.durable_lsn(file))
+        for gap in self.scan.scan_file(file):
+            if isinstance(gap, JournalGap) and gap.first < durable_lsn:
                 # After the last snapshot's LSN there may be too few bytes, of another file, for a filler: it
                 # is extended if nothing follows.
-                ends = [start + HEADER_SIZE for start in self._starts(gap)]
-                yield gap if gap.later else gap._replace(next=max(gap.next, end, *ends))
+                ends = [start + HEADER_SIZE for start in self._snapshot_lsns(gap)]
+                yield gap if gap.is_followed else gap._replace(next=max(gap.next, end, *ends))
 
-    def _fill(
+    def _fill_gap(
         self,
         path: str,
         file: JournalFile | None,
-        gap: Gap,
+        gap: JournalGap,
         first: int,
-        patches: list[_Patch],
-        found: list[JournalRepaired],
+        patches: list[_FilePatch],
+        found: list[RepairedJournalRange],
     ) -> None:
         """Add fillers for a gap. Raises Corrupt if it is too small for one."""
         size = gap.next - gap.first
@@ -253,27 +260,27 @@ class _Repair:
             raise Corrupt(
                 path, position, position + size, f"too few bytes are left to repair it: {gap.reason}"
             )
-        description = claim(file, gap.first) if file is not None else ""
+        description = unverified_description(file, gap.first) if file is not None else ""
         note = f"{description}; {UNCERTAIN}" if description else UNCERTAIN
-        found.append(JournalRepaired(path, position, position + size, size, gap.reason, note))
+        found.append(RepairedJournalRange(path, position, position + size, size, gap.reason, note))
         for lsn, part in self._fillers(gap):
-            patches.append(_Patch(lsn - first, encode_filler(part, lsn, 0, self.survey.seed)))
+            patches.append(_FilePatch(lsn - first, encode_filler(part, lsn, 0, self.scan.seed)))
 
-    def _fillers(self, gap: Gap) -> Iterator[tuple[int, int]]:
+    def _fillers(self, gap: JournalGap) -> Iterator[tuple[int, int]]:
         """Yield (LSN, size) of the fillers of a gap.
 
         One starts at each LSN at which a replay may start.
         """
-        for begin, end in pairwise([gap.first, *sorted(self._starts(gap)), gap.next]):
-            for part in _parts(end - begin):
+        for begin, end in pairwise([gap.first, *sorted(self._snapshot_lsns(gap)), gap.next]):
+            for part in _filler_sizes(end - begin):
                 yield begin, part
                 begin += part
 
-    def _starts(self, gap: Gap) -> set[int]:
+    def _snapshot_lsns(self, gap: JournalGap) -> set[int]:
         """LSNs of snapshots inside a gap."""
-        return {head.place for head in self.survey.snapshots.values() if gap.first < head.place < gap.next}
+        return {head.lsn for head in self.scan.snapshots.values() if gap.first < head.lsn < gap.next}
 
-    def _replace(self, path: str, file: JournalFile | None, patches: list[_Patch]) -> None:
+    def _replace_file(self, path: str, file: JournalFile | None, patches: list[_FilePatch]) -> None:
         """Replace a file by the repaired one.
 
         The original is copied aside first; the new file is fsynced and renamed.
@@ -288,7 +295,7 @@ class _Repair:
         self.disk.rename(path + filenames.REPAIRED_SUFFIX, path)
         self.disk.force_folder(self.folder)
 
-    def _copy(self, path: str, file: JournalFile | None, patches: list[_Patch]) -> None:
+    def _copy(self, path: str, file: JournalFile | None, patches: list[_FilePatch]) -> None:
         """Write and fsync a copy of the file with `patches`, which may extend beyond its end."""
         if self.disk.exists(path):
             self.disk.unlink(path)
@@ -304,15 +311,15 @@ class _Repair:
         copy.close()
 
 
-def _forerunner(file: JournalFile) -> LiveFile:
+def _preceding_file(file: JournalFile) -> ListedFile:
     """Return a file to be created before `file`: its filler shows a replay that entries were lost."""
-    first = file.first - HEAD_SIZE - HEADER_SIZE
+    first = file.first - FILE_HEADER_SIZE - HEADER_SIZE
     if first < 0:
-        raise Corrupt(file.path, 0, HEAD_SIZE, f"its header has the first LSN {file.first}")
-    return LiveFile(file.number - 1, first, first + HEAD_SIZE)
+        raise Corrupt(file.path, 0, FILE_HEADER_SIZE, f"its header has the first LSN {file.first}")
+    return ListedFile(file.number - 1, first, first + FILE_HEADER_SIZE)
 
 
-def _parts(size: int) -> Iterator[int]:
+def _filler_sizes(size: int) -> Iterator[int]:
     """Sizes of fillers that together have `size` bytes."""
     limit = min(FILLER_SIZE_MAX, ENTRY_SIZE_MAX)
     while size > limit + HEADER_SIZE:

@@ -14,9 +14,14 @@ from zlib import crc32
 from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt
-from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Progress, Report
-from journal.record.format import BadRecord, body_holds, records_of, split_id
-from journal.wal.checkpoint import Checkpoint, CheckpointFile, SnapshotHead, Snapshots
+from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Progress, VerifyReport
+from journal.record.format import BadRecord, checksum_matches, records_of, split_id
+from journal.wal.checkpoint import (
+    JournalCheckpoint,
+    JournalCheckpointFile,
+    JournalSnapshotFiles,
+    SnapshotHead,
+)
 from journal.wal.entry import (
     HEADER,
     HEADER_SIZE,
@@ -25,14 +30,14 @@ from journal.wal.entry import (
     KIND_TX_OP,
     OPERATION_NAMES,
     AppendMsg,
-    Entry,
-    Filler,
+    JournalEntry,
+    LostEntries,
+    checksum_seed,
     decode_entry,
-    headers,
-    seed_of,
+    possible_headers,
 )
-from journal.wal.file import HEAD_SIZE, SCAN_SIZE, Head, JournalFile, decode_head
-from journal.wal.recovery_rules import FileFound, Files, FilesFound, decide_files
+from journal.wal.file import FILE_HEADER_SIZE, SCAN_SIZE, JournalFile, JournalFileHeader, decode_header
+from journal.wal.recovery_rules import FilesAction, FilesFacts, JournalFileFacts, decide_files
 
 LEASED_ID_MIN: Final = 16
 """Smaller producer ids are the broker's own. Its records precede a producer's (the arrival header before a
@@ -51,130 +56,141 @@ def is_journal(disk: Disk, folder: str) -> bool:
 
 def verify_journal(
     disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None
-) -> Report:
+) -> VerifyReport:
     """Verify the journal in `folder`; with `records` also every message's own checksum.
 
     Raises NewerFormat, OSError.
     """
-    scan = JournalSurvey(disk, folder)
+    scan = JournalScan(disk, folder)
     try:
-        return _Audit(scan, records, progress).run()
+        return _JournalVerifier(scan, records, progress).run()
     finally:
         scan.close()
 
 
-class _Audit:
+class _JournalVerifier:
     """One verification of a transaction journal."""
 
-    def __init__(self, survey: JournalSurvey, records: bool, progress: Progress | None) -> None:
-        self.survey = survey
-        self.report = Report()
+    def __init__(self, survey: JournalScan, records: bool, progress: Progress | None) -> None:
+        self.scan = survey
+        self.report = VerifyReport()
         self.records = records
         self.progress = progress
 
-    def run(self) -> Report:
-        self._checkpoint()
-        self._snapshots()
-        self._files()
-        for file in self.survey.files:
-            self._file(file)
-        for name in self.survey.disk.list(self.survey.folder):
-            if not filenames.known_in_transactions(name):
-                self.find(name, 0, 0, "a name that the journal does not use", "name", NOTE)
+    def run(self) -> VerifyReport:
+        self._verify_checkpoint()
+        self._verify_snapshots()
+        self._verify_files()
+        for file in self.scan.files:
+            self._verify_file(file)
+        for name in self.scan.disk.list(self.scan.folder):
+            if not filenames.is_transactions_file(name):
+                self.add_finding(name, 0, 0, "a name that the journal does not use", "name", NOTE)
         return self.report
 
-    def find(self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE) -> None:
-        path = filenames.join(self.survey.folder, file)
+    def add_finding(
+        self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE
+    ) -> None:
+        path = filenames.join(self.scan.folder, file)
         self.report.findings.append(Finding(path, first, next, what, field, weight))
 
-    def _checkpoint(self) -> None:
-        scan = self.survey
+    def _verify_checkpoint(self) -> None:
+        scan = self.scan
         if scan.checkpoint_fault:
-            self.find(filenames.CHECKPOINT_NAME, 0, 0, scan.checkpoint_fault, "checkpoint")
+            self.add_finding(filenames.CHECKPOINT_NAME, 0, 0, scan.checkpoint_fault, "checkpoint")
             return
-        for first, next in scan.checkpoint_file.faulty():
+        for first, next in scan.checkpoint_file.damaged_slots():
             what = "one slot is invalid; the other one is valid"
-            self.find(filenames.CHECKPOINT_NAME, first, next, what, "slot", NOTE)
+            self.add_finding(filenames.CHECKPOINT_NAME, first, next, what, "slot", NOTE)
 
-    def _snapshots(self) -> None:
-        scan = self.survey
+    def _verify_snapshots(self) -> None:
+        scan = self.scan
         named = (
             [pointer.number for pointer in scan.checkpoint.snapshots] if scan.checkpoint is not None else []
         )
-        enough = scan.base is not None
+        enough = scan.start_snapshot is not None
         for number, error in scan.snapshot_faults.items():
             weight = NOTE if enough or number not in named else DAMAGE
             what = (
                 f"{error.reason}; a start uses the other one" if enough and number in named else error.reason
             )
-            self.find(filenames.snapshot_name(number), error.first, error.next, what, "snapshot", weight)
+            self.add_finding(
+                filenames.snapshot_name(number), error.first, error.next, what, "snapshot", weight
+            )
 
-    def _files(self) -> None:
+    def _verify_files(self) -> None:
         """Report what a start would report about the files together, and each unusable header."""
-        scan = self.survey
-        found = scan.found()
+        scan = self.scan
+        found = scan.files_facts()
         row = None if found is None else decide_files(found)
         reported = False
         for number, fault in scan.head_faults.items():
-            needless = row is not None and row.decision is not Files.REFUSE
-            self.find(
-                filenames.journal_name(number), 0, HEAD_SIZE, fault, "head", NOTE if needless else DAMAGE
+            needless = row is not None and row.decision is not FilesAction.REFUSE
+            self.add_finding(
+                filenames.journal_name(number),
+                0,
+                FILE_HEADER_SIZE,
+                fault,
+                "head",
+                NOTE if needless else DAMAGE,
             )
             reported = True
         if (
             found is None
             or row is None
-            or row.decision is not Files.REFUSE
+            or row.decision is not FilesAction.REFUSE
             or (reported and row.label == "head damaged")
         ):
             return
         about = found.missing or (found.file_number,)
-        if found.shorter:
-            about = (found.shorter[0].number,)
-        elif found.hole is not None:
-            about = (found.hole.number,)
+        if found.truncated:
+            about = (found.truncated[0].number,)
+        elif found.gap is not None:
+            about = (found.gap.number,)
         elif row.label == "end missing":
             about = (found.files[-1].number,)
-        self.find(filenames.journal_name(about[0]), 0, 0, row.label, "files")
+        self.add_finding(filenames.journal_name(about[0]), 0, 0, row.label, "files")
 
-    def _file(self, file: JournalFile) -> None:
+    def _verify_file(self, file: JournalFile) -> None:
         self.report.segments += 1
         name = filenames.journal_name(file.number)
-        durable_lsn = self.survey.forced(file)
-        for part in self.survey.parts(file):
-            if isinstance(part, Gap):
-                self._gap(name, file, part, durable_lsn)
+        durable_lsn = self.scan.durable_lsn(file)
+        for part in self.scan.scan_file(file):
+            if isinstance(part, JournalGap):
+                self._report_gap(name, file, part, durable_lsn)
                 done = part.next
             else:
-                self._entry(name, file, part)
+                self._verify_entry(name, file, part)
                 done = part.next
             if self.progress is not None:
                 self.progress(file.path, done - file.first, file.size)
 
-    def _gap(self, name: str, file: JournalFile, gap: Gap, forced: int) -> None:
+    def _report_gap(self, name: str, file: JournalFile, gap: JournalGap, forced: int) -> None:
         torn = gap.first >= forced
         what = f"a tail that a start truncates: {gap.reason}" if torn else f"cannot be read: {gap.reason}"
-        description = claim(file, gap.first)
+        description = unverified_description(file, gap.first)
         what = f"{what} ({description})" if description and not torn else what
         first, next = gap.first - file.first, gap.next - file.first
-        self.find(name, first, next, what, "entry", NOTE if torn else DAMAGE)
+        self.add_finding(name, first, next, what, "entry", NOTE if torn else DAMAGE)
 
-    def _entry(self, name: str, file: JournalFile, entry: Entry) -> None:
+    def _verify_entry(self, name: str, file: JournalFile, entry: JournalEntry) -> None:
         content = entry.content
-        first = entry.place - file.first
-        if isinstance(content, Filler):
-            self.find(name, first, first + entry.size, "was lost and replaced by a repair", "filler", NOTE)
+        first = entry.lsn - file.first
+        if isinstance(content, LostEntries):
+            self.add_finding(
+                name, first, first + entry.size, "was lost and replaced by a repair", "filler", NOTE
+            )
             return
         self.report.blocks += 1
         self.report.bytes += entry.size
         if isinstance(content, AppendMsg):
             self.report.records += content.count
-            fault = _fault(content, self.records)
+            fault = _piece_error(content, self.records)
             if fault:
-                self.find(name, first, first + entry.size, fault, "block")
+                self.add_finding(name, first, first + entry.size, fault, "block")
 
 
-def _fault(content: AppendMsg, records: bool) -> str:
+def _piece_error(content: AppendMsg, records: bool) -> str:
     """Return the first invalid checksum of a piece, as a sentence; "" if all are valid."""
     view = memoryview(content.data)
     start = 0
@@ -193,11 +209,11 @@ def _fault(content: AppendMsg, records: bool) -> str:
     own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_MIN]
     if len(own) != content.count:
         return f"{len(own)} records, its header has {content.count}"
-    bad = next((record for record in found if not body_holds(view, record)), None)
+    bad = next((record for record in found if not checksum_matches(view, record)), None)
     return "" if bad is None else f"the record at {bad.position} fails its own checksum"
 
 
-class Gap(NamedTuple):
+class JournalGap(NamedTuple):
     """LSNs `first <= x < next` of a file that cannot be read.
 
     `is_followed`: a valid entry follows in the file.
@@ -206,10 +222,10 @@ class Gap(NamedTuple):
     first: int
     next: int
     reason: str
-    later: bool
+    is_followed: bool
 
 
-class JournalSurvey:
+class JournalScan:
     """The contents of a journal's folder, damaged or not, for offline verification and repair.
 
     Nothing is changed, and no damage raises an error: a file without a valid header is located by its
@@ -220,8 +236,8 @@ class JournalSurvey:
     def __init__(self, disk: Disk, folder: str) -> None:
         self.disk = disk
         self.folder = folder
-        self.checkpoint_file = CheckpointFile(disk, folder)
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint_file = JournalCheckpointFile(disk, folder)
+        self.checkpoint: JournalCheckpoint | None = None
         self.checkpoint_fault = ""
         """Why the checkpoint cannot be used; "" if it can."""
         self.snapshots: dict[int, SnapshotHead] = {}
@@ -236,12 +252,12 @@ class JournalSurvey:
         self._read_checkpoint()
         firsts = self._read_heads()
         self._read_snapshots()
-        self._place_files(firsts)
+        self._locate_files(firsts)
 
     @property
     def seed(self) -> int:
         """Initial value of the checksums; 0 if unknown."""
-        return 0 if self.identity is None else seed_of(*self.identity)
+        return 0 if self.identity is None else checksum_seed(*self.identity)
 
     @property
     def numbers(self) -> list[int]:
@@ -250,32 +266,34 @@ class JournalSurvey:
         return sorted(number for number in found if number is not None)
 
     @property
-    def base(self) -> SnapshotHead | None:
+    def start_snapshot(self) -> SnapshotHead | None:
         """The snapshot from which a start replays; None if there is none."""
         if self.checkpoint is None:
             return None
         named = (pointer.number for pointer in self.checkpoint.snapshots)
         return next((self.snapshots[number] for number in named if number in self.snapshots), None)
 
-    def found(self) -> FilesFound | None:
+    def files_facts(self) -> FilesFacts | None:
         """Facts for the file rules of a start; None if a start does not get that far."""
-        base, checkpoint = self.base, self.checkpoint
+        base, checkpoint = self.start_snapshot, self.checkpoint
         if base is None or checkpoint is None:
             return None
         named = [self.snapshots[p.number].files for p in checkpoint.snapshots if p.number in self.snapshots]
-        files = tuple(self._found(number) for number in self.numbers)
-        return FilesFound(files, base.files, named[-1], base.place, checkpoint.forced, checkpoint.file_number)
+        files = tuple(self._file_facts(number) for number in self.numbers)
+        return FilesFacts(
+            files, base.files, named[-1], base.lsn, checkpoint.durable_lsn, checkpoint.file_number
+        )
 
-    def forced(self, file: JournalFile) -> int:
+    def durable_lsn(self, file: JournalFile) -> int:
         """Highest LSN reported as durable: the end of a file that has a successor.
 
         Else what the checkpoint, the snapshot or any valid entry of the file reports.
         """
         if file is not self.files[-1]:
             return file.end
-        known = [file.first, self.checkpoint.forced if self.checkpoint is not None else 0]
-        known += [self.base.place] if self.base is not None else []
-        known += [part.forced for part in self.parts(file) if isinstance(part, Entry)]
+        known = [file.first, self.checkpoint.durable_lsn if self.checkpoint is not None else 0]
+        known += [self.start_snapshot.lsn] if self.start_snapshot is not None else []
+        known += [part.durable_lsn for part in self.scan_file(file) if isinstance(part, JournalEntry)]
         return max(known)
 
     def path(self, number: int) -> str:
@@ -287,21 +305,21 @@ class JournalSurvey:
         for file in self.files:
             file.close()
 
-    def parts(self, file: JournalFile, place: int = 0) -> Iterator[Entry | Gap]:
+    def scan_file(self, file: JournalFile, lsn: int = 0) -> Iterator[JournalEntry | JournalGap]:
         """Yield the valid entries of a file and the gaps between them, from `lsn` on.
 
         Views of an entry are valid until the next one.
         """
-        place = max(place, file.first + HEAD_SIZE)
-        while place < file.end:
+        lsn = max(lsn, file.first + FILE_HEADER_SIZE)
+        while lsn < file.end:
             try:
-                for entry in file.entries(place, self.seed):
+                for entry in file.entries(lsn, self.seed):
                     yield entry
-                    place = entry.next
+                    lsn = entry.next
             except BadRecord as error:
-                found = file.find(error.position + 1, self.seed)
-                place = file.end if found is None else found.place
-                yield Gap(error.position, place, error.reason, found is not None)
+                found = file.find_entry(error.position + 1, self.seed)
+                lsn = file.end if found is None else found.lsn
+                yield JournalGap(error.position, lsn, error.reason, found is not None)
 
     def _read_checkpoint(self) -> None:
         try:
@@ -315,11 +333,11 @@ class JournalSurvey:
 
     def _read_heads(self) -> dict[int, int]:
         """Read the headers; return the first LSN of each file with a valid header, by number."""
-        heads: dict[int, Head] = {}
+        heads: dict[int, JournalFileHeader] = {}
         for number in self.numbers:
             file = self.disk.open_read(self.path(number))
             try:
-                heads[number] = decode_head(file.pread(HEAD_SIZE, 0), file.path)
+                heads[number] = decode_header(file.pread(FILE_HEADER_SIZE, 0), file.path)
             except Corrupt as error:
                 self.head_faults[number] = error.reason
             finally:
@@ -330,7 +348,7 @@ class JournalSurvey:
                 self.head_faults[number] = f"it is file {head.number} of journal {head.journal_id:#x}"
         return {number: head.first for number, head in heads.items() if number not in self.head_faults}
 
-    def _place_files(self, firsts: dict[int, int]) -> None:
+    def _locate_files(self, firsts: dict[int, int]) -> None:
         """Open the files.
 
         The start of one without a header comes from an entry in it, a snapshot or its neighbours.
@@ -338,7 +356,7 @@ class JournalSurvey:
         listed = {file.number: file.first for head in self.snapshots.values() for file in head.files}
         sizes = {number: self.disk.size(self.path(number)) for number in self.numbers}
         for number in self.head_faults:
-            inside = self._first_of(number)
+            inside = self._first_lsn_of(number)
             if inside is not None:
                 firsts[number] = inside
             elif number in listed or number == 1:
@@ -354,14 +372,14 @@ class JournalSurvey:
             if number in firsts
         )
 
-    def _first_of(self, number: int) -> int | None:
+    def _first_lsn_of(self, number: int) -> int | None:
         """Return the first LSN of a file, computed from the first valid entry near its start."""
         file = self.disk.open_read(self.path(number))
         try:
             data = memoryview(file.pread(SCAN_SIZE, 0))
         finally:
             file.close()
-        for position, lsn in headers(data):
+        for position, lsn in possible_headers(data):
             if lsn >= position:
                 with suppress(BadRecord):
                     decode_entry(data[position:], lsn, self.seed)
@@ -371,7 +389,7 @@ class JournalSurvey:
     def _read_snapshots(self) -> None:
         if self.identity is None:
             return
-        reader = Snapshots(self.disk, self.folder, self.identity[0])
+        reader = JournalSnapshotFiles(self.disk, self.folder, self.identity[0])
         wanted = {
             number
             for name in self.disk.list(self.folder)
@@ -385,17 +403,17 @@ class JournalSurvey:
             except Corrupt as error:
                 self.snapshot_faults[number] = error
 
-    def _found(self, number: int) -> FileFound:
+    def _file_facts(self, number: int) -> JournalFileFacts:
         file = next((file for file in self.files if file.number == number), None)
         fault = self.head_faults.get(number, "")
         if file is None:
-            return FileFound(number, 0, self.disk.size(self.path(number)), fault)
-        return FileFound(number, file.first, file.size, fault)
+            return JournalFileFacts(number, 0, self.disk.size(self.path(number)), fault)
+        return JournalFileFacts(number, file.first, file.size, fault)
 
 
-def claim(file: JournalFile, place: int) -> str:
+def unverified_description(file: JournalFile, lsn: int) -> str:
     """Describe a damaged entry by its own unverified header; "" if that is impossible."""
-    data = file.pread(HEADER_SIZE + 12, place)
+    data = file.pread(HEADER_SIZE + 12, lsn)
     if len(data) < HEADER_SIZE + 12:
         return ""
     kind = HEADER.unpack_from(data)[2] >> KIND_SHIFT

@@ -22,14 +22,14 @@ from typing import Final, NamedTuple, Protocol
 from zlib import crc32
 
 from journal.disk import Disk, write_all
-from journal.dual_slot_file import SLOT_SIZE, Slots
+from journal.dual_slot_file import SLOT_SIZE, DualSlotFile
 from journal.errors import Corrupt, NewerFormat
-from journal.filenames import join, mark_name, parse_state_name, state_name
+from journal.filenames import join, log_checkpoint_name, log_snapshot_name, parse_log_snapshot_name
 from journal.record.block import Block
 
 VERSION: Final = 1
-HEAD: Final = Struct(">HHQQQQQQIHH")
-START: Final = Struct(">IQ")
+CHECKPOINT_HEADER: Final = Struct(">HHQQQQQQIHH")
+EPOCH_START: Final = Struct(">IQ")
 BIT_CLEAN: Final = 1
 BIT_STOPPED: Final = 2
 
@@ -60,7 +60,7 @@ class WrongLog(Corrupt):
     """
 
 
-class Marks(NamedTuple):
+class LogCheckpoint(NamedTuple):
     """The checkpoint of a log.
 
     `starts`: (epoch, offset at which the log was truncated when the epoch began), offsets rising. `stopped`:
@@ -69,8 +69,8 @@ class Marks(NamedTuple):
 
     first: int
     first_ordinal: int
-    forced: int
-    forced_ordinal: int
+    durable: int
+    durable_ordinal: int
     append_time: int
     epoch: int = 0
     starts: tuple[tuple[int, int], ...] = ()
@@ -78,31 +78,35 @@ class Marks(NamedTuple):
     stopped: str | None = None
 
 
-def encode_marks(log_id: int, marks: Marks) -> bytes:
+def encode_checkpoint(log_id: int, checkpoint: LogCheckpoint) -> bytes:
     """Return the payload of a slot; a reason that is too long is shortened."""
-    reason = (marks.stopped or "").encode()[:REASON_SIZE_MAX]
-    bits = BIT_CLEAN * marks.clean | BIT_STOPPED * (marks.stopped is not None)
-    head = HEAD.pack(VERSION, bits, log_id, *marks[:6], len(marks.starts), len(reason))
-    return head + b"".join(START.pack(*start) for start in marks.starts) + reason
+    reason = (checkpoint.stopped or "").encode()[:REASON_SIZE_MAX]
+    bits = BIT_CLEAN * checkpoint.clean | BIT_STOPPED * (checkpoint.stopped is not None)
+    head = CHECKPOINT_HEADER.pack(VERSION, bits, log_id, *checkpoint[:6], len(checkpoint.starts), len(reason))
+    return head + b"".join(EPOCH_START.pack(*start) for start in checkpoint.starts) + reason
 
 
-def decode_marks(data: bytes, path: str, log_id: int) -> Marks:
+def decode_checkpoint(data: bytes, path: str, log_id: int) -> LogCheckpoint:
     """Decode the payload of a slot. Raises NewerFormat, WrongLog; Corrupt if sizes do not match."""
-    if len(data) < HEAD.size:
+    if len(data) < CHECKPOINT_HEADER.size:
         raise Corrupt(path, 0, len(data), "shorter than its fixed part")
-    version, bits, found_id, *numbers, count, reason_size = HEAD.unpack_from(data)
+    version, bits, found_id, *numbers, count, reason_size = CHECKPOINT_HEADER.unpack_from(data)
     if version > VERSION:
         raise NewerFormat(path, version, VERSION)
     if found_id != log_id:
         raise WrongLog(path, 0, len(data), f"the folder is of log {found_id:#x}, not of {log_id:#x}")
-    begins = HEAD.size + count * START.size
+    begins = CHECKPOINT_HEADER.size + count * EPOCH_START.size
     if begins + reason_size != len(data):
         raise Corrupt(path, 0, len(data), "its size does not match its content")
     first, first_ordinal, durable, forced_ordinal, append_time, epoch = numbers
-    starts = tuple((start, offset) for start, offset in START.iter_unpack(data[HEAD.size : begins]))
+    starts = tuple(
+        (start, offset) for start, offset in EPOCH_START.iter_unpack(data[CHECKPOINT_HEADER.size : begins])
+    )
     reason = data[begins:].decode("utf-8", "replace") if bits & BIT_STOPPED else None
     clean = bool(bits & BIT_CLEAN)
-    return Marks(first, first_ordinal, durable, forced_ordinal, append_time, epoch, starts, clean, reason)
+    return LogCheckpoint(
+        first, first_ordinal, durable, forced_ordinal, append_time, epoch, starts, clean, reason
+    )
 
 
 def read_log_id(disk: Disk, folder: str) -> int | None:
@@ -110,18 +114,20 @@ def read_log_id(disk: Disk, folder: str) -> int | None:
 
     Raises Corrupt, NewerFormat, OSError.
     """
-    path = join(folder, mark_name())
-    found = Slots(disk, path).read()
+    path = join(folder, log_checkpoint_name())
+    found = DualSlotFile(disk, path).read()
     if found is None:
         return None
-    if len(found[1]) < HEAD.size:
+    if len(found[1]) < CHECKPOINT_HEADER.size:
         raise Corrupt(path, 0, len(found[1]), "shorter than its fixed part")
-    log_id: int = HEAD.unpack_from(found[1])[2]
-    decode_marks(found[1], path, log_id)
+    log_id: int = CHECKPOINT_HEADER.unpack_from(found[1])[2]
+    decode_checkpoint(found[1], path, log_id)
     return log_id
 
 
-def with_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
+def add_epoch_start(
+    starts: tuple[tuple[int, int], ...], epoch: int, offset: int
+) -> tuple[tuple[int, int], ...]:
     """Return `starts` with a new epoch at `offset`.
 
     Earlier ones at or above `offset` are removed as redundant.
@@ -129,7 +135,7 @@ def with_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> 
     kept = [start for start in starts if start[1] < offset]
     kept.append((epoch, offset))
     if len(kept) > STARTS_MAX:
-        uncut = next((start for start in kept if _is_uncut(start[0])), None)
+        uncut = next((start for start in kept if _nothing_truncated(start[0])), None)
         if uncut is not None:
             # Nothing was truncated at this start: it only identifies readers of another copy of the folder.
             kept.remove(uncut)
@@ -139,17 +145,17 @@ def with_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> 
     return tuple(kept)
 
 
-def next_epoch(epoch: int, wall_ms: int, *, cut: bool) -> int:
+def next_epoch(epoch: int, wall_ms: int, *, truncated: bool) -> int:
     """Return the epoch after `epoch`: odd if the log was truncated (`truncated`), even if not.
 
     The clock's second is used if it is higher, so that a folder and an older copy of it that is started later
     do not use the same epoch for different records.
     """
     found = max(epoch + 1, min(wall_ms // 1000, EPOCH_CLOCK_MAX))
-    return found + (found % 2 != cut)
+    return found + (found % 2 != truncated)
 
 
-def _is_uncut(epoch: int) -> bool:
+def _nothing_truncated(epoch: int) -> bool:
     """True if no data was truncated at the epoch.
 
     Earlier releases counted from 1 and always truncated.
@@ -157,40 +163,40 @@ def _is_uncut(epoch: int) -> bool:
     return epoch >= EPOCH_CLOCK_MIN and epoch % 2 == 0
 
 
-def cut_since(starts: tuple[tuple[int, int], ...], epoch: int) -> int | None:
+def truncated_since(starts: tuple[tuple[int, int], ...], epoch: int) -> int | None:
     """Lowest offset at which the log was truncated after `epoch`; None if it was not."""
     return next((offset for start, offset in starts if start > epoch), None)
 
 
-class MarkFile:
+class LogCheckpointFile:
     """The file `log.mark`. Not thread-safe: the log's lock serialises the calls."""
 
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
-        self.path = join(folder, mark_name())
+        self.path = join(folder, log_checkpoint_name())
         self._log_id = log_id
-        self._slots = Slots(disk, self.path)
+        self._slots = DualSlotFile(disk, self.path)
 
-    def read(self) -> Marks | None:
+    def read(self) -> LogCheckpoint | None:
         """Return the checkpoint; None if none was ever written.
 
         Raises Corrupt, WrongLog, NewerFormat, OSError.
         """
         found = self._slots.read()
-        return None if found is None else decode_marks(found[1], self.path, self._log_id)
+        return None if found is None else decode_checkpoint(found[1], self.path, self._log_id)
 
     def faulty(self) -> list[tuple[int, int]]:
         """The positions (first, next) of each slot that holds something and is not whole. Raises OSError."""
-        return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.faulty()]
+        return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.damaged_slots()]
 
-    def settle(self, marks: Marks) -> None:
+    def write_durably(self, checkpoint: LogCheckpoint) -> None:
         """Write both slots, each fsynced. Durable on return. Raises OSError, Full."""
-        payload = encode_marks(self._log_id, marks)
-        self._slots.write(payload, force=True)
-        self._slots.write(payload, force=True)
+        payload = encode_checkpoint(self._log_id, checkpoint)
+        self._slots.write(payload, fsync=True)
+        self._slots.write(payload, fsync=True)
 
-    def note(self, marks: Marks) -> None:
+    def write_unsynced(self, checkpoint: LogCheckpoint) -> None:
         """Write one slot without an fsync. Raises OSError, Full."""
-        self._slots.write(encode_marks(self._log_id, marks), force=False)
+        self._slots.write(encode_checkpoint(self._log_id, checkpoint), fsync=False)
 
 
 # Format of a snapshot file, `<32 digits>.state`, big-endian:
@@ -207,13 +213,13 @@ MAGIC: Final = b"TFST"
 HEADER: Final = Struct(">4sHHQQQQIQI")
 SOURCE: Final = Struct(">IQQQ")
 CRC: Final = Struct(">I")
-KEPT: Final = 2
+SNAPSHOTS_KEPT: Final = 2
 """Snapshots kept: the newest, and the previous one in case the newest cannot be read."""
 
 NEW_SUFFIX: Final = ".new"
 """Suffix of a snapshot's name until it is complete and fsynced."""
 
-Sources = Mapping[tuple[int, int], tuple[int, int]]
+SourcePositions = Mapping[tuple[int, int], tuple[int, int]]
 
 
 class State(Protocol):
@@ -236,7 +242,7 @@ class State(Protocol):
     def apply(self, block: Block) -> None: ...
 
 
-class NoState:
+class EmptyState:
     """Empty state, for a log whose records need none."""
 
     def load(self, data: bytes) -> None:
@@ -260,7 +266,7 @@ class Snapshot(NamedTuple):
     offset: int
     ordinal: int
     append_time: int
-    sources: Sources
+    sources: SourcePositions
     state: bytes
 
 
@@ -296,7 +302,7 @@ def decode_snapshot(data: bytes, path: str, log_id: int) -> Snapshot:
 
 def read_snapshot(disk: Disk, folder: str, offset: int, log_id: int) -> Snapshot:
     """Read the snapshot at `offset` in `folder`. Raises Corrupt, NewerFormat, OSError."""
-    path = join(folder, state_name(offset))
+    path = join(folder, log_snapshot_name(offset))
     file = disk.open_read(path)
     try:
         snapshot = decode_snapshot(file.pread(file.size(), 0), path, log_id)
@@ -327,7 +333,7 @@ def read_snapshot_log_id(disk: Disk, path: str) -> int | None:
     return log_id
 
 
-class Snapshots:
+class SnapshotFiles:
     """The snapshot files in one log's folder. `write` may run in a worker; one thread at a time.
 
     A snapshot is written only after the log is durable up to its offset, which is also its name. It is
@@ -338,21 +344,21 @@ class Snapshots:
         self._disk = disk
         self._folder = folder
         self._log_id = log_id
-        self._kept: list[int] = []
+        self._offsets: list[int] = []
 
     @property
     def offsets(self) -> tuple[int, ...]:
         """Offsets of the snapshots that are known to be valid, oldest first."""
-        return tuple(self._kept)
+        return tuple(self._offsets)
 
-    def newest(self, end: int) -> tuple[Snapshot | None, list[Corrupt]]:
+    def load_newest(self, end: int) -> tuple[Snapshot | None, list[Corrupt]]:
         """Return the newest valid snapshot at or before `end`, and the errors of the damaged ones.
 
         Records the valid ones in `offsets`. Raises NewerFormat.
         """
         found, damaged = None, []
-        self._kept = []
-        offsets = map(parse_state_name, self._disk.list(self._folder))
+        self._offsets = []
+        offsets = map(parse_log_snapshot_name, self._disk.list(self._folder))
         for offset in sorted((offset for offset in offsets if offset is not None), reverse=True):
             if offset > end:
                 continue
@@ -362,29 +368,29 @@ class Snapshots:
                 damaged.append(error)
                 continue
             found = found or snapshot
-            self._kept.insert(0, offset)
+            self._offsets.insert(0, offset)
         return found, damaged
 
     def write(self, snapshot: Snapshot) -> None:
         """Make `snapshot` durable, then remove those that are no longer kept. Raises OSError, Full."""
-        if snapshot.offset in self._kept:
+        if snapshot.offset in self._offsets:
             return
-        path = join(self._folder, state_name(snapshot.offset))
+        path = join(self._folder, log_snapshot_name(snapshot.offset))
         self._write_new(path + NEW_SUFFIX, encode_snapshot(self._log_id, snapshot))
         self._disk.rename(path + NEW_SUFFIX, path)
         self._disk.force_folder(self._folder)
-        self._kept = sorted([*self._kept, snapshot.offset])
+        self._offsets = sorted([*self._offsets, snapshot.offset])
         self.prune(snapshot.offset)
 
     def prune(self, end: int) -> None:
         """Remove all snapshots except the SNAPSHOTS_KEPT newest valid ones up to `end`."""
-        keep = {offset for offset in self._kept if offset <= end}
-        keep = set(sorted(keep)[-KEPT:])
+        keep = {offset for offset in self._offsets if offset <= end}
+        keep = set(sorted(keep)[-SNAPSHOTS_KEPT:])
         for name in self._disk.list(self._folder):
-            offset = parse_state_name(name.removesuffix(NEW_SUFFIX))
+            offset = parse_log_snapshot_name(name.removesuffix(NEW_SUFFIX))
             if offset is not None and (name.endswith(NEW_SUFFIX) or offset not in keep):
                 self._disk.unlink(join(self._folder, name))
-        self._kept = sorted(keep)
+        self._offsets = sorted(keep)
 
     def _read(self, offset: int) -> Snapshot:
         return read_snapshot(self._disk, self._folder, offset, self._log_id)

@@ -25,7 +25,7 @@ from zlib import crc32
 from journal.disk import Disk, File, write_all
 from journal.errors import JournalError
 from journal.record.block import Block
-from journal.record.block_trailer import CONTROL_SIZE, Control, decode_control
+from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, decode_trailer
 from journal.record.format import BadRecord
 
 ENTRY: Final = Struct(">QQQQIIII")
@@ -44,7 +44,7 @@ records.
 """
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A run of blocks. `position` and `size` refer to the segment.
 
     `append_time` (ms) is the latest in the segment up to the run's end, `epoch` that of the run's last block.
@@ -58,14 +58,14 @@ class Entry(NamedTuple):
     epoch: int
 
 
-class Place(NamedTuple):
+class IndexPosition(NamedTuple):
     """Start of a block in the segment, and the ordinal of its first record; None: not known yet."""
 
     position: int
     ordinal: int | None
 
 
-class Index:
+class SegmentIndex:
     """Index of one segment: its entries, and the open run that has no entry yet.
 
     Not thread-safe for changes; searches may run concurrently with `add`, which only appends.
@@ -84,7 +84,7 @@ class Index:
         self._epochs = array("I")
         self._written = 0
         self._file: File | None = None
-        self._open = Place(0, None)
+        self._open_run = IndexPosition(0, None)
         self.end = 0
         """Position up to which blocks were added."""
         self.end_ordinal: int | None = None
@@ -93,7 +93,7 @@ class Index:
         self._epoch = 0
 
     @classmethod
-    def load(cls, disk: Disk, path: str, base: int, log_id: int, size: int) -> Index:
+    def load(cls, disk: Disk, path: str, base: int, log_id: int, size: int) -> SegmentIndex:
         """Load the valid entries of the file at `path` for a segment of `size` bytes. Raises OSError.
 
         `fault` is set to what was missing or invalid; the next write overwrites the invalid rest. No more is
@@ -108,53 +108,55 @@ class Index:
             data = file.pread(min(file.size(), (size // RUN_SIZE_MIN + 2) * ENTRY_SIZE), 0)
         finally:
             file.close()
-        index.fault = index._take(data, size)
+        index.fault = index._append_valid(data, size)
         return index
 
     def __len__(self) -> int:
         """Number of entries."""
         return len(self._ordinals)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[IndexEntry]:
         """Yield all entries in order."""
         for number in range(len(self)):
             yield self.entry(number)
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> IndexEntry:
         """Return an entry; -1 is the last."""
         count = len(self)
         number = number + count if number < 0 else number
-        position = self._place(number)
-        following = self._place(number + 1) if number + 1 < count else self._open
+        position = self._position_of(number)
+        following = self._position_of(number + 1) if number + 1 < count else self._open_run
         ordinal = position.ordinal or 0
         size = following.position - position.position
         records = (following.ordinal or 0) - ordinal
-        return Entry(ordinal, position.position, self._times[number], size, records, self._epochs[number])
+        return IndexEntry(
+            ordinal, position.position, self._times[number], size, records, self._epochs[number]
+        )
 
     @property
     def first_ordinal(self) -> int | None:
         """Ordinal of the segment's first record; None if no block was added."""
-        return self._ordinals[0] if len(self) else self._open.ordinal
+        return self._ordinals[0] if len(self) else self._open_run.ordinal
 
     @property
     def newest_ms(self) -> int:
         """Latest append time (ms) of the added blocks; 0 if there are none."""
         return self._time
 
-    def add(self, control: Control) -> None:
+    def add(self, control: BlockTrailer) -> None:
         """Add the next block. Its run also covers damage between it and the previous block."""
-        if self._open.ordinal is None:
-            self._open = Place(self._open.position, control.first_ordinal)
+        if self._open_run.ordinal is None:
+            self._open_run = IndexPosition(self._open_run.position, control.first_ordinal)
         self.end = control.next - self._base
         self.end_ordinal = control.next_ordinal
         self._time = max(self._time, control.append_time)
         self._epoch = control.epoch
-        if self.end - self._open.position >= RUN_SIZE_MIN:
+        if self.end - self._open_run.position >= RUN_SIZE_MIN:
             self.close_run()
 
     def close_run(self) -> None:
         """Close the open run with an entry, even if it is short. Called when the segment is sealed."""
-        position, ordinal = self._open
+        position, ordinal = self._open_run
         if self.end == position or ordinal is None:
             return
         # The ordinals last: their count is the number of entries that a search in another thread sees.
@@ -162,43 +164,43 @@ class Index:
         self._epochs.append(self._epoch)
         self._positions.append(position)
         self._ordinals.append(ordinal)
-        self._open = Place(self.end, self.end_ordinal)
+        self._open_run = IndexPosition(self.end, self.end_ordinal)
 
-    def cut(self, position: int) -> None:
+    def truncate(self, position: int) -> None:
         """Remove every run that ends after `position`; the caller adds the remaining blocks again."""
-        while len(self) and self._open.position > position:
-            self._open = Place(self._positions.pop(), self._ordinals.pop())
+        while len(self) and self._open_run.position > position:
+            self._open_run = IndexPosition(self._positions.pop(), self._ordinals.pop())
             self._times.pop()
             self._epochs.pop()
         if not len(self):
-            self._open = Place(0, None)
-        self.end, self.end_ordinal = self._open
+            self._open_run = IndexPosition(0, None)
+        self.end, self.end_ordinal = self._open_run
         self._time = self._times[-1] if len(self) else 0
         self._epoch = self._epochs[-1] if len(self) else 0
         self._written = min(self._written, len(self))
 
-    def by_position(self, position: int) -> Place:
+    def by_position(self, position: int) -> IndexPosition:
         """Last known block start at or before `position`."""
         count = len(self)
-        if not count or position >= self._open.position:
-            return self._open
-        return self._place(bisect_right(self._positions, position, 0, count) - 1)
+        if not count or position >= self._open_run.position:
+            return self._open_run
+        return self._position_of(bisect_right(self._positions, position, 0, count) - 1)
 
-    def by_ordinal(self, ordinal: int) -> Place:
+    def by_ordinal(self, ordinal: int) -> IndexPosition:
         """Last known block start whose first ordinal is at most `ordinal`.
 
         If none, the segment's start.
         """
         count = len(self)
-        if not count or (self._open.ordinal is not None and ordinal >= self._open.ordinal):
-            return self._open
-        return self._place(max(0, bisect_right(self._ordinals, ordinal, 0, count) - 1))
+        if not count or (self._open_run.ordinal is not None and ordinal >= self._open_run.ordinal):
+            return self._open_run
+        return self._position_of(max(0, bisect_right(self._ordinals, ordinal, 0, count) - 1))
 
-    def by_time(self, time_ms: int) -> Place:
+    def by_time(self, time_ms: int) -> IndexPosition:
         """Block start at or before the first block appended at or after `time_ms`."""
         count = len(self)
         number = bisect_left(self._times, time_ms, 0, count)
-        return self._place(number) if number < count else self._open
+        return self._position_of(number) if number < count else self._open_run
 
     def write(self, disk: Disk, *, all: bool = True) -> None:
         """Append the entries that the file lacks.
@@ -227,7 +229,7 @@ class Index:
         if file is not None:
             file.close()
 
-    def _take(self, data: bytes, size: int) -> str | None:
+    def _append_valid(self, data: bytes, size: int) -> str | None:
         """Append the valid entries in `data`. Return why the first invalid one was rejected, or None."""
         for place in range(0, len(data) - ENTRY_SIZE + 1, ENTRY_SIZE):
             ordinal, position, time, log_id, run_size, records, epoch, crc = ENTRY.unpack_from(data, place)
@@ -236,7 +238,7 @@ class Index:
                 or log_id != self._log_id
             ):
                 return f"entry {place // ENTRY_SIZE} is wrong"
-            start, first = self._open
+            start, first = self._open_run
             if position != start or not run_size or first not in (None, ordinal):
                 return f"entry {place // ENTRY_SIZE} does not follow the one before"
             if position + run_size > size:
@@ -245,14 +247,14 @@ class Index:
             self._positions.append(position)
             self._times.append(time)
             self._epochs.append(epoch)
-            self._open = Place(position + run_size, ordinal + records)
-            self.end, self.end_ordinal = self._open
+            self._open_run = IndexPosition(position + run_size, ordinal + records)
+            self.end, self.end_ordinal = self._open_run
             self._time, self._epoch = max(self._time, time), epoch
             self._written += 1
         return "the last entry is short" if len(data) % ENTRY_SIZE else None
 
-    def _place(self, number: int) -> Place:
-        return Place(self._positions[number], self._ordinals[number])
+    def _position_of(self, number: int) -> IndexPosition:
+        return IndexPosition(self._positions[number], self._ordinals[number])
 
     def _encode(self, number: int) -> bytes:
         ordinal, position, time, size, records, epoch = self.entry(number)
@@ -260,7 +262,7 @@ class Index:
         return head + _CRC.pack(crc32(head, self._seed))
 
 
-_COVERED: Final = ENTRY_SIZE - 4
+_CHECKSUMMED_BYTES: Final = ENTRY_SIZE - 4
 """Bytes of an entry that its CRC covers."""
 
 Pread = Callable[[int, int], bytes]
@@ -269,11 +271,11 @@ Blocks = Callable[[int], Iterator[Block]]
 """Valid blocks of the segment from a block start on."""
 
 
-BEHIND_BYTES_MAX: Final = 8 << 20
+UNINDEXED_BYTES_MAX: Final = 8 << 20
 """The owner leaves at most some MiB of its segment without entries; more means that entries are missing."""
 
 
-class Unsound(JournalError):
+class InvalidIndex(JournalError):
     """The index file at `path` is invalid.
 
     Nothing is lost: the index can be built from the segment.
@@ -284,7 +286,7 @@ class Unsound(JournalError):
         self.path = path
 
 
-class RunIndex(Index):
+class OnDiskIndex(SegmentIndex):
     """Read-only `SegmentIndex` that is searched on disk, reading only the entries that a search needs.
 
     For processes that read another process's log one position at a time: loading an index costs its size, a
@@ -297,55 +299,55 @@ class RunIndex(Index):
         super().__init__(file.path, base, log_id)
         self._entries_file = file
         self._pread, self._blocks = pread, blocks
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, IndexEntry] = {}
         self._size = size
-        self._rest: tuple[int | None, int] | None = None
+        self._after_last: tuple[int | None, int] | None = None
         most = min(file.size() // ENTRY_SIZE, size // RUN_SIZE_MIN + 2)
         self._count = self._search(most, self._is_inside)
         if self._count:
             last = self.entry(-1)
-            position = Place(last.position + last.size, last.first_ordinal + last.records)
-            self._open = self._proven(position)
-        self.end, self.end_ordinal = self._open
-        if size - self.end > BEHIND_BYTES_MAX:
-            raise Unsound(self.path, f"it ends at position {self.end} of {size}")
+            position = IndexPosition(last.position + last.size, last.first_ordinal + last.records)
+            self._open_run = self._verify(position)
+        self.end, self.end_ordinal = self._open_run
+        if size - self.end > UNINDEXED_BYTES_MAX:
+            raise InvalidIndex(self.path, f"it ends at position {self.end} of {size}")
 
     def __len__(self) -> int:
         return self._count
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> IndexEntry:
         """Return an entry, read at its first use; -1 is the last."""
         number = number + self._count if number < 0 else number
         found = self._entries.get(number) or self._read(number)
         if found is None:
-            raise Unsound(self.path, f"entry {number} is wrong")
+            raise InvalidIndex(self.path, f"entry {number} is wrong")
         self._entries[number] = found
         return found
 
     @property
     def first_ordinal(self) -> int | None:
-        return self.entry(0).first_ordinal if self._count else self._behind()[0]
+        return self.entry(0).first_ordinal if self._count else self._after_last_entry()[0]
 
     @property
     def newest_ms(self) -> int:
         known = self.entry(-1).append_time if self._count else 0
-        return max(known, self._behind()[1])
+        return max(known, self._after_last_entry()[1])
 
-    def by_position(self, position: int) -> Place:
-        if not self._count or position >= self._open.position:
-            return self._open
+    def by_position(self, position: int) -> IndexPosition:
+        if not self._count or position >= self._open_run.position:
+            return self._open_run
         count = self._search(self._count, lambda number: self.entry(number).position <= position)
-        return self._place_of(count - 1)
+        return self._verified_position(count - 1)
 
-    def by_ordinal(self, ordinal: int) -> Place:
-        if not self._count or (self._open.ordinal is not None and ordinal >= self._open.ordinal):
-            return self._open
+    def by_ordinal(self, ordinal: int) -> IndexPosition:
+        if not self._count or (self._open_run.ordinal is not None and ordinal >= self._open_run.ordinal):
+            return self._open_run
         count = self._search(self._count, lambda number: self.entry(number).first_ordinal <= ordinal)
-        return self._place_of(max(0, count - 1))
+        return self._verified_position(max(0, count - 1))
 
-    def by_time(self, time_ms: int) -> Place:
+    def by_time(self, time_ms: int) -> IndexPosition:
         count = self._search(self._count, lambda number: self.entry(number).append_time < time_ms)
-        return self._place_of(count) if count < self._count else self._open
+        return self._verified_position(count) if count < self._count else self._open_run
 
     @staticmethod
     def _search(count: int, holds: Callable[[int], bool]) -> int:
@@ -363,42 +365,42 @@ class RunIndex(Index):
         found = self._read(number)
         return found is not None and found.position + found.size <= self._size
 
-    def _read(self, number: int) -> Entry | None:
+    def _read(self, number: int) -> IndexEntry | None:
         """Read an entry; None if its CRC or its log id is wrong."""
         data = self._entries_file.pread(ENTRY_SIZE, number * ENTRY_SIZE)
         if len(data) < ENTRY_SIZE:
             return None
         ordinal, position, time, log_id, size, records, epoch, crc = ENTRY.unpack(data)
-        if crc32(data[:_COVERED], self._seed) != crc or log_id != self._log_id:
+        if crc32(data[:_CHECKSUMMED_BYTES], self._seed) != crc or log_id != self._log_id:
             return None
-        return Entry(ordinal, position, time, size, records, epoch)
+        return IndexEntry(ordinal, position, time, size, records, epoch)
 
-    def _place_of(self, number: int) -> Place:
+    def _verified_position(self, number: int) -> IndexPosition:
         entry = self.entry(number)
-        return self._proven(Place(entry.position, entry.first_ordinal))
+        return self._verify(IndexPosition(entry.position, entry.first_ordinal))
 
-    def _proven(self, place: Place) -> Place:
+    def _verify(self, place: IndexPosition) -> IndexPosition:
         """Return `place` if the block trailer before it ends there with the same ordinal.
 
         Raises InvalidIndex.
         """
         if not place.position:
             return place
-        at = place.position - CONTROL_SIZE
+        at = place.position - TRAILER_SIZE
         try:
-            trailer = decode_control(self._pread(CONTROL_SIZE, at), 0, self._log_id)
+            trailer = decode_trailer(self._pread(TRAILER_SIZE, at), 0, self._log_id)
         except BadRecord as error:
-            raise Unsound(self.path, f"no block ends at position {place.position}") from error
+            raise InvalidIndex(self.path, f"no block ends at position {place.position}") from error
         if trailer.end != self._base + at or trailer.next_ordinal != place.ordinal:
-            raise Unsound(self.path, f"another block ends at position {place.position} than it says")
+            raise InvalidIndex(self.path, f"another block ends at position {place.position} than it says")
         return place
 
-    def _behind(self) -> tuple[int | None, int]:
+    def _after_last_entry(self) -> tuple[int | None, int]:
         """(first ordinal, latest append time) of the blocks after the last entry."""
-        if self._rest is None:
+        if self._after_last is None:
             ordinal, newest = None, 0
-            for block in self._blocks(self._open.position):
+            for block in self._blocks(self._open_run.position):
                 ordinal = block.control.first_ordinal if ordinal is None else ordinal
                 newest = max(newest, block.control.append_time)
-            self._rest = ordinal, newest
-        return self._rest
+            self._after_last = ordinal, newest
+        return self._after_last

@@ -17,19 +17,19 @@ from journal.clock import Clock
 from journal.disk import Disk, File, write_all
 from journal.errors import BadBatch, Closed, Full, Stopped, TooLarge
 from journal.filenames import join
-from journal.linux_aio import Begin, Landed
-from journal.log.checkpoint import NoState, Snapshot, State
-from journal.log.durability import Keeper
-from journal.log.reader import Reader, Unproven, WouldBlock
-from journal.log.recovery import Opening
+from journal.linux_aio import FsyncCallback, StartFsync
+from journal.log.checkpoint import EmptyState, Snapshot, State
+from journal.log.durability import LogDurability
+from journal.log.reader import LogReader, RawReadContext, WouldBlock
+from journal.log.recovery import LogRecovery
 from journal.log.recovery_rules import Damage, Recovery
-from journal.log.retention import Aged, expired
+from journal.log.retention import SegmentAge, count_expired
 from journal.log.segment import Segment
-from journal.log.segments import Extent, LogOptions
-from journal.log.writer import Writer, size_bound
-from journal.record.batch import PLAIN, Appended, Batch, Chunk, Source, succession, verify_batch
+from journal.log.segments import LogOptions, SegmentSet
+from journal.log.writer import LogWriter, size_bound
+from journal.record.batch import PLAIN, Appended, Batch, Chunk, Source, succession_source, verify_batch
 from journal.record.block import Block
-from journal.record.block_trailer import CONTROL_SIZE, holds_control_header
+from journal.record.block_trailer import TRAILER_SIZE, contains_trailer_header
 from journal.record.format import (
     HEADER_SIZE,
     LENGTH,
@@ -41,7 +41,7 @@ from journal.record.format import (
 )
 
 
-class Standing:
+class LogStatus:
     """Status of a log: the base of `Log`.
 
     Every property is O(1) except where documented, and safe in any thread.
@@ -49,69 +49,69 @@ class Standing:
     Offsets are bytes, ordinals count records.
     """
 
-    _extent: Extent
+    _segment_set: SegmentSet
 
     @property
     def first_offset(self) -> int:
         """First offset of the log; lower offsets were truncated or deleted by retention."""
-        return self._extent.first
+        return self._segment_set.first
 
     @property
     def end_offset(self) -> int:
         """Offset of the next block; everything before is written, though perhaps not durable."""
-        return self._extent.end
+        return self._segment_set.end
 
     @property
     def forced_offset(self) -> int:
         """Durable offset: everything before it survives a power loss. Always the end of an append."""
-        return self._extent.forced
+        return self._segment_set.durable
 
     @property
     def forced_place(self) -> tuple[int, int]:
         """`forced_offset` and the ordinal at it, read together."""
-        segment_set = self._extent
+        segment_set = self._segment_set
         with segment_set.lock:
-            return segment_set.forced, segment_set.forced_ordinal
+            return segment_set.durable, segment_set.durable_ordinal
 
     @property
     def first_ordinal(self) -> int:
         """Ordinal of the first record."""
-        return self._extent.first_ordinal
+        return self._segment_set.first_ordinal
 
     @property
     def end_ordinal(self) -> int:
         """Ordinal of the next record."""
-        return self._extent.end_ordinal
+        return self._segment_set.end_ordinal
 
     @property
     def epoch(self) -> int:
         """Epoch of the log; increases whenever an end that was not durable may have been lost."""
-        return self._extent.epoch
+        return self._segment_set.epoch
 
     @property
     def size_bytes(self) -> int:
         """Bytes from the first offset to the end."""
-        return self._extent.end - self._extent.first
+        return self._segment_set.end - self._segment_set.first
 
     @property
     def count(self) -> int:
         """Number of records, including those that are damaged or were replaced by fillers."""
-        return self._extent.end_ordinal - self._extent.first_ordinal
+        return self._segment_set.end_ordinal - self._segment_set.first_ordinal
 
     @property
     def segment_count(self) -> int:
         """Number of segment files."""
-        return len(self._extent.segments)
+        return len(self._segment_set.segments)
 
     @property
     def newest_ms(self) -> int | None:
         """Time of the latest append in ms; None if the log is empty."""
-        return self._extent.append_time if self.count else None
+        return self._segment_set.append_time if self.count else None
 
     @property
     def stopped(self) -> str | None:
         """Why the log accepts no writes; None if it accepts them."""
-        return self._extent.stopped
+        return self._segment_set.stopped
 
     @property
     def waits_for_space(self) -> bool:
@@ -119,7 +119,7 @@ class Standing:
 
         `before_append` completes the recovery.
         """
-        return self._extent.unfinished is not None
+        return self._segment_set.pending_recovery is not None
 
     @property
     def whole_end(self) -> tuple[int, int]:
@@ -127,50 +127,62 @@ class Standing:
 
         If the log `waits_for_space`, of the end that recovery will restore.
         """
-        segment_set = self._extent
+        segment_set = self._segment_set
         return (
-            segment_set.unfinished_end
-            if segment_set.unfinished is not None
+            segment_set.pending_end
+            if segment_set.pending_recovery is not None
             else (segment_set.end, segment_set.end_ordinal)
         )
 
     @property
     def damage(self) -> list[Damage]:
         """(first, next, reason) of each range that is known to be unreadable."""
-        return list(self._extent.damage)
+        return list(self._segment_set.damage)
 
     def applied(self, kind: int, id: int) -> tuple[int, int] | None:
         """Highest position of a source that was appended, durable or not; None if there is none."""
-        return self._extent.sources.applied.get((kind, id))
+        return self._segment_set.applied_positions.applied.get((kind, id))
 
     def settled(self, kind: int, id: int) -> tuple[int, int] | None:
         """Highest durable position of a source, which neither a power loss nor `resume` can revert."""
-        segment_set = self._extent
+        segment_set = self._segment_set
         with segment_set.lock:
-            return segment_set.sources.sure((kind, id), segment_set.forced)
+            return segment_set.applied_positions.durable((kind, id), segment_set.durable)
 
 
 __all__ = [
-    "PLAIN", "Appended", "Batch", "Chunk", "Dirty", "ForcePlan", "Log", "LogOptions", "NoState", "Recovery", "Source",
-    "State", "Upto", "succession",
+    "PLAIN",
+    "Appended",
+    "Batch",
+    "Chunk",
+    "EmptyState",
+    "Log",
+    "LogFsyncPlan",
+    "LogOptions",
+    "Recovery",
+    "Source",
+    "State",
+    "UnsyncedRecords",
+    "Upto",
+    "succession_source",
 ]  # fmt: skip
 
 Upto = Literal["forced", "written"]
 DEFAULTS: Final = LogOptions()
 
 
-class Dirty(NamedTuple):
+class UnsyncedRecords(NamedTuple):
     """Records that a power loss could discard: `since` is the monotonic time (s) of the first."""
 
     records: int
     since: float
 
 
-class ForcePlan(NamedTuple):
+class LogFsyncPlan(NamedTuple):
     """State of a log when an fsync is planned: the fsync makes everything before `end` durable."""
 
     log: Log
-    keeper: Keeper
+    durability: LogDurability
     segment: Segment
     end: int
     end_ordinal: int
@@ -178,22 +190,22 @@ class ForcePlan(NamedTuple):
     planned_at: float
     snapshot: Snapshot | None
 
-    def force(self) -> None:
+    def fsync(self) -> None:
         """Fsync the active segment. Called in a worker.
 
         Raises OSError; after the first error every later call raises too.
         """
-        self.keeper.gate.force(self.segment)
+        self.durability.gate.fsync(self.segment)
 
-    def begin(self, begin: Begin, landed: Landed) -> bool:
+    def start(self, start: StartFsync, callback: FsyncCallback) -> bool:
         """Start the fsync without a thread and call `callback(error)` at its end.
 
         False if none was started.
         """
-        return self.keeper.gate.begin(self.segment, begin, landed)
+        return self.durability.gate.start(self.segment, start, callback)
 
 
-class Log(Standing):
+class Log(LogStatus):
     """The log of one partition, made by `Log.open`.
 
     The module docstring has its guarantees and threads.
@@ -211,10 +223,10 @@ class Log(Standing):
         self.closed = False
         self.recovery: Recovery
         """What the last opening or `resume` found."""
-        self._extent: Extent
-        self._keeper: Keeper
-        self._reader: Reader
-        self._writer: Writer
+        self._segment_set: SegmentSet
+        self._durability: LogDurability
+        self._reader: LogReader
+        self._writer: LogWriter
 
     @classmethod
     def open(
@@ -237,27 +249,29 @@ class Log(Standing):
 
         Raises NewerFormat, Corrupt (WrongLog: the folder belongs to another log id), OSError, Full.
         """
-        log = cls(disk, folder, log_id, clock, options, NoState() if state is None else state)
-        log._adopt(start_offset, resume=False)
+        log = cls(disk, folder, log_id, clock, options, EmptyState() if state is None else state)
+        log._recover(start_offset, resume=False)
         return log
 
-    def _adopt(self, start_offset: int, *, resume: bool) -> None:
-        recovery = Opening(
+    def _recover(self, start_offset: int, *, resume: bool) -> None:
+        recovery = LogRecovery(
             self._disk, self.folder, self.log_id, self._clock, self.options, self._state, start_offset
         )
         recovery.run(resume=resume)
-        self.recovery, self._extent = recovery.report, recovery.extent
-        self._keeper = Keeper(self._disk, self.folder, self._clock, self.options, recovery)
-        self._reader = Reader(recovery.extent)
-        self._writer = Writer(self._extent, self._keeper, self._clock, self.options, self._state)
+        self.recovery, self._segment_set = recovery.report, recovery.segment_set
+        self._durability = LogDurability(self._disk, self.folder, self._clock, self.options, recovery)
+        self._reader = LogReader(recovery.segment_set)
+        self._writer = LogWriter(self._segment_set, self._durability, self._clock, self.options, self._state)
 
     @property
-    def dirty(self) -> Dirty | None:
+    def dirty(self) -> UnsyncedRecords | None:
         """Records that a power loss could discard; None if everything is durable."""
-        segment_set = self._extent
-        if segment_set.forced >= segment_set.end:
+        segment_set = self._segment_set
+        if segment_set.durable >= segment_set.end:
             return None
-        return Dirty(segment_set.end_ordinal - segment_set.forced_ordinal, self._writer.dirty_since)
+        return UnsyncedRecords(
+            segment_set.end_ordinal - segment_set.durable_ordinal, self._writer.dirty_since
+        )
 
     @property
     def oldest_ms(self) -> int | None:
@@ -279,7 +293,7 @@ class Log(Standing):
         same error. `append` does the work inline if the caller did not. Raises Stopped, Closed, TooLarge.
         """
         self._writable()
-        return self._writer.before(size_bound(size_bytes), source)
+        return self._writer.prepare(size_bound(size_bytes), source)
 
     def check(self, batch: Batch, before: bytes = b"") -> None:
         """Check all limits, flags, ids and block checksums of `batch`. Any thread. Raises BadBatch.
@@ -291,7 +305,7 @@ class Log(Standing):
         # After a torn write, recovery could not tell a block trailer of this log inside of a payload from a
         # real one. The trailer's header may also begin in the preceding bytes.
         seam = before + data[:HEADER_SIZE] if before else b""
-        if holds_control_header(data, self.log_id) or holds_control_header(seam, self.log_id):
+        if contains_trailer_header(data, self.log_id) or contains_trailer_header(seam, self.log_id):
             raise BadBatch("it contains a block trailer of its own partition")
 
     def append(
@@ -308,13 +322,13 @@ class Log(Standing):
         if not checked:
             for batch in batches:
                 self.check(batch)
-        return self._writer.append(batches, source).answers
+        return self._writer.append(batches, source).results
 
     def append_control(self, source: Source) -> Appended:
         """Append a block trailer without records, as for `succession_source`. Raises as `append`."""
         self._writable()
         append = self._writer.append((), source)
-        return Appended([], append.end_ordinal, append.end, append.controls[0].append_time)
+        return Appended([], append.end_ordinal, append.end, append.trailers[0].append_time)
 
     def append_payloads(self, payloads: Sequence[bytes]) -> Appended:
         """Append payloads as records, for use without a broker.
@@ -346,17 +360,17 @@ class Log(Standing):
         self._writable()
         with Spool(self._disk, self.folder) as spool:
             spool.fill(stream, self.options.segment_bytes)
-            found = verified_count(spool, producer_id, sequence, self.options.verify)
+            found = count_verified(spool, producer_id, sequence, self.options.verify)
             if found != count or not found:
                 raise BadBatch(f"the stream holds {found} records, {count} were announced")
-            bound = size_bound(spool.size) + CONTROL_SIZE * (spool.size // PIECE_BYTES + 1)
-            return self._writer.append_slices(slices(spool, producer_id, sequence), bound)
+            bound = size_bound(spool.size) + TRAILER_SIZE * (spool.size // PIECE_BYTES + 1)
+            return self._writer.append_slices(spool_batches(spool, producer_id, sequence), bound)
 
     def _writable(self) -> None:
         if self.closed:
             raise Closed()
-        if self._extent.stopped is not None:
-            raise Stopped(self._extent.stopped)
+        if self._segment_set.stopped is not None:
+            raise Stopped(self._segment_set.stopped)
 
     # Reading: any thread, concurrently with the owner.
 
@@ -393,7 +407,7 @@ class Log(Standing):
         self._readable()
         return self._reader.block_of_record(offset, upto == "forced", cached)
 
-    def unproven(self, *, cached: bool = False) -> Unproven:
+    def unproven(self, *, cached: bool = False) -> RawReadContext:
         """Context manager that yields `read(offset, size)` for unverified bytes.
 
         For callers that have already verified the block.
@@ -433,7 +447,7 @@ class Log(Standing):
         None: nothing is due.
         """
         dirty = self.dirty
-        if dirty is None or self._extent.stopped is not None:
+        if dirty is None or self._segment_set.stopped is not None:
             return None
         messages, seconds = self.options.flush_messages, self.options.flush_seconds
         if not messages or not seconds or dirty.records >= messages:
@@ -443,24 +457,24 @@ class Log(Standing):
     def force(self) -> None:
         """Fsync everything written so far, in this thread. Raises Stopped, Closed."""
         self._writable()
-        self._keeper.force_end()
+        self._durability.fsync_all()
 
-    def force_plan(self) -> ForcePlan | None:
+    def force_plan(self) -> LogFsyncPlan | None:
         """Plan an fsync of everything written so far; None if nothing needs it or the log is stopped."""
-        segment_set = self._extent
-        if self.closed or segment_set.stopped is not None or segment_set.forced >= segment_set.end:
+        segment_set = self._segment_set
+        if self.closed or segment_set.stopped is not None or segment_set.durable >= segment_set.end:
             return None
-        now, snapshot = self._clock.monotonic(), self._writer.due_snapshot()
+        now, snapshot = self._clock.monotonic(), self._writer.snapshot_if_due()
         position = (segment_set.end, segment_set.end_ordinal, segment_set.epoch)
-        return ForcePlan(self, self._keeper, segment_set.active, *position, now, snapshot)
+        return LogFsyncPlan(self, self._durability, segment_set.active, *position, now, snapshot)
 
-    def force_done(self, plan: ForcePlan, error: Exception | None) -> Callable[[], None] | None:
+    def force_done(self, plan: LogFsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the result of an fsync: advance `forced_offset`, or stop the log.
 
         Returns follow-up file work for a worker, or None.
         """
-        segment_set, durability = self._extent, self._keeper
-        if plan.keeper is not durability:
+        segment_set, durability = self._segment_set, self._durability
+        if plan.durability is not durability:
             return None
         if error is not None:
             reason = f"an fsync failed: {error}"
@@ -469,21 +483,25 @@ class Log(Standing):
             return lambda: self._fail(reason)
         if segment_set.stopped is not None:
             return None
-        segment_set.forced_to(plan.end, plan.end_ordinal)
+        segment_set.raise_durable(plan.end, plan.end_ordinal)
         self._writer.dirty_since = plan.planned_at
-        if plan.snapshot is None and not durability.note_due:
+        if plan.snapshot is None and not durability.checkpoint_due:
             return None
-        return lambda: durability.after_force(plan.snapshot)
+        return lambda: durability.complete_fsync(plan.snapshot)
 
     def note_work(self) -> Callable[[], None] | None:
         """Work for a worker that updates an outdated durable offset in `log.mark`.
 
         None if it is current.
         """
-        return self._keeper.note if self._keeper.note_lacks and not self.closed else None
+        return (
+            self._durability.rewrite_checkpoint_unsynced
+            if self._durability.checkpoint_outdated and not self.closed
+            else None
+        )
 
     def _fail(self, reason: str) -> None:
-        self._keeper.fail(reason)
+        self._durability.stop(reason)
 
     def set_options(self, options: LogOptions) -> None:
         """Replace the options of this log; data that is already stored is not changed.
@@ -492,7 +510,7 @@ class Log(Standing):
         """
         if options.suffix != self.options.suffix:
             raise ValueError(f"the suffix of a log cannot change: it is {self.options.suffix}")
-        self.options = self._keeper.options = self._writer.options = options
+        self.options = self._durability.options = self._writer.options = options
 
     # Truncating, stopping, closing.
 
@@ -503,15 +521,15 @@ class Log(Standing):
         Closed.
         """
         self._writable()
-        segment_set = self._extent
+        segment_set = self._segment_set
         if offset <= segment_set.first:
             return segment_set.first
-        self._keeper.force_end()
+        self._durability.fsync_all()
         first, ordinal = segment_set.end, segment_set.end_ordinal
         if offset < segment_set.end:
             block = self._reader.block_at(offset)
             first, ordinal = block.offset, block.control.first_ordinal
-        self._keeper.begin_at(first, ordinal)
+        self._durability.truncate_before(first, ordinal)
         return first
 
     def retain(self, now_ms: int) -> list[str]:
@@ -520,16 +538,16 @@ class Log(Standing):
         May run in a worker while no append runs. Raises Stopped, Full, Closed.
         """
         self._writable()
-        self._keeper.finish_opening()
+        self._durability.complete_recovery()
         full = None
         try:
             self._writer.roll_by_age(now_ms)
         except Full as error:  # expired segments can still be deleted, which makes room
             full = error
-        segment_set = self._extent
+        segment_set = self._segment_set
         sealed = segment_set.segments[:-1]
-        aged = [Aged(segment.base, segment.size, self._reader.newest_ms(segment)) for segment in sealed]
-        count = expired(aged, segment_set.end - segment_set.segments[0].base, now_ms, self.options)
+        aged = [SegmentAge(segment.base, segment.size, self._reader.newest_ms(segment)) for segment in sealed]
+        count = count_expired(aged, segment_set.end - segment_set.segments[0].base, now_ms, self.options)
         left_over = len(sealed) > 0 and segment_set.segments[1].base <= segment_set.first
         if not count and not left_over:
             if full is not None:
@@ -539,12 +557,12 @@ class Log(Standing):
         if segment_set.segments[count].base > first:
             first = segment_set.segments[count].base
             ordinal = self._reader.first_ordinal_at(first)
-        return self._keeper.begin_at(first, ordinal)
+        return self._durability.truncate_before(first, ordinal)
 
     def stop(self, reason: str) -> None:
         """Stop all writes, also after restarts, until `resume`. Writes `log.mark`."""
         self._writable()
-        self._keeper.fail(reason)
+        self._durability.stop(reason)
 
     def resume(self) -> None:
         """Recover a stopped log so that it accepts writes.
@@ -555,14 +573,14 @@ class Log(Standing):
         """
         if self.closed:
             raise Closed()
-        if self._extent.stopped is None:
+        if self._segment_set.stopped is None:
             return
-        old = self._keeper
-        self._adopt(0, resume=True)
-        old.abandon()
-        if self._extent.stopped is not None:
-            raise Stopped(self._extent.stopped)
-        self._keeper.settle()
+        old = self._durability
+        self._recover(0, resume=True)
+        old.close_files()
+        if self._segment_set.stopped is not None:
+            raise Stopped(self._segment_set.stopped)
+        self._durability.write_checkpoint()
 
     def close(self) -> None:
         """Fsync, write a snapshot and set `clean`; a stopped log is only closed.
@@ -574,7 +592,7 @@ class Log(Standing):
         if self.closed:
             return
         self.closed = True
-        self._keeper.close(self._writer.snapshot())
+        self._durability.close(self._writer.snapshot())
 
     def abandon(self, reason: str) -> None:
         """Detach a log whose folder was, or will be, renamed or removed.
@@ -585,7 +603,7 @@ class Log(Standing):
         """
         if not self.closed:
             self.closed = True
-            self._keeper.drop(reason)
+            self._durability.detach(reason)
 
 
 SPOOL_NAME: Final = "append.spool"
@@ -632,7 +650,7 @@ class Spool:
         while piece := stream.read(PIECE_BYTES):
             if self.size + len(piece) > size_max:
                 raise TooLarge("the stream", self.size + len(piece), size_max)
-            self._take(piece)
+            self._write(piece)
 
     def read(self, size: int, position: int) -> bytes:
         """Return `size` bytes from `position`, fewer at the end."""
@@ -640,7 +658,7 @@ class Spool:
             return self._file.pread(size, position)
         return bytes(memoryview(self._memory)[position : position + size])
 
-    def _take(self, piece: bytes) -> None:
+    def _write(self, piece: bytes) -> None:
         if self._file is None and self.size + len(piece) > self._memory_bytes:
             if self._disk.exists(self._path):
                 self._disk.unlink(self._path)
@@ -654,34 +672,34 @@ class Spool:
         self.size += len(piece)
 
 
-def slices(spool: Spool, producer_id: int, sequence: int) -> Iterator[Batch]:
+def spool_batches(spool: Spool, producer_id: int, sequence: int) -> Iterator[Batch]:
     """Yield the spooled records as batches of about PIECE_BYTES, without blocks. Raises BadBatch."""
     position = 0
     while position < spool.size:
         size = PIECE_BYTES
         data = spool.read(size, position)
-        end, count = _whole(data)
+        end, count = _whole_records(data)
         while not count:
             if len(data) < size or size > RECORD_SIZE_MAX:
                 raise BadBatch(f"the stream ends inside the record at {position}")
             size *= 4
             data = spool.read(size, position)
-            end, count = _whole(data)
+            end, count = _whole_records(data)
         yield Batch(data[:end], (), producer_id, sequence, count)
         position += end
         sequence += count
 
 
-def verified_count(spool: Spool, producer_id: int, sequence: int, verify: str) -> int:
+def count_verified(spool: Spool, producer_id: int, sequence: int, verify: str) -> int:
     """Number of records in the spool, each of which is verified. Raises BadBatch."""
     count = 0
-    for batch in slices(spool, producer_id, sequence):
+    for batch in spool_batches(spool, producer_id, sequence):
         verify_batch(*batch, verify=verify)
         count += batch.count
     return count
 
 
-def _whole(data: bytes) -> tuple[int, int]:
+def _whole_records(data: bytes) -> tuple[int, int]:
     """(size in bytes, count) of the whole records at the start of `data`."""
     position = count = 0
     size = len(data)

@@ -14,130 +14,132 @@ from typing import Final
 from zlib import crc32
 
 from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord
-from journal.log.checkpoint import cut_since
-from journal.log.index import RUN_SIZE_MIN, Index, Place
-from journal.log.segment import SHORTER, Segment
-from journal.log.segments import Extent, limit_of
+from journal.log.checkpoint import truncated_since
+from journal.log.index import RUN_SIZE_MIN, IndexPosition, SegmentIndex
+from journal.log.segment import FILE_TOO_SHORT, Segment
+from journal.log.segments import SegmentSet, segment_limit
 from journal.record.batch import BLOCK_SIZE_MAX, Chunk
-from journal.record.block import BLOCK_SPAN_MAX, Block, blocks_of, control_position
-from journal.record.block_trailer import CONTROL_SIZE, decode_control
-from journal.record.format import FLAG_FILLER, BadRecord, Incomplete, records_of, walk
+from journal.record.block import BLOCK_SPAN_MAX, Block, blocks_of, trailer_position
+from journal.record.block_trailer import TRAILER_SIZE, decode_trailer
+from journal.record.format import FLAG_FILLER, BadRecord, Incomplete, header_positions, records_of
 
-KNOWN_MAX: Final = 256
+KNOWN_STARTS_MAX: Final = 256
 """Chunk ends remembered per log. More readers than this at different offsets are rare, and the others only
 walk one run.
 """
 
 PEEK_BYTES: Final = 4096
-PEEK_MORE_BYTES: Final = BLOCK_SIZE_MAX + CONTROL_SIZE
+PEEK_MORE_BYTES: Final = BLOCK_SIZE_MAX + TRAILER_SIZE
 """Bytes read after a single record to find the end of its block: first enough for a small send, then for any
 block except that of one larger record.
 """
 
 Pread = Callable[[Segment, int, int], bytes | bytearray]
-Bytes = Callable[[int, int], "bytes | bytearray | None"]
+RawRead = Callable[[int, int], "bytes | bytearray | None"]
 """read(offset, size): at most `size` bytes of one segment; None if the read would wait for the disk."""
-Unproven = AbstractContextManager[Bytes]
+RawReadContext = AbstractContextManager[RawRead]
 
 
 class WouldBlock(Exception):
     """A cached read would have to wait for the disk."""
 
 
-class Reader:
+class LogReader:
     """Reads a log. All methods are safe in any thread, concurrently with the owner."""
 
-    def __init__(self, extent: Extent) -> None:
-        self._extent = extent
-        self._known: dict[int, None] = {}
+    def __init__(self, segment_set: SegmentSet) -> None:
+        self._segment_set = segment_set
+        self._known_starts: dict[int, None] = {}
         self._oldest: tuple[int, int] | None = None
 
     def _limit(self, forced: bool) -> int:
         """End of the readable log; of a stopped log always its durable offset."""
-        segment_set = self._extent
-        return segment_set.forced if forced or segment_set.stopped is not None else segment_set.end
+        segment_set = self._segment_set
+        return segment_set.durable if forced or segment_set.stopped is not None else segment_set.end
 
     def read(self, offset: int, max_bytes: int, forced: bool, epoch: int | None, cached: bool) -> Chunk:
         """As `Log.read`. Raises WouldBlock if `cached` and the bytes are not in memory."""
-        segment_set = self._extent
-        with segment_set.reading() as segments:
+        segment_set = self._segment_set
+        with segment_set.pinned_segments() as segments:
             limit = self._limit(forced)
-            self._check(offset, epoch)
-            self._refuse_damage(offset)
+            self._check_offset(offset, epoch)
+            self._check_damage(offset)
             if offset >= limit:
                 return Chunk(offset, offset, offset, b"")
             pread = _pread_cached if cached else _pread
-            number = segment_set.number_of(offset, segments)
+            number = segment_set.index_of(offset, segments)
             segment = segments[number]
-            if cached and not segment.indexed:
+            if cached and not segment.has_index:
                 raise WouldBlock
-            end = self._clip(offset, min(limit, limit_of(segments, number)))
-            start = self._start(segment, offset, end, pread)
-            stop = self._stop(segment, start, end, max_bytes, pread)
+            end = self._limit_at_damage(offset, min(limit, segment_limit(segments, number)))
+            start = self._chunk_start(segment, offset, end, pread)
+            stop = self._chunk_end(segment, start, end, max_bytes, pread)
             data = pread(segment, stop - start, start)
             if len(data) != stop - start:
                 data, stop = self._whole_blocks(segment, start, end, data)
-            self._remember(stop)
+            self._add_known_start(stop)
             return Chunk(start, offset, stop, data)
 
     def seek_offset(self, offset: int) -> int:
         """As `Log.seek_offset`."""
-        segment_set = self._extent
+        segment_set = self._segment_set
         offset = max(segment_set.first, min(offset, segment_set.end))
-        with segment_set.reading() as segments:
-            self._refuse_damage(offset)
+        with segment_set.pinned_segments() as segments:
+            self._check_damage(offset)
             if offset == segment_set.end:
                 return offset
-            number = segment_set.number_of(offset, segments)
+            number = segment_set.index_of(offset, segments)
             segment = segments[number]
-            block = self._block_at(segment, offset, self._clip(offset, limit_of(segments, number)), _pread)
-            return max(start for start in _starts(block) if start <= offset)
+            block = self._block_at(
+                segment, offset, self._limit_at_damage(offset, segment_limit(segments, number)), _pread
+            )
+            return max(start for start in _record_starts(block) if start <= offset)
 
     def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
         """As `Log.offset_of_ordinal`."""
-        segment_set = self._extent
+        segment_set = self._segment_set
         if ordinal <= segment_set.first_ordinal:
             return segment_set.first, segment_set.first_ordinal
-        with segment_set.reading() as segments:
+        with segment_set.pinned_segments() as segments:
             if ordinal >= segment_set.end_ordinal:
                 return segment_set.end, segment_set.end_ordinal
             low, high = 0, len(segments)
             while high - low > 1:
                 middle = (low + high) // 2
-                first = self._index_of(segments[middle]).first_ordinal
+                first = self._load_index(segments[middle]).first_ordinal
                 low, high = (middle, high) if first is not None and first <= ordinal else (low, middle)
             for segment in segments[low:]:
-                position = self._index_of(segment).by_ordinal(ordinal)
-                for block in self._sound(segment, position.position):
+                position = self._load_index(segment).by_ordinal(ordinal)
+                for block in self._valid_blocks(segment, position.position):
                     if block.control.next_ordinal > ordinal:
                         return _record_of_ordinal(block, ordinal)
             return segment_set.end, segment_set.end_ordinal
 
     def offset_of_time(self, ms: int) -> int:
         """As `Log.offset_of_time`."""
-        segment_set = self._extent
-        with segment_set.reading() as segments:
+        segment_set = self._segment_set
+        with segment_set.pinned_segments() as segments:
             if ms > segment_set.append_time:
                 return segment_set.end
             low, high = -1, len(segments) - 1
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (
-                    (low, middle) if self._index_of(segments[middle]).newest_ms >= ms else (middle, high)
+                    (low, middle) if self._load_index(segments[middle]).newest_ms >= ms else (middle, high)
                 )
             for segment in segments[high:]:
-                position = self._index_of(segment).by_time(ms)
-                for block in self._sound(segment, position.position):
+                position = self._load_index(segment).by_time(ms)
+                for block in self._valid_blocks(segment, position.position):
                     if block.control.append_time >= ms:
                         return max(segment_set.first, block.offset)
             return segment_set.end
 
     def block_at(self, offset: int) -> Block:
         """Return the block that holds `offset`, which is below the end. Raises Corrupt."""
-        with self._extent.reading() as segments:
-            self._refuse_damage(offset)
-            number = self._extent.number_of(offset, segments)
-            end = self._clip(offset, limit_of(segments, number))
+        with self._segment_set.pinned_segments() as segments:
+            self._check_damage(offset)
+            number = self._segment_set.index_of(offset, segments)
+            end = self._limit_at_damage(offset, segment_limit(segments, number))
             return self._block_at(segments[number], offset, end, _pread)
 
     def block_of_record(self, offset: int, forced: bool, cached: bool) -> Block | None:
@@ -148,44 +150,47 @@ class Reader:
             return None
 
     def _block_of_record(self, offset: int, forced: bool, cached: bool) -> Block:
-        segment_set = self._extent
-        with segment_set.reading() as segments:
+        segment_set = self._segment_set
+        with segment_set.pinned_segments() as segments:
             limit = self._limit(forced)
-            self._check(offset, None)
-            self._refuse_damage(offset)
+            self._check_offset(offset, None)
+            self._check_damage(offset)
             if offset >= limit:
                 raise BeyondEnd(offset, limit)
-            number = segment_set.number_of(offset, segments)
-            segment, end = segments[number], self._clip(offset, min(limit, limit_of(segments, number)))
+            number = segment_set.index_of(offset, segments)
+            segment, end = (
+                segments[number],
+                self._limit_at_damage(offset, min(limit, segment_limit(segments, number))),
+            )
             pread = _pread_cached if cached else _pread
-            block = _block_behind(segment, offset, end, pread)
-            return block or self._sought(segment, offset, end, cached)
+            block = _block_by_trailer(segment, offset, end, pread)
+            return block or self._find_by_walk(segment, offset, end, cached)
 
     @contextmanager
-    def unproven(self, cached: bool) -> Iterator[Bytes]:
+    def unproven(self, cached: bool) -> Iterator[RawRead]:
         """As `Log.unproven`.
 
         The read raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed.
         """
-        segment_set = self._extent
-        with segment_set.reading() as segments:
+        segment_set = self._segment_set
+        with segment_set.pinned_segments() as segments:
             base = end = 0
-            pread: Bytes | None = None
+            pread: RawRead | None = None
 
             def read(offset: int, size: int) -> bytes | bytearray | None:
                 nonlocal base, end, pread
                 if pread is None or not base <= offset < end or segment_set.damage:
-                    self._check(offset, None)
-                    self._refuse_damage(offset)
-                    number = segment_set.number_of(offset, segments)
+                    self._check_offset(offset, None)
+                    self._check_damage(offset)
+                    number = segment_set.index_of(offset, segments)
                     file, base = segments[number].file, segments[number].base
-                    end = min(segment_set.end, limit_of(segments, number))
+                    end = min(segment_set.end, segment_limit(segments, number))
                     pread = file.pread_cached if cached else file.pread
                 return pread(max(0, min(size, end - offset)), offset - base)
 
             yield read
 
-    def _sought(self, segment: Segment, offset: int, end: int, cached: bool) -> Block:
+    def _find_by_walk(self, segment: Segment, offset: int, end: int, cached: bool) -> Block:
         """As `_block_by_trailer`, but walk from a block start to find the error to raise.
 
         Raises NotARecord, Corrupt.
@@ -194,38 +199,38 @@ class Reader:
             raise WouldBlock
         block = self._block_at(segment, offset, end, _pread)
         if crc32(block.data) != block.control.crc:
-            raise self._damaged(segment, block.offset, block.next, "the block fails its checksum")
-        if offset not in _starts(block) or offset == block.control.end:
+            raise self._add_damage(segment, block.offset, block.next, "the block fails its checksum")
+        if offset not in _record_starts(block) or offset == block.control.end:
             raise NotARecord(offset)
         return block
 
     def oldest_ms(self) -> int:
         """Append time of the first block, read once per first offset. Raises Corrupt."""
-        first = self._extent.first
+        first = self._segment_set.first
         if self._oldest is None or self._oldest[0] != first:
-            with self._extent.reading() as segments:
-                segment = segments[self._extent.number_of(first, segments)]
-                blocks = segment.sound_blocks(max(0, first - segment.base))
+            with self._segment_set.pinned_segments() as segments:
+                segment = segments[self._segment_set.index_of(first, segments)]
+                blocks = segment.valid_blocks(max(0, first - segment.base))
                 times = (block.control.append_time for block in blocks)
-                self._oldest = (first, next(times, self._extent.append_time))
+                self._oldest = (first, next(times, self._segment_set.append_time))
         return self._oldest[1]
 
     def newest_ms(self, segment: Segment) -> int:
         """Append time of the last block of a sealed segment."""
-        return self._index_of(segment).newest_ms
+        return self._load_index(segment).newest_ms
 
     def first_ordinal_at(self, offset: int) -> int:
         """Ordinal of the first record at or after a segment's start."""
-        with self._extent.reading() as segments:
-            for segment in segments[self._extent.number_of(offset, segments) :]:
-                ordinal = self._index_of(segment).first_ordinal
+        with self._segment_set.pinned_segments() as segments:
+            for segment in segments[self._segment_set.index_of(offset, segments) :]:
+                ordinal = self._load_index(segment).first_ordinal
                 if ordinal is not None:
                     return ordinal
-            return self._extent.end_ordinal
+            return self._segment_set.end_ordinal
 
-    def _check(self, offset: int, epoch: int | None) -> None:
-        segment_set = self._extent
-        cut = None if epoch is None else cut_since(segment_set.starts, epoch)
+    def _check_offset(self, offset: int, epoch: int | None) -> None:
+        segment_set = self._segment_set
+        cut = None if epoch is None else truncated_since(segment_set.starts, epoch)
         if cut is not None and offset > cut:
             raise CutAway(offset, cut)
         if offset < segment_set.first:
@@ -233,33 +238,36 @@ class Reader:
         if offset > segment_set.end:
             raise BeyondEnd(offset, segment_set.end)
 
-    def _refuse_damage(self, offset: int) -> None:
-        for first, next, reason in self._extent.damage:
+    def _check_damage(self, offset: int) -> None:
+        for first, next, reason in self._segment_set.damage:
             if first <= offset < next:
-                segments = self._extent.segments
-                path = segments[self._extent.number_of(offset, segments)].path
+                segments = self._segment_set.segments
+                path = segments[self._segment_set.index_of(offset, segments)].path
                 raise Corrupt(path, first, next, reason)
 
-    def _sound(self, segment: Segment, position: int) -> Iterator[Block]:
+    def _valid_blocks(self, segment: Segment, position: int) -> Iterator[Block]:
         """Blocks from `position` of the segment on, without those known to be damaged."""
-        for block in segment.sound_blocks(position):
-            if not any(first <= block.offset < next for first, next, _ in self._extent.damage):
+        for block in segment.valid_blocks(position):
+            if not any(first <= block.offset < next for first, next, _ in self._segment_set.damage):
                 yield block
 
-    def _clip(self, offset: int, end: int) -> int:
+    def _limit_at_damage(self, offset: int, end: int) -> int:
         """`end`, or the start of the first damage before it."""
-        return min([end, *(first for first, _, _ in self._extent.damage if first > offset)])
+        return min([end, *(first for first, _, _ in self._segment_set.damage if first > offset)])
 
-    def _start(self, segment: Segment, offset: int, end: int, pread: Pread) -> int:
+    def _chunk_start(self, segment: Segment, offset: int, end: int, pread: Pread) -> int:
         """Start of the block that holds `offset`. Raises NotARecord, Corrupt."""
-        if offset in self._known or self._place(segment, offset).position == offset - segment.base:
+        if (
+            offset in self._known_starts
+            or self._index_position(segment, offset).position == offset - segment.base
+        ):
             return offset
         block = self._block_at(segment, offset, end, pread)
-        if offset not in _starts(block):
+        if offset not in _record_starts(block):
             raise NotARecord(offset)
         return block.offset
 
-    def _stop(self, segment: Segment, start: int, end: int, max_bytes: int, pread: Pread) -> int:
+    def _chunk_end(self, segment: Segment, start: int, end: int, max_bytes: int, pread: Pread) -> int:
         """End of the chunk that starts at `start`: at most `max_bytes` later, but at least one block.
 
         If the walk finds damage after at least one valid block, the chunk ends there; the next read raises.
@@ -267,12 +275,12 @@ class Reader:
         """
         if end - start <= max_bytes:
             return end
-        stop = segment.base + self._place(segment, start + max_bytes).position
+        stop = segment.base + self._index_position(segment, start + max_bytes).position
         if stop > start:
             return stop
         stop = start
         try:
-            for block in self._blocks(segment, start, end, pread):
+            for block in self._walk_blocks(segment, start, end, pread):
                 if block.next - start > max_bytes:
                     return stop if stop > start else block.next
                 stop = block.next
@@ -298,17 +306,17 @@ class Reader:
         except Incomplete:
             pass
         except BadRecord as bad:
-            error = self._broken(segment, position, end, bad)
-        error = error or self._damaged(segment, position, end, SHORTER)
+            error = self._record_damage(segment, position, end, bad)
+        error = error or self._add_damage(segment, position, end, FILE_TOO_SHORT)
         if position == start:
             raise error
         return data[: position - start], position
 
     def _block_at(self, segment: Segment, offset: int, end: int, pread: Pread) -> Block:
         while True:
-            start = self._known_before(segment, offset)
+            start = self._nearest_known_start(segment, offset)
             try:
-                for block in self._blocks(segment, start, end, pread):
+                for block in self._walk_blocks(segment, start, end, pread):
                     if offset < block.next:
                         return block
             except Corrupt as error:  # damage before `offset`: continue after it
@@ -317,12 +325,12 @@ class Reader:
             else:
                 raise Corrupt(segment.path, offset, end, "no block contains this offset")
 
-    def _known_before(self, segment: Segment, offset: int) -> int:
+    def _nearest_known_start(self, segment: Segment, offset: int) -> int:
         """Nearest known start of a block at or before `offset`."""
-        run = segment.base + self._place(segment, offset).position
-        return max([run, *(next for _, next, _ in self._extent.damage if next <= offset)])
+        run = segment.base + self._index_position(segment, offset).position
+        return max([run, *(next for _, next, _ in self._segment_set.damage if next <= offset)])
 
-    def _blocks(self, segment: Segment, start: int, end: int, pread: Pread) -> Iterator[Block]:
+    def _walk_blocks(self, segment: Segment, start: int, end: int, pread: Pread) -> Iterator[Block]:
         """Blocks from `start` on without their checksum, reading as little as possible.
 
         Raises Corrupt.
@@ -338,43 +346,43 @@ class Reader:
                     start = block.next
             except Incomplete as error:
                 if position + len(data) >= end:
-                    raise self._broken(segment, start, end, error) from None
+                    raise self._record_damage(segment, start, end, error) from None
                 size = RUN_SIZE_MIN if start > position else min(size * 4, BLOCK_SPAN_MAX)
             except BadRecord as error:
-                raise self._broken(segment, start, end, error) from None
+                raise self._record_damage(segment, start, end, error) from None
             if len(data) < wanted:
-                raise self._damaged(segment, start, end, SHORTER)
+                raise self._add_damage(segment, start, end, FILE_TOO_SHORT)
 
-    def _broken(self, segment: Segment, start: int, end: int, error: BadRecord) -> Corrupt:
+    def _record_damage(self, segment: Segment, start: int, end: int, error: BadRecord) -> Corrupt:
         """Record the damage from `start` to the next valid block, and return the error to raise."""
-        next_valid = segment.next_good(start - segment.base)
+        next_valid = segment.find_next_valid(start - segment.base)
         next = end if next_valid is None else min(end, segment.base + next_valid.position)
-        return self._damaged(segment, start, next, error.reason)
+        return self._add_damage(segment, start, next, error.reason)
 
-    def _damaged(self, segment: Segment, start: int, next: int, reason: str) -> Corrupt:
-        segment_set = self._extent
+    def _add_damage(self, segment: Segment, start: int, next: int, reason: str) -> Corrupt:
+        segment_set = self._segment_set
         with segment_set.lock:
             segment_set.damage = tuple(sorted({*segment_set.damage, (start, next, reason)}))
         return Corrupt(segment.path, start, next, reason)
 
-    def _place(self, segment: Segment, offset: int) -> Place:
-        position = self._index_of(segment).by_position(offset - segment.base)
+    def _index_position(self, segment: Segment, offset: int) -> IndexPosition:
+        position = self._load_index(segment).by_position(offset - segment.base)
         # A concurrent append may just have closed the index's first run: only the segment's start is certain
         # then.
-        return position if position.position <= offset - segment.base else Place(0, 0)
+        return position if position.position <= offset - segment.base else IndexPosition(0, 0)
 
-    def _index_of(self, segment: Segment) -> Index:
-        if segment.indexed:
+    def _load_index(self, segment: Segment) -> SegmentIndex:
+        if segment.has_index:
             return segment.index
-        with self._extent.loading:
+        with self._segment_set.index_lock:
             return segment.index
 
-    def _remember(self, offset: int) -> None:
-        if offset not in self._known:
-            with self._extent.lock:
-                if len(self._known) >= KNOWN_MAX:
-                    self._known.pop(next(iter(self._known)))
-                self._known[offset] = None
+    def _add_known_start(self, offset: int) -> None:
+        if offset not in self._known_starts:
+            with self._segment_set.lock:
+                if len(self._known_starts) >= KNOWN_STARTS_MAX:
+                    self._known_starts.pop(next(iter(self._known_starts)))
+                self._known_starts[offset] = None
 
 
 def _pread(segment: Segment, size: int, offset: int) -> bytes:
@@ -388,7 +396,7 @@ def _pread_cached(segment: Segment, size: int, offset: int) -> bytes | bytearray
     return data
 
 
-def _block_behind(segment: Segment, offset: int, end: int, pread: Pread) -> Block | None:
+def _block_by_trailer(segment: Segment, offset: int, end: int, pread: Pread) -> Block | None:
     """Find and verify the block of the record at `offset` by the next block trailer.
 
     Returns None if the block is not whole or no record starts there. The block's other records are not
@@ -398,8 +406,8 @@ def _block_behind(segment: Segment, offset: int, end: int, pread: Pread) -> Bloc
     while True:
         data = pread(segment, min(size, end - offset), offset)
         try:
-            at = control_position(data, 0)
-            trailer = decode_control(data, at, segment.log_id)
+            at = trailer_position(data, 0)
+            trailer = decode_trailer(data, at, segment.log_id)
             break
         except Incomplete:
             if len(data) >= end - offset or len(data) < size:
@@ -415,9 +423,9 @@ def _block_behind(segment: Segment, offset: int, end: int, pread: Pread) -> Bloc
     return Block(trailer.offset, memoryview(records), trailer)
 
 
-def _starts(block: Block) -> list[int]:
+def _record_starts(block: Block) -> list[int]:
     """Offsets in a block at which records start, including its trailer."""
-    positions = [block.offset + position for position in walk(block.data)]
+    positions = [block.offset + position for position in header_positions(block.data)]
     return [*positions, block.control.end]
 
 

@@ -23,12 +23,12 @@ from journal import filenames
 from journal.clock import Clock, SystemClock
 from journal.disk import Bytes, Disk, File, RealDisk
 from journal.errors import BeyondEnd, Corrupt, CutAway
-from journal.log.checkpoint import MarkFile, Marks, cut_since
-from journal.log.index import Index, RunIndex, Unsound
+from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, truncated_since
+from journal.log.index import InvalidIndex, OnDiskIndex, SegmentIndex
 from journal.log.log import Log, Upto
-from journal.log.reader import Reader
+from journal.log.reader import LogReader
 from journal.log.segment import Segment
-from journal.log.segments import Extent, LogOptions
+from journal.log.segments import LogOptions, SegmentSet
 from journal.record.batch import Chunk
 from journal.record.block import blocks_of
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, records_of, split_body
@@ -36,39 +36,39 @@ from journal.record.format import FLAG_FILLER, HEADER_SIZE, records_of, split_bo
 OPEN_MAX: Final = 4
 """Open files per log; a reader continues from one segment to the next."""
 
-Pool = OrderedDict["ForeignFile", File]
+OpenFiles = OrderedDict["ReadOnlyFile", File]
 """Open files in the order of their last use."""
 
 
-class ForeignFile:
+class ReadOnlyFile:
     """A read-only file, opened on use. Only the first `size_bytes` count; None: the whole file."""
 
-    def __init__(self, disk: Disk, path: str, pool: Pool, size_bytes: int | None = None) -> None:
+    def __init__(self, disk: Disk, path: str, pool: OpenFiles, size_bytes: int | None = None) -> None:
         self.path = path
         self.size_bytes = size_bytes
         self._disk = disk
         self._pool = pool
 
     def size(self) -> int:
-        return self._opened().size() if self.size_bytes is None else self.size_bytes
+        return self._open_file().size() if self.size_bytes is None else self.size_bytes
 
     def pread(self, size: int, position: int) -> bytes:
-        return self._opened().pread(size, position)
+        return self._open_file().pread(size, position)
 
     def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
-        return self._opened().pread_into(buffer, position)
+        return self._open_file().pread_into(buffer, position)
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
-        return self._opened().pread_cached(size, position)
+        return self._open_file().pread_cached(size, position)
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
-        raise self._refused()
+        raise self._read_only_error()
 
     def force(self) -> None:
-        raise self._refused()
+        raise self._read_only_error()
 
     def truncate(self, size: int) -> None:
-        raise self._refused()
+        raise self._read_only_error()
 
     def close(self) -> None:
         """Close the file; the next read opens it again."""
@@ -76,7 +76,7 @@ class ForeignFile:
         if file is not None:
             file.close()
 
-    def _opened(self) -> File:
+    def _open_file(self) -> File:
         file = self._pool.get(self)
         if file is None:
             while len(self._pool) >= OPEN_MAX:
@@ -85,54 +85,54 @@ class ForeignFile:
         self._pool.move_to_end(self)
         return file
 
-    def _refused(self) -> OSError:
+    def _read_only_error(self) -> OSError:
         return OSError(errno.EROFS, "the log of another process is only read", self.path)
 
 
-class ForeignSegment(Segment):
+class ReadOnlySegment(Segment):
     """Segment of another process's log, readable up to the offset `end`. Never written.
 
     The index is searched in its file, or built in memory if the file is invalid.
     """
 
     def __init__(
-        self, disk: Disk, folder: str, base: int, log_id: int, *, end: int, pool: Pool, suffix: str
+        self, disk: Disk, folder: str, base: int, log_id: int, *, end: int, pool: OpenFiles, suffix: str
     ) -> None:
         path = filenames.join(folder, filenames.segment_name(base, suffix))
-        super().__init__(disk, ForeignFile(disk, path, pool, end - base), folder, base, log_id)
+        super().__init__(disk, ReadOnlyFile(disk, path, pool, end - base), folder, base, log_id)
         self.sealed = True
-        self._runs: RunIndex | None = None
-        self._trusted = True
-        self._runs_file = ForeignFile(disk, self._index_path, pool)
+        self._disk_index: OnDiskIndex | None = None
+        self._index_file_usable = True
+        self._index_file = ReadOnlyFile(disk, self._index_path, pool)
 
-    def grow(self, end: int) -> None:
+    def set_end(self, end: int) -> None:
         """Change the readable end to the offset `end`."""
         if end != self.end:
             self.size = end - self.base
-            self._index = self._runs = None
-            self._trusted = True
+            self._index = self._disk_index = None
+            self._index_file_usable = True
 
     @property
-    def index(self) -> Index:
+    def index(self) -> SegmentIndex:
         """The index. It and its searches raise InvalidIndex: call `discard_index_file` and retry."""
-        if self._runs is None and self._trusted and self._index is None:
-            self._runs = RunIndex(
-                self._runs_file, self.base, self.log_id, self.size, self.pread, self.sound_blocks
+        if self._disk_index is None and self._index_file_usable and self._index is None:
+            self._disk_index = OnDiskIndex(
+                self._index_file, self.base, self.log_id, self.size, self.pread, self.valid_blocks
             )
-        return self._runs or super().index
+        return self._disk_index or super().index
 
-    def distrust(self, path: str) -> bool:
+    def discard_index_file(self, path: str) -> bool:
         """Stop using the index file if its path is `path`; return True if it was in use until now.
 
         The index is built from the segment after that.
         """
-        known = self._trusted and path == self._index_path
+        known = self._index_file_usable and path == self._index_path
         if known:
-            self._trusted, self._runs = False, None
+            self._index_file_usable, self._disk_index = False, None
         return known
 
     @property
-    def indexed(self) -> bool:
+    def has_index(self) -> bool:
         return True
 
     def write_index(self, *, all: bool = True) -> None:
@@ -141,16 +141,16 @@ class ForeignSegment(Segment):
     def close(self) -> None:
         """Close the files."""
         self.file.close()
-        self._runs_file.close()
+        self._index_file.close()
 
 
-LOOKS_MAX: Final = 5
+REFRESH_ATTEMPTS_MAX: Final = 5
 """Attempts to read a folder whose files and checkpoint do not match because the owner is changing it."""
 
 Found = TypeVar("Found")
 
 
-class Onlooker:
+class ReadOnlyLog:
     """The log of another process, readable up to its durable offset.
 
     The owner may append, roll and delete meanwhile.
@@ -168,27 +168,27 @@ class Onlooker:
         self.log_id = log_id
         self._disk = disk
         self._suffix = suffix
-        self._mark = MarkFile(disk, folder, log_id)
-        self._pool: Pool = OrderedDict()
-        self._extent = Extent(log_id, folder)
-        self._reader = Reader(self._extent)
-        self._segments: dict[int, ForeignSegment] = {}
-        self.marks = Marks(0, 0, -1, 0, 0)
-        self.look()
+        self._checkpoint_file = LogCheckpointFile(disk, folder, log_id)
+        self._open_files: OpenFiles = OrderedDict()
+        self._segment_set = SegmentSet(log_id, folder)
+        self._reader = LogReader(self._segment_set)
+        self._segments: dict[int, ReadOnlySegment] = {}
+        self.checkpoint = LogCheckpoint(0, 0, -1, 0, 0)
+        self.refresh()
 
-    def look(self) -> Marks:
+    def refresh(self) -> LogCheckpoint:
         """Read the checkpoint again and return it.
 
         Raises FileNotFoundError (the log does not exist, or no longer), WrongLog (another log has replaced
         it), Corrupt, NewerFormat, OSError.
         """
-        for _ in range(LOOKS_MAX):
-            checkpoint = self._read_mark()
-            if checkpoint == self.marks:
+        for _ in range(REFRESH_ATTEMPTS_MAX):
+            checkpoint = self._read_checkpoint()
+            if checkpoint == self.checkpoint:
                 return checkpoint
-            if self._take(checkpoint):
+            if self._apply_checkpoint(checkpoint):
                 break
-        return self.marks
+        return self.checkpoint
 
     def read(self, offset: int, max_bytes: int, epoch: int | None = None) -> Chunk:
         """As `Log.read`, up to the durable offset. Refreshes before and after the read.
@@ -196,106 +196,106 @@ class Onlooker:
         Raises as `refresh`, and BelowStart, BeyondEnd, NotARecord, CutAway (since `epoch`), Corrupt (a range
         that is damaged, or whose file is missing).
         """
-        self.look()
-        chunk = self._asked(offset, lambda reader: reader.read(offset, max_bytes, True, epoch, cached=False))
-        cut = None if epoch is None else cut_since(self.look().starts, epoch)
+        self.refresh()
+        chunk = self._retry(offset, lambda reader: reader.read(offset, max_bytes, True, epoch, cached=False))
+        cut = None if epoch is None else truncated_since(self.refresh().starts, epoch)
         if cut is not None and cut < chunk.next:
             raise CutAway(chunk.next, cut)
         return chunk
 
     def seek_offset(self, offset: int) -> int:
         """Nearest record start at or before `offset`, clamped to the log. Raises as `read`."""
-        return self._asked(offset, lambda reader: reader.seek_offset(offset))
+        return self._retry(offset, lambda reader: reader.seek_offset(offset))
 
     def offset_of_ordinal(self, ordinal: int) -> int:
         """As `Log.offset_of_ordinal`. Raises as `read`."""
-        return self._asked(None, lambda reader: reader.offset_of_ordinal(ordinal))[0]
+        return self._retry(None, lambda reader: reader.offset_of_ordinal(ordinal))[0]
 
     def offset_of_time(self, ms: int) -> int:
         """As `Log.offset_of_time`. Raises as `read`."""
-        return self._asked(None, lambda reader: reader.offset_of_time(ms))
+        return self._retry(None, lambda reader: reader.offset_of_time(ms))
 
     def close(self) -> None:
         """Close the files; the next use opens those that it needs."""
-        while self._pool:
-            self._pool.popitem()[1].close()
+        while self._open_files:
+            self._open_files.popitem()[1].close()
 
-    def _read_mark(self) -> Marks:
+    def _read_checkpoint(self) -> LogCheckpoint:
         """Return the newest checkpoint."""
         # Reading a slot that is just being written returns the older slot: retry, so that the durable offset
         # never decreases.
-        for _ in range(LOOKS_MAX):
-            found = self._mark.read()
+        for _ in range(REFRESH_ATTEMPTS_MAX):
+            found = self._checkpoint_file.read()
             if found is None:
-                raise FileNotFoundError(errno.ENOENT, "there is no log", self._mark.path)
-            if found.epoch != self.marks.epoch or found.forced >= self.marks.forced:
+                raise FileNotFoundError(errno.ENOENT, "there is no log", self._checkpoint_file.path)
+            if found.epoch != self.checkpoint.epoch or found.durable >= self.checkpoint.durable:
                 break
         assert found is not None
         return found
 
-    def _take(self, marks: Marks) -> bool:
+    def _apply_checkpoint(self, checkpoint: LogCheckpoint) -> bool:
         """Apply `checkpoint`; False if files and checkpoint do not match, so that both must be read again."""
-        if marks.epoch != self.marks.epoch or marks.starts != self.marks.starts:
-            self._forget()
+        if checkpoint.epoch != self.checkpoint.epoch or checkpoint.starts != self.checkpoint.starts:
+            self._reset()
         bases = [filenames.parse_segment_name(name, self._suffix) for name in self._disk.list(self.folder)]
-        starts = sorted(base for base in bases if base is not None and base < marks.forced)
-        self._set(marks, starts[max(0, bisect_right(starts, marks.first) - 1) :])
-        return marks.first >= marks.forced or bool(starts and starts[0] <= marks.first)
+        starts = sorted(base for base in bases if base is not None and base < checkpoint.durable)
+        self._set_segments(checkpoint, starts[max(0, bisect_right(starts, checkpoint.first) - 1) :])
+        return checkpoint.first >= checkpoint.durable or bool(starts and starts[0] <= checkpoint.first)
 
-    def _set(self, marks: Marks, starts: list[int]) -> None:
-        segment_set = self._extent
+    def _set_segments(self, checkpoint: LogCheckpoint, starts: list[int]) -> None:
+        segment_set = self._segment_set
         kept = {}
-        for base, end in pairwise([*starts, marks.forced]):
+        for base, end in pairwise([*starts, checkpoint.durable]):
             segment = self._segments.get(base) or self._new_segment(base, end)
-            segment.grow(end)
+            segment.set_end(end)
             kept[base] = segment
         for base in self._segments.keys() - kept.keys():
             self._segments[base].close()
         self._segments = kept
         segment_set.segments = tuple(kept.values())
-        segment_set.first, segment_set.first_ordinal = marks.first, marks.first_ordinal
-        segment_set.end, segment_set.end_ordinal = marks.forced, marks.forced_ordinal
-        segment_set.forced, segment_set.forced_ordinal = marks.forced, marks.forced_ordinal
+        segment_set.first, segment_set.first_ordinal = checkpoint.first, checkpoint.first_ordinal
+        segment_set.end, segment_set.end_ordinal = checkpoint.durable, checkpoint.durable_ordinal
+        segment_set.durable, segment_set.durable_ordinal = checkpoint.durable, checkpoint.durable_ordinal
         segment_set.append_time, segment_set.epoch, segment_set.starts = (
-            marks.append_time,
-            marks.epoch,
-            marks.starts,
+            checkpoint.append_time,
+            checkpoint.epoch,
+            checkpoint.starts,
         )
-        segment_set.stopped = marks.stopped
-        self.marks = marks
+        segment_set.stopped = checkpoint.stopped
+        self.checkpoint = checkpoint
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Discard everything known about offsets: the log was truncated."""
         self.close()
         self._segments = {}
-        self._extent = Extent(self.log_id, self.folder)
-        self._reader = Reader(self._extent)
+        self._segment_set = SegmentSet(self.log_id, self.folder)
+        self._reader = LogReader(self._segment_set)
 
-    def _new_segment(self, base: int, end: int) -> ForeignSegment:
-        return ForeignSegment(
-            self._disk, self.folder, base, self.log_id, end=end, pool=self._pool, suffix=self._suffix
+    def _new_segment(self, base: int, end: int) -> ReadOnlySegment:
+        return ReadOnlySegment(
+            self._disk, self.folder, base, self.log_id, end=end, pool=self._open_files, suffix=self._suffix
         )
 
-    def _asked(self, offset: int | None, question: Callable[[Reader], Found]) -> Found:
+    def _retry(self, offset: int | None, question: Callable[[LogReader], Found]) -> Found:
         """Run `question`.
 
         Retry after an invalid index file or a file that was deleted since the last refresh.
         """
         while True:
             try:
-                self._require(offset)
+                self._check_segment_exists(offset)
                 return question(self._reader)
-            except Unsound as error:
-                if not self._distrust(error.path):
+            except InvalidIndex as error:
+                if not self._discard_index_file(error.path):
                     raise
             except FileNotFoundError as error:
                 removed = str(error.filename)
-                if not self._distrust(removed) and not self._moved(removed):
-                    raise self._missing(removed) from error
+                if not self._discard_index_file(removed) and not self._is_obsolete(removed):
+                    raise self._missing_error(removed) from error
 
-    def _require(self, offset: int | None) -> None:
+    def _check_segment_exists(self, offset: int | None) -> None:
         """Raise Corrupt if no segment has `offset` although the checkpoint says that it exists."""
-        segment_set = self._extent
+        segment_set = self._segment_set
         if offset is None or not segment_set.first <= offset < segment_set.end:
             return
         segments = segment_set.segments
@@ -306,16 +306,16 @@ class Onlooker:
                 self.folder, segment_set.first, end, f"a segment file is missing, {name} or a later one"
             )
 
-    def _distrust(self, path: str) -> bool:
-        return any(segment.distrust(path) for segment in self._segments.values())
+    def _discard_index_file(self, path: str) -> bool:
+        return any(segment.discard_index_file(path) for segment in self._segments.values())
 
-    def _moved(self, path: str) -> bool:
+    def _is_obsolete(self, path: str) -> bool:
         """True if the missing file is no longer expected: the first offset of the log has increased."""
-        self.look()
-        self._take(self.marks)
+        self.refresh()
+        self._apply_checkpoint(self.checkpoint)
         return all(segment.path != path for segment in self._segments.values())
 
-    def _missing(self, path: str) -> Exception:
+    def _missing_error(self, path: str) -> Exception:
         for base, segment in self._segments.items():
             if segment.path == path:
                 return Corrupt(path, base, segment.end, "the segment file is missing")
@@ -385,7 +385,7 @@ def records(
     block appended then or later); default: the first record. Raises ValueError, BelowStart, BeyondEnd,
     Corrupt.
     """
-    start = _start(log, offset, ordinal, time_ms)
+    start = _start_offset(log, offset, ordinal, time_ms)
     at = start
     while True:
         try:
@@ -397,13 +397,13 @@ def records(
             raise
         if not chunk.data:
             return
-        for record in _records(chunk.data, chunk.start, log.log_id):
+        for record in _records_of_chunk(chunk.data, chunk.start, log.log_id):
             if record.offset >= start:
                 yield record
         at = chunk.next
 
 
-def _start(log: Log, offset: int | None, ordinal: int | None, time_ms: int | None) -> int:
+def _start_offset(log: Log, offset: int | None, ordinal: int | None, time_ms: int | None) -> int:
     if sum(position is not None for position in (offset, ordinal, time_ms)) > 1:
         raise ValueError("pass only one start position: offset, ordinal or time_ms")
     if offset is not None:
@@ -413,7 +413,9 @@ def _start(log: Log, offset: int | None, ordinal: int | None, time_ms: int | Non
     return log.first_offset if time_ms is None else log.offset_of_time(time_ms)
 
 
-def _records(data: bytes | bytearray | memoryview, start: int, log_id: int) -> Iterator[StoredRecord]:
+def _records_of_chunk(
+    data: bytes | bytearray | memoryview, start: int, log_id: int
+) -> Iterator[StoredRecord]:
     for block in blocks_of(data, start, log_id):
         ordinal = block.control.first_ordinal
         for record in records_of(block.data):

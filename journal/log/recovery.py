@@ -12,43 +12,43 @@ from typing import Final
 
 from journal import filenames
 from journal.clock import Clock
-from journal.disk import Disk, require_files, write_all
+from journal.disk import Disk, check_no_folders, write_all
 from journal.errors import Corrupt, Full, NewerFormat
 from journal.log.checkpoint import (
-    MarkFile,
-    Marks,
+    LogCheckpoint,
+    LogCheckpointFile,
     Snapshot,
-    Snapshots,
+    SnapshotFiles,
     State,
     WrongLog,
+    add_epoch_start,
     next_epoch,
-    with_start,
 )
 from journal.log.recovery_rules import (
     ALL_MISSING,
     FILES_GONE,
     Damage,
-    FileFound,
-    FolderFound,
+    FolderFacts,
+    ReadScope,
     Recovery,
-    Tail,
-    TailFound,
-    Walk,
+    SegmentFileFacts,
+    TailAction,
+    TailFacts,
     decide_folder,
     decide_tail,
 )
-from journal.log.segment import Good, Segment
-from journal.log.segments import Extent, LogOptions, Sources, limit_of
+from journal.log.segment import NextValidBlock, Segment
+from journal.log.segments import AppliedPositions, LogOptions, SegmentSet, segment_limit
 from journal.record.block import Block
 from journal.record.block_trailer import (
-    CONTROL_SIZE,
-    CONTROL_VERSION,
     SOURCE_PLAIN,
     SOURCE_SUCCESSION,
-    BadControl,
-    Control,
+    TRAILER_SIZE,
+    TRAILER_VERSION,
+    BadBlockTrailer,
+    BlockTrailer,
 )
-from journal.record.format import FLAG_CONTROL, BadRecord, body_holds, records_of
+from journal.record.format import FLAG_TRAILER, BadRecord, checksum_matches, records_of
 
 OFFSET_MAX: Final = (1 << 63) - 1
 
@@ -63,7 +63,7 @@ OTHER_LOG_SIZE_MAX: Final = 1 << 20
 FIRST_EPOCH: Final = 1
 
 
-class Opening:
+class LogRecovery:
     """One opening, or `resume`, of the log in `folder`.
 
     After `run` the fields are the parts of the log.
@@ -88,70 +88,76 @@ class Opening:
         self._options = options
         self._state = state
         self._start_offset = start_offset
-        self._holes: list[Damage] = []
-        self.extent = Extent(log_id, folder)
-        self.mark = MarkFile(disk, folder, log_id)
-        self.snapshots = Snapshots(disk, folder, log_id)
+        self._gaps: list[Damage] = []
+        self.segment_set = SegmentSet(log_id, folder)
+        self.checkpoint_file = LogCheckpointFile(disk, folder, log_id)
+        self.snapshots = SnapshotFiles(disk, folder, log_id)
         self.report = Recovery()
 
     def run(self, *, resume: bool = False) -> None:
         """Recover the log. `resume`: clear a stop."""
         self._require_files()
-        checkpoint, status = self._read_mark()
+        checkpoint, status = self._read_checkpoint()
         snapshot = self._read_snapshot()
-        files = self._files()
+        files = self._list_segments()
         first = (
             checkpoint.first if checkpoint is not None else files[0].offset if files else self._start_offset
         )
-        checkpoint = checkpoint or Marks(first, 0, first, 0, 0)
+        checkpoint = checkpoint or LogCheckpoint(first, 0, first, 0, 0)
         durable, ordinal = max(
-            (checkpoint.forced, checkpoint.forced_ordinal), (snapshot.offset, snapshot.ordinal)
+            (checkpoint.durable, checkpoint.durable_ordinal), (snapshot.offset, snapshot.ordinal)
         )
         needed = min(first, snapshot.offset)
-        clean = checkpoint.clean and durable == checkpoint.forced
-        found = FolderFound(status, clean, first, durable, needed, files, self._has_traces())
+        clean = checkpoint.clean and durable == checkpoint.durable
+        found = FolderFacts(status, clean, first, durable, needed, files, self._has_traces())
         row = decide_folder(found)
         self.report.labels.append(row.label)
         if not resume:
-            self.extent.stopped = checkpoint.stopped
+            self.segment_set.stopped = checkpoint.stopped
             if status == "none" and files:
                 self.report.warnings.append(
                     "log.mark is missing or empty: the log is recovered from its segments; whether it was stopped, and"
                     " where its end was truncated, is not known"
                 )
             if status == "damaged" and files:
-                self.extent.stopped = "log.mark was damaged, so it is not known whether the log was stopped"
+                self.segment_set.stopped = (
+                    "log.mark was damaged, so it is not known whether the log was stopped"
+                )
         if row.decision.create:
             if row.label == ALL_MISSING and not resume:
-                self.extent.stopped = f"{FILES_GONE}: what was in them is lost, unless you bring them back"
+                self.segment_set.stopped = (
+                    f"{FILES_GONE}: what was in them is lost, unless you bring them back"
+                )
             self._create(checkpoint, durable, ordinal)
             return
-        self._take_marks(checkpoint)
+        self._apply_checkpoint(checkpoint)
         if status != "good":
-            self._refuse_other_log(files[-1])
+            self._check_log_id(files[-1])
         self._open_segments(found)
-        if row.decision.walk is Walk.NOTHING and snapshot.offset == checkpoint.forced:
-            self._take_clean(checkpoint, snapshot)
+        if row.decision.read_scope is ReadScope.NOTHING and snapshot.offset == checkpoint.durable:
+            self._adopt_clean_end(checkpoint, snapshot)
             return
         replay = self._replay(snapshot, durable, ordinal)
-        self._take_replay(replay, snapshot)
-        if row.decision.unclean or replay.cut is not None:
-            self._make_true(replay)
+        self._adopt_replay(replay, snapshot)
+        if row.decision.unclean or replay.tail_action is not None:
+            self._make_durable(replay)
         else:
-            self.extent.clean = True
-        self._drop(found)
+            self.segment_set.clean = True
+        self._remove_obsolete(found)
 
     def _require_files(self) -> None:
         """Check that every known name is a regular file. Raises IsADirectoryError."""
         # All names, before anything is changed: some files are opened late, or only by the next roll or clean
         # close.
         children = self._disk.list(self._folder)
-        wanted = [name for name in children if filenames.known_in_partition(name, self._options.suffix)]
-        require_files(self._disk, self._folder, [name for name in wanted if not filenames.is_aside(name)])
+        wanted = [name for name in children if filenames.is_partition_file(name, self._options.suffix)]
+        check_no_folders(
+            self._disk, self._folder, [name for name in wanted if not filenames.is_set_aside(name)]
+        )
 
-    def _read_mark(self) -> tuple[Marks | None, str]:
+    def _read_checkpoint(self) -> tuple[LogCheckpoint | None, str]:
         try:
-            checkpoint = self.mark.read()
+            checkpoint = self.checkpoint_file.read()
         except WrongLog:
             raise
         except Corrupt as error:
@@ -161,7 +167,7 @@ class Opening:
 
     def _read_snapshot(self) -> Snapshot:
         """Load the newest valid snapshot into the state and return it; an empty one if there is none."""
-        snapshot, damaged = self.snapshots.newest(OFFSET_MAX)
+        snapshot, damaged = self.snapshots.load_newest(OFFSET_MAX)
         for error in damaged:
             self.report.labels.append("snapshot damaged")
             self.report.warnings.append(str(error))
@@ -173,65 +179,65 @@ class Opening:
         try:
             self._state.load(snapshot.state)
         except ValueError as error:
-            path = filenames.join(self._folder, filenames.state_name(snapshot.offset))
+            path = filenames.join(self._folder, filenames.log_snapshot_name(snapshot.offset))
             raise Corrupt(path, 0, len(snapshot.state), f"the state cannot be loaded: {error}") from error
         return snapshot
 
-    def _files(self) -> tuple[FileFound, ...]:
+    def _list_segments(self) -> tuple[SegmentFileFacts, ...]:
         found = []
         for name in self._disk.list(self._folder):
             offset = filenames.parse_segment_name(name, self._options.suffix)
             if offset is not None:
-                found.append(FileFound(offset, self._disk.size(filenames.join(self._folder, name))))
+                found.append(SegmentFileFacts(offset, self._disk.size(filenames.join(self._folder, name))))
         return tuple(sorted(found))
 
     def _has_traces(self) -> bool:
         return any(filenames.is_trace(name) for name in self._disk.list(self._folder))
 
-    def _take_marks(self, marks: Marks) -> None:
-        segment_set = self.extent
-        segment_set.first, segment_set.first_ordinal, segment_set.forced, segment_set.forced_ordinal = marks[
-            :4
-        ]
+    def _apply_checkpoint(self, checkpoint: LogCheckpoint) -> None:
+        segment_set = self.segment_set
+        segment_set.first, segment_set.first_ordinal, segment_set.durable, segment_set.durable_ordinal = (
+            checkpoint[:4]
+        )
         segment_set.append_time, segment_set.epoch, segment_set.starts = (
-            marks.append_time,
-            marks.epoch,
-            marks.starts,
+            checkpoint.append_time,
+            checkpoint.epoch,
+            checkpoint.starts,
         )
 
-    def _create(self, marks: Marks, forced: int, ordinal: int) -> None:
+    def _create(self, marks: LogCheckpoint, forced: int, ordinal: int) -> None:
         """Create the first segment of a log that has no segment, or an empty one.
 
         The log is new, its creation was interrupted, or all its segments are lost. The segment is created before the
         mark, so that a mark without a segment is damage. If segments were lost, the mark is written first: it has the
         reason of the stop.
         """
-        segment_set = self.extent
-        self._take_marks(marks)
+        segment_set = self.segment_set
+        self._apply_checkpoint(marks)
         if forced > marks.first:
             segment_set.damage = ((marks.first, forced, "no segment file has these bytes"),)
             self.report.damage = list(segment_set.damage)
-        segment_set.forced = segment_set.end = forced
-        segment_set.forced_ordinal = segment_set.end_ordinal = ordinal
+        segment_set.durable = segment_set.end = forced
+        segment_set.durable_ordinal = segment_set.end_ordinal = ordinal
         segment_set.epoch = max(FIRST_EPOCH, marks.epoch)
         if forced > marks.first:
-            segment_set.epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), cut=True)
-            segment_set.starts = with_start(marks.starts, segment_set.epoch, forced)
+            segment_set.epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=True)
+            segment_set.starts = add_epoch_start(marks.starts, segment_set.epoch, forced)
         if segment_set.stopped is not None:
-            self.mark.settle(segment_set.marks())
+            self.checkpoint_file.write_durably(segment_set.checkpoint())
         path = filenames.join(self._folder, filenames.segment_name(forced, self._options.suffix))
         if self._disk.exists(path):
             self._disk.unlink(path)
         segment_set.segments = (self._new_segment(forced),)
         if segment_set.stopped is None:
-            self.mark.settle(segment_set.marks())
+            self.checkpoint_file.write_durably(segment_set.checkpoint())
 
     def _new_segment(self, offset: int) -> Segment:
         segment = Segment.create(self._disk, self._folder, offset, self._log_id, self._options.suffix)
         self._disk.force_folder(self._folder)
         return segment
 
-    def _refuse_other_log(self, file: FileFound) -> None:
+    def _check_log_id(self, file: SegmentFileFacts) -> None:
         """Check the log id in a block trailer when no checkpoint has it. Raises WrongLog."""
         # The blocks of another log would look torn and be truncated.
         path = filenames.join(self._folder, filenames.segment_name(file.offset, self._options.suffix))
@@ -242,7 +248,11 @@ class Opening:
             opened.close()
         try:
             for record in records_of(data):
-                if record.flag == FLAG_CONTROL and record.size == CONTROL_SIZE and body_holds(data, record):
+                if (
+                    record.flag == FLAG_TRAILER
+                    and record.size == TRAILER_SIZE
+                    and checksum_matches(data, record)
+                ):
                     if record.id != self._log_id:
                         raise WrongLog(
                             path,
@@ -254,9 +264,9 @@ class Opening:
         except BadRecord:
             return
 
-    def _open_segments(self, found: FolderFound) -> None:
+    def _open_segments(self, found: FolderFacts) -> None:
         """Open the needed segments, and add each gap from the end of the last whole block before it."""
-        live = found.live
+        live = found.needed_files
         segments = [
             Segment.open(
                 self._disk, self._folder, file.offset, self._log_id,
@@ -264,129 +274,132 @@ class Opening:
             )
             for file in live
         ]  # fmt: skip
-        self.extent.segments = tuple(segments)
-        for hole in found.holes:
-            number = self.extent.number_of(hole[0], self.extent.segments)
-            self._holes.append((_last_block_end(segments[number], hole[0]), *hole[1:]))
-        if found.mark != "good":
-            block = next(segments[0].sound_blocks(), None)
-            self.extent.first_ordinal = block.control.first_ordinal if block is not None else 0
+        self.segment_set.segments = tuple(segments)
+        for hole in found.gaps:
+            number = self.segment_set.index_of(hole[0], self.segment_set.segments)
+            self._gaps.append((_last_block_end(segments[number], hole[0]), *hole[1:]))
+        if found.checkpoint != "good":
+            block = next(segments[0].valid_blocks(), None)
+            self.segment_set.first_ordinal = block.control.first_ordinal if block is not None else 0
 
-    def _take_clean(self, marks: Marks, snapshot: Snapshot) -> None:
-        segment_set = self.extent
-        segment_set.end, segment_set.end_ordinal = marks.forced, marks.forced_ordinal
-        segment_set.sources = Sources(snapshot.sources)
+    def _adopt_clean_end(self, marks: LogCheckpoint, snapshot: Snapshot) -> None:
+        segment_set = self.segment_set
+        segment_set.end, segment_set.end_ordinal = marks.durable, marks.durable_ordinal
+        segment_set.applied_positions = AppliedPositions(snapshot.sources)
         segment_set.clean = True
 
-    def _replay(self, snapshot: Snapshot, forced: int, ordinal: int) -> Replay:
-        replay = Replay(snapshot, forced, ordinal, self._state, self.report)
-        segments = self.extent.segments
+    def _replay(self, snapshot: Snapshot, forced: int, ordinal: int) -> LogReplay:
+        replay = LogReplay(snapshot, forced, ordinal, self._state, self.report)
+        segments = self.segment_set.segments
         for number, segment in enumerate(segments):
-            begin, end = max(segment.base, snapshot.offset), limit_of(segments, number)
+            begin, end = max(segment.base, snapshot.offset), segment_limit(segments, number)
             last = number + 1 == len(segments)
             if begin < end or last:
-                replay.segment(segment, min(begin, end), end, last=last)
+                replay.replay_segment(segment, min(begin, end), end, last=last)
         return replay
 
-    def _take_replay(self, replay: Replay, snapshot: Snapshot) -> None:
-        segment_set = self.extent
+    def _adopt_replay(self, replay: LogReplay, snapshot: Snapshot) -> None:
+        segment_set = self.segment_set
         segment_set.end, segment_set.end_ordinal = replay.end, replay.ordinal
-        if segment_set.end >= segment_set.forced:
-            segment_set.end_ordinal = max(segment_set.end_ordinal, segment_set.forced_ordinal)
+        if segment_set.end >= segment_set.durable:
+            segment_set.end_ordinal = max(segment_set.end_ordinal, segment_set.durable_ordinal)
         segment_set.append_time = max(segment_set.append_time, replay.append_time)
-        segment_set.sources = replay.sources
+        segment_set.applied_positions = replay.sources
         segment_set.epoch = max(segment_set.epoch, replay.epoch)
         last = segment_set.segments[-1]
         if last.end < snapshot.offset:
             # The snapshot covers these bytes, so they are not replayed; they are missing all the same.
             first = _last_block_end(last, last.end)
-            self._holes.append((first, snapshot.offset, "no segment file has these bytes"))
-        if replay.forced > segment_set.end:
+            self._gaps.append((first, snapshot.offset, "no segment file has these bytes"))
+        if replay.durable > segment_set.end:
             # Durable bytes are missing at the end of the last file: offsets continue after them.
-            self._holes.append((segment_set.end, replay.forced, "no segment file has these bytes"))
-            segment_set.end = replay.forced
-            segment_set.end_ordinal = max(segment_set.end_ordinal, segment_set.forced_ordinal)
-        segment_set.damage = _merged([*self._holes, *replay.damage])
+            self._gaps.append((segment_set.end, replay.durable, "no segment file has these bytes"))
+            segment_set.end = replay.durable
+            segment_set.end_ordinal = max(segment_set.end_ordinal, segment_set.durable_ordinal)
+        segment_set.damage = _merge_ranges([*self._gaps, *replay.damage])
         self.report.damage = list(segment_set.damage)
 
-    def _make_true(self, replay: Replay) -> None:
+    def _make_durable(self, replay: LogReplay) -> None:
         """Make everything up to the end durable: truncate, rewrite, fsync and increase the epoch.
 
         A stopped log is not changed. On a full disk the log ends at its durable offset until there is space;
         `SegmentSet.pending_recovery` then does the rest.
         """
-        segment_set = self.extent
+        segment_set = self.segment_set
         if segment_set.stopped is not None:
-            segment_set.forced_to(*self._forced_place(replay))
+            segment_set.raise_durable(*self._durable_position(replay))
             segment_set.active.size = min(segment_set.active.size, segment_set.end - segment_set.active.base)
             return
         end = (segment_set.end, segment_set.end_ordinal)
         try:
-            self._finish(replay, end)
+            self._make_end_durable(replay, end)
         except Full as error:
             self.report.warnings.append(f"the end of the log waits for space to be made durable: {error}")
-            segment_set.forced_to(*self._forced_place(replay))
-            segment_set.end, segment_set.end_ordinal = segment_set.forced, segment_set.forced_ordinal
-            segment_set.unfinished, segment_set.unfinished_end = lambda: self._finish(replay, end), end
+            segment_set.raise_durable(*self._durable_position(replay))
+            segment_set.end, segment_set.end_ordinal = segment_set.durable, segment_set.durable_ordinal
+            segment_set.pending_recovery, segment_set.pending_end = (
+                lambda: self._make_end_durable(replay, end),
+                end,
+            )
         except OSError as error:
             self._stop(f"recovery could not make the end of the log durable: {error}", replay)
 
-    def _finish(self, replay: Replay, end: tuple[int, int]) -> None:
+    def _make_end_durable(self, replay: LogReplay, end: tuple[int, int]) -> None:
         """The file work of `_make_durable`; may be repeated. Raises Full, OSError."""
-        segment_set = self.extent
+        segment_set = self.segment_set
         with segment_set.lock:
             segment_set.end, segment_set.end_ordinal = end
         try:
-            self._cut(replay.cut)
-            durable = min(replay.forced, segment_set.end)
+            self._truncate_tail(replay.tail_action)
+            durable = min(replay.durable, segment_set.end)
             if segment_set.active.base >= durable:
                 # Nothing in this segment was durable: a roll that was interrupted may not have fsynced its
                 # name either.
                 self._disk.force_folder(self._folder)
-            self._force_again(durable)
+            self._rewrite_tail(durable)
             if segment_set.active.end < segment_set.end:
                 segment_set.active.seal()
-                segment_set.replace((*segment_set.segments, self._new_segment(segment_set.end)))
-            segment_set.forced_to(*end)
-            epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), cut=True)
-            starts = with_start(segment_set.starts, epoch, segment_set.end)
-            self.mark.settle(segment_set.marks()._replace(epoch=epoch, starts=starts))
+                segment_set.replace_segments((*segment_set.segments, self._new_segment(segment_set.end)))
+            segment_set.raise_durable(*end)
+            epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=True)
+            starts = add_epoch_start(segment_set.starts, epoch, segment_set.end)
+            self.checkpoint_file.write_durably(segment_set.checkpoint()._replace(epoch=epoch, starts=starts))
             segment_set.epoch, segment_set.starts = epoch, starts
         except Full:
             with segment_set.lock:
-                segment_set.end, segment_set.end_ordinal = segment_set.forced, segment_set.forced_ordinal
+                segment_set.end, segment_set.end_ordinal = segment_set.durable, segment_set.durable_ordinal
             raise
-        segment_set.unfinished = None
+        segment_set.pending_recovery = None
 
-    def _forced_place(self, replay: Replay) -> tuple[int, int]:
+    def _durable_position(self, replay: LogReplay) -> tuple[int, int]:
         """Highest (offset, ordinal) within the log that is known to be durable."""
-        if replay.forced > self.extent.end:
-            return self.extent.forced, self.extent.forced_ordinal
-        return replay.forced, replay.forced_ordinal
+        if replay.durable > self.segment_set.end:
+            return self.segment_set.durable, self.segment_set.durable_ordinal
+        return replay.durable, replay.durable_ordinal
 
-    def _stop(self, reason: str, replay: Replay) -> None:
-        segment_set = self.extent
-        segment_set.forced_to(*self._forced_place(replay))
+    def _stop(self, reason: str, replay: LogReplay) -> None:
+        segment_set = self.segment_set
+        segment_set.raise_durable(*self._durable_position(replay))
         segment_set.stopped = reason
         try:
-            self.mark.settle(segment_set.marks())
+            self.checkpoint_file.write_durably(segment_set.checkpoint())
         except (OSError, Full) as error:
             segment_set.stopped = f"{reason}; log.mark could not be written either: {error}"
 
-    def _cut(self, decision: Tail | None) -> None:
+    def _truncate_tail(self, decision: TailAction | None) -> None:
         """Truncate the last file to the end of the log."""
-        segment_set = self.extent
+        segment_set = self.segment_set
         segment = segment_set.active
         surplus = segment.end - segment_set.end
         if surplus <= 0:
             return
         self.report.cut_bytes = surplus
-        if decision is not Tail.CUT_ZEROS:
-            self._keep_torn(segment, segment_set.end)
-        segment.cut(segment_set.end - segment.base)
-        segment.force()
+        if decision is not TailAction.CUT_ZEROS:
+            self._copy_tail(segment, segment_set.end)
+        segment.truncate(segment_set.end - segment.base)
+        segment.fsync()
 
-    def _keep_torn(self, segment: Segment, offset: int) -> None:
+    def _copy_tail(self, segment: Segment, offset: int) -> None:
         """Copy the tail to a file of its own.
 
         On a full disk only add a warning, so that the log can start.
@@ -410,12 +423,12 @@ class Opening:
             if filenames.join(self._folder, name) != path:
                 self._disk.unlink(filenames.join(self._folder, name))
 
-    def _force_again(self, forced: int) -> None:
+    def _rewrite_tail(self, durable: int) -> None:
         """Rewrite everything after `durable` with the same bytes at the same position, and fsync it."""
-        segment = self.extent.active
+        segment = self.segment_set.active
         position, end = (
-            max(forced, segment.base) - segment.base,
-            min(self.extent.end, segment.end) - segment.base,
+            max(durable, segment.base) - segment.base,
+            min(self.segment_set.end, segment.end) - segment.base,
         )
         if position >= end:
             return
@@ -423,21 +436,21 @@ class Opening:
         while position < end:
             piece = segment.pread(min(PIECE_BYTES, end - position), position)
             position += write_all(segment.file, [piece], position)
-        segment.force()
+        segment.fsync()
 
-    def _drop(self, found: FolderFound) -> None:
+    def _remove_obsolete(self, found: FolderFacts) -> None:
         """Remove segments left by an interrupted truncation, and snapshots that are no longer needed."""
-        if self.extent.stopped is not None:
+        if self.segment_set.stopped is not None:
             return
-        self.snapshots.prune(self.extent.end)
-        dropped = found.files[: len(found.files) - len(found.live)]
+        self.snapshots.prune(self.segment_set.end)
+        dropped = found.files[: len(found.files) - len(found.needed_files)]
         for file in dropped:
-            remove_segment(self._disk, self._folder, file.offset, self._options.suffix)
+            unlink_segment(self._disk, self._folder, file.offset, self._options.suffix)
         if dropped:
             self._disk.force_folder(self._folder)
 
 
-def remove_segment(disk: Disk, folder: str, offset: int, suffix: str) -> str:
+def unlink_segment(disk: Disk, folder: str, offset: int, suffix: str) -> str:
     """Unlink a segment and its index; return the segment's name. The caller must fsync the folder."""
     index = filenames.join(folder, filenames.index_name(offset))
     if disk.exists(index):
@@ -461,7 +474,7 @@ def _last_block_end(segment: Segment, first: int) -> int:
     return first
 
 
-def _merged(damage: list[Damage]) -> tuple[Damage, ...]:
+def _merge_ranges(damage: list[Damage]) -> tuple[Damage, ...]:
     """Sort the ranges and join those that overlap or touch."""
     merged: list[Damage] = []
     for first, next, reason in sorted(damage):
@@ -476,7 +489,7 @@ PIECE_BYTES: Final = 1 << 20
 """Bytes read at a time where they are only compared or copied."""
 
 
-class Replay:
+class LogReplay:
     """Replay of a log after its newest snapshot.
 
     Finds the end of the log and applies its records to the state.
@@ -493,66 +506,66 @@ class Replay:
         self._report = report
         self._pending: list[Block] = []
         self._ordinal_at = {forced: forced_ordinal, snapshot.offset: snapshot.ordinal}
-        self.forced = forced
+        self.durable = forced
         """Highest offset that the checkpoint, a snapshot or a block trailer reports as durable."""
-        self.forced_ordinal = forced_ordinal
-        self._unforced: deque[tuple[int, int]] = deque()
+        self.durable_ordinal = forced_ordinal
+        self._unsynced_ends: deque[tuple[int, int]] = deque()
         self.end = snapshot.offset
         """End of the last whole append."""
         self.ordinal = snapshot.ordinal
         self.append_time = snapshot.append_time
         self.epoch = 0
-        self.sources = Sources(snapshot.sources)
+        self.sources = AppliedPositions(snapshot.sources)
         self.damage: list[Damage] = []
-        self.cut: Tail | None = None
+        self.tail_action: TailAction | None = None
         """How the bytes after `end` are to be truncated; None if there are none."""
 
-    def segment(self, segment: Segment, offset: int, end: int, *, last: bool) -> None:
+    def replay_segment(self, segment: Segment, offset: int, end: int, *, last: bool) -> None:
         """Replay one segment from the block start `offset` to `end`. Raises NewerFormat, OSError."""
         self.end = max(self.end, offset)
         self._report.walked_bytes += end - offset
         while True:
-            position, reason = self._blocks(segment, offset, end)
+            position, reason = self._read_blocks(segment, offset, end)
             if position == end and not (last and self._pending):
-                self._finish(end)
+                self._apply_append(end)
                 self._report.labels += ["whole"] * last
-                if not last and end > self.forced:
-                    self.forced, self.forced_ordinal = end, self.ordinal
+                if not last and end > self.durable:
+                    self.durable, self.durable_ordinal = end, self.ordinal
                 return
-            next_valid = self._behind(segment, position, end)
+            next_valid = self._find_next_block(segment, position, end)
             later = None if next_valid is None else segment.base + next_valid.position
-            zeros = position < end and _zeros(segment, position, end)
-            durable = self.forced if last else end
-            row = decide_tail(TailFound(position, self.end, end, durable, later, zeros))
+            zeros = position < end and _is_zeros(segment, position, end)
+            durable = self.durable if last else end
+            row = decide_tail(TailFacts(position, self.end, end, durable, later, zeros))
             self._report.labels.append(row.label)
-            if row.decision is not Tail.SKIP or next_valid is None or later is None:
-                self._stop(row.decision, position, durable, reason)
+            if row.decision is not TailAction.SKIP or next_valid is None or later is None:
+                self._end_log(row.decision, position, durable, reason)
                 return
-            self._finish(position)
-            self._damaged(position, later, reason)
+            self._apply_append(position)
+            self._add_damage(position, later, reason)
             self.end, self.ordinal, offset = later, next_valid.ordinal, later
 
-    def _blocks(self, segment: Segment, offset: int, end: int) -> tuple[int, str]:
+    def _read_blocks(self, segment: Segment, offset: int, end: int) -> tuple[int, str]:
         """Read blocks up to the first invalid one; return its offset and what is wrong with it."""
         try:
             for block in segment.blocks(offset - segment.base, end - segment.base):
-                self._take(block)
+                self._add_block(block)
         except BadRecord as error:
             if (
-                isinstance(error, BadControl)
+                isinstance(error, BadBlockTrailer)
                 and error.version is not None
-                and error.version > CONTROL_VERSION
+                and error.version > TRAILER_VERSION
             ):
-                raise NewerFormat(segment.path, error.version, CONTROL_VERSION) from error
+                raise NewerFormat(segment.path, error.version, TRAILER_VERSION) from error
             return max(offset, self._pending[-1].next if self._pending else self.end), error.reason
         return end, "the append is not finished"
 
-    def _take(self, block: Block) -> None:
+    def _add_block(self, block: Block) -> None:
         self._pending.append(block)
         if not block.control.more_follows:
-            self._finish(block.next)
+            self._apply_append(block.next)
 
-    def _finish(self, end: int) -> None:
+    def _apply_append(self, end: int) -> None:
         """Apply the pending blocks: of a whole append, or of one whose remaining blocks are lost."""
         for block in self._pending:
             trailer = block.control
@@ -562,55 +575,55 @@ class Replay:
                     (trailer.source_kind, trailer.source_id),
                     (trailer.source_high, trailer.source_low),
                 )
-                self.sources.note(key, position, max(self.end, end), self.forced)
+                self.sources.record(key, position, max(self.end, end), self.durable)
             self.ordinal = trailer.next_ordinal
             self.append_time = max(self.append_time, trailer.append_time)
             self.epoch = max(self.epoch, trailer.epoch)
-            self._claim(trailer)
+            self._raise_durable(trailer)
         self._pending = []
         self.end = max(self.end, end)
-        if self.end > self.forced:
-            self._unforced.append((self.end, self.ordinal))
+        if self.end > self.durable:
+            self._unsynced_ends.append((self.end, self.ordinal))
 
-    def _claim(self, control: Control) -> None:
+    def _raise_durable(self, control: BlockTrailer) -> None:
         """Raise the durable offset to the one in a block trailer, which is the end of an append."""
         # A trailer can only know that data before itself is durable; one that claims more was not written by
         # a log.
-        durable = control.forced
-        if not self.forced < durable <= control.offset:
+        durable = control.durable_offset
+        if not self.durable < durable <= control.offset:
             return
-        self.forced = durable
-        while self._unforced and self._unforced[0][0] <= durable:
-            _, self.forced_ordinal = self._unforced.popleft()
+        self.durable = durable
+        while self._unsynced_ends and self._unsynced_ends[0][0] <= durable:
+            _, self.durable_ordinal = self._unsynced_ends.popleft()
 
-    def _behind(self, segment: Segment, place: int, end: int) -> Good | None:
+    def _find_next_block(self, segment: Segment, place: int, end: int) -> NextValidBlock | None:
         """Find the next valid block after an invalid one.
 
         The durable offsets in the blocks from there on count.
         """
         if place >= end:
             return None
-        next_valid = segment.next_good(place - segment.base)
+        next_valid = segment.find_next_valid(place - segment.base)
         if next_valid is None or segment.base + next_valid.position > end:
             return None
-        for block in segment.sound_blocks(next_valid.position, verify=True):
-            self._claim(block.control)
+        for block in segment.valid_blocks(next_valid.position, verify=True):
+            self._raise_durable(block.control)
         return next_valid
 
-    def _stop(self, decision: Tail, place: int, forced: int, reason: str) -> None:
-        if decision is Tail.LOST:
-            self._finish(place)
-            self._damaged(place, forced, reason)
+    def _end_log(self, decision: TailAction, place: int, forced: int, reason: str) -> None:
+        if decision is TailAction.LOST:
+            self._apply_append(place)
+            self._add_damage(place, forced, reason)
             self.end, self.ordinal = forced, self._ordinal_at.get(forced, self.ordinal)
         self._pending = []
-        self.cut = decision
+        self.tail_action = decision
 
-    def _damaged(self, first: int, next: int, reason: str) -> None:
+    def _add_damage(self, first: int, next: int, reason: str) -> None:
         if first < next:
             self.damage.append((first, next, reason))
 
 
-def _zeros(segment: Segment, first: int, next: int) -> bool:
+def _is_zeros(segment: Segment, first: int, next: int) -> bool:
     """True if every byte of the range is zero, as in a file that grew but was not written."""
     position, end = first - segment.base, next - segment.base
     while position < end:

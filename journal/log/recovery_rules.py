@@ -27,7 +27,7 @@ ALL_MISSING: Final = "all segments missing"
 """A label: the first file of a log is made before its mark, so one was there."""
 
 
-class FileFound(NamedTuple):
+class SegmentFileFacts(NamedTuple):
     """A segment file: the offset in its name, and its size in bytes."""
 
     offset: int
@@ -39,23 +39,23 @@ class FileFound(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FolderFound:
+class FolderFacts:
     """Facts about the folder of a log.
 
     `files` by rising offset; those before `needed` are of no more use: it is `first`, or the newest snapshot's
     offset if that is lower. `traces`: whether there is an index or a snapshot, which no log has before its first file.
     """
 
-    mark: str
+    checkpoint: str
     clean: bool
     first: int
-    forced: int
+    durable: int
     needed: int
-    files: tuple[FileFound, ...]
+    files: tuple[SegmentFileFacts, ...]
     traces: bool = False
 
     @property
-    def live(self) -> tuple[FileFound, ...]:
+    def needed_files(self) -> tuple[SegmentFileFacts, ...]:
         """The files with data at or after `needed`; always includes the last one."""
         following = (*self.files[1:], None)
         return tuple(
@@ -68,22 +68,22 @@ class FolderFound:
         return self.files[-1].end if self.files else self.first
 
     @property
-    def holes(self) -> tuple[Damage, ...]:
+    def gaps(self) -> tuple[Damage, ...]:
         """Ranges between `first` and the last file that no file contains."""
         found = []
         position = self.first
-        for file in self.live:
+        for file in self.needed_files:
             if file.offset > position:
                 found.append((position, file.offset, "no segment file has these bytes"))
             position = max(position, file.end)
         return tuple(found)
 
 
-class Walk(Enum):
+class ReadScope(Enum):
     """How much of the log is read."""
 
     NOTHING = "nothing: the checkpoint and the newest snapshot are complete"
-    STATE = "everything after the newest snapshot"
+    SINCE_SNAPSHOT = "everything after the newest snapshot"
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class FolderDecision:
     `read_scope`: how much must be read.
     """
 
-    walk: Walk = Walk.STATE
+    read_scope: ReadScope = ReadScope.SINCE_SNAPSHOT
     create: bool = False
     unclean: bool = True
 
 
-class TailFound(NamedTuple):
+class TailFacts(NamedTuple):
     """Facts about a position where valid blocks end.
 
     `position`: start of the invalid or unfinished block; equal to `end` (of the file) if all blocks are
@@ -107,15 +107,15 @@ class TailFound(NamedTuple):
     of the next valid block, if any. `zeros`: all bytes from `position` on are zero.
     """
 
-    place: int
-    append: int
+    position: int
+    append_end: int
     end: int
-    forced: int
-    later: int | None
+    durable: int
+    next_block: int | None
     zeros: bool
 
 
-class Tail(Enum):
+class TailAction(Enum):
     """What recovery does where valid blocks end."""
 
     KEEP = "the log ends here"
@@ -130,61 +130,65 @@ Decision = TypeVar("Decision")
 
 
 @dataclass(frozen=True)
-class Row(Generic[Found, Decision]):
+class Rule(Generic[Found, Decision]):
     """One row of a decision table."""
 
     label: str
-    holds: Callable[[Found], bool]
+    matches: Callable[[Found], bool]
     decision: Decision
 
 
-FOLDER: Final[tuple[Row[FolderFound, FolderDecision], ...]] = (
-    Row(
+FOLDER_RULES: Final[tuple[Rule[FolderFacts, FolderDecision], ...]] = (
+    Rule(
         "empty folder",
-        lambda f: not f.files and f.mark == "none" and not f.traces,
-        FolderDecision(Walk.NOTHING, create=True),
+        lambda f: not f.files and f.checkpoint == "none" and not f.traces,
+        FolderDecision(ReadScope.NOTHING, create=True),
     ),
-    Row(
+    Rule(
         "nothing missing",
-        lambda f: not f.files and f.clean and f.forced == f.first,
+        lambda f: not f.files and f.clean and f.durable == f.first,
         FolderDecision(create=True),
     ),
-    Row(ALL_MISSING, lambda f: not f.files, FolderDecision(create=True)),
-    Row(
+    Rule(ALL_MISSING, lambda f: not f.files, FolderDecision(create=True)),
+    Rule(
         "unfinished creation",
-        lambda f: f.mark == "none" and not f.traces and [file.size for file in f.files] == [0],
-        FolderDecision(Walk.NOTHING, create=True),
+        lambda f: f.checkpoint == "none" and not f.traces and [file.size for file in f.files] == [0],
+        FolderDecision(ReadScope.NOTHING, create=True),
     ),
-    Row("mark damaged", lambda f: f.mark == "damaged", FolderDecision()),
-    Row("mark missing", lambda f: f.mark == "none", FolderDecision()),
-    Row("missing segment", lambda f: bool(f.holes) and f.holes[0][0] == f.first, FolderDecision()),
-    Row("gap between segments", lambda f: bool(f.holes), FolderDecision()),
-    Row("end missing", lambda f: f.end < f.forced, FolderDecision()),
-    Row("unfinished truncation", lambda f: f.live != f.files, FolderDecision()),
-    Row("clean but longer", lambda f: f.clean and f.end != f.forced, FolderDecision()),
-    Row("clean", lambda f: f.clean, FolderDecision(Walk.NOTHING, unclean=False)),
-    Row("unfinished roll", lambda f: len(f.files) > 1 and not f.files[-1].size, FolderDecision()),
-    Row("not closed", lambda f: True, FolderDecision()),
+    Rule("mark damaged", lambda f: f.checkpoint == "damaged", FolderDecision()),
+    Rule("mark missing", lambda f: f.checkpoint == "none", FolderDecision()),
+    Rule("missing segment", lambda f: bool(f.gaps) and f.gaps[0][0] == f.first, FolderDecision()),
+    Rule("gap between segments", lambda f: bool(f.gaps), FolderDecision()),
+    Rule("end missing", lambda f: f.end < f.durable, FolderDecision()),
+    Rule("unfinished truncation", lambda f: f.needed_files != f.files, FolderDecision()),
+    Rule("clean but longer", lambda f: f.clean and f.end != f.durable, FolderDecision()),
+    Rule("clean", lambda f: f.clean, FolderDecision(ReadScope.NOTHING, unclean=False)),
+    Rule("unfinished roll", lambda f: len(f.files) > 1 and not f.files[-1].size, FolderDecision()),
+    Rule("not closed", lambda f: True, FolderDecision()),
 )
 
-TAIL: Final[tuple[Row[TailFound, Tail], ...]] = (
-    Row("whole", lambda t: t.place == t.end == t.append, Tail.KEEP),
-    Row("rot before forced data", lambda t: t.forced > t.append and t.later is not None, Tail.SKIP),
-    Row("forced data lost", lambda t: t.forced > t.append, Tail.LOST),
-    Row("zeros at the tail", lambda t: t.zeros, Tail.CUT_ZEROS),
-    Row("unfinished append", lambda t: t.place == t.end, Tail.CUT),
-    Row("torn tail", lambda t: True, Tail.CUT),
+TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
+    Rule("whole", lambda t: t.position == t.end == t.append_end, TailAction.KEEP),
+    Rule(
+        "rot before forced data",
+        lambda t: t.durable > t.append_end and t.next_block is not None,
+        TailAction.SKIP,
+    ),
+    Rule("forced data lost", lambda t: t.durable > t.append_end, TailAction.LOST),
+    Rule("zeros at the tail", lambda t: t.zeros, TailAction.CUT_ZEROS),
+    Rule("unfinished append", lambda t: t.position == t.end, TailAction.CUT),
+    Rule("torn tail", lambda t: True, TailAction.CUT),
 )
 
 
-def decide_folder(found: FolderFound) -> Row[FolderFound, FolderDecision]:
+def decide_folder(found: FolderFacts) -> Rule[FolderFacts, FolderDecision]:
     """Return the first row of FOLDER_RULES that matches."""
-    return next(row for row in FOLDER if row.holds(found))
+    return next(row for row in FOLDER_RULES if row.matches(found))
 
 
-def decide_tail(found: TailFound) -> Row[TailFound, Tail]:
+def decide_tail(found: TailFacts) -> Rule[TailFacts, TailAction]:
     """Return the first row of TAIL_RULES that matches."""
-    return next(row for row in TAIL if row.holds(found))
+    return next(row for row in TAIL_RULES if row.matches(found))
 
 
 @dataclass

@@ -12,14 +12,14 @@ from typing import Final, NamedTuple
 
 from journal import filenames
 from journal.disk import Disk, write_all
-from journal.log.recovery import remove_segment
+from journal.log.recovery import unlink_segment
 from journal.log.segments import LogOptions
 
 COPY_BYTES: Final = 1 << 20
 """Bytes copied at a time to an archive on another file system."""
 
 
-class Aged(NamedTuple):
+class SegmentAge(NamedTuple):
     """A sealed segment: first offset, size in bytes, time of the newest append (ms)."""
 
     base: int
@@ -27,7 +27,7 @@ class Aged(NamedTuple):
     newest_ms: int
 
 
-def expired(sealed: Sequence[Aged], total_bytes: int, now_ms: int, options: LogOptions) -> int:
+def count_expired(sealed: Sequence[SegmentAge], total_bytes: int, now_ms: int, options: LogOptions) -> int:
     """Number of segments of `sealed` (oldest first) that are expired.
 
     `total_bytes` is the size of the whole log, including the active segment.
@@ -44,7 +44,7 @@ def expired(sealed: Sequence[Aged], total_bytes: int, now_ms: int, options: LogO
     return count
 
 
-def dispose(disk: Disk, folder: str, offset: int, options: LogOptions) -> str:
+def delete_or_archive(disk: Disk, folder: str, offset: int, options: LogOptions) -> str:
     """Delete or archive one segment and its index; return its name.
 
     The caller must fsync `folder`.
@@ -52,15 +52,15 @@ def dispose(disk: Disk, folder: str, offset: int, options: LogOptions) -> str:
     Raises OSError, Full.
     """
     if options.retention_action == "archive" and options.archive_folder is not None:
-        _archive(disk, folder, offset, options.archive_folder, options.suffix)
+        _archive_segment(disk, folder, offset, options.archive_folder, options.suffix)
         index = filenames.join(folder, filenames.index_name(offset))
         if disk.exists(index):
             disk.unlink(index)
         return filenames.segment_name(offset, options.suffix)
-    return remove_segment(disk, folder, offset, options.suffix)
+    return unlink_segment(disk, folder, offset, options.suffix)
 
 
-def _archive(disk: Disk, folder: str, offset: int, archive: str, suffix: str) -> None:
+def _archive_segment(disk: Disk, folder: str, offset: int, archive: str, suffix: str) -> None:
     """Move a segment to the folder of the same name in `archive`. Durable there on return."""
     target_folder = filenames.join(archive, folder.rsplit("/", 1)[-1])
     if not disk.exists(target_folder):
@@ -73,14 +73,14 @@ def _archive(disk: Disk, folder: str, offset: int, archive: str, suffix: str) ->
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        _copy(disk, source, target)
+        _copy_file(disk, source, target)
         disk.force_folder(target_folder)
         disk.unlink(source)
         return
     disk.force_folder(target_folder)
 
 
-def _copy(disk: Disk, source: str, target: str) -> None:
+def _copy_file(disk: Disk, source: str, target: str) -> None:
     """Copy a file to another file system and fsync it.
 
     Replace an incomplete copy of an earlier attempt.

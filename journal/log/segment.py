@@ -16,17 +16,19 @@ from typing import Final, NamedTuple
 from journal import filenames
 from journal.disk import Bytes, Disk, File, write_all
 from journal.errors import Closed, Full
-from journal.log.index import Index, Place
-from journal.record.block import BLOCK_SPAN_MAX, Block, blocks_of, find_next_control
-from journal.record.block_trailer import CONTROL_SIZE, Control, decode_control
+from journal.log.index import IndexPosition, SegmentIndex
+from journal.record.block import BLOCK_SPAN_MAX, Block, blocks_of, find_next_trailer
+from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, decode_trailer
 from journal.record.format import BadRecord, Incomplete
 
 SCAN_SIZE: Final = 1 << 20
 """Bytes read at a time; doubled where one block is larger."""
-SHORTER: Final = "the file is shorter than the log: it was truncated, or the segment after it is missing"
+FILE_TOO_SHORT: Final = (
+    "the file is shorter than the log: it was truncated, or the segment after it is missing"
+)
 
 
-class Good(NamedTuple):
+class NextValidBlock(NamedTuple):
     """The next valid block after damage: its position in the segment and its first ordinal.
 
     `trailer`: that of the damaged block, if only the records before it are damaged.
@@ -34,7 +36,7 @@ class Good(NamedTuple):
 
     position: int
     ordinal: int
-    control: Control | None = None
+    trailer: BlockTrailer | None = None
 
 
 class Segment:
@@ -55,7 +57,7 @@ class Segment:
         """Why the index file is no longer written; the index in memory is complete all the same."""
         self._file: File | None = file
         self._index_path = filenames.join(folder, filenames.index_name(base))
-        self._index: Index | None = None
+        self._index: SegmentIndex | None = None
         self._oldest_ms: int | None = None
 
     @classmethod
@@ -71,7 +73,7 @@ class Segment:
         segment = cls(disk, file, folder, base, log_id)
         if disk.exists(segment._index_path):
             disk.unlink(segment._index_path)
-        segment._index = Index(segment._index_path, base, log_id)
+        segment._index = SegmentIndex(segment._index_path, base, log_id)
         return segment
 
     @classmethod
@@ -105,12 +107,12 @@ class Segment:
         return self._file
 
     @property
-    def index(self) -> Index:
+    def index(self) -> SegmentIndex:
         """The index, complete up to `size`. The first use reads the files and skips damaged ranges."""
         if self._index is None:
-            index = Index.load(self.disk, self._index_path, self.base, self.log_id, self.size)
-            self._drop_stale(index)
-            self._complete(index)
+            index = SegmentIndex.load(self.disk, self._index_path, self.base, self.log_id, self.size)
+            self._drop_stale_entries(index)
+            self._index_rest(index)
             self._index = index
         return self._index
 
@@ -118,16 +120,16 @@ class Segment:
     def oldest_ms(self) -> int | None:
         """Append time (ms) of the first valid block; None if there is none. The first use reads."""
         if self._oldest_ms is None and self.size:
-            first = next(self.sound_blocks(), None)
+            first = next(self.valid_blocks(), None)
             self._oldest_ms = None if first is None else first.control.append_time
         return self._oldest_ms
 
     @property
-    def indexed(self) -> bool:
+    def has_index(self) -> bool:
         """True if the index is in memory: then `index` reads nothing and is safe in any thread."""
         return self._index is not None
 
-    def append(self, buffers: Sequence[Bytes], controls: Sequence[Control]) -> None:
+    def append(self, buffers: Sequence[Bytes], controls: Sequence[BlockTrailer]) -> None:
         """Write whole blocks at the end in one vectored write, and add their trailers to the index.
 
         Not durable on return. Raises Full, with the file truncated to its previous size; any other OSError
@@ -139,14 +141,14 @@ class Segment:
         try:
             written = write_all(self.file, buffers, self.size)
         except Full:
-            self._take_back(buffers)
+            self._undo_write(buffers)
             raise
         for trailer in controls:
             index.add(trailer)
         self.size += written
         self.write_index(all=False)
 
-    def _take_back(self, buffers: Sequence[Bytes]) -> None:
+    def _undo_write(self, buffers: Sequence[Bytes]) -> None:
         """Truncate the bytes of a failed write."""
         written = self.file.size() - self.size
         try:
@@ -178,7 +180,7 @@ class Segment:
         """As `pread`, but None where it would wait for the disk."""
         return self.file.pread_cached(max(0, min(size, self.size - position)), position)
 
-    def force(self) -> None:
+    def fsync(self) -> None:
         """Fsync the file: every byte written is durable on return.
 
         After an OSError it must not be called again.
@@ -188,13 +190,13 @@ class Segment:
     def seal(self) -> None:
         """Fsync the file and make it read-only. Raises OSError."""
         index = self.index
-        self.force()
+        self.fsync()
         self.sealed = True
         index.close_run()
         self.write_index()
         index.close()
 
-    def cut(self, position: int) -> None:
+    def truncate(self, position: int) -> None:
         """Truncate the file at `position`, the start of a block. Not durable on return.
 
         Raises OSError.
@@ -203,9 +205,9 @@ class Segment:
         self.size = position
         self._oldest_ms = None
         if self._index is not None:
-            self._index.cut(position)
+            self._index.truncate(position)
             self._index.fault = self._index.fault or "cut"
-            self._complete(self._index)
+            self._index_rest(self._index)
 
     def close(self) -> None:
         """Close the files; repeated calls do nothing. The bytes must be durable before."""
@@ -240,14 +242,14 @@ class Segment:
                     position = block.next - self.base
             except Incomplete as error:
                 if start + len(data) >= end:
-                    raise error.at(start + error.position) from None
+                    raise error.with_position(start + error.position) from None
                 size = SCAN_SIZE if position > start else size * 2
             except BadRecord as error:
-                raise error.at(start + error.position) from None
+                raise error.with_position(start + error.position) from None
             if len(data) < wanted:
-                raise Incomplete(position, SHORTER)
+                raise Incomplete(position, FILE_TOO_SHORT)
 
-    def next_good(self, bad: int) -> Good | None:
+    def find_next_valid(self, damaged: int) -> NextValidBlock | None:
         """Find the next valid block after the damaged block at `damaged`.
 
         None if there is none up to the end.
@@ -255,57 +257,57 @@ class Segment:
         If only the records of the damaged block are invalid, that is after its trailer; if the trailer is
         lost too, the start of the block of the first valid trailer.
         """
-        position = bad
+        position = damaged
         while position < self.size:
             data = self.pread(BLOCK_SPAN_MAX + SCAN_SIZE, position)
-            start = max(0, bad - position)
-            claim = find_next_control(data, start, offset=self.base + position, log_id=self.log_id)
+            start = max(0, damaged - position)
+            claim = find_next_trailer(data, start, offset=self.base + position, log_id=self.log_id)
             if claim is not None:
-                trailer = claim.control
-                if trailer.offset == self.base + bad:
-                    return Good(trailer.next - self.base, trailer.next_ordinal, trailer)
-                return Good(trailer.offset - self.base, trailer.first_ordinal)
+                trailer = claim.trailer
+                if trailer.offset == self.base + damaged:
+                    return NextValidBlock(trailer.next - self.base, trailer.next_ordinal, trailer)
+                return NextValidBlock(trailer.offset - self.base, trailer.first_ordinal)
             if len(data) < BLOCK_SPAN_MAX + SCAN_SIZE:
                 return None
             position += len(data) - BLOCK_SPAN_MAX
         return None
 
-    def sound_blocks(self, position: int = 0, *, verify: bool = False) -> Iterator[Block]:
+    def valid_blocks(self, position: int = 0, *, verify: bool = False) -> Iterator[Block]:
         """As `blocks` up to the end, but skip damage without an error."""
         while True:
             try:
                 yield from self.blocks(position, verify=verify)
                 return
             except BadRecord as error:
-                next_valid = self.next_good(error.position)
+                next_valid = self.find_next_valid(error.position)
                 if next_valid is None:
                     return
                 position = next_valid.position
 
-    def place_of_position(self, position: int) -> Place:
+    def block_start_at(self, position: int) -> IndexPosition:
         """Start and first ordinal of the block that holds `position`. Raises as `blocks`."""
         place = self.index.by_position(position)
         for block in self.blocks(place.position, verify=False):
             start = block.offset - self.base
             if start <= position < block.next - self.base:
-                return Place(start, block.control.first_ordinal)
-        return Place(self.size, self.index.end_ordinal or 0)
+                return IndexPosition(start, block.control.first_ordinal)
+        return IndexPosition(self.size, self.index.end_ordinal or 0)
 
-    def _complete(self, index: Index) -> None:
+    def _index_rest(self, index: SegmentIndex) -> None:
         """Add the blocks after the last entry. Unreadable bytes at the end belong to no block."""
-        for block in self.sound_blocks(index.end):
+        for block in self.valid_blocks(index.end):
             index.add(block.control)
         if self.sealed:
             index.close_run()
 
-    def _drop_stale(self, index: Index) -> None:
+    def _drop_stale_entries(self, index: SegmentIndex) -> None:
         """Remove entries whose bytes were truncated and rewritten."""
         # The block trailer at a run's end must match the entry.
         while len(index):
             entry = index.entry(-1)
-            at = entry.position + entry.size - CONTROL_SIZE
+            at = entry.position + entry.size - TRAILER_SIZE
             try:
-                trailer = decode_control(self.pread(CONTROL_SIZE, at), 0, self.log_id)
+                trailer = decode_trailer(self.pread(TRAILER_SIZE, at), 0, self.log_id)
             except BadRecord:
                 trailer = None
             if (
@@ -314,5 +316,5 @@ class Segment:
                 and trailer.next_ordinal == entry.first_ordinal + entry.records
             ):
                 return
-            index.cut(entry.position + entry.size - 1)
+            index.truncate(entry.position + entry.size - 1)
             index.fault = "stale"

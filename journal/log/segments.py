@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
-from journal.disk import Pins
+from journal.disk import FileReferences
 from journal.errors import Closed
 from journal.filenames import SEGMENT_SUFFIX
-from journal.log.checkpoint import Marks
+from journal.log.checkpoint import LogCheckpoint
 from journal.log.recovery_rules import Damage
 from journal.log.segment import Segment
 
 _base = attrgetter("base")
 
 
-class Extent:
+class SegmentSet:
     """Segments and bounds of a log, shared by its reader, writer and durability.
 
     Built by `LogRecovery`.
@@ -41,25 +41,25 @@ class Extent:
         self.end_ordinal = 0
         self.append_time = 0
         """Latest append time (ms); that of the next append is not lower."""
-        self.forced = 0
-        self.forced_ordinal = 0
+        self.durable = 0
+        self.durable_ordinal = 0
         self.epoch = 0
         self.starts: tuple[tuple[int, int], ...] = ()
         self.stopped: str | None = None
         self.clean = False
-        self.unfinished: Callable[[], None] | None = None
+        self.pending_recovery: Callable[[], None] | None = None
         """Recovery work that failed on a full disk and must be done before the next write. Until then the log
         ends at its durable offset.
         """
-        self.unfinished_end = (0, 0)
+        self.pending_end = (0, 0)
         """(offset, ordinal) of the end after `pending_recovery`."""
         self.damage: tuple[Damage, ...] = ()
-        self.sources = Sources()
+        self.applied_positions = AppliedPositions()
         self.lock = threading.RLock()
         """Held for short changes of several fields, never while waiting for the disk."""
-        self.loading = threading.Lock()
+        self.index_lock = threading.Lock()
         """Held while an index is loaded, which may read a whole segment: the owner must not wait for it."""
-        self.pins = Pins()
+        self.file_references = FileReferences()
         """References of readers that keep removed segments open."""
 
     @property
@@ -67,19 +67,19 @@ class Extent:
         """The segment that is appended to."""
         return self.segments[-1]
 
-    def marks(self) -> Marks:
+    def checkpoint(self) -> LogCheckpoint:
         """Return the checkpoint for `log.mark`."""
         with self.lock:
-            numbers = (self.first, self.first_ordinal, self.forced, self.forced_ordinal, self.append_time)
-            return Marks(*numbers, self.epoch, self.starts, self.clean, self.stopped)
+            numbers = (self.first, self.first_ordinal, self.durable, self.durable_ordinal, self.append_time)
+            return LogCheckpoint(*numbers, self.epoch, self.starts, self.clean, self.stopped)
 
-    def forced_to(self, offset: int, ordinal: int) -> None:
+    def raise_durable(self, offset: int, ordinal: int) -> None:
         """Raise the durable offset to the end of an append; never lowers it."""
         with self.lock:
-            if offset > self.forced:
-                self.forced, self.forced_ordinal = offset, ordinal
+            if offset > self.durable:
+                self.durable, self.durable_ordinal = offset, ordinal
 
-    def number_of(self, offset: int, segments: tuple[Segment, ...]) -> int:
+    def index_of(self, offset: int, segments: tuple[Segment, ...]) -> int:
         """Index in `segments` of the one that holds `offset`; 0 if `offset` is before all of them.
 
         Raises Closed: the log was closed or detached between the caller's check and this call.
@@ -88,20 +88,20 @@ class Extent:
             raise Closed()
         return max(0, bisect_right(segments, offset, key=_base) - 1)
 
-    def replace(self, segments: tuple[Segment, ...], retired: tuple[Segment, ...] = ()) -> None:
+    def replace_segments(self, segments: tuple[Segment, ...], retired: tuple[Segment, ...] = ()) -> None:
         """Replace the list of segments; `retired` ones are closed when no read uses them."""
         with self.lock:
             self.segments = segments
-        self.pins.retire(retired)
+        self.file_references.retire(retired)
 
     @contextmanager
-    def reading(self) -> Iterator[tuple[Segment, ...]]:
+    def pinned_segments(self) -> Iterator[tuple[Segment, ...]]:
         """Context manager that yields the segments; none of them is closed before it ends."""
-        with self.pins:
+        with self.file_references:
             yield self.segments
 
 
-def limit_of(segments: tuple[Segment, ...], number: int) -> int:
+def segment_limit(segments: tuple[Segment, ...], number: int) -> int:
     """End offset of a segment within the log: bytes after the next segment's start do not count."""
     end = segments[number].end
     return min(end, segments[number + 1].base) if number + 1 < len(segments) else end
@@ -147,40 +147,40 @@ class LogOptions:
         return min(filter(None, (self.segment_seconds, self.retention_seconds)), default=0)
 
 
-Key: TypeAlias = tuple[int, int]
+SourceKey: TypeAlias = tuple[int, int]
 """(kind, id) of a source."""
-Place: TypeAlias = tuple[int, int]
+SourcePosition: TypeAlias = tuple[int, int]
 """(high, low) of a source."""
 
 
-class Sources:
+class AppliedPositions:
     """Highest position of each source that was appended to a log, and the highest durable one.
 
     Starts with the durable positions. Calls must be serialised; `applied` may be read in any thread.
     """
 
-    def __init__(self, sure: Mapping[Key, Place] | None = None) -> None:
-        self.applied: dict[Key, Place] = dict(sure or {})
-        self._sure: dict[Key, Place] = dict(self.applied)
-        self._unsure: deque[tuple[int, Key, Place]] = deque()
+    def __init__(self, durable: Mapping[SourceKey, SourcePosition] | None = None) -> None:
+        self.applied: dict[SourceKey, SourcePosition] = dict(durable or {})
+        self._durable: dict[SourceKey, SourcePosition] = dict(self.applied)
+        self._pending: deque[tuple[int, SourceKey, SourcePosition]] = deque()
         """(end offset of the append, key, position) of appends that are not durable yet."""
 
-    def note(self, key: Key, place: Place, end: int, forced: int) -> None:
+    def record(self, key: SourceKey, position: SourcePosition, end: int, durable: int) -> None:
         """Record the position of an append that ends at `end`; the log is durable up to `durable`."""
-        self.applied[key] = max(place, self.applied.get(key, place))
-        self._unsure.append((end, key, place))
-        self._settle(forced)
+        self.applied[key] = max(position, self.applied.get(key, position))
+        self._pending.append((end, key, position))
+        self._advance_durable(durable)
 
-    def sure(self, key: Key, forced: int) -> Place | None:
+    def durable(self, key: SourceKey, durable_offset: int) -> SourcePosition | None:
         """Highest position of a source before the durable offset `durable_offset`; None if there is none.
 
         `durable_offset` must never decrease.
         """
-        self._settle(forced)
-        return self._sure.get(key)
+        self._advance_durable(durable_offset)
+        return self._durable.get(key)
 
-    def _settle(self, forced: int) -> None:
-        unsure = self._unsure
+    def _advance_durable(self, forced: int) -> None:
+        unsure = self._pending
         while unsure and unsure[0][0] <= forced:
             _, key, position = unsure.popleft()
-            self._sure[key] = max(position, self._sure.get(key, position))
+            self._durable[key] = max(position, self._durable.get(key, position))

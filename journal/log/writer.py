@@ -10,80 +10,85 @@ from journal.clock import Clock
 from journal.disk import Bytes
 from journal.errors import BadBatch, Full, JournalError, Stopped, TooLarge
 from journal.log.checkpoint import Snapshot, State
-from journal.log.durability import Keeper
-from journal.log.segments import Extent, LogOptions
-from journal.record.batch import BLOCK_SIZE_MAX, PLAIN, Appended, Batch, Source, cut_blocks
+from journal.log.durability import LogDurability
+from journal.log.segments import LogOptions, SegmentSet
+from journal.record.batch import BLOCK_SIZE_MAX, PLAIN, Appended, Batch, Source, split_blocks
 from journal.record.block_trailer import (
-    CONTROL_SIZE,
     SOURCE_PLAIN,
     SOURCE_SUCCESSION,
-    Control,
-    encode_control,
+    TRAILER_SIZE,
+    BlockTrailer,
+    encode_trailer,
 )
 from journal.record.format import BadRecord
 
 
-class Writer:
+class LogWriter:
     """Appends to a log. Called by the owner's thread.
 
     The work returned by `prepare` may run in a worker while the owner appends nothing.
     """
 
     def __init__(
-        self, extent: Extent, keeper: Keeper, clock: Clock, options: LogOptions, state: State
+        self,
+        segment_set: SegmentSet,
+        durability: LogDurability,
+        clock: Clock,
+        options: LogOptions,
+        state: State,
     ) -> None:
-        self._extent = extent
-        self._keeper = keeper
+        self._segment_set = segment_set
+        self._durability = durability
         self._clock = clock
         self.options = options
         self._state = state
-        self._snapshot_due = keeper.snapshot_offset + options.state_bytes
+        self._snapshot_due = durability.snapshot_offset + options.state_bytes
         self.dirty_since = clock.monotonic()
         """Monotonic time (s) at which the first non-durable record may have been appended; undefined if there
         is none.
         """
 
-    def before(self, size: int, source: Source = PLAIN) -> Callable[[], None] | None:
+    def prepare(self, size: int, source: Source = PLAIN) -> Callable[[], None] | None:
         """Return the file work needed before `size` bytes are appended; None: none. Raises TooLarge."""
         # An append with a source was decided before, perhaps when segments were larger: it may get a segment
         # of its own.
-        segment_set, active = self._extent, self._extent.active
+        segment_set, active = self._segment_set, self._segment_set.active
         if size > self.options.segment_bytes and source.kind == PLAIN.kind:
             raise TooLarge("the append", size, self.options.segment_bytes)
-        if segment_set.unfinished is not None:
-            return lambda: self._finish_opening(size, source)
+        if segment_set.pending_recovery is not None:
+            return lambda: self._complete_recovery(size, source)
         full = active.sealed or (active.size > 0 and active.size + size > self.options.segment_bytes)
-        if not full and not segment_set.clean and active.indexed:
+        if not full and not segment_set.clean and active.has_index:
             return None
         snapshot = self.snapshot() if full else None
 
         def work() -> None:
             if segment_set.stopped is not None:
                 raise Stopped(segment_set.stopped)
-            self._keeper.open_for_writes()
+            self._durability.prepare_for_writes()
             if snapshot is not None:
-                self._keeper.roll(snapshot)
+                self._durability.roll(snapshot)
                 self._snapshot_due = segment_set.end + self.options.state_bytes
 
         return work
 
-    def _finish_opening(self, size: int, source: Source) -> None:
-        self._keeper.finish_opening()
-        work = self.before(size, source)
+    def _complete_recovery(self, size: int, source: Source) -> None:
+        self._durability.complete_recovery()
+        work = self.prepare(size, source)
         if work is not None:
             work()
 
-    def append(self, batches: Sequence[Batch], source: Source) -> Append:
+    def append(self, batches: Sequence[Batch], source: Source) -> PreparedAppend:
         """Append checked batches atomically. Raises TooLarge, BadBatch, Full, Stopped."""
-        if self._extent.unfinished is not None:
-            self._keeper.finish_opening()
-        append = arrange(batches, source, self._tip(self._time()))
-        work = self.before(append.end - self._extent.end, source)
+        if self._segment_set.pending_recovery is not None:
+            self._durability.complete_recovery()
+        append = build_append(batches, source, self._append_position(self._append_time()))
+        work = self.prepare(append.end - self._segment_set.end, source)
         if work is not None:
             work()
         self._write(append)
         self._advance(append)
-        self._note_source(source)
+        self._record_source(source)
         return append
 
     def roll_by_age(self, now_ms: int) -> None:
@@ -93,13 +98,13 @@ class Writer:
 
         May run in a worker while no append runs. Raises Stopped, Full.
         """
-        seconds, active = self.options.roll_seconds, self._extent.active
+        seconds, active = self.options.roll_seconds, self._segment_set.active
         oldest_ms = active.oldest_ms if seconds else None
         if oldest_ms is None or (oldest_ms + seconds * 1000 > now_ms and not active.sealed):
             return
-        self._keeper.open_for_writes()
-        self._keeper.roll(self.snapshot())
-        self._snapshot_due = self._extent.end + self.options.state_bytes
+        self._durability.prepare_for_writes()
+        self._durability.roll(self.snapshot())
+        self._snapshot_due = self._segment_set.end + self.options.state_bytes
 
     def append_slices(self, slices: Iterable[Batch], size_bound: int) -> Appended:
         """Append batches one after the other as one atomic append; on an error all of it is truncated.
@@ -107,22 +112,22 @@ class Writer:
         The batches are consecutive batches of one producer and get one result. Raises as `append`, and what
         `slices` raises.
         """
-        work = self.before(size_bound)
+        work = self.prepare(size_bound)
         if work is not None:
             work()
-        segment, time = self._extent.active, self._time()
-        size, position = segment.size, self._tip(time)
+        segment, time = self._segment_set.active, self._append_time()
+        size, position = segment.size, self._append_position(time)
         first, runs, index = position.ordinal, [], 0
         append = None
         try:
             for batch, last in _with_last(slices):
-                append = arrange([batch], PLAIN, position, more_follows=not last)
+                append = build_append([batch], PLAIN, position, more_follows=not last)
                 self._write(append)
-                runs += [(index + record, offset) for record, offset in append.answers[0].positions]
+                runs += [(index + record, offset) for record, offset in append.results[0].positions]
                 index += batch.count
                 position = position._replace(offset=append.end, ordinal=append.end_ordinal)
         except (JournalError, OSError):
-            self._take_back(size)
+            self._undo_append(size)
             raise
         if append is None:
             raise ValueError("an empty append")
@@ -131,62 +136,62 @@ class Writer:
 
     def snapshot(self) -> Snapshot:
         """Snapshot of all records so far; it must not be written before they are durable."""
-        segment_set = self._extent
-        sources = dict(segment_set.sources.applied)
+        segment_set = self._segment_set
+        sources = dict(segment_set.applied_positions.applied)
         return Snapshot(
             segment_set.end, segment_set.end_ordinal, segment_set.append_time, sources, self._state.dump()
         )
 
-    def due_snapshot(self) -> Snapshot | None:
+    def snapshot_if_due(self) -> Snapshot | None:
         """Snapshot for the fsync that starts now if enough was written since the last one, else None."""
-        if self._extent.end < self._snapshot_due:
+        if self._segment_set.end < self._snapshot_due:
             return None
-        self._snapshot_due = self._extent.end + self.options.state_bytes
+        self._snapshot_due = self._segment_set.end + self.options.state_bytes
         return self.snapshot()
 
-    def _time(self) -> int:
-        return max(self._extent.append_time, self._clock.wall_ms())
+    def _append_time(self) -> int:
+        return max(self._segment_set.append_time, self._clock.wall_ms())
 
-    def _tip(self, time: int) -> Tip:
-        segment_set = self._extent
-        return Tip(
+    def _append_position(self, time: int) -> AppendPosition:
+        segment_set = self._segment_set
+        return AppendPosition(
             segment_set.log_id,
             segment_set.end,
             segment_set.end_ordinal,
             time,
             segment_set.epoch,
-            segment_set.forced,
+            segment_set.durable,
         )
 
-    def _write(self, append: Append) -> None:
+    def _write(self, append: PreparedAppend) -> None:
         try:
-            self._extent.active.append(append.buffers, append.controls)
+            self._segment_set.active.append(append.buffers, append.trailers)
         except OSError as error:
-            raise self._keeper.fail(f"a write failed: {error}") from error
+            raise self._durability.stop(f"a write failed: {error}") from error
 
-    def _advance(self, append: Append) -> None:
-        segment_set = self._extent
-        if segment_set.forced >= segment_set.end:
+    def _advance(self, append: PreparedAppend) -> None:
+        segment_set = self._segment_set
+        if segment_set.durable >= segment_set.end:
             self.dirty_since = self._clock.monotonic()
-        segment_set.append_time = append.controls[-1].append_time
+        segment_set.append_time = append.trailers[-1].append_time
         with segment_set.lock:
             segment_set.end_ordinal, segment_set.end = append.end_ordinal, append.end
 
-    def _note_source(self, source: Source) -> None:
+    def _record_source(self, source: Source) -> None:
         if source.kind not in (SOURCE_PLAIN, SOURCE_SUCCESSION):
-            segment_set = self._extent
+            segment_set = self._segment_set
             key, position = (source.kind, source.id), (source.high, source.low)
             with segment_set.lock:
-                segment_set.sources.note(key, position, segment_set.end, segment_set.forced)
+                segment_set.applied_positions.record(key, position, segment_set.end, segment_set.durable)
 
-    def _take_back(self, size: int) -> None:
+    def _undo_append(self, size: int) -> None:
         """Truncate the active segment to `size`; in a stopped log recovery does that."""
-        if self._extent.stopped is not None:
+        if self._segment_set.stopped is not None:
             return
         try:
-            self._extent.active.cut(size)
+            self._segment_set.active.truncate(size)
         except (OSError, Full) as error:
-            raise self._keeper.fail(f"an append could not be undone: {error}") from error
+            raise self._durability.stop(f"an append could not be undone: {error}") from error
 
 
 def _with_last(batches: Iterable[Batch]) -> Iterable[tuple[Batch, bool]]:
@@ -203,7 +208,7 @@ def _with_last(batches: Iterable[Batch]) -> Iterable[tuple[Batch, bool]]:
 _NO_CRC: Final = -1
 
 
-class Tip(NamedTuple):
+class AppendPosition(NamedTuple):
     """Position of the next append, and the log's fields in its block trailers."""
 
     log_id: int
@@ -211,23 +216,23 @@ class Tip(NamedTuple):
     ordinal: int
     append_time: int
     epoch: int
-    forced: int
+    durable_offset: int
 
 
-class Append(NamedTuple):
+class PreparedAppend(NamedTuple):
     """An append that is ready to be written in one vectored write.
 
     `trailers` are the block trailers among the `buffers`; `end` is the log's end after the append.
     """
 
     buffers: list[Bytes]
-    controls: list[Control]
-    answers: list[Appended]
+    trailers: list[BlockTrailer]
+    results: list[Appended]
     end: int
     end_ordinal: int
 
 
-class _Growing:
+class _OpenBlock:
     """A block that is being assembled from the producers' blocks.
 
     `pieces`: (batch, first byte, end byte).
@@ -242,7 +247,7 @@ class _Growing:
         self.count = 0
         self.crc = _NO_CRC
 
-    def takes(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         """True if a block of `size` bytes fits; the first always does."""
         return not self.size or self.size + size <= BLOCK_SIZE_MAX
 
@@ -261,10 +266,12 @@ class _Growing:
 def size_bound(size_bytes: int) -> int:
     """Maximum size of an append of `size_bytes` of records with its block trailers."""
     # Two adjacent blocks together exceed BLOCK_SIZE_MAX; otherwise they are joined.
-    return size_bytes + CONTROL_SIZE * (2 * (size_bytes // BLOCK_SIZE_MAX) + 2)
+    return size_bytes + TRAILER_SIZE * (2 * (size_bytes // BLOCK_SIZE_MAX) + 2)
 
 
-def arrange(batches: Sequence[Batch], source: Source, tip: Tip, *, more_follows: bool = False) -> Append:
+def build_append(
+    batches: Sequence[Batch], source: Source, position: AppendPosition, *, more_follows: bool = False
+) -> PreparedAppend:
     """Build one append from checked batches; without batches, a block trailer alone.
 
     The producers' blocks are joined up to BLOCK_SIZE_MAX bytes, so that many small sends share a block
@@ -272,60 +279,69 @@ def arrange(batches: Sequence[Batch], source: Source, tip: Tip, *, more_follows:
     not whole records.
     """
     if len(batches) == 1 and len(batches[0].blocks) == 1:
-        return _arrange_block(batches[0], source, tip, more_follows)
-    blocks, positions, firsts = _join(batches, tip)
+        return _build_single_block(batches[0], source, position, more_follows)
+    blocks, positions, firsts = _join_blocks(batches, position)
     buffers: list[Bytes] = []
-    controls: list[Control] = []
+    controls: list[BlockTrailer] = []
     views = [memoryview(batch.data) for batch in batches]
-    ordinal = tip.ordinal
+    ordinal = position.ordinal
     for block in blocks:
         parts = [views[batch][start:end] for batch, start, end in block.pieces]
         more = more_follows or block is not blocks[-1]
-        trailer = Control(
-            block.count, block.size, _crc(block, parts), tip.append_time, tip.epoch, tip.forced, ordinal,
-            block.offset, more, *source,
+        trailer = BlockTrailer(
+            block.count, block.size, _block_crc(block, parts), position.append_time, position.epoch,
+            position.durable_offset, ordinal, block.offset, more, *source,
         )  # fmt: skip
         buffers += parts
-        buffers.append(encode_control(tip.log_id, trailer))
+        buffers.append(encode_trailer(position.log_id, trailer))
         controls.append(trailer)
         ordinal += block.count
     end = controls[-1].next
     results = [
-        Appended(runs, first, end, tip.append_time) for runs, first in zip(positions, firsts, strict=True)
+        Appended(runs, first, end, position.append_time)
+        for runs, first in zip(positions, firsts, strict=True)
     ]
-    return Append(buffers, controls, results, end, ordinal)
+    return PreparedAppend(buffers, controls, results, end, ordinal)
 
 
-def _arrange_block(batch: Batch, source: Source, tip: Tip, more_follows: bool) -> Append:
+def _build_single_block(
+    batch: Batch, source: Source, position: AppendPosition, more_follows: bool
+) -> PreparedAppend:
     """Build an append of one batch with one block, the most frequent case, in about half the time."""
     ((size, count, crc),) = batch.blocks
-    numbers = (tip.append_time, tip.epoch, tip.forced, tip.ordinal, tip.offset)
-    trailer = Control(count, size, crc, *numbers, more_follows, *source)
-    end = tip.offset + size + CONTROL_SIZE
-    answer = Appended([(0, tip.offset)], tip.ordinal, end, tip.append_time)
-    buffers: list[Bytes] = [memoryview(batch.data)[:size], encode_control(tip.log_id, trailer)]
-    return Append(buffers, [trailer], [answer], end, tip.ordinal + count)
+    numbers = (
+        position.append_time,
+        position.epoch,
+        position.durable_offset,
+        position.ordinal,
+        position.offset,
+    )
+    trailer = BlockTrailer(count, size, crc, *numbers, more_follows, *source)
+    end = position.offset + size + TRAILER_SIZE
+    answer = Appended([(0, position.offset)], position.ordinal, end, position.append_time)
+    buffers: list[Bytes] = [memoryview(batch.data)[:size], encode_trailer(position.log_id, trailer)]
+    return PreparedAppend(buffers, [trailer], [answer], end, position.ordinal + count)
 
 
-def _join(
-    batches: Sequence[Batch], tip: Tip
-) -> tuple[list[_Growing], list[list[tuple[int, int]]], list[int]]:
+def _join_blocks(
+    batches: Sequence[Batch], position: AppendPosition
+) -> tuple[list[_OpenBlock], list[list[tuple[int, int]]], list[int]]:
     """Join the batches to blocks.
 
     Returns the blocks, and for each batch the (first record, offset) of its runs and its first ordinal.
     """
-    block = _Growing(tip.offset)
+    block = _OpenBlock(position.offset)
     blocks = [block]
     positions: list[list[tuple[int, int]]] = []
     firsts: list[int] = []
-    ordinal = tip.ordinal
+    ordinal = position.ordinal
     for number, batch in enumerate(batches):
         start = index = 0
         found: list[tuple[int, int]] = []
         firsts.append(ordinal)
-        for size, count, crc in batch.blocks or _cut(batch):
-            if not block.takes(size):
-                block = _Growing(block.offset + block.size + CONTROL_SIZE)
+        for size, count, crc in batch.blocks or _split_batch(batch):
+            if not block.has_room(size):
+                block = _OpenBlock(block.offset + block.size + TRAILER_SIZE)
                 blocks.append(block)
             offset = block.offset + block.size
             if block.add(number, start, size, count, crc):
@@ -337,14 +353,14 @@ def _join(
     return blocks, positions, firsts
 
 
-def _cut(batch: Batch) -> list[tuple[int, int, int]]:
+def _split_batch(batch: Batch) -> list[tuple[int, int, int]]:
     try:
-        return cut_blocks(batch.data)
+        return split_blocks(batch.data)
     except BadRecord as error:
         raise BadBatch(str(error)) from None
 
 
-def _crc(block: _Growing, parts: Sequence[memoryview]) -> int:
+def _block_crc(block: _OpenBlock, parts: Sequence[memoryview]) -> int:
     """Checksum of a block. That of a single producer's block was verified and is reused."""
     if block.crc != _NO_CRC:
         return block.crc

@@ -27,12 +27,12 @@ from journal.record.format import (
     SEQUENCE_COUNT,
     BadRecord,
     Buffer,
-    client_flags,
-    contiguous,
+    has_only_client_flags,
+    header_positions,
+    ids_are_contiguous,
     make_id,
-    same_length,
+    sizes_are_equal,
     split_body,
-    walk,
 )
 
 BLOCK_SIZE_MAX: Final = 64 << 10
@@ -71,16 +71,16 @@ def verify_batch(
         and record_size * count == size
         and record_size <= record_size_max
         and all(block[0] == block[1] * record_size for block in blocks)
-        and same_length(plain, 0, size, record_size)
-        and contiguous(plain, 0, size, record_size, first_id)
-        and client_flags(plain, 0, size, record_size)
+        and sizes_are_equal(plain, 0, size, record_size)
+        and ids_are_contiguous(plain, 0, size, record_size, first_id)
+        and has_only_client_flags(plain, 0, size, record_size)
     ):
         _check_headers(plain, blocks or [(size, count, 0)], first_id, record_size_max)
     if verify == "records":
         _check_bodies(plain)
 
 
-def cut_blocks(data: Buffer, size_max: int = BLOCK_SIZE_MAX) -> list[BatchBlock]:
+def split_blocks(data: Buffer, size_max: int = BLOCK_SIZE_MAX) -> list[BatchBlock]:
     """Split whole records into blocks of at most `size_max` bytes, with CRCs.
 
     A larger record has its own.
@@ -88,7 +88,7 @@ def cut_blocks(data: Buffer, size_max: int = BLOCK_SIZE_MAX) -> list[BatchBlock]
     Raises BadRecord if `data` is not whole records.
     """
     blocks: list[BatchBlock] = []
-    positions = walk(data)
+    positions = header_positions(data)
     view = memoryview(data)
     ends = [*positions[1:], len(data)]
     start = count = 0
@@ -146,7 +146,7 @@ def _check_headers(data: Buffer, blocks: Sequence[BatchBlock], first_id: int, re
             for id in range(first_id, first_id + block_count):
                 length, found, flag = unpack(data, position)
                 if found != id or flag & FLAG_REFUSED_MASK or length > length_max:
-                    raise BadBatch(_fault(position, id, found, flag, length, length_max))
+                    raise BadBatch(_describe_header_error(position, id, found, flag, length, length_max))
                 position += HEADER_SIZE + length
             if position != end:
                 raise BadBatch(f"the records of a block end at {position}, the block at {end}")
@@ -155,7 +155,9 @@ def _check_headers(data: Buffer, blocks: Sequence[BatchBlock], first_id: int, re
         raise BadBatch(f"the bytes end inside a record before position {position}") from None
 
 
-def _fault(position: int, id: int, found: int, flag: int, length: int, length_max: int) -> str:
+def _describe_header_error(
+    position: int, id: int, found: int, flag: int, length: int, length_max: int
+) -> str:
     if found != id:
         return f"the record at {position} has id {found:#x}, {id:#x} was expected"
     if refused := flag & FLAG_REFUSED_MASK:
@@ -213,7 +215,7 @@ class Source(NamedTuple):
 PLAIN = Source(SOURCE_PLAIN, 0, 0, 0)
 
 
-def succession(closed_id: int, successor_id: int, last_sequence: int) -> Source:
+def succession_source(closed_id: int, successor_id: int, last_sequence: int) -> Source:
     """Source that closes a producer id for good.
 
     `last_sequence` is -1 if it never sent anything here.

@@ -16,19 +16,19 @@ from zlib import crc32
 
 from journal.record.batch import BLOCK_SIZE_MAX
 from journal.record.block_trailer import (
-    CONTROL_BODY,
-    CONTROL_MARK_POSITION,
-    CONTROL_SIZE,
-    BadControl,
-    Control,
-    control_mark,
-    decode_control,
+    TRAILER_BODY,
+    TRAILER_KEY_POSITION,
+    TRAILER_SIZE,
+    BadBlockTrailer,
+    BlockTrailer,
+    decode_trailer,
+    trailer_key,
 )
 from journal.record.format import (
     COLUMNS_COUNT_MIN,
-    FLAG_CONTROL,
     FLAG_FILLER,
     FLAG_LOW_POSITION,
+    FLAG_TRAILER,
     HEADER_SIZE,
     LENGTH,
     RECORD_SIZE_MAX,
@@ -38,10 +38,10 @@ from journal.record.format import (
     Buffer,
     Bytes,
     Incomplete,
-    contiguous,
-    leading,
-    plain_flags,
-    same_length,
+    count_leading,
+    has_no_special_flags,
+    ids_are_contiguous,
+    sizes_are_equal,
     split_id,
 )
 
@@ -49,7 +49,7 @@ _LENGTH_FLAG: Final = Struct(">I12xI")
 _LENGTH_ID_FLAG: Final = Struct(">I4xQI")
 
 LENGTH_MAX: Final = RECORD_SIZE_MAX - HEADER_SIZE
-BLOCK_SPAN_MAX: Final = RECORD_SIZE_MAX + CONTROL_SIZE
+BLOCK_SPAN_MAX: Final = RECORD_SIZE_MAX + TRAILER_SIZE
 """No block is longer: a search over this many bytes has reached the block's end."""
 
 
@@ -62,15 +62,15 @@ class Block(NamedTuple):
 
     offset: int
     data: memoryview
-    control: Control
+    control: BlockTrailer
 
     @property
     def next(self) -> int:
         """Offset after the block trailer, where the next block starts."""
-        return self.offset + len(self.data) + CONTROL_SIZE
+        return self.offset + len(self.data) + TRAILER_SIZE
 
 
-class Run(NamedTuple):
+class ProducerRun(NamedTuple):
     """`count` records of one producer with consecutive sequences, the first of them at `offset`."""
 
     producer_id: int
@@ -79,14 +79,14 @@ class Run(NamedTuple):
     offset: int
 
 
-class Claim(NamedTuple):
+class FoundTrailer(NamedTuple):
     """A block trailer found by search, at `position` in the bytes passed.
 
     It is not verified against its records.
     """
 
     position: int
-    control: Control
+    trailer: BlockTrailer
 
 
 def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) -> Iterator[Block]:
@@ -102,8 +102,8 @@ def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) ->
     start, end = 0, len(plain)
     ordinal = -1
     while start < end:
-        at = control_position(plain, start)
-        trailer = _checked(plain, start, at, offset, log_id)
+        at = trailer_position(plain, start)
+        trailer = _decode_matching_trailer(plain, start, at, offset, log_id)
         if trailer.first_ordinal != ordinal and ordinal >= 0:
             raise BadRecord(
                 start, f"the block's first ordinal is {trailer.first_ordinal}, {ordinal} was expected"
@@ -115,10 +115,10 @@ def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) ->
             )
         yield Block(offset + start, records, trailer)
         ordinal = trailer.next_ordinal
-        start = at + CONTROL_SIZE
+        start = at + TRAILER_SIZE
 
 
-def control_position(data: Bytes, start: int) -> int:
+def trailer_position(data: Bytes, start: int) -> int:
     """Position of the trailer of the block at `start`: the first one in the chain of lengths.
 
     Raises Incomplete, BadRecord.
@@ -129,7 +129,7 @@ def control_position(data: Bytes, start: int) -> int:
     try:
         while True:
             length, flag = unpack(data, position)
-            if flag == FLAG_CONTROL:
+            if flag == FLAG_TRAILER:
                 return position
             if length > LENGTH_MAX:
                 raise BadRecord(
@@ -142,7 +142,7 @@ def control_position(data: Bytes, start: int) -> int:
         raise Incomplete(start, "no block trailer closes this block") from None
 
 
-def runs(block: Block) -> list[Run]:
+def producer_runs(block: Block) -> list[ProducerRun]:
     """Split a block into runs of one producer with consecutive sequences. Fillers end a run.
 
     Raises BadRecord if the record lengths do not match; those of a verified block do.
@@ -153,13 +153,13 @@ def runs(block: Block) -> list[Run]:
         return []
     record_size = HEADER_SIZE + LENGTH.unpack_from(data)[0]
     if size >= record_size * COLUMNS_COUNT_MIN and size % record_size == 0:
-        whole = _one_run(bytes(data), record_size, block.offset)
+        whole = _as_one_run(bytes(data), record_size, block.offset)
         if whole is not None:
             return [whole]
     return _runs_by_walk(block)
 
 
-def find_next_control(data: Buffer, start: int, *, offset: int, log_id: int) -> Claim | None:
+def find_next_trailer(data: Buffer, start: int, *, offset: int, log_id: int) -> FoundTrailer | None:
     """Find the first reliable block trailer after the damage at `start`; None if there is none.
 
     `data[0]` has the offset `offset`; a damaged block starts at `start`. A trailer is reliable if its own
@@ -167,12 +167,12 @@ def find_next_control(data: Buffer, start: int, *, offset: int, log_id: int) -> 
     `start`. One inside the block of a later trailer is part of a payload and is ignored: pass at least
     BLOCK_SPAN_MAX bytes after `start`, if available.
     """
-    stack: list[Claim] = []
-    for claim in controls_in(data, start, offset=offset, log_id=log_id):
-        begins = claim.control.offset - offset
+    stack: list[FoundTrailer] = []
+    for claim in trailers_in(data, start, offset=offset, log_id=log_id):
+        begins = claim.trailer.offset - offset
         if begins < start:
             continue
-        while stack and stack[-1].position + CONTROL_SIZE > begins:
+        while stack and stack[-1].position + TRAILER_SIZE > begins:
             stack.pop()
         stack.append(claim)
         if claim.position - start > BLOCK_SPAN_MAX:
@@ -180,33 +180,33 @@ def find_next_control(data: Buffer, start: int, *, offset: int, log_id: int) -> 
     return stack[0] if stack else None
 
 
-def controls_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterator[Claim]:
+def trailers_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterator[FoundTrailer]:
     """Yield the block trailers from `start` on with valid checksum and position, even forged ones."""
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
-    mark = control_mark(log_id)
-    found = plain.find(mark, start + CONTROL_MARK_POSITION)
+    mark = trailer_key(log_id)
+    found = plain.find(mark, start + TRAILER_KEY_POSITION)
     while found >= 0:
-        position = found - CONTROL_MARK_POSITION
+        position = found - TRAILER_KEY_POSITION
         found = plain.find(mark, found + 1)
         if (
-            position + CONTROL_SIZE > len(plain)
-            or LENGTH.unpack_from(plain, position)[0] != CONTROL_BODY.size
+            position + TRAILER_SIZE > len(plain)
+            or LENGTH.unpack_from(plain, position)[0] != TRAILER_BODY.size
         ):
             continue
         try:
-            trailer = decode_control(plain, position, log_id)
-        except BadControl:
+            trailer = decode_trailer(plain, position, log_id)
+        except BadBlockTrailer:
             continue
         if trailer.end == offset + position and trailer.size <= RECORD_SIZE_MAX:
-            yield Claim(position, trailer)
+            yield FoundTrailer(position, trailer)
 
 
-def _checked(data: Bytes, start: int, at: int, offset: int, log_id: int) -> Control:
+def _decode_matching_trailer(data: Bytes, start: int, at: int, offset: int, log_id: int) -> BlockTrailer:
     """Decode the trailer at `at`, which must describe exactly the block from `start` to `at`."""
     try:
-        trailer = decode_control(data, at, log_id)
+        trailer = decode_trailer(data, at, log_id)
     except BadRecord as error:
-        raise error.at(start) from None
+        raise error.with_position(start) from None
     if trailer.size != at - start:
         raise BadRecord(start, f"the block trailer covers {trailer.size} bytes, the block has {at - start}")
     if trailer.offset != offset + start:
@@ -218,36 +218,38 @@ def _leading_size(data: Bytes, start: int) -> int:
     """Size of the leading records from `start` on that have one size and kind; 0 if they are few."""
     # The low byte of the flag is part of the kind, so a trailer ends the sequence even if its size is the
     # same.
-    if len(data) - start < HEADER_SIZE or data[start + FLAG_LOW_POSITION] >= FLAG_CONTROL:
+    if len(data) - start < HEADER_SIZE or data[start + FLAG_LOW_POSITION] >= FLAG_TRAILER:
         return 0
     size = HEADER_SIZE + int(LENGTH.unpack_from(data, start)[0])
     end = min(len(data), start + BLOCK_SIZE_MAX)
     if end - start < size * COLUMNS_COUNT_MIN:
         return 0
-    if data[start + size + FLAG_LOW_POSITION] >= FLAG_CONTROL:
+    if data[start + size + FLAG_LOW_POSITION] >= FLAG_TRAILER:
         return 0  # a block of one record, as most of the catalog's: columns would read all that follows it, each time
-    return size * leading(data, start, end, size)
+    return size * count_leading(data, start, end, size)
 
 
-def _one_run(data: bytes, record_size: int, offset: int) -> Run | None:
+def _as_one_run(data: bytes, record_size: int, offset: int) -> ProducerRun | None:
     """Return all records of one size as one run, compared by columns.
 
     None if they are not one run.
     """
     size = len(data)
-    if not same_length(data, 0, size, record_size) or not plain_flags(data, 0, size, record_size):
+    if not sizes_are_equal(data, 0, size, record_size) or not has_no_special_flags(
+        data, 0, size, record_size
+    ):
         return None
     first_id = int.from_bytes(data[8:16], "big")
     count = size // record_size
-    if (first_id & SEQUENCE_MASK) + count > SEQUENCE_COUNT or not contiguous(
+    if (first_id & SEQUENCE_MASK) + count > SEQUENCE_COUNT or not ids_are_contiguous(
         data, 0, size, record_size, first_id
     ):
         return None
-    return Run(*split_id(first_id), count, offset)
+    return ProducerRun(*split_id(first_id), count, offset)
 
 
-def _runs_by_walk(block: Block) -> list[Run]:
-    found: list[Run] = []
+def _runs_by_walk(block: Block) -> list[ProducerRun]:
+    found: list[ProducerRun] = []
     unpack = _LENGTH_ID_FLAG.unpack_from
     data = block.data
     position, size = 0, len(data)
@@ -256,7 +258,7 @@ def _runs_by_walk(block: Block) -> list[Run]:
             first_position = position
             length, first_id, flag = unpack(data, position)
             position += HEADER_SIZE + length
-            if flag & (FLAG_FILLER | FLAG_CONTROL):
+            if flag & (FLAG_FILLER | FLAG_TRAILER):
                 continue
             producer_id, first_sequence = split_id(first_id)
             next_id = first_id + 1
@@ -267,7 +269,7 @@ def _runs_by_walk(block: Block) -> list[Run]:
                 next_id += 1
                 position += HEADER_SIZE + length
             count = next_id - first_id
-            found.append(Run(producer_id, first_sequence, count, block.offset + first_position))
+            found.append(ProducerRun(producer_id, first_sequence, count, block.offset + first_position))
     except StructError:
         raise Incomplete(first_position, "the records end inside a header") from None
     return found

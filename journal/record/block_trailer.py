@@ -12,14 +12,14 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from journal.record.format import FLAG_CONTROL, HEADER, HEADER_SIZE, BadRecord, Buffer, Incomplete
+from journal.record.format import FLAG_TRAILER, HEADER, HEADER_SIZE, BadRecord, Buffer, Incomplete
 
-CONTROL_BODY: Final = Struct(">HHIIIQIIQQQQQQ")
-CONTROL_SIZE: Final = HEADER_SIZE + CONTROL_BODY.size
-CONTROL_VERSION: Final = 1
-CONTROL_MARK: Final = Struct(">QI")
+TRAILER_BODY: Final = Struct(">HHIIIQIIQQQQQQ")
+TRAILER_SIZE: Final = HEADER_SIZE + TRAILER_BODY.size
+TRAILER_VERSION: Final = 1
+TRAILER_KEY: Final = Struct(">QI")
 """Id and flag, adjacent in a trailer's header: the bytes that a search compares."""
-CONTROL_MARK_POSITION: Final = 8
+TRAILER_KEY_POSITION: Final = 8
 
 BIT_MORE_FOLLOWS: Final = 1
 
@@ -32,30 +32,30 @@ SOURCE_SUCCESSION: Final = 4
 last sequence + 1 (0: it never sent).
 """
 
-_BODY_SIZE: Final = CONTROL_BODY.size
+_BODY_SIZE: Final = TRAILER_BODY.size
 _LENGTH: Final = _BODY_SIZE.to_bytes(4, "big")
-_LAST: Final = FLAG_CONTROL.to_bytes(1, "big")
-_LAST_POSITION: Final = CONTROL_MARK.size - 1
+_LAST: Final = FLAG_TRAILER.to_bytes(1, "big")
+_LAST_POSITION: Final = TRAILER_KEY.size - 1
 _RARE_SHIFT: Final = 10
 """A byte that occurs less than once in 1024 bytes is rare: one call per occurrence then costs less than the
 slow search.
 """
-CONTROL_RECORD: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
+TRAILER: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
 """Header and body in one: the fields of HEADER, then those of TRAILER_BODY."""
 
 
-class BadControl(BadRecord):
+class BadBlockTrailer(BadRecord):
     """No valid block trailer at `position`. `version` is set if a newer library wrote it."""
 
     def __init__(self, position: int, reason: str, version: int | None = None) -> None:
         super().__init__(position, reason)
         self.version = version
 
-    def at(self, position: int) -> BadControl:
-        return BadControl(position, self.reason, self.version)
+    def with_position(self, position: int) -> BadBlockTrailer:
+        return BadBlockTrailer(position, self.reason, self.version)
 
 
-class Control(NamedTuple):
+class BlockTrailer(NamedTuple):
     """Fields of a block trailer.
 
     `records` is the number of ordinals, `size` that of bytes since the previous trailer, `crc` their CRC-32,
@@ -68,7 +68,7 @@ class Control(NamedTuple):
     crc: int
     append_time: int
     epoch: int
-    forced: int
+    durable_offset: int
     first_ordinal: int
     offset: int
     more_follows: bool = False
@@ -85,7 +85,7 @@ class Control(NamedTuple):
     @property
     def next(self) -> int:
         """Offset after the block trailer, where the next block starts."""
-        return self.offset + self.size + CONTROL_SIZE
+        return self.offset + self.size + TRAILER_SIZE
 
     @property
     def next_ordinal(self) -> int:
@@ -93,17 +93,17 @@ class Control(NamedTuple):
         return self.first_ordinal + self.records
 
 
-def control_mark(log_id: int) -> bytes:
+def trailer_key(log_id: int) -> bytes:
     """The 12 bytes at TRAILER_KEY_POSITION of every block trailer of this log."""
-    return CONTROL_MARK.pack(log_id, FLAG_CONTROL)
+    return TRAILER_KEY.pack(log_id, FLAG_TRAILER)
 
 
-def holds_control_header(data: bytes | bytearray, log_id: int) -> bool:
+def contains_trailer_header(data: bytes | bytearray, log_id: int) -> bool:
     """True if a block trailer of this log may start anywhere in `data`: its header is there."""
     # The header bytes are mostly zeros, for which the search is slow. Its last byte is searched instead as
     # long as that byte is rare, as it is in zeros and in text.
-    mark = control_mark(log_id)
-    start, patience = CONTROL_MARK_POSITION, len(data) >> _RARE_SHIFT
+    mark = trailer_key(log_id)
+    start, patience = TRAILER_KEY_POSITION, len(data) >> _RARE_SHIFT
     while True:
         if patience >= 0:
             position = data.find(_LAST, start + _LAST_POSITION) - _LAST_POSITION
@@ -112,53 +112,55 @@ def holds_control_header(data: bytes | bytearray, log_id: int) -> bool:
             position = data.find(mark, start)
         if position < 0:
             return False
-        if data.startswith(mark, position) and data.startswith(_LENGTH, position - CONTROL_MARK_POSITION):
+        if data.startswith(mark, position) and data.startswith(_LENGTH, position - TRAILER_KEY_POSITION):
             return True
         start = position + 1
 
 
-def encode_control(log_id: int, control: Control) -> bytes:
+def encode_trailer(log_id: int, trailer: BlockTrailer) -> bytes:
     """Encode a block trailer with its header: TRAILER_SIZE bytes."""
-    body = CONTROL_BODY.pack(
-        CONTROL_VERSION,
-        BIT_MORE_FOLLOWS if control.more_follows else 0,
-        control.records,
-        control.size,
-        control.crc,
-        control.append_time,
-        control.epoch,
-        control.source_kind,
-        control.forced,
-        control.first_ordinal,
-        control.offset,
-        control.source_id,
-        control.source_high,
-        control.source_low,
+    body = TRAILER_BODY.pack(
+        TRAILER_VERSION,
+        BIT_MORE_FOLLOWS if trailer.more_follows else 0,
+        trailer.records,
+        trailer.size,
+        trailer.crc,
+        trailer.append_time,
+        trailer.epoch,
+        trailer.source_kind,
+        trailer.durable_offset,
+        trailer.first_ordinal,
+        trailer.offset,
+        trailer.source_id,
+        trailer.source_high,
+        trailer.source_low,
     )
-    return HEADER.pack(_BODY_SIZE, crc32(body), log_id, FLAG_CONTROL) + body
+    return HEADER.pack(_BODY_SIZE, crc32(body), log_id, FLAG_TRAILER) + body
 
 
-def decode_control(data: Buffer, position: int, log_id: int) -> Control:
+def decode_trailer(data: Buffer, position: int, log_id: int) -> BlockTrailer:
     """Decode the block trailer at `position`.
 
     Raises BadBlockTrailer, or Incomplete if the bytes end inside it.
     """
-    end = position + CONTROL_SIZE
+    end = position + TRAILER_SIZE
     if end > len(data):
         raise Incomplete(position, "the bytes end inside a block trailer")
     (length, checksum, id, flag, version, bits, records, size, crc, append_time, epoch, kind, durable, ordinal,
-     offset, source_id, source_high, source_low) = CONTROL_RECORD.unpack_from(data, position)  # fmt: skip
-    if flag != FLAG_CONTROL or length != _BODY_SIZE:
-        raise BadControl(position, f"flag {flag:#x} and length {length} are not a block trailer's")
+     offset, source_id, source_high, source_low) = TRAILER.unpack_from(data, position)  # fmt: skip
+    if flag != FLAG_TRAILER or length != _BODY_SIZE:
+        raise BadBlockTrailer(position, f"flag {flag:#x} and length {length} are not a block trailer's")
     if id != log_id:
-        raise BadControl(position, f"the block trailer is of log {id:#x}, this is log {log_id:#x}")
+        raise BadBlockTrailer(position, f"the block trailer is of log {id:#x}, this is log {log_id:#x}")
     if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:
-        raise BadControl(position, "the block trailer fails its own checksum")
-    if version != CONTROL_VERSION:
-        raise BadControl(position, f"block trailer version {version}, {CONTROL_VERSION} is known", version)
+        raise BadBlockTrailer(position, "the block trailer fails its own checksum")
+    if version != TRAILER_VERSION:
+        raise BadBlockTrailer(
+            position, f"block trailer version {version}, {TRAILER_VERSION} is known", version
+        )
     if bits & ~BIT_MORE_FOLLOWS:
-        raise BadControl(position, f"unknown block trailer bits {bits:#x}")
-    return Control(
+        raise BadBlockTrailer(position, f"unknown block trailer bits {bits:#x}")
+    return BlockTrailer(
         records,
         size,
         crc,

@@ -33,7 +33,7 @@ FLAG_ATTRIBUTE: Final = 0x01
 FLAG_CODEC_MASK: Final = 0x0E
 FLAG_TOMBSTONE: Final = 0x10
 FLAG_FILLER: Final = 0x20
-FLAG_CONTROL: Final = 0x40
+FLAG_TRAILER: Final = 0x40
 FLAG_RESERVED_MASK: Final = 0xF80
 FLAG_VERSION_MASK: Final = 0xF000
 FLAG_TAG_MASK: Final = 0xFFFF_0000
@@ -62,7 +62,7 @@ class BadRecord(JournalError):
         self.position = position
         self.reason = reason
 
-    def at(self, position: int) -> BadRecord:
+    def with_position(self, position: int) -> BadRecord:
         """Return the same error with another position."""
         return type(self)(position, self.reason)
 
@@ -147,7 +147,7 @@ def split_body(body: memoryview, flag: int) -> tuple[memoryview | None, memoryvi
     return body[ATTRIBUTE_SIZE.size : end], body[end:]
 
 
-def walk(data: Buffer) -> list[int]:
+def header_positions(data: Buffer) -> list[int]:
     """Return the position of every record in `data`, which must be whole records.
 
     Raises BadRecord.
@@ -185,7 +185,7 @@ def records_of(data: Buffer) -> Iterator[Record]:
         position += size
 
 
-def body_holds(data: Buffer, record: Record) -> bool:
+def checksum_matches(data: Buffer, record: Record) -> bool:
     """True if the body of `record` in `data` has the checksum in its header."""
     body = memoryview(data)[record.position + HEADER_SIZE : record.position + record.size]
     return crc32(body) == record.checksum
@@ -205,14 +205,14 @@ _FLAG_LOW_ALLOWED: Final = bytes((0, FLAG_ATTRIBUTE, FLAG_TOMBSTONE, FLAG_ATTRIB
 Bytes = bytes | bytearray
 
 
-def same_length(data: Bytes, start: int, end: int, size: int) -> bool:
+def sizes_are_equal(data: Bytes, start: int, end: int, size: int) -> bool:
     """True if the length in each header makes a record of `size` bytes."""
     count = (end - start) // size
     length = (size - HEADER_SIZE).to_bytes(4, "big")
     return all(data[start + n : end : size] == length[n : n + 1] * count for n in _LENGTH)
 
 
-def leading(data: Bytes, start: int, end: int, size: int) -> int:
+def count_leading(data: Bytes, start: int, end: int, size: int) -> int:
     """Number of leading records with this size and the same low byte of the flag.
 
     Headers start before `end`.
@@ -227,7 +227,7 @@ def leading(data: Bytes, start: int, end: int, size: int) -> int:
     return count
 
 
-def contiguous(data: Bytes, start: int, end: int, size: int, first_id: int) -> bool:
+def ids_are_contiguous(data: Bytes, start: int, end: int, size: int, first_id: int) -> bool:
     """True if the ids count up by one from `first_id`; sequences must not overflow."""
     count = (end - start) // size
     id = first_id.to_bytes(8, "big")
@@ -236,12 +236,12 @@ def contiguous(data: Bytes, start: int, end: int, size: int, first_id: int) -> b
             return False
     sequence = int.from_bytes(id[5:], "big")
     return all(
-        data[start + n : end : size] == _counting(sequence, count, shift)
+        data[start + n : end : size] == _counter_column(sequence, count, shift)
         for n, shift in zip(_SEQUENCE, (16, 8, 0), strict=True)
     )
 
 
-def client_flags(data: Bytes, start: int, end: int, size: int) -> bool:
+def has_only_client_flags(data: Bytes, start: int, end: int, size: int) -> bool:
     """True if every flag has only bits that a producer may set."""
     count = (end - start) // size
     if data[start + _FLAG_HIGH : end : size] != bytes(count):
@@ -249,12 +249,12 @@ def client_flags(data: Bytes, start: int, end: int, size: int) -> bool:
     return not data[start + FLAG_LOW_POSITION : end : size].translate(None, _FLAG_LOW_ALLOWED)
 
 
-def plain_flags(data: Bytes, start: int, end: int, size: int) -> bool:
+def has_no_special_flags(data: Bytes, start: int, end: int, size: int) -> bool:
     """True if no record is a filler or a block trailer."""
     return not data[start + FLAG_LOW_POSITION : end : size].translate(None, _EVERY_BYTE[:0x20])
 
 
-def _counting(first: int, count: int, shift: int) -> bytes:
+def _counter_column(first: int, count: int, shift: int) -> bytes:
     """One byte column (`shift` bits up) of the numbers from `first` on."""
     if not shift:
         low = first & 0xFF

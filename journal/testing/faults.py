@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from journal.disk import FULL_ERRORS, NO_DESCRIPTOR_ERRORS
 from journal.errors import Full
 
-FORCES = frozenset({"force", "force_folder", "sync", "sync_file"})
-KINDS = FORCES | {
+FSYNCS = frozenset({"force", "force_folder", "sync", "sync_file"})
+KINDS = FSYNCS | {
     "create",
     "folder",
     "list",
@@ -33,7 +33,7 @@ OPENS = frozenset({"open", "create", "lock"})
 
 
 @dataclass
-class Fault:
+class FaultRule:
     """One rule: calls `first` to `last` fail, counted from 1 since the rule was made.
 
     `last` None: all later ones.
@@ -49,7 +49,7 @@ class Fault:
     hit: int = 0
     """Number of failed calls."""
 
-    def strikes(self, kind: str, path: str) -> bool:
+    def matches(self, kind: str, path: str) -> bool:
         """Count a call; True if it must fail."""
         if kind != self.kind or self.path not in path:
             return False
@@ -67,11 +67,11 @@ class Faults:
         """Number of calls by kind, including failed ones."""
         self.before: Callable[[str, str], None] | None = None
         """Called with kind and path before every call: a slow disk sleeps, waits or advances a clock here."""
-        self._rules: list[Fault] = []
+        self._rules: list[FaultRule] = []
 
     def fail(
         self, kind: str, *, nth: int = 1, times: int | None = 1, error: int = errno.EIO, path: str = ""
-    ) -> Fault:
+    ) -> FaultRule:
         """Let `times` calls of `kind` fail with `error`, from the `nth` on whose path contains `path`.
 
         A failed fsync of a file loses its data, and the next one succeeds, as on Linux. `times=None`: all
@@ -79,13 +79,13 @@ class Faults:
         """
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no call of a disk: {', '.join(sorted(KINDS))}.")
-        rule = Fault(kind, nth, None if times is None else nth + times - 1, error, path)
+        rule = FaultRule(kind, nth, None if times is None else nth + times - 1, error, path)
         self._rules.append(rule)
         return rule
 
-    def short_write(self, size: int, *, nth: int = 1, times: int | None = 1, path: str = "") -> Fault:
+    def short_write(self, size: int, *, nth: int = 1, times: int | None = 1, path: str = "") -> FaultRule:
         """Let writes from the `nth` on accept only `size` bytes, and return that number."""
-        rule = Fault("write", nth, None if times is None else nth + times - 1, 0, path, size)
+        rule = FaultRule("write", nth, None if times is None else nth + times - 1, 0, path, size)
         self._rules.append(rule)
         return rule
 
@@ -103,15 +103,15 @@ class Faults:
         self.counts[kind] += 1
         short: int | None = None
         for rule in self._rules:
-            if rule.strikes(kind, path):
+            if rule.matches(kind, path):
                 if rule.short is None:
-                    _raise(rule.error, kind, path)
+                    _raise_error(rule.error, kind, path)
                 short = rule.short
         return short
 
 
-def _raise(error: int, kind: str, path: str) -> None:
-    if kind in FORCES:
+def _raise_error(error: int, kind: str, path: str) -> None:
+    if kind in FSYNCS:
         raise OSError(error, os.strerror(error), path)
     if error in FULL_ERRORS or (error in NO_DESCRIPTOR_ERRORS and kind in OPENS):
         raise Full(f"{path}: {os.strerror(error)}")

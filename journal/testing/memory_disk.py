@@ -32,7 +32,7 @@ sizes.
 Data: TypeAlias = bytes | bytearray
 
 
-class Change(NamedTuple):
+class PendingChange(NamedTuple):
     """One change of a file that is not durable yet.
 
     `data` is written at `position`; None: the size is set to `position`.
@@ -43,14 +43,14 @@ class Change(NamedTuple):
     data: bytes | None
 
 
-class Version(NamedTuple):
+class SectorVersion(NamedTuple):
     """The 512 bytes of a sector after change `number` (0: as of the last fsync)."""
 
     number: int
     data: bytes
 
 
-class Content:
+class FileContent:
     """The bytes of one file.
 
     `data` is what readers see, `durable` what is on the disk, `pending` the changes since the last fsync.
@@ -63,30 +63,30 @@ class Content:
     def __init__(self, durable: bytes = b"") -> None:
         self.data: Data = durable
         self.durable: Data = durable
-        self.pending: list[Change] = []
+        self.pending: list[PendingChange] = []
         self.lost: set[int] = set()
         self.errors = 0
         """Fsyncs that lost bytes."""
         self.reported = 0
         """Number of those errors that were reported; a file opened later reports only the others."""
-        self._image: ContentImage | None = None
+        self._image: FileImage | None = None
 
     def write(self, number: int, data: bytes, position: int) -> None:
         """Write `data` at `position`; a gap after the old end is filled with zeros."""
-        content = self._own()
+        content = self._writable_data()
         if position > len(content):
             content.extend(bytes(position - len(content)))
         content[position : position + len(data)] = data
-        self.pending.append(Change(number, position, data))
+        self.pending.append(PendingChange(number, position, data))
         self._image = None
 
     def truncate(self, number: int, size: int) -> None:
         """Truncate the file to `size` bytes, or extend it with zeros."""
-        _resize(self._own(), size)
-        self.pending.append(Change(number, size, None))
+        _resize(self._writable_data(), size)
+        self.pending.append(PendingChange(number, size, None))
         self._image = None
 
-    def force(self) -> None:
+    def fsync(self) -> None:
         """Make everything pending durable.
 
         Lost sectors become durable only if they were written again.
@@ -98,7 +98,7 @@ class Content:
             self.durable = self.data = bytes(self.data)
             self.pending = []
             return
-        touched = _touched(len(self.durable), self.pending)
+        touched = _all_changed_sectors(len(self.durable), self.pending)
         old = self.durable
         self.durable = bytearray(self.data)
         for sector in self.lost - touched:
@@ -109,22 +109,22 @@ class Content:
         self.lost -= touched
         self.pending = []
 
-    def lose(self) -> None:
+    def fail_fsync(self) -> None:
         """Let an fsync fail.
 
         Nothing pending becomes durable, and the system considers it clean all the same.
         """
-        self.lost |= _touched(len(self.durable), self.pending)
+        self.lost |= _all_changed_sectors(len(self.durable), self.pending)
         self.pending = []
         self.errors += 1
         self._image = None
 
-    def image(self) -> ContentImage:
+    def image(self) -> FileImage:
         """Return an immutable image of the current state."""
         if self._image is None:
             self.durable = bytes(self.durable)
             seen = bytes(self.data) if self.lost and self.pending else b""
-            self._image = ContentImage(self.durable, tuple(self.pending), frozenset(self.lost), seen)
+            self._image = FileImage(self.durable, tuple(self.pending), frozenset(self.lost), seen)
         return self._image
 
     def damage(self, position: int, data: bytes) -> None:
@@ -135,19 +135,19 @@ class Content:
             setattr(self, name, content)
         self._image = None
 
-    def _own(self) -> bytearray:
+    def _writable_data(self) -> bytearray:
         if not isinstance(self.data, bytearray):
             self.data = bytearray(self.data)
         return self.data
 
 
-class ContentImage:
+class FileImage:
     """A file at one moment, and the contents that a power loss could leave of it."""
 
     def __init__(
         self,
         durable: bytes,
-        pending: tuple[Change, ...],
+        pending: tuple[PendingChange, ...],
         lost: frozenset[int] = frozenset(),
         seen: bytes = b"",
     ) -> None:
@@ -155,13 +155,13 @@ class ContentImage:
         self.pending = pending
         self._lost = lost
         self._seen = seen
-        self._versions: dict[int, list[Version]] | None = None
+        self._versions: dict[int, list[SectorVersion]] | None = None
         self._sizes: list[tuple[int, int]] = []
         self.contents: dict[tuple[int, ...], tuple[bytes, bytes]] = {}
         """Contents already built, by their choices, with their digests."""
 
     @property
-    def versions(self) -> dict[int, list[Version]]:
+    def versions(self) -> dict[int, list[SectorVersion]]:
         """Versions of every sector that has more than one, oldest first."""
         if self._versions is None:
             self._versions, self._sizes = self._replay()
@@ -174,11 +174,11 @@ class ContentImage:
             self._versions, self._sizes = self._replay()
         return self._sizes
 
-    def _replay(self) -> tuple[dict[int, list[Version]], list[tuple[int, int]]]:
+    def _replay(self) -> tuple[dict[int, list[SectorVersion]], list[tuple[int, int]]]:
         cache = bytearray(self.durable)
         if self._lost and self.pending:
-            self._show_lost(cache)
-        versions: dict[int, list[Version]] = {}
+            self._restore_lost(cache)
+        versions: dict[int, list[SectorVersion]] = {}
         sizes = [(0, len(self.durable))]
         for change in self.pending:
             before = len(cache)
@@ -188,13 +188,13 @@ class ContentImage:
                 if change.position > before:
                     cache.extend(bytes(change.position - before))
                 cache[change.position : change.position + len(change.data)] = change.data
-            for sector in _sectors(before, change):
+            for sector in _changed_sectors(before, change):
                 self._add_version(versions, sector, change.number, cache)
             sizes.extend((change.number, size) for size in _pages_between(before, len(cache)))
             sizes.append((change.number, len(cache)))
-        return {sector: list_ for sector, list_ in versions.items() if len(list_) > 1}, _distinct(sizes)
+        return {sector: list_ for sector, list_ in versions.items() if len(list_) > 1}, _distinct_sizes(sizes)
 
-    def _show_lost(self, cache: bytearray) -> None:
+    def _restore_lost(self, cache: bytearray) -> None:
         """Copy sectors lost by a failed fsync to the cache as they were written.
 
         Pending changes are applied on top.
@@ -207,16 +207,16 @@ class ContentImage:
             cache[first : first + len(shown)] = shown
 
     def _add_version(
-        self, versions: dict[int, list[Version]], sector: int, number: int, cache: bytearray
+        self, versions: dict[int, list[SectorVersion]], sector: int, number: int, cache: bytearray
     ) -> None:
         first = sector * SECTOR_BYTES
         known = versions.get(sector)
         if known is None:
             forced = self.durable[first : first + SECTOR_BYTES].ljust(SECTOR_BYTES, b"\0")
-            known = versions[sector] = [Version(0, forced)]
+            known = versions[sector] = [SectorVersion(0, forced)]
         now = bytes(cache[first : first + SECTOR_BYTES]).ljust(SECTOR_BYTES, b"\0")
         if known[-1].data != now:
-            known.append(Version(number, now))
+            known.append(SectorVersion(number, now))
 
 
 def _pages_between(before: int, after: int) -> range:
@@ -224,7 +224,7 @@ def _pages_between(before: int, after: int) -> range:
     return range((before // PAGE_BYTES + 1) * PAGE_BYTES, after, PAGE_BYTES)
 
 
-def _distinct(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _distinct_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     kept = [sizes[0]]
     for number, size in sizes[1:]:
         if size != kept[-1][1]:
@@ -239,17 +239,17 @@ def _resize(content: bytearray, size: int) -> None:
         content.extend(bytes(size - len(content)))
 
 
-def _sectors(size_before: int, change: Change) -> range:
+def _changed_sectors(size_before: int, change: PendingChange) -> range:
     """Sectors whose bytes a change may modify."""
     if change.data is None:
         return range(change.position // SECTOR_BYTES, -(-size_before // SECTOR_BYTES))
     return range(change.position // SECTOR_BYTES, -(-(change.position + len(change.data)) // SECTOR_BYTES))
 
 
-def _touched(size: int, changes: list[Change]) -> set[int]:
+def _all_changed_sectors(size: int, changes: list[PendingChange]) -> set[int]:
     touched: set[int] = set()
     for change in changes:
-        touched.update(_sectors(size, change))
+        touched.update(_changed_sectors(size, change))
         size = change.position if change.data is None else max(size, change.position + len(change.data))
     return touched
 
@@ -282,7 +282,7 @@ class SimulatedDisk:
         self.open_files: set[SimulatedFile] = set()
         self.digest = b""
         """Identifies the state of a disk after a power loss: equal digests mean equal names and bytes."""
-        self.tree = Tree()
+        self.tree = FolderTree()
         self.mutex = threading.RLock()
         self.number = 0
         """Number of calls that changed something."""
@@ -298,8 +298,8 @@ class SimulatedDisk:
     def create(self, path: str) -> SimulatedFile:
         with self.mutex:
             self.faults.check("create", path)
-            self._take_descriptor(path)
-            content = Content()
+            self._check_descriptors(path)
+            content = FileContent()
             self.tree.add(self.next_number(), path, content)
             file = SimulatedFile(self, content, path, True)
         self.changed("create", path)
@@ -309,7 +309,7 @@ class SimulatedDisk:
         return self.tree.find(path) is not None
 
     def is_folder(self, path: str) -> bool:
-        return isinstance(self.tree.find(path), Folder)
+        return isinstance(self.tree.find(path), SimulatedFolder)
 
     def list(self, path: str) -> list[str]:
         self.faults.check("list", path)
@@ -318,14 +318,14 @@ class SimulatedDisk:
     def make_folder(self, path: str) -> None:
         with self.mutex:
             self.faults.check("folder", path)
-            self.tree.add(self.next_number(), path, Folder())
+            self.tree.add(self.next_number(), path, SimulatedFolder())
         self.changed("folder", path)
 
     def remove_folder(self, path: str) -> None:
         with self.mutex:
             self.faults.check("folder", path)
             if self.tree.folder(path).entries:
-                raise failure(errno.ENOTEMPTY, path)
+                raise system_error(errno.ENOTEMPTY, path)
             self.tree.remove(self.next_number(), path)
         self.changed("folder", path)
 
@@ -345,15 +345,15 @@ class SimulatedDisk:
     def force_folder(self, path: str) -> None:
         with self.mutex:
             self.faults.check("force_folder", path)
-            self.tree.force(self.tree.folder(path))
+            self.tree.fsync(self.tree.folder(path))
         self.changed("force_folder", path)
 
     def open_anchor(self, path: str) -> SimulatedFile:
         with self.mutex:
             self.faults.check("open", path)
             self.tree.folder(path)
-            self._take_descriptor(path)
-            anchor = SimulatedFile(self, Content(), path, False)
+            self._check_descriptors(path)
+            anchor = SimulatedFile(self, FileContent(), path, False)
             anchor.errors_seen = self._sync_errors
         return anchor
 
@@ -371,14 +371,14 @@ class SimulatedDisk:
                 try:
                     self.faults.check("sync_file", path)
                 except OSError:
-                    content.lose()
+                    content.fail_fsync()
                     self._sync_errors += 1
                 else:
-                    content.force()
-            self.tree.force(None)
+                    content.fsync()
+            self.tree.fsync(None)
             if anchor.errors_seen != self._sync_errors:
                 anchor.errors_seen = self._sync_errors
-                raise failure(errno.EIO, anchor.path)
+                raise system_error(errno.EIO, anchor.path)
         self.changed("sync", anchor.path)
 
     def free_space(self, path: str) -> int:
@@ -394,7 +394,7 @@ class SimulatedDisk:
             if path in self._locks:
                 raise Locked(path)
             if not self.exists(path):
-                self.tree.add(self.next_number(), path, Content())
+                self.tree.add(self.next_number(), path, FileContent())
             self._locks.add(path)
         return SimulatedLock(self._locks, path)
 
@@ -418,16 +418,16 @@ class SimulatedDisk:
         with self.mutex:
             if self.exists(path):
                 self.tree.remove(self.next_number(), path)
-            self.tree.add(self.next_number(), path, Content(data))
-            self.tree.force(None)
+            self.tree.add(self.next_number(), path, FileContent(data))
+            self.tree.fsync(None)
 
     def damage(self, path: str, position: int, data: bytes) -> None:
         """Overwrite bytes for readers and on the disk, without an error."""
         self.tree.file(path).damage(position, data)
 
-    def all_files(self) -> Sequence[tuple[str, Content]]:
+    def all_files(self) -> Sequence[tuple[str, FileContent]]:
         """Every file by path, and open files without a name."""
-        named = [(path, node) for path, node in walk(self.tree.root) if isinstance(node, Content)]
+        named = [(path, node) for path, node in walk_tree(self.tree.root) if isinstance(node, FileContent)]
         known = {id(content) for _, content in named}
         orphans = {id(file.content): (file.path, file.content) for file in self.open_files}
         return named + [found for key, found in orphans.items() if key not in known]
@@ -450,10 +450,10 @@ class SimulatedDisk:
         with self.mutex:
             self.faults.check("open", path)
             content = self.tree.file(path)
-            self._take_descriptor(path)
+            self._check_descriptors(path)
             return SimulatedFile(self, content, path, writable)
 
-    def _take_descriptor(self, path: str) -> None:
+    def _check_descriptors(self, path: str) -> None:
         if self.descriptors_max is not None and len(self.open_files) >= self.descriptors_max:
             raise Full(f"{path}: {os.strerror(errno.EMFILE)}")
 
@@ -461,7 +461,7 @@ class SimulatedDisk:
 class SimulatedFile:
     """A `journal.disk.File` of a `SimulatedDisk`."""
 
-    def __init__(self, disk: SimulatedDisk, content: Content, path: str, writable: bool) -> None:
+    def __init__(self, disk: SimulatedDisk, content: FileContent, path: str, writable: bool) -> None:
         self.path = path
         self.content = content
         self.errors_seen = content.reported
@@ -479,7 +479,7 @@ class SimulatedFile:
     def pread(self, size: int, position: int) -> bytes:
         self._check("read")
         if size < 0 or position < 0:  # as the system refuses it; a slice would count from the end
-            raise failure(errno.EINVAL, self.path)
+            raise system_error(errno.EINVAL, self.path)
         return bytes(self.content.data[position : position + size])
 
     def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
@@ -493,11 +493,11 @@ class SimulatedFile:
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
         if len(buffers) > BUFFERS_MAX:
-            raise failure(errno.EINVAL, self.path)
+            raise system_error(errno.EINVAL, self.path)
         with self._disk.mutex:
             short = self._check("write", writing=True)
             data = b"".join(buffers)
-            data = data[: self._room(len(data), position)]
+            data = data[: self._writable_size(len(data), position)]
             if short is not None:
                 data = data[:short]
             if data:
@@ -510,20 +510,20 @@ class SimulatedFile:
             try:
                 self._check("force")
             except OSError:
-                self.content.lose()
-                self._told()
+                self.content.fail_fsync()
+                self._set_reported()
                 raise
-            self.content.force()
+            self.content.fsync()
             if self.errors_seen != self.content.errors:
-                self._told()
-                raise failure(errno.EIO, self.path)
+                self._set_reported()
+                raise system_error(errno.EIO, self.path)
         self._disk.changed("force", self.path)
 
     def truncate(self, size: int) -> None:
         with self._disk.mutex:
             self._check("truncate", writing=True)
             if size > len(self.content.data):
-                self._room(0, size)
+                self._writable_size(0, size)
             self.content.truncate(self._disk.next_number(), size)
         self._disk.changed("truncate", self.path)
 
@@ -536,15 +536,15 @@ class SimulatedFile:
             if self.content.pending and not shared:
                 self._disk.closed_unforced.append(self.path)
 
-    def _told(self) -> None:
+    def _set_reported(self) -> None:
         self.errors_seen = self.content.reported = self.content.errors
 
     def _check(self, kind: str, *, writing: bool = False) -> int | None:
         if self not in self._disk.open_files or (writing and not self._writable):
-            raise failure(errno.EBADF, self.path)
+            raise system_error(errno.EBADF, self.path)
         return self._disk.faults.check(kind, self.path)
 
-    def _room(self, size: int, position: int) -> int:
+    def _writable_size(self, size: int, position: int) -> int:
         """How many of `size` bytes at `position` fit on the disk; raises `Full` if none do."""
         if self._disk.space_bytes is None:
             return size
@@ -566,127 +566,134 @@ class SimulatedLock:
 
 
 @dataclass(eq=False)
-class Folder:
+class SimulatedFolder:
     """A folder: its visible entries, and the durable ones."""
 
     entries: dict[str, Node] = field(default_factory=dict)
     durable: dict[str, Node] = field(default_factory=dict)
 
 
-Node: TypeAlias = Content | Folder
-EntriesOf: TypeAlias = Callable[[Folder], dict[str, Node]]
+Node: TypeAlias = FileContent | SimulatedFolder
+EntriesOf: TypeAlias = Callable[[SimulatedFolder], dict[str, Node]]
 
 
-class Entry(NamedTuple):
+class EntryChange(NamedTuple):
     """Change of a folder entry: `name` in `folder` now is `node`; None: `old` was removed."""
 
-    folder: Folder
+    folder: SimulatedFolder
     name: str
     node: Node | None
     old: Node | None
 
 
-class Operation(NamedTuple):
+class FolderOperation(NamedTuple):
     """A change of folders that is not durable: a power loss leaves all of its entries or none."""
 
     number: int
-    entries: tuple[Entry, ...]
+    entries: tuple[EntryChange, ...]
 
-    def touches(self, folder: Folder) -> bool:
+    def affects(self, folder: SimulatedFolder) -> bool:
         return any(entry.folder is folder for entry in self.entries)
 
 
-class Tree:
+class FolderTree:
     """The folders and names of a disk. Paths are split at "/"; "" is the root."""
 
-    def __init__(self, root: Folder | None = None) -> None:
-        self.root = root or Folder()
-        self.pending: list[Operation] = []
+    def __init__(self, root: SimulatedFolder | None = None) -> None:
+        self.root = root or SimulatedFolder()
+        self.pending: list[FolderOperation] = []
 
     def find(self, path: str) -> Node | None:
         """Return the file or folder at `path`, or None."""
         node: Node = self.root
-        for name in parts(path):
-            if not isinstance(node, Folder) or name not in node.entries:
+        for name in path_names(path):
+            if not isinstance(node, SimulatedFolder) or name not in node.entries:
                 return None
             node = node.entries[name]
         return node
 
-    def file(self, path: str) -> Content:
+    def file(self, path: str) -> FileContent:
         """Return the file at `path`. Raises the OSError that the system would raise."""
         node = self.find(path)
         if node is None:
-            raise failure(errno.ENOENT, path)
-        if isinstance(node, Folder):
-            raise failure(errno.EISDIR, path)
+            raise system_error(errno.ENOENT, path)
+        if isinstance(node, SimulatedFolder):
+            raise system_error(errno.EISDIR, path)
         return node
 
-    def folder(self, path: str) -> Folder:
+    def folder(self, path: str) -> SimulatedFolder:
         """Return the folder at `path`. Raises the OSError that the system would raise."""
         node = self.find(path)
         if node is None:
-            raise failure(errno.ENOENT, path)
-        if not isinstance(node, Folder):
-            raise failure(errno.ENOTDIR, path)
+            raise system_error(errno.ENOENT, path)
+        if not isinstance(node, SimulatedFolder):
+            raise system_error(errno.ENOTDIR, path)
         return node
 
     def add(self, number: int, path: str, node: Node) -> None:
         """Add a name. Raises FileExistsError."""
-        folder, name = self._place(path)
+        folder, name = self._parent_and_name(path)
         if name in folder.entries:
-            raise failure(errno.EEXIST, path)
+            raise system_error(errno.EEXIST, path)
         folder.entries[name] = node
-        self.pending.append(Operation(number, (Entry(folder, name, node, None),)))
+        self.pending.append(FolderOperation(number, (EntryChange(folder, name, node, None),)))
 
     def remove(self, number: int, path: str) -> None:
         """Remove a name."""
-        folder, name = self._place(path)
+        folder, name = self._parent_and_name(path)
         old = folder.entries.pop(name)
-        self.pending.append(Operation(number, (Entry(folder, name, None, old),)))
+        self.pending.append(FolderOperation(number, (EntryChange(folder, name, None, old),)))
 
     def rename(self, number: int, source: str, target: str) -> None:
         """Rename, replacing a file at `target`. Raises the OSError that the system would raise."""
-        old_folder, old_name = self._place(source)
-        new_folder, new_name = self._place(target)
+        old_folder, old_name = self._parent_and_name(source)
+        new_folder, new_name = self._parent_and_name(target)
         node = old_folder.entries.get(old_name)
         if node is None:
-            raise failure(errno.ENOENT, source)
+            raise system_error(errno.ENOENT, source)
         replaced = new_folder.entries.get(new_name)
-        if isinstance(replaced, Folder) and replaced.entries:
-            raise failure(errno.ENOTEMPTY, target)
-        if replaced is not None and isinstance(replaced, Folder) != isinstance(node, Folder):
-            raise failure(errno.EISDIR if isinstance(replaced, Folder) else errno.ENOTDIR, target)
+        if isinstance(replaced, SimulatedFolder) and replaced.entries:
+            raise system_error(errno.ENOTEMPTY, target)
+        if replaced is not None and isinstance(replaced, SimulatedFolder) != isinstance(
+            node, SimulatedFolder
+        ):
+            raise system_error(
+                errno.EISDIR if isinstance(replaced, SimulatedFolder) else errno.ENOTDIR, target
+            )
         del old_folder.entries[old_name]
         new_folder.entries[new_name] = node
-        entries = (Entry(old_folder, old_name, None, node), Entry(new_folder, new_name, node, replaced))
-        self.pending.append(Operation(number, entries))
+        entries = (
+            EntryChange(old_folder, old_name, None, node),
+            EntryChange(new_folder, new_name, node, replaced),
+        )
+        self.pending.append(FolderOperation(number, entries))
 
-    def force(self, folder: Folder | None) -> None:
+    def fsync(self, folder: SimulatedFolder | None) -> None:
         """Make the pending operations of `folder` (None: all) durable, with those that they depend on."""
-        chosen = self.pending if folder is None else _closure(self.pending, folder)
+        chosen = self.pending if folder is None else _with_dependencies(self.pending, folder)
         for operation in chosen:
-            apply(operation, lambda changed: changed.durable)
+            apply_operation(operation, lambda changed: changed.durable)
         reached = {operation.number for operation in chosen}
         self.pending = [operation for operation in self.pending if operation.number not in reached]
 
-    def _place(self, path: str) -> tuple[Folder, str]:
-        names = parts(path)
+    def _parent_and_name(self, path: str) -> tuple[SimulatedFolder, str]:
+        names = path_names(path)
         if not names:
-            raise failure(errno.EBUSY, path)
+            raise system_error(errno.EBUSY, path)
         return self.folder("/".join(names[:-1])), names[-1]
 
 
-def parts(path: str) -> list[str]:
+def path_names(path: str) -> list[str]:
     """The names in a path."""
     return [name for name in path.split("/") if name]
 
 
-def failure(number: int, path: str) -> OSError:
+def system_error(number: int, path: str) -> OSError:
     """Return the error that the system would raise."""
     return OSError(number, os.strerror(number), path)
 
 
-def apply(operation: Operation, entries_of: EntriesOf) -> None:
+def apply_operation(operation: FolderOperation, entries_of: EntriesOf) -> None:
     """Apply an operation to the entries that `entries_of` returns for a folder.
 
     A removal is skipped if the name now refers to another file or folder.
@@ -699,21 +706,21 @@ def apply(operation: Operation, entries_of: EntriesOf) -> None:
             entries.pop(entry.name, None)
 
 
-def walk(folder: Folder, path: str = "") -> Iterator[tuple[str, Node]]:
+def walk_tree(folder: SimulatedFolder, path: str = "") -> Iterator[tuple[str, Node]]:
     """Yield every visible path in a folder, folders before their contents, sorted."""
     for name, node in sorted(folder.entries.items()):
         yield f"{path}{name}", node
-        if isinstance(node, Folder):
-            yield from walk(node, f"{path}{name}/")
+        if isinstance(node, SimulatedFolder):
+            yield from walk_tree(node, f"{path}{name}/")
 
 
-def _closure(pending: Iterable[Operation], folder: Folder) -> list[Operation]:
+def _with_dependencies(pending: Iterable[FolderOperation], folder: SimulatedFolder) -> list[FolderOperation]:
     """The operations of `folder`, and all earlier ones on the same names."""
-    chosen: list[Operation] = []
+    chosen: list[FolderOperation] = []
     names: set[tuple[int, str]] = set()
     for operation in reversed(list(pending)):
         keys = {(id(entry.folder), entry.name) for entry in operation.entries}
-        if operation.touches(folder) or keys & names:
+        if operation.affects(folder) or keys & names:
             chosen.append(operation)
             names |= keys
     return chosen[::-1]
@@ -726,7 +733,7 @@ CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
 """Probabilities, one per draw, that a change after the draw's prefix is durable."""
 
 
-class Choice(NamedTuple):
+class CrashChoice(NamedTuple):
     """One possible state: durable operations, and per file (size, version of each sector)."""
 
     operations: tuple[bool, ...]
@@ -743,10 +750,10 @@ class Moment:
     def __init__(self, disk: SimulatedDisk) -> None:
         with disk.mutex:
             self.root = disk.tree.root
-            self.operations: tuple[Operation, ...] = tuple(disk.tree.pending)
+            self.operations: tuple[FolderOperation, ...] = tuple(disk.tree.pending)
             self.number = disk.number
-            self._entries: dict[Folder, dict[str, Node]] = {}
-            self._images: dict[Content, ContentImage] = {}
+            self._entries: dict[SimulatedFolder, dict[str, Node]] = {}
+            self._images: dict[FileContent, FileImage] = {}
             self._collect()
         self._changed = [(content, image) for content, image in self._images.items() if image.pending]
 
@@ -770,13 +777,13 @@ class Moment:
             return self.build(self._prefix(self.number))
         return self.build(self._draw(generator or random.Random(0)))
 
-    def choices(self, limit: int, generator: random.Random) -> Iterator[Choice]:
+    def choices(self, limit: int, generator: random.Random) -> Iterator[CrashChoice]:
         """Yield all choices if there are at most `limit`, else a sample.
 
         A sample has all prefixes of the changes, then random draws.
         """
         if self.count() <= limit:
-            yield from self._all()
+            yield from self._all_choices()
             return
         numbers = {operation.number for operation in self.operations}
         numbers.update(change.number for _, image in self._changed for change in image.pending)
@@ -785,21 +792,21 @@ class Moment:
         for _ in range(limit * ATTEMPTS_PER_STATE):
             yield self._draw(generator)
 
-    def build(self, choice: Choice) -> SimulatedDisk:
+    def build(self, choice: CrashChoice) -> SimulatedDisk:
         """Build the disk that `choice` leaves; its `digest` identifies the state."""
         entries = self._entries
         if any(choice.operations):
             entries = {folder: dict(names) for folder, names in entries.items()}
             for operation, reached in zip(self.operations, choice.operations, strict=True):
                 if reached:
-                    apply(operation, entries.__getitem__)
+                    apply_operation(operation, entries.__getitem__)
         contents = {
-            content: self._content(image, chosen)
+            content: self._file_content(image, chosen)
             for (content, image), chosen in zip(self._changed, choice.files, strict=True)
         }
         disk = SimulatedDisk()
         digest = hashlib.blake2b(digest_size=16)
-        self._plant(self.root, disk.tree.root, entries, contents, digest)
+        self._copy_folder(self.root, disk.tree.root, entries, contents, digest)
         disk.digest = digest.digest()
         return disk
 
@@ -813,19 +820,19 @@ class Moment:
                     nodes.append(entry.node)
         while nodes:
             node = nodes.pop()
-            if isinstance(node, Content):
+            if isinstance(node, FileContent):
                 if node not in self._images:
                     self._images[node] = node.image()
             elif node not in self._entries:
                 self._entries[node] = dict(node.durable)
                 nodes.extend(node.durable.values())
 
-    def _plant(
+    def _copy_folder(
         self,
-        old: Folder,
-        new: Folder,
-        entries: dict[Folder, dict[str, Node]],
-        contents: dict[Content, tuple[bytes, bytes]],
+        old: SimulatedFolder,
+        new: SimulatedFolder,
+        entries: dict[SimulatedFolder, dict[str, Node]],
+        contents: dict[FileContent, tuple[bytes, bytes]],
         digest: hashlib.blake2b,
     ) -> None:
         """Copy a folder of the state to the new disk, with everything in it."""
@@ -833,48 +840,52 @@ class Moment:
         for name in sorted(names):
             node = names[name]
             digest.update(name.encode())
-            if isinstance(node, Folder):
-                folder = new.entries[name] = Folder()
+            if isinstance(node, SimulatedFolder):
+                folder = new.entries[name] = SimulatedFolder()
                 digest.update(b"/{")
-                self._plant(node, folder, entries, contents, digest)
+                self._copy_folder(node, folder, entries, contents, digest)
                 digest.update(b"}")
             else:
-                data, data_digest = contents.get(node) or self._content(self._images[node], ())
-                new.entries[name] = Content(data)
+                data, data_digest = contents.get(node) or self._file_content(self._images[node], ())
+                new.entries[name] = FileContent(data)
                 digest.update(data_digest)
         new.durable = dict(new.entries)
 
-    def _content(self, image: ContentImage, chosen: tuple[int, ...]) -> tuple[bytes, bytes]:
+    def _file_content(self, image: FileImage, chosen: tuple[int, ...]) -> tuple[bytes, bytes]:
         """Bytes that a choice leaves of a file, and their digest. () means the durable content."""
         found = image.contents.get(chosen)
         if found is None:
-            data = _assemble(image, chosen) if chosen else image.durable
+            data = _build_content(image, chosen) if chosen else image.durable
             found = image.contents[chosen] = data, b"\0" + hashlib.blake2b(data, digest_size=16).digest()
         return found
 
-    def _all(self) -> Iterator[Choice]:
-        files = [_all_of_file(image) for _, image in self._changed]
+    def _all_choices(self) -> Iterator[CrashChoice]:
+        files = [_all_file_choices(image) for _, image in self._changed]
         for reached in itertools.product((False, True), repeat=len(self.operations)):
             for chosen in itertools.product(*files):
-                yield Choice(reached, chosen)
+                yield CrashChoice(reached, chosen)
 
-    def _prefix(self, number: int) -> Choice:
+    def _prefix(self, number: int) -> CrashChoice:
         """The choice in which every change up to `number` is durable and no later one."""
         files = tuple(
-            (_size_at(image, number), *(_at(versions, number) for versions in image.versions.values()))
+            (
+                _size_at(image, number),
+                *(_version_at(versions, number) for versions in image.versions.values()),
+            )
             for _, image in self._changed
         )
-        return Choice(tuple(operation.number <= number for operation in self.operations), files)
+        return CrashChoice(tuple(operation.number <= number for operation in self.operations), files)
 
-    def _draw(self, generator: random.Random) -> Choice:
+    def _draw(self, generator: random.Random) -> CrashChoice:
         """Draw a prefix of the changes, and any later ones at random."""
         number = generator.randint(0, self.number) if generator.random() < 0.5 else 0
         chance = generator.choice(CHANCES)
         operations = tuple(
             operation.number <= number or generator.random() < chance for operation in self.operations
         )
-        return Choice(
-            operations, tuple(_draw(image, number, chance, generator) for _, image in self._changed)
+        return CrashChoice(
+            operations,
+            tuple(_draw_file_choice(image, number, chance, generator) for _, image in self._changed),
         )
 
 
@@ -896,7 +907,7 @@ def crash_states(
                 return
 
 
-def _assemble(image: ContentImage, chosen: tuple[int, ...]) -> bytes:
+def _build_content(image: FileImage, chosen: tuple[int, ...]) -> bytes:
     size, *versions = chosen
     data = bytearray(image.durable)
     for (sector, known), index in zip(image.versions.items(), versions, strict=True):
@@ -907,13 +918,13 @@ def _assemble(image: ContentImage, chosen: tuple[int, ...]) -> bytes:
     return bytes(data[:size]).ljust(size, b"\0")
 
 
-def _all_of_file(image: ContentImage) -> list[tuple[int, ...]]:
+def _all_file_choices(image: FileImage) -> list[tuple[int, ...]]:
     sizes = sorted({size for _, size in image.sizes})
     versions = [range(len(known)) for known in image.versions.values()]
     return list(itertools.product(sizes, *versions))
 
 
-def _at(versions: list[Version], number: int) -> int:
+def _version_at(versions: list[SectorVersion], number: int) -> int:
     """Index of the last version made by change `number` or an earlier one."""
     index = 0
     while index + 1 < len(versions) and versions[index + 1].number <= number:
@@ -921,16 +932,18 @@ def _at(versions: list[Version], number: int) -> int:
     return index
 
 
-def _size_at(image: ContentImage, number: int) -> int:
+def _size_at(image: FileImage, number: int) -> int:
     return [size for changed, size in image.sizes if changed <= number][-1]
 
 
-def _draw(image: ContentImage, number: int, chance: float, generator: random.Random) -> tuple[int, ...]:
+def _draw_file_choice(
+    image: FileImage, number: int, chance: float, generator: random.Random
+) -> tuple[int, ...]:
     chosen = [_size_at(image, number)]
     if generator.random() < chance:
         chosen[0] = generator.choice([size for changed, size in image.sizes if changed >= number] or chosen)
     for versions in image.versions.values():
-        index = _at(versions, number)
+        index = _version_at(versions, number)
         if generator.random() < chance:
             index = generator.randint(index, len(versions) - 1)
         chosen.append(index)

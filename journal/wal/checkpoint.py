@@ -23,14 +23,14 @@ from zlib import crc32
 
 from journal import filenames
 from journal.disk import Disk, File, write_all
-from journal.dual_slot_file import SLOT_SIZE, Slots
+from journal.dual_slot_file import SLOT_SIZE, DualSlotFile
 from journal.errors import Corrupt, NewerFormat
 
 VERSION: Final = 1
 CHECKPOINT_HEAD: Final = Struct(">HHQQQQ")
 POINTER: Final = Struct(">QQ")
 
-KEPT: Final = 2
+SNAPSHOTS_KEPT: Final = 2
 """Valid snapshots: the newest, and the previous one in case the newest cannot be read."""
 
 REWRITE_SECONDS: Final = 1.0
@@ -39,68 +39,70 @@ torn tail.
 """
 
 
-class Pointer(NamedTuple):
+class SnapshotPointer(NamedTuple):
     """A valid snapshot: its number, and the LSN from which the journal must be replayed after it."""
 
     number: int
-    place: int
+    lsn: int
 
 
-class Checkpoint(NamedTuple):
+class JournalCheckpoint(NamedTuple):
     """Checkpoint of the transaction journal, with at most two snapshots, newest first."""
 
     journal_id: int
     salt: int
-    forced: int
+    durable_lsn: int
     file_number: int
-    snapshots: tuple[Pointer, ...]
+    snapshots: tuple[SnapshotPointer, ...]
 
 
-def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+def encode_checkpoint(checkpoint: JournalCheckpoint) -> bytes:
     """Encode the payload of a slot."""
     *numbers, snapshots = checkpoint
     head = CHECKPOINT_HEAD.pack(VERSION, len(snapshots), *numbers)
     return head + b"".join(POINTER.pack(*pointer) for pointer in snapshots)
 
 
-def decode_checkpoint(data: bytes, path: str) -> Checkpoint:
+def decode_checkpoint(data: bytes, path: str) -> JournalCheckpoint:
     """Decode the payload of a slot. Raises NewerFormat, Corrupt."""
     if len(data) < CHECKPOINT_HEAD.size:
         raise Corrupt(path, 0, len(data), "shorter than its fixed part")
     version, count, journal_id, salt, durable_lsn, number = CHECKPOINT_HEAD.unpack_from(data)
     if version > VERSION:
         raise NewerFormat(path, version, VERSION)
-    if CHECKPOINT_HEAD.size + count * POINTER.size != len(data) or count > KEPT:
+    if CHECKPOINT_HEAD.size + count * POINTER.size != len(data) or count > SNAPSHOTS_KEPT:
         raise Corrupt(path, 0, len(data), "its size does not match its content")
-    snapshots = tuple(Pointer(*pointer) for pointer in POINTER.iter_unpack(data[CHECKPOINT_HEAD.size :]))
-    return Checkpoint(journal_id, salt, durable_lsn, number, snapshots)
+    snapshots = tuple(
+        SnapshotPointer(*pointer) for pointer in POINTER.iter_unpack(data[CHECKPOINT_HEAD.size :])
+    )
+    return JournalCheckpoint(journal_id, salt, durable_lsn, number, snapshots)
 
 
-class CheckpointFile:
+class JournalCheckpointFile:
     """The checkpoint file. Not thread-safe: the journal's lock serialises the calls."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self.path = filenames.join(folder, filenames.CHECKPOINT_NAME)
-        self._slots = Slots(disk, self.path)
+        self._slots = DualSlotFile(disk, self.path)
 
-    def read(self) -> Checkpoint | None:
+    def read(self) -> JournalCheckpoint | None:
         """Return the checkpoint; None if none was ever written. Raises Corrupt, NewerFormat, OSError."""
         found = self._slots.read()
         return None if found is None else decode_checkpoint(found[1], self.path)
 
-    def faulty(self) -> list[tuple[int, int]]:
+    def damaged_slots(self) -> list[tuple[int, int]]:
         """(first, next) positions of the slots that have data but are invalid. Raises OSError."""
-        return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.faulty()]
+        return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.damaged_slots()]
 
-    def settle(self, checkpoint: Checkpoint) -> None:
+    def write_durably(self, checkpoint: JournalCheckpoint) -> None:
         """Write both slots, each fsynced. Durable on return. Raises OSError, Full."""
         payload = encode_checkpoint(checkpoint)
-        self._slots.write(payload, force=True)
-        self._slots.write(payload, force=True)
+        self._slots.write(payload, fsync=True)
+        self._slots.write(payload, fsync=True)
 
-    def note(self, checkpoint: Checkpoint) -> None:
+    def write_unsynced(self, checkpoint: JournalCheckpoint) -> None:
         """Write one slot without an fsync. Raises OSError, Full."""
-        self._slots.write(encode_checkpoint(checkpoint), force=False)
+        self._slots.write(encode_checkpoint(checkpoint), fsync=False)
 
 
 # Format of a snapshot file, `<20 digits>.snapshot`, big-endian:
@@ -124,7 +126,7 @@ PIECE_SIZE: Final = 16 << 20
 """A state is checked and written in pieces of this size, so that other threads can run in between."""
 
 
-class LiveFile(NamedTuple):
+class ListedFile(NamedTuple):
     """A file that a snapshot needs: its number, LSN of its first byte, LSN after its last byte."""
 
     number: int
@@ -137,8 +139,8 @@ class SnapshotHead(NamedTuple):
 
     journal_id: int
     number: int
-    place: int
-    files: tuple[LiveFile, ...]
+    lsn: int
+    files: tuple[ListedFile, ...]
 
 
 class JournalSnapshot(NamedTuple):
@@ -157,7 +159,7 @@ def encode_snapshot(snapshot: JournalSnapshot) -> bytes:
     return head + CRC.pack(crc32(table, crc32(head))) + table
 
 
-def decode_head(data: bytes, path: str, journal_id: int) -> tuple[SnapshotHead, int, int]:
+def decode_snapshot_head(data: bytes, path: str, journal_id: int) -> tuple[SnapshotHead, int, int]:
     """Decode (head, size of the state, CRC of the state) from the first bytes of a file.
 
     Raises NewerFormat, or Corrupt with positions in `path`.
@@ -174,11 +176,11 @@ def decode_head(data: bytes, path: str, journal_id: int) -> tuple[SnapshotHead, 
         raise NewerFormat(path, version, VERSION)
     if found_id != journal_id:
         raise Corrupt(path, 0, begins, f"a snapshot of journal {found_id:#x}, not of {journal_id:#x}")
-    files = tuple(LiveFile(*file) for file in FILE.iter_unpack(data[HEAD_SIZE:begins]))
+    files = tuple(ListedFile(*file) for file in FILE.iter_unpack(data[HEAD_SIZE:begins]))
     return SnapshotHead(found_id, number, lsn, files), size, state_crc
 
 
-class Snapshots:
+class JournalSnapshotFiles:
     """The snapshot files in a journal's folder. `write` may run in a worker; one thread at a time.
 
     A snapshot is renamed to its name when it is complete and fsynced. It becomes valid when a checkpoint
@@ -256,7 +258,7 @@ class Snapshots:
             count = SNAPSHOT_HEAD.unpack_from(data)[6]
             if HEAD_SIZE + count * FILE.size <= file.size():
                 data += file.pread(count * FILE.size, HEAD_SIZE)
-        head, size, crc = decode_head(data, file.path, self._journal_id)
+        head, size, crc = decode_snapshot_head(data, file.path, self._journal_id)
         if head.number != number:
             raise Corrupt(file.path, 0, len(data), f"it has the number {head.number}")
         return head, size, crc

@@ -108,7 +108,7 @@ class Operation(NamedTuple):
     payload: bytes = b""
 
 
-class Filler(NamedTuple):
+class LostEntries(NamedTuple):
     """`size` bytes of the journal that were lost and replaced by a repair."""
 
     size: int
@@ -117,25 +117,25 @@ class Filler(NamedTuple):
 Content: TypeAlias = AppendMsg | Operation
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """An entry of `size` bytes (with header) at `lsn`.
 
     `durable_lsn`: as it was when the entry was written.
     """
 
     kind: int
-    place: int
+    lsn: int
     size: int
-    content: AppendMsg | Operation | Filler
-    forced: int
+    content: AppendMsg | Operation | LostEntries
+    durable_lsn: int
 
     @property
     def next(self) -> int:
         """LSN after the entry."""
-        return self.place + self.size
+        return self.lsn + self.size
 
 
-def seed_of(journal_id: int, salt: int) -> int:
+def checksum_seed(journal_id: int, salt: int) -> int:
     """Initial value of the checksums of a journal.
 
     `salt` is secret, so that no message can imitate an entry.
@@ -151,7 +151,7 @@ def entry_size(content: Content) -> int:
 
 
 def encode_entries(
-    contents: Sequence[Content], place: int, forced: int, seed: int
+    contents: Sequence[Content], lsn: int, durable_lsn: int, seed: int
 ) -> tuple[list[Buffer], list[int], int]:
     """Encode entries for a write at `lsn`. Raises TooLarge.
 
@@ -161,15 +161,15 @@ def encode_entries(
     buffers: list[Buffer] = []
     lsns: list[int] = []
     for content in contents:
-        lsns.append(place)
+        lsns.append(lsn)
         if isinstance(content, AppendMsg):
             epoch, log_id, producer_id, sequence, count, blocks, data, moved_from = content
             table = BLOCK.pack(*blocks[0]) if len(blocks) == 1 else b"".join([BLOCK.pack(*b) for b in blocks])
             rest = (
                 _MESSAGES_REST.pack(
                     _MESSAGES_WORD,
-                    place,
-                    forced,
+                    lsn,
+                    durable_lsn,
                     epoch,
                     log_id,
                     producer_id,
@@ -182,7 +182,7 @@ def encode_entries(
             )
         else:
             kind, epoch, data = content
-            rest = _OPERATION_REST.pack(_OPERATION_WORD, place, forced, kind, 0, epoch)
+            rest = _OPERATION_REST.pack(_OPERATION_WORD, lsn, durable_lsn, kind, 0, epoch)
         size = 8 + len(rest) + len(data)
         if size > ENTRY_SIZE_MAX:
             raise TooLarge("an entry of the transaction journal", size, ENTRY_SIZE_MAX)
@@ -191,18 +191,18 @@ def encode_entries(
         buffers.append(word + _SIZE.pack(checksum) + rest)
         if data:
             buffers.append(data)
-        place += size
-    return buffers, lsns, place
+        lsn += size
+    return buffers, lsns, lsn
 
 
-def encode_filler(size: int, place: int, forced: int, seed: int) -> bytes:
+def encode_filler(size: int, lsn: int, durable_lsn: int, seed: int) -> bytes:
     """Encode a filler of `size` bytes (at least a header) in place of lost entries."""
-    rest = _REST.pack(KIND_FILLER << KIND_SHIFT, place, forced) + bytes(size - HEADER_SIZE)
+    rest = _REST.pack(KIND_FILLER << KIND_SHIFT, lsn, durable_lsn) + bytes(size - HEADER_SIZE)
     word = _SIZE.pack(size)
     return word + _SIZE.pack(crc32(rest, crc32(word, seed))) + rest
 
 
-def entries_of(data: Buffer, place: int, seed: int) -> Iterator[Entry]:
+def entries_of(data: Buffer, lsn: int, seed: int) -> Iterator[JournalEntry]:
     """Yield the verified entries in `data`, which starts at `lsn`.
 
     Their contents are views of `data`.
@@ -221,26 +221,26 @@ def entries_of(data: Buffer, place: int, seed: int) -> Iterator[Entry]:
         decode = _DECODERS.get(word)
         if (
             decode is None
-            or found != place + position
+            or found != lsn + position
             or not HEADER_SIZE <= size <= ENTRY_SIZE_MAX
             or durable_lsn > found
         ):
-            raise BadRecord(position, _fault(size, word, found, place + position))
+            raise BadRecord(position, _describe_header_error(size, word, found, lsn + position))
         next = position + size
         if next > end:
             raise Incomplete(position, "it ends inside an entry")
         if crc32(view[position + 8 : next], crc32(view[position : position + 4], seed)) != checksum:
             raise BadRecord(position, "an entry fails its checksum")
-        yield Entry(word >> KIND_SHIFT, found, size, decode(view, position, next), durable_lsn)
+        yield JournalEntry(word >> KIND_SHIFT, found, size, decode(view, position, next), durable_lsn)
         position = next
 
 
-def decode_entry(data: Buffer, place: int, seed: int) -> Entry:
+def decode_entry(data: Buffer, lsn: int, seed: int) -> JournalEntry:
     """Decode and verify the entry at the start of `data`, whose LSN is `lsn`.
 
     Raises BadRecord, Incomplete.
     """
-    for entry in entries_of(data, place, seed):
+    for entry in entries_of(data, lsn, seed):
         return entry
     raise Incomplete(0, "there is nothing")
 
@@ -256,10 +256,10 @@ def claimed_size(data: Buffer) -> int:
     return size if HEADER_SIZE <= size <= ENTRY_SIZE_MAX else 0
 
 
-def _fault(size: int, word: int, found: int, place: int) -> str:
+def _describe_header_error(size: int, word: int, found: int, lsn: int) -> str:
     if word not in _DECODERS:
         return f"no entry: its kind and flags are {word:#010x}"
-    if found != place:
+    if found != lsn:
         return f"no entry: its LSN is {found}"
     if not HEADER_SIZE <= size <= ENTRY_SIZE_MAX:
         return f"no entry: {size} bytes are not possible"
@@ -293,11 +293,11 @@ def _decode_operation(view: memoryview, position: int, next: int) -> Operation:
     return Operation(kind, epoch, bytes(view[begins:next]))
 
 
-def _decode_filler(view: memoryview, position: int, next: int) -> Filler:
-    return Filler(next - position)
+def _decode_filler(view: memoryview, position: int, next: int) -> LostEntries:
+    return LostEntries(next - position)
 
 
-_Decoder: TypeAlias = Callable[[memoryview, int, int], AppendMsg | Operation | Filler]
+_Decoder: TypeAlias = Callable[[memoryview, int, int], AppendMsg | Operation | LostEntries]
 _DECODERS: Final[dict[int, _Decoder]] = {
     KIND_APPEND_MSG << KIND_SHIFT: _decode_messages,
     KIND_TX_OP << KIND_SHIFT: _decode_operation,
@@ -311,7 +311,7 @@ _LOW_BITS: Final = 32
 _WORD_POSITION: Final = 8
 
 
-def candidates(data: Buffer, place: int) -> Iterator[int]:
+def possible_entries(data: Buffer, lsn: int) -> Iterator[int]:
     """Yield the positions of possible entry headers in `data`, which starts at `lsn`.
 
     Used to find the next entry after damage. The positions ascend. A candidate has a known kind and its own
@@ -319,17 +319,17 @@ def candidates(data: Buffer, place: int) -> Iterator[int]:
     """
     start = 0
     while start + HEADER_SIZE <= len(data):
-        high = (place + start) >> _LOW_BITS
-        limit = ((high + 1) << _LOW_BITS) - place
-        for position, found in headers(data, start, high.to_bytes(4, "big")):
+        high = (lsn + start) >> _LOW_BITS
+        limit = ((high + 1) << _LOW_BITS) - lsn
+        for position, found in possible_headers(data, start, high.to_bytes(4, "big")):
             if position >= limit:
                 break
-            if found == place + position:
+            if found == lsn + position:
                 yield position
         start = limit
 
 
-def headers(data: Buffer, start: int = 0, high: bytes = b"") -> Iterator[tuple[int, int]]:
+def possible_headers(data: Buffer, start: int = 0, high: bytes = b"") -> Iterator[tuple[int, int]]:
     """Yield (position, LSN in the header) of possible entry headers in `data` from `start` on.
 
     `high`: the first bytes of the LSN, which has eight.

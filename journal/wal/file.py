@@ -20,15 +20,23 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal import filenames
-from journal.disk import Bytes, Disk, File, Pins, write_all
+from journal.disk import Bytes, Disk, File, FileReferences, write_all
 from journal.errors import Closed, Corrupt, Full, NewerFormat
 from journal.record.format import BadRecord, Incomplete
-from journal.wal.entry import HEADER_SIZE, Entry, Filler, candidates, claimed_size, decode_entry, entries_of
+from journal.wal.entry import (
+    HEADER_SIZE,
+    JournalEntry,
+    LostEntries,
+    claimed_size,
+    decode_entry,
+    entries_of,
+    possible_entries,
+)
 
 MAGIC: Final = b"TFTJ"
 VERSION: Final = 1
-HEAD: Final = Struct(">4sHHQQQQI")
-HEAD_SIZE: Final = HEAD.size
+FILE_HEADER: Final = Struct(">4sHHQQQQI")
+FILE_HEADER_SIZE: Final = FILE_HEADER.size
 CRC: Final = Struct(">I")
 
 SCAN_SIZE: Final = 1 << 20
@@ -39,7 +47,7 @@ PROVE_SIZE: Final = 64 << 10
 """Likewise for entries that lie scattered: what is read beside one of them is little."""
 
 
-class Head(NamedTuple):
+class JournalFileHeader(NamedTuple):
     """Header of a journal file."""
 
     journal_id: int
@@ -48,25 +56,25 @@ class Head(NamedTuple):
     first: int
 
 
-def encode_head(head: Head) -> bytes:
+def encode_header(header: JournalFileHeader) -> bytes:
     """Encode the header of a file."""
-    fields = HEAD.pack(MAGIC, VERSION, 0, *head, 0)[: -CRC.size]
+    fields = FILE_HEADER.pack(MAGIC, VERSION, 0, *header, 0)[: -CRC.size]
     return fields + CRC.pack(crc32(fields))
 
 
-def decode_head(data: bytes | bytearray, path: str) -> Head:
+def decode_header(data: bytes | bytearray, path: str) -> JournalFileHeader:
     """Decode the header of the file `path`.
 
     Raises Corrupt with positions in the file, NewerFormat.
     """
-    if len(data) < HEAD_SIZE:
+    if len(data) < FILE_HEADER_SIZE:
         raise Corrupt(path, 0, len(data), "shorter than its head")
-    magic, version, zero, journal_id, salt, number, first, crc = HEAD.unpack_from(data)
-    if magic != MAGIC or crc32(data[: HEAD_SIZE - CRC.size]) != crc:
-        raise Corrupt(path, 0, HEAD_SIZE, "its header is not a journal file's")
+    magic, version, zero, journal_id, salt, number, first, crc = FILE_HEADER.unpack_from(data)
+    if magic != MAGIC or crc32(data[: FILE_HEADER_SIZE - CRC.size]) != crc:
+        raise Corrupt(path, 0, FILE_HEADER_SIZE, "its header is not a journal file's")
     if version > VERSION or zero:
         raise NewerFormat(path, version, VERSION)
-    return Head(journal_id, salt, number, first)
+    return JournalFileHeader(journal_id, salt, number, first)
 
 
 class JournalFile:
@@ -77,7 +85,7 @@ class JournalFile:
     One owner changes it; `pread` and `pread_cached` are safe in other threads.
     """
 
-    __slots__ = ("file", "first", "holds", "number", "path", "sealed", "size")
+    __slots__ = ("file", "first", "number", "path", "references", "sealed", "size")
 
     def __init__(self, file: File, number: int, first: int, size: int) -> None:
         self.file = file
@@ -88,39 +96,39 @@ class JournalFile:
         self.size = size
         """Bytes that belong to the journal, including the header, without the remains of a failed write."""
         self.sealed = False
-        self.holds = 0
+        self.references = 0
 
     @classmethod
-    def create(cls, disk: Disk, folder: str, head: Head) -> JournalFile:
+    def create(cls, disk: Disk, folder: str, header: JournalFileHeader) -> JournalFile:
         """Create a file with its header, fsynced.
 
         Its name is durable after the caller has fsynced the folder.
 
         Raises Full (the file is removed again), OSError.
         """
-        path = filenames.join(folder, filenames.journal_name(head.number))
+        path = filenames.join(folder, filenames.journal_name(header.number))
         if disk.exists(path):
-            if disk.size(path) > HEAD_SIZE:
+            if disk.size(path) > FILE_HEADER_SIZE:
                 raise OSError(errno.EEXIST, "a file with entries would be created again", path)
             # A file whose creation was interrupted.
             disk.unlink(path)
         file = disk.create(path)
         try:
-            size = write_all(file, [encode_head(head)], 0)
+            size = write_all(file, [encode_header(header)], 0)
         except Full:
             file.close()
             disk.unlink(path)
             raise
         # After a failed fsync the file stays open: the caller gets the error, and closing could hide it.
         file.force()
-        return cls(file, head.number, head.first, size)
+        return cls(file, header.number, header.first, size)
 
     @classmethod
-    def open(cls, disk: Disk, folder: str, head: Head, *, writable: bool) -> JournalFile:
+    def open(cls, disk: Disk, folder: str, header: JournalFileHeader, *, writable: bool) -> JournalFile:
         """Open an existing file whose header was read; `writable`: the last one. Raises OSError."""
-        path = filenames.join(folder, filenames.journal_name(head.number))
+        path = filenames.join(folder, filenames.journal_name(header.number))
         opened = disk.open_write(path) if writable else disk.open_read(path)
-        file = cls(opened, head.number, head.first, opened.size())
+        file = cls(opened, header.number, header.first, opened.size())
         file.sealed = not writable
         return file
 
@@ -136,7 +144,7 @@ class JournalFile:
         """
         self.size += write_all(self.file, buffers, self.size)
 
-    def cut(self) -> bool:
+    def truncate_failed_write(self) -> bool:
         """Truncate the remains of a failed write; False if there are none. Raises OSError."""
         if self.file.size() <= self.size:
             return False
@@ -147,65 +155,65 @@ class JournalFile:
             raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
         return True
 
-    def pread(self, size: int, place: int) -> bytes:
+    def pread(self, size: int, lsn: int) -> bytes:
         """Read up to `size` bytes from `lsn`, within the file. Raises OSError."""
-        return self.file.pread(min(size, self.end - place), place - self.first)
+        return self.file.pread(min(size, self.end - lsn), lsn - self.first)
 
-    def pread_cached(self, size: int, place: int) -> bytes | bytearray | None:
+    def pread_cached(self, size: int, lsn: int) -> bytes | bytearray | None:
         """As `pread`, but None if the read would wait for the disk."""
-        return self.file.pread_cached(min(size, self.end - place), place - self.first)
+        return self.file.pread_cached(min(size, self.end - lsn), lsn - self.first)
 
-    def entries(self, place: int, seed: int) -> Iterator[Entry]:
+    def entries(self, lsn: int, seed: int) -> Iterator[JournalEntry]:
         """Yield the verified entries from `lsn` to the end; views are valid until the next one.
 
         Raises BadRecord whose position is the LSN of the first invalid entry.
         """
         size = SCAN_SIZE
-        while place < self.end:
-            data = self.pread(size, place)
-            begin = place
+        while lsn < self.end:
+            data = self.pread(size, lsn)
+            begin = lsn
             try:
                 for entry in entries_of(data, begin, seed):
                     yield entry
-                    place = entry.next
+                    lsn = entry.next
                 size = SCAN_SIZE
             except Incomplete as error:
-                size = self._needed(data[place - begin : place - begin + HEADER_SIZE], place, error)
+                size = self._read_size(data[lsn - begin : lsn - begin + HEADER_SIZE], lsn, error)
             except BadRecord as error:
-                raise error.at(begin + error.position) from None
+                raise error.with_position(begin + error.position) from None
 
-    def _needed(self, header: bytes, place: int, error: Incomplete) -> int:
+    def _read_size(self, header: bytes, lsn: int, error: Incomplete) -> int:
         """Number of bytes to read for the whole entry at `lsn`.
 
         Raises `error` if the file is too short.
         """
-        if place + max(HEADER_SIZE, claimed_size(header)) > self.end:
-            raise error.at(place) from None
+        if lsn + max(HEADER_SIZE, claimed_size(header)) > self.end:
+            raise error.with_position(lsn) from None
         return max(SCAN_SIZE, claimed_size(header))
 
-    def find(self, place: int, seed: int) -> Entry | None:
+    def find_entry(self, lsn: int, seed: int) -> JournalEntry | None:
         """Find the first valid entry at or after `lsn`; None if there is none up to the end."""
-        while place + HEADER_SIZE <= self.end:
-            data = self.pread(SCAN_SIZE, place)
-            for position in candidates(data, place):
-                found = self._whole(
-                    place + position, claimed_size(data[position : position + HEADER_SIZE]), seed
+        while lsn + HEADER_SIZE <= self.end:
+            data = self.pread(SCAN_SIZE, lsn)
+            for position in possible_entries(data, lsn):
+                found = self._decode_at(
+                    lsn + position, claimed_size(data[position : position + HEADER_SIZE]), seed
                 )
                 if found is not None:
                     return found
-            place += max(len(data) - HEADER_SIZE + 1, 1)
+            lsn += max(len(data) - HEADER_SIZE + 1, 1)
         return None
 
-    def lost(self, place: int, seed: int) -> bool:
+    def is_lost(self, lsn: int, seed: int) -> bool:
         """Whether a filler has the byte at `place`. Walks the file from its beginning."""
-        return self._filler_end(place, seed) > 0
+        return self._filler_end(lsn, seed) > 0
 
     def _filler_end(self, place: int, seed: int) -> int:
         """Where the filler that has the byte at `place` ends; 0 if none has it."""
         try:
-            for entry in self.entries(self.first + HEAD_SIZE, seed):
+            for entry in self.entries(self.first + FILE_HEADER_SIZE, seed):
                 if entry.next > place:
-                    return entry.next if type(entry.content) is Filler else 0
+                    return entry.next if type(entry.content) is LostEntries else 0
         except BadRecord:
             return 0
         return 0
@@ -229,19 +237,19 @@ class JournalFile:
             except BadRecord as error:
                 filler_end = self._filler_end(place, seed)
                 if not filler_end:
-                    raise error.at(place) from None
+                    raise error.with_position(place) from None
                 lost.add(place)
                 continue
-            if type(entry.content) is Filler:
+            if type(entry.content) is LostEntries:
                 filler_end = entry.next
                 lost.add(place)
         return lost
 
-    def _whole(self, place: int, size: int, seed: int) -> Entry | None:
-        if place + size > self.end:
+    def _decode_at(self, lsn: int, size: int, seed: int) -> JournalEntry | None:
+        if lsn + size > self.end:
             return None
         try:
-            return decode_entry(self.pread(size, place), place, seed)
+            return decode_entry(self.pread(size, lsn), lsn, seed)
         except BadRecord:
             return None
 
@@ -269,14 +277,14 @@ class JournalFiles:
         self.files: tuple[JournalFile, ...] = ()
         self.end = 0
         """LSN of the next entry."""
-        self.forced = 0
+        self.durable_lsn = 0
         """Durable LSN: everything before it survives a power loss."""
         self.stopped: str | None = None
-        self.idle = 0
+        self.idle_count = 0
         """Number of idle files."""
         self.lock = threading.RLock()
         """Held for short changes of several fields, never while waiting for the disk."""
-        self.pins = Pins()
+        self.file_references = FileReferences()
         """References of readers that keep removed files open."""
 
     @property
@@ -287,15 +295,15 @@ class JournalFiles:
             raise Closed("the transaction journal")
         return files[-1]
 
-    def forced_to(self, place: int) -> None:
+    def raise_durable(self, lsn: int) -> None:
         """Raise the durable LSN to the end of an append; never lowers it."""
         with self.lock:
-            if place > self.forced:
-                self.forced = place
+            if lsn > self.durable_lsn:
+                self.durable_lsn = lsn
 
-    def find(self, place: int) -> JournalFile | None:
+    def file_at(self, lsn: int) -> JournalFile | None:
         """Return the file that holds `lsn`; None if there is none."""
-        return find(self.files, place)
+        return find_file(self.files, lsn)
 
     def seal(self) -> None:
         """Seal the active file, which must be complete and fsynced."""
@@ -303,67 +311,69 @@ class JournalFiles:
             active = self.active
             if not active.sealed:
                 active.sealed = True
-                self.idle += not active.holds
+                self.idle_count += not active.references
 
     def add(self, file: JournalFile) -> None:
         """Add the next file, which is fsynced, and make it the active one."""
         with self.lock:
             self.files = (*self.files, file)
             self.end = file.end
-            self.forced = file.end
+            self.durable_lsn = file.end
 
-    def hold(self, place: int) -> None:
+    def add_reference(self, lsn: int) -> None:
         """Add a reference to the file that holds `lsn`. Raises KeyError if there is none."""
         with self.lock:
-            file = self._holder(place)
-            self.idle -= file.sealed and not file.holds
-            file.holds += 1
+            file = self._referenced_file(lsn)
+            self.idle_count -= file.sealed and not file.references
+            file.references += 1
 
-    def release(self, place: int) -> None:
+    def release_reference(self, lsn: int) -> None:
         """Release a reference. Raises KeyError if there is none."""
         with self.lock:
-            file = self._holder(place)
-            if not file.holds:
-                raise KeyError(place)
-            file.holds -= 1
-            self.idle += file.sealed and not file.holds
+            file = self._referenced_file(lsn)
+            if not file.references:
+                raise KeyError(lsn)
+            file.references -= 1
+            self.idle_count += file.sealed and not file.references
 
-    def _holder(self, place: int) -> JournalFile:
+    def _referenced_file(self, lsn: int) -> JournalFile:
         files = self.files
-        if files and files[-1].first <= place < self.end:
+        if files and files[-1].first <= lsn < self.end:
             return files[-1]
-        file = find(files, place)
+        file = find_file(files, lsn)
         if file is None:
-            raise KeyError(place)
+            raise KeyError(lsn)
         return file
 
-    def take_idle(self, kept: Callable[[int], bool]) -> tuple[JournalFile, ...]:
+    def remove_idle(self, kept: Callable[[int], bool]) -> tuple[JournalFile, ...]:
         """Remove and close the idle files, except those whose numbers are `kept`; return them."""
         with self.lock:
             removed = tuple(
-                file for file in self.files[:-1] if file.sealed and not file.holds and not kept(file.number)
+                file
+                for file in self.files[:-1]
+                if file.sealed and not file.references and not kept(file.number)
             )
-            self.idle -= len(removed)
+            self.idle_count -= len(removed)
             self.files = tuple(file for file in self.files if file not in removed)
-        self.pins.retire(removed)
+        self.file_references.retire(removed)
         return removed
 
-    def drop(self, kept_open: Collection[JournalFile] = ()) -> None:
+    def remove_all(self, kept_open: Collection[JournalFile] = ()) -> None:
         """Remove all files; those of `kept_open` are not closed."""
         with self.lock:
             removed, self.files = self.files, ()
-        self.pins.retire(file for file in removed if file not in kept_open)
+        self.file_references.retire(file for file in removed if file not in kept_open)
 
     @contextmanager
-    def reading(self) -> Iterator[tuple[JournalFile, ...]]:
+    def pinned_files(self) -> Iterator[tuple[JournalFile, ...]]:
         """Context manager that yields the files; none of them is closed before it ends."""
-        with self.pins:
+        with self.file_references:
             yield self.files
 
 
-def find(files: tuple[JournalFile, ...], place: int) -> JournalFile | None:
+def find_file(files: tuple[JournalFile, ...], lsn: int) -> JournalFile | None:
     """Return the file of `files` that holds `lsn`, or None."""
-    number = bisect_right(files, place, key=_first) - 1
-    if number < 0 or place >= files[number].end:
+    number = bisect_right(files, lsn, key=_first) - 1
+    if number < 0 or lsn >= files[number].end:
         return None
     return files[number]

@@ -12,29 +12,29 @@ from collections.abc import Callable, Iterable, Set
 from typing import Final, NamedTuple, Protocol
 
 from journal import filenames
-from journal.disk import Disk, require_files, write_all
+from journal.disk import Disk, check_no_folders, write_all
 from journal.errors import Corrupt, Full
 from journal.record.format import BadRecord
 from journal.wal.checkpoint import (
-    Checkpoint,
-    CheckpointFile,
+    JournalCheckpoint,
+    JournalCheckpointFile,
     JournalSnapshot,
-    LiveFile,
-    Pointer,
+    JournalSnapshotFiles,
+    ListedFile,
     SnapshotHead,
-    Snapshots,
+    SnapshotPointer,
 )
-from journal.wal.entry import HEADER_SIZE, Entry, Filler, seed_of
-from journal.wal.file import HEAD_SIZE, Head, JournalFile, JournalFiles, decode_head
+from journal.wal.entry import HEADER_SIZE, JournalEntry, LostEntries, checksum_seed
+from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFileHeader, JournalFiles, decode_header
 from journal.wal.recovery_rules import (
-    FileFound,
-    Files,
-    FilesFound,
-    JournalRecovery,
-    Start,
-    StartFound,
-    Tail,
-    TailFound,
+    FilesAction,
+    FilesFacts,
+    JournalFileFacts,
+    JournalRecoveryReport,
+    StartAction,
+    StartFacts,
+    TailAction,
+    TailFacts,
     decide_files,
     decide_start,
     decide_tail,
@@ -65,7 +65,7 @@ class JournalState(Protocol):
         """
         ...
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: JournalEntry) -> None:
         """Apply one entry, whose `data` is valid only during the call.
 
         Raises ValueError if it is invalid.
@@ -94,7 +94,7 @@ class JournalState(Protocol):
         ...
 
 
-class JournalOpening:
+class JournalRecovery:
     """One opening of the journal in `folder`. After `run` the fields are the parts of the journal."""
 
     def __init__(
@@ -110,12 +110,12 @@ class JournalOpening:
         self._state = state
         self._new_id = new_id
         self._randomness = randomness
-        self.report = JournalRecovery()
-        self.checkpoint_file = CheckpointFile(disk, folder)
-        self.checkpoint: Checkpoint
+        self.report = JournalRecoveryReport()
+        self.checkpoint_file = JournalCheckpointFile(disk, folder)
+        self.checkpoint: JournalCheckpoint
         self.seed: int
-        self.snapshots: Snapshots
-        self.lists: tuple[tuple[LiveFile, ...], ...] = ()
+        self.snapshots: JournalSnapshotFiles
+        self.file_lists: tuple[tuple[ListedFile, ...], ...] = ()
         """The files that each snapshot of the checkpoint lists."""
         self.files = JournalFiles(folder)
 
@@ -126,30 +126,30 @@ class JournalOpening:
         wanted = [
             name
             for name in children
-            if filenames.known_in_transactions(name) and not filenames.is_aside(name)
+            if filenames.is_transactions_file(name) and not filenames.is_set_aside(name)
         ]
-        require_files(self._disk, self._folder, wanted)
+        check_no_folders(self._disk, self._folder, wanted)
         checkpoint, status = self._read_checkpoint()
         numbers = self._numbers()
         if checkpoint is not None:
-            self._take_checkpoint(checkpoint)
+            self._adopt_checkpoint(checkpoint)
         heads, newest = self._read_snapshots(checkpoint)
         goods = tuple(head is not None for head in heads)
-        row = decide_start(StartFound(status, bool(numbers), goods))
+        row = decide_start(StartFacts(status, bool(numbers), goods))
         self.report.labels.append(row.label)
-        if row.decision is Start.REFUSE:
+        if row.decision is StartAction.REFUSE:
             raise Corrupt(self.checkpoint_file.path, 0, 0, f"{row.label}: {'; '.join(self.report.warnings)}")
-        if row.decision is Start.CREATE:
+        if row.decision is StartAction.CREATE:
             self._create()
             return
-        self._go_on(numbers, heads, newest)
+        self._recover(numbers, heads, newest)
 
     def _make_folder(self) -> None:
         if not self._disk.exists(self._folder):
             self._disk.make_folder(self._folder)
             self._disk.force_folder(self._folder.rpartition("/")[0] or ".")
 
-    def _read_checkpoint(self) -> tuple[Checkpoint | None, str]:
+    def _read_checkpoint(self) -> tuple[JournalCheckpoint | None, str]:
         try:
             checkpoint = self.checkpoint_file.read()
         except Corrupt as error:
@@ -163,13 +163,13 @@ class JournalOpening:
         found = map(filenames.parse_journal_name, self._disk.list(self._folder))
         return sorted(number for number in found if number is not None)
 
-    def _take_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def _adopt_checkpoint(self, checkpoint: JournalCheckpoint) -> None:
         self.checkpoint = checkpoint
-        self.seed = seed_of(checkpoint.journal_id, checkpoint.salt)
-        self.snapshots = Snapshots(self._disk, self._folder, checkpoint.journal_id)
+        self.seed = checksum_seed(checkpoint.journal_id, checkpoint.salt)
+        self.snapshots = JournalSnapshotFiles(self._disk, self._folder, checkpoint.journal_id)
 
     def _read_snapshots(
-        self, checkpoint: Checkpoint | None
+        self, checkpoint: JournalCheckpoint | None
     ) -> tuple[list[SnapshotHead | None], JournalSnapshot | None]:
         """Read the head of each snapshot in the checkpoint, None if invalid.
 
@@ -195,83 +195,83 @@ class JournalOpening:
         # taken for a journal.
         self.report.warnings.clear()
         salt = int.from_bytes(self._randomness(SALT_SIZE), "big")
-        pointer = Pointer(FIRST_SNAPSHOT, 0)
-        self._take_checkpoint(Checkpoint(self._new_id(), salt, 0, 0, (pointer,)))
+        pointer = SnapshotPointer(FIRST_SNAPSHOT, 0)
+        self._adopt_checkpoint(JournalCheckpoint(self._new_id(), salt, 0, 0, (pointer,)))
         snapshot = JournalSnapshot(SnapshotHead(self.checkpoint.journal_id, pointer.number, 0, ()), b"")
         self.snapshots.write(snapshot)
-        self.checkpoint_file.settle(self.checkpoint)
-        self._begin(snapshot)
+        self.checkpoint_file.write_durably(self.checkpoint)
+        self._create_first_file(snapshot)
 
-    def _begin(self, snapshot: JournalSnapshot) -> None:
+    def _create_first_file(self, snapshot: JournalSnapshot) -> None:
         """Create the first file of a journal that has only a checkpoint."""
         self._load(snapshot)
-        head = Head(self.checkpoint.journal_id, self.checkpoint.salt, FIRST_FILE, 0)
+        head = JournalFileHeader(self.checkpoint.journal_id, self.checkpoint.salt, FIRST_FILE, 0)
         file = JournalFile.create(self._disk, self._folder, head)
         self._disk.force_folder(self._folder)
-        self.lists = (snapshot.head.files,)
+        self.file_lists = (snapshot.head.files,)
         self.files.add(file)
-        self._settle()
+        self._write_checkpoint()
 
-    def _go_on(
+    def _recover(
         self, numbers: list[int], heads: list[SnapshotHead | None], snapshot: JournalSnapshot | None
     ) -> None:
         if snapshot is None:
             raise ValueError("a rule that needs a snapshot matched without one")
         used = heads.index(snapshot.head)
         good = [head for head in heads[used:] if head is not None]
-        pointers = tuple(Pointer(head.number, head.place) for head in good)
-        self.lists = tuple(head.files for head in good)
-        found = self._look(numbers, snapshot.head)
+        pointers = tuple(SnapshotPointer(head.number, head.lsn) for head in good)
+        self.file_lists = tuple(head.files for head in good)
+        found = self._check_files(numbers, snapshot.head)
         if not found.files:
-            self._begin(snapshot)
+            self._create_first_file(snapshot)
             return
         self._load(snapshot)
         self._open_files(found)
         try:
             tail = self._replay(found)
-            self._prove(found.place)
+            self._prove(found.lsn)
         except BaseException:
-            self.files.drop()
+            self.files.remove_all()
             raise
-        make_true(self._disk, self._folder, self.files.active, tail, self.report)
-        self.files.end = self.files.forced = tail.end
-        self._hold()
-        self._clean_up(numbers, [pointer.number for pointer in self.checkpoint.snapshots])
+        make_durable(self._disk, self._folder, self.files.active, tail, self.report)
+        self.files.end = self.files.durable_lsn = tail.end
+        self._add_references()
+        self._remove_obsolete(numbers, [pointer.number for pointer in self.checkpoint.snapshots])
         self.checkpoint = self.checkpoint._replace(snapshots=pointers)
-        self._settle()
+        self._write_checkpoint()
 
-    def _look(self, numbers: list[int], head: SnapshotHead) -> FilesFound:
+    def _check_files(self, numbers: list[int], head: SnapshotHead) -> FilesFacts:
         """Examine the files, and return the facts if the rules accept them. Raises Corrupt."""
-        files = [self._found(number) for number in numbers]
-        fallback = self.lists[-1]
+        files = [self._file_facts(number) for number in numbers]
+        fallback = self.file_lists[-1]
         while True:
-            found = FilesFound(
-                tuple(files), head.files, fallback, head.place, self.checkpoint.forced, self.checkpoint.file_number
+            found = FilesFacts(
+                tuple(files), head.files, fallback, head.lsn, self.checkpoint.durable_lsn, self.checkpoint.file_number
             )  # fmt: skip
             row = decide_files(found)
             self.report.labels.append(row.label)
-            if row.decision is Files.REFUSE:
-                raise self._refused(row.label, found)
-            if row.decision is not Files.DROP_LAST:
+            if row.decision is FilesAction.REFUSE:
+                raise self._refusal_error(row.label, found)
+            if row.decision is not FilesAction.DROP_LAST:
                 return found
             files.pop()
 
-    def _found(self, number: int) -> FileFound:
+    def _file_facts(self, number: int) -> JournalFileFacts:
         """Read the header of a file and return the facts about it."""
         path = self._path(number)
         file = self._disk.open_read(path)
         try:
             size = file.size()
-            head = decode_head(file.pread(HEAD_SIZE, 0), path)
+            head = decode_header(file.pread(FILE_HEADER_SIZE, 0), path)
         except Corrupt as error:
-            return FileFound(number, 0, size, error.reason)
+            return JournalFileFacts(number, 0, size, error.reason)
         finally:
             file.close()
         ours = (self.checkpoint.journal_id, self.checkpoint.salt, number)
         fault = "" if head[:3] == ours else f"it is file {head.number} of journal {head.journal_id:#x}"
-        return FileFound(number, head.first, size, fault)
+        return JournalFileFacts(number, head.first, size, fault)
 
-    def _refused(self, label: str, found: FilesFound) -> Corrupt:
+    def _refusal_error(self, label: str, found: FilesFacts) -> Corrupt:
         """Return the error that names the file for which a rule refused the start."""
         faulty = [file for file in found.needed if file.fault]
         if label == "listed file missing":
@@ -279,24 +279,24 @@ class JournalOpening:
                 self._path(found.missing[0]), 0, 0, f"{label}: the newest snapshot needs this file"
             )
         if label == "head damaged":
-            return Corrupt(self._path(faulty[0].number), 0, HEAD_SIZE, f"{label}: {faulty[0].fault}")
+            return Corrupt(self._path(faulty[0].number), 0, FILE_HEADER_SIZE, f"{label}: {faulty[0].fault}")
         if label == "listed file cut":
-            file = found.shorter[0]
+            file = found.truncated[0]
             return Corrupt(
                 self._path(file.number), 0, file.size, f"{label}: it is not what the snapshot lists"
             )
-        if found.hole is not None:
+        if found.gap is not None:
             reason = (
-                f"{label}: it starts at LSN {found.hole.first}, which is not the end of the file before it"
+                f"{label}: it starts at LSN {found.gap.first}, which is not the end of the file before it"
             )
-            return Corrupt(self._path(found.hole.number), 0, HEAD_SIZE, reason)
+            return Corrupt(self._path(found.gap.number), 0, FILE_HEADER_SIZE, reason)
         if not found.files:
             return Corrupt(self._path(self.checkpoint.file_number), 0, 0, label)
         if not found.replayed:
-            reason = f"{label}: no file has LSN {found.place}, at which replay starts"
+            reason = f"{label}: no file has LSN {found.lsn}, at which replay starts"
             return Corrupt(self._path(found.files[0].number), 0, 0, reason)
         last = found.files[-1]
-        wanted = max(found.forced, found.place)
+        wanted = max(found.durable_lsn, found.lsn)
         reason = f"{label}: the journal was durable up to LSN {wanted}, file {found.file_number}"
         return Corrupt(self._path(last.number), last.size, last.size + max(0, wanted - last.end), reason)
 
@@ -310,34 +310,38 @@ class JournalOpening:
             path = self.snapshots.path(snapshot.head.number)
             raise Corrupt(path, 0, len(snapshot.state), f"the state cannot be loaded: {error}") from error
 
-    def _open_files(self, found: FilesFound) -> None:
+    def _open_files(self, found: FilesFacts) -> None:
         """Open the files that are needed, or would be needed by a start from the older snapshot."""
-        left_over = found.left_over
+        left_over = found.obsolete
         kept = [file for file in found.files if file not in left_over and not file.fault]
         for file in kept:
-            head = Head(self.checkpoint.journal_id, self.checkpoint.salt, file.number, file.first)
+            head = JournalFileHeader(
+                self.checkpoint.journal_id, self.checkpoint.salt, file.number, file.first
+            )
             opened = JournalFile.open(self._disk, self._folder, head, writable=file is kept[-1])
             self.files.files = (*self.files.files, opened)
 
-    def _replay(self, found: FilesFound) -> JournalTail:
+    def _replay(self, found: FilesFacts) -> JournalTail:
         """Apply all entries after the snapshot; return the end of the journal. Raises Corrupt."""
         first = found.replayed[0].number
         files = [file for file in self.files.files if file.number >= first]
-        durable_lsn = max(found.forced, found.place, files[-1].first)
+        durable_lsn = max(found.durable_lsn, found.lsn, files[-1].first)
         for file in files:
-            lsn, durable_lsn, reason = self._walk(file, max(found.place, file.first + HEAD_SIZE), durable_lsn)
-            tail = self._tail(file, lsn, durable_lsn, file is files[-1])
+            lsn, durable_lsn, reason = self._apply_entries(
+                file, max(found.lsn, file.first + FILE_HEADER_SIZE), durable_lsn
+            )
+            tail = self._tail_facts(file, lsn, durable_lsn, file is files[-1])
             row = decide_tail(tail)
-            if row.decision is Tail.REFUSE:
+            if row.decision is TailAction.REFUSE:
                 self.report.labels.append(row.label)
                 bad = lsn - file.first
-                later = tail.later - file.first if tail.later is not None else file.size
-                text = f"{row.label} at LSN {lsn}: {reason}; durable up to LSN {tail.forced}"
+                later = tail.next_entry - file.first if tail.next_entry is not None else file.size
+                text = f"{row.label} at LSN {lsn}: {reason}; durable up to LSN {tail.durable_lsn}"
                 raise Corrupt(file.path, bad, max(bad, later), text)
         self.report.labels.append(row.label)
-        return JournalTail(lsn, tail.forced, row.decision)
+        return JournalTail(lsn, tail.durable_lsn, row.decision)
 
-    def _walk(self, file: JournalFile, begin: int, forced: int) -> tuple[int, int, str]:
+    def _apply_entries(self, file: JournalFile, begin: int, durable_lsn: int) -> tuple[int, int, str]:
         """Apply the entries of a file from LSN `begin` on.
 
         Returns (LSN where valid entries end, highest LSN known to be durable, why they end).
@@ -346,12 +350,12 @@ class JournalOpening:
         try:
             for entry in file.entries(begin, self.seed):
                 apply(entry)
-                if type(entry.content) is Filler:
-                    self._warn_of(file, entry)
+                if type(entry.content) is LostEntries:
+                    self._warn_of_loss(file, entry)
                 lsn = entry.next
                 count += 1
-                if entry.forced > forced:
-                    forced = entry.forced
+                if entry.durable_lsn > durable_lsn:
+                    durable_lsn = entry.durable_lsn
         except BadRecord as error:
             lsn, reason = error.position, error.reason
         except ValueError as error:
@@ -359,23 +363,23 @@ class JournalOpening:
             raise Corrupt(file.path, at, at, f"the state rejects the entry at LSN {lsn}: {error}") from error
         self.report.replayed += count
         self.report.walked_bytes += lsn - begin
-        return lsn, forced, reason
+        return lsn, durable_lsn, reason
 
-    def _warn_of(self, file: JournalFile, filler: Entry) -> None:
-        self.report.warnings.append(f"{file.path}: {filler.size} bytes at LSN {filler.place} were lost")
+    def _warn_of_loss(self, file: JournalFile, filler: JournalEntry) -> None:
+        self.report.warnings.append(f"{file.path}: {filler.size} bytes at LSN {filler.lsn} were lost")
 
-    def _tail(self, file: JournalFile, place: int, forced: int, last: bool) -> TailFound:
+    def _tail_facts(self, file: JournalFile, lsn: int, durable_lsn: int, last: bool) -> TailFacts:
         """Return the facts about the rest of a file after its valid entries."""
         later: int | None = None
-        found = file.find(place + 1, self.seed) if place < file.end else None
+        found = file.find_entry(lsn + 1, self.seed) if lsn < file.end else None
         while found is not None:
-            later = found.place if later is None else later
-            forced = max(forced, found.forced)
-            found = file.find(found.next, self.seed)
+            later = found.lsn if later is None else later
+            durable_lsn = max(durable_lsn, found.durable_lsn)
+            found = file.find_entry(found.next, self.seed)
         zeros = later is None and all(
-            not any(file.pread(PIECE_SIZE, at)) for at in range(place, file.end, PIECE_SIZE)
+            not any(file.pread(PIECE_SIZE, at)) for at in range(lsn, file.end, PIECE_SIZE)
         )
-        return TailFound(place, file.end, forced, later, last, zeros)
+        return TailFacts(lsn, file.end, durable_lsn, later, last, zeros)
 
     # After the replay.
 
@@ -402,19 +406,19 @@ class JournalOpening:
         if lost:
             self._state.lose(lost)
 
-    def _hold(self) -> None:
+    def _add_references(self) -> None:
         """Add the references that the state needs. Raises Corrupt."""
         for lsn in self._state.held():
             try:
-                self.files.hold(lsn)
+                self.files.add_reference(lsn)
             except KeyError as error:
                 raise self._no_file(lsn) from error
-        self.files.idle = sum(file.sealed and not file.holds for file in self.files.files)
+        self.files.idle_count = sum(file.sealed and not file.references for file in self.files.files)
 
     def _no_file(self, place: int) -> Corrupt:
         return Corrupt(self._folder, 0, 0, f"the state needs the entry at LSN {place}, which no file has")
 
-    def _clean_up(self, numbers: list[int], named: list[int]) -> None:
+    def _remove_obsolete(self, numbers: list[int], named: list[int]) -> None:
         """Remove what a crash left: obsolete files, an unused last file, and snapshots not in `named`."""
         kept = {file.number for file in self.files.files}
         removed = [number for number in numbers if number not in kept]
@@ -424,16 +428,16 @@ class JournalOpening:
             self._disk.force_folder(self._folder)
         self.snapshots.prune(named)
 
-    def _settle(self) -> None:
+    def _write_checkpoint(self) -> None:
         """Write the current checkpoint.
 
         On a full disk the previous one stays, whose LSN is a valid lower bound.
         """
         self.checkpoint = self.checkpoint._replace(
-            forced=self.files.forced, file_number=self.files.active.number
+            durable_lsn=self.files.durable_lsn, file_number=self.files.active.number
         )
         try:
-            self.checkpoint_file.settle(self.checkpoint)
+            self.checkpoint_file.write_durably(self.checkpoint)
         except Full as error:
             self.report.warnings.append(f"the checkpoint could not be written: {error}")
 
@@ -451,11 +455,13 @@ class JournalTail(NamedTuple):
     """
 
     end: int
-    forced: int
-    decision: Tail
+    durable_lsn: int
+    decision: TailAction
 
 
-def make_true(disk: Disk, folder: str, file: JournalFile, tail: JournalTail, report: JournalRecovery) -> None:
+def make_durable(
+    disk: Disk, folder: str, file: JournalFile, tail: JournalTail, report: JournalRecoveryReport
+) -> None:
     """Truncate, rewrite and fsync the last file `file`: everything up to the end is durable.
 
     Raises OSError.
@@ -463,27 +469,27 @@ def make_true(disk: Disk, folder: str, file: JournalFile, tail: JournalTail, rep
     surplus = file.end - tail.end
     if surplus:
         report.cut_bytes = surplus
-        if tail.decision is Tail.CUT:
-            _keep_torn(disk, folder, file, tail.end, report)
+        if tail.decision is TailAction.CUT:
+            _copy_tail(disk, folder, file, tail.end, report)
         file.file.truncate(tail.end - file.first)
         file.size = tail.end - file.first
         file.file.force()
-    _force_again(disk, folder, file, tail.forced, report)
+    _rewrite_tail(disk, folder, file, tail.durable_lsn, report)
 
 
-def _keep_torn(disk: Disk, folder: str, file: JournalFile, place: int, report: JournalRecovery) -> None:
+def _copy_tail(disk: Disk, folder: str, file: JournalFile, lsn: int, report: JournalRecoveryReport) -> None:
     """Copy the tail to a file of its own.
 
     On a full disk only add a warning, so that the start succeeds.
     """
-    path = filenames.join(folder, filenames.torn_name(place))
+    path = filenames.join(folder, filenames.torn_name(lsn))
     if disk.exists(path):
         disk.unlink(path)
     try:
         copy = disk.create(path)
-        write_all(copy, [file.pread(TORN_SIZE_MAX, place)], 0)
+        write_all(copy, [file.pread(TORN_SIZE_MAX, lsn)], 0)
     except Full as error:
-        report.warnings.append(f"the bytes truncated at LSN {place} could not be copied: {error}")
+        report.warnings.append(f"the bytes truncated at LSN {lsn} could not be copied: {error}")
         return
     copy.force()
     copy.close()
@@ -495,10 +501,12 @@ def _keep_torn(disk: Disk, folder: str, file: JournalFile, place: int, report: J
             disk.unlink(filenames.join(folder, name))
 
 
-def _force_again(disk: Disk, folder: str, file: JournalFile, forced: int, report: JournalRecovery) -> None:
+def _rewrite_tail(
+    disk: Disk, folder: str, file: JournalFile, durable_lsn: int, report: JournalRecoveryReport
+) -> None:
     """Rewrite everything after `durable_lsn` with the same bytes in place, and fsync it."""
     # After a crash the page cache does not prove that these bytes are on the disk.
-    lsn = max(forced, file.first)
+    lsn = max(durable_lsn, file.first)
     if lsn >= file.end:
         return
     report.rewritten_bytes = file.end - lsn

@@ -18,12 +18,12 @@ from enum import Enum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from journal.log.recovery_rules import Row
-from journal.wal.checkpoint import LiveFile
-from journal.wal.file import HEAD_SIZE
+from journal.log.recovery_rules import Rule
+from journal.wal.checkpoint import ListedFile
+from journal.wal.file import FILE_HEADER_SIZE
 
 
-class Kept(NamedTuple):
+class RequiredFiles(NamedTuple):
     """Files that a start from either of two snapshots needs.
 
     These are `listed` and all from number `since` on.
@@ -33,18 +33,18 @@ class Kept(NamedTuple):
     since: int
 
     @classmethod
-    def of(cls, *lists: tuple[LiveFile, ...]) -> Kept:
+    def from_lists(cls, *lists: tuple[ListedFile, ...]) -> RequiredFiles:
         """Build from the file lists of the snapshots."""
         # The last file of a list was active when the list was made: it and all later ones are replayed.
         since = min((files[-1].number if files else 0 for files in lists), default=0)
         return cls(frozenset(file.number for files in lists for file in files), since)
 
-    def has(self, number: int) -> bool:
+    def contains(self, number: int) -> bool:
         """True if the file with this number is required."""
         return number >= self.since or number in self.listed
 
 
-class StartFound(NamedTuple):
+class StartFacts(NamedTuple):
     """Facts about the start of the journal.
 
     `checkpoint` is "good", "none" or "damaged"; `files`: whether any journal file exists; `snapshots`:
@@ -56,7 +56,7 @@ class StartFound(NamedTuple):
     snapshots: tuple[bool, ...] = ()
 
 
-class Start(Enum):
+class StartAction(Enum):
     """How the journal is opened."""
 
     CREATE = "create a journal"
@@ -65,18 +65,18 @@ class Start(Enum):
     REFUSE = "do not start, change nothing"
 
 
-START: Final[tuple[Row[StartFound, Start], ...]] = (
-    Row("new journal", lambda f: f.checkpoint == "none" and not f.files, Start.CREATE),
-    Row("unfinished creation", lambda f: f.checkpoint == "damaged" and not f.files, Start.CREATE),
-    Row("checkpoint missing", lambda f: f.checkpoint == "none", Start.REFUSE),
-    Row("checkpoint damaged", lambda f: f.checkpoint == "damaged", Start.REFUSE),
-    Row("newest snapshot", lambda f: f.snapshots[:1] == (True,), Start.NEWEST),
-    Row("older snapshot", lambda f: True in f.snapshots, Start.OLDER),
-    Row("no snapshot", lambda f: True, Start.REFUSE),
+START_RULES: Final[tuple[Rule[StartFacts, StartAction], ...]] = (
+    Rule("new journal", lambda f: f.checkpoint == "none" and not f.files, StartAction.CREATE),
+    Rule("unfinished creation", lambda f: f.checkpoint == "damaged" and not f.files, StartAction.CREATE),
+    Rule("checkpoint missing", lambda f: f.checkpoint == "none", StartAction.REFUSE),
+    Rule("checkpoint damaged", lambda f: f.checkpoint == "damaged", StartAction.REFUSE),
+    Rule("newest snapshot", lambda f: f.snapshots[:1] == (True,), StartAction.NEWEST),
+    Rule("older snapshot", lambda f: True in f.snapshots, StartAction.OLDER),
+    Rule("no snapshot", lambda f: True, StartAction.REFUSE),
 )
 
 
-class FileFound(NamedTuple):
+class JournalFileFacts(NamedTuple):
     """A file of the journal. `fault` says why its header is invalid, "" if it is valid.
 
     `first` is defined only if the header is valid.
@@ -93,30 +93,30 @@ class FileFound(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FilesFound:
+class FilesFacts:
     """Facts about the journal's files.
 
     `files` is sorted by number. `listed` are listed by the snapshot, `fallback` by the previous one. `lsn`:
     where replay starts; `durable_lsn`, `file_number`: from the checkpoint.
     """
 
-    files: tuple[FileFound, ...]
-    live: tuple[LiveFile, ...]
-    fallback: tuple[LiveFile, ...]
-    place: int
-    forced: int
+    files: tuple[JournalFileFacts, ...]
+    listed: tuple[ListedFile, ...]
+    fallback: tuple[ListedFile, ...]
+    lsn: int
+    durable_lsn: int
     file_number: int
 
     @property
     def missing(self) -> tuple[int, ...]:
         """Numbers of listed files that do not exist."""
         there = {file.number for file in self.files}
-        return tuple(file.number for file in self.live if file.number not in there)
+        return tuple(file.number for file in self.listed if file.number not in there)
 
     @property
-    def shorter(self) -> tuple[FileFound, ...]:
+    def truncated(self) -> tuple[JournalFileFacts, ...]:
         """Listed files that have changed: another first LSN, or fewer bytes."""
-        listed = {file.number: file for file in self.live}
+        listed = {file.number: file for file in self.listed}
         return tuple(
             file
             for file in self.files
@@ -127,29 +127,29 @@ class FilesFound:
 
     @property
     # Entries are written only after a header that is fsynced.
-    def torn_last(self) -> bool:
+    def is_last_unfinished(self) -> bool:
         """True if the creation of the last file was interrupted."""
         last = self.files[-1]
-        listed = last.number in {file.number for file in self.live}
-        return bool(last.fault) and last.size <= HEAD_SIZE and not listed
+        listed = last.number in {file.number for file in self.listed}
+        return bool(last.fault) and last.size <= FILE_HEADER_SIZE and not listed
 
     @property
-    def replayed(self) -> tuple[FileFound, ...]:
+    def replayed(self) -> tuple[JournalFileFacts, ...]:
         """The files from the one that holds `lsn`, or ends there, to the last; none if no file does."""
         begins = [
-            n for n, file in enumerate(self.files) if not file.fault and file.first <= self.place <= file.end
+            n for n, file in enumerate(self.files) if not file.fault and file.first <= self.lsn <= file.end
         ]
         return self.files[begins[-1] :] if begins else ()
 
     @property
-    def needed(self) -> tuple[FileFound, ...]:
+    def needed(self) -> tuple[JournalFileFacts, ...]:
         """The files that are still needed."""
-        listed = {file.number for file in self.live}
+        listed = {file.number for file in self.listed}
         replayed = {file.number for file in self.replayed}
         return tuple(file for file in self.files if file.number in listed or file.number in replayed)
 
     @property
-    def hole(self) -> FileFound | None:
+    def gap(self) -> JournalFileFacts | None:
         """The first replayed file that does not follow the one before it."""
         replayed = self.replayed
         for before, file in pairwise(replayed):
@@ -158,13 +158,13 @@ class FilesFound:
         return None
 
     @property
-    def left_over(self) -> tuple[FileFound, ...]:
+    def obsolete(self) -> tuple[JournalFileFacts, ...]:
         """Obsolete files whose removal was interrupted."""
-        kept = Kept.of(self.live, self.fallback)
-        return tuple(file for file in self.files if not kept.has(file.number))
+        kept = RequiredFiles.from_lists(self.listed, self.fallback)
+        return tuple(file for file in self.files if not kept.contains(file.number))
 
 
-class Files(Enum):
+class FilesAction(Enum):
     """What is done with the files."""
 
     CREATE = "create the first file"
@@ -173,23 +173,23 @@ class Files(Enum):
     REFUSE = "do not start, change nothing"
 
 
-FILES: Final[tuple[Row[FilesFound, Files], ...]] = (
-    Row("unfinished creation", lambda f: not f.files and not f.file_number, Files.CREATE),
-    Row("all files missing", lambda f: not f.files, Files.REFUSE),
-    Row("listed file missing", lambda f: bool(f.missing), Files.REFUSE),
-    Row("unfinished roll", lambda f: f.torn_last, Files.DROP_LAST),
-    Row("head damaged", lambda f: any(file.fault for file in f.needed), Files.REFUSE),
-    Row("start missing", lambda f: not f.replayed, Files.REFUSE),
-    Row("listed file cut", lambda f: bool(f.shorter), Files.REFUSE),
-    Row("hole between files", lambda f: f.hole is not None, Files.REFUSE),
-    Row("last file missing", lambda f: f.files[-1].number < f.file_number, Files.REFUSE),
-    Row("end missing", lambda f: f.files[-1].end < f.forced, Files.REFUSE),
-    Row("unfinished removal", lambda f: bool(f.left_over), Files.REPLAY),
-    Row("files whole", lambda f: True, Files.REPLAY),
+FILES_RULES: Final[tuple[Rule[FilesFacts, FilesAction], ...]] = (
+    Rule("unfinished creation", lambda f: not f.files and not f.file_number, FilesAction.CREATE),
+    Rule("all files missing", lambda f: not f.files, FilesAction.REFUSE),
+    Rule("listed file missing", lambda f: bool(f.missing), FilesAction.REFUSE),
+    Rule("unfinished roll", lambda f: f.is_last_unfinished, FilesAction.DROP_LAST),
+    Rule("head damaged", lambda f: any(file.fault for file in f.needed), FilesAction.REFUSE),
+    Rule("start missing", lambda f: not f.replayed, FilesAction.REFUSE),
+    Rule("listed file cut", lambda f: bool(f.truncated), FilesAction.REFUSE),
+    Rule("hole between files", lambda f: f.gap is not None, FilesAction.REFUSE),
+    Rule("last file missing", lambda f: f.files[-1].number < f.file_number, FilesAction.REFUSE),
+    Rule("end missing", lambda f: f.files[-1].end < f.durable_lsn, FilesAction.REFUSE),
+    Rule("unfinished removal", lambda f: bool(f.obsolete), FilesAction.REPLAY),
+    Rule("files whole", lambda f: True, FilesAction.REPLAY),
 )
 
 
-class TailFound(NamedTuple):
+class TailFacts(NamedTuple):
     """Facts about the LSN where the valid entries of a file end.
 
     `lsn`: start of the invalid entry; equal to `end` (of the file) if all are valid. `durable_lsn`: highest
@@ -197,15 +197,15 @@ class TailFound(NamedTuple):
     next valid entry. `zeros`: all bytes from `lsn` on are zero.
     """
 
-    place: int
+    lsn: int
     end: int
-    forced: int
-    later: int | None
-    last: bool
+    durable_lsn: int
+    next_entry: int | None
+    is_last_file: bool
     zeros: bool
 
 
-class Tail(Enum):
+class TailAction(Enum):
     """What is done where valid entries end."""
 
     KEEP = "the journal ends here, or continues in the next file"
@@ -214,33 +214,41 @@ class Tail(Enum):
     REFUSE = "do not start, change nothing"
 
 
-TAIL: Final[tuple[Row[TailFound, Tail], ...]] = (
-    Row("whole", lambda t: t.place == t.end >= t.forced or (t.place == t.end and not t.last), Tail.KEEP),
-    Row("damage in a finished file", lambda t: not t.last, Tail.REFUSE),
-    Row("damage before forced entries", lambda t: t.forced > t.place and t.later is not None, Tail.REFUSE),
-    Row("forced entries lost", lambda t: t.forced > t.place, Tail.REFUSE),
-    Row("zeros at the tail", lambda t: t.zeros, Tail.CUT_ZEROS),
-    Row("torn tail", lambda t: True, Tail.CUT),
+TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
+    Rule(
+        "whole",
+        lambda t: t.lsn == t.end >= t.durable_lsn or (t.lsn == t.end and not t.is_last_file),
+        TailAction.KEEP,
+    ),
+    Rule("damage in a finished file", lambda t: not t.is_last_file, TailAction.REFUSE),
+    Rule(
+        "damage before forced entries",
+        lambda t: t.durable_lsn > t.lsn and t.next_entry is not None,
+        TailAction.REFUSE,
+    ),
+    Rule("forced entries lost", lambda t: t.durable_lsn > t.lsn, TailAction.REFUSE),
+    Rule("zeros at the tail", lambda t: t.zeros, TailAction.CUT_ZEROS),
+    Rule("torn tail", lambda t: True, TailAction.CUT),
 )
 
 
-def decide_start(found: StartFound) -> Row[StartFound, Start]:
+def decide_start(found: StartFacts) -> Rule[StartFacts, StartAction]:
     """Return the first row of START_RULES that matches."""
-    return next(row for row in START if row.holds(found))
+    return next(row for row in START_RULES if row.matches(found))
 
 
-def decide_files(found: FilesFound) -> Row[FilesFound, Files]:
+def decide_files(found: FilesFacts) -> Rule[FilesFacts, FilesAction]:
     """Return the first row of FILES_RULES that matches."""
-    return next(row for row in FILES if row.holds(found))
+    return next(row for row in FILES_RULES if row.matches(found))
 
 
-def decide_tail(found: TailFound) -> Row[TailFound, Tail]:
+def decide_tail(found: TailFacts) -> Rule[TailFacts, TailAction]:
     """Return the first row of TAIL_RULES that matches."""
-    return next(row for row in TAIL if row.holds(found))
+    return next(row for row in TAIL_RULES if row.matches(found))
 
 
 @dataclass
-class JournalRecovery:
+class JournalRecoveryReport:
     """Report of an opening: what recovery found and did.
 
     `labels`: rows of the tables, in order. `replayed` entries were read after the snapshot, in

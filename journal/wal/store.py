@@ -11,65 +11,65 @@ from typing import Final, NamedTuple
 from journal.clock import Clock
 from journal.disk import Bytes, Disk
 from journal.errors import Closed, Corrupt, Full, Lost, Stopped
-from journal.fsync import Gate
-from journal.linux_aio import Begin, Landed
+from journal.fsync import FsyncGate
+from journal.linux_aio import FsyncCallback, StartFsync
 from journal.record.format import BadRecord, Buffer
 from journal.wal.checkpoint import (
-    KEPT,
     REWRITE_SECONDS,
-    Checkpoint,
+    SNAPSHOTS_KEPT,
+    JournalCheckpoint,
     JournalSnapshot,
-    LiveFile,
-    Pointer,
+    ListedFile,
     SnapshotHead,
+    SnapshotPointer,
 )
 from journal.wal.entry import (
     HEADER_SIZE,
     AppendMsg,
     Content,
-    Entry,
-    Filler,
+    JournalEntry,
+    LostEntries,
     Operation,
     claimed_size,
     decode_entry,
     encode_entries,
 )
-from journal.wal.file import HEAD_SIZE, Head, JournalFile, find
-from journal.wal.recovery import JournalOpening, JournalState
-from journal.wal.recovery_rules import JournalRecovery, Kept
+from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFileHeader, find_file
+from journal.wal.recovery import JournalRecovery, JournalState
+from journal.wal.recovery_rules import JournalRecoveryReport, RequiredFiles
 
 
-class JournalKeeper:
+class JournalDurability:
     """Durability of the journal: fsyncs through one gate, checkpoints, roll and stop.
 
     Everything except `write` does file work and may run in a worker.
     """
 
-    def __init__(self, disk: Disk, folder: str, clock: Clock, opening: JournalOpening) -> None:
+    def __init__(self, disk: Disk, folder: str, clock: Clock, recovery: JournalRecovery) -> None:
         self._disk = disk
         self._folder = folder
         self._clock = clock
-        self._files = opening.files
-        self.gate = Gate(opening.files.pins)
-        self._checkpoint = opening.checkpoint
-        self._checkpoint_file = opening.checkpoint_file
-        self._snapshots = opening.snapshots
-        self._lists = opening.lists
-        self._mark_lock = threading.Lock()
+        self._files = recovery.files
+        self.gate = FsyncGate(recovery.files.file_references)
+        self._checkpoint = recovery.checkpoint
+        self._checkpoint_file = recovery.checkpoint_file
+        self._snapshots = recovery.snapshots
+        self._file_lists = recovery.file_lists
+        self._checkpoint_file_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
-        self._noted = clock.monotonic()
+        self._checkpoint_written_at = clock.monotonic()
 
     @property
-    def place(self) -> int:
+    def checkpoint_lsn(self) -> int:
         """LSN of the newest checkpoint; a start replays from there."""
-        return self._checkpoint.snapshots[0].place
+        return self._checkpoint.snapshots[0].lsn
 
     @property
-    def note_due(self) -> bool:
+    def checkpoint_write_due(self) -> bool:
         """True if the durable LSN in the checkpoint may be rewritten again."""
-        return self._clock.monotonic() - self._noted >= REWRITE_SECONDS
+        return self._clock.monotonic() - self._checkpoint_written_at >= REWRITE_SECONDS
 
-    def fail(self, reason: str) -> Stopped:
+    def stop(self, reason: str) -> Stopped:
         """Stop the journal and return the error for the caller to raise.
 
         A restart recovers or is refused.
@@ -91,12 +91,12 @@ class JournalKeeper:
             try:
                 active.append(buffers)
             except Full:
-                if active.cut():
-                    self.gate.force(active)
-                    files.forced_to(files.end)
+                if active.truncate_failed_write():
+                    self.gate.fsync(active)
+                    files.raise_durable(files.end)
                 raise
         except OSError as error:
-            raise self.fail(f"a write failed: {error}") from error
+            raise self.stop(f"a write failed: {error}") from error
         files.end = end
 
     def roll(self) -> None:
@@ -107,13 +107,13 @@ class JournalKeeper:
         files, checkpoint = self._files, self._checkpoint
         old = files.active
         try:
-            self.gate.force(old, self._seal)
-            files.forced_to(files.end)
-            head = Head(checkpoint.journal_id, checkpoint.salt, old.number + 1, old.end)
+            self.gate.fsync(old, self._seal)
+            files.raise_durable(files.end)
+            head = JournalFileHeader(checkpoint.journal_id, checkpoint.salt, old.number + 1, old.end)
             new = JournalFile.create(self._disk, self._folder, head)
             self._disk.force_folder(self._folder)
         except OSError as error:
-            raise self.fail(f"a new file of the transaction journal could not be created: {error}") from error
+            raise self.stop(f"a new file of the transaction journal could not be created: {error}") from error
         files.add(new)
 
     def _seal(self) -> None:
@@ -122,7 +122,7 @@ class JournalKeeper:
         files.active.file.force()
         files.seal()
 
-    def force_end(self) -> None:
+    def fsync_all(self) -> None:
         """Fsync everything written so far. Raises Stopped."""
         files = self._files
         if files.stopped is not None:
@@ -130,98 +130,100 @@ class JournalKeeper:
         # In this order: if a roll happens in between, the older end is reported durable and the newer file is
         # fsynced needlessly.
         end, active = files.end, files.active
-        if files.forced >= end:
+        if files.durable_lsn >= end:
             return
         try:
-            self.gate.force(active)
+            self.gate.fsync(active)
         except OSError as error:
-            raise self.fail(f"an fsync failed: {error}") from error
-        files.forced_to(end)
+            raise self.stop(f"an fsync failed: {error}") from error
+        files.raise_durable(end)
 
-    def note(self) -> None:
+    def rewrite_checkpoint_unsynced(self) -> None:
         """Rewrite the durable LSN in the checkpoint without an fsync; on a full disk do nothing."""
         # An outdated LSN is valid: it is only used to tell damage from a torn tail.
-        if self.gate.shut:
+        if self.gate.detached:
             return
         try:
-            with self._mark_lock:
-                self._noted = self._clock.monotonic()
-                self._checkpoint_file.note(self._marked())
+            with self._checkpoint_file_lock:
+                self._checkpoint_written_at = self._clock.monotonic()
+                self._checkpoint_file.write_unsynced(self._current_checkpoint())
         except (Full, Closed):
             return
         except OSError as error:
-            self.fail(f"the checkpoint cannot be written: {error}")
+            self.stop(f"the checkpoint cannot be written: {error}")
 
-    def live(self) -> tuple[LiveFile, ...]:
+    def listed_files(self) -> tuple[ListedFile, ...]:
         """Return the files that a snapshot needs now. Called in the owner's thread."""
         files = self._files
         with files.lock:
             *older, active = files.files
-            held = [LiveFile(file.number, file.first, file.end) for file in older if file.holds]
-            return (*held, LiveFile(active.number, active.first, files.end))
+            held = [ListedFile(file.number, file.first, file.end) for file in older if file.references]
+            return (*held, ListedFile(active.number, active.first, files.end))
 
-    def checkpoint(self, place: int, live: tuple[LiveFile, ...], state: Callable[[], bytes]) -> None:
+    def write_checkpoint(self, lsn: int, files: tuple[ListedFile, ...], state: Callable[[], bytes]) -> None:
         """Write a checkpoint of all entries before `lsn`, then remove obsolete files.
 
         Raises Stopped, Full; the previous checkpoints are then still valid.
         """
         with self._checkpoint_lock:
             try:
-                self._make_checkpoint(place, live, state)
+                self._write_snapshot_and_checkpoint(lsn, files, state)
                 self._remove_idle()
             except OSError as error:
-                raise self.fail(f"a checkpoint could not be written: {error}") from error
+                raise self.stop(f"a checkpoint could not be written: {error}") from error
 
-    def _make_checkpoint(self, place: int, live: tuple[LiveFile, ...], state: Callable[[], bytes]) -> None:
+    def _write_snapshot_and_checkpoint(
+        self, lsn: int, files: tuple[ListedFile, ...], state: Callable[[], bytes]
+    ) -> None:
         old = self._checkpoint
-        if self._files.forced < place:
-            self.force_end()
+        if self._files.durable_lsn < lsn:
+            self.fsync_all()
         number = old.snapshots[0].number + 1
-        self._snapshots.write(JournalSnapshot(SnapshotHead(old.journal_id, number, place, live), state()))
+        self._snapshots.write(JournalSnapshot(SnapshotHead(old.journal_id, number, lsn, files), state()))
         if self._files.stopped is not None:
             raise Stopped(self._files.stopped)
-        with self._mark_lock:
-            pointers = (Pointer(number, place), *old.snapshots)[:KEPT]
-            new = self._marked()._replace(snapshots=pointers)
-            self._checkpoint_file.settle(new)
+        with self._checkpoint_file_lock:
+            pointers = (SnapshotPointer(number, lsn), *old.snapshots)[:SNAPSHOTS_KEPT]
+            new = self._current_checkpoint()._replace(snapshots=pointers)
+            self._checkpoint_file.write_durably(new)
             self._checkpoint = new
-        self._lists = (live, *self._lists)[:KEPT]
+        self._file_lists = (files, *self._file_lists)[:SNAPSHOTS_KEPT]
 
     def _remove_idle(self) -> None:
         """Remove the files and snapshots that neither checkpoint needs."""
-        kept = Kept.of(*self._lists)
-        for file in self._files.take_idle(kept.has):
+        kept = RequiredFiles.from_lists(*self._file_lists)
+        for file in self._files.remove_idle(kept.contains):
             self._disk.unlink(file.path)
         self._snapshots.prune([pointer.number for pointer in self._checkpoint.snapshots])
 
-    def settle(self) -> None:
+    def write_durable_lsn(self) -> None:
         """Write the durable LSN to the checkpoint file; durable on return. Raises Full, Stopped."""
         try:
-            with self._mark_lock:
-                self._checkpoint_file.settle(self._marked())
+            with self._checkpoint_file_lock:
+                self._checkpoint_file.write_durably(self._current_checkpoint())
         except OSError as error:
-            raise self.fail(f"the checkpoint cannot be written: {error}") from error
+            raise self.stop(f"the checkpoint cannot be written: {error}") from error
 
-    def _marked(self) -> Checkpoint:
+    def _current_checkpoint(self) -> JournalCheckpoint:
         files = self._files
-        return self._checkpoint._replace(forced=files.forced, file_number=files.active.number)
+        return self._checkpoint._replace(durable_lsn=files.durable_lsn, file_number=files.active.number)
 
-    def drop(self, reason: str) -> None:
+    def detach(self, reason: str) -> None:
         """Stop without another write or fsync; files are closed when no read uses them."""
-        self.gate.shut = True
-        self.fail(reason)
-        self.let_go()
+        self.gate.detached = True
+        self.stop(reason)
+        self.close_files()
 
-    def let_go(self) -> None:
+    def close_files(self) -> None:
         """Close all files, except those with bytes that are not known to be durable."""
         # Closing such a file could hide its fsync error.
         files = self._files
-        files.drop(self.gate.keep_unforced(files.files, files.forced))
+        files.remove_all(self.gate.keep_unsynced_open(files.files, files.durable_lsn))
 
 
 __all__ = [
     "AppendMsg",
-    "Entry",
+    "JournalEntry",
     "JournalFileInfo",
     "JournalOptions",
     "JournalState",
@@ -262,30 +264,30 @@ class JournalFileInfo(NamedTuple):
     number: int
     first: int
     size: int
-    holds: int
+    references: int
 
 
-class JournalPlan(NamedTuple):
+class JournalFsyncPlan(NamedTuple):
     """State of the journal when an fsync is planned: it makes everything before LSN `end` durable."""
 
     log: JournalStore
-    keeper: JournalKeeper
+    durability: JournalDurability
     file: JournalFile
     end: int
 
-    def force(self) -> None:
+    def fsync(self) -> None:
         """Fsync the file. Called in a worker.
 
         Raises OSError; after the first error every later call raises too.
         """
-        self.keeper.gate.force(self.file)
+        self.durability.gate.fsync(self.file)
 
-    def begin(self, begin: Begin, landed: Landed) -> bool:
+    def start(self, start: StartFsync, callback: FsyncCallback) -> bool:
         """Start the fsync without a thread and call `callback(error)` at its end.
 
         False if none was started.
         """
-        return self.keeper.gate.begin(self.file, begin, landed)
+        return self.durability.gate.start(self.file, start, callback)
 
 
 class JournalStore:
@@ -303,24 +305,24 @@ class JournalStore:
 
     def __init__(
         self,
-        opening: JournalOpening,
-        keeper: JournalKeeper,
+        recovery: JournalRecovery,
+        durability: JournalDurability,
         clock: Clock,
         options: JournalOptions,
         state: JournalState,
     ) -> None:
-        self.journal_id: Final = opening.checkpoint.journal_id
+        self.journal_id: Final = recovery.checkpoint.journal_id
         """Random id, made once with the journal; names it as a source in the partitions."""
-        self.recovery: Final[JournalRecovery] = opening.report
+        self.recovery: Final[JournalRecoveryReport] = recovery.report
         """What the opening found."""
         self.options: Final = options
         self.closed = False
-        self._seed = opening.seed
-        self._files = opening.files
-        self._keeper = keeper
+        self._seed = recovery.seed
+        self._files = recovery.files
+        self._durability = durability
         self._clock = clock
         self._state = state
-        self._under_way = False
+        self._checkpoint_running = False
         self._retry_after = self._reclaim_after = clock.monotonic()
 
     @classmethod
@@ -342,9 +344,9 @@ class JournalStore:
         Everything up to `end_offset` is durable on return. May run in a worker. Raises Corrupt (nothing was
         changed), NewerFormat, Full (only when creating), OSError.
         """
-        recovery = JournalOpening(disk, folder, state, new_id, randomness)
+        recovery = JournalRecovery(disk, folder, state, new_id, randomness)
         recovery.run()
-        durability = JournalKeeper(disk, folder, clock, recovery)
+        durability = JournalDurability(disk, folder, clock, recovery)
         return cls(recovery, durability, clock, options, state)
 
     @property
@@ -358,7 +360,7 @@ class JournalStore:
     @property
     def forced_offset(self) -> int:
         """Durable LSN: everything before it survives a power loss."""
-        return self._files.forced
+        return self._files.durable_lsn
 
     @property
     def stopped(self) -> str | None:
@@ -373,7 +375,7 @@ class JournalStore:
     @property
     def files(self) -> list[JournalFileInfo]:
         """The files by ascending number; the last one is active."""
-        return [JournalFileInfo(f.number, f.first, f.size, f.holds) for f in self._files.files]
+        return [JournalFileInfo(f.number, f.first, f.size, f.references) for f in self._files.files]
 
     def before_append(self, size: int) -> Callable[[], None] | None:
         """Return the file work needed before an append of `size` bytes (sum of `entry_size`), or None.
@@ -384,9 +386,11 @@ class JournalStore:
         """
         self._writable()
         active = self._files.active
-        if not active.sealed and (active.size == HEAD_SIZE or active.size + size <= self.options.file_bytes):
+        if not active.sealed and (
+            active.size == FILE_HEADER_SIZE or active.size + size <= self.options.file_bytes
+        ):
             return None
-        return self._keeper.roll
+        return self._durability.roll
 
     def append(self, entries: Sequence[Content]) -> list[int]:
         """Append all entries in one write and return their LSNs.
@@ -400,12 +404,12 @@ class JournalStore:
         if not entries:
             return []
         files = self._files
-        buffers, lsns, end = encode_entries(entries, files.end, files.forced, self._seed)
+        buffers, lsns, end = encode_entries(entries, files.end, files.durable_lsn, self._seed)
         work = self.before_append(end - files.end)
         if work is not None:
             work()
-            buffers, lsns, end = encode_entries(entries, files.end, files.forced, self._seed)
-        self._keeper.write(buffers, end)
+            buffers, lsns, end = encode_entries(entries, files.end, files.durable_lsn, self._seed)
+        self._durability.write(buffers, end)
         return lsns
 
     def _writable(self) -> None:
@@ -416,64 +420,64 @@ class JournalStore:
 
     # Reading: any thread, concurrently with the owner.
 
-    def read(self, place: int, size: int = 0) -> Entry:
+    def read(self, lsn: int, size: int = 0) -> JournalEntry:
         """Read and verify the entry at `lsn`; a known `size` saves a read. Any thread.
 
         Raises Corrupt (Lost if a repair has replaced it by a filler), OSError, Closed.
         """
-        entry = self._read(place, size or READ_SIZE, cached=False)
+        entry = self._read(lsn, size or READ_SIZE, cached=False)
         if entry is None:
             raise ValueError("a read that may wait returned nothing")
         return entry
 
-    def read_cached(self, place: int, size: int = 0) -> Entry | None:
+    def read_cached(self, lsn: int, size: int = 0) -> JournalEntry | None:
         """As `read`, but None if the read would wait for the disk. Any thread."""
-        return self._read(place, size or READ_SIZE, cached=True)
+        return self._read(lsn, size or READ_SIZE, cached=True)
 
-    def _read(self, place: int, size: int, cached: bool) -> Entry | None:
-        with self._files.reading() as files:
+    def _read(self, lsn: int, size: int, cached: bool) -> JournalEntry | None:
+        with self._files.pinned_files() as files:
             if not files:
                 raise Closed("the transaction journal")
-            file = find(files, place)
+            file = find_file(files, lsn)
             if file is None:
-                raise Corrupt(self._files.folder, place, place, f"no file has the entry at LSN {place}")
+                raise Corrupt(self._files.folder, lsn, lsn, f"no file has the entry at LSN {lsn}")
             pread = file.pread_cached if cached else file.pread
             size = max(size, HEADER_SIZE)
-            data: Buffer | None = pread(size, place)
+            data: Buffer | None = pread(size, lsn)
             if data is not None and size < (claimed := claimed_size(data)):
-                if place + claimed > file.end:
-                    raise self._bad(file, place, "it is longer than its file")
-                data = pread(claimed, place)
+                if lsn + claimed > file.end:
+                    raise self._unreadable_error(file, lsn, "it is longer than its file")
+                data = pread(claimed, lsn)
             if data is None:
                 return None
             try:
-                entry = decode_entry(data, place, self._seed)
+                entry = decode_entry(data, lsn, self._seed)
             except BadRecord as error:
-                raise self._bad(file, place, error.reason) from error
-            if type(entry.content) is Filler:
-                raise self._bad(file, place, "a filler")
+                raise self._unreadable_error(file, lsn, error.reason) from error
+            if type(entry.content) is LostEntries:
+                raise self._unreadable_error(file, lsn, "a filler")
             return entry
 
-    def _bad(self, file: JournalFile, place: int, reason: str) -> Corrupt:
+    def _unreadable_error(self, file: JournalFile, lsn: int, reason: str) -> Corrupt:
         """Return the error for an unreadable entry at `lsn` of a file."""
-        position = place - file.first
-        if file.lost(place, self._seed):
-            reason = f"the entry at LSN {place} was lost and replaced by a repair"
+        position = lsn - file.first
+        if file.is_lost(lsn, self._seed):
+            reason = f"the entry at LSN {lsn} was lost and replaced by a repair"
             return Lost(file.path, position, position + HEADER_SIZE, reason)
-        return Corrupt(file.path, position, position + HEADER_SIZE, f"the entry at LSN {place}: {reason}")
+        return Corrupt(file.path, position, position + HEADER_SIZE, f"the entry at LSN {lsn}: {reason}")
 
     # File references.
 
-    def hold(self, place: int) -> None:
+    def add_reference(self, lsn: int) -> None:
         """Keep the file of the entry at `lsn` until `release`; references are counted.
 
         Raises KeyError.
         """
-        self._files.hold(place)
+        self._files.add_reference(lsn)
 
-    def release(self, place: int) -> None:
+    def release_reference(self, lsn: int) -> None:
         """Release one reference made by `add_reference`. Raises KeyError."""
-        self._files.release(place)
+        self._files.release_reference(lsn)
 
     # Fsync: see journal.fsync.
 
@@ -481,46 +485,46 @@ class JournalStore:
     def flush_due(self) -> bool:
         """True if an fsync should start even if no caller waits for one, because of `flush_bytes`."""
         files = self._files
-        return files.end - files.forced > self.options.flush_bytes and files.stopped is None
+        return files.end - files.durable_lsn > self.options.flush_bytes and files.stopped is None
 
     def force(self) -> None:
         """Fsync everything written so far, in this thread. Raises Stopped, Closed."""
         self._writable()
-        self._keeper.force_end()
+        self._durability.fsync_all()
 
-    def force_plan(self) -> JournalPlan | None:
+    def force_plan(self) -> JournalFsyncPlan | None:
         """Plan an fsync of everything written so far.
 
         None if nothing needs it or the journal is stopped.
         """
         files = self._files
-        if self.closed or files.stopped is not None or files.forced >= files.end:
+        if self.closed or files.stopped is not None or files.durable_lsn >= files.end:
             return None
         end = files.end
-        return JournalPlan(self, self._keeper, files.active, end)
+        return JournalFsyncPlan(self, self._durability, files.active, end)
 
-    def force_done(self, plan: JournalPlan, error: Exception | None) -> Callable[[], None] | None:
+    def force_done(self, plan: JournalFsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the result of an fsync: advance `forced_offset`, or stop the journal.
 
         Returns follow-up file work for a worker, or None.
         """
         files = self._files
         if error is not None:
-            self._keeper.fail(f"an fsync failed: {error}")
+            self._durability.stop(f"an fsync failed: {error}")
         if files.stopped is not None or self.closed:
             return None
-        files.forced_to(plan.end)
-        return self._keeper.note if self._keeper.note_due else None
+        files.raise_durable(plan.end)
+        return self._durability.rewrite_checkpoint_unsynced if self._durability.checkpoint_write_due else None
 
     @property
     def checkpoint_due(self) -> bool:
         """True if a checkpoint should start; never while one is running."""
         files = self._files
-        if self._under_way or self.closed or files.stopped is not None:
+        if self._checkpoint_running or self.closed or files.stopped is not None:
             return False
-        if files.end - self._keeper.place >= self.options.checkpoint_bytes:
+        if files.end - self._durability.checkpoint_lsn >= self.options.checkpoint_bytes:
             return self._clock.monotonic() >= self._retry_after
-        return files.idle > 0 and self._clock.monotonic() >= self._reclaim_after
+        return files.idle_count > 0 and self._clock.monotonic() >= self._reclaim_after
 
     def checkpoint(self) -> Callable[[], None]:
         """Capture the state and return the work that writes a checkpoint of it, for a worker.
@@ -531,15 +535,15 @@ class JournalStore:
         partitions. The work raises Full, Stopped. Raises Stopped, Closed.
         """
         self._writable()
-        if self._under_way:
+        if self._checkpoint_running:
             raise RuntimeError("a checkpoint of the transaction journal is running")
-        self._under_way = True
-        lsn, live, state = self._files.end, self._keeper.live(), self._state.dump()
-        return lambda: self._keeper.checkpoint(lsn, live, state)
+        self._checkpoint_running = True
+        lsn, live, state = self._files.end, self._durability.listed_files(), self._state.dump()
+        return lambda: self._durability.write_checkpoint(lsn, live, state)
 
-    def checkpointed(self, error: Exception | None) -> None:
+    def checkpoint_done(self, error: Exception | None) -> None:
         """Record the end of the work of `checkpoint`, in the owner's thread."""
-        self._under_way = False
+        self._checkpoint_running = False
         now = self._clock.monotonic()
         self._reclaim_after = now + RECLAIM_SECONDS
         self._retry_after = now if error is None else now + RETRY_SECONDS
@@ -554,19 +558,19 @@ class JournalStore:
         if self.closed:
             return
         self.closed = True
-        files, durability = self._files, self._keeper
+        files, durability = self._files, self._durability
         try:
             if files.stopped is None:
-                durability.force_end()
-                if files.end > durability.place or files.idle:
-                    durability.checkpoint(files.end, durability.live(), self._state.dump())
+                durability.fsync_all()
+                if files.end > durability.checkpoint_lsn or files.idle_count:
+                    durability.write_checkpoint(files.end, durability.listed_files(), self._state.dump())
                 else:
-                    durability.settle()
+                    durability.write_durable_lsn()
         finally:
-            durability.let_go()
+            durability.close_files()
 
     def abandon(self, reason: str) -> None:
         """Close without another write or fsync. Repeated calls do nothing."""
         if not self.closed:
             self.closed = True
-            self._keeper.drop(reason)
+            self._durability.detach(reason)

@@ -12,7 +12,7 @@ from journal.record.format import tag_hash
 from tests.arrow.random_logs import BORN, KEYS, TAGS, attributes
 from tests.scale import scaled
 from tfmq import limits
-from tfmq.arrow.encoder import Parts, parts_of
+from tfmq.arrow.encoder import AttributeParts, build_parts
 from tfmq.client.send.record_encoder import attribute_part
 from tfmq.errors import BadRequest, MessageTooLarge
 from tfmq.message import decode_attribute, encode_attribute
@@ -25,21 +25,21 @@ def columns(**given: tuple[list[Any], pa.DataType]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, list(given))
 
 
-def joined(found: Parts) -> list[bytes]:
+def joined(found: AttributeParts) -> list[bytes]:
     return [b"".join(pieces) for pieces in zip(*(each.to_pylist() for each in found.pieces), strict=True)]
 
 
 def attributes_of(batch: pa.RecordBatch) -> list[bytes | None]:
     """The attributes as they would stand in the records."""
-    found = parts_of(batch)
+    found = build_parts(batch)
     if found is None:
         return [None] * len(batch)
     parts = joined(found)
-    assert [bool(part) for part in parts] == found.having.tolist()
+    assert [bool(part) for part in parts] == found.has_attribute.tolist()
     attributes = [part[4:] if part else None for part in parts]
     assert parts == [b"" if each is None else len(each).to_bytes(4, "big") + each for each in attributes]
     tags = [decode_attribute(each).tag if each else None for each in attributes]
-    assert np.broadcast_to(found.hashes, len(batch)).tolist() == [tag_hash(tag or "") for tag in tags]
+    assert np.broadcast_to(found.tag_hashes, len(batch)).tolist() == [tag_hash(tag or "") for tag in tags]
     return attributes
 
 
@@ -132,12 +132,12 @@ def test_what_later_releases_add_stays() -> None:
 )
 def test_what_is_no_attribute_is_refused_with_its_row(given: bytes) -> None:
     with pytest.raises(BadRequest, match="The attributes of row 1 cannot be sent"):
-        parts_of(columns(attributes=([b"\x80", given], pa.binary())))
+        build_parts(columns(attributes=([b"\x80", given], pa.binary())))
 
 
 def test_why_it_is_none_is_one_sentence() -> None:
     with pytest.raises(BadRequest) as caught:
-        parts_of(columns(attributes=([b"junk"], pa.binary())))
+        build_parts(columns(attributes=([b"junk"], pa.binary())))
     said = str(caught.value)
     assert said.startswith("The attributes of row 0 cannot be sent. A message's attribute cannot be read:")
     assert ".." not in said and said.count(":") == 1
@@ -145,12 +145,12 @@ def test_why_it_is_none_is_one_sentence() -> None:
 
 def test_what_is_too_long_is_refused_with_its_row() -> None:
     with pytest.raises(MessageTooLarge, match="The key of row 1 has 65537 bytes, 65536 are allowed"):
-        parts_of(columns(key=([b"", b"k" * (limits.KEY_BYTES + 1)], pa.binary())))
+        build_parts(columns(key=([b"", b"k" * (limits.KEY_BYTES + 1)], pa.binary())))
     with pytest.raises(MessageTooLarge, match="The tag of row 0 has 256 bytes, 255 are allowed"):
-        parts_of(columns(tag=(["ä" * 128], pa.string())))
+        build_parts(columns(tag=(["ä" * 128], pa.string())))
     full = encode_attribute(properties={str(n): "x" * 60_000 for n in range(4)})
     with pytest.raises(MessageTooLarge, match=r"The attribute .* of row 0 has"):
-        parts_of(columns(attributes=([full], pa.binary()), key=([b"k" * 60_000], pa.binary())))
+        build_parts(columns(attributes=([full], pa.binary()), key=([b"k" * 60_000], pa.binary())))
     longest = columns(key=([b"k" * limits.KEY_BYTES], pa.binary()))
     assert attributes_of(longest) == [encode_attribute(key=b"k" * limits.KEY_BYTES)]
 
@@ -159,7 +159,7 @@ def test_text_that_is_not_utf_8_is_refused() -> None:
     bad = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
     for name in ("key", "tag"):
         with pytest.raises(BadRequest, match=f"The column {name} holds text that is not UTF-8"):
-            parts_of(pa.RecordBatch.from_arrays([bad], [name]))
+            build_parts(pa.RecordBatch.from_arrays([bad], [name]))
 
 
 def test_a_slice_has_its_own_rows() -> None:
@@ -169,8 +169,8 @@ def test_a_slice_has_its_own_rows() -> None:
 
 
 def test_nothing_to_say_is_no_part() -> None:
-    assert parts_of(columns(value=([b"v"], pa.binary()))) is None
-    assert parts_of(columns(key=([None], pa.binary()), tag=([None], pa.string()))) is None
+    assert build_parts(columns(value=([b"v"], pa.binary()))) is None
+    assert build_parts(columns(key=([None], pa.binary()), tag=([None], pa.string()))) is None
     assert attributes_of(columns(tag=(["", None, "t"], pa.string()))) == [
         None,
         None,
@@ -179,7 +179,7 @@ def test_nothing_to_say_is_no_part() -> None:
 
 
 def test_the_part_is_what_the_client_puts_into_a_record() -> None:
-    found = parts_of(columns(key=([b"k", b"l"], pa.binary())))
+    found = build_parts(columns(key=([b"k", b"l"], pa.binary())))
     assert found is not None and joined(found) == [
         attribute_part(encode_attribute(key=k)) for k in (b"k", b"l")
     ]
@@ -203,4 +203,4 @@ def test_bytes_below_a_null_are_not_looked_at() -> None:
     ]
     bent = pa.BinaryArray.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\x06"), edges, data])
     with pytest.raises(BadRequest, match="row 1 cannot be sent"):
-        parts_of(pa.RecordBatch.from_arrays([bent], ["attributes"]))
+        build_parts(pa.RecordBatch.from_arrays([bent], ["attributes"]))

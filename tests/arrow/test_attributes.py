@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.arrow.random_logs import attributes
 from tests.scale import scaled
-from tfmq.arrow.attributes import Attributes, Unreadable
+from tfmq.arrow.attributes import AttributeColumn, UnreadableAttribute
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute, encode_attribute
 
@@ -32,10 +32,10 @@ def bent(draw: st.DrawFn) -> bytes:
     )
 
 
-def of(*parts: bytes | None) -> Attributes:
+def of(*parts: bytes | None) -> AttributeColumn:
     ends = np.cumsum([len(each or b"") for each in parts], dtype=np.int64)
     begins = ends - [len(each or b"") for each in parts]
-    return Attributes(
+    return AttributeColumn(
         b"".join(each or b"" for each in parts), begins, ends, np.array([each is not None for each in parts])
     )
 
@@ -49,7 +49,7 @@ def by_the_decoder(data: bytes) -> tuple[Any, Any]:
 @given(st.lists(GOOD | st.none(), min_size=1, max_size=20))
 def test_what_a_sender_packs_is_read(parts: list[bytes | None]) -> None:
     read = of(*parts)
-    fields = read.fields("key", "tag")
+    fields = read.decode_fields("key", "tag")
     found = list(zip(fields["key"].to_pylist(), fields["tag"].to_pylist(), strict=True))
     assert found == [by_the_decoder(each) if each else (None, None) for each in parts]
     assert read.column().to_pylist() == parts
@@ -69,21 +69,21 @@ def test_what_is_bent_is_read_as_the_decoder_reads_it_or_named(part: bytes, behi
             by_the_decoder(each) if each else (None, None) for each in (part, b"", behind)
         ]
     except DecodeFailed:
-        with pytest.raises(Unreadable) as found:
-            read.fields("key", "tag")
+        with pytest.raises(UnreadableAttribute) as found:
+            read.decode_fields("key", "tag")
         assert found.value.row in (1, 3)
         return
-    fields = read.fields("key", "tag")
+    fields = read.decode_fields("key", "tag")
     assert list(zip(fields["key"].to_pylist(), fields["tag"].to_pylist(), strict=True)) == expected
 
 
 def test_one_field_alone() -> None:
     read = of(encode_attribute(key=b"k", tag="t"), encode_attribute(tag="t", properties={"a": "b"}))
-    assert read.fields("tag")["tag"].to_pylist() == ["t", "t"]
-    assert read.fields("key")["key"].to_pylist() == [b"k", None]
+    assert read.decode_fields("tag")["tag"].to_pylist() == ["t", "t"]
+    assert read.decode_fields("key")["key"].to_pylist() == [b"k", None]
 
 
 def test_without_attributes_all_is_null() -> None:
     read = of(None, None)
     assert read.column().to_pylist() == [None, None]
-    assert read.fields("key", "tag")["tag"].to_pylist() == [None, None]
+    assert read.decode_fields("key", "tag")["tag"].to_pylist() == [None, None]

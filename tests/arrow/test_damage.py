@@ -5,18 +5,18 @@ from zlib import crc32
 
 import pytest
 
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.block_trailer import TRAILER_SIZE
 from tests.arrow.rows import decoder
 from tests.client.blocks import Bytes
-from tfmq.arrow.decoder import Inspector
+from tfmq.arrow.decoder import DamageLocator
 from tfmq.errors import Damaged, DecodeFailed
 
 
 def find(
     log: Bytes, body: bytes | bytearray | None = None, verify: str = "chunk"
 ) -> Damaged | DecodeFailed | None:
-    inspector = Inspector("orders", log.log_id & 0xFFFFFF, log.log_id, verify)
-    return inspector.find(bytes(log.body() if body is None else body), log.first)
+    inspector = DamageLocator("orders", log.log_id & 0xFFFFFF, log.log_id, verify)
+    return inspector.find_error(bytes(log.body() if body is None else body), log.first)
 
 
 def raised(log: Bytes, verify: str = "chunk") -> Any:
@@ -160,7 +160,7 @@ def test_a_control_record_of_a_later_version_is_no_damage() -> None:
     log = Bytes()
     log.append(b"x")
     body = bytearray(log.body())
-    at = len(body) - CONTROL_SIZE
+    at = len(body) - TRAILER_SIZE
     body[at + 21] = 2
     body[at + 4 : at + 8] = crc32(body[at + 20 :]).to_bytes(4, "big")
     with pytest.raises(DecodeFailed, match="block trailer version 2, 1 is known; use a newer client"):

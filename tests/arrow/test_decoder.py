@@ -2,7 +2,7 @@
 
 import pytest
 
-from journal.record.format import FLAG_CONTROL, FLAG_TOMBSTONE, HEADER, make_id, make_record
+from journal.record.format import FLAG_TOMBSTONE, FLAG_TRAILER, HEADER, make_id, make_record
 from tests.arrow.rows import decoded, decoder, expected
 from tests.client.blocks import PRODUCER, Bytes
 from tfmq.arrow import SCHEMA, project
@@ -100,7 +100,7 @@ def test_who_must_have_every_message_gets_those_with_an_unreadable_attribute_wit
 def test_a_last_control_record_that_is_too_short_is_damage(before: bytes, length: int) -> None:
     log = Bytes()
     data = make_record(before, make_id(PRODUCER, 1)) if before else b""
-    data += HEADER.pack(length, 0, log.log_id, FLAG_CONTROL) + bytes(length)
+    data += HEADER.pack(length, 0, log.log_id, FLAG_TRAILER) + bytes(length)
     for verify in VERIFY:
         with pytest.raises(Damaged):
             decoder(log, verify=verify).decode(data, 0)

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from journal.record.batch import verify_batch
-from journal.record.block_trailer import Control, encode_control
+from journal.record.block_trailer import BlockTrailer, encode_trailer
 from journal.record.format import PRODUCER_ID_MAX, SEQUENCE_COUNT, make_log_id, tag_flag
 from tests.arrow.random_logs import attributes
 from tests.scale import scaled
 from tfmq.arrow import Decoder, Encoded, encode
 from tfmq.client.send.record_encoder import attribute_part, encode_each
-from tfmq.client.send.record_encoder import encode as client_encode
+from tfmq.client.send.record_encoder import encode_shared as client_encode
 from tfmq.errors import BadRequest, MessageTooLarge
 from tfmq.message import encode_attribute
 
@@ -30,8 +30,8 @@ def stored(encoded: Encoded) -> bytes:
     """The blocks as a log has them."""
     parts, position, offset, ordinal = [], 0, 0, 0
     for size, count, crc in encoded.blocks:
-        control = Control(count, size, crc, 1, 1, 0, ordinal, offset)
-        parts += [bytes(encoded.data[position : position + size]), encode_control(LOG_ID, control)]
+        control = BlockTrailer(count, size, crc, 1, 1, 0, ordinal, offset)
+        parts += [bytes(encoded.data[position : position + size]), encode_trailer(LOG_ID, control)]
         position, offset, ordinal = position + size, control.next, control.next_ordinal
     return b"".join(parts)
 

@@ -4,14 +4,14 @@ import msgpack
 import numpy as np
 import pytest
 
-from tfmq.arrow.attributes import Layout, layout_of
+from tfmq.arrow.attributes import AttributeLayout, find_layout
 from tfmq.message import encode_attribute
 
 
-def layout(*parts: bytes) -> Layout:
+def layout(*parts: bytes) -> AttributeLayout:
     ends = np.cumsum([len(each) for each in parts], dtype=np.int64)
     begins = ends - [len(each) for each in parts]
-    return layout_of(b"".join(parts), begins, ends, np.ones(len(parts), dtype=bool))
+    return find_layout(b"".join(parts), begins, ends, np.ones(len(parts), dtype=bool))
 
 
 @pytest.mark.parametrize("born", [None, 0, 0x7F, 0x80, 0xFFFF, 0x10000, 1 << 32, 1_700_000_000_000])
@@ -23,12 +23,12 @@ def test_times_and_keys_of_every_length_are_plain(born: int | None, key: bytes |
         data = encode_attribute(born, key, tag) or b"\x80"
         found = layout(b"\x80", data, b"\x80")
         assert found.plain.tolist() == [True] * 3
-        assert found.keys.there.tolist() == [False, key is not None, False]
+        assert found.keys.present.tolist() == [False, key is not None, False]
         assert found.keys.text[1] == isinstance(key, str)
         assert found.keys.ends[1] - found.keys.begins[1] == len(key or b"")
         assert found.tags.ends[1] - found.tags.begins[1] == len(tag or "")
         head = msgpack.packb({1: born})[1:] if born is not None else b""
-        assert found.heads.ends[1] - found.heads.begins[1] == len(head)
+        assert found.birth_times.ends[1] - found.birth_times.begins[1] == len(head)
 
 
 @pytest.mark.parametrize(
@@ -53,5 +53,5 @@ def test_times_and_keys_of_every_length_are_plain(born: int | None, key: bytes |
 def test_others_are_left_to_the_decoder(data: bytes) -> None:
     found = layout(b"\x81\x02\xa1k", data, b"\x81\x02\xa1k")
     assert found.plain.tolist() == [True, False, True]
-    assert not found.keys.there[1] and not found.tags.there[1]
+    assert not found.keys.present[1] and not found.tags.present[1]
     assert found.keys.begins[1] == found.keys.ends[1]

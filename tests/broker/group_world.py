@@ -241,7 +241,7 @@ class World:
         return self.chance.random() < 0.7
 
     def names(self) -> list[Name]:
-        topics = self.broker.engine.house.topics
+        topics = self.broker.engine.broker.topics
         return [
             (topic.name, topic.incarnation, number)
             for topic in topics.all()
@@ -283,11 +283,11 @@ class World:
     def require_durable(self, worker: Worker) -> None:
         """After a power cut now the catalog knows these grants, or later ones."""
         after = self.broker.crashed(self.broker.disk.crash(keep="nothing"))
-        row = after.engine.house.catalog.register.groups[worker.group]
+        row = after.engine.broker.catalog.state.groups[worker.group]
         for (_, incarnation, number), grant in worker.held.items():
             owner = row.owners.get((incarnation, number))
-            if worker.punctual() and incarnation in after.engine.house.catalog.register.topics:
-                assert owner is not None and owner.member == worker.name and owner.grant >= grant, (
+            if worker.punctual() and incarnation in after.engine.broker.catalog.state.topics:
+                assert owner is not None and owner.member == worker.name and owner.generation >= grant, (
                     f"{worker.name} was told of partition {number} by grant {grant}, the disk has {owner}"
                 )
 
@@ -322,7 +322,7 @@ class World:
 
     def look_at_offsets(self) -> None:
         """What the register has never goes back."""
-        row = self.broker.engine.house.catalog.register.groups.get("billing")
+        row = self.broker.engine.broker.catalog.state.groups.get("billing")
         if row is None:
             return
         for name in self.names():
@@ -366,7 +366,7 @@ class World:
             self.broker.step(self.chance.randrange(len(self.broker.jobs)))
 
     def turn(self) -> None:
-        self.broker.engine.turn_ended()
+        self.broker.engine.end_turn()
 
     def wait(self) -> None:
         self.pass_seconds(self.chance.choice([0.1, 1.0, 3.0, 7.0]))
@@ -426,7 +426,7 @@ class World:
             worker.goes_away()
 
     def grow(self) -> None:
-        count = len(self.broker.engine.house.topics.topic("orders").partitions)
+        count = len(self.broker.engine.broker.topics.topic("orders").partitions)
         if count < 12:
             self.broker.ask(GrowTopic("orders", count + 1))
             self.broker.work()
@@ -481,7 +481,7 @@ class World:
 
     def at_rest(self) -> bool:
         owned = [name for worker in self.workers for name in worker.held]
-        offsets = self.broker.engine.house.catalog.register.groups["billing"].offsets
+        offsets = self.broker.engine.broker.catalog.state.groups["billing"].offsets
         kept = {(incarnation, number): place.offset for (incarnation, number), place in offsets.items()}
         return (
             sorted(owned) == sorted(self.names())

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from journal.record.block import blocks_of, control_position
-from journal.record.block_trailer import CONTROL_SIZE, decode_control
+from journal.record.block import blocks_of, trailer_position
+from journal.record.block_trailer import TRAILER_SIZE, decode_trailer
 from journal.record.format import make_id, make_record, records_of, tag_flag
 from journal.testing import SimulatedClock, SimulatedDisk
-from tfmq.broker.request_handler import Engine
+from tfmq.broker.request_handler import RequestHandler
 from tfmq.config import Config, load
 from tfmq.errors import TfmqError
 from tfmq.protocol import commands
-from tfmq.protocol.delayed_handle import Handles, read_dues
+from tfmq.protocol.delayed_handle import Handles, decode_due_times
 from tfmq.protocol.schema import DUE_BYTES
 
 DATA = "/data"
@@ -150,7 +150,7 @@ class Broker:
         self.session = Session()
         self.values = values
         self.random = Randomness()
-        self.engine = Engine(config(**values), self.disk, self.clock, self.run, self.random)
+        self.engine = RequestHandler(config(**values), self.disk, self.clock, self.run, self.random)
         self.correlation = 0
         if start:
             self.engine.start()
@@ -177,7 +177,7 @@ class Broker:
         work, done = self.jobs[index]
         del self.jobs[index]
         self.do(work, done)
-        self.engine.turn_ended()
+        self.engine.end_turn()
 
     def work(self) -> None:
         """Every job, and those that follow from them."""
@@ -193,10 +193,10 @@ class Broker:
                 break
             self.clock.advance(max(0.0, due - self.clock.monotonic()))
             self.engine.tick(self.clock.monotonic())
-            self.engine.turn_ended()
+            self.engine.end_turn()
         self.clock.advance(max(0.0, end - self.clock.monotonic()))
         self.engine.tick(self.clock.monotonic())
-        self.engine.turn_ended()
+        self.engine.end_turn()
 
     def stop(self) -> None:
         stopped: list[bool] = []
@@ -224,7 +224,7 @@ class Broker:
         method = getattr(self.engine, command.name.lower())
         method(request, memoryview(body), answer, session or self.session)
         if turn:
-            self.engine.turn_ended()
+            self.engine.end_turn()
         return answer
 
     def create(self, name: str = "orders", partitions: int | None = None, **settings: Any) -> Answer:
@@ -234,7 +234,7 @@ class Broker:
         return answer
 
     def incarnation(self, name: str = "orders") -> int:
-        return int(self.engine.house.topics.topic(name).incarnation)
+        return int(self.engine.broker.topics.topic(name).incarnation)
 
     def lease(self, count: int = 1) -> int:
         answer = self.ask(commands.LeaseProducerIds(count))
@@ -323,7 +323,7 @@ class Broker:
     @property
     def arrivals(self) -> Any:
         """The log where delayed messages arrive."""
-        return self.engine.house.delay.partition.log
+        return self.engine.broker.delay_commands.partition.log
 
     def fetch(self, offset: int = 0, *, topic: str = "orders", partition: int = 0, **fields: Any) -> Answer:
         session = fields.pop("session", None)
@@ -353,7 +353,7 @@ class Broker:
             offset = answer.next
 
     def log(self, topic: str = "orders", partition: int = 0) -> Any:
-        found = self.engine.house.topics.topic(topic).partitions[partition]
+        found = self.engine.broker.topics.topic(topic).partitions[partition]
         assert not isinstance(found, str)
         return found.log
 
@@ -495,7 +495,7 @@ class Broker:
 
     def settled(self) -> bool:
         """Whether the journal need not keep anything any more."""
-        return not self.engine.house.transactions.store.transactions
+        return not self.engine.broker.transaction_commands.store.transactions
 
 
 def batch(producer_id: int, sequence: int, payloads: Sequence[bytes], tag: str = "") -> bytes:
@@ -519,7 +519,7 @@ def at(ms: int) -> bytes:
 def handles(answer: Answer) -> list[str]:
     """Of the messages of a delayed send."""
     store_id, log_id, first, dues = answer.delayed
-    return list(Handles(store_id, log_id, first, read_dues(dues)))
+    return list(Handles(store_id, log_id, first, decode_due_times(dues)))
 
 
 def payloads_of(answer: Answer, offset: int = 0) -> list[bytes]:
@@ -528,11 +528,11 @@ def payloads_of(answer: Answer, offset: int = 0) -> list[bytes]:
     position = 0
     while position < len(answer.body):
         rest = answer.body[position:]
-        at = control_position(rest, 0)
-        start = decode_control(rest, at, answer.log_id).offset
-        (block,) = blocks_of(rest[: at + CONTROL_SIZE], start, answer.log_id)
+        at = trailer_position(rest, 0)
+        start = decode_trailer(rest, at, answer.log_id).offset
+        (block,) = blocks_of(rest[: at + TRAILER_SIZE], start, answer.log_id)
         for record in records_of(block.data):
             if block.offset + record.position >= offset:
                 found.append(bytes(block.data[record.position + 20 : record.position + record.size]))
-        position += at + CONTROL_SIZE
+        position += at + TRAILER_SIZE
     return found

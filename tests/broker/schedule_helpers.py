@@ -63,14 +63,14 @@ class Scheduling(Broker):
     def advance(self, seconds: float) -> None:
         """Time goes on, in steps to whatever is due and cannot wait for something else."""
         end = self.clock.monotonic() + seconds
-        while (due := self.engine.house.timers.next_firm()) is not None and due <= end:
+        while (due := self.engine.broker.timers.next_not_deferrable()) is not None and due <= end:
             self.tick_at(due)
         self.tick_at(end)
 
     def tick_at(self, moment: float) -> None:
         self.clock.advance(max(0.0, moment - self.clock.monotonic()))
         self.engine.tick(self.clock.monotonic())
-        self.engine.turn_ended()
+        self.engine.end_turn()
 
     def until(self, text: str) -> None:
         """Time goes on, in steps to whatever is due, until the wall clock shows that."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.broker.helpers import Broker, Session, after, handles
-from tfmq.broker.acts import ACTS
+from tfmq.broker.acts import LOGGED_COMMANDS
 from tfmq.protocol import commands
 from tfmq.protocol.commands import COMMANDS, Command
 
@@ -119,12 +119,14 @@ def test_what_a_peer_sent_forges_no_line_and_fills_no_log(lines: Lines) -> None:
 
 
 def test_every_act_is_a_command() -> None:
-    assert set(ACTS) <= set(commands.BY_REQUEST)
+    assert set(LOGGED_COMMANDS) <= set(commands.BY_REQUEST)
 
 
 @pytest.mark.parametrize(
-    "command", [each for each in COMMANDS if each.request.shape in ACTS], ids=lambda each: each.name
+    "command",
+    [each for each in COMMANDS if each.request.shape in LOGGED_COMMANDS],
+    ids=lambda each: each.name,
 )
 def test_the_result_of_an_act_is_made_of_whatever_its_reply_has(command: Command) -> None:
     """A reply that gets a field more would otherwise be a bug that ends the broker's turn."""
-    inspect.signature(ACTS[command.request.shape].done).bind(*command.reply.names)
+    inspect.signature(LOGGED_COMMANDS[command.request.shape].describe_result).bind(*command.reply.names)

@@ -8,17 +8,17 @@ import pytest
 
 from journal.record.batch import Appended, Batch
 from tests.broker.helpers import Broker, after, batch
-from tfmq.broker.delayed_produce import ArrivalsLanding
+from tfmq.broker.delayed_produce import ArrivalLogAdapter
 from tfmq.delay.arrivals import header as notes
-from tfmq.delay.arrivals.header import Turns
-from tfmq.delay.arrivals.log import batches_of, note_batch, read
-from tfmq.delay.due_time import RELATIVE_FLAG, dues_of
+from tfmq.delay.arrivals.header import TurnColumns
+from tfmq.delay.arrivals.log import arrival_batches, header_batch, read_batches
+from tfmq.delay.due_time import RELATIVE_FLAG, due_times_of
 from tfmq.protocol.commands import ACKS_WRITTEN
 
 Told = list[tuple[Sequence[Appended] | None, BaseException | None]]
 
 HOUR = 3_600_000
-CANCEL = note_batch(notes.cancel(Turns(array("Q", (5,)), array("Q", (6,)))))
+CANCEL = header_batch(notes.cancel_header(TurnColumns(array("Q", (5,)), array("Q", (6,)))))
 
 
 @pytest.fixture
@@ -28,26 +28,26 @@ def broker() -> Broker:
     return made
 
 
-def landing(broker: Broker) -> ArrivalsLanding:
-    house = broker.engine.house
-    return ArrivalsLanding(house.delay.partition, house.writes)
+def landing(broker: Broker) -> ArrivalLogAdapter:
+    house = broker.engine.broker
+    return ArrivalLogAdapter(house.delay_commands.partition, house.produce_handler)
 
 
 def append(broker: Broker, *batches: Batch, turn: bool = True) -> Told:
     told: Told = []
     landing(broker).append(batches, lambda answers, error: told.append((answers, error)))
     if turn:
-        broker.engine.turn_ended()
+        broker.engine.end_turn()
     return told
 
 
 def copies(broker: Broker, producer: int, sequence: int) -> list[Batch]:
     """A message of `producer` that gets another time: its record again, behind a note that says so."""
     data = batch(producer, sequence, [b"copied"])
-    dues = dues_of(array("Q", (broker.clock.wall_ms() + HOUR,)), RELATIVE_FLAG)
-    old = Turns(array("Q", (7,)), array("Q", (8,)))
-    note = notes.reschedule(broker.log().log_id, "orders", dues, len(data), old)
-    return batches_of(note, data, (), producer, sequence, 1)
+    dues = due_times_of(array("Q", (broker.clock.wall_ms() + HOUR,)), RELATIVE_FLAG)
+    old = TurnColumns(array("Q", (7,)), array("Q", (8,)))
+    note = notes.reschedule_header(broker.log().log_id, "orders", dues, len(data), old)
+    return arrival_batches(note, data, (), producer, sequence, 1)
 
 
 def test_what_the_queue_writes_comes_behind_what_was_sent_before_in_the_same_turn(broker: Broker) -> None:
@@ -82,9 +82,9 @@ def test_what_was_written_when_its_force_failed_may_have_happened(broker: Broker
     told: list[BaseException | None] = []
     broker.delay(broker.lease(), 0, due=after(HOUR), acks=ACKS_WRITTEN, turn=False)
     broker.disk.faults.fail("force", path="arrivals/")
-    broker.engine.house.delay.partition.write()
+    broker.engine.broker.delay_commands.partition.write()
     landing(broker).when_forced(broker.arrivals.end_offset, told.append)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert [getattr(error, "outcome", None) for error in told] == ["unknown"]
 
 
@@ -111,7 +111,7 @@ def test_a_truncation_waits_for_the_append_and_the_append_for_it() -> None:
     broker.work()
     assert ended == [None] and second.code == "ok"
     assert broker.arrivals.first_offset == end
-    (landed,) = read(broker.arrivals, end, broker.arrivals.end_offset)
+    (landed,) = read_batches(broker.arrivals, end, broker.arrivals.end_offset)
     assert landed.first_number == second.delayed.first_number
 
 
@@ -119,7 +119,7 @@ def test_when_it_is_on_the_disk_is_told(broker: Broker) -> None:
     append(broker, CANCEL)
     told: list[BaseException | None] = []
     landing(broker).when_forced(landing(broker).log.end_offset, told.append)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert told == [None] and broker.arrivals.forced_offset == broker.arrivals.end_offset
 
 

@@ -14,8 +14,8 @@ from journal.fsck.log_verify import NO_SEGMENT
 from journal.testing import Moment, SimulatedDisk
 from tests.broker.helpers import DATA, Broker, after
 from tests.scale import scaled, seeded
-from tfmq.broker.catalog_state import ID_SLACK
-from tfmq.broker.data_repair import DataRepaired, Mended, repair_data, verify_data
+from tfmq.broker.catalog_state import LOST_IDS_MAX
+from tfmq.broker.data_repair import DataRepairResult, RepairedFile, repair_data, verify_data
 from tfmq.data_dir import encode_version
 from tfmq.protocol import commands
 from tfmq.server.main import startup_sentence
@@ -53,14 +53,14 @@ def contents(disk: SimulatedDisk) -> dict[str, bytes]:
     return {path: bytes(content.data) for path, content in disk.all_files() if not disk.is_folder(path)}
 
 
-def mended(disk: SimulatedDisk) -> list[Mended]:
+def mended(disk: SimulatedDisk) -> list[RepairedFile]:
     """What a repair did; the next one finds nothing, and a check no damage."""
     assert any(report.damaged for report in verify_data(disk, DATA))
     rehearsed = repair_data(disk, DATA, dry_run=True)
     done = repair_data(disk, DATA)
     assert [each.file for each in rehearsed.folder] == [each.file for each in done.folder]
     assert not any(report.damaged for report in verify_data(disk, DATA))
-    assert repair_data(disk, DATA).folder == [] and not done.refused
+    assert repair_data(disk, DATA).folder == [] and not done.failed
     return done.folder
 
 
@@ -68,7 +68,7 @@ def mended(disk: SimulatedDisk) -> list[Mended]:
 def test_a_catalog_that_was_closed_is_rebuilt_from_its_snapshot_with_everything(how: str) -> None:
     broker = lived()
     broker.stop()
-    before = broker.engine.house.catalog.register.dump()
+    before = broker.engine.broker.catalog.state.dump()
     change(broker.disk, ".catalog", CUTS[how])
     for _ in range(2):
         with pytest.raises(Corrupt, match="meta"):
@@ -76,7 +76,7 @@ def test_a_catalog_that_was_closed_is_rebuilt_from_its_snapshot_with_everything(
     (done,) = mended(broker.disk)
     assert "which has everything" in done.note
     again = Broker(broker.disk, broker.clock)
-    assert again.engine.house.catalog.register.dump() == before
+    assert again.engine.broker.catalog.state.dump() == before
     again = again.restart().restart()
     assert (again.payloads(), again.saved()) == ([b"hello"], {("orders", 0): 77})
 
@@ -84,7 +84,7 @@ def test_a_catalog_that_was_closed_is_rebuilt_from_its_snapshot_with_everything(
 def test_a_flipped_bit_anywhere_in_a_catalog_that_was_closed_is_refused_and_nothing_is_changed() -> None:
     broker = lived()
     broker.stop()
-    before = broker.engine.house.catalog.register.dump()
+    before = broker.engine.broker.catalog.state.dump()
     (path,) = [f"{META}/{name}" for name in broker.disk.list(META) if name.endswith(".catalog")]
     whole = broker.disk.read_file(path)
     for position in sorted({0, 80, 300, *range(7, len(whole), len(whole) // scaled(300)), len(whole) - 1}):
@@ -99,7 +99,7 @@ def test_a_flipped_bit_anywhere_in_a_catalog_that_was_closed_is_refused_and_noth
         assert contents(broker.disk) == files
     (done,) = mended(broker.disk)
     assert "which has everything" in done.note
-    assert Broker(broker.disk, broker.clock).engine.house.catalog.register.dump() == before
+    assert Broker(broker.disk, broker.clock).engine.broker.catalog.state.dump() == before
 
 
 @pytest.mark.parametrize("how", ["half", "empty", "deleted"])
@@ -121,10 +121,10 @@ def test_a_catalog_that_was_not_closed_is_rebuilt_from_the_folders_and_no_id_com
     again = Broker(disk, broker.clock)
     assert [again.incarnation(name) for name in ("orders", "bills")] == incarnations
     assert again.payloads() == [b"hello"] and again.payloads("bills") == [b"bill"]
-    assert again.lease() > used + ID_SLACK // 2
+    assert again.lease() > used + LOST_IDS_MAX // 2
     again = again.restart().restart()
     assert again.create("more").code == "ok"
-    assert again.incarnation("more") > used + ID_SLACK // 2
+    assert again.incarnation("more") > used + LOST_IDS_MAX // 2
 
 
 def test_a_catalog_that_is_gone_as_a_whole_is_rebuilt_from_the_folders() -> None:
@@ -162,7 +162,7 @@ def test_a_power_cut_at_any_moment_of_a_repair_leaves_one_that_goes_on() -> None
             repair_data(left, DATA)
             again = Broker(left, broker.clock).restart()
             assert again.payloads() == [b"hello"]
-            assert again.lease() > ID_SLACK
+            assert again.lease() > LOST_IDS_MAX
 
 
 def test_a_damaged_version_file_is_written_anew_from_the_catalog() -> None:
@@ -209,7 +209,7 @@ def test_files_and_folders_in_each_others_place_are_put_aside() -> None:
         (f"{DATA}/orders-1", "no folder, where a folder belongs"),
     }
     assert broker.disk.is_folder(f"{mark}.damaged") and broker.disk.read_file(f"{DATA}/notes-7")
-    (lost,) = done.refused
+    (lost,) = done.failed
     assert lost.path == f"{DATA}/orders-1", "put aside, and nothing is in its place"
     again = Broker(broker.disk, broker.clock)
     assert again.payloads() == [b"hello"]
@@ -217,8 +217,8 @@ def test_files_and_folders_in_each_others_place_are_put_aside() -> None:
     (lost,) = [found for report in verify_data(again.disk, DATA) for found in report.findings]
     assert lost.file == f"{DATA}/orders-1/log.mark" and "gone at a start" in lost.what
     done = repair_data(again.disk, DATA)
-    assert [each.path for each in done.refused] == [f"{DATA}/orders-1"]
-    assert done == DataRepaired(refused=done.refused)
+    assert [each.path for each in done.failed] == [f"{DATA}/orders-1"]
+    assert done == DataRepairResult(failed=done.failed)
 
 
 class Forbidding(SimulatedDisk):
@@ -284,7 +284,7 @@ def left_without_records(name: str, suffix: str) -> tuple[SimulatedDisk, Broker,
 def test_a_partition_whose_only_record_file_is_gone_is_stopped_until_it_is_given_up(how: str) -> None:
     disk, broker, _ = left_without_records("orders-0", ".zxQueue")
     again = Broker(disk, broker.clock)
-    (stopped,) = again.engine.status_map()["stopped"]  # type: ignore[misc]
+    (stopped,) = again.engine.status_fields()["stopped"]  # type: ignore[misc]
     assert stopped["partition"] == 0 and "were gone at a start" in stopped["reason"]
     again.stop()
     assert any(report.damaged for report in verify_data(disk, DATA))
@@ -303,10 +303,10 @@ def test_a_partition_whose_only_record_file_is_gone_is_stopped_until_it_is_given
 def test_a_repair_of_a_partition_whose_only_record_file_is_gone_says_so_and_serves_it() -> None:
     disk, broker, _ = left_without_records("orders-0", ".zxQueue")
     done = repair_data(disk, DATA)
-    assert [each.reason for each in done.logs] == [NO_SEGMENT] and not done.refused
+    assert [each.reason for each in done.logs] == [NO_SEGMENT] and not done.failed
     assert not any(report.damaged for report in verify_data(disk, DATA))
     again = Broker(disk, broker.clock)
-    assert again.engine.status_map()["stopped"] == []
+    assert again.engine.status_fields()["stopped"] == []
     assert again.produce(again.lease(), 0, [b"new"]).code == "ok"
 
 
@@ -335,7 +335,7 @@ def test_a_catalog_whose_only_file_is_gone_is_refused_and_rebuilt() -> None:
     assert [name for name in before if name not in disk.list(META)] == []
     assert repair_data(disk, DATA).folder
     again = Broker(disk, broker.clock)
-    assert again.payloads() == [b"hello"] * 20 and again.lease() > ID_SLACK
+    assert again.payloads() == [b"hello"] * 20 and again.lease() > LOST_IDS_MAX
 
 
 @pytest.mark.parametrize("name", ["orders-1", "transactions", "delay", "delay/arrivals"])
@@ -347,31 +347,31 @@ def test_a_folder_that_is_gone_as_a_whole_is_damage_and_has_the_advice_of_the_st
     broker.stop()
     disk, path = broker.disk, f"{DATA}/{name}"
     assert (
-        not any(report.damaged for report in verify_data(disk, DATA)) and not repair_data(disk, DATA).refused
+        not any(report.damaged for report in verify_data(disk, DATA)) and not repair_data(disk, DATA).failed
     )
     disk.rename(path, "/elsewhere")
     if how == "empty":
         disk.make_folder(path)
     (found,) = [each for report in verify_data(disk, DATA) for each in report.findings]
     assert (found.file, found.weight) == (path, "damage") and "missing" in found.what
-    (refused,) = repair_data(disk, DATA).refused
+    (refused,) = repair_data(disk, DATA).failed
     assert refused.path == path
     if name == "orders-1":
         assert "topic resume orders --partition 1" in str(refused)
         again = Broker(disk, broker.clock)
-        (stopped,) = again.engine.status_map()["stopped"]  # type: ignore[misc]
+        (stopped,) = again.engine.status_fields()["stopped"]  # type: ignore[misc]
         assert stopped["partition"] == 1 and "gone at a start" in stopped["reason"]
         again.stop()
         (found,) = [each for report in verify_data(disk, DATA) for each in report.findings]
         assert (found.file, found.weight) == (f"{path}/log.mark", "damage") and "is lost" in found.what
-        (refused,) = repair_data(disk, DATA).refused
+        (refused,) = repair_data(disk, DATA).failed
         assert refused.path == path and "topic resume orders --partition 1" in str(refused)
         again = Broker(disk, broker.clock)
         again.ask(commands.ResumePartition("orders", 1))
         again.work()
         again.stop()
         assert not any(report.damaged for report in verify_data(disk, DATA))
-        assert not repair_data(disk, DATA).refused
+        assert not repair_data(disk, DATA).failed
         return
     with pytest.raises(Corrupt) as raised:
         Broker(disk, broker.clock)

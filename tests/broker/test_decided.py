@@ -183,7 +183,9 @@ def test_the_start_applies_what_was_decided_before_anybody_asks_with_workers_tha
     (moment, *_) = moments(broker, lambda: broker.transact(stream, TWO), "force", "/transactions/")
     left = Broker(moment.crash(keep="nothing"), broker.clock, queued=True)
     assert not left.jobs
-    assert left.log("orders").applied(SOURCE_TRANSACTION, left.engine.house.transactions.store.journal_id)
+    assert left.log("orders").applied(
+        SOURCE_TRANSACTION, left.engine.broker.transaction_commands.store.journal_id
+    )
     assert found(left) == ([b"a", b"b"] * 2, [b"c"] * 2)
 
 
@@ -269,7 +271,7 @@ def test_item_37_retention_of_what_was_applied_does_not_bring_it_back() -> None:
         broker.produce(producer, sequence, [bytes(25_000)])
     broker.advance(130)
     assert broker.log().first_offset > 100
-    journal_id = broker.engine.house.transactions.store.journal_id
+    journal_id = broker.engine.broker.transaction_commands.store.journal_id
     place = broker.log().applied(SOURCE_TRANSACTION, journal_id)
     assert place is not None
     for again in (broker.crashed(broker.disk.crash(keep="nothing")), broker.restart()):
@@ -277,7 +279,7 @@ def test_item_37_retention_of_what_was_applied_does_not_bring_it_back() -> None:
         assert not {b"a", b"b"} & set(again.payloads())
         assert again.decide(began).state == "committed"
         assert not {b"a", b"b"} & set(again.payloads())
-        again.engine.house.lock.release()
+        again.engine.broker.lock.release()
 
 
 def test_a_truncation_up_to_the_end_does_not_bring_it_back(broker: Broker) -> None:
@@ -423,7 +425,7 @@ def test_a_partition_that_cannot_be_opened_gets_its_messages_when_it_is_resumed(
     disk.faults.fail("open", path="/bills-0/", times=None)
     left = Broker(disk, broker.clock)
     disk.faults.clear()
-    assert isinstance(left.engine.house.topics.topic("bills").partitions[0], str)
+    assert isinstance(left.engine.broker.topics.topic("bills").partitions[0], str)
     assert left.ask(commands.ResumePartition("bills", 0)).state == "open"
     assert found(left) == ([b"a", b"b"], [b"c"])
 
@@ -435,7 +437,7 @@ def test_a_full_journal_refuses_and_goes_on_when_there_is_space(broker: Broker) 
     broker.disk.faults.fail("write", error=28, path="/transactions/", times=None)
     refused = broker.ask(request, body)
     assert refused.code == "disk_full" and refused.failure is not None
-    assert refused.failure.outcome == "not done" and broker.engine.house.quotas.bytes == 0
+    assert refused.failure.outcome == "not done" and broker.engine.broker.backpressure.pending_bytes == 0
     broker.disk.faults.clear()
     again = broker.ask(request, body)
     assert again.state == "committed" and not again.repeated
@@ -452,7 +454,7 @@ def test_a_stopped_journal_answers_and_plain_sends_go_on(broker: Broker) -> None
     broker.disk.faults.clear()
     refused = broker.transact(broker.stream(), TWO)
     assert refused.code == "storage_stopped" and broker.produce(broker.lease(), 0).code == "ok"
-    assert broker.engine.status_map()["transactions"]["journal"] != "open"
+    assert broker.engine.status_fields()["transactions"]["journal"] != "open"
     left = broker.crashed(broker.disk.crash(keep="nothing"))
     assert left.transact(left.stream(), TWO).state == "committed"
     orders, bills = found(left)

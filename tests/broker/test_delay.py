@@ -15,7 +15,7 @@ from tfmq.protocol.commands import (
     ListDelayed,
     ResumePartition,
 )
-from tfmq.protocol.delayed_handle import parse_handle, print_handle
+from tfmq.protocol.delayed_handle import format_handle, parse_handle
 
 HOUR = 3_600_000
 
@@ -119,7 +119,7 @@ def mixed(broker: Broker, generator: random.Random) -> list[Answer]:
         answers.append(send(id, sequence, payloads, **fields))
         if generator.random() < 0.3:
             answers.append(send(id, sequence, payloads, **fields))
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     broker.advance(generator.random())
     return answers
 
@@ -144,8 +144,8 @@ def test_a_cancelled_message_never_comes_and_the_answer_stays(broker: Broker) ->
 def test_a_handle_of_nobody_s_is_unknown_and_a_typo_is_refused(broker: Broker) -> None:
     (handle,) = handles(broker.delay(broker.lease(), 0))
     own = parse_handle(handle)
-    other = print_handle(own._replace(store_id=own.store_id + 1))
-    never = print_handle(own._replace(number=own.number + 1000))
+    other = format_handle(own._replace(store_id=own.store_id + 1))
+    never = format_handle(own._replace(number=own.number + 1000))
     assert broker.cancel_delayed(other).state == "unknown"
     assert broker.cancel_delayed(never).state == "unknown"
     assert broker.describe_delayed(other)["state"] == "unknown"
@@ -226,10 +226,10 @@ def test_a_message_is_described_as_far_as_it_is_known(broker: Broker) -> None:
 
 def test_the_status_says_what_waits(broker: Broker) -> None:
     broker.delay(broker.lease(), 0, [b"x"] * 3, due=after(1000) + after(HOUR) * 2)
-    status = broker.engine.house.status()["delay"]
+    status = broker.engine.broker.status()["delay"]
     assert status["pending"] == 3 and status["arrivals"] == "open" and status["levels"] == []
     broker.advance(2)
-    assert broker.engine.house.status()["delay"]["pending"] == 2
+    assert broker.engine.broker.status()["delay"]["pending"] == 2
 
 
 # Targets
@@ -240,7 +240,7 @@ def test_a_topic_deleted_before_its_messages_are_due_drops_them(broker: Broker) 
     answer = broker.delay(producer, 0, [b"a", b"b"])
     broker.delete()
     broker.advance(2)
-    assert broker.engine.house.status()["delay"]["dropped"] == 2
+    assert broker.engine.broker.status()["delay"]["dropped"] == 2
     assert broker.delayed() == []
     assert broker.cancel_delayed(handles(answer)[0]).state in ("unknown", "cancelled")
 
@@ -267,7 +267,7 @@ def test_a_stopped_partition_holds_only_its_own_timers(broker: Broker) -> None:
     broker.log().stop("a test stops it")
     broker.advance(5)
     assert broker.payloads("bills") == [b"bill"] and broker.payloads() == [b"before"]
-    status = broker.engine.house.status()["delay"]
+    status = broker.engine.broker.status()["delay"]
     assert status["pending"] == 2 and status["waits_for"]
     broker.delay(producer, 3, [b"bill 2"], topic="bills")
     broker.advance(2)
@@ -424,9 +424,9 @@ def test_many_repeats_and_cancels_leave_no_quota_behind(broker: Broker) -> None:
         broker.delay(producer, sequence)
         broker.cancel_delayed(handles(answer)[0])
         broker.describe_delayed(handles(answer)[0])
-    assert broker.engine.house.quotas.bytes == 0
+    assert broker.engine.broker.backpressure.pending_bytes == 0
 
 
 def test_named_levels_are_told_to_clients() -> None:
     broker = Broker(delay__levels=["1s", "5min"], delay__tick_ms=50)
-    assert broker.engine.house.status()["delay"]["levels"] == [1, 300]
+    assert broker.engine.broker.status()["delay"]["levels"] == [1, 300]

@@ -18,14 +18,14 @@ from journal.disk import RealDisk
 from journal.testing import SimulatedClock
 from tests.broker.helpers import Broker, after, at, handles
 from tests.scale import SCALE, scaled, seeded
-from tfmq.delay.delay_queue import SLOTS
+from tfmq.delay.delay_queue import WHEEL_SLOTS
 from tfmq.delay.memory_window import Step
 from tfmq.protocol.commands import ACKS_WRITTEN, DUE_RELATIVE, ResumePartition
-from tfmq.protocol.delayed_handle import parse_handle, read_dues
+from tfmq.protocol.delayed_handle import decode_due_times, parse_handle
 from tfmq.protocol.schema import DUE_MAX
 
 TICK_MS = 10
-ROUND_MS = SLOTS * TICK_MS
+ROUND_MS = WHEEL_SLOTS * TICK_MS
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 YEAR = 365 * DAY
 TEN_YEARS = 10 * YEAR
@@ -43,13 +43,13 @@ def broker() -> Broker:
 
 
 def now_of(broker: Broker) -> int:
-    return int(broker.engine.house.delay.queue.now_ms())
+    return int(broker.engine.broker.delay_commands.queue.now_ms())
 
 
 def wait(broker: Broker, seconds: float) -> None:
     """Time goes on from one thing that must happen at its time to the next; rounds of housekeeping come with them."""
-    house, end = broker.engine.house, broker.clock.monotonic() + seconds
-    while (due := house.timers.next_firm()) is not None and due <= end:
+    house, end = broker.engine.broker, broker.clock.monotonic() + seconds
+    while (due := house.timers.next_not_deferrable()) is not None and due <= end:
         broker.clock.advance(max(0.0, due - broker.clock.monotonic()))
         broker.advance(0)
     broker.clock.advance(max(0.0, end - broker.clock.monotonic()))
@@ -200,7 +200,7 @@ def test_what_arrives_beside_a_load_waits_for_what_is_loaded() -> None:
 
 
 def loading(broker: Broker) -> bool:
-    return broker.engine.house.delay.queue._keeper.busy is Step.LOAD
+    return broker.engine.broker.delay_commands.queue._scheduler.running_step is Step.LOAD
 
 
 # Every delay there is
@@ -249,7 +249,7 @@ def test_the_end_of_time_is_listed_cancelled_and_never_comes(broker: Broker, wir
 
 def test_a_delayed_message_may_be_as_large_as_any(broker: Broker) -> None:
     """At once from memory, and after the arrivals have been given up, from a bucket."""
-    limits = broker.engine.house.limits
+    limits = broker.engine.broker.limits
     largest = limits["message_bytes"] + limits["attribute_bytes"]
     payloads = [bytes([n]) * largest for n in range(2)]
     producer = broker.lease()
@@ -397,14 +397,14 @@ def test_as_many_as_ten_million_are_due_in_one_minute(tmp_path: Path) -> None:
         sent += part
     print(f"{sent:,} sent in {time.monotonic() - begun:.0f} s")
     broker.advance(1)
-    assert broker.engine.house.status()["delay"]["pending"] == count
+    assert broker.engine.broker.status()["delay"]["pending"] == count
     until(broker, start + HOUR - 1)
     assert broker.payloads() == []
     begun = time.monotonic()
     while broker.log().end_ordinal < count:
         broker.clock.advance(0.25)  # at once: a disk is slower than ten million dues a minute
         broker.advance(0)
-        assert broker.engine.house.status()["delay"]["near"] <= 1_200_000
+        assert broker.engine.broker.status()["delay"]["near"] <= 1_200_000
         assert now_of(broker) < start + 2 * HOUR, f"{broker.log().end_ordinal:,} came"
     assert now_of(broker) >= start + HOUR + MINUTE - SECOND
     print(f"{count:,} came in {time.monotonic() - begun:.0f} s")
@@ -439,7 +439,7 @@ def test_what_fell_due_in_a_long_downtime_comes_paced_and_live_traffic_goes_betw
     while (before := again.log().end_ordinal) < count:
         answer = again.produce(live, turns, topic="live", turn=False)
         again.engine.tick(again.clock.monotonic())
-        again.engine.turn_ended()
+        again.engine.end_turn()
         assert answer.code == "ok"
         assert again.log().end_ordinal - before <= TURN_ROWS_MOST
         again.clock.advance(0.001)
@@ -469,7 +469,7 @@ class Race:
             self.work()
 
     def work(self) -> None:
-        self.broker.engine.turn_ended()
+        self.broker.engine.end_turn()
         self.broker.work()
 
     def step(self) -> None:
@@ -562,6 +562,6 @@ def test_arrivals_that_fail_beside_an_unforced_one_keep_nobody_busy() -> None:
 
 def test_the_dues_of_an_answer_are_those_of_the_handles(broker: Broker) -> None:
     answer = broker.delay(broker.lease(), 0, [b"a", b"b"], due=after(5) + at(0))
-    dues = list(read_dues(answer.delayed.dues))
+    dues = list(decode_due_times(answer.delayed.dues))
     assert dues == [now_of(broker) + 5, now_of(broker) + 1]
     assert [parse_handle(handle).due for handle in handles(answer)] == dues

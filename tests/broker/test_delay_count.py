@@ -46,7 +46,7 @@ def has_room(broker: Broker) -> bool:
 
 def waiting(broker: Broker) -> int:
     """As the status has it, as it is listed and as it is counted."""
-    told = broker.engine.house.delay.queue.status()["pending"]
+    told = broker.engine.broker.delay_commands.queue.status()["pending"]
     assert told == len(broker.delayed()), "the list has others"
     return int(told)
 

@@ -6,7 +6,7 @@ import pytest
 
 from journal.errors import Corrupt, Full
 from journal.record.block import blocks_of
-from journal.record.block_trailer import CONTROL_SIZE, SOURCE_DELAY
+from journal.record.block_trailer import SOURCE_DELAY, TRAILER_SIZE
 from journal.testing import Moment, SimulatedClock, SimulatedDisk
 from tests.broker.helpers import DATA, Answer, Broker, after, handles
 from tests.scale import scaled, seeded
@@ -14,7 +14,7 @@ from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.data_repair import repair_data, verify_data
 from tfmq.broker.startup import ARRIVALS_NAME, DELAY_FOLDER, NEW_DELAY_MARKER
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
-from tfmq.protocol.delayed_handle import read_dues
+from tfmq.protocol.delayed_handle import decode_due_times
 
 FOLDER = f"{DATA}/{DELAY_FOLDER}"
 ARRIVALS = f"{FOLDER}/{ARRIVALS_NAME}"
@@ -74,11 +74,11 @@ def test_the_log_of_arrivals_has_one_id_in_all_parts() -> None:
 
 def test_the_first_start_makes_a_store_and_the_catalog_knows_it() -> None:
     broker = Broker()
-    store_id = broker.engine.house.delay.store_id
-    assert broker.engine.house.catalog.register.delay_store == store_id
+    store_id = broker.engine.broker.delay_commands.store_id
+    assert broker.engine.broker.catalog.state.delay_store == store_id
     assert not broker.disk.exists(WORD)
     left = broker.crashed(broker.disk.crash(keep="nothing"))
-    assert left.engine.house.delay.store_id == store_id
+    assert left.engine.broker.delay_commands.store_id == store_id
     assert left.lease() > store_id
 
 
@@ -86,12 +86,12 @@ def test_a_data_folder_of_the_release_before_gets_its_store() -> None:
     broker = Broker()
     broker.create()
     broker.produce(broker.lease(), 0, [b"old"])
-    broker.engine.house.catalog.register.delay_store = 0
+    broker.engine.broker.catalog.state.delay_store = 0
     broker.stop()
     remove(broker.disk)
     again = Broker(broker.disk, broker.clock)
     assert again.payloads() == [b"old"]
-    assert again.engine.house.catalog.register.delay_store > 0
+    assert again.engine.broker.catalog.state.delay_store > 0
     assert again.delay(again.lease(), 0).code == "ok"
 
 
@@ -133,11 +133,11 @@ def test_buckets_without_their_arrivals_are_refused() -> None:
 
 def test_the_operator_s_word_begins_a_new_store_once() -> None:
     broker, _ = with_one_waiting()
-    old = broker.engine.house.delay.store_id
+    old = broker.engine.broker.delay_commands.store_id
     remove(broker.disk)
     broker.disk.write_file(WORD, b"")
     again = Broker(broker.disk, broker.clock)
-    assert again.engine.house.delay.store_id > old and not again.disk.exists(WORD)
+    assert again.engine.broker.delay_commands.store_id > old and not again.disk.exists(WORD)
     assert again.delayed() == []
     again.delay(again.lease(), 0, [b"new"])
     assert delivered(again) == [b"soon", b"new"]
@@ -149,7 +149,7 @@ def test_the_operator_s_word_begins_a_new_store_once() -> None:
 
 def test_another_one_s_store_is_refused_by_its_number() -> None:
     broker, _ = with_one_waiting()
-    own = broker.engine.house.delay.store_id
+    own = broker.engine.broker.delay_commands.store_id
     other = Broker()
     other.lease(100)
     other.create()
@@ -157,7 +157,7 @@ def test_another_one_s_store_is_refused_by_its_number() -> None:
     remove(other.disk)
     other.disk.write_file(WORD, b"")
     other = Broker(other.disk, other.clock)
-    another = other.engine.house.delay.store_id
+    another = other.engine.broker.delay_commands.store_id
     other.stop()
     kept = files(broker.disk)
     put(broker.disk, files(other.disk))
@@ -199,7 +199,7 @@ def test_arrivals_that_are_older_than_the_buckets_are_refused_and_the_reverse() 
         Broker(broker.disk, broker.clock)
     put(broker.disk, new)
     again = Broker(broker.disk, broker.clock)
-    assert again.engine.house.status()["delay"]["pending"] == 13
+    assert again.engine.broker.status()["delay"]["pending"] == 13
 
 
 def test_a_journal_that_is_older_than_the_arrivals_is_refused() -> None:
@@ -241,12 +241,12 @@ def test_a_catalog_that_is_older_than_the_store_gives_out_no_id_twice() -> None:
 
 def test_broker_time_begins_where_a_partition_has_been_also_behind_a_wall_clock_that_went_back() -> None:
     broker, _ = with_one_waiting()
-    (fired, _) = broker.log().applied(SOURCE_DELAY, broker.engine.house.delay.store_id)
+    (fired, _) = broker.log().applied(SOURCE_DELAY, broker.engine.broker.delay_commands.store_id)
     broker.clock.jump_wall(-86_400)
     again = Broker(broker.disk, broker.clock)
-    assert again.engine.house.delay.queue.now_ms() >= fired
+    assert again.engine.broker.delay_commands.queue.now_ms() >= fired
     later = again.delay(again.lease(), 0, [b"behind"], due=after(1000))
-    assert min(read_dues(later.delayed.dues)) >= fired + 1000
+    assert min(decode_due_times(later.delayed.dues)) >= fired + 1000
     assert delivered(again, 2) == [b"soon", b"behind"]
 
 
@@ -324,7 +324,7 @@ def test_arrivals_in_which_a_byte_is_wrong_lose_no_more_than_it_hit(at: str, end
     disk.damage(f"{ARRIVALS}/{name}", place, b"#")
     again = Broker(disk, broker.clock)
     expected = [b"one", b"three", b"four"] if at == "records" else [b"four"]
-    assert again.engine.house.delay.status()["damaged"] >= 1
+    assert again.engine.broker.delay_commands.status()["damaged"] >= 1
     assert f"{name}.damaged" in again.disk.list(ARRIVALS)
     again.advance(3_601)
     assert again.payloads() == expected
@@ -337,7 +337,7 @@ def test_arrivals_in_which_a_checksum_alone_is_wrong_lose_nothing() -> None:
     broker.disk.damage(f"{ARRIVALS}/{name}", size - 30, b"#")
     again = Broker(broker.disk, broker.clock)
     again.advance(3_600)
-    assert again.engine.house.delay.status()["damaged"] == 0 and answer.fields
+    assert again.engine.broker.delay_commands.status()["damaged"] == 0 and answer.fields
     assert again.payloads() == [b"soon", b"later"]
 
 
@@ -373,14 +373,14 @@ def test_a_flipped_bit_in_a_trailer_of_the_arrivals_loses_no_message_and_deliver
     assert len(blocks) == 4
     kept = files(disk)
     rng = seeded("trailer of the arrivals", which)
-    for byte in rng.sample(range(CONTROL_SIZE), max(12, scaled(40))):
+    for byte in rng.sample(range(TRAILER_SIZE), max(12, scaled(40))):
         put(disk, kept)
-        at = blocks[which].next - CONTROL_SIZE + byte
+        at = blocks[which].next - TRAILER_SIZE + byte
         disk.write_file(
             f"{ARRIVALS}/{name}", data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
         )
         again = Broker(disk.crash(keep="everything"), SimulatedClock(broker.clock.wall_ms()))
-        assert again.engine.house.delay.status()["damaged"] == 0, byte
+        assert again.engine.broker.delay_commands.status()["damaged"] == 0, byte
         again.advance(17)
         assert again.payloads() == [], byte
         again.advance(2)
@@ -406,7 +406,7 @@ def test_a_start_that_cannot_mend_the_arrivals_ends_and_gives_up_nothing(kind: s
         Broker(broker.disk, broker.clock)
     broker.disk.faults.clear()
     again = Broker(broker.disk, broker.clock)
-    assert again.engine.house.delay.status()["damaged"] == 1
+    assert again.engine.broker.delay_commands.status()["damaged"] == 1
     again.advance(3_601)
     assert again.payloads() == [b"one", b"three", b"four"]
 
@@ -428,9 +428,9 @@ def test_arrivals_cut_below_what_is_in_buckets_lose_only_what_is_in_none(size: i
     else:
         disk.write_file(path, disk.read_file(path)[:size])
     again = Broker(disk.crash(keep="everything"), broker.clock)
-    assert again.engine.house.delay.status()["damaged"] >= 2
+    assert again.engine.broker.delay_commands.status()["damaged"] >= 2
     assert delivered(again) == [b"in a bucket"]
     done = repair_data(disk, DATA)
-    assert sum(each.lost for each in done.logs) >= 2 and not done.refused
+    assert sum(each.lost for each in done.logs) >= 2 and not done.failed
     assert not any(report.damaged for report in verify_data(disk, DATA))
     assert delivered(Broker(disk, broker.clock)) == [b"in a bucket"]

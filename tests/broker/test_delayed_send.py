@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.record.batch import Batch, Source, cut_blocks
-from journal.record.block_trailer import CONTROL_RECORD, SOURCE_TRANSACTION, holds_control_header
-from journal.record.format import FLAG_CONTROL, HEADER_SIZE, make_log_id
+from journal.record.batch import Batch, Source, split_blocks
+from journal.record.block_trailer import SOURCE_TRANSACTION, TRAILER, contains_trailer_header
+from journal.record.format import FLAG_TRAILER, HEADER_SIZE, make_log_id
 from tests.broker.helpers import Answer, Broker, Session, after, at, batch, handles
-from tfmq.apply_target import ARRIVALS_KEY, Mark, Schedule
-from tfmq.broker.delayed_produce import effective_at, unwrap, wrap
-from tfmq.delay.arrivals.log import read
-from tfmq.delay.due_time import ABSOLUTE_FLAG, DUE_MAX, RELATIVE_FLAG, dues_of
+from tfmq.apply_target import ARRIVALS_KEY, AppendDelayed, AppendResult
+from tfmq.broker.delayed_produce import effective_due_times_at, unwrap_batch, wrap_batch
+from tfmq.delay.arrivals.log import read_batches
+from tfmq.delay.due_time import ABSOLUTE_FLAG, DUE_MAX, RELATIVE_FLAG, due_times_of
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Block, Produce
-from tfmq.protocol.delayed_handle import parse_handle, read_dues
+from tfmq.protocol.delayed_handle import decode_due_times, parse_handle
 
 ORDERS = make_log_id(20, 3)
 PRODUCER = 1 << 30
@@ -30,7 +30,7 @@ def broker() -> Broker:
 
 
 def dues(answer: Answer) -> list[int]:
-    return list(read_dues(answer.delayed.dues))
+    return list(decode_due_times(answer.delayed.dues))
 
 
 def queued(**values: Any) -> Broker:
@@ -49,7 +49,7 @@ def test_a_delayed_send_lands_whole_behind_its_note(broker: Broker) -> None:
     answer = broker.delay(broker.lease(), 0, [b"one", b"two"], due=after(5000) + at(now + 9000))
     assert answer.positions == [] and answer.first_ordinal == -1 and answer.durability == ACKS_SYNCED
     assert dues(answer) == [now + 5000, now + 9000]
-    (landed,) = read(broker.arrivals, 0, broker.arrivals.end_offset)
+    (landed,) = read_batches(broker.arrivals, 0, broker.arrivals.end_offset)
     assert landed.log_id == broker.log().log_id and landed.topic == "orders"
     assert landed.first_number == answer.delayed.first_number
     assert list(landed.dues) == dues(answer) and landed.absolute == RELATIVE_FLAG + ABSOLUTE_FLAG
@@ -90,9 +90,9 @@ def test_what_arrives_in_one_turn_is_one_append(broker: Broker) -> None:
     producers = [broker.lease() for _ in range(5)]
     before = broker.arrivals.end_offset
     answers = [broker.delay(producer, 0, [b"%d" % n], turn=False) for n, producer in enumerate(producers)]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert len({answer.append_time for answer in answers}) == 1
-    landed = list(read(broker.arrivals, before, broker.arrivals.end_offset))
+    landed = list(read_batches(broker.arrivals, before, broker.arrivals.end_offset))
     numbers = [answer.delayed.first_number for answer in answers]
     assert [each.first_number for each in landed] == numbers == sorted(set(numbers))
 
@@ -115,7 +115,7 @@ def test_a_repeat_in_the_same_turn_has_the_first_answer(broker: Broker) -> None:
     producer = broker.lease()
     first = broker.delay(producer, 0, turn=False)
     second = broker.delay(producer, 0, session=Session("another"), turn=False)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert (first.repeated, second.repeated) == (False, True)
     assert first.delayed == second.delayed
 
@@ -123,8 +123,10 @@ def test_a_repeat_in_the_same_turn_has_the_first_answer(broker: Broker) -> None:
 def test_a_repeat_of_what_is_given_up_is_answered_without_its_dues(broker: Broker) -> None:
     producer = broker.lease()
     broker.delay(producer, 0)
-    partition = broker.engine.house.delay.partition
-    partition.exclusively(lambda: partition.log.truncate_before(partition.log.end_offset), lambda *_: None)
+    partition = broker.engine.broker.delay_commands.partition
+    partition.run_exclusively(
+        lambda: partition.log.truncate_before(partition.log.end_offset), lambda *_: None
+    )
     again = broker.delay(producer, 0)
     assert again.code == "ok" and again.repeated and again.delayed is None
 
@@ -177,7 +179,7 @@ def test_what_its_partition_would_refuse_is_refused_at_once(broker: Broker) -> N
 
 def control_header(log_id: int) -> bytes:
     """The header of a control record of that log."""
-    return CONTROL_RECORD.pack(80, 5, log_id, FLAG_CONTROL, *[0] * 14)[:HEADER_SIZE]
+    return TRAILER.pack(80, 5, log_id, FLAG_TRAILER, *[0] * 14)[:HEADER_SIZE]
 
 
 def test_a_broken_block_is_refused(broker: Broker) -> None:
@@ -195,7 +197,7 @@ def test_a_broken_block_is_refused(broker: Broker) -> None:
         after(1000),
     )
     assert broker.ask(request, data).code == "bad_request"
-    (block,) = cut_blocks(data)
+    (block,) = split_blocks(data)
     assert broker.ask(request._replace(blocks=[Block(*block)]), data).code == "ok"
 
 
@@ -240,7 +242,7 @@ def test_what_waits_for_the_disk_counts_against_the_session_s_quota() -> None:
     assert broker.delay(producer, 1, [bytes(60_000)]).code == "busy"
     broker.work()
     assert first.code == "ok"
-    assert broker.engine.house.quotas.bytes == 0
+    assert broker.engine.broker.backpressure.pending_bytes == 0
     second = broker.delay(producer, 1, [bytes(60_000)])
     broker.work()
     assert second.code == "ok"
@@ -269,7 +271,7 @@ def test_a_stopped_log_of_arrivals_refuses_and_a_start_lifts_it(broker: Broker) 
     assert refused.code == "storage_stopped"
     for answer in (lost, refused):
         assert "start the broker again" in str(answer.failure) and "topic resume" not in str(answer.failure)
-    assert broker.engine.house.status()["delay"]["arrivals"] != "open"
+    assert broker.engine.broker.status()["delay"]["arrivals"] != "open"
     again = broker.restart()
     assert again.delay(producer, 1).code == "ok"
 
@@ -278,15 +280,15 @@ def test_a_batch_that_waits_for_a_roll_keeps_its_bytes_and_nothing_due_behind_it
     broker = queued()
     producer = broker.lease()
     broker.work()
-    partition = broker.engine.house.delay.partition
-    partition.exclusively(lambda: None, lambda result, error: None)
+    partition = broker.engine.broker.delay_commands.partition
+    partition.run_exclusively(lambda: None, lambda result, error: None)
     body = bytearray(batch(producer, 0, [b"kept"]))
     request = Produce("orders", broker.incarnation(), 0, producer, 0, 1, ACKS_WRITTEN, [], after(1000))
     answer = broker.ask(request, bytes(body))
     assert answer.code == "waiting" and answer.released
     broker.work()
     assert answer.code == "ok"
-    *_, landed = read(broker.arrivals, 0, broker.arrivals.end_offset, upto="written")
+    *_, landed = read_batches(broker.arrivals, 0, broker.arrivals.end_offset, upto="written")
     assert bytes(landed.data[0]).endswith(b"kept")
 
 
@@ -298,7 +300,7 @@ def test_accepting_costs_no_parse_of_a_message(monkeypatch: pytest.MonkeyPatch) 
     for count in (10, 10_000):
         producer = broker.lease()
         data = batch(producer, 0, [b"payload!"] * count)
-        blocks = [Block(*each) for each in cut_blocks(data)]
+        blocks = [Block(*each) for each in split_blocks(data)]
         request = Produce(
             "orders",
             broker.incarnation(),
@@ -340,10 +342,10 @@ def calls_of(broker: Broker, request: Produce, data: bytes) -> int:
 def test_what_is_wrapped_comes_out_as_it_went_in(asked: list[tuple[bool, int]], blocked: bool) -> None:
     wire = b"".join(at(time) if absolute else after(time) for absolute, time in asked)
     data = batch(PRODUCER, 7, [b"%d" % n for n in range(len(asked))])
-    whole = Batch(data, cut_blocks(data) if blocked else [], PRODUCER, 7, len(asked))
-    wrapped = wrap(ORDERS, "orders", wire, whole)
+    whole = Batch(data, split_blocks(data) if blocked else [], PRODUCER, 7, len(asked))
+    wrapped = wrap_batch(ORDERS, "orders", wire, whole)
     assert wrapped.count == len(asked) and sum(each[0] for each in wrapped.blocks) in (0, len(wrapped.data))
-    note, records = unwrap(wrapped._replace(data=memoryview(wrapped.data)))
+    note, records = unwrap_batch(wrapped._replace(data=memoryview(wrapped.data)))
     assert (note.log_id, note.topic, note.size_bytes) == (ORDERS, "orders", len(data))
     assert bytes(records.data) == data and list(records.blocks) == list(whole.blocks)
     assert list(note.dues.times) == [time for _, time in asked]
@@ -352,8 +354,8 @@ def test_what_is_wrapped_comes_out_as_it_went_in(asked: list[tuple[bool, int]], 
 
 def test_a_delay_counts_from_the_decision_and_a_time_stays() -> None:
     def at_10_000(asked: list[tuple[int, bytes]], ahead_ms: int = 0, decided_ms: int = 8_000) -> list[int]:
-        times = dues_of(array("Q", [time for time, _ in asked]), b"".join(flag for _, flag in asked))
-        return list(effective_at(times, decided_ms, 10_000, ahead_ms).times)
+        times = due_times_of(array("Q", [time for time, _ in asked]), b"".join(flag for _, flag in asked))
+        return list(effective_due_times_at(times, decided_ms, 10_000, ahead_ms).times)
 
     relative, absolute = RELATIVE_FLAG, ABSOLUTE_FLAG
     assert at_10_000([(5000, relative)]) == [13_000]
@@ -366,18 +368,22 @@ def test_a_delay_counts_from_the_decision_and_a_time_stays() -> None:
     assert at_10_000([(DUE_MAX, relative), (DUE_MAX, absolute)]) == [DUE_MAX, DUE_MAX]
 
 
-def schedule(broker: Broker, *pieces: Batch, high: int = 1) -> list[tuple[Mark | None, BaseException | None]]:
-    told: list[tuple[Mark | None, BaseException | None]] = []
+def schedule(
+    broker: Broker, *pieces: Batch, high: int = 1
+) -> list[tuple[AppendResult | None, BaseException | None]]:
+    told: list[tuple[AppendResult | None, BaseException | None]] = []
     times = [broker.clock.wall_ms()] * len(pieces)
-    effect = Schedule(pieces, times, Source(SOURCE_TRANSACTION, 5, high, 1))
-    broker.engine.house.destination.apply(effect, lambda mark, error: told.append((mark, error)))
-    broker.engine.turn_ended()
+    effect = AppendDelayed(pieces, times, Source(SOURCE_TRANSACTION, 5, high, 1))
+    broker.engine.broker.apply_target.apply(effect, lambda mark, error: told.append((mark, error)))
+    broker.engine.end_turn()
     return told
 
 
 def piece(broker: Broker, sequence: int, payload: bytes, wire: bytes = after(1000)) -> Batch:
     data = batch(PRODUCER, sequence, [payload])
-    return wrap(broker.log().log_id, "orders", wire, Batch(data, cut_blocks(data), PRODUCER, sequence, 1))
+    return wrap_batch(
+        broker.log().log_id, "orders", wire, Batch(data, split_blocks(data), PRODUCER, sequence, 1)
+    )
 
 
 def test_a_schedule_lands_once_by_its_source_s_position(broker: Broker) -> None:
@@ -385,8 +391,8 @@ def test_a_schedule_lands_once_by_its_source_s_position(broker: Broker) -> None:
     for _ in range(2):
         ((mark, error),) = schedule(broker, *pieces)
         assert error is None and mark is not None and mark.offsets == ()
-    assert len(list(read(broker.arrivals, 0, broker.arrivals.end_offset, upto="written"))) == 2
-    assert broker.engine.house.destination.applied(ARRIVALS_KEY, (SOURCE_TRANSACTION, 5)) == (1, 1)
+    assert len(list(read_batches(broker.arrivals, 0, broker.arrivals.end_offset, upto="written"))) == 2
+    assert broker.engine.broker.apply_target.last_applied(ARRIVALS_KEY, (SOURCE_TRANSACTION, 5)) == (1, 1)
     broker.advance(2)
     assert broker.payloads() == [b"one", b"two"]
 
@@ -394,7 +400,7 @@ def test_a_schedule_lands_once_by_its_source_s_position(broker: Broker) -> None:
 def test_producers_learn_nothing_from_what_a_transaction_brings(broker: Broker) -> None:
     schedule(broker, piece(broker, 3, b"inside"))
     for each in (broker, broker.restart()):
-        assert len(each.engine.house.delay.partition.producers) == 0
+        assert len(each.engine.broker.delay_commands.partition.producers) == 0
 
 
 @pytest.mark.parametrize("cut", range(1, HEADER_SIZE))
@@ -402,9 +408,9 @@ def test_a_batch_that_ends_like_half_a_control_record_meets_no_other_half(broker
     """Its sender chose the first bytes of a header; no note, whatever its topic is called, begins like the rest."""
     first = piece(broker, 0, b"x" + control_header(ARRIVALS_KEY)[:cut])
     data = batch(PRODUCER, 1, [b"second"])
-    second = Batch(data, cut_blocks(data), PRODUCER, 1, 1)
+    second = Batch(data, split_blocks(data), PRODUCER, 1, 1)
     for size in range(1, 100):
-        seam = bytes(first.data[-HEADER_SIZE:]) + bytes(wrap(ORDERS, "t" * size, after(1), second).data)
-        assert not holds_control_header(seam, ARRIVALS_KEY)
-    ((_, error),) = schedule(broker, first, wrap(broker.log().log_id, "orders", after(1), second))
+        seam = bytes(first.data[-HEADER_SIZE:]) + bytes(wrap_batch(ORDERS, "t" * size, after(1), second).data)
+        assert not contains_trailer_header(seam, ARRIVALS_KEY)
+    ((_, error),) = schedule(broker, first, wrap_batch(broker.log().log_id, "orders", after(1), second))
     assert error is None

@@ -6,7 +6,7 @@ from tests.broker.helpers import Answer, Broker, Session, Stream, after, at
 from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.delay_commands import TRANSACTION_TOPIC
 from tfmq.protocol.commands import LeaseProducerIds, ResumePartition
-from tfmq.protocol.delayed_handle import Handles, read_dues
+from tfmq.protocol.delayed_handle import Handles, decode_due_times
 from tfmq.transaction import apply_progress
 
 HOUR = 3_600_000
@@ -71,7 +71,7 @@ def test_a_lost_session_takes_its_delayed_messages_along(broker: Broker) -> None
     began = broker.begin(stream, session=session)
     broker.send(stream, began, [b"never"], due=after(1000))
     session.close()
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     broker.advance(5)
     assert broker.delayed() == [] and broker.payloads() == []
 
@@ -128,7 +128,7 @@ def test_an_application_that_waits_for_the_disk_still_counts_from_the_decision()
     broker.send(stream, began, [b"check"], due=after(60_000))
     broker.prepare(began)
     decided = broker.clock.wall_ms()
-    partition = broker.engine.house.delay.partition
+    partition = broker.engine.broker.delay_commands.partition
     partition.log.stop("a test stops it")
     assert broker.decide(began).state == "applying"
     broker.advance(20)
@@ -144,7 +144,7 @@ def test_what_was_due_while_it_could_not_be_written_comes_at_once(broker: Broker
     began = broker.begin(stream, "x")
     broker.send(stream, began, [b"check"], due=after(1000))
     broker.prepare(began)
-    broker.engine.house.delay.partition.log.stop("a test stops it")
+    broker.engine.broker.delay_commands.partition.log.stop("a test stops it")
     broker.decide(began)
     broker.advance(20)
     again = broker.restart()
@@ -189,7 +189,7 @@ def test_many_small_transactions_of_one_turn_share_an_append_of_their_delayed_me
         broker.transact(stream, [("orders", 0, [b"%d" % number], after(1000))], turn=False)
         for number, stream in enumerate(streams)
     ]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert {answer.state for answer in answers} == {"committed"}
     assert broker.arrivals.end_ordinal == before + 16
     broker.advance(2)
@@ -229,7 +229,7 @@ def test_a_topic_that_goes_before_the_commit_drops_what_was_for_it_when_that_is_
     assert broker.decide(began).state == "committed"
     broker.advance(3)
     assert broker.payloads("bills") == []
-    assert broker.engine.house.status()["delay"]["dropped"] == 1
+    assert broker.engine.broker.status()["delay"]["dropped"] == 1
 
 
 def test_what_its_partition_would_refuse_is_refused_before_the_commit(broker: Broker) -> None:
@@ -259,11 +259,11 @@ def test_an_unprepared_one_is_refused_while_nothing_can_arrive(broker: Broker) -
     stream = broker.stream()
     began = broker.begin(stream, "x")
     broker.send(stream, began, [b"a"], due=after(1000))
-    broker.engine.house.delay.partition.log.stop("a test stops it")
+    broker.engine.broker.delay_commands.partition.log.stop("a test stops it")
     refused = broker.decide(began, one_phase=True)
     assert refused.code == "storage_stopped" and refused.failure is not None
     assert refused.failure.outcome == "not done" and "start the broker again" in str(refused.failure)
-    assert broker.engine.house.destination.name(ARRIVALS_KEY) == "the delayed messages"
+    assert broker.engine.broker.apply_target.display_name(ARRIVALS_KEY) == "the delayed messages"
     assert broker.ask(ResumePartition("orders", 0)).state == "open"
 
 
@@ -271,7 +271,7 @@ def told(answer: Answer) -> dict[int, list[str]]:
     """The handles that a commit told, by batch."""
     found = {}
     for each in answer.delayed:
-        dues = read_dues(each.dues)
+        dues = decode_due_times(each.dues)
         found[each.batch] = list(Handles(each.store_id, each.log_id, each.first_number, dues))
     return found
 
@@ -307,7 +307,9 @@ def test_messages_with_dues_of_their_own_have_handles_each(broker: Broker) -> No
     broker.send(stream, began, [b"c", b"d"], due=after(1000) + after(2000))
     answer = broker.decide(began, one_phase=True)
     same, own = answer.delayed
-    assert [len(read_dues(each.dues)) for each in (same, own)] == [1, 2], "one due time of all is told once"
+    assert [len(decode_due_times(each.dues)) for each in (same, own)] == [1, 2], (
+        "one due time of all is told once"
+    )
     states = [broker.cancel_delayed(handle).state for handle in told(answer)[1]]
     assert states == ["cancelled"] * 2
     broker.advance(2 * 3600)
@@ -319,7 +321,7 @@ def test_transactions_that_are_written_together_have_their_own_handles_each(brok
         broker.transaction(broker.stream(), [("orders", 0, [text], after(HOUR))]) for text in (b"a", b"b")
     ]
     first, second = [broker.ask(*each, turn=False) for each in asked]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert broker.cancel_delayed(told(second)[0][0]).state == "cancelled"
     broker.advance(2 * 3600)
     assert broker.payloads() == [b"a"] and broker.cancel_delayed(told(first)[0][0]).state == "delivered"
@@ -353,7 +355,7 @@ def test_a_repeat_that_comes_behind_a_restart_tells_no_handles(broker: Broker) -
 def test_an_answer_tells_no_more_handles_than_it_has_room_for(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply_progress, "DUES_MAX", 3)
+    monkeypatch.setattr(apply_progress, "DUE_WORDS_MAX", 3)
     stream = broker.stream()
     began = broker.begin(stream, "x")
     for dues in (after(1000) + after(2000), after(1000) + after(2000), after(5000)):

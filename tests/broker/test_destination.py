@@ -10,8 +10,8 @@ from journal.record.batch import Batch, Source
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import make_log_id
 from tests.broker.helpers import Answer, Broker, Session, batch
-from tfmq.apply_target import OFFSETS_KEY, Append, Destination, Mark
-from tfmq.broker.apply_target import SLICE_BYTES, BrokerDestination
+from tfmq.apply_target import OFFSETS_KEY, Append, AppendResult, ApplyTarget
+from tfmq.broker.apply_target import TRANSACTION_APPEND_BYTES, BrokerApplyTarget
 from tfmq.errors import Busy, DiskFull, Fenced, MessageTooLarge, NotAllowed, StorageStopped, UnknownTopic
 from tfmq.protocol.commands import (
     CommitOffsets,
@@ -35,8 +35,8 @@ def broker() -> Broker:
     return made
 
 
-def destination(broker: Broker) -> BrokerDestination:
-    return broker.engine.house.destination
+def destination(broker: Broker) -> BrokerApplyTarget:
+    return broker.engine.broker.apply_target
 
 
 def key(broker: Broker, partition: int = 0) -> int:
@@ -49,24 +49,24 @@ def append(broker: Broker, high: int = 1, incarnation: int | None = None) -> App
     return Append("orders", incarnation or broker.incarnation(), 0, [records], source)
 
 
-def apply(broker: Broker, effect: Append) -> tuple[Mark | None, BaseException | None]:
-    told: list[tuple[Mark | None, BaseException | None]] = []
+def apply(broker: Broker, effect: Append) -> tuple[AppendResult | None, BaseException | None]:
+    told: list[tuple[AppendResult | None, BaseException | None]] = []
     destination(broker).apply(effect, lambda mark, error: told.append((mark, error)))
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     (one,) = told
     return one
 
 
-def written(broker: Broker, high: int = 1) -> Mark:
+def written(broker: Broker, high: int = 1) -> AppendResult:
     mark, error = apply(broker, append(broker, high))
     assert error is None and mark is not None
     return mark
 
 
-def forced(broker: Broker, mark: Mark) -> list[BaseException | None]:
+def forced(broker: Broker, mark: AppendResult) -> list[BaseException | None]:
     told: list[BaseException | None] = []
-    destination(broker).when_forced(mark, told.append)
-    broker.engine.turn_ended()
+    destination(broker).fsync_to(mark, told.append)
+    broker.engine.end_turn()
     return told
 
 
@@ -79,21 +79,21 @@ def error_of(call: Callable[[], Any]) -> BaseException | None:
 
 
 def test_it_is_a_destination(broker: Broker) -> None:
-    promised: Destination = destination(broker)
-    assert promised.name(key(broker)) == "orders-0"
+    promised: ApplyTarget = destination(broker)
+    assert promised.display_name(key(broker)) == "orders-0"
 
 
 # Room and targets
 
 
 def test_a_target_that_takes_writes_is_checked_without_a_word(broker: Broker) -> None:
-    destination(broker).check(key(broker), 1000)
-    destination(broker).check(OFFSETS_KEY, 1000)
+    destination(broker).check_space(key(broker), 1000)
+    destination(broker).check_space(OFFSETS_KEY, 1000)
 
 
 def test_a_stopped_partition_is_refused_as_not_done(broker: Broker) -> None:
     broker.log().stop("a test stops it")
-    error = error_of(lambda: destination(broker).check(key(broker), 1))
+    error = error_of(lambda: destination(broker).check_space(key(broker), 1))
     assert isinstance(error, StorageStopped) and error.outcome == "not done"
     mark, failure = apply(broker, append(broker))
     assert mark is None and isinstance(failure, StorageStopped) and failure.outcome == "not done"
@@ -101,12 +101,12 @@ def test_a_stopped_partition_is_refused_as_not_done(broker: Broker) -> None:
 
 def test_what_is_reserved_is_not_given_to_others(broker: Broker) -> None:
     broker.disk.space_bytes = broker.disk.used_bytes() + 1000
-    destination(broker).check(key(broker), 1000)
-    destination(broker).reserve(400)
-    assert isinstance(error_of(lambda: destination(broker).check(key(broker), 601)), DiskFull)
-    destination(broker).check(key(broker), 600)
-    destination(broker).release(400)
-    destination(broker).check(key(broker), 1000)
+    destination(broker).check_space(key(broker), 1000)
+    destination(broker).reserve_bytes(400)
+    assert isinstance(error_of(lambda: destination(broker).check_space(key(broker), 601)), DiskFull)
+    destination(broker).check_space(key(broker), 600)
+    destination(broker).release_bytes(400)
+    destination(broker).check_space(key(broker), 1000)
 
 
 def test_hazard_13_a_deleted_topic_is_gone_for_ever_also_when_its_name_comes_again(broker: Broker) -> None:
@@ -117,12 +117,12 @@ def test_hazard_13_a_deleted_topic_is_gone_for_ever_also_when_its_name_comes_aga
     for restarted in (False, True):
         each = broker.restart() if restarted else broker
         to = destination(each)
-        assert to.name(old) is None and to.applied(old, SOURCE) is None
-        assert isinstance(error_of(lambda to=to: to.check(old, 1)), UnknownTopic)  # type: ignore[misc]
+        assert to.display_name(old) is None and to.last_applied(old, SOURCE) is None
+        assert isinstance(error_of(lambda to=to: to.check_space(old, 1)), UnknownTopic)  # type: ignore[misc]
         assert isinstance(apply(each, effect)[1], UnknownTopic)
-        assert to.forced(mark) and forced(each, mark) == [None]
-        to.hold(old, SOURCE)
-        to.unhold(old)
+        assert to.is_durable(mark) and forced(each, mark) == [None]
+        to.begin_exclusive(old, SOURCE)
+        to.end_exclusive(old)
         assert each.payloads() == []
 
 
@@ -130,12 +130,12 @@ def test_an_effect_that_waits_in_a_topic_that_goes_is_told_so() -> None:
     broker = Broker(queued=True)
     broker.create()
     told: list[Any] = []
-    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
-    partition.exclusively(lambda: None, lambda result, error: None)
+    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
+    partition.run_exclusively(lambda: None, lambda result, error: None)
     destination(broker).apply(append(broker), lambda mark, error: told.append(error))
     broker.ask(DeleteTopic("orders"))
     broker.step(1)
-    assert broker.engine.house.topics.find("orders") is None
+    assert broker.engine.broker.topics.find("orders") is None
     broker.work()
     assert [type(each) for each in told] == [UnknownTopic]
 
@@ -148,12 +148,12 @@ def test_a_partition_that_could_not_be_opened_is_stopped_and_not_gone() -> None:
     broker.disk.faults.fail("open", path="orders-0", times=None)
     again = Broker(broker.disk, broker.clock)
     broker.disk.faults.clear()
-    assert isinstance(again.engine.house.topics.topic("orders").partitions[0], str)
-    assert destination(again).name(key(again)) == "orders-0"
-    assert isinstance(error_of(lambda: destination(again).check(key(again), 1)), StorageStopped)
+    assert isinstance(again.engine.broker.topics.topic("orders").partitions[0], str)
+    assert destination(again).display_name(key(again)) == "orders-0"
+    assert isinstance(error_of(lambda: destination(again).check_space(key(again), 1)), StorageStopped)
     assert isinstance(apply(again, append(again, 2))[1], StorageStopped)
-    assert not destination(again).forced(Mark(key(again), 0, ()))
-    (closed,) = forced(again, Mark(key(again), 0, ()))
+    assert not destination(again).is_durable(AppendResult(key(again), 0, ()))
+    (closed,) = forced(again, AppendResult(key(again), 0, ()))
     assert isinstance(closed, StorageStopped) and closed.outcome == "not done"
 
 
@@ -162,9 +162,9 @@ def test_a_slice_is_half_a_segment_at_most_and_a_batch_that_fits_none_is_refused
     broker.create()
     broker.create("large", log__segment_bytes=1 << 30)
     to = destination(broker)
-    assert to.slice_bytes(key(broker)) == 1 << 15
-    assert to.slice_bytes(make_log_id(broker.incarnation("large"), 0)) == SLICE_BYTES
-    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
+    assert to.append_bytes_max(key(broker)) == 1 << 15
+    assert to.append_bytes_max(make_log_id(broker.incarnation("large"), 0)) == TRANSACTION_APPEND_BYTES
+    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
     fits = Batch(batch(7, 0, [bytes(60_000)]), (), 7, 0, 1)
     to.check_batch(partition, fits)
     large = Batch(batch(7, 0, [bytes(70_000)]), (), 7, 0, 1)
@@ -181,14 +181,14 @@ def test_a_mark_is_forced_when_its_append_is() -> None:
     broker.create()
     told: list[Any] = []
     destination(broker).apply(append(broker), lambda mark, error: told.append(mark))
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     broker.work()
     (mark,) = told
-    assert not destination(broker).forced(mark)
+    assert not destination(broker).is_durable(mark)
     waiting = forced(broker, mark)
     assert waiting == []
     broker.work()
-    assert waiting == [None] and destination(broker).forced(mark)
+    assert waiting == [None] and destination(broker).is_durable(mark)
 
 
 def test_a_failed_force_is_told_and_leaves_the_mark_unforced(broker: Broker) -> None:
@@ -196,7 +196,7 @@ def test_a_failed_force_is_told_and_leaves_the_mark_unforced(broker: Broker) -> 
     broker.disk.faults.fail("force", path="orders-0")
     (error,) = forced(broker, mark)
     assert isinstance(error, StorageStopped) and error.outcome == "unknown"
-    assert not destination(broker).forced(mark)
+    assert not destination(broker).is_durable(mark)
 
 
 def test_what_a_resumption_cut_away_is_told_by_the_applied_place() -> None:
@@ -208,7 +208,7 @@ def test_what_a_resumption_cut_away_is_told_by_the_applied_place() -> None:
     forced(broker, mark)
     broker.disk.faults.clear()
     left = Broker(broker.disk.crash(keep="nothing"), broker.clock)
-    assert destination(left).applied(key(left), SOURCE) == (1, 1)
+    assert destination(left).last_applied(key(left), SOURCE) == (1, 1)
     (lost,) = forced(left, mark)
     assert isinstance(lost, StorageStopped) and lost.outcome == "unknown"
 
@@ -226,29 +226,31 @@ def test_what_recovery_could_not_make_durable_on_a_full_disk_is_not_called_force
     assert again.log().waits_for_space
     mark, error = apply(again, append(again, 2))
     assert error is None and mark is not None
-    assert not to.forced(mark) and isinstance(forced(again, mark)[0], DiskFull)
-    assert to.applied(key(again), SOURCE) == (2, 1)
+    assert not to.is_durable(mark) and isinstance(forced(again, mark)[0], DiskFull)
+    assert to.last_applied(key(again), SOURCE) == (2, 1)
     # It was written again and forced all the same: what had no room is the mark.
-    assert to.settled(key(again), SOURCE) == (2, 1)
+    assert to.last_durable(key(again), SOURCE) == (2, 1)
     left = Broker(disk.crash(keep="nothing"), broker.clock)
-    assert destination(left).applied(key(left), SOURCE) == (2, 1)
+    assert destination(left).last_applied(key(left), SOURCE) == (2, 1)
 
 
 def test_of_what_a_stopped_partition_has_only_that_is_settled_which_is_on_the_disk(broker: Broker) -> None:
     forced(broker, written(broker, 1))
     to = destination(broker)
     assert (
-        to.settled(key(broker), SOURCE) == (1, 1)
-        and to.settled(key(broker), (SOURCE_TRANSACTION, 99)) is None
+        to.last_durable(key(broker), SOURCE) == (1, 1)
+        and to.last_durable(key(broker), (SOURCE_TRANSACTION, 99)) is None
     )
     written(broker, 2)
     broker.log().stop("a test stops it")
-    assert to.applied(key(broker), SOURCE) == (2, 1) and to.settled(key(broker), SOURCE) == (1, 1)
+    assert to.last_applied(key(broker), SOURCE) == (2, 1) and to.last_durable(key(broker), SOURCE) == (1, 1)
     broker.ask(ResumePartition("orders", 0))
-    assert to.settled(key(broker), SOURCE) == (2, 1)
-    assert to.settled(OFFSETS_KEY, SOURCE) is None
+    assert to.last_durable(key(broker), SOURCE) == (2, 1)
+    assert to.last_durable(OFFSETS_KEY, SOURCE) is None
     broker.delete()
-    assert to.settled(key_gone := make_log_id(999, 0), SOURCE) is None and to.name(key_gone) is None
+    assert (
+        to.last_durable(key_gone := make_log_id(999, 0), SOURCE) is None and to.display_name(key_gone) is None
+    )
 
 
 # Offsets
@@ -264,7 +266,7 @@ def test_offsets_are_checked_against_the_generation_of_their_group(broker: Broke
     member, to = broker.join(), destination(broker)
     (found,) = to.check_offsets(rows(broker, member), broker.session)
     assert (found.group, found.generation) == ("billing", member.generation)
-    assert found.places == [(broker.incarnation(), 0, 100, 0, -1)]
+    assert found.positions == [(broker.incarnation(), 0, 100, 0, -1)]
     old = rows(broker, member, generation=member.generation - 1)
     assert isinstance(error_of(lambda: to.check_offsets(old, broker.session)), Fenced)
     nobody = rows(broker, member, group="nobody")

@@ -5,16 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from journal.record.batch import Batch, Source
-from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION, control_mark
+from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION, trailer_key
 from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker, batch
-from tfmq.apply_target import Append, Mark
+from tfmq.apply_target import Append, AppendResult
 from tfmq.protocol.commands import ACKS_WRITTEN, ResumePartition
 
 JOURNAL = 5
 PRODUCER = 1 << 30
 
-Told = list[tuple[Mark | None, BaseException | None]]
+Told = list[tuple[AppendResult | None, BaseException | None]]
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def effect(
 def apply(broker: Broker, *effects: Append, turn: bool = True) -> Told:
     told: Told = []
     for each in effects:
-        broker.engine.house.destination.apply(each, lambda mark, error: told.append((mark, error)))
+        broker.engine.broker.apply_target.apply(each, lambda mark, error: told.append((mark, error)))
     if turn:
-        broker.engine.turn_ended()
+        broker.engine.end_turn()
     return told
 
 
@@ -93,7 +93,7 @@ def test_a_plain_send_keeps_its_place_between_effects_and_its_own_append(broker:
     sent = broker.produce(producer, 0, [b"plain"], turn=False)
     told += apply(broker, effect(broker, 2, 1, b"b"))
     assert sent.code == "ok" and broker.payloads() == [b"a", b"plain", b"b"]
-    broker.engine.house.lock.release()
+    broker.engine.broker.lock.release()
     again = broker.crashed(broker.disk)
     assert again.produce(producer, 0, [b"plain"]).repeated
     assert again.log().applied(SOURCE_TRANSACTION, JOURNAL) == (2, 1)
@@ -107,7 +107,7 @@ def test_producers_learn_nothing_from_effects(broker: Broker) -> None:
         Append("orders", broker.incarnation(), 0, [records], Source(SOURCE_TRANSACTION, JOURNAL, 1, 1)),
     )
     for each in (broker, broker.restart()):
-        assert len(each.engine.house.topics.partition("orders", each.incarnation(), 0).producers) == 0
+        assert len(each.engine.broker.topics.partition("orders", each.incarnation(), 0).producers) == 0
         assert each.log().applied(SOURCE_TRANSACTION, JOURNAL) == (1, 1)
 
 
@@ -137,7 +137,7 @@ def test_a_spurious_control_header_between_two_effects_keeps_them_apart(broker: 
     """Two harmless batches, of which one ends and the other begins like a control record of this very log."""
     apply(broker, effect(broker, 1))
     log = broker.log()
-    mark = control_mark(log.log_id)
+    mark = trailer_key(log.log_id)
     header = (80).to_bytes(4, "big") + b"????" + mark[:8]
     second = Batch(batch(PRODUCER, 3, [bytes(64)]), (), PRODUCER, 3, 1)
     assert second.data[:4] == mark[8:]

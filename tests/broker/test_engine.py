@@ -5,14 +5,14 @@ import inspect
 import pytest
 
 from tests.broker.helpers import Broker, Session, payloads_of
-from tfmq.broker.request_handler import Engine
+from tfmq.broker.request_handler import RequestHandler
 from tfmq.protocol import commands
 from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, COMMANDS, Metadata, Ping, Status
 
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each.name != "HELLO"], ids=repr)
 def test_item_12_every_command_of_the_table_has_its_method(command: commands.Command) -> None:
-    method = getattr(Engine, command.name.lower())
+    method = getattr(RequestHandler, command.name.lower())
     assert list(inspect.signature(method).parameters) == ["self", "request", "body", "reply", "session"]
 
 
@@ -99,7 +99,7 @@ def test_a_fault_of_ours_is_an_answer_too() -> None:
     broker = Broker()
     answer = broker.ask(commands.DescribeTopic(None))  # type: ignore[arg-type]
     assert answer.code == "unknown_topic"
-    broker.engine.house.topics = None  # type: ignore[assignment]
+    broker.engine.broker.topics = None  # type: ignore[assignment]
     assert broker.ask(commands.DescribeTopic("orders")).code == "internal_error"
 
 

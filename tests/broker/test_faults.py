@@ -7,7 +7,7 @@ import pytest
 
 from journal import errors as journal
 from tfmq import errors
-from tfmq.broker.reply import ARRIVALS_STOPPED, STOPPING, client_error, not_done, of_arrivals
+from tfmq.broker.reply import ARRIVALS_STOPPED, STOPPING, arrival_log_error, client_error, not_done_error
 
 CASES = [
     (journal.BelowStart(5, 10), "offset_out_of_range"),
@@ -53,7 +53,7 @@ def test_the_numbers_travel() -> None:
 
 
 def test_the_place_that_knows_decides_the_outcome() -> None:
-    assert not_done(journal.Stopped("x")).outcome == "not done"
+    assert not_done_error(journal.Stopped("x")).outcome == "not done"
     assert client_error(journal.Stopped("x")).outcome == "unknown"
     fenced = errors.Fenced()
     assert client_error(fenced) is fenced
@@ -69,9 +69,9 @@ def test_a_lack_of_descriptors_is_not_called_a_full_disk() -> None:
 
 
 def test_a_stop_of_the_arrivals_names_the_way_that_lifts_it_and_keeps_what_is_known() -> None:
-    told = of_arrivals(not_done(journal.Stopped("a force failed")))
+    told = arrival_log_error(not_done_error(journal.Stopped("a force failed")))
     assert (told.code, told.outcome, str(told)) == ("storage_stopped", "not done", ARRIVALS_STOPPED)
     assert told.details == {"reason": "a force failed"}
-    assert of_arrivals(journal.Stopped("a force failed")).outcome == "unknown"
+    assert arrival_log_error(journal.Stopped("a force failed")).outcome == "unknown"
     full = errors.DiskFull()
-    assert of_arrivals(full) is full
+    assert arrival_log_error(full) is full

@@ -16,39 +16,39 @@ def test_a_making_that_fails_leaves_no_log_open() -> None:
     open_before = set(broker.disk.open_files)
     broker.disk.faults.fail("create", nth=3, path="bills")
     with pytest.raises((OSError, JournalError)):
-        broker.engine.house.folders.make(row(broker, 3))
+        broker.engine.broker.partition_dirs.create_missing(row(broker, 3))
     assert broker.disk.open_files == open_before
 
 
 def test_an_interrupted_making_is_taken_up() -> None:
     broker = Broker()
-    folders = broker.engine.house.folders
-    for opened in folders.make(row(broker, 2)):
+    folders = broker.engine.broker.partition_dirs
+    for opened in folders.create_missing(row(broker, 2)):
         opened.log.close()
-    assert [opened.number for opened in folders.make(row(broker, 3))] == [0, 1, 2]
+    assert [opened.number for opened in folders.create_missing(row(broker, 3))] == [0, 1, 2]
 
 
 def test_the_folder_of_another_incarnation_is_never_taken() -> None:
     broker = Broker()
-    folders = broker.engine.house.folders
-    for opened in folders.make(row(broker, 1)):
+    folders = broker.engine.broker.partition_dirs
+    for opened in folders.create_missing(row(broker, 1)):
         opened.log.close()
     with pytest.raises(Corrupt):
-        folders.make(row(broker, 1, incarnation=1000))
+        folders.create_missing(row(broker, 1, incarnation=1000))
 
 
 def test_putting_aside_can_be_repeated_and_removal_goes_on_where_it_failed() -> None:
     broker = Broker()
-    folders = broker.engine.house.folders
-    for opened in folders.make(row(broker, 2)):
+    folders = broker.engine.broker.partition_dirs
+    for opened in folders.create_missing(row(broker, 2)):
         opened.log.close()
-    paths = folders.put_aside("bills", 999, 2)
-    assert folders.put_aside("bills", 999, 2) == paths == folders.aside()
+    paths = folders.rename_deleted("bills", 999, 2)
+    assert folders.rename_deleted("bills", 999, 2) == paths == folders.list_deleted()
     broker.disk.faults.fail("unlink", path="deleted")
-    folders.unlink(paths)
-    assert len(folders.aside()) == 1
-    folders.unlink(paths)
-    assert folders.aside() == []
+    folders.delete_renamed(paths)
+    assert len(folders.list_deleted()) == 1
+    folders.delete_renamed(paths)
+    assert folders.list_deleted() == []
     assert [name for name in broker.disk.list(DATA) if "bills" in name] == []
 
 
@@ -56,4 +56,4 @@ def test_strangers_are_named_and_the_house_s_own_folders_are_none() -> None:
     broker = Broker()
     for name in ("meta-1", "bills-0", "notes", "archive"):
         broker.disk.make_folder(f"{DATA}/{name}")
-    assert broker.engine.house.folders.strangers({}) == ["bills-0", "meta-1"]
+    assert broker.engine.broker.partition_dirs.unknown_folders({}) == ["bills-0", "meta-1"]

@@ -46,12 +46,12 @@ def test_what_members_were_told_survives_every_power_cut() -> None:
 
 
 def examine(after: Broker, expected: Told) -> None:
-    row = after.engine.house.catalog.register.groups.get("billing")
+    row = after.engine.broker.catalog.state.groups.get("billing")
     for member, held in expected.items():
         for (_, incarnation, number), grant in held.items():
             owner = row and row.owners.get((incarnation, number))
             assert owner, f"{member} was told of {number} by {grant}, and nobody has it"
-            assert (owner.member, owner.grant) == (member, grant) or owner.grant > grant, (
+            assert (owner.member, owner.generation) == (member, grant) or owner.generation > grant, (
                 number,
                 member,
                 owner,

@@ -25,7 +25,7 @@ def broker() -> Broker:
 
 def owners(broker: Broker, group: str = "billing") -> dict[int, str]:
     """By number, as the catalog has them."""
-    row = broker.engine.house.catalog.register.groups[group]
+    row = broker.engine.broker.catalog.state.groups[group]
     return {key[1]: owner.member for key, owner in sorted(row.owners.items())}
 
 

@@ -169,7 +169,7 @@ def make(random_: random.Random) -> tuple[list[Candidate], list[Partition]]:
 
 
 def takes(group: list[Candidate], partition: Partition) -> set[str]:
-    return {each.id for each in group if each.takes(partition)}
+    return {each.id for each in group if each.accepts(partition)}
 
 
 def reaches(group: list[Candidate], assigned: dict[Partition, str], start: str) -> set[str]:
@@ -221,18 +221,18 @@ def test_a_plan_for_members_that_all_name_other_partitions_ends_in_time(
     names = [("t", number) for number in range(800)]
     group = [Candidate(f"m{n:03d}", ["t"], frozenset(chance.sample(names, 40))) for n in range(200)]
     looked = 0
-    neighbours = assignors._Shares._neighbours
+    neighbours = assignors._EvenAssignment._neighbours
 
     def counted(shares: Any, member: str) -> Any:
         nonlocal looked
         looked += 1
         return neighbours(shares, member)
 
-    monkeypatch.setattr(assignors._Shares, "_neighbours", counted)
-    monkeypatch.setattr(assignors, "EVENING_STEPS_MAX", 20_000)
+    monkeypatch.setattr(assignors._EvenAssignment, "_neighbours", counted)
+    monkeypatch.setattr(assignors, "SEARCH_STEPS_MAX", 20_000)
     assigned = assign("sticky", group, names, {})
     takers = {each.id: each for each in group}
-    assert all(takers[member].takes(partition) for partition, member in assigned.items())
+    assert all(takers[member].accepts(partition) for partition, member in assigned.items())
     assert assigned.keys() == {partition for each in group for partition in each.only or ()}
     shares = Counter(assigned.values())
     assert max(shares.values()) <= 2 * len(assigned) / len(group)

@@ -101,7 +101,7 @@ def test_a_broker_that_stood_still_takes_nobody_for_dead(broker: Broker) -> None
     first.disconnect()
     broker.clock.advance(1000)
     broker.engine.tick(broker.clock.monotonic())
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     settle(second)
     assert len(second.numbers) == 5, "nobody else was taken for dead, either"
     first.connect()

@@ -23,7 +23,7 @@ def broker() -> Broker:
 
 def owners(broker: Broker, group: str = "billing") -> dict[int, str]:
     """By number, as the catalog has them."""
-    row = broker.engine.house.catalog.register.groups[group]
+    row = broker.engine.broker.catalog.state.groups[group]
     return {key[1]: owner.member for key, owner in sorted(row.owners.items())}
 
 
@@ -265,12 +265,12 @@ def test_a_grant_that_the_full_disk_refused_is_tried_again_and_nobody_else_has_i
 
 def test_many_changes_of_a_turn_are_one_entry(broker: Broker) -> None:
     members = [Seat(broker, f"m{n}") for n in range(12)]
-    before = broker.engine.house.catalog.log.count
+    before = broker.engine.broker.catalog.log.count
     answers = [
         seat.ask(JoinGroup("billing", seat.name, ["orders"]), turn=seat is members[-1]) for seat in members
     ]
     assert [answer.code for answer in answers] == ["ok"] * 12
-    assert broker.engine.house.catalog.log.count == before + 1
+    assert broker.engine.broker.catalog.log.count == before + 1
     assert sorted(len(answer.partitions) for answer in answers) == [0, 0] + [1] * 10
 
 

@@ -4,13 +4,13 @@ import pytest
 
 from journal.log.segments import LogOptions
 from tests.broker.helpers import Broker
-from tfmq.broker.producer_state import Producers
+from tfmq.broker.producer_state import ProducerState
 from tfmq.protocol.commands import ACKS_WRITTEN, CreateTopic
 
 
 def test_a_topic_s_settings_win_over_the_broker_s() -> None:
     broker = Broker(flush__messages=5, retention__action="archive")
-    house = broker.engine.house
+    house = broker.engine.broker
     options = house.log_options("orders", 3, {"flush.messages": 9})
     assert isinstance(options, LogOptions)
     assert options.flush_messages == 9
@@ -25,10 +25,10 @@ def test_one_force_serves_all_partitions_of_a_turn() -> None:
     for partition in range(20):
         broker.produce(producer, 0, partition=partition, acks=ACKS_WRITTEN)
     broker.work()
-    house = broker.engine.house
+    house = broker.engine.broker
     before, joint = house.forcer.forces, house.forcer.joint_forces
     answers = [broker.produce(producer, 1, partition=partition, turn=False) for partition in range(20)]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     broker.work()
     assert all(answer.code == "ok" for answer in answers)
     assert house.forcer.forces == before + 1 and house.forcer.joint_forces == joint + 1
@@ -40,14 +40,14 @@ def test_what_comes_while_a_force_runs_shares_the_next() -> None:
     producer = broker.lease()
     broker.produce(producer, 0)
     broker.work()
-    before = broker.engine.house.forcer.forces
+    before = broker.engine.broker.forcer.forces
     first = broker.produce(producer, 1)
     rest = [broker.produce(producer, n) for n in range(2, 12)]
     broker.step()
     assert first.code == "ok" and all(answer.code == "waiting" for answer in rest)
     broker.step()
     assert all(answer.code == "ok" for answer in rest)
-    assert broker.engine.house.forcer.forces == before + 2
+    assert broker.engine.broker.forcer.forces == before + 2
 
 
 def test_a_stop_waits_for_every_worker() -> None:
@@ -72,7 +72,7 @@ def test_a_stop_without_memory_ends_and_the_next_start_has_everything(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Producers, "dump", dump)
+        patch.setattr(ProducerState, "dump", dump)
         broker.stop()
     told = [each.getMessage() for each in caplog.records]
     assert "orders-0 could not be closed cleanly: out of memory" in told

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tfmq.broker.admission import Lane
+from tfmq.broker.admission import BoundedExecutor
 
 Job = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 
@@ -26,7 +26,7 @@ class Workers:
 
 def test_no_more_run_at_once_than_may_and_all_do_in_the_end() -> None:
     workers, ended = Workers(), []
-    lane = Lane(workers.run, 2)
+    lane = BoundedExecutor(workers.run, 2)
     for number in range(10):
         lane.run(lambda number=number: number, lambda result, error: ended.append(result))
     while workers.jobs:
@@ -37,7 +37,7 @@ def test_no_more_run_at_once_than_may_and_all_do_in_the_end() -> None:
 
 def test_who_asks_for_little_does_not_wait_for_who_asks_for_much() -> None:
     workers, order = Workers(), []
-    lane = Lane(workers.run, 1)
+    lane = BoundedExecutor(workers.run, 1)
     for number in range(5):
         lane.run(lambda: None, lambda result, error, number=number: order.append(f"much {number}"), "much")
     lane.run(lambda: None, lambda result, error: order.append("little"), "little")
@@ -48,7 +48,7 @@ def test_who_asks_for_little_does_not_wait_for_who_asks_for_much() -> None:
 
 def test_an_error_ends_one_piece_of_work_and_the_next_begins() -> None:
     workers, ended = Workers(), []
-    lane = Lane(workers.run, 1)
+    lane = BoundedExecutor(workers.run, 1)
     for divisor in (0, 1):
         lane.run(lambda divisor=divisor: 1 // divisor, lambda result, error: ended.append(error or result))
     while workers.jobs:
@@ -58,7 +58,7 @@ def test_an_error_ends_one_piece_of_work_and_the_next_begins() -> None:
 
 def test_what_ends_may_ask_for_more() -> None:
     workers, ended = Workers(), []
-    lane = Lane(workers.run, 1)
+    lane = BoundedExecutor(workers.run, 1)
 
     def again(result: Any, error: BaseException | None) -> None:
         ended.append(result)
@@ -73,7 +73,7 @@ def test_what_ends_may_ask_for_more() -> None:
 
 def test_what_waits_is_bounded_and_the_rest_is_told_at_once() -> None:
     workers, ended = Workers(), []
-    lane = Lane(workers.run, 1, waiting_max=2)
+    lane = BoundedExecutor(workers.run, 1, queued_max=2)
     for _ in range(5):
         lane.run(lambda: "done", lambda result, error: ended.append(getattr(error, "code", result)))
     assert ended == ["busy", "busy"]

@@ -7,12 +7,12 @@ import pytest
 from journal.record.batch import Source
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from tests.broker.helpers import Broker
-from tfmq.apply_target import CommitOffsets, GroupPlaces, Mark
+from tfmq.apply_target import AppendResult, CommitOffsets, GroupPositions
 from tfmq.broker.groups import offsets as module
 
 JOURNAL = 5
 
-Told = list[tuple[Mark | None, BaseException | None]]
+Told = list[tuple[AppendResult | None, BaseException | None]]
 
 
 @pytest.fixture
@@ -24,32 +24,32 @@ def broker() -> Broker:
 
 def offsets(broker: Broker, high: int, offset: int, group: str = "billing", count: int = 1) -> CommitOffsets:
     places = [(broker.incarnation(), partition, offset, 0, 1) for partition in range(count)]
-    return CommitOffsets([GroupPlaces(group, 1, places)], Source(SOURCE_TRANSACTION, JOURNAL, high, 1))
+    return CommitOffsets([GroupPositions(group, 1, places)], Source(SOURCE_TRANSACTION, JOURNAL, high, 1))
 
 
 def apply(broker: Broker, *effects: CommitOffsets) -> Told:
     told: Told = []
     for each in effects:
-        broker.engine.house.destination.apply(each, lambda mark, error: told.append((mark, error)))
-    broker.engine.turn_ended()
+        broker.engine.broker.apply_target.apply(each, lambda mark, error: told.append((mark, error)))
+    broker.engine.end_turn()
     return told
 
 
 def test_offsets_of_a_transaction_are_saved_once(broker: Broker) -> None:
-    catalog = broker.engine.house.catalog
+    catalog = broker.engine.broker.catalog
     apply(broker, offsets(broker, 10, 100))
     apply(broker, offsets(broker, 20, 300))
     before = catalog.log.count
     told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
     assert [error for _, error in told] == [None, None] and catalog.log.count == before
     assert broker.saved() == {("orders", 0): 300}
-    assert broker.engine.house.destination.applied(0, (SOURCE_TRANSACTION, JOURNAL)) == (20, 1)
+    assert broker.engine.broker.apply_target.last_applied(0, (SOURCE_TRANSACTION, JOURNAL)) == (20, 1)
 
 
 def test_the_place_survives_with_the_offsets_and_an_older_entry_changes_nothing(broker: Broker) -> None:
     apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
     again = broker.restart()
-    assert again.engine.house.destination.applied(0, (SOURCE_TRANSACTION, JOURNAL)) == (20, 1)
+    assert again.engine.broker.apply_target.last_applied(0, (SOURCE_TRANSACTION, JOURNAL)) == (20, 1)
     apply(again, offsets(again, 15, 200))
     assert again.saved() == {("orders", 0): 300}
 
@@ -57,7 +57,7 @@ def test_the_place_survives_with_the_offsets_and_an_older_entry_changes_nothing(
 def test_what_comes_in_a_turn_is_one_append_and_asks_for_no_force() -> None:
     broker = Broker(queued=True)
     broker.create()
-    catalog, forcer = broker.engine.house.catalog, broker.engine.house.forcer
+    catalog, forcer = broker.engine.broker.catalog, broker.engine.broker.forcer
     broker.work()
     forces, end = forcer.forces, catalog.log.end_offset
     told = apply(broker, *(offsets(broker, 10 + n, n, f"group{n}") for n in range(16)))
@@ -65,16 +65,16 @@ def test_what_comes_in_a_turn_is_one_append_and_asks_for_no_force() -> None:
     assert forcer.forces == forces and catalog.log.forced_offset == end < catalog.log.end_offset
     mark = told[-1][0]
     assert mark is not None and mark.end == catalog.log.end_offset
-    assert not broker.engine.house.destination.forced(mark)
+    assert not broker.engine.broker.apply_target.is_durable(mark)
     done: list[BaseException | None] = []
-    broker.engine.house.destination.when_forced(mark, done.append)
-    broker.engine.turn_ended()
+    broker.engine.broker.apply_target.fsync_to(mark, done.append)
+    broker.engine.end_turn()
     broker.work()
-    assert done == [None] and broker.engine.house.destination.forced(mark)
+    assert done == [None] and broker.engine.broker.apply_target.is_durable(mark)
 
 
 def test_none_passes_one_that_was_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "JOINED_PLACES", 1)
+    monkeypatch.setattr(module, "OFFSETS_PER_CHANGE_MAX", 1)
     apply(broker, offsets(broker, 1, 5))
     broker.disk.faults.fail("write", error=errno.ENOSPC, path="meta")
     told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300), offsets(broker, 30, 400))
@@ -88,11 +88,11 @@ def test_none_passes_one_that_was_refused(broker: Broker, monkeypatch: pytest.Mo
 def test_a_change_takes_so_many_places_and_the_rest_follows(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "JOINED_PLACES", 3)
-    count = broker.engine.house.catalog.log.count
+    monkeypatch.setattr(module, "OFFSETS_PER_CHANGE_MAX", 3)
+    count = broker.engine.broker.catalog.log.count
     told = apply(broker, *(offsets(broker, 10 + n, n, count=2) for n in range(4)))
     assert [error for _, error in told] == [None] * 4
-    assert broker.engine.house.catalog.log.count == count + 4
+    assert broker.engine.broker.catalog.log.count == count + 4
     assert len({mark.end for mark, _ in told if mark}) == 4
 
 

@@ -7,7 +7,7 @@ import pytest
 from journal.testing import Moment, crash_states
 from tests.broker.helpers import Broker
 from tests.scale import SEED, scaled
-from tfmq.broker.catalog_state import Place
+from tfmq.broker.catalog_state import CommittedOffset
 from tfmq.broker.groups.offsets import lag
 from tfmq.protocol.commands import CommitOffsets, GroupOffset, PartitionName, ReadOffsets
 
@@ -35,11 +35,11 @@ def test_many_commits_share_a_force() -> None:
     broker.create()
     members = [broker.join(f"group{n}") for n in range(20)]
     broker.work()
-    before = broker.engine.house.forcer.forces
+    before = broker.engine.broker.forcer.forces
     answers = [broker.commit(member, 100, group=f"group{n}") for n, member in enumerate(members)]
     broker.work()
     assert all(answer.committed == 1 for answer in answers)
-    assert broker.engine.house.forcer.forces - before <= 2
+    assert broker.engine.broker.forcer.forces - before <= 2
 
 
 def test_what_is_read_is_sure_to_stay() -> None:
@@ -87,11 +87,11 @@ def test_only_the_partitions_that_are_named_are_read(broker: Broker) -> None:
 def test_lag_is_counted_in_messages(broker: Broker) -> None:
     producer = broker.lease()
     answer = broker.produce(producer, 0, [b"x"] * 10)
-    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
+    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
     first = answer.positions[0][1]
-    assert lag(partition, Place(first + 3 * 21, 0, 1, 1)) == 7
-    assert lag(partition, Place(broker.log().end_offset, 0, 1, 1)) == 0
-    assert lag(partition, Place(10**9, 0, 1, 1)) == -1
+    assert lag(partition, CommittedOffset(first + 3 * 21, 0, 1, 1)) == 7
+    assert lag(partition, CommittedOffset(broker.log().end_offset, 0, 1, 1)) == 0
+    assert lag(partition, CommittedOffset(10**9, 0, 1, 1)) == -1
 
 
 def test_acknowledged_offsets_survive_every_power_cut() -> None:

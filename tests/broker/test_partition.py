@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Callable
 
-from journal.filenames import join, mark_name
-from journal.log.checkpoint import MarkFile
+from journal.filenames import join, log_checkpoint_name
+from journal.log.checkpoint import LogCheckpointFile
 from journal.record.batch import Batch, Source
 from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION
 from tests.broker.helpers import Broker, batch
@@ -37,7 +37,7 @@ def test_one_append_is_bounded_and_the_rest_follows_in_the_same_turn() -> None:
     broker.create()
     producer = broker.lease()
     answers = [broker.produce(producer, n, [bytes(40_000)], turn=False) for n in range(5)]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert [answer.code for answer in answers] == ["ok"] * 5
     assert len({answer.positions[0][1] for answer in answers}) == 5
 
@@ -47,7 +47,7 @@ def test_appends_fit_small_segments_and_a_batch_that_cannot_is_too_large() -> No
     broker.create()
     producer = broker.lease()
     answers = [broker.produce(producer, n, [bytes(30_000)], turn=False) for n in range(6)]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert [answer.code for answer in answers] == ["ok"] * 6
     large = broker.produce(producer, 6, [bytes(30_000)] * 4)
     assert large.code == "message_too_large"
@@ -76,10 +76,10 @@ def test_work_that_needs_the_log_alone_waits_for_file_work_and_holds_the_queue()
     broker.create()
     broker = broker.restart()
     producer = broker.lease()
-    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
+    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
     first = broker.produce(producer, 0, acks=ACKS_WRITTEN)
     seen: list[str] = []
-    partition.exclusively(lambda: seen.append("alone"), lambda result, error: seen.append("done"))
+    partition.run_exclusively(lambda: seen.append("alone"), lambda result, error: seen.append("done"))
     second = broker.produce(producer, 1, acks=ACKS_WRITTEN)
     assert (first.code, second.code, seen) == ("waiting", "waiting", [])
     broker.work()
@@ -91,8 +91,8 @@ def test_work_that_needs_the_log_alone_waits_for_file_work_and_holds_the_queue()
 
 def held(broker: Broker) -> tuple[Partition, Callable[..., Told]]:
     """A partition that a large transaction holds, and how to apply its next slice."""
-    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
-    destination = broker.engine.house.destination
+    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
+    destination = broker.engine.broker.apply_target
     numbers = itertools.count(1)
 
     def slice_of(payload: bytes) -> Told:
@@ -102,16 +102,16 @@ def held(broker: Broker) -> tuple[Partition, Callable[..., Told]]:
         source = Source(SOURCE_TRANSACTION, 5, 100, number)
         effect = Append("orders", broker.incarnation(), 0, [records], source)
         destination.apply(effect, lambda mark, error: told.append(error))
-        broker.engine.turn_ended()
+        broker.engine.end_turn()
         return told
 
-    destination.hold(partition.log.log_id, (SOURCE_TRANSACTION, 5))
+    destination.begin_exclusive(partition.log.log_id, (SOURCE_TRANSACTION, 5))
     return partition, slice_of
 
 
 def unhold(broker: Broker, partition: Partition) -> None:
-    broker.engine.house.destination.unhold(partition.log.log_id)
-    broker.engine.turn_ended()
+    broker.engine.broker.apply_target.end_exclusive(partition.log.log_id)
+    broker.engine.end_turn()
 
 
 def test_while_it_is_held_only_effects_are_appended_and_the_rest_follows_in_order() -> None:
@@ -136,8 +136,8 @@ def delayed(broker: Broker, number: int) -> Told:
     told: Told = []
     records = Batch(batch(1 << 31, number, [b"delayed %d" % number]), (), 1 << 31, number, 1)
     effect = Append("orders", broker.incarnation(), 0, [records], Source(SOURCE_DELAY, 6, number, 0))
-    broker.engine.house.destination.apply(effect, lambda mark, error: told.append(error))
-    broker.engine.turn_ended()
+    broker.engine.broker.apply_target.apply(effect, lambda mark, error: told.append(error))
+    broker.engine.end_turn()
     return told
 
 
@@ -160,8 +160,8 @@ def test_an_effect_that_is_refused_takes_its_followers_along_wherever_they_wait(
     producer = broker.lease()
     broker.produce(producer, 0)
     broker.work()
-    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
-    partition.exclusively(lambda: None, lambda result, error: None)
+    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
+    partition.run_exclusively(lambda: None, lambda result, error: None)
     first = delayed(broker, 1)
     held(broker)
     second = delayed(broker, 2)
@@ -219,7 +219,7 @@ def test_a_hold_outlasts_a_roll_and_other_exclusive_work() -> None:
     partition, slice_of = held(broker)
     waiting = broker.produce(producer, 1, [b"plain"], acks=ACKS_WRITTEN)
     told = [slice_of(bytes(25_000)) for _ in range(4)]
-    partition.exclusively(lambda: None, lambda result, error: None)
+    partition.run_exclusively(lambda: None, lambda result, error: None)
     broker.work()
     assert told == [[None]] * 4 and waiting.code == "waiting"
     unhold(broker, partition)
@@ -251,8 +251,8 @@ def test_effects_that_wait_while_it_is_resumed_are_refused_and_sends_go_on() -> 
     partition, slice_of = held(broker)
     broker.disk.faults.fail("force", path="orders-0")
     assert slice_of(b"cut away") == [None]
-    partition.ask_force()
-    broker.engine.turn_ended()
+    partition.request_fsync()
+    broker.engine.end_turn()
     broker.work()
     assert partition.log.stopped is not None
     broker.disk.faults.clear()
@@ -273,10 +273,10 @@ def test_the_file_of_marks_says_all_that_is_forced_also_where_no_other_force_fol
     log, producer = broker.log(), broker.lease()
     for sequence in range(5):
         broker.produce(producer, sequence)
-    mark = MarkFile(broker.disk, log.folder, log.log_id)
+    mark = LogCheckpointFile(broker.disk, log.folder, log.log_id)
     broker.advance(1.5)
     marks = mark.read()
-    assert marks is not None and marks.forced == log.forced_offset == log.end_offset
+    assert marks is not None and marks.durable == log.forced_offset == log.end_offset
     changes = broker.disk.read_file(mark.path)
     broker.advance(10)
     assert broker.disk.read_file(mark.path) == changes, "a partition at rest writes nothing"
@@ -287,9 +287,9 @@ def test_no_mark_is_written_for_a_topic_that_is_being_deleted() -> None:
     broker.create()
     broker.produce(broker.lease(), 0)
     broker.work()
-    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
-    before = broker.disk.read_file(join(partition.log.folder, mark_name()))
-    partition.retire(lambda: None)
+    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
+    before = broker.disk.read_file(join(partition.log.folder, log_checkpoint_name()))
+    partition.close_for_deletion(lambda: None)
     broker.advance(3)
     broker.work()
-    assert broker.disk.read_file(join(partition.log.folder, mark_name())) == before
+    assert broker.disk.read_file(join(partition.log.folder, log_checkpoint_name())) == before

@@ -96,7 +96,7 @@ def test_a_record_is_found_behind_another_of_its_block(broker: Broker) -> None:
 def test_in_damage_an_ordinal_is_unknown_and_the_range_is_named(broker: Broker) -> None:
     path = "/data/orders-0/" + "0" * 32 + ".zxQueue"
     broker.disk.damage(path, offsets(broker)[4] + 5, b"\xff" * 10)
-    broker.engine.house.lock.release()
+    broker.engine.broker.lock.release()
     again = broker.crashed(broker.disk)
     damage = again.log().damage
     assert damage

@@ -63,7 +63,7 @@ def test_a_parked_fetch_is_answered_when_something_comes() -> None:
     broker.produce(producer, 0, [b"a"])
     broker.work()
     assert payloads_of(fetch) == [b"a"]
-    assert broker.engine.house.polls.count == 0
+    assert broker.engine.broker.fetches.parked_count == 0
 
 
 def test_a_parked_fetch_ends_empty_when_its_time_is_up_not_before(broker: Broker) -> None:
@@ -194,7 +194,7 @@ def test_fetches_of_a_closed_session_are_forgotten(broker: Broker) -> None:
     fetch = broker.fetch(0, wait_ms=5000, session=session)
     session.close()
     assert fetch.code == "abandoned"
-    assert broker.engine.house.polls.count == 0
+    assert broker.engine.broker.fetches.parked_count == 0
     late = broker.fetch(0, wait_ms=5000, session=session)
     assert late.code == "abandoned"
 

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.log.log import Log
-from journal.record.batch import Batch, succession
+from journal.record.batch import Batch, succession_source
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.broker.helpers import batch
 from tfmq.broker.log_offsets import record_offset
-from tfmq.broker.producer_state import Producers
+from tfmq.broker.producer_state import ProducerState
 from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 
 DAY_MS = 86_400_000
 LOG_ID = 50 << 24
 
 
-def make(**given: Any) -> Producers:
-    known = {"remembered": 4, "streams_max": 100, "idle_ms": 7 * DAY_MS, "leased_ms": lambda _: 0}
-    return Producers(**{**known, **given})
+def make(**given: Any) -> ProducerState:
+    known = {"remembered": 4, "entries_max": 100, "idle_ms": 7 * DAY_MS, "leased_ms": lambda _: 0}
+    return ProducerState(**{**known, **given})
 
 
 class Store:
@@ -40,12 +40,12 @@ class Store:
         made = [Batch(batch(p, s, [bytes(size)] * n), (), p, s, n) for p, s, n in batches]
         answers = self.log.append(made)
         for (producer, sequence, records), answer in zip(batches, answers, strict=True):
-            self.producers.record(producer, sequence, records, answer)
+            self.producers.record_batch(producer, sequence, records, answer)
         return answers
 
     def close(self, producer: int, successor: int) -> None:
         last = self.producers.last_sequence(producer)
-        answer = self.log.append_control(succession(producer, successor, last))
+        answer = self.log.append_control(succession_source(producer, successor, last))
         self.producers.close(producer, successor, last, answer.append_time)
 
     def reopened(self, *, clean: bool) -> "Store":
@@ -56,7 +56,9 @@ class Store:
         return Store(self.disk, **self.given)
 
 
-def check(producers: Producers, producer: int, sequence: int, records: int = 1, gaps: bool = False) -> Any:
+def check(
+    producers: ProducerState, producer: int, sequence: int, records: int = 1, gaps: bool = False
+) -> Any:
     return producers.check(producer, sequence, records, gaps=gaps, now_ms=DAY_MS)
 
 
@@ -80,18 +82,18 @@ def test_a_repeat_gets_its_first_answer() -> None:
     store = Store()
     first, _ = store.send((20, 0, 3)), store.send((20, 3, 2))
     repeat = check(store.producers, 20, 0, 3)
-    assert repeat.walk is None
-    assert list(repeat.answer.positions) == first[0].positions
-    assert repeat.answer.end == first[0].end_offset
-    assert repeat.answer.append_time == first[0].append_time
+    assert repeat.first_offset_walk is None
+    assert list(repeat.stored.positions) == first[0].positions
+    assert repeat.stored.end_offset == first[0].end_offset
+    assert repeat.stored.append_time == first[0].append_time
 
 
 def test_a_repeat_of_two_batches_as_one_is_recognised_by_its_range() -> None:
     store = Store()
     (first,), (second,) = store.send((20, 0, 3)), store.send((20, 3, 2))
     repeat = check(store.producers, 20, 0, 5)
-    assert repeat.answer.positions == [(0, first.positions[0][1]), (3, second.positions[0][1])]
-    assert repeat.answer.end == second.end_offset
+    assert repeat.stored.positions == [(0, first.positions[0][1]), (3, second.positions[0][1])]
+    assert repeat.stored.end_offset == second.end_offset
 
 
 def test_a_partly_known_batch_is_refused() -> None:
@@ -125,8 +127,8 @@ def test_a_closed_id_names_its_successor_for_ever() -> None:
         with pytest.raises(StaleProducer) as caught:
             check(store.producers, 20, sequence)
         assert caught.value.successor == 21
-    assert store.producers.closed(20) == (21, 2)
-    assert store.producers.closed(21) is None
+    assert store.producers.closed_id(20) == (21, 2)
+    assert store.producers.closed_id(21) is None
 
 
 @pytest.mark.parametrize("leased_ms, accepted", [(None, False), (0, True), (-7 * DAY_MS, False)])
@@ -156,7 +158,7 @@ def test_idle_ids_expire_and_are_never_taken_for_new() -> None:
 
 
 def test_the_longest_idle_go_first_when_there_are_too_many() -> None:
-    store = Store(streams_max=2)
+    store = Store(entries_max=2)
     store.send((20, 0, 1), (21, 0, 1), (22, 0, 1), (20, 1, 1))
     assert store.producers.expire(store.clock.wall_ms()) == 1
     assert store.producers.last_sequence(20) == 1
@@ -175,9 +177,9 @@ def test_all_of_it_survives_a_restart(clean: bool) -> None:
     again = store.reopened(clean=clean)
     assert check(again.producers, 20, 5) is None
     assert (
-        check(again.producers, 20, 3, 2).answer.positions == check(store.producers, 20, 3, 2).answer.positions
+        check(again.producers, 20, 3, 2).stored.positions == check(store.producers, 20, 3, 2).stored.positions
     )
-    assert again.producers.closed(22) == (23, 0)
+    assert again.producers.closed_id(22) == (23, 0)
     with pytest.raises(SequenceGap):
         check(again.producers, 21, 2)
 
@@ -188,8 +190,8 @@ def test_a_large_batch_of_many_blocks_is_one_answer_after_a_restart() -> None:
     assert len(first.positions) > 3
     again = store.reopened(clean=False)
     repeat = check(again.producers, 20, 0, 400)
-    assert repeat.walk is None
-    assert list(repeat.answer.positions) == first.positions
+    assert repeat.first_offset_walk is None
+    assert list(repeat.stored.positions) == first.positions
 
 
 def test_small_batches_that_were_joined_keep_their_offsets_after_a_restart() -> None:
@@ -197,11 +199,11 @@ def test_small_batches_that_were_joined_keep_their_offsets_after_a_restart() -> 
     answers = store.send((20, 0, 2), (21, 0, 1), (20, 2, 3))
     again = store.reopened(clean=False)
     repeat = check(again.producers, 20, 2, 3)
-    offset = repeat.answer.positions[0][1]
-    if repeat.walk is not None:
-        offset = record_offset(again.log, *repeat.walk)
+    offset = repeat.stored.positions[0][1]
+    if repeat.first_offset_walk is not None:
+        offset = record_offset(again.log, *repeat.first_offset_walk)
     assert offset == answers[2].positions[0][1]
-    assert repeat.answer.first_ordinal == answers[2].first_ordinal
+    assert repeat.stored.first_ordinal == answers[2].first_ordinal
 
 
 @given(
@@ -221,11 +223,11 @@ def test_every_batch_is_answered_alike_before_and_after_a_crash(plan: list[list[
     again = store.reopened(clean=False)
     for (producer, sequence, records), answer in sent:
         repeat = check(again.producers, producer, sequence, records)
-        walked = repeat.walk and record_offset(again.log, *repeat.walk)
-        assert (walked or repeat.answer.positions[0][1]) == answer.positions[0][1]
-        assert repeat.answer.first_ordinal == answer.first_ordinal
-        assert repeat.answer.end >= answer.end_offset
-        assert repeat.answer.append_time == answer.append_time
+        walked = repeat.first_offset_walk and record_offset(again.log, *repeat.first_offset_walk)
+        assert (walked or repeat.stored.positions[0][1]) == answer.positions[0][1]
+        assert repeat.stored.first_ordinal == answer.first_ordinal
+        assert repeat.stored.end_offset >= answer.end_offset
+        assert repeat.stored.append_time == answer.append_time
 
 
 def test_a_snapshot_that_is_none_is_refused() -> None:

@@ -36,7 +36,7 @@ def test_a_member_is_told_its_generation_once_that_is_forced() -> None:
     joined = broker.join()
     assert not joined.done
     broker.work()
-    after = broker.crashed(broker.disk.crash(keep="nothing")).engine.house.catalog.register
+    after = broker.crashed(broker.disk.crash(keep="nothing")).engine.broker.catalog.state
     assert joined.generation == after.generation > 0
     assert [owner.member for owner in after.groups["billing"].owners.values()] == [joined.member]
 

@@ -29,32 +29,32 @@ from tfmq.broker.catalog_state import (
     SCHEDULE_STATE,
     SETTINGS,
     TX_OFFSETS,
-    Owner,
-    Place,
-    Register,
-    pack,
-    unpack,
+    CatalogState,
+    CommittedOffset,
+    PartitionOwner,
+    decode_entry,
+    encode_entry,
 )
 
 
-def register(*entries: tuple[Any, ...]) -> Register:
-    made = Register()
+def register(*entries: tuple[Any, ...]) -> CatalogState:
+    made = CatalogState()
     for entry in entries:
-        made.enter(entry)
+        made.apply_entry(entry)
     return made
 
 
 def test_a_topic_is_there_once_it_is_ready() -> None:
     made = register((CREATE, "orders", 20, 4, {}))
     assert (made.topics[20].state, made.topics[20].partitions) == ("creating", 0)
-    made.enter((READY, 20))
+    made.apply_entry((READY, 20))
     assert (made.topics[20].state, made.topics[20].partitions) == ("open", 4)
 
 
 def test_a_growth_is_finished_or_taken_back() -> None:
     made = register((CREATE, "orders", 20, 1, {}), (READY, 20), (GROW, 20, 3))
     assert (made.topics[20].state, made.topics[20].partitions, made.topics[20].target) == ("growing", 1, 3)
-    made.enter((GROW, 20, 1))
+    made.apply_entry((GROW, 20, 1))
     assert (made.topics[20].state, made.topics[20].partitions) == ("open", 1)
 
 
@@ -62,7 +62,7 @@ def test_settings_of_a_topic_are_replaced_whole() -> None:
     made = register((CREATE, "orders", 20, 1, {"flush.messages": 1}), (SETTINGS, 20, {"flush.seconds": 2}))
     assert made.topics[20].settings == {"flush.seconds": 2}
     with pytest.raises(ValueError):
-        made.enter((SETTINGS, 21, {}))
+        made.apply_entry((SETTINGS, 21, {}))
 
 
 def test_nothing_of_a_deleted_group_is_left() -> None:
@@ -85,8 +85,8 @@ def test_offsets_of_a_deleted_topic_are_forgotten() -> None:
         (OFFSETS, "billing", 1, [(20, 0, 100, 0, 1), (77, 0, 5, 0, 1)]),
     )
     assert list(made.groups["billing"].offsets) == [(20, 0)]
-    made.enter((DELETE, 20))
-    made.enter((GONE, 20))
+    made.apply_entry((DELETE, 20))
+    made.apply_entry((GONE, 20))
     assert made.groups["billing"].offsets == {}
     assert made.topics == {}
 
@@ -99,13 +99,13 @@ def test_partitions_change_their_owners_one_by_one_and_a_new_beginning_frees_all
         (GROUP_OWNERS, "billing", 6, [("bob", 8000, [(20, 1)]), ("", 0, [(20, 0), (20, 9)])]),
     )
     row = made.groups["billing"]
-    assert row.owners == {(20, 1): Owner("bob", 6, 8000), (20, 2): Owner("bob", 5, 8000)}
+    assert row.owners == {(20, 1): PartitionOwner("bob", 6, 8000), (20, 2): PartitionOwner("bob", 5, 8000)}
     assert (row.generation, made.generation, made.owners_count) == (6, 6, 2)
-    made.enter((GENERATION, "billing", 7, ""))
+    made.apply_entry((GENERATION, "billing", 7, ""))
     assert (row.owners, row.generation, made.owners_count) == ({}, 7, 0)
-    made.enter((GROUP_OWNERS, "billing", 8, [("ada", 9000, [(20, 0)])]))
-    made.enter((DELETE, 20))
-    made.enter((GONE, 20))
+    made.apply_entry((GROUP_OWNERS, "billing", 8, [("ada", 9000, [(20, 0)])]))
+    made.apply_entry((DELETE, 20))
+    made.apply_entry((GONE, 20))
     assert (row.owners, made.owners_count) == ({}, 0)
 
 
@@ -117,17 +117,17 @@ def test_a_snapshot_has_owners_and_offsets() -> None:
         (GROUP_OWNERS, "billing", 5, [("ada", 9000, [(20, 0)]), ("bob", 8000, [(20, 1)])]),
         (OFFSETS, "billing", 5, [(20, 1, 64, 0, 3)]),
     )
-    read = Register()
+    read = CatalogState()
     read.load(made.dump())
     row = read.groups["billing"]
     assert (row.generation, read.generation, read.owners_count, read.offsets_count) == (5, 5, 2, 1)
-    assert row.owners == {(20, 0): Owner("ada", 5, 9000), (20, 1): Owner("bob", 5, 8000)}
-    assert row.offsets == {(20, 1): Place(64, 0, 3, 5)}
+    assert row.owners == {(20, 0): PartitionOwner("ada", 5, 9000), (20, 1): PartitionOwner("bob", 5, 8000)}
+    assert row.offsets == {(20, 1): CommittedOffset(64, 0, 3, 5)}
 
 
 def test_a_snapshot_from_before_there_were_owners_is_read() -> None:
-    made = Register()
-    made.load(pack((3, 30, 9, (), (), [("billing", 4, "m1", [(20, 0, 100, 0, 1, 4)])], 0, (), 0, ())))
+    made = CatalogState()
+    made.load(encode_entry((3, 30, 9, (), (), [("billing", 4, "m1", [(20, 0, 100, 0, 1, 4)])], 0, (), 0, ())))
     assert (made.groups["billing"].generation, made.owners_count, made.offsets_count) == (4, 0, 1)
 
 
@@ -135,12 +135,12 @@ def test_the_age_of_an_id_is_known_and_never_too_young() -> None:
     made = register(
         (LEASE, 100, 1000), (LEASE, 200, 1000 + LEASE_SPACING_MS), (LEASE, 300, 1001 + LEASE_SPACING_MS)
     )
-    assert made.leased_ms(ID_FIRST - 1) is None
-    assert made.leased_ms(ID_FIRST) == 1000
-    assert made.leased_ms(99) == 1000
-    assert made.leased_ms(100) == 1000 + LEASE_SPACING_MS
-    assert made.leased_ms(299) == 1000 + LEASE_SPACING_MS
-    assert made.leased_ms(300) is None
+    assert made.lease_time_ms(ID_FIRST - 1) is None
+    assert made.lease_time_ms(ID_FIRST) == 1000
+    assert made.lease_time_ms(99) == 1000
+    assert made.lease_time_ms(100) == 1000 + LEASE_SPACING_MS
+    assert made.lease_time_ms(299) == 1000 + LEASE_SPACING_MS
+    assert made.lease_time_ms(300) is None
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_the_age_of_an_id_is_known_and_never_too_young() -> None:
 )
 def test_an_entry_that_does_not_fit_is_damage(entry: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError):
-        register((CREATE, "orders", 20, 1, {}), (LEASE, 100, 0)).enter(entry)
+        register((CREATE, "orders", 20, 1, {}), (LEASE, 100, 0)).apply_entry(entry)
 
 
 def test_an_entry_of_a_later_release_is_named_as_such() -> None:
@@ -172,29 +172,29 @@ def billing(offset: int, partition: int = 0) -> list[tuple[Any, ...]]:
 
 def test_offsets_of_a_transaction_count_once_and_in_the_order_of_their_places() -> None:
     made = register((CREATE, "orders", 20, 2, {}), (READY, 20))
-    made.enter((TX_OFFSETS, 7, 100, 3, billing(50)))
+    made.apply_entry((TX_OFFSETS, 7, 100, 3, billing(50)))
     for place in ((100, 3), (100, 2), (99, 9)):
-        made.enter((TX_OFFSETS, 7, *place, billing(10)))
+        made.apply_entry((TX_OFFSETS, 7, *place, billing(10)))
     assert made.groups["billing"].offsets[20, 0].offset == 50
-    made.enter((TX_OFFSETS, 7, 100, 4, billing(60, 1)))
-    made.enter((TX_OFFSETS, 8, 1, 1, billing(70)))
+    made.apply_entry((TX_OFFSETS, 7, 100, 4, billing(60, 1)))
+    made.apply_entry((TX_OFFSETS, 8, 1, 1, billing(70)))
     assert [place.offset for place in made.groups["billing"].offsets.values()] == [70, 60]
-    assert made.applied == {7: (100, 4), 8: (1, 1)} and made.offsets_count == 2
+    assert made.applied_lsns == {7: (100, 4), 8: (1, 1)} and made.offsets_count == 2
 
 
 def test_a_snapshot_of_the_first_version_is_read() -> None:
     groups = (("billing", 3, "m", ((20, 0, 50, 0, 1, 3),)),)
     old: tuple[Any, ...] = (1, 4112, 3, ((16, 1000),), (("orders", 20, 1, 1, "open", {}),), groups)
-    made = Register()
-    made.load(pack(old))
+    made = CatalogState()
+    made.load(encode_entry(old))
     assert (made.next_id, made.topics[20].name, made.groups["billing"].offsets[20, 0].offset) == (
         4112,
         "orders",
         50,
     )
-    assert (made.journal_id, made.applied) == (0, {})
-    made.enter((JOURNAL, 7))
-    again = Register()
+    assert (made.journal_id, made.applied_lsns) == (0, {})
+    made.apply_entry((JOURNAL, 7))
+    again = CatalogState()
     again.load(made.dump())
     assert again.journal_id == 7 and again.groups["billing"].offsets == made.groups["billing"].offsets
 
@@ -210,13 +210,13 @@ def test_a_snapshot_of_the_second_version_is_read() -> None:
         7,
         ((7, 100, 4),),
     )
-    made = Register()
-    made.load(pack(old))
-    assert (made.journal_id, made.applied, made.delay_store) == (7, {7: (100, 4)}, 0)
-    made.enter((DELAY_STORE, 21))
-    again = Register()
+    made = CatalogState()
+    made.load(encode_entry(old))
+    assert (made.journal_id, made.applied_lsns, made.delay_store) == (7, {7: (100, 4)}, 0)
+    made.apply_entry((DELAY_STORE, 21))
+    again = CatalogState()
     again.load(made.dump())
-    assert (again.journal_id, again.applied, again.delay_store) == (7, {7: (100, 4)}, 21)
+    assert (again.journal_id, again.applied_lsns, again.delay_store) == (7, {7: (100, 4)}, 21)
 
 
 ENTRIES = st.lists(
@@ -244,11 +244,11 @@ ENTRIES = st.lists(
 
 @given(ENTRIES, st.integers(0, 20))
 def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) -> None:
-    whole, entries = Register(), []
+    whole, entries = CatalogState(), []
 
     def enter(*entry: Any) -> None:
-        entries.append(unpack(pack(entry)))
-        whole.enter(entry)
+        entries.append(decode_entry(encode_entry(entry)))
+        whole.apply_entry(entry)
 
     number = 20
     for time, (what, *fields) in enumerate(plan):
@@ -296,34 +296,34 @@ def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) 
             row = whole.schedules.find(fields[0])
             enter(SCHEDULE_GONE, 0 if row is None else row.id)
     halfway = register(*entries[:cut])
-    resumed = Register()
+    resumed = CatalogState()
     resumed.load(halfway.dump())
     for entry in entries[cut:]:
-        resumed.enter(entry)
+        resumed.apply_entry(entry)
     assert resumed.dump() == whole.dump()
 
 
 def test_a_snapshot_that_is_none_is_refused() -> None:
-    for data in (b"\xc1", pack((1, 2)), msgpack.packb(5)):
+    for data in (b"\xc1", encode_entry((1, 2)), msgpack.packb(5)):
         with pytest.raises(ValueError):
-            Register().load(data)
+            CatalogState().load(data)
     with pytest.raises(NewerFormat):
-        Register().load(pack((99, 0, 0, (), (), ())))
+        CatalogState().load(encode_entry((99, 0, 0, (), (), ())))
 
 
 def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> None:
     lines = Path("tests/golden/catalog.hex").read_text().split()
-    made, states, most = Register(), [], 0
+    made, states, most = CatalogState(), [], 0
     for line in lines:
-        entry = unpack(bytes.fromhex(line))
-        assert pack(entry).hex() == line
-        made.enter(entry)
+        entry = decode_entry(bytes.fromhex(line))
+        assert encode_entry(entry).hex() == line
+        made.apply_entry(entry)
         states.append(made.topics[16].state if 16 in made.topics else "")
         most = max(most, made.owners_count)
     assert states == ["", "creating", "open", "growing", *["open"] * 13, "deleting", "", ""]
     assert (made.next_id, made.generation, made.groups, made.offsets_count) == (4112, 3, {}, 0)
     assert (most, made.owners_count) == (3, 0)
-    assert (made.journal_id, made.applied, made.delay_store) == (17, {17: (4160, 3)}, 18)
+    assert (made.journal_id, made.applied_lsns, made.delay_store) == (17, {17: (4160, 3)}, 18)
     assert list(made.schedules) == []
     assert made.node == "0123456789abcdef" * 2
     page = Path("docs/formats/catalog.md").read_text()

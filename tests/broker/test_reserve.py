@@ -10,7 +10,7 @@ from journal.log.log import Log
 from tests.broker.helpers import DATA, Broker
 from tfmq.broker import reserve as module
 from tfmq.broker.catalog_state import DELETE, GENERATION
-from tfmq.broker.reserve import PIECE_BYTES, PIECES, QUIET_SECONDS, ROOM_BYTES, SIZE_BYTES
+from tfmq.broker.reserve import FREE_BYTES_MIN, PIECE_BYTES, PIECE_COUNT, RECOVERED_SECONDS, SIZE_BYTES
 
 PATH = f"{DATA}/meta/reserve"
 
@@ -25,7 +25,7 @@ def filled(count: int = 1) -> Broker:
 
 
 def topics(broker: Broker) -> list[str]:
-    return [topic.name for topic in broker.engine.house.topics.all()]
+    return [topic.name for topic in broker.engine.broker.topics.all()]
 
 
 def size(broker: Broker) -> int:
@@ -63,30 +63,30 @@ def test_the_room_is_made_again_while_the_broker_runs() -> None:
 def test_whoever_else_writes_in_that_turn_is_told_that_the_disk_is_full() -> None:
     broker = filled()
     found: list[BaseException | None] = []
-    catalog = broker.engine.house.catalog
+    catalog = broker.engine.broker.catalog
     incarnation = broker.incarnation("topic0")
     catalog.submit((GENERATION, "group", 1, "m"), found.append)
     catalog.submit((DELETE, incarnation), found.append)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert [getattr(error, "code", None) for error in found] == ["disk_full", None]
     assert not catalog.due
 
 
 def test_a_reserve_that_is_used_up_leaves_deletions_refused_and_nothing_done() -> None:
     broker = filled()
-    broker.engine.house.catalog.reserve.give()
-    for _ in range(PIECES):
-        broker.engine.house.catalog.reserve.give()
+    broker.engine.broker.catalog.reserve.release_piece()
+    for _ in range(PIECE_COUNT):
+        broker.engine.broker.catalog.reserve.release_piece()
     broker.disk.space_bytes = broker.disk.used_bytes()
     assert size(broker) == 0
-    assert not broker.engine.house.catalog.reserve.give()
+    assert not broker.engine.broker.catalog.reserve.release_piece()
     assert broker.delete("topic0").code == "disk_full"
     assert topics(broker) == ["topic0"]
 
 
 def test_a_piece_is_what_one_give_frees() -> None:
     broker = filled()
-    assert broker.engine.house.catalog.reserve.give()
+    assert broker.engine.broker.catalog.reserve.release_piece()
     assert size(broker) == SIZE_BYTES - PIECE_BYTES
     assert broker.disk.free_space(DATA) == PIECE_BYTES
 
@@ -100,7 +100,7 @@ def test_a_small_disk_keeps_its_last_room_for_messages() -> None:
     broker = Broker()
     broker.disk.unlink(PATH)
     disk = broker.disk.crash(keep="all")
-    disk.space_bytes = disk.used_bytes() + ROOM_BYTES - 1
+    disk.space_bytes = disk.used_bytes() + FREE_BYTES_MIN - 1
     again = Broker(disk)
     assert not again.disk.exists(PATH)
 
@@ -132,8 +132,8 @@ def test_a_deletion_that_a_full_disk_cut_short_is_ended_by_the_next_start() -> N
     """The decision fits, what says that its files are gone does not: the start must not be refused for that."""
     broker = filled()
     incarnation = broker.incarnation("topic0")
-    broker.engine.house.catalog.reserve.give()
-    broker.engine.house.catalog.enter((DELETE, incarnation))
+    broker.engine.broker.catalog.reserve.release_piece()
+    broker.engine.broker.catalog.append_now((DELETE, incarnation))
     disk = broker.disk.crash(keep="all")
     disk.space_bytes = disk.used_bytes()
     again = Broker(disk)
@@ -181,7 +181,7 @@ def test_a_full_disk_is_one_line_however_much_is_sent_and_its_end_one_more(
         broker.advance(0.5)
     assert lines(caplog) == ["full"]
     broker.disk.space_bytes = broker.disk.used_bytes()
-    broker.advance(3 * QUIET_SECONDS)
+    broker.advance(3 * RECOVERED_SECONDS)
     assert lines(caplog) == ["full"], "nothing was sent, so nothing is known"
     broker.disk.space_bytes = None
     assert orders(5_000) == "ok"
@@ -206,7 +206,7 @@ def test_a_want_of_descriptors_is_one_line_and_its_end_one_more(
         broker.advance(0.5)
     monkeypatch.undo()
     assert orders(100) == "ok"
-    broker.advance(2 * QUIET_SECONDS)
+    broker.advance(2 * RECOVERED_SECONDS)
     told = [
         each.getMessage()
         for each in caplog.records
@@ -226,4 +226,4 @@ def test_a_disk_that_flaps_is_told_at_a_bounded_rate(caplog: pytest.LogCaptureFi
         broker.advance(0.25)
     told = lines(caplog)
     assert told[:4] == ["full", "again"] * 2
-    assert len(told) <= 2 * 100 / QUIET_SECONDS
+    assert len(told) <= 2 * 100 / RECOVERED_SECONDS

@@ -203,7 +203,7 @@ def test_limits_that_are_read_again_hold_for_all_parts() -> None:
     broker.engine.reload(config(limits__topics=1, limits__pending_requests=7, topics__auto_create="false"))
     assert broker.ask(CreateTopic("bills", 1, {})).code == "not_allowed"
     assert broker.ask(Metadata(["bills"], True)).code == "unknown_topic"
-    assert broker.engine.house.quotas.requests_max == 7
+    assert broker.engine.broker.backpressure.pending_requests_max == 7
 
 
 def test_truncate_gives_up_what_lies_before_an_offset() -> None:
@@ -224,7 +224,7 @@ def test_truncate_gives_up_what_lies_before_an_offset() -> None:
 def test_what_producers_sent_is_known_after_their_segments_went() -> None:
     broker = filled(retention__bytes=1)
     broker.advance(ROUND_SECONDS + 1)
-    broker.engine.house.lock.release()
+    broker.engine.broker.lock.release()
     again = broker.crashed(broker.disk.crash(keep="nothing"))
     producer = broker.lease() - 1
     assert again.produce(producer, 20).code == "ok"

@@ -15,9 +15,9 @@ from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.testing import Moment, crash_states
 from tests.broker.schedule_helpers import Scheduling, ms
 from tests.scale import SEED, scaled
-from tfmq.broker.apply_target import BrokerDestination
-from tfmq.broker.scheduler import LOOK_SECONDS, PORTION_STEPS, STALE_MAX, TOPIC_GONE
-from tfmq.delay.cron import ALL_MAX
+from tfmq.broker.apply_target import BrokerApplyTarget
+from tfmq.broker.scheduler import OBSOLETE_ENTRIES_MAX, PORTION_STEPS, ROUND_SECONDS, TOPIC_GONE
+from tfmq.delay.cron import SEND_ALL_MAX
 from tfmq.errors import MessageTooLarge
 from tfmq.protocol import commands
 
@@ -79,7 +79,7 @@ def test_many_that_are_due_together_are_sent_in_several_turns() -> None:
     counts: list[int] = []
     while not counts or counts[-1] < 2 * PORTION_STEPS + 5:
         broker.engine.tick(broker.clock.monotonic())
-        broker.engine.turn_ended()
+        broker.engine.end_turn()
         counts.append(len(broker.times()))
         broker.clock.advance(0.006)
     assert counts == [PORTION_STEPS, 2 * PORTION_STEPS, 2 * PORTION_STEPS + 5]
@@ -164,7 +164,9 @@ def test_a_downtime_of_years_sends_the_newest_thousand_at_most_in_their_order() 
     broker = broker.down_until("2036-11-23T12:00:30")
     broker.look()
     found = broker.times()
-    assert len(found) == 2 + ALL_MAX and found == sorted(found) and found[-1] == "2036-11-23T12:00:00+00:00"
+    assert (
+        len(found) == 2 + SEND_ALL_MAX and found == sorted(found) and found[-1] == "2036-11-23T12:00:00+00:00"
+    )
     appends = broker.log().end_offset / len(found)
     assert appends < 1400, "times that were missed share appends"
 
@@ -209,14 +211,14 @@ def test_a_message_that_its_partition_does_not_take_any_more_is_left_out_and_hol
     broker = Scheduling.with_topic()
     broker.add("0 9 * * *", payload=bytes(2000))
     broker.add("0 9 * * *", "small")
-    check = BrokerDestination.check_batch
+    check = BrokerApplyTarget.check_batch
 
-    def smaller(self: BrokerDestination, partition: Any, batch: Batch) -> None:
+    def smaller(self: BrokerApplyTarget, partition: Any, batch: Batch) -> None:
         if len(batch.data) > 1000:
             raise MessageTooLarge(size_bytes=len(batch.data), max_bytes=1000)
         check(self, partition, batch)
 
-    monkeypatch.setattr(BrokerDestination, "check_batch", smaller)
+    monkeypatch.setattr(BrokerApplyTarget, "check_batch", smaller)
     broker.until("2026-11-23T09:00:01")
     assert len(broker.times()) == 1
     assert "is larger than" in broker.schedule()["trouble"] and not broker.schedule("small")["trouble"]
@@ -315,7 +317,7 @@ def test_a_clock_that_is_set_forth_misses_what_it_passed() -> None:
         broker = Scheduling.with_topic()
         broker.add("0 * * * *", misfire=rule)
         broker.clock.jump_wall(4.25 * 3600)
-        broker.advance(LOOK_SECONDS + 0.1)
+        broker.advance(ROUND_SECONDS + 0.1)
         assert hours(broker.times()) == expected, rule
         broker.until("2026-11-23T13:00:01")
         assert hours(broker.times()) == [*expected, "13:00"]
@@ -327,7 +329,7 @@ def test_a_clock_that_is_set_back_doubles_nothing_and_waits() -> None:
     broker.until("2026-11-23T10:30")
     assert hours(broker.times()) == ["09:00", "10:00"]
     broker.clock.jump_wall(-2 * 3600)
-    broker.advance(LOOK_SECONDS)
+    broker.advance(ROUND_SECONDS)
     assert broker.schedule()["state"] == "waiting" and "tfmq schedule resume" in broker.schedule()["trouble"]
     broker.until("2026-11-23T10:59")
     assert hours(broker.times()) == ["09:00", "10:00"] and broker.schedule()["state"] == "active"
@@ -364,7 +366,7 @@ def test_after_a_wrong_clock_was_corrected_resuming_goes_on_from_now() -> None:
     broker = Scheduling.with_topic()
     broker.add("0 * * * *", key="k", tag="t")
     broker.clock.jump_wall(10 * 365 * 86_400)
-    broker.advance(LOOK_SECONDS + 0.1)
+    broker.advance(ROUND_SECONDS + 0.1)
     assert len(broker.times()) == 1
     broker.clock.jump_wall(-10 * 365 * 86_400)
     broker.until("2026-11-23T12:30")
@@ -386,9 +388,9 @@ def test_what_skip_left_out_while_the_clock_was_wrong_comes_when_it_is_right() -
     broker = Scheduling.with_topic()
     broker.add("0 9 * * *", misfire="skip")
     broker.clock.jump_wall(30 * 86_400)
-    broker.advance(LOOK_SECONDS + 0.1)
+    broker.advance(ROUND_SECONDS + 0.1)
     broker.clock.jump_wall(-30 * 86_400)
-    broker.advance(LOOK_SECONDS)
+    broker.advance(ROUND_SECONDS)
     broker.until("2026-11-23T09:00:01")
     assert hours(broker.times()) == ["09:00"]
 
@@ -412,7 +414,7 @@ def test_a_machine_that_slept_looks_at_the_clock_soon() -> None:
     broker = Scheduling.with_topic()
     broker.add("0 9 * * *")
     broker.clock.jump_wall(2 * 3600)
-    broker.advance(LOOK_SECONDS)
+    broker.advance(ROUND_SECONDS)
     assert hours(broker.times()) == ["09:00"]
 
 
@@ -523,7 +525,7 @@ def test_on_a_full_disk_it_waits_and_goes_on_by_itself() -> None:
     broker.until("2026-11-23T09:00:30")
     assert broker.times() == [] and "space" in broker.schedule()["trouble"]
     broker.disk.space_bytes = None
-    broker.advance(LOOK_SECONDS + 0.1)
+    broker.advance(ROUND_SECONDS + 0.1)
     assert hours(broker.times()) == ["09:00"] and broker.schedule()["trouble"] == ""
 
 
@@ -547,11 +549,11 @@ def test_a_partition_that_could_not_be_opened_is_waited_for_and_gets_nothing_twi
 def test_a_partition_that_a_large_transaction_holds_gets_it_behind_that() -> None:
     broker = Scheduling.with_topic()
     broker.add("* * * * *")
-    partition = broker.engine.house.topics.partition("orders", broker.incarnation(), 0)
-    partition.hold((SOURCE_TRANSACTION, 5))
+    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
+    partition.begin_exclusive((SOURCE_TRANSACTION, 5))
     broker.until("2026-11-23T08:03:01")
     assert broker.times() == []
-    broker.engine.house.writes.unhold(partition)
+    broker.engine.broker.produce_handler.end_exclusive(partition)
     broker.advance(1)
     broker.advance(1)
     assert hours(broker.times()) == ["08:01", "08:03"]
@@ -568,7 +570,7 @@ def test_a_stop_sends_nothing_more() -> None:
     broker.engine.stop(lambda: None)
     broker.clock.advance(300)
     broker.engine.tick(broker.clock.monotonic())
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     again = Scheduling(broker.disk, broker.clock)
     assert again.times() == []
 
@@ -576,24 +578,24 @@ def test_a_stop_sends_nothing_more() -> None:
 def test_changes_leave_no_rest_in_memory() -> None:
     broker = Scheduling.with_topic()
     broker.add("0 0 1 1 *")
-    for _ in range(3 * STALE_MAX):
+    for _ in range(3 * OBSOLETE_ENTRIES_MAX):
         broker.pause()
         broker.resume()
-    watch = broker.engine.house.schedules.firing._watch
-    assert len(watch._heap) <= STALE_MAX + 3
+    watch = broker.engine.broker.schedule_commands.scheduler._timer
+    assert len(watch._heap) <= OBSOLETE_ENTRIES_MAX + 3
     broker.remove()
-    assert not watch.runs and not watch._parked
+    assert not watch.schedules and not watch._parked
 
 
 def test_a_broker_without_schedules_sets_no_alarm_for_them() -> None:
     broker = Scheduling.with_topic()
-    watch = broker.engine.house.schedules.firing._watch
+    watch = broker.engine.broker.schedule_commands.scheduler._timer
     broker.advance(60)
     assert watch._alarm is None and watch._round is None
     broker.add()
     assert watch._alarm is not None and watch._round is not None
     broker.remove()
-    broker.advance(LOOK_SECONDS)
+    broker.advance(ROUND_SECONDS)
     assert watch._round.call is None
     broker.advance(86_400)
     assert watch._alarm.call is None
@@ -602,6 +604,6 @@ def test_a_broker_without_schedules_sets_no_alarm_for_them() -> None:
 def test_a_simulation_need_not_stop_at_each_look_at_the_clock() -> None:
     broker = Scheduling.with_topic()
     broker.add("0 9 * * *")
-    broker.advance(LOOK_SECONDS * 3)
-    timers = broker.engine.house.timers
-    assert timers.next_firm() == pytest.approx(broker.clock.monotonic() + 3540, abs=1)
+    broker.advance(ROUND_SECONDS * 3)
+    timers = broker.engine.broker.timers
+    assert timers.next_not_deferrable() == pytest.approx(broker.clock.monotonic() + 3540, abs=1)

@@ -17,7 +17,7 @@ from journal.record.format import (
 from tests.broker.schedule_helpers import ms
 from tfmq import limits
 from tfmq.broker.catalog_state import SCHEDULE, SCHEDULE_STATE, ScheduleRow
-from tfmq.broker.scheduler import ScheduleRun
+from tfmq.broker.scheduler import RunningSchedule
 from tfmq.errors import BadRequest, DecodeFailed
 from tfmq.message import decode_attribute, encode_attribute
 
@@ -33,7 +33,7 @@ def row(**changed: Any) -> ScheduleRow:
 
 def test_a_message_tells_its_schedule_and_its_time_beside_what_was_given() -> None:
     attribute = encode_attribute(None, "k", "new", {"n": "1"})
-    batch = ScheduleRun(row(attribute=attribute)).batch(NINE)
+    batch = RunningSchedule(row(attribute=attribute)).batch(NINE)
     (record,) = records_of(bytes(batch.data))
     found, payload = split_body(memoryview(bytes(batch.data))[20:], record.flag)
     known = decode_attribute(bytes(found or b""))
@@ -47,12 +47,12 @@ def test_a_message_tells_its_schedule_and_its_time_beside_what_was_given() -> No
 
 
 def test_without_payload_it_is_a_tombstone() -> None:
-    (record,) = records_of(bytes(ScheduleRun(row(payload=None)).batch(NINE).data))
+    (record,) = records_of(bytes(RunningSchedule(row(payload=None)).batch(NINE).data))
     assert record.flag & FLAG_TOMBSTONE
 
 
 def test_the_id_is_the_schedules_own_and_counts_minutes() -> None:
-    run = ScheduleRun(row())
+    run = RunningSchedule(row())
     for moment in (NINE, NINE + 60_000):
         batch = run.batch(moment)
         (record,) = records_of(bytes(batch.data))
@@ -61,18 +61,18 @@ def test_the_id_is_the_schedules_own_and_counts_minutes() -> None:
             == (20, moment // 60_000 % SEQUENCE_COUNT)
             == (batch.producer_id, batch.sequence)
         )
-    assert bytes(run.batch(NINE).data) == bytes(ScheduleRun(row()).batch(NINE).data)
+    assert bytes(run.batch(NINE).data) == bytes(RunningSchedule(row()).batch(NINE).data)
 
 
 def test_several_times_are_one_append_under_the_place_of_the_last() -> None:
-    effect = ScheduleRun(row()).append([NINE, NINE + 60_000])
+    effect = RunningSchedule(row()).append([NINE, NINE + 60_000])
     assert effect.key == make_log_id(17, 2) and len(effect.batches) == 2
     assert effect.source == (SOURCE_SCHEDULE, 20, NINE + 60_000, 0)
 
 
 def test_its_entries_are_what_the_catalog_reads() -> None:
-    run = ScheduleRun(row())
-    assert run.made_entry() == (SCHEDULE, *row()[:-1])
+    run = RunningSchedule(row())
+    assert run.add_entry() == (SCHEDULE, *row()[:-1])
     assert run.state_entry(paused=True, through_ms=9) == (SCHEDULE_STATE, 20, 17, 2, 9, True)
 
 
@@ -87,7 +87,7 @@ def test_what_makes_no_sense_is_refused_and_if_it_is_kept_already_said() -> None
         (row(attribute=many), BadRequest),
     ):
         with pytest.raises(error) as caught:
-            ScheduleRun(bad)
-        kept = ScheduleRun(bad, kept=True)
+            RunningSchedule(bad)
+        kept = RunningSchedule(bad, kept=True)
         assert kept.cron is None and kept.trouble == str(caught.value)
-        assert kept.described(0, None, kept.trouble)["state"] == "waiting"
+        assert kept.description(0, None, kept.trouble)["state"] == "waiting"

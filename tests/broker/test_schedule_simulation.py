@@ -17,7 +17,7 @@ import pytest
 from journal.record.format import split_id
 from tests.broker.schedule_helpers import Scheduling, ms
 from tests.scale import scaled, seeded
-from tfmq.delay.cron import Cron
+from tfmq.delay.cron import CronSchedule
 from tfmq.protocol import commands
 
 STEPS = 25
@@ -39,7 +39,7 @@ class Life:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.broker = Scheduling.with_topic(2, at=chance.choice(BEGINNINGS))
-        self.crons: dict[int, Cron] = {}
+        self.crons: dict[int, CronSchedule] = {}
         self.latest_ms = self.broker.clock.wall_ms()
         for number in range(3):
             self.add(f"s{number}")
@@ -62,7 +62,7 @@ class Life:
             payload=bytes(self.chance.choice([10, 20_000])),
         )
         if answer.code == "ok":
-            self.crons[answer.fields.schedule["id"]] = Cron(expression, zone)
+            self.crons[answer.fields.schedule["id"]] = CronSchedule(expression, zone)
 
     def wait(self) -> None:
         self.pass_seconds(self.chance.choice([1, 20, 61, 200, 600]))
@@ -104,13 +104,13 @@ class Life:
         self.add(name)
 
     def topic(self) -> None:
-        if self.broker.engine.house.topics.find("orders") is None:
+        if self.broker.engine.broker.topics.find("orders") is None:
             self.broker.create(partitions=self.chance.choice([1, 2]))
         else:
             self.broker.delete()
 
     def stop(self) -> None:
-        if self.broker.engine.house.topics.find("orders") is not None:
+        if self.broker.engine.broker.topics.find("orders") is not None:
             self.broker.log().stop("a test stops it")
             self.pass_seconds(self.chance.choice([1, 200]))
             self.broker.ask(commands.ResumePartition("orders", 0))
@@ -118,7 +118,7 @@ class Life:
 
     def broken(self) -> None:
         """A force fails, and the broker is started again before somebody resumes the partition."""
-        if self.broker.engine.house.topics.find("orders") is not None:
+        if self.broker.engine.broker.topics.find("orders") is not None:
             self.broker.disk.faults.fail("force", path="/orders-0/")
             self.pass_seconds(self.chance.choice([61, 600]))
             self.broker.disk.faults.clear()
@@ -143,7 +143,7 @@ class Life:
     # What must hold
 
     def look(self) -> None:
-        topic = self.broker.engine.house.topics.find("orders")
+        topic = self.broker.engine.broker.topics.find("orders")
         for number in range(0 if topic is None else len(topic.partitions)):
             latest: dict[int, int] = {}
             for sent in self.broker.sent(partition=number):
@@ -157,7 +157,7 @@ class Life:
         """All is mended, the clock goes on from its farthest, every schedule runs."""
         self.broker.disk.space_bytes = None
         self.broker.clock.jump_wall((self.latest_ms - self.broker.clock.wall_ms()) / 1000 + 61)
-        if self.broker.engine.house.topics.find("orders") is None:
+        if self.broker.engine.broker.topics.find("orders") is None:
             self.broker.create(partitions=2)
         for name in self.broker.names():
             self.broker.resume(name)
@@ -166,7 +166,7 @@ class Life:
         rows = {name: self.broker.schedule(name) for name in self.broker.names()}
         self.pass_seconds(6 * 3600)
         for name, row in rows.items():
-            expected = self.crons[row["id"]].newest(start, self.broker.clock.wall_ms(), 100_000)
+            expected = self.crons[row["id"]].last_moments(start, self.broker.clock.wall_ms(), 100_000)
             sent = self.broker.sent(partition=row["partition"])
             found = [
                 ms(each.at) for each in sent if split_id(each.id)[0] == row["id"] and ms(each.at) > start

@@ -7,13 +7,13 @@ import pytest
 from journal.testing import SimulatedClock
 from tfmq.broker.catalog_state import ScheduleRow
 from tfmq.broker.scheduler import (
-    BETWEEN_SECONDS,
-    LOOK_SECONDS,
+    OBSOLETE_ENTRIES_MAX,
+    PAUSE_SECONDS,
     PORTION_SECONDS,
     PORTION_STEPS,
-    STALE_MAX,
-    ScheduleRun,
-    ScheduleWatch,
+    ROUND_SECONDS,
+    RunningSchedule,
+    ScheduleTimer,
 )
 from tfmq.broker.timers import Timers
 
@@ -27,18 +27,18 @@ class Rig:
         self.met: list[tuple[int, int]] = []
         self.set_back: list[int] = []
         self.costs = costs
-        self.watch = ScheduleWatch(
+        self.watch = ScheduleTimer(
             timers=self.timers, clock=self.clock, meet=self.meet, set_back=self.set_back.append
         )
         self.runs = [self.run(number) for number in range(1, runs + 1)]
         self.watch.start()
 
-    def run(self, id: int) -> ScheduleRun:
+    def run(self, id: int) -> RunningSchedule:
         row = ScheduleRow(id, f"s{id}", "@daily", "UTC", "orders", None, b"", b"", "one", 0, 16 + id, 0, 0)
-        made = self.watch.runs[id] = ScheduleRun(row)
+        made = self.watch.schedules[id] = RunningSchedule(row)
         return made
 
-    def meet(self, run: ScheduleRun) -> None:
+    def meet(self, run: RunningSchedule) -> None:
         self.met.append((run.row.id, self.clock.wall_ms()))
         self.clock.advance(self.costs)
 
@@ -61,7 +61,7 @@ def rig() -> Rig:
 
 def test_a_run_is_met_at_its_time_once(rig: Rig) -> None:
     moment = rig.in_ms(1_500)
-    rig.watch.at(rig.runs[0], moment)
+    rig.watch.process_at(rig.runs[0], moment)
     rig.advance(1.499)
     assert rig.met == []
     rig.advance(60)
@@ -69,35 +69,35 @@ def test_a_run_is_met_at_its_time_once(rig: Rig) -> None:
 
 
 def test_the_last_word_on_its_time_counts(rig: Rig) -> None:
-    rig.watch.at(rig.runs[0], rig.in_ms(1_000))
-    rig.watch.at(rig.runs[0], later := rig.in_ms(3_000))
+    rig.watch.process_at(rig.runs[0], rig.in_ms(1_000))
+    rig.watch.process_at(rig.runs[0], later := rig.in_ms(3_000))
     rig.advance(2)
     assert rig.met == []
     rig.advance(2)
     assert rig.met == [(1, later)]
-    rig.watch.at(rig.runs[0], rig.in_ms(1_000))
-    rig.watch.at(rig.runs[0], None)
+    rig.watch.process_at(rig.runs[0], rig.in_ms(1_000))
+    rig.watch.process_at(rig.runs[0], None)
     rig.advance(60)
     assert len(rig.met) == 1
 
 
 def test_what_is_dropped_is_not_met(rig: Rig) -> None:
-    rig.watch.at(rig.runs[0], rig.in_ms(1_000))
-    rig.watch.drop(rig.runs[0])
+    rig.watch.process_at(rig.runs[0], rig.in_ms(1_000))
+    rig.watch.remove(rig.runs[0])
     rig.advance(60)
     assert rig.met == []
 
 
 def test_a_wall_clock_that_jumps_forth_is_seen_within_a_round(rig: Rig) -> None:
-    rig.watch.at(rig.runs[0], rig.in_ms(3_600_000))
+    rig.watch.process_at(rig.runs[0], rig.in_ms(3_600_000))
     rig.clock.jump_wall(7200)
-    rig.advance(LOOK_SECONDS)
+    rig.advance(ROUND_SECONDS)
     assert len(rig.met) == 1 and rig.set_back == []
 
 
 def test_a_wall_clock_that_jumps_back_is_told_once_and_nothing_is_early(rig: Rig) -> None:
     moment = rig.in_ms(60_000)
-    rig.watch.at(rig.runs[0], moment)
+    rig.watch.process_at(rig.runs[0], moment)
     rig.clock.jump_wall(-30)
     rig.advance(89.9)
     assert rig.met == [] and len(rig.set_back) == 1
@@ -107,25 +107,25 @@ def test_a_wall_clock_that_jumps_back_is_told_once_and_nothing_is_early(rig: Rig
 
 def test_what_is_parked_is_met_again_every_few_seconds_until_it_has_a_time(rig: Rig) -> None:
     (run,) = rig.runs
-    rig.watch.park(run)
+    rig.watch.retry_later(run)
     assert rig.watch.is_parked(run)
     start = rig.clock.monotonic()
     for number in range(1, 4):
-        rig.advance(LOOK_SECONDS - (rig.clock.monotonic() - start) % LOOK_SECONDS)
+        rig.advance(ROUND_SECONDS - (rig.clock.monotonic() - start) % ROUND_SECONDS)
         assert len(rig.met) == number
-        rig.watch.park(run)
-    rig.watch.at(run, None)
+        rig.watch.retry_later(run)
+    rig.watch.process_at(run, None)
     rig.advance(60)
     assert len(rig.met) == 3 and not rig.watch.is_parked(run)
 
 
 def test_a_resumed_log_is_retried_at_once_and_others_are_not(rig: Rig) -> None:
     (run,) = rig.runs
-    rig.watch.park(run)
-    rig.watch.retry(run.key + 1)
+    rig.watch.retry_later(run)
+    rig.watch.retry_now(run.key + 1)
     rig.advance(0.1)
     assert rig.met == []
-    rig.watch.retry(run.key)
+    rig.watch.retry_now(run.key)
     rig.advance(0.1)
     assert len(rig.met) == 1
 
@@ -133,19 +133,19 @@ def test_a_resumed_log_is_retried_at_once_and_others_are_not(rig: Rig) -> None:
 def test_many_are_met_in_portions_with_a_pause_between() -> None:
     rig = Rig(runs=2 * PORTION_STEPS + 1)
     for run in rig.runs:
-        rig.watch.at(run, rig.clock.wall_ms())
+        rig.watch.process_at(run, rig.clock.wall_ms())
     times = []
     for _ in range(3):
         rig.timers.tick(rig.clock.monotonic())
         times.append(len(rig.met))
-        rig.clock.advance(BETWEEN_SECONDS)
+        rig.clock.advance(PAUSE_SECONDS)
     assert times == [PORTION_STEPS, 2 * PORTION_STEPS, 2 * PORTION_STEPS + 1]
 
 
 def test_a_portion_ends_when_its_time_is_over() -> None:
     rig = Rig(runs=10, costs=PORTION_SECONDS)
     for run in rig.runs:
-        rig.watch.at(run, rig.clock.wall_ms())
+        rig.watch.process_at(run, rig.clock.wall_ms())
     rig.timers.tick(rig.clock.monotonic())
     assert 1 <= len(rig.met) <= 2
     rig.advance(1)
@@ -155,27 +155,27 @@ def test_a_portion_ends_when_its_time_is_over() -> None:
 def test_steps_are_done_soon_and_in_their_order(rig: Rig) -> None:
     done: list[Any] = []
     for number in range(3):
-        rig.watch.soon(lambda number=number: done.append(number))  # type: ignore[misc]
+        rig.watch.run_soon(lambda number=number: done.append(number))  # type: ignore[misc]
     assert done == []
     rig.advance(0.001)
     assert done == [0, 1, 2]
 
 
 def test_a_watch_that_stopped_meets_nobody(rig: Rig) -> None:
-    rig.watch.at(rig.runs[0], rig.in_ms(1_000))
+    rig.watch.process_at(rig.runs[0], rig.in_ms(1_000))
     rig.watch.stop()
-    rig.watch.park(rig.runs[0])
-    rig.watch.soon(lambda: rig.met.append((0, 0)))
+    rig.watch.retry_later(rig.runs[0])
+    rig.watch.run_soon(lambda: rig.met.append((0, 0)))
     rig.advance(60)
     assert rig.met == [] and rig.timers.next_due() is None
 
 
 def test_a_simulation_stops_only_for_what_is_due(rig: Rig) -> None:
-    rig.watch.at(rig.runs[0], rig.in_ms(3_600_000))
-    assert rig.timers.next_firm() == pytest.approx(rig.clock.monotonic() + 3600)
+    rig.watch.process_at(rig.runs[0], rig.in_ms(3_600_000))
+    assert rig.timers.next_not_deferrable() == pytest.approx(rig.clock.monotonic() + 3600)
 
 
 def test_words_that_were_taken_back_leave_no_rest(rig: Rig) -> None:
-    for number in range(5 * STALE_MAX):
-        rig.watch.at(rig.runs[0], rig.in_ms(10**9 + number))
-    assert len(rig.watch._heap) <= STALE_MAX + 3
+    for number in range(5 * OBSOLETE_ENTRIES_MAX):
+        rig.watch.process_at(rig.runs[0], rig.in_ms(10**9 + number))
+    assert len(rig.watch._heap) <= OBSOLETE_ENTRIES_MAX + 3

@@ -112,7 +112,7 @@ def test_several_that_come_in_one_turn_are_all_counted_against_the_limit() -> No
     broker = Scheduling.with_topic(limits__schedules=2, queued=True)
     requests = [commands.AddSchedule(name, "0 9 * * *", "UTC", "orders") for name in "abc"]
     answers = [broker.ask(request, b"x", turn=False) for request in requests]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     broker.work()
     assert [answer.code for answer in answers] == ["ok", "ok", "not_allowed"]
 
@@ -133,7 +133,7 @@ def test_the_partition_is_that_of_the_key_or_the_one_that_was_named(broker: Sche
 
 def test_a_catalog_that_takes_no_writes_is_told_and_nothing_runs(broker: Scheduling) -> None:
     broker.disk.faults.fail("force", path="meta", times=None)
-    broker.engine.house.leases._next = broker.engine.house.leases._end
+    broker.engine.broker.id_allocator._next = broker.engine.broker.id_allocator._end
     assert broker.add().code == "storage_stopped" and broker.names() == []
     broker.disk.faults.clear()
     broker.until("2026-11-23T09:00:30")
@@ -162,7 +162,7 @@ def test_the_status_counts_them(broker: Scheduling) -> None:
     broker.create("gone")
     broker.add(name="c", topic="gone")
     broker.delete("gone")
-    assert broker.engine.status_map()["schedules"] == {"schedules": 3, "paused": 1, "waiting": 1}
+    assert broker.engine.status_fields()["schedules"] == {"schedules": 3, "paused": 1, "waiting": 1}
 
 
 # Pausing, resuming, removing
@@ -205,7 +205,7 @@ def test_a_pause_and_a_resumption_in_one_turn_are_done_one_after_the_other() -> 
     ]
     answers = [broker.ask(request, turn=False) for request in requests]
     assert [answer.done for answer in answers] == [False] * 3
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     broker.work()
     assert [answer.fields.schedule["state"] for answer in answers] == ["paused", "active", "paused"]
 
@@ -294,7 +294,7 @@ def test_a_topic_that_was_made_again_while_the_broker_was_about_to_stop_is_found
     broker.add("* * * * *", "busy")
     broker.until("2026-11-23T08:01:01")
     broker.delete()
-    broker.engine.house.schedules.topic_made = lambda topic: None  # type: ignore[method-assign]
+    broker.engine.broker.schedule_commands.topic_created = lambda topic: None  # type: ignore[method-assign]
     broker.create()
     again = broker.crashed(broker.disk.crash(keep="nothing"))
     again.look()
@@ -341,7 +341,7 @@ def test_a_schedule_that_cannot_be_read_any_more_is_listed_with_its_trouble_and_
     broker: Scheduling,
 ) -> None:
     """Its zone may be missing on another machine: the broker starts all the same."""
-    house = broker.engine.house
+    house = broker.engine.broker
     row = (
         12,
         900,
@@ -358,7 +358,7 @@ def test_a_schedule_that_cannot_be_read_any_more_is_listed_with_its_trouble_and_
         0,
         1,
     )
-    house.catalog.enter(row)
+    house.catalog.append_now(row)
     again = broker.restart()
     again.until("2026-11-23T09:01")
     found = again.schedule("old")
@@ -376,7 +376,7 @@ def test_add_and_remove_of_one_name_race_to_one_of_both_orders() -> None:
     request = commands.AddSchedule("a", "0 9 * * *", "UTC", "orders", attribute=encode_attribute(None, "k"))
     adding = broker.ask(request, b"x", turn=False)
     removing = broker.ask(commands.RemoveSchedule("a"), turn=False)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert answered(broker, adding) == answered(broker, removing) == "ok"
     assert removing.fields.removed and broker.names() == [] and broker.restart().names() == []
 

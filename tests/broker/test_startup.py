@@ -32,7 +32,7 @@ def test_one_broker_a_data_folder() -> None:
     with pytest.raises(Locked):
         Broker(broker.disk)
     broker.stop()
-    assert Broker(broker.disk).engine.house.open
+    assert Broker(broker.disk).engine.broker.is_open
 
 
 def test_a_data_folder_of_a_later_release_is_refused_by_name() -> None:
@@ -64,18 +64,18 @@ def test_no_flipped_bit_of_the_version_file_gives_another_node_or_format() -> No
             found = decode_version(bytes(changed), "version")
         except Corrupt:
             continue
-        assert (found.node, found.checked) == (node, True), f"bit {position}"
+        assert (found.node, found.has_checksum) == (node, True), f"bit {position}"
 
 
 def test_a_version_file_of_an_older_release_is_read_and_gets_its_checksum() -> None:
     broker = Broker()
     node = broker.engine.node
-    broker.engine.house.catalog.register.node = ""
+    broker.engine.broker.catalog.state.node = ""
     broker.stop()
     broker.disk.write_file(VERSION, json.dumps({"format": 1, "node": node}).encode())
     again = Broker(broker.disk)
-    assert again.engine.node == again.engine.house.catalog.register.node == node
-    assert decode_version(broker.disk.read_file(VERSION), VERSION).checked
+    assert again.engine.node == again.engine.broker.catalog.state.node == node
+    assert decode_version(broker.disk.read_file(VERSION), VERSION).has_checksum
 
 
 def test_a_version_file_of_another_data_folder_is_refused_by_name() -> None:
@@ -119,7 +119,7 @@ def test_a_damaged_catalog_is_no_ground_to_start_on() -> None:
         name for name in broker.disk.list(f"{DATA}/meta") if name.endswith(".catalog")
     )
     broker.disk.damage(path, 30, b"\xff\xff\xff\xff")
-    broker.engine.house.lock.release()
+    broker.engine.broker.lock.release()
     with pytest.raises(Corrupt):
         Broker(broker.disk)
 
@@ -152,7 +152,7 @@ def test_a_disk_that_fails_anywhere_ends_the_start_or_stops_a_part_and_the_next_
         except OSError:
             pass
         else:
-            first.engine.house.lock.release()
+            first.engine.broker.lock.release()
         disk.faults.clear()
         again = Broker(disk)
         again.ask(ResumePartition("orders", 0))
@@ -199,13 +199,14 @@ def test_folders_of_nobody_are_left_alone_and_told_of() -> None:
     broker.disk.make_folder(f"{DATA}/mine-0")
     again = broker.restart()
     assert again.disk.exists(f"{DATA}/mine-0")
-    assert again.engine.status_map()["unknown_folders"] == ["mine-0"]
+    assert again.engine.status_fields()["unknown_folders"] == ["mine-0"]
     assert again.create("mine").code != "topic_exists"
 
 
 def test_the_steps_are_in_their_order() -> None:
     names = [step.__name__ for step in STEPS]
-    assert names.index("lock") < names.index("catalog") < names.index("logs") < names.index("housekeeping")
+    order = ["lock_data_folder", "open_catalog", "open_partitions", "start_housekeeping"]
+    assert [each for each in names if each in order] == order
 
 
 def test_everything_is_there_after_a_clean_stop() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.clock import SimulatedClock
-from tfmq.broker.timers import CANCELLED_MIN, GRAIN_SECONDS, Timers
+from tfmq.broker.timers import CANCELLED_KEPT_MAX, ROUNDING_SECONDS, Timers
 
 
 def test_nothing_runs_before_its_time() -> None:
@@ -52,19 +52,21 @@ def test_long_waits_of_idle_clients_end_together_and_a_little_early() -> None:
     timers = Timers(clock)
     waits = []
     for _ in range(100):
-        waits.append((clock.monotonic(), timers.idle_after(10, lambda: None)))
+        waits.append((clock.monotonic(), timers.after_rounded(10, lambda: None)))
         clock.advance(0.013)
-    assert all(10 - GRAIN_SECONDS < timer.due - began <= 10 for began, timer in waits)
-    assert len({timer.due for _, timer in waits}) <= 100 * 0.013 / GRAIN_SECONDS + 1
-    assert timers.idle_after(1.1, lambda: None).due == clock.monotonic() + 1.1, "a short one is kept exactly"
+    assert all(10 - ROUNDING_SECONDS < timer.due - began <= 10 for began, timer in waits)
+    assert len({timer.due for _, timer in waits}) <= 100 * 0.013 / ROUNDING_SECONDS + 1
+    assert timers.after_rounded(1.1, lambda: None).due == clock.monotonic() + 1.1, (
+        "a short one is kept exactly"
+    )
 
 
 def test_many_cancelled_timers_do_not_stay_in_memory() -> None:
     timers = Timers(SimulatedClock())
     kept = timers.after(1, lambda: None)
-    for _ in range(4 * CANCELLED_MIN):
+    for _ in range(4 * CANCELLED_KEPT_MAX):
         timers.cancel(timers.after(9, lambda: None))
-    assert len(timers._heap) < 2 * CANCELLED_MIN and timers.next_due() == kept.due
+    assert len(timers._heap) < 2 * CANCELLED_KEPT_MAX and timers.next_due() == kept.due
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=40))
@@ -86,14 +88,14 @@ def test_a_deferrable_timer_runs_in_its_time_like_any_other_but_is_no_firm_date(
     clock, ran = SimulatedClock(), []
     timers = Timers(clock)
     timers.after(1, lambda: ran.append("round"), deferrable=True)
-    assert timers.next_firm() is None and timers.next_due() == clock.monotonic() + 1
+    assert timers.next_not_deferrable() is None and timers.next_due() == clock.monotonic() + 1
     firm = timers.after(5, lambda: ran.append("firm"))
-    assert timers.next_firm() == firm.due
+    assert timers.next_not_deferrable() == firm.due
     clock.advance(1)
     timers.tick(clock.monotonic())
     assert ran == ["round"]
     timers.cancel(firm)
-    assert timers.next_firm() is None
+    assert timers.next_not_deferrable() is None
 
 
 def test_deferred_ones_run_with_the_first_tick_behind_their_time() -> None:

@@ -352,10 +352,10 @@ def test_a_power_cut_at_any_moment_leaves_whole_topics_and_nothing_that_was_dele
                 found = broker.payloads()
                 assert found[: len(payloads)] == payloads
                 assert set(found[len(payloads) :]) <= {b"first", b"second"}
-            assert broker.engine.house.strangers == []
+            assert broker.engine.broker.unknown_folders == []
             assert not [name for name in broker.disk.list(DATA) if name.startswith("deleted")]
             broker.ask(Metadata(["orders"], True))
-            last = len(broker.engine.house.topics.topic("orders").partitions) - 1
+            last = len(broker.engine.broker.topics.topic("orders").partitions) - 1
             assert broker.produce(broker.lease(), 0, partition=last).code == "ok"
     assert states > 50
 

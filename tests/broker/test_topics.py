@@ -15,7 +15,7 @@ def broker() -> Broker:
 
 
 def test_a_partition_is_found_by_topic_incarnation_and_number(broker: Broker) -> None:
-    topics = broker.engine.house.topics
+    topics = broker.engine.broker.topics
     incarnation = broker.incarnation()
     assert topics.partition("orders", incarnation, 1).number == 1
     assert topics.find_partition(incarnation, 1) is topics.partition("orders", incarnation, 1)

@@ -38,10 +38,10 @@ def put(disk: SimulatedDisk, kept: dict[str, bytes]) -> None:
 
 def test_the_first_start_makes_a_journal_and_the_catalog_knows_it() -> None:
     broker = Broker()
-    store = broker.engine.house.transactions.store
-    assert broker.engine.house.catalog.register.journal_id == store.journal_id
+    store = broker.engine.broker.transaction_commands.store
+    assert broker.engine.broker.catalog.state.journal_id == store.journal_id
     left = broker.crashed(broker.disk.crash(keep="nothing"))
-    assert left.engine.house.transactions.store.journal_id == store.journal_id
+    assert left.engine.broker.transaction_commands.store.journal_id == store.journal_id
     assert left.lease() > store.journal_id
 
 
@@ -49,14 +49,14 @@ def test_a_data_folder_of_the_release_before_gets_its_journal() -> None:
     broker = Broker()
     broker.create()
     broker.produce(broker.lease(), 0, [b"old"])
-    register = broker.engine.house.catalog.register
+    register = broker.engine.broker.catalog.state
     register.journal_id = 0
     broker.stop()
     put(broker.disk, {})
     broker.disk.remove_folder(FOLDER)
     again = Broker(broker.disk, broker.clock)
     assert again.payloads() == [b"old"]
-    assert again.engine.house.catalog.register.journal_id > 0
+    assert again.engine.broker.catalog.state.journal_id > 0
     assert again.transact(again.stream(), [("orders", 0, [b"new"])]).state == "committed"
 
 
@@ -97,8 +97,8 @@ def test_another_broker_s_journal_is_refused() -> None:
     put(first.disk, {})
     first.disk.write_file(WORD, b"")
     second = Broker(first.disk, first.clock)
-    known = broker.engine.house.catalog.register.journal_id
-    assert second.engine.house.transactions.store.journal_id != known
+    known = broker.engine.broker.catalog.state.journal_id
+    assert second.engine.broker.transaction_commands.store.journal_id != known
     second.stop()
     put(broker.disk, files(second.disk, FOLDER))
     for given_up in (False, True):
@@ -167,8 +167,8 @@ def test_a_start_that_fails_lets_everything_go_and_the_next_one_succeeds(kind: s
             broker.disk.faults.clear()
             again = Broker(broker.disk, broker.clock)
         broker.disk.faults.clear()
-        if again.engine.status_map()["transactions"]["journal"] != "open":
-            again.engine.house.lock.release()
+        if again.engine.status_fields()["transactions"]["journal"] != "open":
+            again.engine.broker.lock.release()
             again = again.crashed(again.disk.crash(keep="everything"))
         assert [row["xid"] for row in again.listed()] == ["order-42"], f"{kind} failed at call {nth}"
         assert again.decide(began).state == "committed"

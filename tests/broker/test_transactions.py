@@ -6,7 +6,7 @@ import pytest
 
 from tests.broker.helpers import Answer, Broker, Session, batch, payloads_of
 from tests.scale import scaled
-from tfmq.broker.transaction_commands import COPY_BYTES, owned
+from tfmq.broker.transaction_commands import COPY_BYTES, own_body
 from tfmq.errors import Busy
 from tfmq.protocol import commands
 
@@ -57,7 +57,7 @@ def test_nothing_is_visible_and_nothing_answered_before_the_decision_is_forced()
 def test_item_34_an_answered_commit_survives_a_power_cut_that_takes_every_partition_write() -> None:
     broker = queued()
     answers = [broker.transact(broker.stream(), [("orders", 0, [b"%d" % n])], turn=False) for n in range(10)]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     broker.work()
     assert [answer.state for answer in answers] == ["committed"] * 10
     left = broker.crashed(broker.disk.crash(keep="nothing"))
@@ -66,7 +66,7 @@ def test_item_34_an_answered_commit_survives_a_power_cut_that_takes_every_partit
 
 def test_transactions_of_one_turn_share_a_force_of_the_journal_and_a_write_of_the_partition() -> None:
     broker = queued()
-    log, forcer = broker.log(), broker.engine.house.forcer
+    log, forcer = broker.log(), broker.engine.broker.forcer
     streams = [broker.stream() for _ in range(16)]
     writes, forces, end = [0], forcer.forces, log.end_offset
 
@@ -75,7 +75,7 @@ def test_transactions_of_one_turn_share_a_force_of_the_journal_and_a_write_of_th
 
     answers = [broker.transact(stream, [("orders", 0, [b"x"])], turn=False) for stream in streams]
     broker.disk.after = count
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     while not all(answer.done for answer in answers):
         broker.step()
     broker.disk.after = None
@@ -105,7 +105,7 @@ def test_a_repeat_is_answered_although_its_topic_is_gone(broker: Broker) -> None
 def test_two_of_the_same_frame_in_one_turn_are_one_transaction(broker: Broker) -> None:
     request, body = broker.transaction(broker.stream(), TWO)
     answers = [broker.ask(request, body, turn=False) for _ in range(2)]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert [answer.state for answer in answers] == ["committed"] * 2
     assert answers[0].epoch == answers[1].epoch and found(broker)[1] == [b"c"]
 
@@ -236,7 +236,7 @@ def test_transactions_on_a_turn_with_plain_sends_keep_everybody_s_order(broker: 
         for producer, stream in zip(producers, streams, strict=True):
             answers.append(broker.produce(producer, n, [b"p%d.%d" % (producer, n)], turn=False))
             answers.append(broker.transact(stream, [("orders", 0, [b"t%d.%d" % (stream.id, n)])], turn=False))
-        broker.engine.turn_ended()
+        broker.engine.end_turn()
     assert {answer.code for answer in answers} == {"ok"}
     there = broker.payloads()
     for name in [b"p%d." % each for each in producers] + [b"t%d." % each.id for each in streams]:
@@ -253,7 +253,7 @@ def test_a_local_transaction_ends_with_its_session_and_a_named_one_does_not(brok
     broker.send(stream, local)
     broker.send(other, named)
     session.close()
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert broker.decide(local, one_phase=True).code in ("transaction_rolled_back", "unknown_transaction")
     assert broker.decide(named, one_phase=True).state == "committed"
 
@@ -280,17 +280,20 @@ def test_what_waits_for_the_journal_counts_against_the_quota_and_is_given_back()
     broker = queued(limits__pending_bytes=4000)
     stream = broker.stream()
     answers = [broker.transact(stream, [("orders", 0, [bytes(1000)])], turn=False) for _ in range(5)]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert [answer.code for answer in answers].count("busy") >= 2
     broker.work()
-    assert broker.engine.house.quotas.bytes == 0 and broker.engine.house.quotas.requests == 0
+    assert (
+        broker.engine.broker.backpressure.pending_bytes == 0
+        and broker.engine.broker.backpressure.pending_requests == 0
+    )
     assert {answer.code for answer in answers[:2]} == {"ok"}
 
 
 def test_a_small_body_is_copied_and_a_large_one_held_until_the_answer() -> None:
     for size, released in ((COPY_BYTES, True), (COPY_BYTES + 1, False)):
         reply = Answer(1, commands.TransactReply)
-        data = owned(memoryview(bytes(size)), reply)
+        data = own_body(memoryview(bytes(size)), reply)
         assert len(data) == size and reply.released is released
         assert isinstance(data, bytes) is released
 
@@ -317,7 +320,7 @@ def test_the_memory_of_a_body_may_be_used_again_after_the_answer(broker: Broker)
         )
         answer = Answer(1, commands.ProduceReply)
         broker.engine.produce(request, memoryview(data), answer, broker.session)
-        broker.engine.turn_ended()
+        broker.engine.end_turn()
         assert answer.code == "ok"
         data[:] = b"?" * len(data)
         broker.decide(began, one_phase=True)
@@ -414,9 +417,9 @@ def test_what_is_in_doubt_is_listed_described_and_counted(broker: Broker) -> Non
     described = broker.ask(commands.DescribeTransaction("second", 0)).description
     assert described["state"] == "prepared" and "orders" in described["topics"]
     assert broker.ask(commands.DescribeTransaction("nobody", 0)).description["state"] == "unknown"
-    status = broker.engine.status_map()["transactions"]
+    status = broker.engine.status_fields()["transactions"]
     assert (status["prepared"], status["journal"]) == (3, "open")
-    assert broker.engine.transactions_map() == status
+    assert broker.engine.transaction_status_fields() == status
 
 
 def test_an_operator_decides_and_the_late_caller_is_told(broker: Broker) -> None:
@@ -444,7 +447,7 @@ def test_a_waiting_check_is_answered_cancelled_or_ends_with_its_session(broker: 
     broker.advance(6)
     assert answers[0].checks == []
     sessions[1].close()
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert broker.ask(commands.Cancel(answers[2].correlation), session=sessions[2]).cancelled
     assert not broker.ask(commands.Cancel(answers[2].correlation), session=sessions[2]).cancelled
     assert not broker.ask(commands.Cancel(answers[3].correlation), session=sessions[2]).cancelled
@@ -456,8 +459,8 @@ def test_a_waiting_check_is_answered_cancelled_or_ends_with_its_session(broker: 
     broker.advance(120)
     (check,) = answers[3].checks
     assert (check["xid"], check["epoch"], list(check["topics"])) == ("order-42", began.epoch, ["orders"])
-    broker.engine.turn_ended()
-    assert broker.engine.house.quotas.requests == 0
+    broker.engine.end_turn()
+    assert broker.engine.broker.backpressure.pending_requests == 0
 
 
 def test_a_commit_group_is_all_or_none_and_repeatable(broker: Broker) -> None:
@@ -526,12 +529,12 @@ def test_item_24_a_hundred_streams_of_transactions_beside_each_other_end_with_no
             broker.transact(stream, [("orders", stream.id % 2, [b"%d.%d" % (stream.id, number)])], turn=False)
             for stream in streams
         ]
-        broker.engine.turn_ended()
+        broker.engine.end_turn()
         assert {answer.state for answer in answers} == {"committed"}
     broker.advance(20)
-    status = broker.engine.transactions_map()
+    status = broker.engine.transaction_status_fields()
     assert (status["open"], status["prepared"], status["applying"]) == (0, 0, 0)
-    assert broker.settled() and broker.engine.house.quotas.requests == 0
+    assert broker.settled() and broker.engine.broker.backpressure.pending_requests == 0
     there = [payload for part in found(broker) for payload in part]
     assert len(there) == len(set(there)) == 100 * rounds
     for stream in streams[:10]:
@@ -553,7 +556,7 @@ def test_item_25_files_of_the_journal_go_although_one_transaction_stays_in_doubt
         for _ in range(20):
             assert broker.transact(other, [("orders", 1, [bytes(5000)])]).state == "committed"
         broker.advance(30)
-        sizes.append(broker.engine.transactions_map()["journal_bytes"])
+        sizes.append(broker.engine.transaction_status_fields()["journal_bytes"])
     assert max(sizes[4:]) <= 10 * (1 << 16), sizes
     left = broker.crashed(broker.disk.crash(keep="nothing"))
     assert left.decide(began).state == "committed" and left.payloads(partition=0) == [b"kept"]

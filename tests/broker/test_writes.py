@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from journal.record.batch import cut_blocks
+from journal.record.batch import split_blocks
 from tests.broker.helpers import Broker, Session, batch, payloads_of
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Block, Produce
 
@@ -50,7 +50,7 @@ def test_what_arrives_in_one_turn_is_one_append(broker: Broker) -> None:
     producers = [broker.lease() for _ in range(5)]
     answers = [broker.produce(producer, 0, [b"x"], turn=False) for producer in producers]
     assert all(not answer.done for answer in answers)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     fetched = broker.fetch(0)
     assert len(payloads_of(fetched)) == 5
     assert len({answer.append_time for answer in answers}) == 1
@@ -60,7 +60,7 @@ def test_what_arrives_in_one_turn_is_one_append(broker: Broker) -> None:
 def test_batches_of_one_stream_in_one_turn_follow_each_other(broker: Broker) -> None:
     producer = broker.lease()
     answers = [broker.produce(producer, n, [b"%d" % n], turn=False) for n in range(3)]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert [answer.first_ordinal for answer in answers] == [0, 1, 2]
 
 
@@ -68,7 +68,7 @@ def test_a_repeat_in_the_same_turn_gets_the_first_answer(broker: Broker) -> None
     producer = broker.lease()
     first = broker.produce(producer, 0, turn=False)
     second = broker.produce(producer, 0, session=Session("another"), turn=False)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert (first.repeated, second.repeated) == (False, True)
     assert list(first.positions) == list(second.positions)
     assert broker.payloads() == [b"hello"]
@@ -88,9 +88,9 @@ def test_a_repeat_that_the_disk_does_not_show_may_have_happened(broker: Broker) 
     producer = broker.lease()
     for number in range(3):
         broker.produce(producer, 2 * number, [b"x", b"y"], turn=False)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     again = Broker(broker.disk, broker.clock, start=False)
-    broker.engine.house.lock.release()
+    broker.engine.broker.lock.release()
     again.engine.start()
     again.disk.faults.fail("read", path="orders-0/", times=None)
     repeat = again.produce(producer, 2, [b"x", b"y"])
@@ -100,9 +100,9 @@ def test_a_repeat_that_the_disk_does_not_show_may_have_happened(broker: Broker) 
 def test_a_repeat_after_a_restart_is_found_inside_a_joined_block(broker: Broker) -> None:
     producer = broker.lease()
     answers = [broker.produce(producer, 2 * n, [b"x", b"y"], turn=False) for n in range(3)]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     again = Broker(broker.disk, broker.clock, start=False)
-    broker.engine.house.lock.release()
+    broker.engine.broker.lock.release()
     again.engine.start()
     for number, answer in enumerate(answers):
         repeat = again.produce(producer, 2 * number, [b"x", b"y"])
@@ -121,7 +121,7 @@ def test_a_gap_is_refused_and_acks_none_passes_it(broker: Broker) -> None:
 def test_a_gap_within_a_turn_is_refused(broker: Broker) -> None:
     producer = broker.lease()
     good, bad = broker.produce(producer, 0, turn=False), broker.produce(producer, 5, turn=False)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert (good.code, bad.code) == ("ok", "sequence_gap")
 
 
@@ -140,7 +140,7 @@ def test_a_bad_batch_is_an_error_to_its_sender_alone(broker: Broker) -> None:
     answer = broker.produce(good, 0, turn=False)
     request = Produce("orders", broker.incarnation(), 0, bad, 0, 1, ACKS_SYNCED, [])
     refused = broker.ask(request, batch(bad, 0, [b"x"])[:-1] + b"", turn=False)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert (answer.code, refused.code) == ("ok", "bad_request")
     assert broker.produce(bad, 0).code == "ok"
 
@@ -150,7 +150,7 @@ def test_a_failed_append_is_an_error_to_every_sender_in_it(broker: Broker) -> No
     first, second = broker.lease(), broker.lease()
     broker.disk.faults.fail("write", path="orders-0")
     answers = [broker.produce(each, 0, turn=False) for each in (first, second)]
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert [answer.code for answer in answers] == ["storage_stopped"] * 2
     assert all(answer.failure is not None and answer.failure.outcome == "unknown" for answer in answers)
     later = broker.produce(first, 0)
@@ -227,7 +227,7 @@ def test_a_message_above_the_limit_is_refused_and_smaller_ones_in_a_large_batch_
         0,
         8,
         ACKS_SYNCED,
-        [Block(*each) for each in cut_blocks(data)],
+        [Block(*each) for each in split_blocks(data)],
     )
     assert broker.ask(request, data).code == "ok"
 
@@ -251,7 +251,7 @@ def test_a_successor_s_answer_is_repeatable_also_after_a_crash(broker: Broker) -
     broker.produce(producer, 0, [b"a", b"b"])
     first = broker.succeed(producer)
     broker.produce(broker.lease(), 0)
-    broker.engine.house.lock.release()
+    broker.engine.broker.lock.release()
     again = broker.crashed(broker.disk)
     assert again.succeed(producer).fields == first.fields
 
@@ -293,4 +293,4 @@ def test_every_request_gets_one_answer_whatever_the_disk_does(kind: str) -> None
         answers.append(broker.succeed(producer))
         broker.work()
         assert all(answer.done for answer in answers), f"{kind} failed at call {nth}"
-        assert broker.engine.house.quotas.bytes == 0
+        assert broker.engine.broker.backpressure.pending_bytes == 0

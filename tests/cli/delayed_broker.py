@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.client.fake_broker import FakeBroker
 from tfmq.protocol import commands
-from tfmq.protocol.delayed_handle import Handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, format_handle
 
 STORE_ID, LOG_ID = 0x5EED, 7 << 24
 NOW_MS = 1_700_000_000_123
@@ -26,7 +26,7 @@ class Waiting:
 
     @property
     def handle(self) -> str:
-        return print_handle(Handle(STORE_ID, LOG_ID, self.due_ms, self.number))
+        return format_handle(Handle(STORE_ID, LOG_ID, self.due_ms, self.number))
 
     def row(self) -> dict[str, Any]:
         return {

@@ -1,7 +1,7 @@
 """`tfmq bench` on a live broker: small counts, real figures, nothing left behind."""
 
 from tests.cli.conftest import Cli
-from tfmq.cli.bench import SINGLES, row
+from tfmq.cli.bench import SINGLES, json_row
 
 
 def test_three_rows_of_figures_and_no_topic_left(cli: Cli) -> None:
@@ -18,7 +18,7 @@ def test_a_topic_of_ones_own_is_kept(cli: Cli, topic: str) -> None:
 
 
 def test_a_row_is_arithmetic() -> None:
-    assert row("x", 1000, 50, 2.0) == {
+    assert json_row("x", 1000, 50, 2.0) == {
         "what": "x",
         "messages": 1000,
         "seconds": 2.0,

@@ -10,15 +10,15 @@ import pytest
 from tests.cli.conftest import Cli, Ran
 from tests.cli.delayed_broker import LOG_ID, NOW_MS, STORE_ID, DelayedBroker, Waiting
 from tests.client.fake_broker import CUT, LOSE, FakeBroker, listening
-from tfmq.cli.delay import AT_ONCE, NOT_KNOWN, apart, each_of
-from tfmq.cli.delay_view import TOP
+from tfmq.cli.delay import CONCURRENT_CHANGES, UNKNOWN_HANDLE, change_all, split_counts
+from tfmq.cli.delay_view import TIME_MAX
 from tfmq.cli.output import Output
 from tfmq.errors import ConnectionFailed, NotSupported, StorageStopped, UnknownTopic
 from tfmq.protocol import commands
-from tfmq.protocol.delayed_handle import Handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, format_handle
 
 SECOND, HOUR = 1_000, 3_600_000
-STRANGER = print_handle(Handle(STORE_ID + 1, LOG_ID, NOW_MS, 1))
+STRANGER = format_handle(Handle(STORE_ID + 1, LOG_ID, NOW_MS, 1))
 
 
 class Desk:
@@ -192,7 +192,7 @@ def test_many_are_cancelled_together_and_answered_in_order(desk: Desk) -> None:
     assert ran.code == 0 and [each["handle"] for each in ran.json] == handles
     assert desk.waiting == 0
     assert desk("cancel", *handles[:30], STRANGER).err.splitlines() == [
-        f"{STRANGER}: unknown: {NOT_KNOWN}",
+        f"{STRANGER}: unknown: {UNKNOWN_HANDLE}",
         "30 cancelled, 1 unknown",
     ]
 
@@ -205,9 +205,9 @@ def test_what_was_done_before_the_broker_went_away_is_told(
             raise ConnectionFailed("gone")
         return {"handle": handle, "state": "cancelled"}
 
-    given = ["first", *["later"] * AT_ONCE, "never asked"]
+    given = ["first", *["later"] * CONCURRENT_CHANGES, "never asked"]
     with pytest.raises(ConnectionFailed):
-        asyncio.run(each_of(Output(None, json=True, quiet=False), given, change, "cancelled"))
+        asyncio.run(change_all(Output(None, json=True, quiet=False), given, change, "cancelled"))
     assert json.loads(capsysbinary.readouterr().out) == [{"handle": "first", "state": "cancelled"}]
 
 
@@ -293,9 +293,9 @@ def test_more_ranges_than_can_be_counted_are_refused(desk: Desk) -> None:
 
 
 def test_counts_are_told_apart() -> None:
-    assert apart([1, 2, 3, 4], [10, 20, 30]) == (1, [2, 3])
-    assert apart([2, 3], [0, 20, TOP]) == (0, [2, 3])
-    assert apart([7], []) == (7, ())
+    assert split_counts([1, 2, 3, 4], [10, 20, 30]) == (1, [2, 3])
+    assert split_counts([2, 3], [0, 20, TIME_MAX]) == (0, [2, 3])
+    assert split_counts([7], []) == (7, ())
 
 
 # Wrong words

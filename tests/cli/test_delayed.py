@@ -13,17 +13,17 @@ from tests.client.fake_broker import listening
 from tfmq.cli import delay_view
 from tfmq.cli.delay_view import (
     BAR_WIDTH,
+    bar_end,
     bar_width,
-    counted_between,
-    distance,
-    draw,
-    due_of,
-    everything,
-    handles,
-    readable,
-    row_of,
-    shortened,
-    sliver,
+    complete_handles,
+    count_between,
+    detail_row,
+    due_fields,
+    json_row,
+    print_histogram,
+    relative_time,
+    shorten_key,
+    table_row,
 )
 from tfmq.cli.output import time_text
 from tfmq.client.admin.delayed import DelayedCounts, delayed_description
@@ -35,18 +35,18 @@ def found(**fields: Any) -> Any:
 
 
 def test_a_row_for_people_has_the_time_and_how_far_it_is() -> None:
-    row = readable(found(topic="reminders", key="42"), NOW_MS)
+    row = table_row(found(topic="reminders", key="42"), NOW_MS)
     assert row["due"] == time_text(NOW_MS + 90_000)
     assert (row["in"], row["topic"], row["key"]) == ("in 1 min 30 s", "reminders", "42")
 
 
 def test_a_row_for_programs_has_numbers_and_iso_times() -> None:
-    row = row_of(found())
+    row = json_row(found())
     assert row["due_ms"] == NOW_MS + 90_000
     assert datetime.fromisoformat(row["due"]).timestamp() * 1_000 == NOW_MS + 90_000
     assert row["due"].endswith("+00:00")
     assert row["handle"].startswith("d") and row["state"] == "pending"
-    unknown = row_of(delayed_description({"handle": "d" * 59, "state": "unknown"}))
+    unknown = json_row(delayed_description({"handle": "d" * 59, "state": "unknown"}))
     assert {name: value for name, value in unknown.items() if value is not None} == {
         "handle": "d" * 59,
         "state": "unknown",
@@ -54,21 +54,21 @@ def test_a_row_for_programs_has_numbers_and_iso_times() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    shown = everything(delayed_description({"handle": "d" * 59, "state": "unknown"}), NOW_MS)
+    shown = detail_row(delayed_description({"handle": "d" * 59, "state": "unknown"}), NOW_MS)
     assert shown == {"state": "unknown", "handle": "d" * 59}
-    assert "in" in everything(found(), NOW_MS)
-    assert "in" not in everything(found(state="delivered"), NOW_MS)
+    assert "in" in detail_row(found(), NOW_MS)
+    assert "in" not in detail_row(found(state="delivered"), NOW_MS)
 
 
 def test_keys_cannot_steer_the_terminal_nor_fill_it() -> None:
-    assert shortened("a\x1b[2J") == "a\\x1b[2J"
-    assert shortened(b"\xff\x00") == "\\xff\\x00"
-    assert len(shortened("k" * 60_000) or "") == delay_view.KEY_SHOWN
-    assert shortened(None) is None
+    assert shorten_key("a\x1b[2J") == "a\\x1b[2J"
+    assert shorten_key(b"\xff\x00") == "\\xff\\x00"
+    assert len(shorten_key("k" * 60_000) or "") == delay_view.KEY_CHARACTERS
+    assert shorten_key(None) is None
 
 
 def test_distances_read_well() -> None:
-    assert [distance(ms) for ms in (0, 250, 7_500_000, -3_000)] == [
+    assert [relative_time(ms) for ms in (0, 250, 7_500_000, -3_000)] == [
         "now",
         "in 0.25 s",
         "in 2 h 5 min",
@@ -85,19 +85,19 @@ def test_edges_go_to_the_broker_to_the_ms() -> None:
     counter: Any = Counter()
     late = 1 << 60
     edges = [0, 1, NOW_MS, NOW_MS + 1, 253_402_300_799_999, late, late + 1, late + 2_000]
-    assert counted_between(counter, None, edges) == ([1, 2, 3, 4, 5, 0, 6], 99)
+    assert count_between(counter, None, edges) == ([1, 2, 3, 4, 5, 0, 6], 99)
     assert counter.asked[:5] == edges[:5] and len(counter.asked) == 7
 
 
 def test_a_handle_says_when_it_is_due() -> None:
-    assert due_of(found().handle)["due_ms"] == NOW_MS + 90_000
-    assert due_of(None) == {"due_ms": None, "due": None}
+    assert due_fields(found().handle)["due_ms"] == NOW_MS + 90_000
+    assert due_fields(None) == {"due_ms": None, "due": None}
 
 
 def test_what_is_there_at_all_can_be_seen() -> None:
-    assert sliver(0, 100, BAR_WIDTH) == 0 and sliver(7, 7, BAR_WIDTH) == 7
+    assert bar_end(0, 100, BAR_WIDTH) == 0 and bar_end(7, 7, BAR_WIDTH) == 7
     for width in (10, BAR_WIDTH):
-        assert sliver(1, 10**9, width) * 8 * width == pytest.approx(10**9)
+        assert bar_end(1, 10**9, width) * 8 * width == pytest.approx(10**9)
 
 
 def test_bars_have_what_the_texts_leave_of_a_line() -> None:
@@ -106,7 +106,7 @@ def test_bars_have_what_the_texts_leave_of_a_line() -> None:
 
 
 def test_bars_are_drawn_with_their_times_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    draw([NOW_MS, NOW_MS + 60_000, NOW_MS + 120_000, NOW_MS + 180_000], [1_200, 0, 600], NOW_MS)
+    print_histogram([NOW_MS, NOW_MS + 60_000, NOW_MS + 120_000, NOW_MS + 180_000], [1_200, 0, 600], NOW_MS)
     lines = capsys.readouterr().out.splitlines()
     full, empty, half = (
         next(line for line in lines if words in line) for words in ("now", "in 1 min", "in 2 min")
@@ -123,7 +123,7 @@ def test_counts_are_shown_however_narrow_the_terminal_is(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    draw([NOW_MS, NOW_MS + 60_000], [1_234], NOW_MS)
+    print_histogram([NOW_MS, NOW_MS + 60_000], [1_234], NOW_MS)
     shown = capsys.readouterr().out
     assert "1,234" in shown and "█" in shown and time_text(NOW_MS) in shown
 
@@ -131,7 +131,7 @@ def test_counts_are_shown_however_narrow_the_terminal_is(
 def test_where_there_are_no_blocks_bars_are_of_plain_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
-    draw([NOW_MS, NOW_MS + 60_000], [5], NOW_MS)
+    print_histogram([NOW_MS, NOW_MS + 60_000], [5], NOW_MS)
     out.flush()
     assert b"#" * BAR_WIDTH in out.buffer.getvalue()
 
@@ -140,7 +140,7 @@ def test_the_shell_offers_the_handles_of_the_next_ones() -> None:
     def offered(servers: str, start: str) -> list[str]:
         context = click.Context(click.Command("cancel"))
         context.params = {"servers": servers}
-        return [each.value for each in handles(context, click.Argument(["handle"]), start)]
+        return [each.value for each in complete_handles(context, click.Argument(["handle"]), start)]
 
     broker = DelayedBroker(Waiting(NOW_MS + 2), Waiting(NOW_MS + 1))
     later, sooner = (each.handle for each in broker.rows)

@@ -16,11 +16,11 @@ import tfmq
 from tests.cli.conftest import Cli
 from tests.dead_letters.helpers import Process, failure, finished, group_of, message, sql_shelf
 from tests.dead_letters.test_shelf import keeping
-from tfmq.cli.dlq import whole_row
+from tfmq.cli.dlq import export_row
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import Letter
-from tfmq.dead_letters.sql_store import SqlStore
-from tfmq.dead_letters.store import Address, default_path
+from tfmq.dead_letters.sql_store import BlockingSqlStore
+from tfmq.dead_letters.store import StoreAddress, default_path
 from tools.rigs.live_server import LiveServer
 
 
@@ -35,7 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def store(home: Path) -> str:
     """A store with dead letters 0 to 2, and one that waits."""
     path = str(home / "dead.db")
-    made = SqlStore(Address("path", path))
+    made = BlockingSqlStore(StoreAddress("path", path))
     made.apply([keeping(0, 10), keeping(1, 20), keeping(2, 30), keeping(3, 40, next_ms=10**13)])
     made.close()
     return path
@@ -108,7 +108,7 @@ def test_times_are_shown_as_they_are_asked_for(
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
-        made = SqlStore(Address("path", store))
+        made = BlockingSqlStore(StoreAddress("path", store))
         made.apply([keeping(7, 1_795_000_000_123)])
         made.close()
         shown = offline("dlq", "list", "--store", store, "--since", "2026-11-18 06:06:40").out.decode()
@@ -129,7 +129,9 @@ def test_a_message_that_cannot_be_read_is_shown_as_far_as_it_can(offline: Cli, h
     path = str(home / "odd.db")
     kept = group_of(sql_shelf(Path(path)), lambda: 10.0)
     finished(
-        kept.keep(message(1, b"\xff\x00", attribute=b"\xc1\x01"), [failure(0, "DecodeFailed: \x1b[31m")])
+        kept.store_letter(
+            message(1, b"\xff\x00", attribute=b"\xc1\x01"), [failure(0, "DecodeFailed: \x1b[31m")]
+        )
     )
     (row,) = offline("dlq", "list", "--store", path, "--json").json
     row = offline("dlq", "show", row["id"], "--store", path, "--json").json
@@ -143,7 +145,7 @@ def test_without_a_store_all_of_this_user_are_looked_at(offline: Cli) -> None:
     said = offline("dlq", "list")
     assert said.code == 0 and "--store" in said.err
     for group in ("billing", "shipping"):
-        SqlStore(Address("path", default_path(group))).apply([keeping(1, group=group)])
+        BlockingSqlStore(StoreAddress("path", default_path(group))).apply([keeping(1, group=group)])
     assert [row["group"] for row in offline("dlq", "list", "--json").json] == ["billing", "shipping"]
     (row,) = offline("dlq", "list", "--group", "shipping", "--json").json
     assert row["group"] == "shipping"
@@ -154,7 +156,7 @@ def test_without_a_store_all_of_this_user_are_looked_at(offline: Cli) -> None:
 
 def test_the_broker_of_each_is_shown(offline: Cli, store: str) -> None:
     (first, *_) = ids(offline, "--store", store)
-    SqlStore(Address("path", store)).apply([(first, model.Adopt(50, "0b1c2d3e4f5a6b7c"))])
+    BlockingSqlStore(StoreAddress("path", store)).apply([(first, model.AdoptEvent(50, "0b1c2d3e4f5a6b7c"))])
     rows = offline("dlq", "list", "--store", store, "--json").json
     assert [row["broker"] for row in rows] == ["0b1c2d3e4f5a6b7c", None, None, None]
     listed = offline("dlq", "list", "--store", store).out.decode()
@@ -214,7 +216,7 @@ def test_an_export_takes_the_place_of_a_file_as_a_whole_and_leaves_it_where_noth
     assert (ran.code, "old.jsonl was not written" in ran.err) == (0, True)
     assert path.read_text() == "what was exported before\n"
     with monkeypatch.context() as broken:
-        broken.setattr("tfmq.cli.dlq.whole_row", fails_at(3))
+        broken.setattr("tfmq.cli.dlq.export_row", fails_at(3))
         assert offline("dlq", "export", "--store", store, "-o", str(path)).code == 1
     assert path.read_text() == "what was exported before\n"
     assert offline("dlq", "export", "--store", store, "--json", "-o", str(path)).code == 0
@@ -240,7 +242,7 @@ def fails_at(number: int) -> Callable[[Letter], dict[str, Any]]:
     def row(letter: Letter) -> dict[str, Any]:
         if next(rows) == number:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return whole_row(letter)
+        return export_row(letter)
 
     return row
 
@@ -298,7 +300,7 @@ def dead(broker: LiveServer, cli: Cli, topic: str, path: str, count: int = 3) ->
         while len(read) < count:
             read += consumer.poll(5)
     for each in read:
-        finished(kept.keep(each, [failure()]))
+        finished(kept.store_letter(each, [failure()]))
 
 
 def test_dead_letters_are_sent_again(cli: Cli, topic: str, broker: LiveServer, home: Path) -> None:
@@ -329,7 +331,7 @@ def test_a_topic_as_the_store(cli: Cli, topic: str, broker: LiveServer) -> None:
         (read,) = consumer.poll(10)
     process = Process(broker.address, f"{topic}-dead")
     kept = group_of(process.shelf, process.wall_clock)
-    process.run(kept.keep(read, [failure()]))
+    process.run(kept.store_letter(read, [failure()]))
     (row,) = cli("dlq", "list", "--store", f"topic:{topic}-dead", "--json").json
     assert cli("dlq", "redrive", "--store", f"topic:{topic}-dead", "--json").json["sent"] == 1
     assert (

@@ -1,7 +1,7 @@
 """`tfmq group` on a live broker."""
 
 from tests.cli.conftest import Cli
-from tfmq.cli.group import runs, told_lag
+from tfmq.cli.group import format_partitions, known_lag
 from tfmq.consumer import Consumer
 from tools.rigs.live_server import LiveServer
 
@@ -65,12 +65,12 @@ def test_where_nothing_is_saved_there_is_no_offset_and_not_minus_one(
         (row,) = cli("group", "show", topic, "--json").json["offsets"]
         assert (row["partition"], row["offset"]) == (0, None)
         assert "-1" not in cli("group", "show", topic).out.decode().replace(topic, "")
-    assert told_lag({"lag": -1}) is None and told_lag({"lag": 0}) == 0
+    assert known_lag({"lag": -1}) is None and known_lag({"lag": 0}) == 0
 
 
 def test_partitions_are_written_as_runs() -> None:
-    assert runs({"orders": [2, 0, 1, 7], "bills": [3]}) == "bills 3, orders 0-2 7"
-    assert runs({}) == ""
+    assert format_partitions({"orders": [2, 0, 1, 7], "bills": [3]}) == "bills 3, orders 0-2 7"
+    assert format_partitions({}) == ""
 
 
 def test_a_group_that_is_not_there_is_said_so(cli: Cli, topic: str) -> None:

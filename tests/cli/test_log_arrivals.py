@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from journal import Log, RealDisk, SystemClock
-from journal.record.batch import Batch, cut_blocks
+from journal.record.batch import Batch, split_blocks
 from journal.record.format import make_id, make_record
 from tests.cli.conftest import Cli
 from tfmq.cli.output import time_text
 from tfmq.delay.arrivals import header
-from tfmq.delay.arrivals.header import Turns
-from tfmq.delay.arrivals.log import LOG_ID, arrival_options, batches_of, note_batch
-from tfmq.delay.due_time import dues_of
+from tfmq.delay.arrivals.header import TurnColumns
+from tfmq.delay.arrivals.log import LOG_ID, arrival_batches, arrival_options, header_batch
+from tfmq.delay.due_time import due_times_of
 
 DUE = 1_700_000_060_000
 
@@ -32,16 +32,16 @@ def arrivals(tmp_path: Path) -> Path:
     )
     records = [make_record(b"message %d" % n, make_id(70, n)) for n in range(2)]
     body = b"".join(records)
-    made = header.arrival(
-        0x1000_0001, "orders", dues_of(array("Q", (DUE, DUE + 1500)), b"\x00\x01"), len(body)
+    made = header.arrival_header(
+        0x1000_0001, "orders", due_times_of(array("Q", (DUE, DUE + 1500)), b"\x00\x01"), len(body)
     )
-    log.append(batches_of(made, body, cut_blocks(body), 70, 0, 2))
-    moved = dues_of(array("Q", (DUE + 9000,)), b"\x00")
-    old = Turns(array("Q", (DUE,)), array("Q", (1,)))
-    again = header.reschedule(0x1000_0001, "orders", moved, len(records[0]), old)
-    log.append([note_batch(again), Batch(records[0], (), 70, 0, 1)])
-    log.append([note_batch(header.cancel(Turns(array("Q", (DUE + 1500,)), array("Q", (2,)))))])
-    log.append([Batch(make_record(b"no note", header.NOTE_ID), (), 2, 0, 1)])
+    log.append(arrival_batches(made, body, split_blocks(body), 70, 0, 2))
+    moved = due_times_of(array("Q", (DUE + 9000,)), b"\x00")
+    old = TurnColumns(array("Q", (DUE,)), array("Q", (1,)))
+    again = header.reschedule_header(0x1000_0001, "orders", moved, len(records[0]), old)
+    log.append([header_batch(again), Batch(records[0], (), 70, 0, 1)])
+    log.append([header_batch(header.cancel_header(TurnColumns(array("Q", (DUE + 1500,)), array("Q", (2,)))))])
+    log.append([Batch(make_record(b"no note", header.HEADER_ID), (), 2, 0, 1)])
     log.close()
     return folder
 

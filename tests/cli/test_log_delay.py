@@ -10,22 +10,22 @@ import pytest
 from journal import Log, RealDisk, SystemClock
 from journal.record.format import make_id, make_log_id, make_record
 from tests.cli.conftest import Cli
-from tfmq.cli.log import Moved, bucket_files_of, line_of_delayed, reports_of, segments_of
-from tfmq.delay.arrivals.log import LOG_ID, ArrivedBatch, arrival_options
-from tfmq.delay.buckets.store import Buckets
+from tfmq.cli.log import FileProgress, bucket_files_of, format_delayed, segments_of, verify_path
+from tfmq.delay.arrivals.log import LOG_ID, ArrivalBatch, arrival_options
+from tfmq.delay.buckets.store import BucketStore
 
 NOW = 1_700_000_000_000
 HOUR, DAY = 3_600_000, 86_400_000
 
 
-def batch(*dues: int) -> ArrivedBatch:
+def batch(*dues: int) -> ArrivalBatch:
     records = [make_record(b"message %d" % n, make_id(70, n)) for n in range(len(dues))]
     sizes = array("I", map(len, records))
     column = array("Q", dues)
     offsets = array("Q", range(len(dues)))
     data = [b"".join(records)]
     log_id = make_log_id(16, 2)
-    return ArrivedBatch(
+    return ArrivalBatch(
         log_id, "orders", 0, column, bytes(len(dues)), min(dues), max(dues), offsets, sizes, data
     )
 
@@ -44,7 +44,7 @@ def data(tmp_path: Path) -> Path:
     )
     arrivals.append_payloads([b"arrived"])
     arrivals.close()
-    buckets = Buckets.open(RealDisk(), folder, new_id=lambda: 33, randomness=bytes)
+    buckets = BucketStore.open(RealDisk(), folder, new_id=lambda: 33, randomness=bytes)
     buckets.spill([batch(NOW + 5, NOW + 2, NOW + 9 * HOUR, NOW + 30 * DAY)], 900, 4, NOW, lambda *_: True)
     buckets.close(NOW)
     return tmp_path
@@ -127,15 +127,15 @@ def test_a_running_server_is_not_disturbed(offline: Cli, data: Path) -> None:
 
 def test_a_bucket_that_cannot_be_read_is_named() -> None:
     row = {"kind": "damaged", "due": 0, "file": "f", "position": 1, "next": 9, "reason": "rotten"}
-    assert line_of_delayed(row).endswith("DAMAGED from 1 to 9 of f: rotten")
+    assert format_delayed(row).endswith("DAMAGED from 1 to 9 of f: rotten")
 
 
 def test_the_bar_of_a_verification_moves_by_each_file_once(data: Path) -> None:
     steps: list[int] = []
-    assert len(list(reports_of(RealDisk(), data, False, Moved(steps.append)))) == 3
+    assert len(list(verify_path(RealDisk(), data, False, FileProgress(steps.append)))) == 3
     files = (*segments_of(data), *bucket_files_of(data))
     assert sum(steps) == sum(file.stat().st_size for file in files) and min(steps) > 0
-    moved, far = Moved(steps.append), len(steps)
+    moved, far = FileProgress(steps.append), len(steps)
     for path, done in (("a", 10), ("a", 30), ("b", 5)):
         moved(path, done, 100)
     assert steps[far:] == [10, 20, 5]

@@ -9,10 +9,10 @@ import pytest
 
 from journal import Log, RealDisk, SystemClock
 from journal.record.format import make_id, make_log_id, make_record
-from journal.wal.entry import AppendMsg, Entry, Operation
+from journal.wal.entry import AppendMsg, JournalEntry, Operation
 from journal.wal.store import JournalOptions, JournalStore
 from tests.cli.conftest import Cli
-from tfmq.cli.log import line_of_entry, row_of
+from tfmq.cli.log import entry_row, format_entry
 from tfmq.transaction import journal_records
 from tfmq.transaction.journal_records import Origin
 
@@ -23,7 +23,7 @@ class NoState:
     """Nothing is learned."""
 
     def load(self, data: bytes) -> None: ...
-    def apply(self, entry: Entry) -> None: ...
+    def apply(self, entry: JournalEntry) -> None: ...
     def held(self) -> list[int]:
         return []
 
@@ -51,13 +51,13 @@ def data(tmp_path: Path) -> Path:
         RealDisk(), str(tmp_path / "transactions"), new_id=lambda: 33, clock=SystemClock(), state=NoState(),
         options=JournalOptions(file_bytes=500),
     )  # fmt: skip
-    prepare = journal_records.Prepare(
+    prepare = journal_records.PrepareRecord(
         12, 1_700_000_001_000, ORIGIN, ((make_log_id(16, 2), "orders"),), (), 2, 0
     )
     store.append([piece(12, 1), piece(12, 2)])
     store.append([Operation(*journal_records.pack(prepare))])
     store.append([piece(12, 3, moved_from=44)])
-    store.append([Operation(*journal_records.pack(journal_records.Commit(12, 1_700_000_002_000)))])
+    store.append([Operation(*journal_records.pack(journal_records.CommitRecord(12, 1_700_000_002_000)))])
     store.append([Operation(99, 13, b"?")])
     store.close()
     return tmp_path
@@ -174,17 +174,18 @@ def test_a_running_server_keeps_its_journal_to_itself(offline: Cli, data: Path, 
 
 def test_every_operation_has_a_line() -> None:
     said = [
-        journal_records.Rollback(1, 5), journal_records.LocalCommit(1, 5, ORIGIN, (), (), 3),
-        journal_records.LocalRollback(1, 5, ORIGIN),
-        journal_records.HeuristicCommit(1, 5), journal_records.HeuristicRollback(1, 5), journal_records.Forget(1, 5),
-        journal_records.GroupAbort("g", 4, "run", (1, 2), 5), journal_records.GroupForget("g", 5),
+        journal_records.RollbackRecord(1, 5), journal_records.LocalCommitRecord(1, 5, ORIGIN, (), (), 3),
+        journal_records.LocalRollbackRecord(1, 5, ORIGIN),
+        journal_records.HeuristicCommitRecord(1, 5), journal_records.HeuristicRollbackRecord(1, 5),
+        journal_records.ForgetRecord(1, 5),
+        journal_records.GroupAbortRecord("g", 4, "run", (1, 2), 5), journal_records.GroupForgetRecord("g", 5),
     ]  # fmt: skip
     for place, operation in enumerate(said, 100):
         content = Operation(*journal_records.pack(operation))
-        row = row_of(Entry(2, place, 50, content, 0))
+        row = entry_row(JournalEntry(2, place, 50, content, 0))
         assert "reason" not in row
-        line = line_of_entry(row)
+        line = format_entry(row)
         assert line.split()[0] == str(place) and row["operation"].upper() in line
-    assert "of commit group 'g', sequence 4" in line_of_entry(
-        row_of(Entry(2, 1, 50, Operation(*journal_records.pack(said[6])), 0))
+    assert "of commit group 'g', sequence 4" in format_entry(
+        entry_row(JournalEntry(2, 1, 50, Operation(*journal_records.pack(said[6])), 0))
     )

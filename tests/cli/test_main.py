@@ -35,7 +35,7 @@ def lost(*reasons: tfmq.TfmqError) -> errors.DeliveryFailed:
     deliveries = []
     for reason in reasons:
         batch = Batch(None, "orders", 0, 100, 0, 0.0)  # type: ignore[arg-type]
-        batch.failed(reason)
+        batch.set_failed(reason)
         deliveries.append(Delivery((batch, 0)))
     return errors.DeliveryFailed(f"{len(reasons)} lost", deliveries=deliveries)
 

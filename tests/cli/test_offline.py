@@ -6,7 +6,7 @@ import click
 import pytest
 
 from journal.disk import RealDisk
-from tfmq.cli.log import checked, is_house_name, locked, partitions_of, segments_of, suffix_of
+from tfmq.cli.log import check_path, is_broker_file, lock_data_folder, partitions_of, segments_of, suffix_of
 
 NAME = "0" * 32
 
@@ -28,27 +28,27 @@ def test_a_file_a_partition_and_a_data_folder(tmp_path: Path) -> None:
     assert len(segments_of(data)) == 3
     assert suffix_of(data / "meta") == ".catalog"
     for name in ("version", "reserve", "new-journal", "new-delay"):
-        assert is_house_name(data / "meta" / name)
-    assert not is_house_name(data / "orders-0" / "version")
+        assert is_broker_file(data / "meta" / name)
+    assert not is_broker_file(data / "orders-0" / "version")
 
 
 def test_what_is_not_there_or_no_log_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(click.ClickException, match="is not there"):
-        checked(tmp_path / "none")
+        check_path(tmp_path / "none")
     (tmp_path / "letter.txt").touch()
     for path in (tmp_path, tmp_path / "letter.txt"):
         with pytest.raises(click.ClickException, match="no data folder"):
-            checked(path)
+            check_path(path)
 
 
 def test_the_lock_of_a_server_is_respected(tmp_path: Path) -> None:
     data = data_folder(tmp_path / "data")
-    with locked(data):
+    with lock_data_folder(data):
         pass
     held = RealDisk().lock(str(data / "lock"))
     for path in (data, data / "orders-0", data / "orders-0" / f"{NAME}.zxQueue"):
-        with pytest.raises(click.ClickException, match="a server is running"), locked(path):
+        with pytest.raises(click.ClickException, match="a server is running"), lock_data_folder(path):
             pass
     held.release()
-    with locked(data / "orders-0"):
+    with lock_data_folder(data / "orders-0"):
         pass

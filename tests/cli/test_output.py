@@ -12,11 +12,11 @@ import pytest
 from tfmq.cli.output import (
     Output,
     age_text,
-    cell,
     did_you_mean,
-    dumps,
+    escape_unprintable,
+    format_cell,
     iso_text,
-    printable,
+    json_text,
     progress,
     size_text,
     time_text,
@@ -36,19 +36,19 @@ ROWS = [
 
 
 def test_a_list_is_one_json_array(capsys: pytest.CaptureFixture[str]) -> None:
-    output(as_json=True).rows(ROWS, ("topic",), "none")
+    output(as_json=True).print_rows(ROWS, ("topic",), "none")
     assert json.loads(capsys.readouterr().out) == ROWS
 
 
 def test_an_empty_list_is_an_empty_array_or_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    output(as_json=True).rows([], ("topic",), "no topics")
-    output().rows([], ("topic",), "no topics")
+    output(as_json=True).print_rows([], ("topic",), "no topics")
+    output().print_rows([], ("topic",), "no topics")
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("[]\n", "no topics\n")
 
 
 def test_a_table_has_words_and_grouped_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    output().rows(ROWS, ("topic", "size_bytes", "open"), "")
+    output().print_rows(ROWS, ("topic", "size_bytes", "open"), "")
     shown = capsys.readouterr().out
     assert "size bytes" in shown
     assert "12,345" in shown
@@ -62,7 +62,7 @@ def test_no_column_is_left_out_however_narrow_the_terminal_is(
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     row = {name: f"{name * 10}-7" for name in "abcdefgh"}
-    output().rows([row], list(row), "none")
+    output().print_rows([row], list(row), "none")
     shown = capsys.readouterr().out
     assert all(value in shown for value in row.values())
 
@@ -72,7 +72,7 @@ def test_a_name_of_blanks_has_a_line_in_a_narrow_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    output().rows([{"xid": " " * 90, "state": "prepared" * 8}], ["xid", "state"], "none")
+    output().print_rows([{"xid": " " * 90, "state": "prepared" * 8}], ["xid", "state"], "none")
     assert "prepared" * 8 in capsys.readouterr().out
 
 
@@ -94,7 +94,7 @@ def test_no_word_time_or_number_of_a_list_is_broken_however_narrow_the_terminal_
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    output().rows([WIDE, WIDE], list(WIDE), "none", ("handle",))
+    output().print_rows([WIDE, WIDE], list(WIDE), "none", ("handle",))
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     for name in ("id", "state", "due", "handle"):
         assert sum(str(WIDE[name]) in line for line in lines) == 2, name
@@ -112,7 +112,7 @@ def test_a_table_gives_its_room_to_the_columns_that_need_it(
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     row = {"id": "0123456789abcdef", "error": "one two three four five six seven eight nine ten"}
-    output().rows([row], list(row), "none")
+    output().print_rows([row], list(row), "none")
     first = next(line for line in capsys.readouterr().out.splitlines() if "0123456789abcdef" in line)
     assert first.rstrip().endswith("one two three four five six seven eight")
 
@@ -150,28 +150,28 @@ def test_times_have_their_zone() -> None:
 
 
 def test_markup_in_a_name_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    output().rows([{"topic": "[red]x[/red]"}], ("topic",), "")
+    output().print_rows([{"topic": "[red]x[/red]"}], ("topic",), "")
     assert "[red]x[/red]" in capsys.readouterr().out
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     quiet = output(quiet=True)
-    quiet.say("hello")
-    quiet.rows(ROWS, ("topic",), "")
-    quiet.object({"a": 1})
+    quiet.info("hello")
+    quiet.print_rows(ROWS, ("topic",), "")
+    quiet.print_object({"a": 1})
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
 
 
 def test_an_object_is_json_or_two_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    output(as_json=True).object({"uptime_seconds": 3})
+    output(as_json=True).print_object({"uptime_seconds": 3})
     assert json.loads(capsys.readouterr().out) == {"uptime_seconds": 3}
-    output().object({"uptime_seconds": 3})
+    output().print_object({"uptime_seconds": 3})
     assert "uptime seconds" in capsys.readouterr().out
 
 
 def test_bytes_become_text_or_base64() -> None:
-    assert json.loads(dumps({"a": b"caf\xc3\xa9", "b": b"\xff\xfe"})) == {"a": "café", "b": "//4="}
+    assert json.loads(json_text({"a": b"caf\xc3\xa9", "b": b"\xff\xfe"})) == {"a": "café", "b": "//4="}
 
 
 def test_progress_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +181,7 @@ def test_progress_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str
 
 
 def test_cells_sizes_and_hints_read_well() -> None:
-    assert [cell(v) for v in (None, 1234567, True, [1, 2], {"a": 1}, 2.5)] == [
+    assert [format_cell(v) for v in (None, 1234567, True, [1, 2], {"a": 1}, 2.5)] == [
         "-",
         "1,234,567",
         "yes",
@@ -214,12 +214,12 @@ def test_ages_have_their_two_largest_units() -> None:
 
 
 def test_what_strangers_named_cannot_steer_a_terminal() -> None:
-    assert printable("order-42 äöü 漢") == "order-42 äöü 漢"
-    assert printable("a\x1b[31m\r\n\u202e") == "a\\x1b[31m\\r\\n\\u202e"
+    assert escape_unprintable("order-42 äöü 漢") == "order-42 äöü 漢"
+    assert escape_unprintable("a\x1b[31m\r\n\u202e") == "a\\x1b[31m\\r\\n\\u202e"
 
 
 def test_a_long_list_is_one_array_written_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
-    output(as_json=True).array({"n": number} for number in range(3))
+    output(as_json=True).print_array({"n": number} for number in range(3))
     assert json.loads(capsys.readouterr().out) == [{"n": 0}, {"n": 1}, {"n": 2}]
-    output(as_json=True).array([])
+    output(as_json=True).print_array([])
     assert capsys.readouterr().out == "[]\n"

@@ -11,22 +11,22 @@ import pytest
 
 from tfmq.cli.delay_view import (
     DAY,
+    DISTANCES,
     HOUR,
-    LADDER,
     MINUTE,
-    ROWS,
+    RANGES_MAX,
     SECOND,
     STEPS,
-    TOP,
+    TIME_MAX,
     YEAR,
-    even_edges,
-    floor,
-    notches,
-    parts,
+    clip_edges,
+    equal_edges,
+    fine_edges,
+    floor_to_step,
+    main_range,
+    round_edges,
+    round_step,
     sensible_edges,
-    spread,
-    step_of,
-    within,
 )
 
 NOW = round(datetime(2026, 11, 21, 14, 7, 31).timestamp() * 1_000)
@@ -73,7 +73,7 @@ def test_nothing_that_waits_has_no_ranges() -> None:
 def test_an_hour_of_messages_has_round_steps_of_minutes() -> None:
     edges, counts = bars(Dues(*range(NOW, NOW + HOUR, 500)))
     assert steps_in(edges[1:]) == {5 * MINUTE}
-    assert sum(counts) == 7200 and min(counts) > 0 and len(counts) <= ROWS + 2
+    assert sum(counts) == 7200 and min(counts) > 0 and len(counts) <= RANGES_MAX + 2
     assert edges[0] == NOW and edges[1] % (5 * MINUTE) == 0, "nothing looks late that is not"
 
 
@@ -130,10 +130,10 @@ def test_a_window_is_kept_to() -> None:
 
 
 def test_the_end_of_time_and_its_beginning_can_be_drawn() -> None:
-    for dues in (Dues(TOP - 1), Dues(0), Dues(0, TOP - 1), Dues(NOW, TOP - 1, TOP - 1)):
+    for dues in (Dues(TIME_MAX - 1), Dues(0), Dues(0, TIME_MAX - 1), Dues(NOW, TIME_MAX - 1, TIME_MAX - 1)):
         edges, counts = bars(dues)
         assert sum(counts) == len(dues.dues)
-        assert edges[0] >= 0 and edges[-1] <= TOP
+        assert edges[0] >= 0 and edges[-1] <= TIME_MAX
 
 
 def test_a_few_questions_are_enough() -> None:
@@ -144,13 +144,13 @@ def test_a_few_questions_are_enough() -> None:
         count = len(dues.dues)
         edges = sensible_edges(dues, NOW)
         assert dues.asked <= 4
-        assert len(edges) <= 2 * ROWS + 3
+        assert len(edges) <= 2 * RANGES_MAX + 3
         assert sum(dues(edges)) >= 0.98 * count
 
 
 def test_days_begin_at_midnight_of_this_place_also_when_summer_time_ends(zone: str) -> None:
     first = round(datetime(2026, 10, 23, 15).timestamp() * 1_000)
-    edges = even_edges(first, first + 5 * DAY, DAY)
+    edges = round_edges(first, first + 5 * DAY, DAY)
     assert all(datetime.fromtimestamp(edge / 1_000).hour == 0 for edge in edges)
     assert all(datetime.fromtimestamp(edge / 1_000).minute == 0 for edge in edges)
     assert 6 <= len(edges) <= 8
@@ -161,29 +161,29 @@ def test_days_begin_at_midnight_of_this_place_also_when_summer_time_ends(zone: s
 def test_edges_stay_where_they_are_as_time_goes_on(zone: str, step: int) -> None:
     """Invariant: what begins later has the same edges, but for those that are over."""
     end = NOW + 20 * DAY + 5 * step
-    first = even_edges(NOW, end, step)
+    first = round_edges(NOW, end, step)
     for later in (1, 30 * SECOND, MINUTE, 11 * MINUTE, DAY, 9 * DAY):
-        assert set(even_edges(NOW + later, end, step)) <= set(first)
+        assert set(round_edges(NOW + later, end, step)) <= set(first)
     if step == 7 * DAY:
         assert {datetime.fromtimestamp(edge / 1_000).strftime("%a %H:%M") for edge in first} == {"Mon 00:00"}
 
 
 def test_hours_and_minutes_are_round_by_the_clock_of_this_place(zone: str) -> None:
     for step in (15 * MINUTE, HOUR, 6 * HOUR):
-        at = datetime.fromtimestamp(floor(NOW, step) / 1_000)
+        at = datetime.fromtimestamp(floor_to_step(NOW, step) / 1_000)
         assert (at.hour * 60 + at.minute) % (step // MINUTE) == 0 and at.second == 0
 
 
 def test_years_begin_in_january_and_go_on_beyond_the_calendar() -> None:
-    edges = even_edges(NOW, NOW + 3 * YEAR, YEAR)
+    edges = round_edges(NOW, NOW + 3 * YEAR, YEAR)
     assert {datetime.fromtimestamp(edge / 1_000).strftime("%m-%d %H") for edge in edges} == {"01-01 00"}
-    far = even_edges(NOW, NOW + 20_000 * YEAR, 1_000 * YEAR)
+    far = round_edges(NOW, NOW + 20_000 * YEAR, 1_000 * YEAR)
     assert len(far) <= 23 and far[-1] >= NOW + 20_000 * YEAR
     assert far == sorted(set(far))
 
 
 def test_steps_are_round_and_fit() -> None:
-    assert [step_of(span) for span in (1, 20, 21, 19_999, HOUR, DAY)] == [
+    assert [round_step(span) for span in (1, 20, 21, 19_999, HOUR, DAY)] == [
         1,
         1,
         2,
@@ -191,13 +191,13 @@ def test_steps_are_round_and_fit() -> None:
         5 * MINUTE,
         2 * HOUR,
     ]
-    assert step_of(TOP) in STEPS and step_of(TOP) * ROWS >= TOP
-    assert list(STEPS) == sorted(set(STEPS)) and list(LADDER) == sorted(set(LADDER))
+    assert round_step(TIME_MAX) in STEPS and round_step(TIME_MAX) * RANGES_MAX >= TIME_MAX
+    assert list(STEPS) == sorted(set(STEPS)) and list(DISTANCES) == sorted(set(DISTANCES))
 
 
 def test_edges_are_cut_at_both_ends() -> None:
-    assert within([1, 5, 9, 5], 3, 9) == [3, 5, 9]
-    assert parts(0, 10, 4) == [0, 2, 5, 7, 10]
-    assert parts(7, 9, 1_000) == [7, 8, 9]
-    assert notches(100, 90, 110)[0] == 90 and notches(100, 90, 110)[-1] == 110
-    assert spread([0, 1, 2, 3, 4], [0, 7, 0, 3]) == (1, 4)
+    assert clip_edges([1, 5, 9, 5], 3, 9) == [3, 5, 9]
+    assert equal_edges(0, 10, 4) == [0, 2, 5, 7, 10]
+    assert equal_edges(7, 9, 1_000) == [7, 8, 9]
+    assert fine_edges(100, 90, 110)[0] == 90 and fine_edges(100, 90, 110)[-1] == 110
+    assert main_range([0, 1, 2, 3, 4], [0, 7, 0, 3]) == (1, 4)

@@ -8,16 +8,16 @@ from journal.filenames import segment_name
 from journal.fsck.log_repair import repair
 from journal.log.checkpoint import read_log_id
 from journal.log.log import Log
-from journal.record.batch import succession
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.batch import succession_source
+from journal.record.block_trailer import TRAILER_SIZE
 from tests.cli.conftest import Cli
 from tfmq.cli.output import Output, time_text
-from tfmq.cli.read import escaped, filled, formatter
+from tfmq.cli.read import escape_controls, fill_template, make_formatter
 from tfmq.client.consumer.message import Origin, ReceivedMessage
 from tfmq.consumer import Consumer
 from tfmq.message import encode_attribute
 from tfmq.producer import Producer
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 
 
@@ -117,15 +117,17 @@ MESSAGE = ReceivedMessage(
     ],
 )
 def test_a_template_is_filled_in(template: str, line: bytes) -> None:
-    assert filled(template, MESSAGE) == line
+    assert fill_template(template, MESSAGE) == line
 
 
 def test_no_message_steers_a_terminal() -> None:
     message = MESSAGE._replace(payload=b"\x1b[2J\a\r\x7f\xc2\x9b\tp\xc3\xa9\n")
     shown = rb"\x1b[2J\x07\x0d\x7f\x9b" + b"\tp\xc3\xa9\n"
-    assert formatter(OUTPUT, None, escaped)(message) == shown + b"\n"
-    assert formatter(OUTPUT, "\x1b[1m%k %s", escaped)(message) == b"\x1b[1m" + b"k " + shown + b"\n"
-    assert formatter(OUTPUT, None)(message) == b"\x1b[2J\a\r\x7f\xc2\x9b\tp\xc3\xa9\n\n", (
+    assert make_formatter(OUTPUT, None, escape_controls)(message) == shown + b"\n"
+    assert (
+        make_formatter(OUTPUT, "\x1b[1m%k %s", escape_controls)(message) == b"\x1b[1m" + b"k " + shown + b"\n"
+    )
+    assert make_formatter(OUTPUT, None)(message) == b"\x1b[2J\a\r\x7f\xc2\x9b\tp\xc3\xa9\n\n", (
         "in a pipe every byte is as it is"
     )
 
@@ -163,7 +165,7 @@ def damage_last_block(broker: SimulatedBroker, partition: int, spot: str) -> Non
     )
     start = with_one.offset_of_ordinal(with_one.end_ordinal - 1)[0]
     with_one.close()
-    place = {"header": start + 2, "payload": start + 25, "trailer": size - CONTROL_SIZE + 40}[spot]
+    place = {"header": start + 2, "payload": start + 25, "trailer": size - TRAILER_SIZE + 40}[spot]
     broker.disk.damage(path, place, bytes([broker.disk.read_file(path)[place] ^ 0x10]))
 
 
@@ -221,7 +223,7 @@ def test_it_ends_where_every_partition_ends_in_damage(
 def close_a_producer(broker: SimulatedBroker) -> None:
     """The partition ends in a control record without records."""
     log = Log.open(broker.disk, folder_of(0), log_id=log_id_of(broker, 0), clock=broker.clock)
-    log.append_control(succession(77, 78, -1))
+    log.append_control(succession_source(77, 78, -1))
     log.close()
 
 

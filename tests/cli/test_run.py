@@ -14,7 +14,7 @@ import pytest
 import tfmq
 from tests.cli.conftest import Cli
 from tfmq.cli.main import NOT_REACHED, WRONG_USAGE
-from tfmq.cli.worker import consumer_of, say_who, work
+from tfmq.cli.worker import consumer_of, log_process_id, run_worker
 from tools.rigs.live_server import LiveServer
 
 SECONDS = 60.0
@@ -177,7 +177,7 @@ def test_what_one_of_several_processes_logs_names_it(capfd: pytest.CaptureFixtur
     before = list(logger.handlers)
     logger.handlers[:] = [logging.StreamHandler()]
     try:
-        say_who()
+        log_process_id()
         logger.warning("Dead letters are kept.")
     finally:
         logger.handlers[:] = before
@@ -213,7 +213,7 @@ def test_one_of_several_processes_collects_what_was_imported_no_more(
     monkeypatch.setattr(consumer, "run", lambda **options: done.append("run"))
     monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
     for watched in (False, True):
-        assert work("frozen_worker:consumer", 1, "partition", True, quiet=True, watched=watched) == 0
+        assert run_worker("frozen_worker:consumer", 1, "partition", True, quiet=True, watched=watched) == 0
     assert done == ["run", "freeze", "run"]
 
 

@@ -10,7 +10,7 @@ from click import Context
 
 from tests.cli.conftest import Cli
 from tfmq.admin import Admin
-from tfmq.cli.schedule import names, remove, row_of, when
+from tfmq.cli.schedule import format_run_time, json_row, names, remove
 from tfmq.client.admin.delayed import ScheduleDescription
 from tools.rigs.live_server import LiveServer
 
@@ -184,5 +184,5 @@ def test_the_shell_completes_names(cli: Cli, topic: str, broker: LiveServer) -> 
 def test_rows_and_times_for_people() -> None:
     found = ScheduleDescription("a", timezone="Europe/Berlin", next_ms=1_795_424_400_000, details={"news": 1})
     assert found.next_at is not None
-    assert when(found.next_at, "Europe/Berlin") == "2026-11-23 10:00:00 +01:00 (Europe/Berlin)"
-    assert row_of(found)["next_run"] == "2026-11-23T10:00:00+01:00" and row_of(found)["news"] == 1
+    assert format_run_time(found.next_at, "Europe/Berlin") == "2026-11-23 10:00:00 +01:00 (Europe/Berlin)"
+    assert json_row(found)["next_run"] == "2026-11-23T10:00:00+01:00" and json_row(found)["news"] == 1

@@ -11,9 +11,9 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tfmq.cli.output import Output
-from tfmq.cli.send import Shared, message_of, report, split
+from tfmq.cli.send import SharedOptions, message_of, print_result, split_stream
 from tfmq.message import SendResult
-from tfmq.protocol.delayed_handle import Handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, format_handle
 
 
 def payloads(cli: Cli, topic: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_a_field_that_is_not_used_names_the_option() -> None:
     with pytest.raises(
         TypeError, match="'partition' is not used: say --partition, which is for all messages"
     ):
-        message_of({"payload": "x", "partition": 1}, Shared(None, None, {}, None, None, None))
+        message_of({"payload": "x", "partition": 1}, SharedOptions(None, None, {}, None, None, None))
     printed = {
         "payload": "x",
         "partition": 1,
@@ -96,30 +96,30 @@ def test_a_field_that_is_not_used_names_the_option() -> None:
         "ordinal": 0,
         "appended_at": "2026-11-22T15:05:54Z",
     }
-    assert message_of(printed, Shared(None, None, {}, None, None, None)).partition is None
+    assert message_of(printed, SharedOptions(None, None, {}, None, None, None)).partition is None
 
 
 def test_a_delay_or_a_time_goes_with_every_message() -> None:
-    later = Shared("k", None, {}, None, 30.0, None)
-    assert later.message(b"x").delay == 30.0 and later.message(b"x").deliver_at is None
+    later = SharedOptions("k", None, {}, None, 30.0, None)
+    assert later.make_message(b"x").delay == 30.0 and later.make_message(b"x").deliver_at is None
     assert message_of({"payload": "x"}, later).delay == 30.0
     at = datetime(2027, 1, 1, tzinfo=UTC)
-    assert message_of({"payload": "x"}, Shared(None, None, {}, None, None, at)).deliver_at == at
+    assert message_of({"payload": "x"}, SharedOptions(None, None, {}, None, None, at)).deliver_at == at
 
 
 def test_what_was_sent_for_later_is_told_with_its_time_and_handle(capsys: pytest.CaptureFixture[str]) -> None:
-    handle = print_handle(Handle(7, 8, 1_900_000_000_000, 9))
+    handle = format_handle(Handle(7, 8, 1_900_000_000_000, 9))
     result = SendResult("orders", 2, None, 5, "synced", delayed=handle)
-    report(Output(None, json=False, quiet=False), "orders", 1, result)
+    print_result(Output(None, json=False, quiet=False), "orders", 1, result)
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("sent to orders, partition 2, due 2030-03-1") and "(synced)" in first
     assert second.endswith(handle)
-    report(Output(None, json=True, quiet=False), "orders", 1, result)
+    print_result(Output(None, json=True, quiet=False), "orders", 1, result)
     row = json.loads(capsys.readouterr().out)
     assert (row["delayed"], row["due_ms"], row["offset"]) == (handle, 1_900_000_000_000, None)
-    report(Output(None, json=False, quiet=False), "orders", 3, result)
+    print_result(Output(None, json=False, quiet=False), "orders", 3, result)
     assert "tfmq delay list --topic orders" in capsys.readouterr().err
-    report(Output(None, json=False, quiet=False), "orders", 1, result._replace(delayed=None), True)
+    print_result(Output(None, json=False, quiet=False), "orders", 1, result._replace(delayed=None), True)
     assert "no handle" in (told := capsys.readouterr().err) and "None" not in told
 
 
@@ -174,9 +174,9 @@ def test_wrong_words_are_wrong_usage(cli: Cli, topic: str) -> None:
 
 
 def test_pieces_come_as_they_arrive() -> None:
-    assert list(split(io.BytesIO(b"a\nb\n\nc"), b"\n")) == [b"a", b"b", b"", b"c"]
-    assert list(split(io.BytesIO(b"a\0b\0\0c"), b"\0")) == [b"a", b"b", b"", b"c"]
-    assert list(split(io.BytesIO(b""), b"\0")) == []
+    assert list(split_stream(io.BytesIO(b"a\nb\n\nc"), b"\n")) == [b"a", b"b", b"", b"c"]
+    assert list(split_stream(io.BytesIO(b"a\0b\0\0c"), b"\0")) == [b"a", b"b", b"", b"c"]
+    assert list(split_stream(io.BytesIO(b""), b"\0")) == []
 
 
 def test_lines_without_a_key_go_to_all_partitions_and_those_of_a_key_to_one(cli: Cli, topic: str) -> None:

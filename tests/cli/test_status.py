@@ -13,7 +13,7 @@ from tests.cli.conftest import Cli
 from tests.cli.delayed_broker import NOW_MS, DelayedBroker, Waiting
 from tests.client.fake_broker import listening
 from tests.client.in_doubt_broker import InDoubtBroker, row
-from tfmq.cli.status import delay_rows, readable, schedule_rows, transaction_rows
+from tfmq.cli.status import delay_rows, format_value, schedule_rows, transaction_rows
 
 
 def test_the_status_is_an_object_or_a_table(cli: Cli) -> None:
@@ -60,9 +60,9 @@ def test_times_of_delayed_messages_are_iso_too(cli: Cli) -> None:
 
 
 def test_sizes_and_times_read_well() -> None:
-    assert readable("bytes", 1536) == "1.5 KiB"
-    assert readable("uptime_seconds", 3725) == "1:02:05"
-    assert readable("topics", 7) == 7
+    assert format_value("bytes", 1536) == "1.5 KiB"
+    assert format_value("uptime_seconds", 3725) == "1:02:05"
+    assert format_value("topics", 7) == 7
 
 
 def test_transactions_have_their_lines_and_an_alarm(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ from tests.cli.terminal import Shown, in_terminal
 from tests.dead_letters.test_shelf import keeping
 from tfmq.cli.main import commands
 from tfmq.cli.output import time_text
-from tfmq.dead_letters.sql_store import SqlStore
-from tfmq.dead_letters.store import Address
+from tfmq.dead_letters.sql_store import BlockingSqlStore
+from tfmq.dead_letters.store import StoreAddress
 from tools.rigs.live_server import LiveServer
 
 ISO = re.compile(r"\d{4}-\d\d-\d\dT.*")
@@ -153,7 +153,7 @@ def names(broker: LiveServer, tmp_path: Path, request: pytest.FixtureRequest) ->
     with tfmq.Admin(broker.address) as admin:
         node = admin.status()["node"]
         admin.reset_group(group, topic, "earliest", create=True)
-    store = SqlStore(Address("path", str(tmp_path / "dead.db")))
+    store = BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db")))
     letters = [keeping(number, 1_795_000_000_000 + number, broker=node) for number in range(3)]
     store.apply(letters)
     store.close()

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tfmq.admin import Admin
 from tfmq.cli.output import Output
-from tfmq.cli.topic import tell_trouble
+from tfmq.cli.topic import print_problem
 from tfmq.producer import Producer
 
 
@@ -114,7 +114,7 @@ def test_trouble_is_told_with_what_to_type(capsys: object) -> None:
         "reason": "a force failed",
         "damage": [{"first": 10, "next": 20, "reason": "a flipped bit"}],
     }
-    tell_trouble(Output(None, json=False, quiet=False), "orders", row)
+    print_problem(Output(None, json=False, quiet=False), "orders", row)
     said = capsys.readouterr().err  # type: ignore[attr-defined]
     assert "tfmq topic resume orders --partition 3" in said
     assert "damaged from 10 to 20: a flipped bit" in said

@@ -4,7 +4,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tfmq.admin import Admin
-from tfmq.cli.topic import known_topic
+from tfmq.cli.topic import find_topic
 from tfmq.errors import UnknownTopic
 from tools.rigs.live_server import LiveServer
 
@@ -12,8 +12,8 @@ from tools.rigs.live_server import LiveServer
 def test_the_nearest_name_is_offered(cli: Cli, broker: LiveServer) -> None:
     cli("topic", "create", "invoices")
     with Admin(broker.address) as admin:
-        assert known_topic(admin, "invoices").name == "invoices"
+        assert find_topic(admin, "invoices").name == "invoices"
         with pytest.raises(UnknownTopic, match=r"no topic 'invoice'\. Did you mean 'invoices'\?"):
-            known_topic(admin, "invoice")
+            find_topic(admin, "invoice")
         with pytest.raises(UnknownTopic, match=r"no topic 'zzzzzzzzz'\. `tfmq topic list` has all\.$"):
-            known_topic(admin, "zzzzzzzzz")
+            find_topic(admin, "zzzzzzzzz")

@@ -261,7 +261,7 @@ def test_what_was_done_before_the_broker_went_away_is_told(
     desk.put(row("a", 1), row("b", 2), row("c", 3))
     found = [Reader(desk.broker).transaction(xid) for xid in ("a", "b", "c")]
     with pytest.raises(ConnectionFailed):
-        tx.ended(Output(None, json=True, quiet=False), found, end)
+        tx.end_each(Output(None, json=True, quiet=False), found, end)
     assert done == ["a"] and '"xid": "a"' in capsysbinary.readouterr().out.decode()
 
 

@@ -52,7 +52,7 @@ def test_a_program_gets_each_field_once_and_its_time_as_iso_too() -> None:
 
 
 def test_one_that_has_committed_nothing_shows_no_sequence() -> None:
-    shown = tx.readable_group(CommitGroupDescription("query", details={"members": 3, "committed_ms": 0}))
+    shown = tx.group_table_row(CommitGroupDescription("query", details={"members": 3, "committed_ms": 0}))
     assert shown == {
         "group": "query",
         "sequence": None,
@@ -65,7 +65,7 @@ def test_one_that_has_committed_nothing_shows_no_sequence() -> None:
 
 def test_groups_are_forgotten_by_name(desk: Desk) -> None:
     ran = desk("forget-group", "query-0", "query-2", "--yes")
-    stay = tx.staying(4)
+    stay = tx.remaining_text(4)
     assert (ran.code, ran.err) == (0, f"query-0: forgotten{stay}\nquery-2: forgotten{stay}\n")
     assert list(desk.broker.groups) == ["query-1"]
     assert desk("forget-group", "query-1", "--yes", "--json").json == [
@@ -101,9 +101,11 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_stays_of_a_group_is_said() -> None:
-    assert tx.staying(0) == ""
-    assert tx.staying(1).startswith("; 1 prepared transaction of it stays until the time is over (`tfmq tx")
-    assert tx.staying(2).startswith("; 2 prepared transactions of it stay until")
+    assert tx.remaining_text(0) == ""
+    assert tx.remaining_text(1).startswith(
+        "; 1 prepared transaction of it stays until the time is over (`tfmq tx"
+    )
+    assert tx.remaining_text(2).startswith("; 2 prepared transactions of it stay until")
 
 
 @pytest.mark.parametrize("command", ["groups", "forget-group"])

@@ -5,7 +5,15 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from tfmq.cli.values import Count, Duration, Moment, Place, Property, duration_seconds, point_in_time
+from tfmq.cli.values import (
+    Duration,
+    Moment,
+    PositiveInteger,
+    Property,
+    StartPosition,
+    duration_seconds,
+    point_in_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_a_moment_option_says_what_to_write() -> None:
 
 
 def test_places_are_words_offsets_and_times() -> None:
-    place = Place()
+    place = StartPosition()
     assert place.convert("earliest", None, None) == "earliest"
     assert place.convert("1536", None, None) == 1536
     assert isinstance(place.convert("2026-03-14", None, None), datetime)
@@ -99,7 +107,7 @@ def test_a_duration_option_says_what_to_write() -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "9" * 30, "9" * 5_000])
 def test_what_is_no_count_is_told_and_not_shown_at_length(text: str) -> None:
     with pytest.raises(click.UsageError, match="no number of partitions: write a whole number") as caught:
-        Count("partitions").convert(text, None, None)
+        PositiveInteger("partitions").convert(text, None, None)
     assert len(caught.value.message) < 120
 
 

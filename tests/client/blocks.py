@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import make_id, make_log_id, make_record, tag_flag
 from tfmq.message import encode_attribute
 
@@ -44,10 +44,12 @@ class Bytes:
         """One control block of `records` as they are; `count` ordinals, else one a record."""
         data = b"".join(records)
         counted = len(records) if count is None else count
-        closing = Control(counted, len(data), crc32(data), APPEND_MS, self.epoch, 0, self.ordinal, self.end)
-        piece = Piece(self.end, data + encode_control(self.log_id, closing._replace(**control)), counted)
+        closing = BlockTrailer(
+            counted, len(data), crc32(data), APPEND_MS, self.epoch, 0, self.ordinal, self.end
+        )
+        piece = Piece(self.end, data + encode_trailer(self.log_id, closing._replace(**control)), counted)
         self.pieces.append(piece)
-        self.end += len(data) + CONTROL_SIZE
+        self.end += len(data) + TRAILER_SIZE
         self.ordinal += counted
         return piece
 

@@ -27,7 +27,7 @@ from tfmq.errors import (
     TfmqError,
     UnknownProducer,
     UnknownTopic,
-    to_wire,
+    to_error_reply,
 )
 from tfmq.protocol import commands
 from tfmq.protocol.frames import Decoder, encode
@@ -204,7 +204,7 @@ class Session:
 
     def _serve(self, header: list[Any], body: bytes) -> None:
         command = commands.BY_CODE[header[0]]
-        request = command.request.read(header, command.name, 2)
+        request = command.request.decode(header, command.name, 2)
         self.broker.requests.append(request)
         plans = self.broker.plans[type(request)]
         action = plans.popleft() if plans else None
@@ -225,7 +225,7 @@ class Session:
             else:
                 reply = handler(request)
         except TfmqError as error:
-            self.say([-error.number, header[1], *to_wire(error)[1:]])
+            self.say([-error.number, header[1], *to_error_reply(error)[1:]])
             return
         answer = [0, header[1], *reply]
         if action == LOSE:

@@ -14,7 +14,7 @@ from journal.record.format import records_of
 from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 from tfmq.protocol import commands
 from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
-from tfmq.protocol.delayed_handle import Handle, parse_handle, print_handle, read_dues
+from tfmq.protocol.delayed_handle import Handle, decode_due_times, format_handle, parse_handle
 
 STORE_ID = 0xF00D
 NOW_MS = 1_795_262_400_000
@@ -31,7 +31,7 @@ class Waiting(NamedTuple):
 
     @property
     def handle(self) -> str:
-        return print_handle(Handle(STORE_ID, 9, self.due, self.number))
+        return format_handle(Handle(STORE_ID, 9, self.due, self.number))
 
     @property
     def payload(self) -> bytes:
@@ -111,7 +111,7 @@ class FakeDelays:
     def arrive(self, request: commands.Produce, body: bytes) -> commands.DelayedBatch:
         """Records begin to wait; what the reply tells of them."""
         first, now = self.numbers, self.broker_ms()
-        dues = [effective(due, now) for due in read_dues(request.due or b"")]
+        dues = [effective(due, now) for due in decode_due_times(request.due or b"")]
         records = [body[each.position : each.position + each.size] for each in records_of(body)]
         assert len(dues) == len(records)
         for due, record in zip(dues, records, strict=True):

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any, Final
 
 import tfmq
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 PARTITIONS: Final = 10
 MEMBERS: Final = 12
@@ -106,10 +106,10 @@ class Seat:
         self.finished()
 
     def held(self) -> set[Any]:
-        return set(self.core.membership.held)
+        return set(self.core.membership.owned)
 
     def grants(self) -> dict[Any, int]:
-        return {name: each.grant for name, each in self.core.membership.held.items()}
+        return {name: each.grant for name, each in self.core.membership.owned.items()}
 
 
 class Course:
@@ -152,9 +152,9 @@ class Course:
         engine = self.broker._server.engine
         if engine is None:
             return None
-        register = engine.house.catalog.register
+        register = engine.broker.catalog.state
         row = register.groups.get(GROUP)
-        incarnation = engine.house.topics.topic(TOPIC).incarnation
+        incarnation = engine.broker.topics.topic(TOPIC).incarnation
         place = None if row is None else row.offsets.get((incarnation, partition))
         return None if place is None else place.offset
 
@@ -193,8 +193,8 @@ class Course:
 
     def end(self, seat: Seat) -> None:
         """As SIGKILL does: it does nothing any more, and its connection is gone."""
-        if seat.driver in self.broker._world.clients:
-            self.broker._world.clients.remove(seat.driver)
+        if seat.driver in self.broker._simulation.clients:
+            self.broker._simulation.clients.remove(seat.driver)
         seat.driver.channel.close()
         seat.driver.closed = True
 
@@ -204,14 +204,14 @@ class Course:
             seat.cuts = self.cuts
             self.met["frozen with something in hand"] += bool(seat.in_hand)
             seat.had = seat.grants()
-            if seat.driver in self.broker._world.clients:
-                self.broker._world.clients.remove(seat.driver)
+            if seat.driver in self.broker._simulation.clients:
+                self.broker._simulation.clients.remove(seat.driver)
             self.frozen.append(seat)
 
     def thaw(self) -> None:
         if self.frozen:
             seat = self.frozen.pop(self.random.randrange(len(self.frozen)))
-            self.broker._world.clients.append(seat.driver)
+            self.broker._simulation.clients.append(seat.driver)
             self.seats.append(seat)
             if seat.cuts == self.cuts and self.random.random() < 0.5:
                 seat.poll(5)  # before it has heard of anything; a cut it would hear of first
@@ -291,7 +291,7 @@ class Course:
         self.broker.settle()
         holders: dict[Any, Seat] = {}
         for seat in self.seats:
-            if seat.core.membership.may_hand_out():
+            if seat.core.membership.may_deliver():
                 for name in seat.held():
                     assert name not in holders, f"{name} is held by {holders[name].number} and {seat.number}"
                     holders[name] = seat
@@ -318,7 +318,7 @@ class Course:
         assert self.reached == self.sent
 
     def owners(self) -> dict[int, list[str]]:
-        return {seat.number: sorted(map(str, seat.core.membership.share)) for seat in self.seats}
+        return {seat.number: sorted(map(str, seat.core.membership.assigned)) for seat in self.seats}
 
     def at_rest(self) -> bool:
         owned = sorted(name for names in self.owners().values() for name in names)

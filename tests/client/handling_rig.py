@@ -9,7 +9,7 @@ from typing import Any
 import tfmq
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.dead_letters import Desk
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 Handler = Callable[[ReceivedMessage[Any]], Any]
 GROUP = "billing"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.client.fake_broker import FakeBroker, Session
-from tfmq.client.connection.addresses import Server
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.requests import Cluster
+from tfmq.client.connection.addresses import BrokerAddress
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.requests import MetadataCache
 from tfmq.client.drivers.callbacks import Timers
 from tfmq.client.operation import Operation
-from tfmq.client.send.accumulator import Options, Sender
+from tfmq.client.send.accumulator import RecordAccumulator, SendOptions
 from tfmq.client.send.batch import Batch, Delivery
 from tfmq.client.send.partitioner import KeyHash, PartitionSelector
 from tfmq.message import Message
@@ -27,12 +27,14 @@ class Rig:
     ) -> None:
         self.broker = broker or FakeBroker()
         self.time = 1000.0
-        addresses = [Server("broker", 8367 + number) for number in range(servers)]
-        self.link = Link(addresses, lambda: self.time, jitter=lambda: 0.5, patience_seconds=patience_seconds)
+        addresses = [BrokerAddress("broker", 8367 + number) for number in range(servers)]
+        self.link = ClientConnection(
+            addresses, lambda: self.time, jitter=lambda: 0.5, first_connect_timeout=patience_seconds
+        )
         self.timers = Timers(lambda: self.time)
         self.session: Session | None = None
         self.reachable = True
-        self.dialled: list[Server] = []
+        self.dialled: list[BrokerAddress] = []
         self.tickers: list[Any] = [self.timers]
 
     def exchange(self) -> None:
@@ -58,9 +60,9 @@ class Rig:
         if session is None:
             return False
         if self.link.has_output:
-            buffers = self.link.pending()
+            buffers = self.link.next_output()
             data = b"".join(buffers)
-            self.link.wrote(len(data))
+            self.link.output_written(len(data))
             session.take(data)
             if session.cut:
                 self.cut()
@@ -89,7 +91,7 @@ class Rig:
         try:
             while True:
                 step = next(operation)
-                targets = tuple(step.targets)
+                targets = tuple(step.futures)
                 until = float("inf") if step.seconds is None else self.time + step.seconds
                 for _ in range(STEPS_MAX):
                     self.exchange()
@@ -106,7 +108,7 @@ class Rig:
     def call_later(self, seconds: float, function: Callable[[], None]) -> object:
         return self.timers.add(seconds, function)
 
-    def attend(self) -> None:
+    def wake(self) -> None:
         """Nothing: a test exchanges by itself."""
 
 
@@ -124,10 +126,10 @@ class SenderRig(Rig):
         timeout: float = 30.0,
     ) -> None:
         super().__init__(broker)
-        options = Options(acks, linger_ms / 1000, batch_bytes, buffer_bytes, timeout)
-        self.cluster = Cluster(lambda: self.time)
+        options = SendOptions(acks, linger_ms / 1000, batch_bytes, buffer_bytes, timeout)
+        self.cluster = MetadataCache(lambda: self.time)
         self.called_back: list[object] = []
-        self.sender = Sender(
+        self.sender = RecordAccumulator(
             self.link, self.cluster, self, self, options, selector or KeyHash(), lambda: self.time
         )
         self.tickers.append(self.sender)
@@ -137,7 +139,7 @@ class SenderRig(Rig):
 
     def settle(self, *deliveries: Delivery) -> None:
         """Wait for these as somebody who wants them now."""
-        self.sender.hurry([delivery[0] for delivery in deliveries])
+        self.sender.expedite([delivery[0] for delivery in deliveries])
         for _ in range(STEPS_MAX):
             self.exchange()
             if all(delivery.done() for delivery in deliveries):
@@ -146,7 +148,7 @@ class SenderRig(Rig):
         raise AssertionError(f"never settled: {deliveries}")
 
     def flush(self) -> None:
-        self.settle(*[Delivery((batch, 0)) for batch in self.sender.flush()])
+        self.settle(*[Delivery((batch, 0)) for batch in self.sender.close_open_batches()])
 
     # As an owner of batches
 
@@ -156,5 +158,5 @@ class SenderRig(Rig):
     def wait_async(self, batches: Iterable[Batch]) -> Any:
         raise AssertionError("nothing is awaited here")
 
-    def call_back(self, callback: Callable[[], object]) -> None:
+    def schedule_callback(self, callback: Callable[[], object]) -> None:
         self.called_back.append(callback())

@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import tfmq
 from tfmq.client.operation import Operation, Wait
-from tfmq.client.worker.ordered_queues import ORDERS, Job
-from tfmq.client.worker.runner import Running
+from tfmq.client.worker.ordered_queues import ORDERS, HandlerJob
+from tfmq.client.worker.runner import HandlerRunner
 from tfmq.dead_letters import Retrying
-from tfmq.dead_letters.model import FAILING, HANDLED, RETRYING, START, WAITING, Letter, Page
-from tfmq.dead_letters.state_machine import after
-from tfmq.dead_letters.store import GroupDeadLetters, Step
-from tfmq.testing import SimulatedBroker
+from tfmq.dead_letters.model import FAILING, FIRST_PAGE, HANDLED, RETRYING, WAITING, Letter, PagePosition
+from tfmq.dead_letters.state_machine import apply_event
+from tfmq.dead_letters.store import GroupDeadLetterStore, Step
+from tfmq.testing.broker import SimulatedBroker
 
 PARTITIONS: Final = 4
 MEMBERS: Final = 5
@@ -53,7 +53,7 @@ class Shelf:
         yield from ()
         found = []
         for id, event in steps:
-            letter = after(self.letters.get(id), event)
+            letter = apply_event(self.letters.get(id), event)
             found.append(letter)
             if letter is not None:
                 self.letters[id] = letter
@@ -61,11 +61,13 @@ class Shelf:
                     self.finished.add((letter.partition, letter.offset))
         return found
 
-    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+    def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
         yield from ()
         return min(((time, id) for time, id in self._times() if time <= now_ms), default=(0, None))[1]
 
-    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+    def find_foreign_waiting(
+        self, group: str, broker: str, after: PagePosition = FIRST_PAGE
+    ) -> Operation[list[Letter]]:
         yield from ()
         return []
 
@@ -77,7 +79,7 @@ class Shelf:
         yield from ()
         return self.letters.get(id)
 
-    def prune(self, now_ms: int) -> Operation[int]:
+    def delete_expired(self, now_ms: int) -> Operation[int]:
         yield from ()
         return 0
 
@@ -94,18 +96,18 @@ class Worker:
 
     def __init__(self, hand: Hand) -> None:
         self.hand = hand
-        self.asked: Operation[Job | None] | None = None
+        self.asked: Operation[HandlerJob | None] | None = None
         self.wait = Wait((), 0.0)
         self.until = 0.0
         self.cuts = 0
-        self.job: Job | None = None
+        self.job: HandlerJob | None = None
 
     def step(self) -> bool:
         """Go on towards the next job, if there is something to go on for; whether it has one since."""
         now = self.hand.now()
         if self.asked is None:
             self.asked = self.hand.running.next_job()
-        elif now < self.until and not any(each.done for each in self.wait.targets):
+        elif now < self.until and not any(each.done for each in self.wait.futures):
             return False
         try:
             with self.hand.driver.lock:
@@ -117,16 +119,16 @@ class Worker:
         return False
 
 
-class WatchedRunning(Running):
+class WatchedRunning(HandlerRunner):
     """Knows for which messages it began to write down that they are called."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.counted: list[Job] = []
+        self.counted: list[HandlerJob] = []
 
-    def _begins(self, job: Job) -> Operation[bool]:
+    def _begins(self, job: HandlerJob) -> Operation[bool]:
         self.counted.append(job)
-        return super()._begins(job)
+        return super()._prepare_call(job)
 
 
 class Hand:
@@ -147,17 +149,17 @@ class Hand:
         self.driver: Any = self.consumer._driver
         wall_clock = course.broker.clock.time
         shelf: Any = course.shelf
-        self.store = GroupDeadLetters(shelf, GROUP, CALLS_MAX, wall_clock=wall_clock)
+        self.store = GroupDeadLetterStore(shelf, GROUP, CALLS_MAX, wall_clock=wall_clock)
         chance = course.random.random
         self.running = WatchedRunning(
             self.core, self.store, order=course.order, wall_clock=wall_clock, chance=chance
         )
         self.running.retry_loop = Retrying(
-            self.store, self.running.again, now=self.core.link.now, wall_clock=wall_clock
+            self.store, self.running.redeliver, now=self.core.link.now, wall_clock=wall_clock
         )
         self.now = self.core.link.now
         self.was_frozen = False
-        self.driver.run(self.running.starting())
+        self.driver.run(self.running.start())
         self.workers = [Worker(self) for _ in range(course.random.randint(1, WORKERS))]
 
     @property
@@ -173,8 +175,8 @@ class Hand:
         """Whether a handler is at work on a message of it that is this member's, or was taken from it for no reason."""
         for worker in self.workers:
             job = worker.job
-            if job is not None and job.ledger is not None and job.message.partition == partition:
-                excused = job.void and (self.was_frozen or worker.cuts < cuts)
+            if job is not None and job.ack_tracker is not None and job.message.partition == partition:
+                excused = job.invalid and (self.was_frozen or worker.cuts < cuts)
                 if not excused:
                     return True
         return False
@@ -205,7 +207,7 @@ class Course:
         job = worker.job
         assert job is not None
         message, worker.cuts = job.message, self.cuts
-        if job.ledger is None:
+        if job.ack_tracker is None:
             return
         partition, offset = message.partition, message.offset
         saved = self.saved(partition)
@@ -224,7 +226,7 @@ class Course:
                 if before < offset and self.waits_for(message.key, key):
                     assert (partition, before) in self.finished, f"{told} in front of {before}"
         for other in self.hands:
-            if other is not hand and other.core.membership.may_hand_out():
+            if other is not hand and other.core.membership.may_deliver():
                 assert not other.works_on(partition, self.cuts), f"{told}, where {other.number} is at work"
 
     def waits_for(self, key: Any, before: str | None) -> bool:
@@ -240,14 +242,14 @@ class Course:
         message = job.message
         if error is None:
             self.finished.add((message.partition, message.offset))
-        hand.driver.run(hand.running.settle(job, error))
+        hand.driver.run(hand.running.finish_call(job, error))
 
     def saved(self, partition: int) -> int | None:
         engine = self.broker._server.engine
         if engine is None:
             return None
-        row = engine.house.catalog.register.groups.get(GROUP)
-        incarnation = engine.house.topics.topic(TOPIC).incarnation
+        row = engine.broker.catalog.state.groups.get(GROUP)
+        incarnation = engine.broker.topics.topic(TOPIC).incarnation
         place = None if row is None else row.offsets.get((incarnation, partition))
         return None if place is None else int(place.offset)
 
@@ -302,7 +304,7 @@ class Course:
                 self.broker.clock.advance(0.01)
             for worker in hand.at_work:
                 self.returned(hand, worker)
-            hand.driver.run(hand.running.closing())
+            hand.driver.run(hand.running.close())
 
     def kill(self) -> None:
         if len(self.hands) > 1:
@@ -310,8 +312,8 @@ class Course:
 
     def end(self, hand: Hand) -> None:
         """As SIGKILL does."""
-        if hand.driver in self.broker._world.clients:
-            self.broker._world.clients.remove(hand.driver)
+        if hand.driver in self.broker._simulation.clients:
+            self.broker._simulation.clients.remove(hand.driver)
         hand.driver.channel.close()
         hand.driver.closed = True
         self.lost += len(hand.workers)
@@ -319,7 +321,7 @@ class Course:
     def freeze(self) -> None:
         if len(self.hands) > 1:
             hand = self.taken()
-            self.broker._world.clients.remove(hand.driver)
+            self.broker._simulation.clients.remove(hand.driver)
             self.frozen.append(hand)
             self.lost += len(hand.workers)
 
@@ -328,7 +330,7 @@ class Course:
         if self.frozen:
             hand = self.frozen.pop(self.random.randrange(len(self.frozen)))
             hand.was_frozen = True
-            self.broker._world.clients.append(hand.driver)
+            self.broker._simulation.clients.append(hand.driver)
             self.hands.append(hand)
             for worker in hand.at_work:
                 if self.random.random() < 0.5:
@@ -345,10 +347,10 @@ class Course:
         """Handlers are at work for minutes: nobody loses what it works on."""
         self.work()
         before = [(hand, each, each.job) for hand in self.hands for each in hand.at_work]
-        kept = [(hand, job) for hand, _, job in before if job and job.ledger and not job.void]
-        calm = not self.frozen and all(hand.core.membership.may_hand_out() for hand in self.hands)
+        kept = [(hand, job) for hand, _, job in before if job and job.ack_tracker and not job.invalid]
+        calm = not self.frozen and all(hand.core.membership.may_deliver() for hand in self.hands)
         self.broker.clock.advance(self.random.choice([60, 240]))
-        assert not calm or not any(job.void for _, job in kept), "it lost what it works on"
+        assert not calm or not any(job.invalid for _, job in kept), "it lost what it works on"
 
     def restart(self) -> None:
         self.cuts += 1

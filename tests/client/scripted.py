@@ -6,8 +6,8 @@ from typing import Any
 from journal.record.format import tag_hash
 from tests.client.blocks import INCARNATION, Bytes
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import NEVER, Call, Link
-from tfmq.client.consumer.core import Consuming
+from tfmq.client.connection.connection import NEVER, ClientConnection, PendingRequest
+from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import consumer_options
 from tfmq.client.operation import Operation
@@ -43,7 +43,7 @@ class Broker:
         """Topics of which the next fetch that waits is answered, to tell that they have grown."""
         self.fail: dict[type, list[TfmqError]] = {}
         self.requests: list[Any] = []
-        self.parked: list[Call] = []
+        self.parked: list[PendingRequest] = []
         self.made = 0
         self.down = False
 
@@ -68,7 +68,7 @@ class Broker:
     def sent(self, kind: type) -> list[Any]:
         return [request for request in self.requests if type(request) is kind]
 
-    def answer(self, call: Call) -> tuple[Any, bytes] | None:
+    def answer(self, call: PendingRequest) -> tuple[Any, bytes] | None:
         """The reply and its body; None: later. Raises what becomes an error reply."""
         request = call.request
         handler: Callable[..., Any] = getattr(self, f"on_{type(request).__name__.lower()}")
@@ -216,43 +216,45 @@ class Broker:
         return None if found is None else found.offset
 
 
-class ScriptedLink(Link):
+class ScriptedLink(ClientConnection):
     """A link whose other end is a `Broker`; its clock is moved by `Script`."""
 
     def __init__(self, broker: Broker) -> None:
         self.time = 1000.0
         super().__init__(parse_servers("127.0.0.1:1"), lambda: self.time)
         self.broker = broker
-        self.open: list[Call] = []
+        self.open: list[PendingRequest] = []
         self.sent_at: dict[int, float] = {}
 
-    def call(self, request: Any, *body: Any, seconds: float | None = 30.0, **options: Any) -> Call:
+    def send_request(
+        self, request: Any, *body: Any, seconds: float | None = 30.0, **options: Any
+    ) -> PendingRequest:
         deadline = NEVER if seconds is None else self.time + seconds
-        call = Call(request, body, correlation=len(self.broker.requests) + 1, deadline=deadline)
+        call = PendingRequest(request, body, correlation_id=len(self.broker.requests) + 1, deadline=deadline)
         call.sent = True
-        self.sent_at[call.correlation] = self.time
+        self.sent_at[call.correlation_id] = self.time
         self.broker.requests.append(request)
         self.open.append(call)
         return call
 
-    def abandon(self, call: Call, error: TfmqError | None = None) -> None:
+    def abandon(self, call: PendingRequest, error: TfmqError | None = None) -> None:
         if not call.done:
             self.end(call, error or Abandoned())
 
-    def end(self, call: Call, error: TfmqError | None = None) -> None:
+    def end(self, call: PendingRequest, error: TfmqError | None = None) -> None:
         if call in self.open:  # else it was the parent's, before a fork
             self.open.remove(call)
         call.error = error
-        call.settle()
+        call.complete()
 
     def serve(self) -> None:
         """The broker answers all that it can."""
         if self.broker.down:
             for call in list(self.open):
-                if call.deadline <= self.time or not self.connections:
+                if call.deadline <= self.time or not self.connection_count:
                     self.end(call, ConnectionFailed())
             return
-        self.state, self.connections = "ready", self.connections or 1
+        self.state, self.connection_count = "ready", self.connection_count or 1
         for call in list(self.open):
             if call.done:
                 continue
@@ -281,10 +283,10 @@ class ScriptedLink(Link):
                 call.reply = wire.FetchReply(*place, *marks, len(self.broker.topics[request.topic][1]))
                 self.end(call)
 
-    def due(self, call: Call) -> float:
+    def due(self, call: PendingRequest) -> float:
         """When it is answered although nothing came."""
         wait_ms: float = getattr(call.request, "wait_ms", 0.0)
-        return self.sent_at[call.correlation] + wait_ms / 1000
+        return self.sent_at[call.correlation_id] + wait_ms / 1000
 
 
 class Script:
@@ -295,10 +297,12 @@ class Script:
         self.link = ScriptedLink(broker)
         self.attended = False
         arguments.setdefault("topics", "orders" if "partitions" not in arguments else None)
-        self.core = Consuming(consumer_options(**arguments), self.link, attend=self.attend, flush=self.flush)
+        self.core = ConsumerCore(
+            consumer_options(**arguments), self.link, wake_driver=self.wake, flush=self.flush
+        )
         self._loop: Any = None
 
-    def attend(self) -> None:
+    def wake(self) -> None:
         self.attended = True
 
     def flush(self) -> None:
@@ -310,7 +314,7 @@ class Script:
             for _ in range(STEPS_MAX):
                 wait = next(operation)
                 targets, until = (
-                    tuple(wait.targets),
+                    tuple(wait.futures),
                     NEVER if wait.seconds is None else self.link.time + wait.seconds,
                 )
                 while not any(target.done for target in targets) and self.link.time < until:

@@ -9,7 +9,7 @@ from tests.client.fake_broker import CUT, FakeBroker
 from tests.client.fake_delays import NOW_MS, Waiting
 from tests.client.in_doubt_broker import InDoubtBroker, row
 from tests.client.rig import Rig
-from tfmq.client.admin.admin import Administration, question
+from tfmq.client.admin.admin import AdminCore, locate_fields
 from tfmq.client.admin.delayed import DelayedQuery
 from tfmq.errors import (
     BadRequest,
@@ -73,11 +73,11 @@ def rig() -> Rig:
 
 
 @pytest.fixture
-def admin(rig: Rig) -> Administration:
-    return Administration(rig.link, 5.0)
+def admin(rig: Rig) -> AdminCore:
+    return AdminCore(rig.link, 5.0)
 
 
-def test_topics_are_made_described_grown_and_deleted(rig: Rig, admin: Administration) -> None:
+def test_topics_are_made_described_grown_and_deleted(rig: Rig, admin: AdminCore) -> None:
     assert rig.run(admin.create_topic("orders", 2, {"flush.messages": 1})).name == "orders"
     assert [each.name for each in rig.run(admin.topics())] == ["orders"]
     assert rig.run(admin.topic("orders")).incarnation == 1
@@ -89,14 +89,14 @@ def test_topics_are_made_described_grown_and_deleted(rig: Rig, admin: Administra
         rig.run(admin.delete_topic("orders"))
 
 
-def test_creating_is_not_repeated_by_itself(rig: Rig, admin: Administration) -> None:
+def test_creating_is_not_repeated_by_itself(rig: Rig, admin: AdminCore) -> None:
     rig.broker.plan(commands.CreateTopic, CUT)
     with pytest.raises(ConnectionFailed) as caught:
         rig.run(admin.create_topic("orders", 2, None))
     assert caught.value.outcome == "unknown"
 
 
-def test_a_group_is_put_to_one_place_in_all_partitions_or_one(rig: Rig, admin: Administration) -> None:
+def test_a_group_is_put_to_one_place_in_all_partitions_or_one(rig: Rig, admin: AdminCore) -> None:
     rig.run(admin.create_topic("orders", 2, None))
     assert rig.run(admin.reset_group("g", "orders", "latest", None, False)) == {0: 1, 1: 1}
     assert rig.run(admin.reset_group("g", "orders", "earliest", 1, False)) == {1: 0}
@@ -106,7 +106,7 @@ def test_a_group_is_put_to_one_place_in_all_partitions_or_one(rig: Rig, admin: A
 
 @pytest.mark.parametrize(("place", "what"), [(100, "an offset"), (Ordinal(7), "an ordinal")])
 def test_one_offset_or_ordinal_for_several_partitions_is_refused(
-    rig: Rig, admin: Administration, place: int | Ordinal, what: str
+    rig: Rig, admin: AdminCore, place: int | Ordinal, what: str
 ) -> None:
     rig.run(admin.create_topic("orders", 2, None))
     for operation in (
@@ -118,7 +118,7 @@ def test_one_offset_or_ordinal_for_several_partitions_is_refused(
     assert not any(isinstance(each, commands.Truncate | commands.ResetGroup) for each in rig.broker.requests)
 
 
-def test_a_purge_before_what_is_not_there_yet_removes_nothing(rig: Rig, admin: Administration) -> None:
+def test_a_purge_before_what_is_not_there_yet_removes_nothing(rig: Rig, admin: AdminCore) -> None:
     rig.run(admin.create_topic("orders", 2, None))
     for before, sentence in ((5, "ends at offset 4; 5 is not there"), (Ordinal(7), "ordinal 6; 7 is not")):
         with pytest.raises(OffsetOutOfRange, match=sentence) as caught:
@@ -128,9 +128,7 @@ def test_a_purge_before_what_is_not_there_yet_removes_nothing(rig: Rig, admin: A
     assert rig.run(admin.purge("orders", 0, 4)).first_offsets == {0: 8}
 
 
-def test_no_offset_after_the_end_is_one_to_truncate_at_or_to_go_on_at(
-    rig: Rig, admin: Administration
-) -> None:
+def test_no_offset_after_the_end_is_one_to_truncate_at_or_to_go_on_at(rig: Rig, admin: AdminCore) -> None:
     rig.run(admin.create_topic("orders", 2, None))
     for operation, outcome in (
         (admin.truncate_before("orders", 0, 10**9), "nothing was removed"),
@@ -147,12 +145,12 @@ def test_no_offset_after_the_end_is_one_to_truncate_at_or_to_go_on_at(
         rig.run(admin.truncate_before("orders", 0, "latest"))  # type: ignore[arg-type]
 
 
-def test_a_topic_has_a_partition_at_least(rig: Rig, admin: Administration) -> None:
+def test_a_topic_has_a_partition_at_least(rig: Rig, admin: AdminCore) -> None:
     with pytest.raises(BadRequest, match=r"1 partition or more, up to limits\.partitions_per_topic, not 0"):
         rig.run(admin.create_topic("orders", 0, None))
 
 
-def test_a_group_that_is_not_there_is_set_only_where_that_is_meant(rig: Rig, admin: Administration) -> None:
+def test_a_group_that_is_not_there_is_set_only_where_that_is_meant(rig: Rig, admin: AdminCore) -> None:
     rig.run(admin.create_topic("orders", 2, None))
     with pytest.raises(NotAllowed, match=r"no group 'gg'\. Did you mean 'g'\? With create=True it is made"):
         rig.run(admin.reset_group("gg", "orders", "earliest", None, False))
@@ -161,20 +159,20 @@ def test_a_group_that_is_not_there_is_set_only_where_that_is_meant(rig: Rig, adm
 
 @pytest.mark.parametrize("settings", [None, "retention.seconds=7d", ["retention.seconds"]])
 def test_settings_that_are_no_mapping_are_told_in_a_sentence(
-    rig: Rig, admin: Administration, settings: Any
+    rig: Rig, admin: AdminCore, settings: Any
 ) -> None:
     with pytest.raises(BadRequest, match="settings of a topic are a mapping"):
         rig.run(admin.set_topic("orders", settings))
 
 
-def test_the_rest(rig: Rig, admin: Administration) -> None:
+def test_the_rest(rig: Rig, admin: AdminCore) -> None:
     assert rig.run(admin.ping()) > 0
     assert rig.run(admin.status()) == {"version": "1"}
     assert [each.group for each in rig.run(admin.groups())] == ["g"]
     assert rig.run(admin.group("g")).lag == 0
 
 
-def test_what_waits_is_listed_counted_described_moved_and_taken_back(rig: Rig, admin: Administration) -> None:
+def test_what_waits_is_listed_counted_described_moved_and_taken_back(rig: Rig, admin: AdminCore) -> None:
     rig.broker.waiting = [Waiting(NOW_MS + 1000 * n, n, "orders", 0, b"r" * 20) for n in range(5)]
     found = rig.run(admin.delayed(DelayedQuery("orders", first=NOW_MS / 1000 + 1), None, 3))
     assert [each.due_ms - NOW_MS for each in found] == [1000, 2000, 3000]
@@ -186,10 +184,10 @@ def test_what_waits_is_listed_counted_described_moved_and_taken_back(rig: Rig, a
     assert [each.number for each in rig.broker.waiting] == [0, 2, 3, 4]
 
 
-def in_doubt(*rows: tuple[str, int]) -> tuple[Rig, InDoubtBroker, Administration]:
+def in_doubt(*rows: tuple[str, int]) -> tuple[Rig, InDoubtBroker, AdminCore]:
     broker = InDoubtBroker(*(row(xid, epoch) for xid, epoch in rows))
     rig = Rig(broker)
-    return rig, broker, Administration(rig.link, 5.0)
+    return rig, broker, AdminCore(rig.link, 5.0)
 
 
 def test_pages_on_which_nothing_is_wanted_are_passed() -> None:
@@ -280,12 +278,12 @@ def test_commit_groups_are_listed_committed_aborted_and_forgotten() -> None:
 
 
 def test_places() -> None:
-    assert question("earliest") == (commands.BY_EARLIEST, 0)
-    assert question("latest") == (commands.BY_LATEST, 0)
-    assert question(5) == (commands.BY_OFFSET, 5)
-    assert question(Ordinal(7)) == (commands.BY_ORDINAL, 7)
-    assert question(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == (commands.BY_TIME_MS, 1000)
+    assert locate_fields("earliest") == (commands.BY_EARLIEST, 0)
+    assert locate_fields("latest") == (commands.BY_LATEST, 0)
+    assert locate_fields(5) == (commands.BY_OFFSET, 5)
+    assert locate_fields(Ordinal(7)) == (commands.BY_ORDINAL, 7)
+    assert locate_fields(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == (commands.BY_TIME_MS, 1000)
     with pytest.raises(BadRequest, match="time zone"):
-        question(datetime(2026, 1, 1))
+        locate_fields(datetime(2026, 1, 1))
     with pytest.raises(BadRequest, match="A position is"):
-        question("tomorrow")
+        locate_fields("tomorrow")

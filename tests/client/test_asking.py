@@ -5,15 +5,17 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, Script
-from tfmq.client.connection.requests import ask
+from tfmq.client.connection.requests import request_with_retries
 from tfmq.errors import BadRequest, Busy, ConnectionFailed
 from tfmq.protocol.commands import Metadata, MetadataReply
 
 
 def asked(broker: Broker, seconds: float = 10.0, **options: Any) -> Any:
     script = Script(broker)
-    script.link.connections = 0 if broker.down else 1
-    return script.run(ask(script.link, Metadata(None), script.link.now() + seconds, **options))
+    script.link.connection_count = 0 if broker.down else 1
+    return script.run(
+        request_with_retries(script.link, Metadata(None), script.link.now() + seconds, **options)
+    )
 
 
 def test_a_passing_failure_is_asked_again() -> None:

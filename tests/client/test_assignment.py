@@ -32,9 +32,10 @@ def two(broker: Broker) -> Any:
 
 def starts(script: Script) -> dict[int, int]:
     script.poll(0.0)
-    script.run(script.core._looked(script.link.now() + 10))
+    script.run(script.core._wait_for_partitions(script.link.now() + 10))
     return {
-        name.partition: script.core.positions.handed_out(name).offset for name in script.core.fetcher.feeds
+        name.partition: script.core.positions.delivered_position(name).offset
+        for name in script.core.fetcher.partitions
     }
 
 
@@ -100,9 +101,9 @@ def test_a_first_place_that_is_refused_is_another_members_to_choose() -> None:
     script = Script(broker, group="g", start="latest")
     membership = script.core.membership
     assert membership is not None
-    with patch.object(membership, "refused", wraps=membership.refused) as given_up:
+    with patch.object(membership, "partitions_fenced", wraps=membership.partitions_fenced) as given_up:
         script.poll(1.0)
-    assert {name.partition for name in script.core.fetcher.feeds} == {1}
+    assert {name.partition for name in script.core.fetcher.partitions} == {1}
     assert {name.partition for call in given_up.call_args_list for name in call.args[0]} == {0}
     broker.stolen.clear()
     assert starts(script) == {1: logs[1].end}
@@ -175,7 +176,7 @@ def test_a_topic_that_goes_between_two_questions_is_waited_for() -> None:
     del broker.topics["orders"]
     broker.on_metadata = lambda request: rows  # type: ignore[method-assign]
     assert script.poll(1) == []
-    assert PartitionName("orders", 0) not in script.core.fetcher.feeds
+    assert PartitionName("orders", 0) not in script.core.fetcher.partitions
 
 
 def test_what_was_asked_about_a_partition_that_went_meanwhile_begins_nothing() -> None:
@@ -187,13 +188,13 @@ def test_what_was_asked_about_a_partition_that_went_meanwhile_begins_nothing() -
 
     def gone_by_then(request: wire.ReadOffsets) -> Any:
         broker._grants = lambda *asked: grants(*asked)[1:]  # type: ignore[method-assign]
-        membership.refused([PartitionName("orders", 0)])
+        membership.partitions_fenced([PartitionName("orders", 0)])
         return answer(request)
 
     broker.on_readoffsets = gone_by_then  # type: ignore[method-assign]
     script.poll(0.0)
     script.pass_time(3)
-    assert [name.partition for name in script.core.fetcher.feeds] == [1]
+    assert [name.partition for name in script.core.fetcher.partitions] == [1]
     assert PartitionName("orders", 0) not in script.core.positions
 
 

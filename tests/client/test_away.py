@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from tests.client.handling_rig import Bench
-from tfmq.client.worker.runner import AWAY_SECONDS, TELL_SECONDS, Away
+from tfmq.client.worker.runner import (
+    CONNECTIVITY_CHECK_SECONDS,
+    DISCONNECTED_SECONDS_MAX,
+    ConnectivityMonitor,
+)
 from tfmq.errors import ConnectionFailed
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
-SOON = 2 * TELL_SECONDS
+SOON = 2 * CONNECTIVITY_CHECK_SECONDS
 SLACK_SECONDS = 2.0
 """Of the simulated clock, for looks and pauses."""
 
@@ -56,7 +60,7 @@ def test_an_end_without_the_broker_waits_a_few_seconds_and_says_what_is_not_save
     with pytest.raises(ConnectionFailed, match="the last offsets could not be saved"):
         bench.run(handler, until=1)
     took = bench.broker.clock.monotonic() - times[0]
-    assert AWAY_SECONDS <= took <= AWAY_SECONDS + SLACK_SECONDS
+    assert DISCONNECTED_SECONDS_MAX <= took <= DISCONNECTED_SECONDS_MAX + SLACK_SECONDS
     bench.broker.start()
     assert bench.saved() in (None, 0)
 
@@ -74,7 +78,7 @@ def test_an_end_without_the_broker_where_all_is_saved_is_a_good_one(
 
     bench.run(handler, until=1, commits="manual")
     took = bench.broker.clock.monotonic() - times[0]
-    assert AWAY_SECONDS <= took <= AWAY_SECONDS + SLACK_SECONDS
+    assert DISCONNECTED_SECONDS_MAX <= took <= DISCONNECTED_SECONDS_MAX + SLACK_SECONDS
     assert "so the group was not left; all offsets are saved" in caplog.text
 
 
@@ -83,7 +87,7 @@ def test_a_broker_that_comes_back_in_these_seconds_takes_it_all(bench: Bench) ->
         broker = bench.broker
         broker.stop()
         later = broker.producer()  # what has timers of its own, in the simulated time
-        later._driver.call_later(AWAY_SECONDS / 2, broker._server.start)
+        later._driver.call_later(DISCONNECTED_SECONDS_MAX / 2, broker._server.start)
 
     bench.run(handler, until=1)
     assert (bench.saved() or 0) > bench.place("a")
@@ -94,17 +98,17 @@ def test_one_that_came_back_and_went_again_is_away_since_then_only(bench: Bench)
     consumer = bench.open()
     assert consumer.poll(timeout=SOON)
     link = consumer._core.link
-    away = Away(link)
+    away = ConnectivityMonitor(link)
     broker.stop()
-    assert not away.long()
-    broker.clock.advance(AWAY_SECONDS)
-    assert away.long()
+    assert not away.is_disconnected_long()
+    broker.clock.advance(DISCONNECTED_SECONDS_MAX)
+    assert away.is_disconnected_long()
     broker.start()
     broker.clock.advance(SOON)
-    assert link.state == "ready" and not away.long()
+    assert link.state == "ready" and not away.is_disconnected_long()
     broker.stop()
-    assert not away.long()
-    broker.clock.advance(AWAY_SECONDS / 2)
-    assert not away.long()
-    broker.clock.advance(AWAY_SECONDS / 2)
-    assert away.long()
+    assert not away.is_disconnected_long()
+    broker.clock.advance(DISCONNECTED_SECONDS_MAX / 2)
+    assert not away.is_disconnected_long()
+    broker.clock.advance(DISCONNECTED_SECONDS_MAX / 2)
+    assert away.is_disconnected_long()

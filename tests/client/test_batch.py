@@ -58,7 +58,7 @@ def test_looking_at_an_error_is_remembered_for_each_message(rig: SenderRig) -> N
     with pytest.raises(TfmqError):
         a.result()
     assert b.error() is not None and c.peek() is not None
-    assert a[0].unseen() == [c]
+    assert a[0].unseen_failures() == [c]
 
 
 def test_a_handle_on_many_gives_one_entry_a_batch(rig: SenderRig) -> None:
@@ -98,7 +98,7 @@ def test_a_handle_on_many_raises_the_first_failure(rig: SenderRig) -> None:
     many.add(rig.sender.append_many("orders", [b"x"] * 5, 5), 0, 5)
     with pytest.raises(TfmqError, match="no"):
         many.result()
-    assert rig.sender.take_failures() == []
+    assert rig.sender.pop_failures() == []
 
 
 def test_handles_say_what_became_of_them(rig: SenderRig) -> None:

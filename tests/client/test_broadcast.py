@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 PARTITIONS = 3
 
@@ -64,12 +64,12 @@ def test_each_has_offsets_of_its_own_and_goes_on_where_it_was(broker: SimulatedB
 def test_one_that_dies_or_stands_still_takes_nothing_from_the_others(broker: SimulatedBroker) -> None:
     left, right = shop(broker, "left"), shop(broker, "right")
     assert read(broker, left) == "012345"
-    broker._world.clients.remove(left._driver)  # type: ignore[arg-type]
+    broker._simulation.clients.remove(left._driver)  # type: ignore[arg-type]
     broker.clock.advance(60)
     assert read(broker, right) == "012345"
     send(broker, range(6, 9))
     assert read(broker, right) == "678"
-    broker._world.clients.append(left._driver)  # type: ignore[arg-type]
+    broker._simulation.clients.append(left._driver)  # type: ignore[arg-type]
     found = ""
     for _ in range(60):  # it is told that it was taken for dead, and joins again
         found += "".join(message.text for message in left.poll(timeout=0))

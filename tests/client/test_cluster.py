@@ -1,6 +1,6 @@
 """What is known of topics."""
 
-from tfmq.client.connection.requests import REFRESH_SECONDS, Cluster
+from tfmq.client.connection.requests import REFRESH_SECONDS, MetadataCache
 from tfmq.protocol.commands import PartitionRow, TopicRow
 
 
@@ -17,24 +17,24 @@ def row(name: str, incarnation: int = 5, partitions: int = 2) -> TopicRow:
 
 
 def test_what_was_learned_is_known_until_it_is_forgotten() -> None:
-    cluster = Cluster(Watch())
+    cluster = MetadataCache(Watch())
     assert cluster.topic("a") is None
-    (topic,) = cluster.learn([row("a")])
+    (topic,) = cluster.update([row("a")])
     assert cluster.topic("a") == topic
     assert (topic.incarnation, [each.number for each in topic.partitions]) == (5, [0, 1])
-    cluster.forget("a")
-    cluster.forget("a")
+    cluster.invalidate("a")
+    cluster.invalidate("a")
     assert cluster.topic("a") is None
-    cluster.learn([row("a"), row("b")])
+    cluster.update([row("a"), row("b")])
     cluster.clear()
     assert cluster.topic("b") is None
 
 
 def test_after_a_while_it_is_worth_another_look() -> None:
     watch = Watch()
-    cluster = Cluster(watch)
-    assert cluster.stale("a")
-    cluster.learn([row("a")])
-    assert not cluster.stale("a")
+    cluster = MetadataCache(watch)
+    assert cluster.is_stale("a")
+    cluster.update([row("a")])
+    assert not cluster.is_stale("a")
     watch.time = REFRESH_SECONDS
-    assert cluster.stale("a") and cluster.topic("a") is not None
+    assert cluster.is_stale("a") and cluster.topic("a") is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfmq.client.send.record_encoder import Encoded, encode
+from tfmq.client.send.record_encoder import EncodedRecords, encode_shared
 from tfmq.client.transaction.commit_group import MemberBatch
 from tfmq.errors import (
     Busy,
@@ -19,8 +19,8 @@ from tfmq.errors import (
     TransactionRolledBack,
 )
 from tfmq.protocol.commands import CommitGroup, CommitMember, PrepareTransaction
-from tfmq.spark.sink_task import GroupClient, Part, Verdict
-from tfmq.testing import SimulatedBroker
+from tfmq.spark.sink_task import CommitGroupClient, PendingCommit, TaskPart
+from tfmq.testing.broker import SimulatedBroker
 
 GROUP = "query"
 
@@ -30,17 +30,19 @@ class Writer:
 
     def __init__(self, broker: SimulatedBroker, seconds: float = 60.0) -> None:
         self.broker = broker
-        self.clients: list[GroupClient] = []
+        self.clients: list[CommitGroupClient] = []
         self.seconds = seconds
 
-    def client(self) -> GroupClient:
-        made = GroupClient(self.broker.servers, self.seconds)
+    def client(self) -> CommitGroupClient:
+        made = CommitGroupClient(self.broker.servers, self.seconds)
         self.clients.append(made)
         return made
 
-    def part(self, sequence: int, run: str = "run-1", ttl_ms: int | None = None) -> tuple[GroupClient, Part]:
+    def part(
+        self, sequence: int, run: str = "run-1", ttl_ms: int | None = None
+    ) -> tuple[CommitGroupClient, TaskPart]:
         client = self.client()
-        return client, client.part(CommitMember(GROUP, sequence, run), ttl_ms)
+        return client, client.open_part(CommitMember(GROUP, sequence, run), ttl_ms)
 
     def prepared(self, sequence: int, payloads: list[bytes], run: str = "run-1", **times: Any) -> list[Any]:
         """The members of a task with these rows."""
@@ -53,7 +55,7 @@ class Writer:
 
     def commit(self, sequence: int, members: list[Any], rows: int, run: str = "run-1", **options: Any) -> Any:
         with self.client() as client:
-            return client.commit(Verdict(GROUP, sequence, run, members, rows), **options)
+            return client.commit(PendingCommit(GROUP, sequence, run, members, rows), **options)
 
     def abort(self, sequence: int, run: str = "run-1") -> str:
         with self.client() as client:
@@ -75,11 +77,11 @@ class Writer:
         raise AssertionError("it never comes to an end")
 
 
-def batch(client: GroupClient, payloads: list[bytes], topic: str = "orders") -> MemberBatch:
+def batch(client: CommitGroupClient, payloads: list[bytes], topic: str = "orders") -> MemberBatch:
     found = client.topic(topic)
 
-    def made(producer_id: int, sequence: int) -> Encoded:
-        return encode(payloads, b"", producer_id, sequence)
+    def made(producer_id: int, sequence: int) -> EncodedRecords:
+        return encode_shared(payloads, b"", producer_id, sequence)
 
     size = sum(map(len, payloads)) + 20 * len(payloads)
     return MemberBatch(topic, found.incarnation, 0, len(payloads), size, made)
@@ -146,24 +148,24 @@ def test_a_step_that_takes_long_is_waited_for_as_long_as_the_broker_answers(
         left -= 1
         return Silent() if done else None
 
-    writer.broker._faults.watch = watch
+    writer.broker._faults.observer = watch
     writer.commit(0, writer.prepared(0, [b"a"]), 1)
     assert left == 0 and visible(writer.broker) == [b"a"]
 
 
 def test_a_broker_that_answers_nothing_is_given_up(writer: Writer) -> None:
     members = writer.prepared(0, [b"a"])
-    writer.broker._faults.watch = lambda *served: None
+    writer.broker._faults.observer = lambda *served: None
     with pytest.raises(TimedOut):
         writer.commit(0, members, 1)
-    writer.broker._faults.watch = None
+    writer.broker._faults.observer = None
     assert writer.commit(0, members, 1).rows == 1
 
 
 def test_what_is_committed_is_superfluous_to_whoever_begins_it_again(writer: Writer) -> None:
     writer.commit(0, writer.prepared(0, [b"a"]), 1)
     client, part = writer.part(0, "run-2")
-    assert part.send(batch(client, [b"a"])) is False and part.superfluous
+    assert part.send(batch(client, [b"a"])) is False and part.already_committed
     assert part.prepare() == []
     assert writer.commit(0, [], 1, "run-2").repeated
     assert visible(writer.broker) == [b"a"]

@@ -6,8 +6,8 @@ import pytest
 
 from tests.client.blocks import Bytes
 from tests.client.scripted import Broker, Script
-from tfmq.client.consumer.core import LOOKS
-from tfmq.client.consumer.options import seek_question
+from tfmq.client.consumer.core import POLL_CHECKS_MAX
+from tfmq.client.consumer.options import seek_position
 from tfmq.errors import (
     BadRequest,
     Busy,
@@ -189,12 +189,12 @@ def test_what_is_not_this_members_is_not_read_and_is_read_once_it_is(broker: Bro
     filled(broker)
     script = Script(broker, group="g")
     grants, broker._grants = broker._grants, lambda *_: []  # type: ignore[method-assign]
-    assert script.poll(20) == [] and not script.core.fetcher.feeds
+    assert script.poll(20) == [] and not script.core.fetcher.partitions
     broker._grants = grants  # type: ignore[method-assign]
     assert script.poll(20)
     broker._grants = lambda *_: []  # type: ignore[method-assign]
     script.pass_time(20)
-    assert not script.core.fetcher.feeds
+    assert not script.core.fetcher.partitions
 
 
 def test_heartbeats_go_on_while_nobody_asks_for_messages(broker: Broker) -> None:
@@ -332,7 +332,7 @@ def test_lost_offsets_are_raised_behind_what_was_read_and_the_partition_stays_st
         with pytest.raises(OffsetOutOfRange, match=f"offsets {old} to {old + 1000}") as caught:
             script.poll(60)
         assert caught.value.first == old + 1000
-    script.run(script.core.seek(NAME, seek_question(offset=caught.value.first)))
+    script.run(script.core.seek(NAME, seek_position(offset=caught.value.first)))
     assert script.poll() == [b"late"]
 
 
@@ -406,7 +406,7 @@ def look_by_look(script: Script, comes: bool) -> tuple[list[Any], int]:
             script.link.serve()
             script.core.tasks.tick()
         if comes:
-            script.core._arrival.settle()
+            script.core._change_event.complete()
 
 
 def test_the_first_poll_asks_and_reads_in_a_few_looks(broker: Broker) -> None:
@@ -417,7 +417,7 @@ def test_the_first_poll_asks_and_reads_in_a_few_looks(broker: Broker) -> None:
 
 def test_its_looks_are_bounded_whatever_comes(broker: Broker) -> None:
     broker.create("orders")
-    assert look_by_look(Script(broker), comes=True) == ([], LOOKS)
+    assert look_by_look(Script(broker), comes=True) == ([], POLL_CHECKS_MAX)
 
 
 # Filters
@@ -486,7 +486,7 @@ def test_stop_ends_the_loop_behind_the_current_message(broker: Broker) -> None:
         seen.append(message)
         if len(seen) == 2:
             script.core.stop()
-            script.core.stop_asked.settle()
+            script.core.stop_requested.complete()
     script.close(processed=True)
     assert [m.payload for m in seen] == [b"0", b"1"]
     assert broker.saved("g") == seen[-1].next_offset
@@ -527,7 +527,7 @@ def test_an_interrupt_in_the_middle_of_decoding_loses_nothing(
     filled(broker)
     script = Script(broker)
     assert script.poll(count=2) == [b"0", b"1"]
-    script.run(script.core.seek(NAME, seek_question(ordinal=1)))
+    script.run(script.core.seek(NAME, seek_position(ordinal=1)))
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -544,7 +544,7 @@ def test_a_forked_child_reads_on_by_itself_and_is_no_member(broker: Broker) -> N
     script = Script(broker)
     assert script.poll(count=2) == [b"0", b"1"]
     script.link.open.clear()
-    script.core.renew()
+    script.core.reset_after_fork()
     log.append(b"5")
     assert script.poll() == [b"2", b"3", b"4", b"5"]
 
@@ -556,12 +556,12 @@ def test_a_seek_in_a_partition_that_goes_to_another_member_meanwhile_is_refused(
     locate = broker.on_locate
 
     def lost(request: wire.Locate) -> Any:
-        script.core.assignment.refused([NAME])
+        script.core.assignment.partitions_fenced([NAME])
         return locate(request)
 
     broker.on_locate = lost  # type: ignore[method-assign]
     with pytest.raises(UnknownPartition, match="orders-0"):
-        script.run(script.core.seek(NAME, seek_question(to="earliest")))
+        script.run(script.core.seek(NAME, seek_position(to="earliest")))
     assert NAME not in script.core.positions
 
 
@@ -569,14 +569,14 @@ def test_a_forked_child_of_a_member_has_nothing_of_it_and_begins_where_the_group
     """Nothing of it may go out before the child is a member itself: it is the parent's."""
     log = filled(broker)
     script = Script(broker, group="g", commits="manual", start="latest")
-    script.run(script.core.seek(NAME, seek_question(to="earliest")))
+    script.run(script.core.seek(NAME, seek_position(to="earliest")))
     first = script.messages(count=2)
     script.commit(first[0])
     script.link.open.clear()
-    script.core.renew()
+    script.core.reset_after_fork()
     broker.fail[wire.JoinGroup] = [Busy("later")] * 3
     assert script.poll(0.0) == []
-    assert script.core.positions.ready is None and not script.core.fetcher.feeds
+    assert script.core.positions.ready is None and not script.core.fetcher.partitions
     with pytest.raises(Fenced, match="orders-0"):
         script.commit(first[1])
     assert script.poll() == [b"1", b"2", b"3", b"4"]
@@ -590,7 +590,7 @@ def test_a_forked_child_is_told_of_what_its_parent_was_handed_out(broker: Broker
     script = Script(broker, group="g", commits="manual")
     script.poll(count=2)
     script.link.open.clear()
-    script.core.renew()
+    script.core.reset_after_fork()
     with pytest.raises(Fenced, match="orders-0"):
         script.commit()
     assert broker.saved("g") is None
@@ -604,7 +604,7 @@ def test_a_commit_of_a_message_says_a_loss_once_and_of_its_own_partition(broker:
     broker.grow("orders").append(b"x")
     script = Script(broker, group="g", commits="manual")
     given = {message.partition: message for message in script.messages() + script.messages()}
-    script.core.assignment.refused([NAME])
+    script.core.assignment.partitions_fenced([NAME])
     script.commit(given[1])
     with pytest.raises(Fenced, match="orders-0"):
         script.commit(given[0])

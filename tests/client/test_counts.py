@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.client.handling_rig import Bench
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 def test_it_says_where_each_partition_and_the_group_stand(tmp_path: Path) -> None:

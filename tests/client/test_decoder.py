@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import FLAG_TOMBSTONE, HEADER, HEADER_SIZE, make_filler, make_record
 from tests.client.blocks import APPEND_MS, INCARNATION, PRODUCER, Bytes, Piece
 from tests.scale import scaled, seeded
-from tfmq.client.consumer.decoder import STRUCTS_MAX, Decoded, Decoder, _layouts
+from tfmq.client.consumer.decoder import LAYOUTS_MAX, DecodedBlock, Decoder, _layouts
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.errors import Damaged, DecodeFailed, TfmqError
 
@@ -20,7 +20,7 @@ def decoder() -> Decoder:
     return Decoder("orders", 0, INCARNATION)
 
 
-def blocks(log: Bytes, body: bytes | None = None, **options: int) -> list[Decoded]:
+def blocks(log: Bytes, body: bytes | None = None, **options: int) -> list[DecodedBlock]:
     body = log.body() if body is None else body
     fields = {"start": log.first, "skip_to": log.first, "next_offset": log.first + len(body), **options}
     gaps = bool(fields.pop("gaps", 0))
@@ -108,7 +108,7 @@ def test_a_control_block_without_records_gives_nothing_and_moves_on() -> None:
     log.append(b"a")
     found = blocks(log)
     assert [len(block.messages) for block in found] == [0, 1]
-    assert found[0].next_offset == CONTROL_SIZE
+    assert found[0].next_offset == TRAILER_SIZE
 
 
 def test_records_before_the_wanted_offset_are_left_out() -> None:
@@ -116,12 +116,12 @@ def test_records_before_the_wanted_offset_are_left_out() -> None:
     log.append(*[b"%02d" % n for n in range(20)])
     every = messages(log)
     assert [m.ordinal for m in messages(log, skip_to=every[7].offset)] == list(range(7, 20))
-    assert messages(log, skip_to=log.end - CONTROL_SIZE) == []
+    assert messages(log, skip_to=log.end - TRAILER_SIZE) == []
 
 
 def test_a_payload_that_is_a_control_record_is_a_payload() -> None:
     log = Bytes()
-    forged = encode_control(log.log_id, Control(1, 20, 0, 0, 0, 0, 0, 0))
+    forged = encode_trailer(log.log_id, BlockTrailer(1, 20, 0, 0, 0, 0, 0, 0))
     log.append(b"before", forged, b"behind")
     log.append(forged, forged, forged, forged, forged)
     assert [m.payload for m in messages(log)] == [b"before", forged, b"behind", *[forged] * 5]
@@ -226,10 +226,10 @@ def test_what_a_newer_release_wrote_is_refused_clearly(flag: int, sentence: str)
 def test_a_newer_control_record_is_refused_clearly() -> None:
     log = Bytes()
     piece = log.append(b"a")
-    control = bytearray(piece.data[-CONTROL_SIZE:])
+    control = bytearray(piece.data[-TRAILER_SIZE:])
     control[HEADER_SIZE : HEADER_SIZE + 2] = b"\0\2"
     control[4:8] = crc32(control[HEADER_SIZE:]).to_bytes(4, "big")
-    _, error = until_error(log, piece.data[:-CONTROL_SIZE] + bytes(control))
+    _, error = until_error(log, piece.data[:-TRAILER_SIZE] + bytes(control))
     assert isinstance(error, DecodeFailed)
     assert "newer client" in str(error)
 
@@ -283,7 +283,7 @@ def test_whatever_was_appended_is_read_once_and_in_order(appends: list[list[byte
 
 def test_a_sender_that_uses_every_size_does_not_fill_the_memory() -> None:
     log = Bytes()
-    for size in range(STRUCTS_MAX + 50):
+    for size in range(LAYOUTS_MAX + 50):
         log.append(*[b"x" * size] * 4)
-    assert len(messages(log)) == 4 * (STRUCTS_MAX + 50)
-    assert len(_layouts) <= STRUCTS_MAX
+    assert len(messages(log)) == 4 * (LAYOUTS_MAX + 50)
+    assert len(_layouts) <= LAYOUTS_MAX

@@ -8,7 +8,7 @@ from tests.client.test_transaction_batch import Teller
 from tfmq.client.connection.requests import Topic
 from tfmq.client.producer.core import BATCH_BYTES_MAX
 from tfmq.client.send.batch import DelayedBatch, Deliveries, Delivery
-from tfmq.client.send.delivery_time import Given
+from tfmq.client.send.delivery_time import StampedDueTime
 from tfmq.errors import DiskFull
 from tfmq.limits import BATCH_RECORDS_DELAYED
 from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, DUE_RELATIVE
@@ -22,10 +22,10 @@ def batch_of(count: int) -> DelayedBatch:
     batch = DelayedBatch(Teller(), "orders", -1, 1 << 20, 1_700_000_000_000, 0.0)
     for number in range(count):
         batch.add(b"%d" % number, None, None)
-        batch.dues.add(Given(DUE_RELATIVE | number, 0.0))
-    batch.place(HOME, 3)
+        batch.due_times.add(StampedDueTime(DUE_RELATIVE | number, 0.0))
+    batch.set_partition(HOME, 3)
     batch.close(1 << 20)
-    batch.number(5, 0)
+    batch.assign_sequence(5, 0)
     return batch
 
 
@@ -35,8 +35,8 @@ def u64s(*numbers: int) -> bytes:
 
 def test_each_message_has_the_handle_of_its_place_in_the_batch() -> None:
     batch = batch_of(3)
-    batch.take_handles(Told(7, 9, 100, u64s(50, 60, 40)))
-    batch.stored((), ACKS_SYNCED)
+    batch.set_handles(Told(7, 9, 100, u64s(50, 60, 40)))
+    batch.set_stored((), ACKS_SYNCED)
     results = [Delivery((batch, index)).result() for index in range(3)]
     turns = [parse_handle(result.delayed)[2:] for result in results]
     assert turns == [(50, 100), (60, 101), (40, 102)]
@@ -46,8 +46,8 @@ def test_each_message_has_the_handle_of_its_place_in_the_batch() -> None:
 
 def test_messages_that_were_sent_together_have_a_sequence_of_handles_in_their_entry() -> None:
     batch = batch_of(4)
-    batch.take_handles(Told(7, 9, 100, u64s(1, 2, 3, 4)))
-    batch.stored((), ACKS_WRITTEN)
+    batch.set_handles(Told(7, 9, 100, u64s(1, 2, 3, 4)))
+    batch.set_stored((), ACKS_WRITTEN)
     deliveries = Deliveries(Teller())
     deliveries.add(batch, 1, 2)
     (entry,) = deliveries._results()
@@ -67,14 +67,14 @@ def test_messages_that_were_sent_together_have_a_sequence_of_handles_in_their_en
 )
 def test_without_an_answer_that_fits_there_are_no_handles(told: Any) -> None:
     batch = batch_of(2)
-    batch.take_handles(told)
-    batch.stored((), ACKS_SYNCED)
+    batch.set_handles(told)
+    batch.set_stored((), ACKS_SYNCED)
     assert batch.result_of(0).delayed is None and batch.results_of(0, 2).delayed is None
 
 
 def test_a_failed_one_raises() -> None:
     batch = batch_of(1)
-    batch.failed(DiskFull())
+    batch.set_failed(DiskFull())
     with pytest.raises(DiskFull):
         batch.result_of(0)
     with pytest.raises(DiskFull):
@@ -83,7 +83,7 @@ def test_a_failed_one_raises() -> None:
 
 def test_it_knows_the_topic_that_it_goes_to() -> None:
     batch = batch_of(1)
-    assert (batch.home, batch.partition) == (HOME, 3)
+    assert (batch.routed_topic, batch.partition) == (HOME, 3)
 
 
 def test_the_largest_batch_has_no_more_messages_than_a_delayed_one_may() -> None:

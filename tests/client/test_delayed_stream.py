@@ -11,7 +11,7 @@ from tests.client.fake_delays import NOW_MS
 from tests.client.rig import SenderRig
 from tfmq.client.send.batch import DelayedBatch as Later
 from tfmq.client.send.batch import Delivery
-from tfmq.client.send.delivery_time import Given
+from tfmq.client.send.delivery_time import StampedDueTime
 from tfmq.errors import (
     Busy,
     DiskFull,
@@ -25,7 +25,7 @@ from tfmq.errors import (
 )
 from tfmq.ids import SEQUENCES
 from tfmq.protocol.commands import DUE_RELATIVE, DelayedBatch, LeaseProducerIds, Produce, SucceedProducer
-from tfmq.protocol.delayed_handle import parse_handle, read_dues
+from tfmq.protocol.delayed_handle import decode_due_times, parse_handle
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_delayed_message_waits_at_the_broker_and_has_a_handle(rig: SenderRig) 
 
 def test_a_moment_is_told_as_it_is(rig: SenderRig) -> None:
     rig.settle(rig.send(b"x", deliver_at=1_800_000_000))
-    assert list(read_dues(produced(rig)[0].due or b"")) == [1_800_000_000_000]
+    assert list(decode_due_times(produced(rig)[0].due or b"")) == [1_800_000_000_000]
 
 
 def test_plain_and_delayed_sends_have_ids_of_their_own(rig: SenderRig) -> None:
@@ -114,7 +114,7 @@ def test_what_a_message_waited_in_the_client_is_taken_off_its_delay() -> None:
     later(rig, b"b")
     rig.advance(1.0)
     (batch,) = produced(rig)
-    delays = [due - DUE_RELATIVE for due in read_dues(batch.due or b"")]
+    delays = [due - DUE_RELATIVE for due in decode_due_times(batch.due or b"")]
     assert delays[0] == pytest.approx(28_000, abs=30) and delays[1] == pytest.approx(29_500, abs=30)
 
 
@@ -128,8 +128,8 @@ def test_what_it_waited_for_a_connection_is_taken_off_each_time_it_goes_out(rig:
     rig.advance(10)
     assert delivery.done()
     _, sent, again = produced(rig)
-    assert read_dues(sent.due or b"")[0] == DUE_RELATIVE + 30_000
-    assert DUE_RELATIVE + 20_000 < read_dues(again.due or b"")[0] < DUE_RELATIVE + 30_000
+    assert decode_due_times(sent.due or b"")[0] == DUE_RELATIVE + 30_000
+    assert DUE_RELATIVE + 20_000 < decode_due_times(again.due or b"")[0] < DUE_RELATIVE + 30_000
     assert sent._replace(due=b"") == again._replace(due=b"")
 
 
@@ -196,7 +196,7 @@ def test_acknowledged_messages_that_a_crash_cut_away_are_told(
     del rig.broker.arrived[3:], rig.broker.waiting[3:]
     rig.broker.delayed_streams[stream] = 3
     rig.settle(later(rig, b"5"))
-    assert rig.broker.delayed_payloads() == [b"0", b"1", b"2", b"5"] and rig.sender.lost == 2
+    assert rig.broker.delayed_payloads() == [b"0", b"1", b"2", b"5"] and rig.sender.lost_messages == 2
     assert "2 delayed messages were acknowledged as synced, and the broker does not have them" in caplog.text
 
 
@@ -214,7 +214,7 @@ def test_a_broker_that_forgot_the_id_leaves_the_outcome_open_only_where_it_is(ri
 def test_a_batch_never_straddles_the_last_sequence(rig: SenderRig) -> None:
     rig.settle(later(rig, b"0"))
     (key,) = rig.broker.delayed_streams
-    rig.sender.streams.delayed.sequence = rig.broker.delayed_streams[key] = SEQUENCES - 2
+    rig.sender.partition_senders.delayed_sender.sequence = rig.broker.delayed_streams[key] = SEQUENCES - 2
     rig.settle(*[later(rig, b"%d" % n) for n in range(1, 6)])
     assert rig.broker.delayed_payloads() == [b"%d" % n for n in range(6)]
     assert [each.sequence for each in produced(rig)][-5:] == [SEQUENCES - 2, SEQUENCES - 1, 0, 1, 2]
@@ -253,7 +253,7 @@ def test_what_gathers_for_a_topic_that_is_gone_goes_to_the_new_one() -> None:
     rig.settle(later(rig, b"0"))
     rig.broker.delete("orders")
     lost = later(rig, b"1")
-    rig.sender.hurry([lost[0]])
+    rig.sender.expedite([lost[0]])
     gathering = later(rig, b"2")
     assert gathering[0] is not lost[0]
     rig.settle(lost, gathering)
@@ -283,10 +283,10 @@ def test_who_waits_is_not_kept_waiting_by_other_partitions() -> None:
     rig.settle(later(rig, b"first", partition=0))
     rig.broker.plan(Produce, HOLD)
     held = later(rig, b"held", partition=0)
-    rig.sender.hurry([held[0]])
+    rig.sender.expedite([held[0]])
     rig.exchange()
     waited = [later(rig, b"%d" % n, partition=n) for n in (1, 2)]
-    rig.sender.hurry([each[0] for each in waited])
+    rig.sender.expedite([each[0] for each in waited])
     rig.exchange()
     assert not any(each.done() for each in waited)
     rig.broker.release()
@@ -297,10 +297,10 @@ def test_who_waits_is_not_kept_waiting_by_other_partitions() -> None:
 def test_many_at_once_are_batches_of_one_due_each() -> None:
     rig = SenderRig(batch_bytes=1000)
     rig.settle(rig.send(b"known"))
-    batch = rig.sender.append_many("orders", [b"x"] * 10, 10, Given(DUE_RELATIVE | 5000, rig.time))
+    batch = rig.sender.append_many("orders", [b"x"] * 10, 10, StampedDueTime(DUE_RELATIVE | 5000, rig.time))
     rig.settle(Delivery((batch, 0)))
     (request,) = produced(rig)
-    assert request.count == 10 and set(read_dues(request.due or b"")) == {DUE_RELATIVE + 5000}
+    assert request.count == 10 and set(decode_due_times(request.due or b"")) == {DUE_RELATIVE + 5000}
     handles = batch.results_of(2, 3).delayed
     assert [parse_handle(each).number for each in handles] == [2, 3, 4]
     assert batch.results_of(0, 1).delayed == [batch.result_of(0).delayed], "a sequence even of one"

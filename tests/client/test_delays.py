@@ -15,12 +15,12 @@ from tfmq.client.admin.delayed import (
     DelayedDescription,
     DelayedQuery,
     Rescheduled,
-    cancelling,
-    counting,
+    cancel_delayed_message,
+    count_delayed,
     delayed_description,
     describe_delayed_message,
     list_delayed,
-    rescheduling,
+    reschedule_delayed_message,
 )
 from tfmq.errors import BadRequest, TimedOut
 from tfmq.limits import DELAYED_HISTOGRAM_EDGES
@@ -31,7 +31,7 @@ from tfmq.protocol.commands import (
     ListDelayed,
     RescheduleDelayed,
 )
-from tfmq.protocol.delayed_handle import Handle, parse_handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, format_handle, parse_handle
 
 NOW = datetime.fromtimestamp(NOW_MS / 1000, UTC)
 
@@ -59,21 +59,21 @@ def rig() -> Pending:
 def test_a_message_is_cancelled_once_and_the_answer_stays(rig: Pending) -> None:
     handle = rig.handle(2)
     for _ in range(3):
-        assert rig.run(cancelling(rig.link, handle, 5.0)) == "cancelled"
+        assert rig.run(cancel_delayed_message(rig.link, handle, 5.0)) == "cancelled"
     assert [each.number for each in rig.broker.waiting] == [0, 1, 3, 4]
 
 
 def test_what_was_delivered_is_not_taken_back(rig: Pending) -> None:
     handle = rig.handle(0)
     rig.broker.fire(0)
-    assert rig.run(cancelling(rig.link, handle, 5.0)) == "delivered"
-    late = rig.run(rescheduling(rig.link, handle, 5, None, 5.0))
+    assert rig.run(cancel_delayed_message(rig.link, handle, 5.0)) == "delivered"
+    late = rig.run(reschedule_delayed_message(rig.link, handle, 5, None, 5.0))
     assert (late.state, late.handle, late) == ("delivered", None, "") and not late
 
 
 def test_another_broker_s_handle_is_unknown(rig: Pending) -> None:
-    other = print_handle(parse_handle(rig.handle(0))._replace(store_id=STORE_ID + 1))
-    assert rig.run(cancelling(rig.link, other, 5.0)) == "unknown"
+    other = format_handle(parse_handle(rig.handle(0))._replace(store_id=STORE_ID + 1))
+    assert rig.run(cancel_delayed_message(rig.link, other, 5.0)) == "unknown"
     assert len(rig.broker.waiting) == 5
 
 
@@ -82,8 +82,8 @@ def test_a_lost_answer_is_asked_for_again(rig: Pending, action: str) -> None:
     handle, second = rig.handle(2), rig.handle(3)
     rig.broker.plan(CancelDelayed, action)
     rig.broker.plan(RescheduleDelayed, action)
-    assert rig.run(cancelling(rig.link, handle, 5.0)) == "cancelled"
-    moved = rig.run(rescheduling(rig.link, second, 60, None, 5.0))
+    assert rig.run(cancel_delayed_message(rig.link, handle, 5.0)) == "cancelled"
+    moved = rig.run(reschedule_delayed_message(rig.link, second, 60, None, 5.0))
     assert moved.state == "rescheduled" and moved.handle == rig.broker.waiting[-1].handle
     assert len(rig.broker.waiting) == 4
 
@@ -91,10 +91,10 @@ def test_a_lost_answer_is_asked_for_again(rig: Pending, action: str) -> None:
 def test_a_broker_that_does_not_answer_is_waited_for_so_long(rig: Pending) -> None:
     rig.broker.plan(CancelDelayed, SWALLOW)
     with pytest.raises(TimedOut):
-        rig.run(cancelling(rig.link, rig.handle(2), 2.0))
+        rig.run(cancel_delayed_message(rig.link, rig.handle(2), 2.0))
 
 
-@pytest.mark.parametrize("work", [cancelling, describe_delayed_message])
+@pytest.mark.parametrize("work", [cancel_delayed_message, describe_delayed_message])
 def test_a_typo_is_refused_before_it_travels(rig: Pending, work: Any) -> None:
     for wrong in (rig.handle(0)[:-1] + "!", "", "order-42"):
         with pytest.raises(BadRequest, match="no handle"):
@@ -106,9 +106,9 @@ def test_a_typo_is_refused_before_it_travels(rig: Pending, work: Any) -> None:
 
 
 def test_a_message_gets_another_time_and_another_handle(rig: Pending) -> None:
-    moved = rig.run(rescheduling(rig.link, rig.handle(1), timedelta(hours=1), None, 5.0))
+    moved = rig.run(reschedule_delayed_message(rig.link, rig.handle(1), timedelta(hours=1), None, 5.0))
     assert moved.state == "rescheduled" and parse_handle(moved).due == NOW_MS + 3_600_000
-    again = rig.run(rescheduling(rig.link, moved, None, NOW + timedelta(days=1), 5.0))
+    again = rig.run(reschedule_delayed_message(rig.link, moved, None, NOW + timedelta(days=1), 5.0))
     assert again.state == "rescheduled" and parse_handle(again).due == NOW_MS + 86_400_000
     assert [each.number for each in rig.broker.waiting] == [0, 2, 3, 4, 6]
 
@@ -123,18 +123,18 @@ def test_the_answer_to_a_reschedule_is_the_new_handle_wherever_a_text_is_wanted(
 
 def test_a_reschedule_needs_a_time(rig: Pending) -> None:
     with pytest.raises(TypeError, match="Give the new time"):
-        rig.run(rescheduling(rig.link, rig.handle(1), None, None, 5.0))
+        rig.run(reschedule_delayed_message(rig.link, rig.handle(1), None, None, 5.0))
     with pytest.raises(TypeError, match="not both"):
-        rig.run(rescheduling(rig.link, rig.handle(1), 5, NOW, 5.0))
+        rig.run(reschedule_delayed_message(rig.link, rig.handle(1), 5, NOW, 5.0))
     assert not rig.broker.requests
 
 
 def test_a_new_delay_counts_from_the_call_however_late_it_gets_there(rig: Pending) -> None:
-    rig.link.call(CancelDelayed(rig.handle(0)))
+    rig.link.send_request(CancelDelayed(rig.handle(0)))
     rig.exchange()
     rig.cut()
     rig.reachable = False
-    operation = rescheduling(rig.link, rig.handle(1), 60, None, 30.0)
+    operation = reschedule_delayed_message(rig.link, rig.handle(1), 60, None, 30.0)
     next(operation)
     rig.advance(10)
     rig.reachable = True
@@ -204,7 +204,7 @@ def test_a_name_that_is_empty_does_not_mean_all_topics(rig: Pending) -> None:
     with pytest.raises(BadRequest, match="is empty"):
         listed(rig, topic="")
     with pytest.raises(BadRequest, match="is empty"):
-        rig.run(counting(rig.link, [NOW, NOW + timedelta(seconds=2)], "", 5.0))
+        rig.run(count_delayed(rig.link, [NOW, NOW + timedelta(seconds=2)], "", 5.0))
     assert not rig.broker.requests
 
 
@@ -215,11 +215,11 @@ def test_a_page_may_be_empty_although_there_is_more(rig: Pending) -> None:
     def looking(request: ListDelayed) -> Any:
         reply = real(request)
         if empty and empty.pop():
-            behind = request.after or print_handle(Handle(STORE_ID, 9, NOW_MS - 2 + len(empty), 0))
+            behind = request.after or format_handle(Handle(STORE_ID, 9, NOW_MS - 2 + len(empty), 0))
             return reply._replace(
                 delayed=[],
                 more=True,
-                after=print_handle(parse_handle(behind)._replace(log_id=1 + len(empty))),
+                after=format_handle(parse_handle(behind)._replace(log_id=1 + len(empty))),
             )
         return reply
 
@@ -229,10 +229,10 @@ def test_a_page_may_be_empty_although_there_is_more(rig: Pending) -> None:
 
 def test_they_are_counted_between_edges(rig: Pending) -> None:
     edges: list[datetime | float] = [NOW, NOW + timedelta(seconds=2), NOW_MS / 1000 + 60]
-    assert rig.run(counting(rig.link, edges, None, 5.0)) == DelayedCounts(
+    assert rig.run(count_delayed(rig.link, edges, None, 5.0)) == DelayedCounts(
         (NOW_MS, NOW_MS + 2000, NOW_MS + 60_000), (2, 3), 5
     )
-    assert rig.run(counting(rig.link, edges[:2], "bills", 5.0))[1:] == ((1,), 2)
+    assert rig.run(count_delayed(rig.link, edges[:2], "bills", 5.0))[1:] == ((1,), 2)
 
 
 @pytest.mark.parametrize(
@@ -240,5 +240,5 @@ def test_they_are_counted_between_edges(rig: Pending) -> None:
 )
 def test_edges_that_do_not_ascend_are_refused_here(rig: Pending, edges: Any) -> None:
     with pytest.raises(BadRequest, match="edges"):
-        rig.run(counting(rig.link, edges, None, 5.0))
+        rig.run(count_delayed(rig.link, edges, None, 5.0))
     assert not rig.broker.requests

@@ -1,6 +1,6 @@
 """One description for both faces."""
 
-from tfmq.client.faces import documented_as
+from tfmq.client.faces import copy_docs_from
 
 
 class First:
@@ -14,7 +14,7 @@ class First:
 
 
 def test_methods_take_the_docs_and_keep_their_own_behind() -> None:
-    @documented_as(First)
+    @copy_docs_from(First)
     class Second:
         """The second."""
 

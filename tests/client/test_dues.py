@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmq.client.send.delivery_time import DELAY_DAYS_MAX, Dues, Given, due_of, left, moment_ms
+from tfmq.client.send.delivery_time import (
+    DELAY_DAYS_MAX,
+    DueTimes,
+    StampedDueTime,
+    due_number,
+    moment_ms,
+    remaining_due,
+)
 from tfmq.errors import BadRequest
 from tfmq.protocol.commands import DUE_MAX, DUE_RELATIVE
-from tfmq.protocol.delayed_handle import read_dues
+from tfmq.protocol.delayed_handle import decode_due_times
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = 1_795_262_400_000
@@ -49,7 +56,7 @@ TEN_YEARS = 10 * 365 * 86_400
     ],
 )
 def test_a_delay_is_seconds_or_a_timedelta_rounded_up_to_a_millisecond(delay: Any, milliseconds: int) -> None:
-    assert due_of(delay, None) == DUE_RELATIVE | milliseconds
+    assert due_number(delay, None) == DUE_RELATIVE | milliseconds
 
 
 @pytest.mark.parametrize(
@@ -70,21 +77,21 @@ def test_a_delay_is_seconds_or_a_timedelta_rounded_up_to_a_millisecond(delay: An
     ],
 )
 def test_a_moment_is_an_aware_datetime_or_seconds_since_1970(moment: Any, milliseconds: int) -> None:
-    assert due_of(None, moment) == moment_ms(moment) == milliseconds
+    assert due_number(None, moment) == moment_ms(moment) == milliseconds
 
 
 def test_without_either_a_message_is_not_delayed() -> None:
-    assert due_of(None, None) is None
+    assert due_number(None, None) is None
 
 
 def test_both_at_once_contradict_each_other() -> None:
     with pytest.raises(TypeError, match="not both"):
-        due_of(5, NOON)
+        due_number(5, NOON)
 
 
 def test_a_naive_datetime_is_no_moment() -> None:
     with pytest.raises(TypeError, match="no time zone"):
-        due_of(None, datetime(2026, 11, 21, 12))
+        due_number(None, datetime(2026, 11, 21, 12))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +99,7 @@ def test_a_naive_datetime_is_no_moment() -> None:
 )
 def test_a_delay_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="A delay is"):
-        due_of(wrong, None)
+        due_number(wrong, None)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +107,7 @@ def test_a_delay_of_another_type_is_refused(wrong: Any) -> None:
 )
 def test_a_moment_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="A moment is"):
-        due_of(None, wrong)
+        due_number(None, wrong)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +118,9 @@ def test_a_delay_below_0_is_refused_and_a_moment_that_is_over_is_not(wrong: Any)
     with pytest.raises(
         BadRequest, match="is before now: give 0 or more, or the time as deliver_at"
     ) as raised:
-        due_of(wrong, None)
+        due_number(wrong, None)
     assert raised.value.outcome == "not done"
-    assert due_of(None, datetime(2001, 1, 1, tzinfo=UTC)) == 978_307_200_000
+    assert due_number(None, datetime(2001, 1, 1, tzinfo=UTC)) == 978_307_200_000
 
 
 @pytest.mark.parametrize(
@@ -127,36 +134,36 @@ def test_a_delay_below_0_is_refused_and_a_moment_that_is_over_is_not(wrong: Any)
 def test_numbers_that_are_no_time_are_refused(wrong: float) -> None:
     for arguments in ((wrong, None), (None, wrong)):
         with pytest.raises(BadRequest):
-            due_of(*arguments)
+            due_number(*arguments)
 
 
 @pytest.mark.parametrize("wrong", [DELAY_DAYS_MAX * 86_400 + 0.001, timedelta.max, DUE_MAX // 1000, 1e30])
 def test_a_delay_above_the_limit_is_refused_with_the_limit(wrong: Any) -> None:
     with pytest.raises(BadRequest, match=r"A delay is at most 36,525 days, 100 years.*deliver_at"):
-        due_of(wrong, None)
+        due_number(wrong, None)
 
 
 @pytest.mark.parametrize("wrong", [NOON_MS, float(NOON_MS), 253_402_300_800, DUE_MAX // 1000, 1e30])
 def test_milliseconds_are_not_taken_for_seconds(wrong: float) -> None:
     with pytest.raises(BadRequest, match=r"after the year 9999. Are these milliseconds\?"):
-        due_of(None, wrong)
+        due_number(None, wrong)
     if wrong < 1e30:
         assert moment_ms(wrong) == wrong * 1000, "but one may ask what is due then"
 
 
 def test_what_a_delayed_message_waited_here_is_taken_off() -> None:
-    dues = Dues()
-    dues.add(Given(DUE_RELATIVE | 30_000, 100.0), 2)
-    dues.add(Given(DUE_RELATIVE | 1_000, 105.0))
-    dues.add(Given(NOON_MS, 105.0))
+    dues = DueTimes()
+    dues.add(StampedDueTime(DUE_RELATIVE | 30_000, 100.0), 2)
+    dues.add(StampedDueTime(DUE_RELATIVE | 1_000, 105.0))
+    dues.add(StampedDueTime(NOON_MS, 105.0))
     assert dues.count == 4
-    assert list(read_dues(dues.packed(110.5))) == [
+    assert list(decode_due_times(dues.pack(110.5))) == [
         DUE_RELATIVE | 19_500,
         DUE_RELATIVE | 19_500,
         DUE_RELATIVE,
         NOON_MS,
     ]
-    assert list(read_dues(dues.packed_whole())) == [DUE_RELATIVE | 30_000] * 2 + [
+    assert list(decode_due_times(dues.pack_original())) == [DUE_RELATIVE | 30_000] * 2 + [
         DUE_RELATIVE | 1_000,
         NOON_MS,
     ]
@@ -172,19 +179,19 @@ def test_what_is_left_is_never_too_little_and_at_most_a_millisecond_too_much(
     given_at: float, waited: float, delay_ms: int, more: float
 ) -> None:
     now = given_at + waited
-    remaining = left(DUE_RELATIVE | delay_ms, given_at, now) - DUE_RELATIVE
+    remaining = remaining_due(DUE_RELATIVE | delay_ms, given_at, now) - DUE_RELATIVE
     true = max(0.0, delay_ms - (now - given_at) * 1000)
     assert true - 1e-3 - true * 1e-15 <= remaining <= true + 1.001 + true * 1e-15
-    assert left(DUE_RELATIVE | delay_ms, given_at, now + more) - DUE_RELATIVE <= remaining
+    assert remaining_due(DUE_RELATIVE | delay_ms, given_at, now + more) - DUE_RELATIVE <= remaining
 
 
 def test_a_clock_that_stands_adds_nothing() -> None:
-    assert left(DUE_RELATIVE | 5, 100.0, 99.0) == DUE_RELATIVE | 5
+    assert remaining_due(DUE_RELATIVE | 5, 100.0, 99.0) == DUE_RELATIVE | 5
 
 
 def test_messages_that_were_sent_together_take_no_more_room_than_one() -> None:
-    dues = Dues()
+    dues = DueTimes()
     for _ in range(1000):
-        dues.add(Given(DUE_RELATIVE | 5, 100.0))
-    dues.add(Given(DUE_RELATIVE | 5, 100.0), 100_000)
-    assert dues.runs == 1 and len(dues.packed(100.0)) == 8 * 101_000
+        dues.add(StampedDueTime(DUE_RELATIVE | 5, 100.0))
+    dues.add(StampedDueTime(DUE_RELATIVE | 5, 100.0), 100_000)
+    assert dues.run_count == 1 and len(dues.pack(100.0)) == 8 * 101_000

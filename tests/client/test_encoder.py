@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 from journal.record.batch import verify_batch
 from journal.record.format import make_record
 from tests.scale import seeded
-from tfmq.client.send.record_encoder import Encoded, attribute_part, encode, encode_each, readdress
+from tfmq.client.send.record_encoder import (
+    EncodedRecords,
+    attribute_part,
+    encode_each,
+    encode_shared,
+    rewrite_ids,
+)
 from tfmq.limits import BLOCK_BYTES
 
 PRODUCER = 0x12_3456_789A
@@ -15,7 +21,7 @@ SEQUENCES = st.one_of(
 )
 
 
-def check(encoded: Encoded, payloads: list[bytes], attribute: bytes, sequence: int) -> None:
+def check(encoded: EncodedRecords, payloads: list[bytes], attribute: bytes, sequence: int) -> None:
     records = [
         make_record(payload, PRODUCER << 24 | sequence + number, attribute=attribute or None)
         for number, payload in enumerate(payloads)
@@ -32,12 +38,16 @@ def check(encoded: Encoded, payloads: list[bytes], attribute: bytes, sequence: i
 def test_records_of_one_size(size: int, count: int, sequence: int, attribute: bytes) -> None:
     random = seeded("equal", size, count)
     payloads = [random.randbytes(size) for _ in range(count)]
-    check(encode(payloads, attribute_part(attribute), PRODUCER, sequence), payloads, attribute, sequence)
+    check(
+        encode_shared(payloads, attribute_part(attribute), PRODUCER, sequence), payloads, attribute, sequence
+    )
 
 
 @given(st.lists(st.binary(max_size=400), min_size=1, max_size=60), SEQUENCES, st.binary(max_size=20))
 def test_records_of_mixed_sizes(payloads: list[bytes], sequence: int, attribute: bytes) -> None:
-    check(encode(payloads, attribute_part(attribute), PRODUCER, sequence), payloads, attribute, sequence)
+    check(
+        encode_shared(payloads, attribute_part(attribute), PRODUCER, sequence), payloads, attribute, sequence
+    )
 
 
 @given(
@@ -59,7 +69,7 @@ def test_records_with_attributes_and_flags_of_their_own(rows: list[tuple[bytes, 
 
 def test_blocks_hold_whole_records_and_only_a_giant_passes_their_size() -> None:
     payloads = [b"x" * size for size in (10, 70_000, 10, 40_000, 40_000, 10)]
-    encoded = encode(payloads, b"", PRODUCER, 0)
+    encoded = encode_shared(payloads, b"", PRODUCER, 0)
     assert [(size, count) for size, count, _ in encoded.blocks] == [
         (30, 1),
         (70_020, 1),
@@ -70,13 +80,13 @@ def test_blocks_hold_whole_records_and_only_a_giant_passes_their_size() -> None:
 
 
 def test_equal_records_fill_their_blocks() -> None:
-    encoded = encode([b"x" * 80] * 3000, b"", PRODUCER, 0)
+    encoded = encode_shared([b"x" * 80] * 3000, b"", PRODUCER, 0)
     assert {size for size, _, _ in encoded.blocks[:-1]} == {BLOCK_BYTES // 100 * 100}
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=40), SEQUENCES)
 def test_another_id_changes_the_ids_and_nothing_else(payloads: list[bytes], sequence: int) -> None:
-    first = encode(payloads, b"", 7, 3)
-    again = readdress(first, PRODUCER, sequence)
-    assert bytes(first.data) == bytes(encode(payloads, b"", 7, 3).data)
+    first = encode_shared(payloads, b"", 7, 3)
+    again = rewrite_ids(first, PRODUCER, sequence)
+    assert bytes(first.data) == bytes(encode_shared(payloads, b"", 7, 3).data)
     check(again, payloads, b"", sequence)

@@ -9,7 +9,7 @@ class Unclosed:
     def __init__(self, lost: int = 0, error: Exception | None = None) -> None:
         self.lost, self.error, self.seconds = lost, error, 0.0
 
-    def finish(self, seconds: float) -> int:
+    def close_at_exit(self, seconds: float) -> int:
         self.seconds = seconds
         if self.error:
             raise self.error
@@ -18,7 +18,7 @@ class Unclosed:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_open", set())
+    monkeypatch.setattr(delivery, "_open_producers", set())
 
 
 def test_all_that_are_open_are_finished_in_bounded_time_and_losses_are_told(
@@ -26,9 +26,9 @@ def test_all_that_are_open_are_finished_in_bounded_time_and_losses_are_told(
 ) -> None:
     fine, lossy, broken, closed = Unclosed(), Unclosed(3), Unclosed(error=OSError("gone")), Unclosed()
     for each in (fine, lossy, broken, closed):
-        delivery.opened(each)
-    delivery.closed(closed)
-    delivery._finish_all()
+        delivery.register_open(each)
+    delivery.unregister_open(closed)
+    delivery._close_all_at_exit()
     assert fine.seconds == pytest.approx(delivery.EXIT_SECONDS / 3)
     assert closed.seconds == 0
     assert "3 messages were not delivered" in caplog.text

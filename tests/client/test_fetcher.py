@@ -13,14 +13,14 @@ from tfmq.client.consumer.fetcher import (
     RETRY_SECONDS_MAX,
     TURN_WAIT_MS,
     WAIT_MS,
-    Chunk,
-    Feed,
     Fetcher,
     FetchPlan,
+    FetchResponse,
+    PartitionFetchState,
 )
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import FETCH_BYTES
-from tfmq.client.consumer.positions import Place
+from tfmq.client.consumer.positions import ReadPosition
 from tfmq.errors import (
     BadRequest,
     Busy,
@@ -48,7 +48,9 @@ class Reader:
     def add(self, number: int) -> PartitionName:
         name = PartitionName("t", number)
         self.logs[name] = Bytes(number)
-        self.fetcher.add(Feed(name, INCARNATION, Place(0), Decoder("t", number, INCARNATION)))
+        self.fetcher.add(
+            PartitionFetchState(name, INCARNATION, ReadPosition(0), Decoder("t", number, INCARNATION))
+        )
         return name
 
     def log(self, number: int = 0) -> Bytes:
@@ -56,18 +58,18 @@ class Reader:
 
     def answer(self, plan: FetchPlan, body: bytes | None = None, **changes: int) -> None:
         start, following, read = self.logs[plan.name].read(plan.offset, plan.max_bytes)
-        chunk = Chunk(read if body is None else body, start, plan.offset, following, 1, plan.filtered)
-        self.fetcher.arrived(plan, chunk._replace(**changes))  # type: ignore[arg-type]
+        chunk = FetchResponse(read if body is None else body, start, plan.offset, following, 1, plan.filtered)
+        self.fetcher.add_response(plan, chunk._replace(**changes))  # type: ignore[arg-type]
 
     def fetch(self) -> int:
         """Answers what is asked for; how many answers brought something."""
-        plans = self.fetcher.plans(0.0)
+        plans = self.fetcher.plan_fetches(0.0)
         for plan in plans:
             self.answer(plan)
         return len(plans)
 
     def take(self) -> list[ReceivedMessage] | None:
-        batch = self.fetcher.take()
+        batch = self.fetcher.next_batch()
         return None if batch is None else batch.messages
 
     def payloads(self) -> list[bytes | None]:
@@ -90,30 +92,30 @@ def test_messages_come_once_and_in_order_over_many_fetches() -> None:
     for payload in expected:
         reader.log().append(payload)
     assert reader.payloads() == expected
-    assert reader.fetcher.fetches > 10
+    assert reader.fetcher.fetch_count > 10
 
 
 def test_one_fetch_a_partition_is_under_way_and_it_waits_at_the_broker() -> None:
     reader = Reader(3)
-    plans = reader.fetcher.plans(0.0)
+    plans = reader.fetcher.plan_fetches(0.0)
     assert [(plan.name.partition, plan.wait_ms, plan.max_bytes) for plan in plans] == [
         (n, WAIT_MS, FETCH_BYTES) for n in range(3)
     ]
-    assert reader.fetcher.plans(0.0) == []
+    assert reader.fetcher.plan_fetches(0.0) == []
 
 
 def test_an_empty_answer_is_followed_by_the_next_fetch() -> None:
     reader = Reader()
     reader.fetch()
     assert reader.take() is None
-    assert [plan.offset for plan in reader.fetcher.plans(0.0)] == [0]
+    assert [plan.offset for plan in reader.fetcher.plan_fetches(0.0)] == [0]
 
 
 def test_the_next_chunk_is_fetched_before_the_last_is_handed_out() -> None:
     reader = Reader()
     first = reader.log().append(b"a")
     reader.fetch()
-    assert [plan.offset for plan in reader.fetcher.plans(0.0)] == [first.offset + len(first.data)]
+    assert [plan.offset for plan in reader.fetcher.plan_fetches(0.0)] == [first.offset + len(first.data)]
 
 
 def test_what_waits_is_bounded_in_bytes() -> None:
@@ -123,7 +125,7 @@ def test_what_waits_is_bounded_in_bytes() -> None:
             reader.log(number).append(b"x" * 9_000)
     while reader.fetch():
         pass
-    waiting = sum(feed.chunk_bytes for feed in reader.fetcher.feeds.values())
+    waiting = sum(feed.buffered_bytes for feed in reader.fetcher.partitions.values())
     assert 100_000 <= waiting <= 400_000
     assert reader.take()
     assert reader.fetch() == 1
@@ -146,7 +148,7 @@ def test_large_messages_are_fetched_in_larger_pieces_unless_the_user_chose_a_siz
         reader.log().append(b"x" * size)
     reader.fetch()
     assert reader.take()
-    (plan,) = reader.fetcher.plans(0.0)
+    (plan,) = reader.fetcher.plan_fetches(0.0)
     assert plan.max_bytes == wanted
 
 
@@ -173,12 +175,14 @@ def test_partitions_take_turns() -> None:
 
 def test_more_partitions_than_fetches_take_turns_at_the_broker_too() -> None:
     reader = Reader(FETCHES_MAX + 5)
-    plans = reader.fetcher.plans(0.0)
+    plans = reader.fetcher.plan_fetches(0.0)
     assert len(plans) == FETCHES_MAX
     assert plans[0].wait_ms == TURN_WAIT_MS
     for plan in plans[:5]:
         reader.answer(plan)
-    assert [plan.name.partition for plan in reader.fetcher.plans(0.0)] == [FETCHES_MAX + n for n in range(5)]
+    assert [plan.name.partition for plan in reader.fetcher.plan_fetches(0.0)] == [
+        FETCHES_MAX + n for n in range(5)
+    ]
 
 
 def test_a_paused_partition_is_neither_fetched_nor_handed_out_and_loses_nothing() -> None:
@@ -196,22 +200,22 @@ def test_a_seek_voids_what_waits_and_what_is_under_way() -> None:
     reader = Reader()
     first, second = reader.log().append(b"a"), reader.log().append(b"b")
     reader.fetch()
-    (late,) = reader.fetcher.plans(0.0)
-    reader.fetcher.seek(NAME, Place(second.offset))
+    (late,) = reader.fetcher.plan_fetches(0.0)
+    reader.fetcher.seek(NAME, ReadPosition(second.offset))
     reader.answer(late)
     assert reader.payloads() == [b"b"]
-    reader.fetcher.seek(NAME, Place(first.offset))
+    reader.fetcher.seek(NAME, ReadPosition(first.offset))
     assert reader.payloads() == [b"a", b"b"]
 
 
 def test_a_partition_that_is_given_away_brings_nothing_more() -> None:
     reader = Reader()
     reader.log().append(b"a")
-    (plan,) = reader.fetcher.plans(0.0)
+    (plan,) = reader.fetcher.plan_fetches(0.0)
     reader.fetcher.remove(NAME)
     reader.answer(plan)
     assert reader.take() is None
-    assert reader.fetcher.plans(0.0) == []
+    assert reader.fetcher.plan_fetches(0.0) == []
 
 
 @pytest.mark.parametrize("error", [ConnectionFailed(), Busy()])
@@ -220,14 +224,14 @@ def test_a_passing_error_is_tried_again_later_and_not_told(error: TfmqError) -> 
     reader.log().append(b"a")
     now = 100.0
     for _ in range(20):
-        (plan,) = reader.fetcher.plans(now)
-        reader.fetcher.failed(plan, error, now)
-        assert reader.fetcher.plans(now) == []
+        (plan,) = reader.fetcher.plan_fetches(now)
+        reader.fetcher.fetch_failed(plan, error, now)
+        assert reader.fetcher.plan_fetches(now) == []
         retry = reader.fetcher.next_retry()
         assert retry is not None and now < retry <= now + RETRY_SECONDS_MAX
         now = retry
-    assert reader.fetcher.failure() is None
-    (plan,) = reader.fetcher.plans(now)
+    assert reader.fetcher.next_failure() is None
+    (plan,) = reader.fetcher.plan_fetches(now)
     reader.answer(plan)
     assert reader.take()
     assert reader.fetcher.next_retry() is None
@@ -239,11 +243,11 @@ def stopped(error: TfmqError, **options: Any) -> tuple[Reader, TfmqError | None]
     reader.log(0).append(b"a")
     reader.log(1).append(b"b")
     reader.fetch()
-    first, _ = reader.fetcher.plans(0.0)
-    reader.fetcher.failed(first, error, 0.0)
-    assert reader.fetcher.failure() is None, "what came before it has not been handed out"
+    first, _ = reader.fetcher.plan_fetches(0.0)
+    reader.fetcher.fetch_failed(first, error, 0.0)
+    assert reader.fetcher.next_failure() is None, "what came before it has not been handed out"
     assert reader.payloads() == [b"a", b"b"]
-    return reader, reader.fetcher.failure()
+    return reader, reader.fetcher.next_failure()
 
 
 @pytest.mark.parametrize(
@@ -253,26 +257,26 @@ def test_other_errors_stop_their_partition_only_and_are_told_once(error: TfmqErr
     reader, told = stopped(error)
     assert told is error
     assert "t-0" in str(told)
-    assert reader.fetcher.failure() is None
-    assert reader.fetcher.standstill() is None
+    assert reader.fetcher.next_failure() is None
+    assert reader.fetcher.all_stopped_failure() is None
     reader.log(1).append(b"c")
-    (other,) = [feed for feed in reader.fetcher.feeds.values() if feed.failure is None]
+    (other,) = [feed for feed in reader.fetcher.partitions.values() if feed.failure is None]
     other.fetching = False
-    reader.fetcher.seek(other.name, other.place)
+    reader.fetcher.seek(other.name, other.position)
     assert reader.payloads() == [b"c"]
 
 
 def test_a_seek_wakes_a_stopped_partition() -> None:
     reader, _ = stopped(UnknownTopic())
-    reader.fetcher.seek(NAME, Place(0))
+    reader.fetcher.seek(NAME, ReadPosition(0))
     assert reader.payloads() == [b"a"]
 
 
 def test_when_all_have_stopped_that_is_known() -> None:
     reader = Reader()
-    (plan,) = reader.fetcher.plans(0.0)
-    reader.fetcher.failed(plan, UnknownTopic(), 0.0)
-    assert isinstance(reader.fetcher.standstill(), UnknownTopic)
+    (plan,) = reader.fetcher.plan_fetches(0.0)
+    reader.fetcher.fetch_failed(plan, UnknownTopic(), 0.0)
+    assert isinstance(reader.fetcher.all_stopped_failure(), UnknownTopic)
 
 
 def test_offsets_that_are_gone_are_named_and_the_partition_stops() -> None:
@@ -287,7 +291,7 @@ def test_offsets_that_are_gone_are_named_and_the_partition_stops() -> None:
 def test_a_reset_is_done_only_where_it_was_asked_for(reset: str, place: int) -> None:
     reader, told = stopped(OffsetOutOfRange(first=500, end=900), reset=reset)
     assert told is None
-    assert reader.fetcher.feeds[NAME].fetch_offset == place
+    assert reader.fetcher.partitions[NAME].fetch_offset == place
     assert reader.fetcher.skipped[0][:3] == (NAME, reader.log().end, place)
 
 
@@ -311,16 +315,16 @@ def damaged_reader(**options: Any) -> tuple[Reader, Damaged]:
 def test_damage_stops_the_partition_behind_what_is_whole() -> None:
     reader, damage = damaged_reader()
     assert reader.payloads() == [b"a"]
-    told = reader.fetcher.failure()
+    told = reader.fetcher.next_failure()
     assert isinstance(told, Damaged)
     assert (told.first, told.next) == (damage.first, damage.next)
-    assert reader.fetcher.plans(0.0) == []
+    assert reader.fetcher.plan_fetches(0.0) == []
 
 
 def test_damage_is_skipped_where_that_was_asked_for_and_reported() -> None:
     reader, damage = damaged_reader(skip_damage=True)
     assert reader.payloads() == [b"a", b"c"]
-    assert reader.fetcher.failure() is None
+    assert reader.fetcher.next_failure() is None
     assert reader.fetcher.skipped[0][:3] == (NAME, damage.first, damage.next)
     assert reader.fetcher.skipped_count == 1
 
@@ -329,8 +333,8 @@ def test_damage_that_the_broker_names_is_skipped_too() -> None:
     reader = Reader(skip_damage=True)
     log = reader.log()
     bad, good = log.append(b"bad"), log.append(b"good")
-    (plan,) = reader.fetcher.plans(0.0)
-    reader.fetcher.failed(plan, Damaged(first=bad.offset, next=good.offset), 0.0)
+    (plan,) = reader.fetcher.plan_fetches(0.0)
+    reader.fetcher.fetch_failed(plan, Damaged(first=bad.offset, next=good.offset), 0.0)
     assert reader.payloads() == [b"good"]
 
 
@@ -340,16 +344,16 @@ def test_a_codec_that_is_not_known_stops_even_a_reader_that_skips_damage() -> No
     log.append(b"a")
     log.append_records([log.record(b"b", 0x02)])
     assert reader.payloads() == [b"a"]
-    assert isinstance(reader.fetcher.failure(), DecodeFailed)
+    assert isinstance(reader.fetcher.next_failure(), DecodeFailed)
 
 
 @pytest.mark.parametrize("following", [-1, 0])
 def test_an_answer_that_leads_nowhere_is_refused(following: int) -> None:
     reader = Reader()
     reader.log().append(b"a")
-    (plan,) = reader.fetcher.plans(0.0)
+    (plan,) = reader.fetcher.plan_fetches(0.0)
     reader.answer(plan, next_offset=following)
-    assert isinstance(reader.fetcher.failure(), ServerError)
+    assert isinstance(reader.fetcher.next_failure(), ServerError)
 
 
 def tagged(tags: list[str | None], wanted: str = "new") -> Reader:
@@ -366,14 +370,14 @@ def test_only_messages_with_the_tag_come() -> None:
 def test_item_14_a_filter_that_rejects_all_still_advances() -> None:
     reader = tagged(["old", "old"])
     reader.fetch()
-    batch = reader.fetcher.take()
+    batch = reader.fetcher.next_batch()
     assert batch is not None
-    assert (batch.messages, batch.following.offset) == ([], reader.log().end)
-    (plan,) = reader.fetcher.plans(0.0)
+    assert (batch.messages, batch.end_position.offset) == ([], reader.log().end)
+    (plan,) = reader.fetcher.plan_fetches(0.0)
     reader.answer(plan, next_offset=reader.log().end + 1000, start=reader.log().end + 1000)
-    batch = reader.fetcher.take()
+    batch = reader.fetcher.next_batch()
     assert batch is not None
-    assert batch.following.offset == reader.log().end + 1000
+    assert batch.end_position.offset == reader.log().end + 1000
 
 
 def test_damage_under_a_filter_is_looked_at_without_it() -> None:
@@ -384,6 +388,6 @@ def test_damage_under_a_filter_is_looked_at_without_it() -> None:
     found = reader.payloads() + reader.payloads()
     assert found == [b"d"]
     assert reader.fetcher.skipped[0][:3] == (NAME, damage.first, damage.next)
-    (plan,) = reader.fetcher.plans(0.0) or [FetchPlan(NAME, 0, 0, 0, 0, 0, True, 0)]
+    (plan,) = reader.fetcher.plan_fetches(0.0) or [FetchPlan(NAME, 0, 0, 0, 0, 0, True, 0)]
     assert plan.filtered
     assert last.records == 1

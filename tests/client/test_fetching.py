@@ -4,9 +4,9 @@ from typing import Any
 
 from tests.client.scripted import Broker, ScriptedLink
 from tfmq.client.consumer.decoder import Decoder
-from tfmq.client.consumer.fetcher import Feed, Fetcher, Fetching
+from tfmq.client.consumer.fetcher import Fetcher, FetchSession, PartitionFetchState
 from tfmq.client.consumer.options import consumer_options
-from tfmq.client.consumer.positions import Place
+from tfmq.client.consumer.positions import ReadPosition
 from tfmq.errors import Busy
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
@@ -22,9 +22,11 @@ class Desk:
         made = consumer_options(topics="orders", **options)
         self.fetcher = Fetcher(tags=made.tags)
         self.arrivals = self.flushes = 0
-        self.fetching = Fetching(made, self.link, self.fetcher, arrived=self._arrived, flush=self._flush)
+        self.fetching = FetchSession(made, self.link, self.fetcher, arrived=self._arrived, flush=self._flush)
         incarnation = self.broker.topics["orders"][0]
-        self.fetcher.add(Feed(NAME, incarnation, Place(0), Decoder("orders", 0, incarnation, None)))
+        self.fetcher.add(
+            PartitionFetchState(NAME, incarnation, ReadPosition(0), Decoder("orders", 0, incarnation, None))
+        )
 
     def _arrived(self) -> None:
         self.arrivals += 1
@@ -33,7 +35,7 @@ class Desk:
         self.flushes += 1
 
     def exchange(self) -> None:
-        self.fetching.send()
+        self.fetching.send_fetches()
         self.link.serve()
 
 
@@ -42,7 +44,7 @@ def test_what_is_planned_goes_out_and_its_answer_is_there_to_be_taken() -> None:
     desk.log.append(b"one")
     desk.exchange()
     assert (desk.arrivals, desk.flushes) == (1, 1)
-    batch = desk.fetcher.take()
+    batch = desk.fetcher.next_batch()
     assert batch is not None and [message.payload for message in batch.messages] == [b"one"]
 
 
@@ -61,9 +63,9 @@ def test_the_hashes_of_tags_go_along() -> None:
 def test_what_is_void_is_taken_back_at_the_broker() -> None:
     desk = Desk()
     desk.exchange()
-    desk.fetching.void(NAME)
+    desk.fetching.cancel(NAME)
     assert len(desk.broker.sent(wire.Cancel)) == 1 and desk.arrivals == 1
-    desk.fetching.void(NAME)
+    desk.fetching.cancel(NAME)
     assert len(desk.broker.sent(wire.Cancel)) == 1
 
 

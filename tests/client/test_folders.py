@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from tfmq.client.connection import addresses
-from tfmq.client.connection.addresses import ADDRESS_NAME, LOCK_NAME, LOG_NAME, Folder, Server
+from tfmq.client.connection.addresses import (
+    ADDRESS_NAME,
+    LOCK_NAME,
+    LOG_NAME,
+    BrokerAddress,
+    LocalBrokerAddress,
+)
 from tfmq.data_dir import STARTING_NAME
 from tfmq.errors import BadRequest, ConnectionFailed
 
@@ -45,9 +51,9 @@ def brokers(tmp_path: Path) -> Brokers:
     return Brokers(tmp_path)
 
 
-def not_ready(folder: Folder) -> str:
+def not_ready(folder: LocalBrokerAddress) -> str:
     with pytest.raises(ConnectionFailed) as caught:
-        folder.find()
+        folder.resolve()
     assert caught.value.retriable
     return caught.value.sentence
 
@@ -55,30 +61,30 @@ def not_ready(folder: Folder) -> str:
 def test_one_that_runs_is_joined(brokers: Brokers) -> None:
     brokers.lock()
     brokers.ready()
-    folder = Folder(str(brokers.path), brokers.start)
-    assert folder.find() == Server("127.0.0.1", 1234)
+    folder = LocalBrokerAddress(str(brokers.path), brokers.start)
+    assert folder.resolve() == BrokerAddress("127.0.0.1", 1234)
     assert brokers.started == 0
 
 
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        ("0.0.0.0:5", Server("127.0.0.1", 5)),
-        ("[::]:5", Server("::1", 5)),
-        ("[::1]:5", Server("::1", 5)),
-        ("here:5", Server("here", 5)),
+        ("0.0.0.0:5", BrokerAddress("127.0.0.1", 5)),
+        ("[::]:5", BrokerAddress("::1", 5)),
+        ("[::1]:5", BrokerAddress("::1", 5)),
+        ("here:5", BrokerAddress("here", 5)),
     ],
 )
 def test_one_that_listens_everywhere_is_reached_on_this_machine(
-    brokers: Brokers, said: str, meant: Server
+    brokers: Brokers, said: str, meant: BrokerAddress
 ) -> None:
     brokers.lock()
     brokers.ready(said)
-    assert Folder(str(brokers.path), brokers.start).find() == meant
+    assert LocalBrokerAddress(str(brokers.path), brokers.start).resolve() == meant
 
 
 def test_the_first_starts_one_and_the_others_wait_for_it(brokers: Brokers) -> None:
-    folders = [Folder(str(brokers.path), brokers.start) for _ in range(5)]
+    folders = [LocalBrokerAddress(str(brokers.path), brokers.start) for _ in range(5)]
     for _ in range(3):
         for folder in folders:
             assert "starts" in not_ready(folder)
@@ -86,38 +92,38 @@ def test_the_first_starts_one_and_the_others_wait_for_it(brokers: Brokers) -> No
     brokers.lock()
     assert all("not ready" in not_ready(folder) for folder in folders)
     brokers.ready()
-    assert {folder.find() for folder in folders} == {Server("127.0.0.1", 1234)}
+    assert {folder.resolve() for folder in folders} == {BrokerAddress("127.0.0.1", 1234)}
     assert brokers.started == 1
 
 
 def test_what_a_kill_left_behind_is_not_believed(brokers: Brokers) -> None:
     brokers.lock()
     brokers.ready()
-    folder = Folder(str(brokers.path), brokers.start)
-    folder.find()
+    folder = LocalBrokerAddress(str(brokers.path), brokers.start)
+    folder.resolve()
     brokers.die()
     assert "starts" in not_ready(folder)
     assert brokers.started == 1
     assert not (brokers.path / ADDRESS_NAME).exists()
     brokers.lock()
     brokers.ready("127.0.0.1:77")
-    assert folder.find().port == 77
+    assert folder.resolve().port == 77
 
 
 def test_the_address_of_the_one_before_is_not_that_of_the_one_that_starts(brokers: Brokers) -> None:
     brokers.ready(process=99)
     brokers.lock()  # started by hand, on its way to be ready
-    assert "held by process 4711" in not_ready(Folder(str(brokers.path), brokers.start))
+    assert "held by process 4711" in not_ready(LocalBrokerAddress(str(brokers.path), brokers.start))
     assert brokers.started == 0
 
 
 def test_a_start_that_fails_is_told_with_its_last_words_and_tried_again_by_the_next(brokers: Brokers) -> None:
-    folder = Folder(str(brokers.path), brokers.start)
+    folder = LocalBrokerAddress(str(brokers.path), brokers.start)
     not_ready(folder)
     (brokers.path / LOG_NAME).write_text("tfmq-server: starting\ntfmq-server: the disk is on fire.\n")
     brokers.die()
     with pytest.raises(ConnectionFailed, match="the disk is on fire") as caught:
-        folder.find()
+        folder.resolve()
     assert not caught.value.retriable
     not_ready(folder)
     assert brokers.started == 2
@@ -128,38 +134,38 @@ def test_a_broker_that_cannot_be_started_frees_the_way_for_others(tmp_path: Path
         raise FileNotFoundError(2, "No such file or directory")
 
     with pytest.raises(ConnectionFailed, match="No such file") as caught:
-        Folder(str(tmp_path), refuse).find()
+        LocalBrokerAddress(str(tmp_path), refuse).resolve()
     assert not caught.value.retriable
     brokers = Brokers(tmp_path)
-    not_ready(Folder(str(tmp_path), brokers.start))
+    not_ready(LocalBrokerAddress(str(tmp_path), brokers.start))
     assert brokers.started == 1
 
 
 def test_a_path_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConnectionFailed, match="cannot be used for a broker") as caught:
-        Folder(str(tmp_path / "file" / "below")).find()
+        LocalBrokerAddress(str(tmp_path / "file" / "below")).resolve()
     assert not caught.value.retriable
 
 
 def test_a_path_is_that_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
-    assert str(Folder("data")) == f"file:{tmp_path}/data"
-    assert str(Folder("~/data")) == "file:/home/me/data"
+    assert str(LocalBrokerAddress("data")) == f"file:{tmp_path}/data"
+    assert str(LocalBrokerAddress("~/data")) == "file:/home/me/data"
 
 
 @pytest.mark.parametrize("said", ["127.0.0.1:99x", "127.0.0.1:", "", "127.0.0.1:70000"])
 def test_an_address_that_cannot_be_read_is_none(brokers: Brokers, said: str) -> None:
     brokers.lock()
     brokers.ready(said)
-    assert "has no address yet" in not_ready(Folder(str(brokers.path), brokers.start))
+    assert "has no address yet" in not_ready(LocalBrokerAddress(str(brokers.path), brokers.start))
     assert brokers.started == 0
 
 
 def test_a_path_that_no_file_can_have_is_refused() -> None:
     with pytest.raises(BadRequest, match="path"):
-        Folder("a\0b")
+        LocalBrokerAddress("a\0b")
 
 
 @pytest.mark.parametrize("name", [LOG_NAME, STARTING_NAME])
@@ -169,7 +175,7 @@ def test_nothing_is_written_through_a_link_that_somebody_left_there(tmp_path: Pa
     data.mkdir()
     (data / name).symlink_to(victim)
     with pytest.raises(ConnectionFailed, match="cannot be used") as caught:
-        Folder(str(data)).find()
+        LocalBrokerAddress(str(data)).resolve()
     assert not caught.value.retriable
     assert victim.read_text() == "mine"
 
@@ -177,7 +183,7 @@ def test_nothing_is_written_through_a_link_that_somebody_left_there(tmp_path: Pa
 def test_a_folder_that_is_made_is_not_for_everybody(tmp_path: Path, brokers: Brokers) -> None:
     before = os.umask(0)
     try:
-        not_ready(Folder(str(tmp_path / "new"), brokers.start))
+        not_ready(LocalBrokerAddress(str(tmp_path / "new"), brokers.start))
     finally:
         os.umask(before)
     assert (tmp_path / "new").stat().st_mode & 0o027 == 0
@@ -186,11 +192,11 @@ def test_a_folder_that_is_made_is_not_for_everybody(tmp_path: Path, brokers: Bro
 @pytest.mark.skipif(os.geteuid() != 0, reason="cannot be had here: another user")
 def test_a_folder_of_another_user_is_told_in_one_sentence() -> None:
     with tempfile.TemporaryDirectory() as data:
-        folder = Folder(data)
+        folder = LocalBrokerAddress(data)
         os.seteuid(65534)
         try:
             with pytest.raises(ConnectionFailed, match="be used for a broker: Permission denied") as caught:
-                folder.find()
+                folder.resolve()
         finally:
             os.seteuid(0)
     assert not caught.value.retriable
@@ -198,9 +204,9 @@ def test_a_folder_of_another_user_is_told_in_one_sentence() -> None:
 
 def test_a_shell_that_starts_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no process can be had any more."""
-    monkeypatch.setattr(addresses, "_IN_BACKGROUND", "exit 2")
+    monkeypatch.setattr(addresses, "_BACKGROUND_SCRIPT", "exit 2")
     with pytest.raises(ConnectionFailed, match="cannot be started") as caught:
-        Folder(str(tmp_path)).find()
+        LocalBrokerAddress(str(tmp_path)).resolve()
     assert not caught.value.retriable
 
 
@@ -208,7 +214,7 @@ def test_a_folder_with_other_things_in_it_is_not_taken(brokers: Brokers) -> None
     (brokers.path / "todo.txt").write_text("water the flowers\n")
     (brokers.path / "todo-1").mkdir()
     with pytest.raises(ConnectionFailed, match=r"has other files in it \(todo-1 and 1 more\)") as caught:
-        Folder(str(brokers.path), brokers.start).find()
+        LocalBrokerAddress(str(brokers.path), brokers.start).resolve()
     assert not caught.value.retriable
     assert brokers.started == 0
     assert sorted(each.name for each in brokers.path.iterdir()) == ["todo-1", "todo.txt"]
@@ -222,5 +228,5 @@ def test_an_empty_folder_is_taken_and_one_of_a_broker(brokers: Brokers, names: l
     for name in names:
         (brokers.path / name).parent.mkdir(exist_ok=True)
         (brokers.path / name).touch()
-    assert "starts" in not_ready(Folder(str(brokers.path / "."), brokers.start))
+    assert "starts" in not_ready(LocalBrokerAddress(str(brokers.path / "."), brokers.start))
     assert brokers.started == 1

@@ -12,8 +12,8 @@ import pytest
 import tfmq
 from tests.scale import scaled
 from tfmq.client.producer import outbox, store_and_forward
-from tfmq.client.producer.outbox import LocalStore
-from tfmq.testing import SimulatedBroker
+from tfmq.client.producer.outbox import Outbox
+from tfmq.testing.broker import SimulatedBroker
 
 TOPIC = "orders"
 
@@ -97,7 +97,7 @@ def test_what_was_stored_although_its_answer_was_lost_is_not_doubled(
     assert texts(broker) == list("012")
 
 
-METHODS = ("partitions", "keep", "first", "place", "remove")
+METHODS = ("partitions", "append", "read_oldest", "record_sent_as", "remove")
 
 
 class Dying:
@@ -109,10 +109,10 @@ class Dying:
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
         for name in METHODS:
-            patch.setattr(LocalStore, name, self._dying(name, getattr(LocalStore, name)))
+            patch.setattr(Outbox, name, self._dying(name, getattr(Outbox, name)))
 
     def _dying(self, name: str, original: Any) -> Any:
-        def method(store: LocalStore, *arguments: Any) -> Any:
+        def method(store: Outbox, *arguments: Any) -> Any:
             self.left -= 1
             if self.left < 0 or (self.left == 0 and not self.behind):
                 raise tfmq.Closed("the process is gone")
@@ -150,7 +150,7 @@ def test_a_crash_at_every_step_loses_nothing_and_doubles_nothing(
             said.append(f"{number}")
             if number == 3:
                 broker.clock.advance(seconds=3)
-        sender._core.forwarding.close()
+        sender._core.store_and_forward.close()
         sender._driver.close()
     with producer(broker, store) as sender:
         sender.send(TOPIC, "last").result()
@@ -253,7 +253,9 @@ def test_what_cannot_be_kept_says_whether_the_broker_may_have_it(
         if done is None:
             broker.stop()
             broker.fail_next("connect", tfmq.ConnectionFailed)
-            sender._core.forwarding._lines[TOPIC, 1]._stream = None  # so it has nothing to be sent by
+            sender._core.store_and_forward._partitions[
+                TOPIC, 1
+            ]._stream = None  # so it has nothing to be sent by
         else:
             broker.fail_next("send", tfmq.StorageStopped, done=done)
         with pytest.raises(tfmq.Busy) as caught:
@@ -301,5 +303,5 @@ def test_everything_of_a_message_survives_the_store(broker: SimulatedBroker, tmp
 
 
 def test_bounds_have_reasons() -> None:
-    assert store_and_forward.PAUSE_SECONDS_MAX <= store_and_forward.ANSWER_SECONDS
-    assert outbox.NOWHERE.producer_id == 0
+    assert store_and_forward.PAUSE_SECONDS_MAX <= store_and_forward.REPLY_TIMEOUT_SECONDS
+    assert outbox.NEVER_SENT.producer_id == 0

@@ -15,12 +15,12 @@ from tests.client.scripted import Broker
 from tests.client.test_consuming import filled, offset_of
 from tests.client.test_transaction_offsets import consuming, standing
 from tfmq import twisted
-from tfmq.client.consumer.options import seek_question
-from tfmq.dead_letters.store import GroupDeadLetters
+from tfmq.client.consumer.options import seek_position
+from tfmq.dead_letters.store import GroupDeadLetterStore
 from tfmq.errors import Busy, DiskFull, NotAllowed
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 NAME = PartitionName("orders", 0)
 ARGUMENTS: dict[str, Any] = {"topics": TOPIC, "group": GROUP, "commits": "manual"}
@@ -178,7 +178,7 @@ def test_it_goes_on_where_the_broker_says(broker: Broker) -> None:
     taken = standing(script)
     row = taken.row.offsets[0]
     broker.offsets["g"] = {("orders", 0): wire.SavedOffset(*row[:3], offset_of(log, 1), *row[4:], 1)}
-    taken.came_to_nothing()
+    taken.mark_rolled_back()
     assert script.poll(count=1) == [b"1"]
     script.commit()
     assert broker.saved("g") == offset_of(log, 2)
@@ -193,7 +193,7 @@ def test_nothing_is_handed_out_and_nothing_saved_before_the_broker_has_said(
     script.commit()
     script.poll(count=2)
     broker.fail[wire.ReadOffsets] = [Busy("planted")] * 3
-    standing(script).came_to_nothing()
+    standing(script).mark_rolled_back()
     script.commit()
     assert len(broker.sent(wire.CommitOffsets)) == 1
     assert script.poll(seconds=0) == []
@@ -207,11 +207,11 @@ def test_the_broker_is_asked_again_where_its_error_passes_and_the_next_call_rais
     script = consuming(broker)
     script.poll(count=2)
     broker.fail[wire.ReadOffsets] = [DiskFull("planted")]
-    standing(script).came_to_nothing()
+    standing(script).mark_rolled_back()
     assert script.poll(seconds=60) == [b"0", b"1", b"2", b"3", b"4"]
     assert broker.fail[wire.ReadOffsets] == []
     broker.fail[wire.ReadOffsets] = [NotAllowed("planted")]
-    standing(script).came_to_nothing()
+    standing(script).mark_rolled_back()
     with pytest.raises(NotAllowed, match="planted"):
         script.poll(seconds=60)
 
@@ -226,8 +226,8 @@ def test_a_seek_meanwhile_has_its_way(broker: Broker) -> None:
     row = taken.row.offsets[0]
     broker.offsets["g"] = {("orders", 0): wire.SavedOffset(*row[:3], offset_of(log, 2), *row[4:], 1)}
     broker.fail[wire.ReadOffsets] = [Busy("planted")] * 3
-    taken.came_to_nothing()
-    script.run(script.core.seek(NAME, seek_question(offset_of(log, 3), None, None, None)))
+    taken.mark_rolled_back()
+    script.run(script.core.seek(NAME, seek_position(offset_of(log, 3), None, None, None)))
     assert script.poll() == [b"3", b"4"]
     script.pass_time(60)
     assert script.poll() == []
@@ -238,8 +238,8 @@ def test_one_that_was_granted_anew_meanwhile_is_left_where_it_is(broker: Broker)
     script = consuming(broker)
     script.poll(count=2)
     taken = standing(script)
-    taken = taken._replace(grants={name: grant - 1 for name, grant in taken.grants.items()})
-    taken.came_to_nothing()
+    taken = taken._replace(generations={name: grant - 1 for name, grant in taken.generations.items()})
+    taken.mark_rolled_back()
     assert script.poll() == [b"2", b"3", b"4"]
 
 
@@ -249,12 +249,12 @@ def test_a_forked_child_and_a_closed_consumer_go_nowhere(broker: Broker) -> None
     script.poll(count=2)
     taken = standing(script)
     broker.fail[wire.ReadOffsets] = [Busy("planted")] * 3
-    taken.came_to_nothing()
-    script.core.renew()
-    assert script.core.held == set()
-    taken.came_to_nothing()
+    taken.mark_rolled_back()
+    script.core.reset_after_fork()
+    assert script.core.suspended == set()
+    taken.mark_rolled_back()
     script.close()
-    taken.came_to_nothing()
+    taken.mark_rolled_back()
 
 
 # commit() and transactions in handlers
@@ -313,7 +313,7 @@ def test_where_something_was_lost_the_others_of_the_batch_come_again(bench: Benc
     while len(texts) < 5:
         texts += [message.text for message in consumer.poll(timeout=1)]
     core = consumer._core
-    core.positions.lose(PartitionName(TOPIC, 1))
+    core.positions.remove_lost(PartitionName(TOPIC, 1))
     with bench.broker.producer() as producer:
         with pytest.raises(tfmq.Fenced), producer.transaction() as tx:
             tx.commit_offsets(consumer)
@@ -329,7 +329,7 @@ def test_a_message_that_went_while_its_call_was_counted_is_not_called(
     """The store takes its time; meanwhile the partition goes to another member, or is read from elsewhere."""
     bench.send("a", "b")
     counted: list[str] = []
-    begin = GroupDeadLetters.begin
+    begin = GroupDeadLetterStore.count_call
 
     def goes(store: Any, message: Any) -> Any:
         state = yield from begin(store, message)
@@ -338,9 +338,9 @@ def test_a_message_that_went_while_its_call_was_counted_is_not_called(
             assert bench.consumer is not None
             core = bench.consumer._core
             (name,) = core.positions.names()
-            core.go_to(name, core.positions.processed(name))
+            core.set_position(name, core.positions.acked_position(name))
         return state
 
-    monkeypatch.setattr(GroupDeadLetters, "begin", goes)
+    monkeypatch.setattr(GroupDeadLetterStore, "count_call", goes)
     bench.run(until=2)
     assert counted == ["a", "a", "b"] and bench.handled == ["a", "b"]

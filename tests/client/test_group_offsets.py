@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.scripted import Broker, Script
 from tfmq.client.consumer.offset_commit import GroupOffsets
-from tfmq.client.operation import inline
+from tfmq.client.operation import run_inline
 from tfmq.errors import Fenced, StoreFailed, TimedOut
 from tfmq.offsets.file import FileOffsets
 from tfmq.offsets.storage import OffsetStorage, PartitionName, StoredOffset
@@ -21,7 +21,7 @@ class Holder:
     """A member by hand; `grants` are the generations of single partitions."""
 
     def __init__(self, generation: int = 1, **grants: int) -> None:
-        self.group, self.member, self.generation = "g", "member-1", generation
+        self.group, self.member_id, self.generation = "g", "member-1", generation
         self.grants = {FIRST: grants.get("first", generation), SECOND: grants.get("second", generation)}
 
     def generation_of(self, name: PartitionName) -> int:
@@ -34,11 +34,11 @@ class Desk:
         self.broker.create("orders", 2)
         self.script = Script(self.broker)
         self.script.run(self._join())
-        self.offsets = GroupOffsets(self.script.link, holder, inline, storage)
+        self.offsets = GroupOffsets(self.script.link, holder, run_inline, storage)
         self.holder = holder
 
     def _join(self) -> Any:
-        from tfmq.client.connection.requests import ask
+        from tfmq.client.connection.requests import request_with_retries as ask
 
         yield from ask(self.script.link, wire.JoinGroup("g", "member-1", ["orders"]), 1e9)
 
@@ -62,7 +62,7 @@ def test_the_broker_keeps_and_gives_them() -> None:
     desk = Desk(Holder())
     assert desk.save(100, 200) == set()
     assert desk.read() == {FIRST: 100, SECOND: 200}
-    assert desk.offsets.commits == 1
+    assert desk.offsets.commit_count == 1
     assert desk.claim() == ({}, set()), "the broker fences by itself"
 
 
@@ -72,7 +72,7 @@ def test_a_partition_of_another_is_refused_and_the_rest_is_kept() -> None:
     assert desk.save(100, 200) == {FIRST}
     assert desk.read() == {SECOND: 200}
     assert desk.save(300) == {FIRST}, "where it is all of them the broker answers with an error"
-    assert desk.offsets.commits == 1
+    assert desk.offsets.commit_count == 1
 
 
 def test_a_storage_is_claimed_by_grant_and_refuses_the_owner_before(tmp_path: Path) -> None:
@@ -161,12 +161,12 @@ def test_a_save_that_nobody_waits_for_any_more_is_not_overtaken(tmp_path: Path) 
     newer = save(200)
     next(newer)
     assert len(work) == 1, "it waits for the one before, which is at work in its thread"
-    inline(*work[0])
+    run_inline(*work[0])
     next(newer)
-    inline(*work[1])
+    run_inline(*work[1])
     assert list(newer) == []
     desk.offsets = GroupOffsets(
-        desk.script.link, desk.holder, inline, FileOffsets(str(tmp_path / "offsets.json"))
+        desk.script.link, desk.holder, run_inline, FileOffsets(str(tmp_path / "offsets.json"))
     )
     assert desk.read() == {FIRST: 200}
 
@@ -176,6 +176,6 @@ def test_a_forked_child_waits_for_no_save_of_its_parent() -> None:
     rows = {FIRST: StoredOffset(1, 0, 1, 1, 1)}
     offsets = GroupOffsets(desk.script.link, desk.holder, lambda call, done: None, Plain())
     next(offsets.save(rows, 0))
-    offsets.renew()
+    offsets.reset_after_fork()
     waits = next(offsets.save(rows, 0))
     assert waits.seconds is None, "for its own work"

@@ -7,94 +7,94 @@ import pytest
 from tests.client.blocks import INCARNATION, Bytes
 from tests.scale import seeded
 from tfmq.client.consumer.decoder import Decoder
-from tfmq.client.consumer.positions import Ledger, Place
-from tfmq.client.worker.ordered_queues import NEVER, ORDERS, HandlerLanes, Job
+from tfmq.client.consumer.positions import AckTracker, ReadPosition
+from tfmq.client.worker.ordered_queues import NEVER, ORDERS, HandlerJob, OrderedQueues
 from tfmq.offsets.storage import PartitionName
 
 
-def ledger(partition: int = 0) -> Ledger:
-    return Ledger(PartitionName("orders", partition), Place(0, 0, 1))
+def ledger(partition: int = 0) -> AckTracker:
+    return AckTracker(PartitionName("orders", partition), ReadPosition(0, 0, 1))
 
 
-def jobs(owner: Ledger, *keys: str | None) -> list[Job]:
+def jobs(owner: AckTracker, *keys: str | None) -> list[HandlerJob]:
     log = Bytes(owner.name.partition)
     log.append_records([log.record(b"x", key=key) if key else log.record(b"x") for key in keys])
     (block,) = Decoder("orders", owner.name.partition, INCARNATION).decode(log.body(), 0, 0, log.end)
-    return [Job(message, owner) for message in block.messages]
+    return [HandlerJob(message, owner) for message in block.messages]
 
 
-def added(lanes: HandlerLanes, *made: Job) -> None:
+def added(lanes: OrderedQueues, *made: HandlerJob) -> None:
     for job in made:
         lanes.add(job)
 
 
 def test_a_partition_is_a_lane_and_lanes_take_turns() -> None:
-    lanes = HandlerLanes("partition")
+    lanes = OrderedQueues("partition")
     a, b = jobs(ledger(0), None, None), jobs(ledger(1), None, None)
     added(lanes, *a, *b)
     assert [lanes.next(0), lanes.next(0), lanes.next(0)] == [a[0], b[0], None]
-    lanes.done(b[0])
+    lanes.complete(b[0])
     assert lanes.next(0) is b[1]
-    lanes.done(a[0])
+    lanes.complete(a[0])
     assert lanes.next(0) is a[1]
 
 
 def test_one_worker_takes_lanes_in_turns_too() -> None:
-    lanes = HandlerLanes("partition")
+    lanes = OrderedQueues("partition")
     a, b = jobs(ledger(0), None, None), jobs(ledger(1), None, None)
     added(lanes, *a, *b)
     found = []
     while (job := lanes.next(0)) is not None:
         found.append(job)
-        lanes.done(job)
+        lanes.complete(job)
     assert found == [a[0], b[0], a[1], b[1]]
 
 
 def test_a_key_of_a_partition_is_a_lane_and_what_has_none_waits_for_nobody() -> None:
-    lanes = HandlerLanes("key")
+    lanes = OrderedQueues("key")
     made = jobs(ledger(), "x", "x", "y", None, None)
     added(lanes, *made)
     assert [lanes.next(0) for _ in range(5)] == [made[0], made[2], made[3], made[4], None]
-    lanes.done(made[0])
+    lanes.complete(made[0])
     assert lanes.next(0) is made[1]
 
 
 def test_the_same_key_in_two_partitions_is_two_lanes() -> None:
-    lanes = HandlerLanes("key")
+    lanes = OrderedQueues("key")
     a, b = jobs(ledger(0), "x"), jobs(ledger(1), "x")
     added(lanes, *a, *b)
     assert [lanes.next(0), lanes.next(0)] == [*a, *b]
 
 
 def test_without_an_order_all_begin_as_they_come() -> None:
-    lanes = HandlerLanes("none")
+    lanes = OrderedQueues("none")
     made = jobs(ledger(), "x", "x", None)
     added(lanes, *made)
     assert [lanes.next(0) for _ in range(4)] == [*made, None]
 
 
 def test_one_that_is_called_again_holds_its_lane_and_no_other() -> None:
-    lanes = HandlerLanes("key")
+    lanes = OrderedQueues("key")
     first, behind, other = jobs(ledger(), "x", "x", "y")
     added(lanes, first, behind, other)
     assert lanes.next(10) is first
-    lanes.again(first, at=12.0)
-    assert lanes.next_time() == 12.0
+    lanes.retry_at(first, at=12.0)
+    assert lanes.next_retry_at() == 12.0
     assert lanes.next(11) is other
     assert lanes.next(11.9) is None
     assert lanes.next(12) is first
-    lanes.done(first)
+    lanes.complete(first)
     assert lanes.next(12) is behind
-    assert lanes.next_time() == NEVER
+    assert lanes.next_retry_at() == NEVER
 
 
 def test_what_is_void_never_begins() -> None:
-    lanes, gone = HandlerLanes("partition"), ledger()
+    lanes, gone = OrderedQueues("partition"), ledger()
     made = jobs(gone, None, None, None)
     added(lanes, *made)
     assert lanes.next(0) is made[0]
-    gone.void = gone.leaving = True
-    lanes.done(made[0])
+    gone.invalid = gone.revoked = True
+    lanes.complete(made[0])
     assert lanes.next(0) is None
     mine = jobs(ledger(), None)
     added(lanes, *mine)
@@ -102,61 +102,61 @@ def test_what_is_void_never_begins() -> None:
 
 
 def test_what_is_leaving_waits_until_it_stays_or_is_gone() -> None:
-    lanes, owner = HandlerLanes("none"), ledger()
+    lanes, owner = OrderedQueues("none"), ledger()
     made = jobs(owner, None, None)
     added(lanes, *made)
-    owner.leaving = True
+    owner.revoked = True
     assert lanes.next(0) is None
-    owner.leaving = False
+    owner.revoked = False
     assert lanes.next(0) is made[0]
-    owner.leaving = True
+    owner.revoked = True
     assert lanes.next(0) is None
-    owner.void = True
+    owner.invalid = True
     assert lanes.next(0) is None
     assert not lanes.has_ready
 
 
 def test_a_dead_letter_that_is_handled_again_is_in_nobodys_lane_and_can_be_taken_back() -> None:
-    lanes = HandlerLanes("partition")
+    lanes = OrderedQueues("partition")
     (mine,) = jobs(ledger(), None)
-    letter, other = Job(mine.message), Job(mine.message)
+    letter, other = HandlerJob(mine.message), HandlerJob(mine.message)
     added(lanes, mine, letter, other)
     other.cancelled = True
     assert [lanes.next(0), lanes.next(0), lanes.next(0)] == [letter, mine, None]
-    lanes.done(letter)
+    lanes.complete(letter)
     assert not lanes.has_ready
     lanes.add(letter)
     assert lanes.has_ready
-    assert (lanes.next_letter(), lanes.next_letter()) == (letter, None)
+    assert (lanes.next_dead_letter(), lanes.next_dead_letter()) == (letter, None)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_whatever_fails_and_ends_all_are_done_once_and_each_lane_in_order(order: str) -> None:
     """Invariants: in a lane one at a time and in order; every job is done once."""
     chance = seeded("lanes", order)
-    lanes, now = HandlerLanes(order), 0.0
+    lanes, now = OrderedQueues(order), 0.0
     made = [
         job for number in range(3) for job in jobs(ledger(number), *chance.choices(["x", "y", None], k=30))
     ]
     added(lanes, *made)
-    busy: list[Job] = []
-    done: list[Job] = []
+    busy: list[HandlerJob] = []
+    done: list[HandlerJob] = []
     while len(done) < len(made):
         job = lanes.next(now)
         if job is not None:
-            assert all(job.lane is not each.lane for each in busy)
+            assert all(job.queue is not each.queue for each in busy)
             busy.append(job)
         if busy and (job is None or chance.random() < 0.5):
             ended = busy.pop(chance.randrange(len(busy)))
             if chance.random() < 0.3:
-                lanes.again(ended, now + chance.random())
+                lanes.retry_at(ended, now + chance.random())
             else:
-                lanes.done(ended)
+                lanes.complete(ended)
                 done.append(ended)
         elif job is None:
-            assert lanes.next_time() > now
-            now = lanes.next_time()
+            assert lanes.next_retry_at() > now
+            now = lanes.next_retry_at()
     assert max(Counter(map(id, done)).values()) == 1
-    for lane in {id(job.lane): job.lane for job in made}.values():
-        in_lane = [job.message.offset for job in done if job.lane is lane]
+    for lane in {id(job.queue): job.queue for job in made}.values():
+        in_lane = [job.message.offset for job in done if job.queue is lane]
         assert in_lane == sorted(in_lane)

@@ -11,9 +11,9 @@ import tfmq
 from tests.client.blocks import INCARNATION
 from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tfmq.client.consumer.message import Origin, ReceivedMessage
-from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.dead_letters.sql_store import BlockingSqlStore
 from tfmq.errors import NotAllowed
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_store_that_cannot_forget_stops_no_loop(bench: Bench, monkeypatch: pyt
     def refuse(*_: object) -> int:
         raise tfmq.StoreFailed("planted")
 
-    monkeypatch.setattr(SqlStore, "prune", refuse)
+    monkeypatch.setattr(BlockingSqlStore, "delete_expired", refuse)
     assert loop(bench, fails_twice) == ["a", "b", "b", "b", "c"]
 
 

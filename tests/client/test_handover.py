@@ -8,10 +8,10 @@ import pytest
 
 import tfmq
 import tfmq.aio
-from tfmq.client.consumer.rebalance import Telling
+from tfmq.client.consumer.rebalance import UserCall
 from tfmq.errors import NotAllowed
 from tfmq.offsets.storage import PartitionName
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 LONG = 3600.0
 
@@ -189,9 +189,9 @@ def test_on_revoked_is_told_at_the_end_and_of_what_was_lost(broker: SimulatedBro
     assert told == [["orders-0", "orders-1"]]
     frozen = member(broker, on_revoked=lambda names: told.append([str(name) for name in names]))
     frozen.poll(timeout=1)
-    broker._world.clients.remove(frozen._driver)  # type: ignore[arg-type]
+    broker._simulation.clients.remove(frozen._driver)  # type: ignore[arg-type]
     look(broker, member(broker), seconds=30)
-    broker._world.clients.append(frozen._driver)  # type: ignore[arg-type]
+    broker._simulation.clients.append(frozen._driver)  # type: ignore[arg-type]
     look(broker, frozen)
     assert told[1:] == [["orders-0", "orders-1"]]
 
@@ -297,7 +297,7 @@ def test_two_processes_of_one_name_do_not_drive_each_other_out_for_ever(broker: 
     """A machine that was copied with all that runs on it: whoever is told that he is no member takes a name anew."""
     first, copy = member(broker), member(broker)
     look(broker, first)
-    copy._core.member().member = first._core.member().member
+    copy._core.require_membership().member_id = first._core.require_membership().member_id
     look(broker, copy, first, seconds=20)
     generations = first.stats()["generation"], copy.stats()["generation"]
     look(broker, copy, first, seconds=60)
@@ -349,8 +349,8 @@ def test_who_is_interrupted_while_on_revoked_is_told_is_told_of_what_came(broker
     told.clear()
     core = consumer._core
     name = min(core.positions.names())
-    core.handover._note_going(name)
-    core.handover.came([name])
+    core.rebalance._queue_revoked(name)
+    core.rebalance.assigned([name])
     with pytest.raises(LookupError, match="planted"):
         consumer.poll(timeout=0)
     consumer.poll(timeout=0)
@@ -369,8 +369,8 @@ def test_a_task_that_is_cancelled_while_on_revoked_is_at_work_does_not_end_that(
         ends.append(done)
         return awaited
 
-    told = Telling(going, [PartitionName("orders", 0)], begin).run(lambda: over.append("over"))
-    waited = tuple(next(told).targets)
+    told = UserCall(going, [PartitionName("orders", 0)], begin).run(lambda: over.append("over"))
+    waited = tuple(next(told).futures)
     assert not waited[0].done
     told.close()
     assert over == []

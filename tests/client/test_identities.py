@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.rig import Rig
-from tfmq.client.send.partition_sender import LEASE_COUNT, Identities
+from tfmq.client.send.partition_sender import LEASE_COUNT, ProducerIds
 from tfmq.errors import Busy, TfmqError
 from tfmq.protocol.commands import LeaseProducerIds
 
@@ -30,29 +30,29 @@ def leases(rig: Rig) -> list[int]:
 
 
 def test_no_id_is_given_twice(rig: Rig) -> None:
-    identities, taken = Identities(rig.link), Taken()
+    identities, taken = ProducerIds(rig.link), Taken()
     for _ in range(100):
-        identities.take(taken)
+        identities.acquire(taken)
         rig.exchange()
     assert len(set(taken.ids)) == 100
     assert len(leases(rig)) == -(-100 // LEASE_COUNT)
 
 
 def test_many_waiters_share_a_round_trip(rig: Rig) -> None:
-    identities, taken = Identities(rig.link), Taken()
+    identities, taken = ProducerIds(rig.link), Taken()
     for _ in range(60):
-        identities.take(taken)
+        identities.acquire(taken)
     rig.exchange()
     assert len(set(taken.ids)) == 60 and len(leases(rig)) <= 2
 
 
 def test_a_refusal_reaches_all_that_wait_and_no_one_later(rig: Rig) -> None:
     rig.broker.plan(LeaseProducerIds, Busy())
-    identities, taken = Identities(rig.link), Taken()
-    identities.take(taken)
-    identities.take(taken)
+    identities, taken = ProducerIds(rig.link), Taken()
+    identities.acquire(taken)
+    identities.acquire(taken)
     rig.exchange()
     assert len(taken.errors) == 2
-    identities.take(taken)
+    identities.acquire(taken)
     rig.exchange()
     assert len(taken.ids) == 1

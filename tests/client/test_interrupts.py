@@ -6,7 +6,7 @@ from tests.client.handling_rig import TOPIC, Bench
 from tests.client.test_stop_anywhere import TEXTS, Lines
 from tfmq.client.consumer import assignment, membership
 from tfmq.client.consumer.positions import Positions
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 def interrupt() -> None:

@@ -9,7 +9,7 @@ from tfmq.client.consumer.core import Lag
 from tfmq.errors import StorageStopped, TfmqError, UnknownTopic
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 def test_a_lag_is_its_total_and_knows_its_parts() -> None:
@@ -43,7 +43,7 @@ def test_what_cannot_be_told_is_no_reason_to_tell_nothing(
     for log in broker.topics["orders"][1]:
         log.append(b"x")
     script = Script(broker, fetch_bytes=1, prefetch_bytes=1)
-    script.run(script.core._looked(script.link.now() + 10))
+    script.run(script.core._wait_for_partitions(script.link.now() + 10))
     ask = broker.on_locate
 
     def locate(request: wire.Locate) -> Any:
@@ -61,7 +61,7 @@ def test_a_place_in_a_damaged_range_has_no_lag_that_could_be_told() -> None:
     broker = Broker()
     broker.create("orders").append(b"x")
     script = Script(broker, start=0)
-    script.run(script.core._looked(script.link.now() + 10))
+    script.run(script.core._wait_for_partitions(script.link.now() + 10))
     ask = broker.on_locate
     broker.on_locate = lambda request: (  # type: ignore[method-assign]
         ask(request)._replace(ordinal=-1) if request.by == wire.BY_OFFSET else ask(request)

@@ -34,17 +34,17 @@ def test_lanes_do_not_wait_for_each_other() -> None:
 
 def test_known_is_raised_for_who_asked() -> None:
     rig = SenderRig(FakeBroker(3))
-    lanes = rig.sender.lanes
-    assert not lanes.knows("orders")
-    lane = lanes.lane("orders")
-    known = lane.known
-    lanes.ask(lane)
-    lanes.ask(lane)
+    lanes = rig.sender.topics
+    assert not lanes.is_known("orders")
+    lane = lanes.get_or_create("orders")
+    known = lane.known_event
+    lanes.request_metadata(lane)
+    lanes.request_metadata(lane)
     rig.exchange()
-    assert known.done and lanes.knows("orders") and lane.topic is not None
-    assert len(lane.topic.partitions) == 3
-    lanes.forget(lane.topic)
-    assert not lanes.knows("orders") and not lane.known.done
+    assert known.done and lanes.is_known("orders") and lane.metadata is not None
+    assert len(lane.metadata.partitions) == 3
+    lanes.invalidate(lane.metadata)
+    assert not lanes.is_known("orders") and not lane.known_event.done
 
 
 def test_a_grown_topic_is_noticed_after_a_while() -> None:

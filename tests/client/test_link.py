@@ -27,22 +27,22 @@ def rig() -> Rig:
 def test_nothing_is_dialled_before_somebody_asks(rig: Rig) -> None:
     rig.exchange()
     assert rig.dialled == []
-    rig.link.call(Ping())
+    rig.link.send_request(Ping())
     rig.exchange()
     assert len(rig.dialled) == 1
 
 
 def test_a_call_is_answered(rig: Rig) -> None:
-    call = rig.link.call(Ping())
+    call = rig.link.send_request(Ping())
     assert not call.done
     rig.exchange()
     assert call.done and call.result().time_ms == 1_700_000_000_000
-    assert not rig.link.busy
+    assert not rig.link.has_pending_requests
 
 
 def test_hello_goes_first_and_tells_the_limits() -> None:
     rig = Rig(FakeBroker(limits={"message_bytes": 17}))
-    rig.link.call(Ping())
+    rig.link.send_request(Ping())
     rig.exchange()
     assert [type(each) for each in rig.broker.requests] == [Hello, Ping]
     assert rig.link.limits["message_bytes"] == 17
@@ -51,7 +51,7 @@ def test_hello_goes_first_and_tells_the_limits() -> None:
 
 def test_hello_says_whether_an_operator_uses_the_client(rig: Rig) -> None:
     rig.link.operator = True
-    rig.link.call(Ping())
+    rig.link.send_request(Ping())
     rig.exchange()
     assert rig.broker.requests[0].details["operator"] is True
     assert [each._driver.link.operator for each in (tfmq.Admin("a"), aio.Admin("a"))] == [True, True]
@@ -60,7 +60,7 @@ def test_hello_says_whether_an_operator_uses_the_client(rig: Rig) -> None:
 
 def test_answers_may_come_in_any_order(rig: Rig) -> None:
     rig.broker.plan(Ping, HOLD)
-    slow, quick = rig.link.call(Ping()), rig.link.call(Ping())
+    slow, quick = rig.link.send_request(Ping()), rig.link.send_request(Ping())
     rig.exchange()
     assert quick.done and not slow.done
     rig.broker.release()
@@ -70,7 +70,7 @@ def test_answers_may_come_in_any_order(rig: Rig) -> None:
 
 def test_an_error_reply_is_raised(rig: Rig) -> None:
     rig.broker.plan(Ping, Busy("not now"))
-    call = rig.link.call(Ping())
+    call = rig.link.send_request(Ping())
     rig.exchange()
     with pytest.raises(Busy, match="not now"):
         call.result()
@@ -78,16 +78,16 @@ def test_an_error_reply_is_raised(rig: Rig) -> None:
 
 def test_a_call_that_may_be_repeated_never_sees_the_connection_break(rig: Rig) -> None:
     rig.broker.plan(Ping, LOSE, CUT)
-    calls = [rig.link.call(Ping()) for _ in range(3)]
+    calls = [rig.link.send_request(Ping()) for _ in range(3)]
     rig.advance(1)
     assert [call.result().time_ms > 0 for call in calls] == [True] * 3
-    assert rig.link.connections == 3
+    assert rig.link.connection_count == 3
 
 
 def test_what_goes_out_again_keeps_its_order(rig: Rig) -> None:
     rig.broker.plan(Metadata, HOLD, HOLD, LOSE)
     for name in ("a", "b", "c", "d"):
-        rig.link.call(Metadata([name], True))
+        rig.link.send_request(Metadata([name], True))
     rig.advance(1)
     asked = [each.topics[0] for each in rig.broker.requests if isinstance(each, Metadata)]
     assert asked == ["a", "b", "c", "a", "b", "c", "d"]
@@ -96,7 +96,9 @@ def test_what_goes_out_again_keeps_its_order(rig: Rig) -> None:
 def test_a_request_that_passes_with_time_is_made_anew_each_time_it_goes_out(rig: Rig) -> None:
     rig.broker.plan(Metadata, CUT, CUT)
     times = iter(("a", "b", "c", "d"))
-    call = rig.link.call(Metadata(["first"]), renew=lambda request: request._replace(topics=[next(times)]))
+    call = rig.link.send_request(
+        Metadata(["first"]), update=lambda request: request._replace(topics=[next(times)])
+    )
     rig.exchange()
     rig.advance(5)
     assert call.done and call.error is None
@@ -109,7 +111,7 @@ def test_a_request_that_passes_with_time_is_made_anew_each_time_it_goes_out(rig:
 
 def test_a_call_that_must_not_be_repeated_fails_with_an_unknown_outcome(rig: Rig) -> None:
     rig.broker.plan(Ping, CUT)
-    call = rig.link.call(Ping(), repeat=False)
+    call = rig.link.send_request(Ping(), repeat=False)
     rig.exchange()
     with pytest.raises(ConnectionFailed) as caught:
         call.result()
@@ -118,7 +120,7 @@ def test_a_call_that_must_not_be_repeated_fails_with_an_unknown_outcome(rig: Rig
 
 def test_one_that_was_not_sent_waits_for_the_next_connection(rig: Rig) -> None:
     rig.reachable = False
-    call = rig.link.call(Ping(), repeat=False)
+    call = rig.link.send_request(Ping(), repeat=False)
     rig.exchange()
     rig.reachable = True
     rig.advance(1)
@@ -127,7 +129,7 @@ def test_one_that_was_not_sent_waits_for_the_next_connection(rig: Rig) -> None:
 
 def test_a_broker_that_starts_soon_is_waited_for_and_one_that_is_not_there_is_told(rig: Rig) -> None:
     rig.reachable = False
-    call = rig.link.call(Ping())
+    call = rig.link.send_request(Ping())
     rig.advance(1)
     assert not call.done
     rig.advance(3)
@@ -140,17 +142,17 @@ def test_a_broker_that_starts_soon_is_waited_for_and_one_that_is_not_there_is_to
 def test_every_server_of_the_list_is_tried(rig: Rig) -> None:
     rig = Rig(servers=3)
     rig.reachable = False
-    rig.link.call(Ping())
+    rig.link.send_request(Ping())
     rig.exchange()
     assert [server.port for server in rig.dialled] == [8367, 8368, 8369]
 
 
 def test_once_it_was_there_a_broker_is_waited_for_until_the_call_is_late(rig: Rig) -> None:
-    rig.link.call(Ping())
+    rig.link.send_request(Ping())
     rig.exchange()
     rig.reachable = False
     rig.cut()
-    call = rig.link.call(Ping(), seconds=20)
+    call = rig.link.send_request(Ping(), seconds=20)
     rig.advance(19)
     assert not call.done
     rig.advance(2)
@@ -160,58 +162,58 @@ def test_once_it_was_there_a_broker_is_waited_for_until_the_call_is_late(rig: Ri
 
 
 def test_a_new_call_does_not_wait_out_the_pause_that_an_earlier_one_left(rig: Rig) -> None:
-    rig.link.call(Ping())
+    rig.link.send_request(Ping())
     rig.exchange()
     rig.reachable = False
     rig.cut()
-    rig.link.call(Ping(), seconds=2)
+    rig.link.send_request(Ping(), seconds=2)
     rig.advance(2.1)  # the pause after the last attempt is 1.6 s by now
-    assert not rig.link.busy
+    assert not rig.link.has_pending_requests
     rig.reachable = True
-    call = rig.link.call(Ping(), seconds=2)
+    call = rig.link.send_request(Ping(), seconds=2)
     rig.advance(0.1)
     assert call.done and call.error is None
 
 
 def test_short_calls_one_after_the_other_do_not_dial_without_a_pause(rig: Rig) -> None:
-    rig.link.call(Ping())
+    rig.link.send_request(Ping())
     rig.exchange()
     rig.reachable = False
     rig.cut()
     dialled = len(rig.dialled)
     for _ in range(100):
-        rig.link.call(Ping(), seconds=0.01)
+        rig.link.send_request(Ping(), seconds=0.01)
         rig.advance(0.01)
     assert len(rig.dialled) - dialled <= 21
 
 
 def test_a_late_answer_is_a_time_out_and_the_connection_stays(rig: Rig) -> None:
     rig.broker.plan(Ping, HOLD)
-    call = rig.link.call(Ping(), seconds=1)
+    call = rig.link.send_request(Ping(), seconds=1)
     rig.advance(2)
     with pytest.raises(TimedOut) as caught:
         call.result()
     assert caught.value.outcome == "unknown" and isinstance(caught.value, TimeoutError)
     rig.broker.release()
-    after = rig.link.call(Ping())
+    after = rig.link.send_request(Ping())
     rig.exchange()
-    assert after.done and rig.link.connections == 1
+    assert after.done and rig.link.connection_count == 1
 
 
 def test_a_call_given_up_leaves_the_connection_usable(rig: Rig) -> None:
     rig.broker.plan(Ping, HOLD)
-    call = rig.link.call(Ping())
+    call = rig.link.send_request(Ping())
     rig.exchange()
     rig.link.abandon(call)
     assert isinstance(call.error, Abandoned)
     rig.broker.release()
-    after = rig.link.call(Ping())
+    after = rig.link.send_request(Ping())
     rig.exchange()
     assert after.done and after.error is None
 
 
 def test_something_else_behind_the_port_is_named_at_once(rig: Rig) -> None:
-    call = rig.link.call(Ping())
+    call = rig.link.send_request(Ping())
     assert rig.link.wants_connection()
     rig.link.connected()
     with pytest.raises(BadFrame) as caught:
@@ -223,7 +225,7 @@ def test_something_else_behind_the_port_is_named_at_once(rig: Rig) -> None:
 
 def test_a_version_that_is_not_spoken_is_told_at_once(rig: Rig) -> None:
     rig.broker.plan(Hello, VersionMismatch("upgrade"))
-    call = rig.link.call(Ping())
+    call = rig.link.send_request(Ping())
     with pytest.raises(VersionMismatch) as caught:
         rig.exchange()
     rig.cut(caught.value)
@@ -233,7 +235,7 @@ def test_a_version_that_is_not_spoken_is_told_at_once(rig: Rig) -> None:
 
 def test_a_port_that_takes_connections_and_says_nothing_is_left(rig: Rig) -> None:
     rig.broker.plan(Hello, SWALLOW)
-    call = rig.link.call(Ping(), seconds=60)
+    call = rig.link.send_request(Ping(), seconds=60)
     rig.exchange()
     rig.time += 11
     with pytest.raises(ConnectionFailed, match="did not reply to HELLO") as caught:
@@ -241,30 +243,30 @@ def test_a_port_that_takes_connections_and_says_nothing_is_left(rig: Rig) -> Non
     rig.cut(caught.value)
     assert call.done
     assert isinstance(call.error, ConnectionFailed), "its patience was over by then"
-    call = rig.link.call(Ping(), seconds=60)
+    call = rig.link.send_request(Ping(), seconds=60)
     rig.advance(1)
     assert call.done and call.error is None
 
 
 def test_close_fails_what_is_open_and_takes_nothing_more(rig: Rig) -> None:
     rig.broker.plan(Ping, HOLD)
-    call = rig.link.call(Ping())
+    call = rig.link.send_request(Ping())
     rig.exchange()
     rig.link.close()
     with pytest.raises(Abandoned) as sent:
         call.result()
     assert sent.value.outcome == "unknown"
     with pytest.raises(Closed):
-        rig.link.call(Ping())
+        rig.link.send_request(Ping())
 
 
 @pytest.mark.parametrize("end", ["close", "abandon"])
 def test_what_never_left_was_not_done_and_what_left_may_have_been(rig: Rig, end: str) -> None:
     rig.broker.plan(Ping, HOLD)
-    left = rig.link.call(Ping())
+    left = rig.link.send_request(Ping())
     rig.exchange()
     rig.cut()
-    waits = rig.link.call(Ping())
+    waits = rig.link.send_request(Ping())
     for call, outcome in ((left, "unknown"), (waits, "not done")):
         if end == "close":
             rig.link.close()
@@ -274,10 +276,10 @@ def test_what_never_left_was_not_done_and_what_left_may_have_been(rig: Rig, end:
 
 
 def test_without_a_reply_a_call_is_done_once_it_is_written(rig: Rig) -> None:
-    rig.link.call(Ping())
+    rig.link.send_request(Ping())
     rig.exchange()
     rig.broker.plan(Ping, SWALLOW)
-    call = rig.link.call(Ping(), wants_reply=False)
+    call = rig.link.send_request(Ping(), wants_reply=False)
     assert not call.done
     rig.exchange()
     assert call.done and call.error is None
@@ -285,40 +287,40 @@ def test_without_a_reply_a_call_is_done_once_it_is_written(rig: Rig) -> None:
 
 def test_listeners_hear_of_every_new_session(rig: Rig) -> None:
     heard: list[int] = []
-    rig.link.on_ready.append(lambda link: heard.append(link.connections))
-    rig.link.call(Ping())
+    rig.link.on_ready.append(lambda link: heard.append(link.connection_count))
+    rig.link.send_request(Ping())
     rig.exchange()
     rig.cut()
-    rig.link.call(Ping())
+    rig.link.send_request(Ping())
     rig.exchange()
     assert heard == [1, 2]
 
 
 def test_unattended_calls_are_counted_until_they_are_done(rig: Rig) -> None:
-    call = rig.link.call(Ping(), unattended=True)
-    assert rig.link.unattended == 1
+    call = rig.link.send_request(Ping(), in_background=True)
+    assert rig.link.background_requests == 1
     rig.exchange()
-    assert call.done and rig.link.unattended == 0
+    assert call.done and rig.link.background_requests == 0
 
 
 def test_a_renewed_link_knows_nothing_of_before(rig: Rig) -> None:
     rig.broker.plan(Ping, HOLD)
-    call = rig.link.call(Ping())
+    call = rig.link.send_request(Ping())
     rig.exchange()
-    rig.link.renew()
-    assert not call.done and not rig.link.busy and rig.link.state == "down"
+    rig.link.reset_after_fork()
+    assert not call.done and not rig.link.has_pending_requests and rig.link.state == "down"
 
 
 def test_an_unreadable_reply_fails_its_call_only(rig: Rig) -> None:
-    call = rig.link.call(CreateTopic("a", 1, {}))
+    call = rig.link.send_request(CreateTopic("a", 1, {}))
     assert rig.link.wants_connection()
     rig.link.connected()
     rig.broker.plan(CreateTopic, SWALLOW)
     session = Session(rig.broker)
-    session.take(b"".join(rig.link.pending()))
+    session.take(b"".join(rig.link.next_output()))
     rig.link.received(b"".join(session.output))
     session.output.clear()
-    session.say([0, call.correlation, "not a number"])
+    session.say([0, call.correlation_id, "not a number"])
     rig.link.received(b"".join(session.output))
     with pytest.raises(TfmqError, match="CREATE_TOPIC"):
         call.result()
@@ -329,7 +331,7 @@ def test_who_waits_for_a_first_connection_is_told_once_and_soon(
 ) -> None:
     caplog.set_level("INFO", "tfmq")
     rig.reachable = False
-    call = rig.link.call(Ping())
+    call = rig.link.send_request(Ping())
     rig.advance(0.4)
     assert caplog.messages == ["Nothing listens at broker:8367 yet: waiting 2 s."]
     rig.advance(3)

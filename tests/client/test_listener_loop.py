@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from tfmq.client.worker.thread_runner import ListenerLoop
+from tfmq.client.worker.thread_runner import ListenerLoopThread
 
 PLACE: contextvars.ContextVar[str] = contextvars.ContextVar("place", default="")
 
 
 def test_all_share_one_loop_and_have_the_callers_context() -> None:
-    loop = ListenerLoop()
+    loop = ListenerLoopThread()
 
     async def where() -> tuple[object, str]:
         await asyncio.sleep(0)
@@ -34,7 +34,7 @@ def test_all_share_one_loop_and_have_the_callers_context() -> None:
 
 
 def test_what_it_raises_is_raised_and_what_is_left_is_cancelled_at_the_end() -> None:
-    loop = ListenerLoop()
+    loop = ListenerLoopThread()
     cancelled = threading.Event()
 
     async def left() -> None:

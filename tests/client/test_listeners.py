@@ -6,8 +6,14 @@ from typing import Any
 import pytest
 
 from tests.client.test_ledger import batch
-from tfmq.client.consumer.positions import IN_WORK
-from tfmq.client.worker.listeners import Listeners, awaits, checked, finished, in_work
+from tfmq.client.consumer.positions import CURRENT_MESSAGE
+from tfmq.client.worker.listeners import (
+    Listeners,
+    check_listener,
+    check_result,
+    handler_context,
+    is_coroutine_listener,
+)
 from tfmq.errors import BadRequest
 from tfmq.hooks import Hook
 
@@ -28,18 +34,18 @@ def test_a_topic_has_one_listener_and_the_rest_have_the_default() -> None:
     with pytest.raises(BadRequest, match="needs a listener"):
         listeners.check((), everything)
     assert listeners.on("orders")(print) is print
-    assert listeners.of("orders") is print
+    assert listeners.find("orders") is print
     with pytest.raises(BadRequest, match="No listener for the topic bills"):
         listeners.check(["orders", "bills"], everything)
     listeners.default = repr
     listeners.check(["orders", "bills"], everything)
-    assert listeners.of("bills") is repr
+    assert listeners.find("bills") is repr
     with pytest.raises(BadRequest, match="a listener already"):
         listeners.on("orders")
     with pytest.raises(BadRequest, match="not a topic's name"):
         listeners.on("no such name")
     with pytest.raises(BadRequest, match="cannot be called"):
-        checked("handler")
+        check_listener("handler")
 
 
 def test_a_listener_for_a_topic_that_is_not_read_is_refused() -> None:
@@ -72,7 +78,7 @@ def test_a_generator_whose_body_no_call_would_run_is_refused(listener: Any) -> N
     with pytest.raises(BadRequest, match=r"is a generator.*would not run its body"):
         Listeners().on("orders")(listener)
     with pytest.raises(BadRequest, match="is a generator"):
-        checked(listener)
+        check_listener(listener)
 
 
 def nothing() -> None: ...
@@ -113,15 +119,15 @@ def wrapped(function: Any) -> Any:
     ],
 )
 def test_what_can_be_called_with_a_message_is_taken(listener: Any) -> None:
-    assert checked(listener) is listener
+    assert check_listener(listener) is listener
 
 
 def test_what_was_returned_and_nobody_runs_is_a_failure() -> None:
     for made in (generator(1), async_generator(1), coroutine(1)):
         with pytest.raises(BadRequest, match="whose body was not run"):
-            finished(made)
+            check_result(made)
     for fine in (None, 0, [1], iter([1]), print):
-        finished(fine)
+        check_result(fine)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +141,7 @@ def test_what_was_returned_and_nobody_runs_is_a_failure() -> None:
     ],
 )
 def test_it_is_known_what_belongs_into_an_event_loop(listener: Any, expected: bool) -> None:
-    assert awaits(listener) is expected
+    assert is_coroutine_listener(listener) is expected
 
 
 class Told(Hook):
@@ -152,10 +158,10 @@ class Told(Hook):
 def test_hooks_nest_and_the_message_in_work_is_known_meanwhile() -> None:
     told: list[Any] = []
     (message,) = batch(1).messages
-    with in_work(message, [Told("a", told), Told("b", told)]):
-        assert IN_WORK.get() is message
+    with handler_context(message, [Told("a", told), Told("b", told)]):
+        assert CURRENT_MESSAGE.get() is message
         told.append("work")
-    assert IN_WORK.get() is None
+    assert CURRENT_MESSAGE.get() is None
     assert told == ["before a", "before b", "work", "after b None", "after a None"]
 
 
@@ -167,6 +173,9 @@ def test_only_hooks_that_began_hear_of_the_end() -> None:
         def before_handle(self, message: Any) -> None:
             raise ValueError("no")
 
-    with pytest.raises(ValueError, match="no"), in_work(message, [Told("a", told), Bad(), Told("b", told)]):
+    with (
+        pytest.raises(ValueError, match="no"),
+        handler_context(message, [Told("a", told), Bad(), Told("b", told)]),
+    ):
         told.append("work")
     assert told == ["before a", "after a ValueError('no')"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, Script
-from tfmq.client.consumer.assignment import TOLD_SECONDS
+from tfmq.client.consumer.assignment import NOTIFIED_REFRESH_SECONDS
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
 
@@ -27,8 +27,10 @@ def test_who_waits_for_messages_does_not_ask_what_there_is(arguments: dict[str, 
     broker.create("orders", 2)
     script = Script(broker, **arguments)
     assert looks(broker, script) == 0
-    fetches = TOLD_SECONDS / 30
-    assert 1 <= looks(broker, script, TOLD_SECONDS) <= fetches, "at the end of a fetch it cannot know"
+    fetches = NOTIFIED_REFRESH_SECONDS / 30
+    assert 1 <= looks(broker, script, NOTIFIED_REFRESH_SECONDS) <= fetches, (
+        "at the end of a fetch it cannot know"
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_answers_that_are_never_what_is_found_do_not_make_it_look_again_and_agai
     script = Script(broker)
     script.poll()
     for count in (3, 3, 3):
-        script.core.assignment.counted("orders", count)
+        script.core.assignment.partition_count_seen("orders", count)
         script.pass_time(1)
     assert len(broker.sent(wire.Metadata)) == 2
 

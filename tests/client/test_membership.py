@@ -7,7 +7,7 @@ import pytest
 
 from tests.client.scripted import Broker, Script, ScriptedLink
 from tfmq.client.consumer.membership import Membership
-from tfmq.client.operation import Tasks
+from tfmq.client.operation import BackgroundTasks
 from tfmq.errors import Busy, NotAllowed
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
@@ -26,14 +26,14 @@ class Member:
         self.failures: list[Exception] = []
         self.changes = 0
         self.membership = Membership(self.link, "g", session_ms=9_000, changed=self._changed)
-        self.tasks: Tasks = self.script.core.tasks
-        self.tasks.start(self.membership.live(), self.failures.append)
+        self.tasks: BackgroundTasks = self.script.core.tasks
+        self.tasks.start(self.membership.run(), self.failures.append)
 
     def _changed(self) -> None:
         self.changes += 1
 
     def join(self) -> "Member":
-        self.membership.want(["orders"])
+        self.membership.subscribe(["orders"])
         self.script.pass_time(0.1)
         return self
 
@@ -53,8 +53,8 @@ def test_it_joins_once_it_is_known_what_it_wants_and_has_what_it_is_given(broker
     member.script.pass_time(1)
     assert broker.sent(wire.JoinGroup) == []
     member.join()
-    assert broker.sent(wire.JoinGroup)[0].member == member.membership.member
-    assert member.membership.share.keys() == {FIRST, SECOND} == member.membership.held.keys()
+    assert broker.sent(wire.JoinGroup)[0].member == member.membership.member_id
+    assert member.membership.assigned.keys() == {FIRST, SECOND} == member.membership.owned.keys()
     assert (member.changes, member.membership.generation) == (1, 1)
 
 
@@ -71,8 +71,8 @@ def test_what_is_revoked_is_held_and_said_to_be_leaving_until_it_is_released(bro
         wire.GrantedPartition("orders", broker.topics["orders"][0], 0, generation)
     ]
     member.script.pass_time(4)
-    assert member.membership.share.keys() == {FIRST}
-    assert member.membership.held.keys() == {FIRST, SECOND}
+    assert member.membership.assigned.keys() == {FIRST}
+    assert member.membership.owned.keys() == {FIRST, SECOND}
     assert [each.leaving for each in member.last(wire.Heartbeat).held] == [False, True]
     count = len(broker.sent(wire.Heartbeat))
     member.membership.release([SECOND])
@@ -85,10 +85,10 @@ def test_other_wishes_are_told_at_once_and_the_same_ones_are_not(broker: Broker)
     member = Member(broker).join()
     member.script.pass_time(0.1)
     count = len(broker.sent(wire.Heartbeat))
-    member.membership.want(["orders"])
+    member.membership.subscribe(["orders"])
     member.script.pass_time(0.1)
     assert len(broker.sent(wire.Heartbeat)) == count
-    member.membership.want(["orders", "bills"], [FIRST])
+    member.membership.subscribe(["orders", "bills"], [FIRST])
     member.script.pass_time(0.1)
     told = [each.subscription for each in broker.sent(wire.Heartbeat)[count:]]
     assert told[0].only == [("orders", 0)] and told[1:] in ([], [None])
@@ -112,15 +112,15 @@ def test_a_member_that_was_taken_for_dead_has_nothing_and_joins_again_under_a_ne
     broker: Broker,
 ) -> None:
     member = Member(broker).join()
-    name = member.membership.member
+    name = member.membership.member_id
     broker.take_over("g")
     member.script.pass_time(4)
-    assert [each.member for each in broker.sent(wire.JoinGroup)] == [name, member.membership.member]
-    assert member.membership.member != name
-    assert member.membership.held == {} and member.membership.joined
+    assert [each.member for each in broker.sent(wire.JoinGroup)] == [name, member.membership.member_id]
+    assert member.membership.member_id != name
+    assert member.membership.owned == {} and member.membership.joined
     broker.thieves.clear()
     member.script.pass_time(4)
-    assert member.membership.share.keys() == {FIRST, SECOND}
+    assert member.membership.assigned.keys() == {FIRST, SECOND}
 
 
 def test_a_heartbeat_that_fails_in_passing_is_sent_again_and_a_refusal_is_raised(broker: Broker) -> None:
@@ -135,16 +135,16 @@ def test_a_heartbeat_that_fails_in_passing_is_sent_again_and_a_refusal_is_raised
 
 def test_who_did_not_hear_of_the_broker_for_a_session_hands_out_nothing(broker: Broker) -> None:
     member = Member(broker).join()
-    assert member.membership.may_hand_out()
+    assert member.membership.may_deliver()
     broker.down = True
     member.script.pass_time(8)
-    assert member.membership.may_hand_out()
+    assert member.membership.may_deliver()
     member.script.pass_time(4)
-    assert not member.membership.may_hand_out()
+    assert not member.membership.may_deliver()
     broker.down = False
     member.script.pass_time(3)
-    assert member.membership.may_hand_out()
-    assert member.membership.share.keys() == {FIRST, SECOND}, "the broker kept its place"
+    assert member.membership.may_deliver()
+    assert member.membership.assigned.keys() == {FIRST, SECOND}, "the broker kept its place"
 
 
 def test_the_broker_was_heard_of_when_it_was_asked_not_when_it_answered(broker: Broker) -> None:
@@ -160,9 +160,9 @@ def test_the_broker_was_heard_of_when_it_was_asked_not_when_it_answered(broker: 
     assert answered_at - asked_at < 0.1, "the answer, and the next one"
     broker.down = True
     member.script.pass_time(5.9)
-    assert member.membership.may_hand_out()
+    assert member.membership.may_deliver()
     member.script.pass_time(0.3)
-    assert not member.membership.may_hand_out(), "asked three seconds before it answered"
+    assert not member.membership.may_deliver(), "asked three seconds before it answered"
 
 
 def test_without_its_connection_it_hands_out_for_a_tenth_of_its_session(broker: Broker) -> None:
@@ -170,9 +170,9 @@ def test_without_its_connection_it_hands_out_for_a_tenth_of_its_session(broker: 
     member = Member(broker).join()
     broker.down, member.link.state = True, "lost"
     member.script.pass_time(0.5)
-    assert member.membership.may_hand_out()
+    assert member.membership.may_deliver()
     member.script.pass_time(0.5)
-    assert not member.membership.may_hand_out()
+    assert not member.membership.may_deliver()
 
 
 def test_a_handover_of_seconds_is_not_logged_and_a_long_one_once(
@@ -184,7 +184,7 @@ def test_a_handover_of_seconds_is_not_logged_and_a_long_one_once(
         broker.note = (
             f"waits for orders-{number} and 1 more, which {number:016x} (c at 127.0.0.1:{number}) releases"
         )
-        member.membership._connected(None)
+        member.membership._on_connected(None)
         member.script.pass_time(0.1)
     assert member.membership.note == broker.note and broker.note not in caplog.text
     member.script.pass_time(60)
@@ -200,7 +200,7 @@ def test_an_idle_member_says_why_once(broker: Broker, caplog: pytest.LogCaptureF
     broker.note = why
     member = Member(broker).join()
     for _ in range(5):  # it is asked often while others come and go
-        member.membership._connected(None)
+        member.membership._on_connected(None)
         member.script.pass_time(0.1)
     assert "reads nothing" not in caplog.text, "it may pass"
     member.script.pass_time(30)
@@ -210,10 +210,10 @@ def test_an_idle_member_says_why_once(broker: Broker, caplog: pytest.LogCaptureF
 
 def test_leaving_ends_it_and_a_forked_child_is_another_member(broker: Broker) -> None:
     member = Member(broker).join()
-    name = member.membership.member
-    member.membership.renew()
-    assert member.membership.member != name and not member.membership.joined
+    name = member.membership.member_id
+    member.membership.reset_after_fork()
+    assert member.membership.member_id != name and not member.membership.joined
     other = Member(broker).join()
     other.script.run(other.membership.leave(FAR))
-    assert broker.sent(wire.LeaveGroup)[0].member == other.membership.member
-    assert other.membership.held == {}
+    assert broker.sent(wire.LeaveGroup)[0].member == other.membership.member_id
+    assert other.membership.owned == {}

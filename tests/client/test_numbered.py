@@ -10,14 +10,14 @@ import pytest
 from tests.dead_letters.helpers import Process
 from tests.scale import scaled, seeded
 from tfmq.client.send.idempotent_send import (
-    Content,
-    Stream,
-    close_stream,
+    ProducerPartition,
+    RecordContent,
+    close_producer,
+    fetch_messages,
     find_records,
-    lease_id,
-    locate_end,
-    read_chunk,
-    send_numbered,
+    lease_producer_id,
+    locate_log_end,
+    send_idempotent,
 )
 from tfmq.errors import (
     BadRequest,
@@ -31,7 +31,7 @@ from tfmq.errors import (
 )
 from tfmq.message import decode_attribute, encode_attribute
 from tfmq.protocol.commands import BY_EARLIEST, BY_LATEST
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def broker() -> Iterator[SimulatedBroker]:
 class Sender:
     """One process that has a place."""
 
-    def __init__(self, broker: SimulatedBroker, stream: Stream | None = None) -> None:
+    def __init__(self, broker: SimulatedBroker, stream: ProducerPartition | None = None) -> None:
         self.process = Process(broker, "unused")
         incarnation = broker.admin().topic("orders").incarnation
-        self.stream = stream or Stream(
-            "orders", incarnation, 0, self.run(lease_id(self.process.link, self.until()))
+        self.stream = stream or ProducerPartition(
+            "orders", incarnation, 0, self.run(lease_producer_id(self.process.link, self.until()))
         )
 
     def until(self, seconds: float = 10.0) -> float:
@@ -58,9 +58,9 @@ class Sender:
         return self.process.run(operation)
 
     def send(self, sequence: int, *texts: str) -> list[int]:
-        contents = [Content(text.encode(), encode_attribute(key=text)) for text in texts]
+        contents = [RecordContent(text.encode(), encode_attribute(key=text)) for text in texts]
         found: list[int] = self.run(
-            send_numbered(self.process.link, self.stream, sequence, contents, self.until())
+            send_idempotent(self.process.link, self.stream, sequence, contents, self.until())
         )
         return found
 
@@ -71,7 +71,7 @@ class Sender:
         return found
 
     def close(self) -> int:
-        last: int = self.run(close_stream(self.process.link, self.stream, self.until()))
+        last: int = self.run(close_producer(self.process.link, self.stream, self.until()))
         return last
 
 
@@ -147,7 +147,7 @@ def test_a_closed_stream_says_how_far_it_came_and_takes_nothing_more(broker: Sim
 def test_what_the_broker_forgot_is_found_in_its_log(broker: SimulatedBroker) -> None:
     sender = Sender(broker)
     broker.producer().send("orders", "before").result()
-    since = sender.run(locate_end(sender.process.link, sender.stream, BY_LATEST, sender.until()))
+    since = sender.run(locate_log_end(sender.process.link, sender.stream, BY_LATEST, sender.until()))
     offsets = sender.send(0, "a", "b")
     broker.producer().send("orders", "behind").result()
     broker.clock.advance(days=9)
@@ -173,8 +173,8 @@ def test_a_log_that_does_not_reach_back_so_far_says_so(broker: SimulatedBroker) 
 
 def test_a_tombstone_and_a_tag_travel(broker: SimulatedBroker) -> None:
     sender = Sender(broker)
-    contents = [Content(None, encode_attribute(tag="new"), "new"), Content(b"", b"")]
-    sender.run(send_numbered(sender.process.link, sender.stream, 0, contents, sender.until()))
+    contents = [RecordContent(None, encode_attribute(tag="new"), "new"), RecordContent(b"", b"")]
+    sender.run(send_idempotent(sender.process.link, sender.stream, 0, contents, sender.until()))
     first, second = broker.sent("orders")
     assert (first.payload, first.tag, second.payload, second.tag) == (None, "new", b"", None)
     assert [each.payload for each in broker.consumer("orders", tags="new").poll(1)] == [None]
@@ -185,10 +185,10 @@ def test_a_partition_is_read_piece_by_piece(broker: SimulatedBroker) -> None:
     broker.producer().send_many("orders", [bytes(40_000)] * 100).result()
     sender = Sender(broker)
     link, stream = sender.process.link, sender.stream
-    offset = sender.run(locate_end(link, stream, BY_EARLIEST, sender.until()))
+    offset = sender.run(locate_log_end(link, stream, BY_EARLIEST, sender.until()))
     count, looks = 0, 0
     while True:
-        chunk = sender.run(read_chunk(link, stream, offset, sender.until(), 300_000))
+        chunk = sender.run(fetch_messages(link, stream, offset, sender.until(), 300_000))
         count, looks, offset = count + len(chunk.messages), looks + 1, chunk.next_offset
         if chunk.at_end:
             break

@@ -12,7 +12,7 @@ from tfmq.client.send.partitioner import (
     Random,
     RoundRobin,
     choose_partition,
-    find_selector,
+    load_selector,
 )
 from tfmq.errors import BadRequest, StorageStopped, UnknownPartition
 from tfmq.message import Message, Partition
@@ -77,14 +77,14 @@ def test_random_chooses_among_those_that_take_writes() -> None:
 
 
 def test_selectors_are_found_by_name_and_taken_as_they_are() -> None:
-    assert isinstance(find_selector(None), KeyHash)
-    assert isinstance(find_selector("round_robin"), RoundRobin)
+    assert isinstance(load_selector(None), KeyHash)
+    assert isinstance(load_selector("round_robin"), RoundRobin)
     mine = Random()
-    assert find_selector(mine) is mine
+    assert load_selector(mine) is mine
     with pytest.raises(BadRequest, match="key_hash, random, round_robin"):
-        find_selector("nobody")
+        load_selector("nobody")
     with pytest.raises(BadRequest, match="get_partition"):
-        find_selector(object())  # type: ignore[arg-type]
+        load_selector(object())  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         PartitionSelector()  # type: ignore[abstract]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 SAVED_EVERY = 5.0
 MODES = ("auto", "manual", "before")
@@ -247,7 +247,7 @@ def test_a_process_that_dies_leaves_what_it_had_processed_and_not_saved(broker: 
     polled(consumer, 2), polled(consumer, 2)
     broker.clock.advance(SAVED_EVERY + 0.5)
     polled(consumer, 2)
-    broker._world.clients.remove(consumer._driver)  # type: ignore[arg-type]
+    broker._simulation.clients.remove(consumer._driver)  # type: ignore[arg-type]
     broker.clock.advance(20)
     assert rest(broker) == "2345"
 
@@ -267,7 +267,7 @@ def test_manual_saves_nothing_but_what_commit_says(broker: SimulatedBroker) -> N
 def test_before_saves_before_it_hands_out_so_at_most_once(broker: SimulatedBroker) -> None:
     consumer = member(broker, "before")
     next(consumer)
-    broker._world.clients.remove(consumer._driver)  # type: ignore[arg-type]
+    broker._simulation.clients.remove(consumer._driver)  # type: ignore[arg-type]
     broker.clock.advance(60)
     assert rest(broker) == "12345", "the first one is not given again, whatever became of it"
 

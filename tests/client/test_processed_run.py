@@ -11,7 +11,7 @@ import pytest
 import tfmq
 from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tfmq.client.worker import runner
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 SAVE_SECONDS = 5
 
@@ -28,7 +28,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def monkeypatched_pause(seconds: float) -> Iterator[None]:
     """Between two calls of a message."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runner, "pause_seconds", lambda failures, chance: seconds)
+        patched.setattr(runner, "backoff_seconds", lambda failures, chance: seconds)
         yield
 
 

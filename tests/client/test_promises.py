@@ -12,9 +12,9 @@ from tests.client.rig import SenderRig
 from tests.client.scripted import Broker
 from tests.client.test_consuming import Script, filled
 from tests.client.test_fetcher import NAME, Reader
-from tfmq.client.consumer.positions import Place
-from tfmq.client.producer.core import ProducerCore, Settings
-from tfmq.client.producer.delivery import BlockingOwner
+from tfmq.client.consumer.positions import ReadPosition
+from tfmq.client.producer.core import ProducerCore, ProducerSettings
+from tfmq.client.producer.delivery import BlockingDeliveryOwner
 from tfmq.consumer import Consumer
 from tfmq.errors import UNKNOWN, Abandoned, SequenceGap
 from tfmq.message import Message
@@ -53,29 +53,29 @@ class Driver:
     def call_later(self, seconds: float, function: Any) -> None:
         """Time stands still."""
 
-    def attend(self) -> None:
+    def wake(self) -> None:
         """Nobody waits."""
 
 
 def test_a_forked_child_sends_nothing_that_its_parent_took() -> None:
-    settings = Settings(None, None, None, 5, 1000, 10_000, None, None, 1.0, ())
-    core = ProducerCore(BlockingOwner, Driver, settings)
-    before = core.sender
+    settings = ProducerSettings(None, None, None, 5, 1000, 10_000, None, None, 1.0, ())
+    core = ProducerCore(BlockingDeliveryOwner, Driver, settings)
+    before = core.accumulator
     delivery = core.append("orders", Message(b"x"), b"x")
     (forked,) = core.driver.on_fork
     forked()
     assert isinstance(delivery.error(), Abandoned)
-    assert core.sender is not before and not core.sender.outstanding
-    assert core.driver.tickers == [core.sender]
+    assert core.accumulator is not before and not core.accumulator.outstanding
+    assert core.driver.tickers == [core.accumulator]
 
 
 def test_behind_a_seek_an_answer_from_before_it_is_dropped() -> None:
     reader = Reader()
     reader.log().append(b"a")
     second = reader.log().append(b"b")
-    (late,) = reader.fetcher.plans(0.0)
-    reader.fetcher.seek(NAME, Place(second.offset))
-    (new,) = reader.fetcher.plans(0.0)
+    (late,) = reader.fetcher.plan_fetches(0.0)
+    reader.fetcher.seek(NAME, ReadPosition(second.offset))
+    (new,) = reader.fetcher.plan_fetches(0.0)
     reader.answer(new)
     reader.answer(late)
     assert reader.payloads() == [b"b"]
@@ -100,10 +100,10 @@ def test_a_forked_child_is_no_member_until_it_joins_by_itself() -> None:
     script.poll(count=1)
     membership = script.core.membership
     assert membership is not None and membership.joined
-    parent = membership.member
+    parent = membership.member_id
     script.link.open.clear()
-    script.core.renew()
-    assert not membership.joined and membership.member != parent
+    script.core.reset_after_fork()
+    assert not membership.joined and membership.member_id != parent
 
 
 def test_offsets_in_a_file_are_there_after_a_power_cut() -> None:

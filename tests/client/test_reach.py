@@ -6,28 +6,33 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.client.connection.addresses import Server
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.factory import Reached, moves_in, moves_out, reach
+from tfmq.client.connection.addresses import BrokerAddress
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.factory import (
+    ClientParts,
+    make_client_parts,
+    register_in_process_broker,
+    unregister_in_process_broker,
+)
 from tfmq.client.producer import delivery
 from tfmq.errors import BadRequest
 
-HERE = Server("broker-in-a-test.invalid", 1)
+HERE = BrokerAddress("broker-in-a-test.invalid", 1)
 
 
 class Driver:
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ClientConnection) -> None:
         self.link = link
 
 
 def test_a_client_has_the_name_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reach("a:1", Driver).link.client == "tfmq-python"
+    assert make_client_parts("a:1", Driver).link.client == "tfmq-python"
     monkeypatch.setenv("TFMQ_CLIENT_ID", "web-1")
-    assert reach("a:1", Driver).link.client == "web-1"
-    assert reach("a:1", Driver, client_id="web-2").link.client == "web-2"
+    assert make_client_parts("a:1", Driver).link.client == "web-1"
+    assert make_client_parts("a:1", Driver, client_id="web-2").link.client == "web-2"
     for wrong in ("", "x" * 101, "a b", "a\nb", 7):
         with pytest.raises(BadRequest, match="1 to 100 letters"):
-            reach("a:1", Driver, client_id=wrong)  # type: ignore[arg-type]
+            make_client_parts("a:1", Driver, client_id=wrong)  # type: ignore[arg-type]
 
 
 class House:
@@ -36,48 +41,50 @@ class House:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, Any]] = []
 
-    def reach(self, servers: Sequence[Server], driver_type: Callable[[Link], Any]) -> Reached[Any]:
+    def make_client_parts(
+        self, servers: Sequence[BrokerAddress], driver_type: Callable[[ClientConnection], Any]
+    ) -> ClientParts[Any]:
         self.asked.append((tuple(servers), driver_type))
-        link = Link(servers, lambda: 12.0)
-        return Reached(link, driver_type(link), lambda: 43_200.0)
+        link = ClientConnection(servers, lambda: 12.0)
+        return ClientParts(link, driver_type(link), lambda: 43_200.0)
 
 
 @pytest.fixture
 def house() -> Iterator[House]:
     made = House()
-    moves_in(HERE, made)
+    register_in_process_broker(HERE, made)
     yield made
-    moves_out(HERE)
+    unregister_in_process_broker(HERE)
 
 
 def test_an_address_nobody_moved_into_is_the_networks() -> None:
-    link, driver, wall_clock = reach("127.0.0.1:1", Driver)
-    assert link.servers == (Server("127.0.0.1", 1),)
+    link, driver, wall_clock = make_client_parts("127.0.0.1:1", Driver)
+    assert link.servers == (BrokerAddress("127.0.0.1", 1),)
     assert driver.link is link
     assert wall_clock() > 1_700_000_000
 
 
 def test_the_broker_that_moved_in_makes_link_driver_and_time(house: House) -> None:
-    link, driver, wall_clock = reach(str(HERE), Driver)
+    link, driver, wall_clock = make_client_parts(str(HERE), Driver)
     assert house.asked == [((HERE,), Driver)]
     assert (link.now(), driver.link, wall_clock()) == (12.0, link, 43_200.0)
 
 
 def test_its_address_may_come_from_the_environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFMQ_SERVERS", f"tfmq://{HERE}")
-    assert reach(None, Driver).link.now() == 12.0
+    assert make_client_parts(None, Driver).link.now() == 12.0
 
 
 def test_who_moved_out_is_not_found_any_more(house: House) -> None:
-    moves_out(HERE)
-    moves_out(HERE)
-    reach(str(HERE), Driver)
+    unregister_in_process_broker(HERE)
+    unregister_in_process_broker(HERE)
+    make_client_parts(str(HERE), Driver)
     assert house.asked == []
 
 
 def test_an_address_that_makes_no_sense_is_refused_as_ever() -> None:
     with pytest.raises(BadRequest, match="not a broker's address"):
-        reach("http://x", Driver)
+        make_client_parts("http://x", Driver)
 
 
 def test_every_face_comes_to_the_broker_in_the_process(house: House) -> None:
@@ -89,4 +96,4 @@ def test_every_face_comes_to_the_broker_in_the_process(house: House) -> None:
         made = face(str(HERE), **options)
         assert len(house.asked) == before + 1
         if face.__name__ == "Producer":
-            delivery.closed(made._core.owner)
+            delivery.unregister_open(made._core.owner)

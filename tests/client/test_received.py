@@ -10,7 +10,7 @@ from tests.client.blocks import APPEND_MS, INCARNATION, Bytes
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.errors import DecodeFailed
-from tfmq.message import recount_attribute
+from tfmq.message import replace_counts
 
 
 class Upper:
@@ -99,7 +99,7 @@ def test_it_can_be_sent_to_another_process() -> None:
 def test_it_says_how_often_it_failed_and_came_back_and_what_its_bytes_are() -> None:
     message = received(b"x", key="k")
     assert (message.attempts, message.redrives) == (0, 0)
-    raw = recount_attribute(message.attribute_bytes, 4, 2)
+    raw = replace_counts(message.attribute_bytes, 4, 2)
     again = received(b"x", raw=raw)
     assert (again.key, again.attempts, again.redrives, again.attribute_bytes) == ("k", 4, 2, raw)
     assert received(b"x", raw=b"\xc1").attribute_bytes == b"\xc1"

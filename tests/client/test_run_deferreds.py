@@ -14,9 +14,11 @@ from twisted.internet.defer import CancelledError, Deferred, inlineCallbacks
 from tests import reactor as rig
 from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tests.reactor import pause
-from tfmq import BadRequest, NotAllowed, Reject, twisted
-from tfmq.client.consumer.positions import IN_WORK
-from tfmq.testing import SimulatedBroker
+from tfmq import twisted
+from tfmq.client.consumer.positions import CURRENT_MESSAGE
+from tfmq.client.worker.listeners import Reject
+from tfmq.errors import BadRequest, NotAllowed
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_every_kind_of_listener_is_waited_for_in_turn(bench: Bench, kind: str) -
 
         def finished(message: Any) -> None:
             if kind != "deferred":  # its callbacks belong to whoever fires it
-                assert IN_WORK.get() is message
+                assert CURRENT_MESSAGE.get() is message
             assert threading.current_thread() is threading.main_thread()
             seen.append(message.text)
             if len(seen) == 3:

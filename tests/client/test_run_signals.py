@@ -6,25 +6,25 @@ import threading
 
 import pytest
 
-from tfmq.client.worker.runner import EXIT_CODE_BASE, Signals, at_once
+from tfmq.client.worker.runner import EXIT_CODE_BASE, SignalHandlers, immediate_exit
 
 
 def test_the_first_one_stops_and_the_second_raises() -> None:
     before = signal.getsignal(signal.SIGTERM)
     stopped = []
-    with pytest.raises(SystemExit) as ended, Signals(lambda: stopped.append(True)):
+    with pytest.raises(SystemExit) as ended, SignalHandlers(lambda: stopped.append(True)):
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopped == [True]
         os.kill(os.getpid(), signal.SIGTERM)
     assert ended.value.code == EXIT_CODE_BASE + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
-    assert isinstance(at_once(signal.SIGINT), KeyboardInterrupt)
+    assert isinstance(immediate_exit(signal.SIGINT), KeyboardInterrupt)
 
 
 def test_ctrl_c_is_no_keyboard_interrupt_the_first_time() -> None:
     before = signal.getsignal(signal.SIGINT)
     stopped = []
-    with Signals(lambda: stopped.append(True)):
+    with SignalHandlers(lambda: stopped.append(True)):
         os.kill(os.getpid(), signal.SIGINT)
     assert stopped == [True]
     assert signal.getsignal(signal.SIGINT) is before, "whoever ran it has his signals back"
@@ -32,12 +32,12 @@ def test_ctrl_c_is_no_keyboard_interrupt_the_first_time() -> None:
 
 def test_unwanted_or_in_another_thread_it_does_nothing() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Signals(lambda: None, wanted=False):
+    with SignalHandlers(lambda: None, wanted=False):
         assert signal.getsignal(signal.SIGTERM) is before
     found = []
 
     def elsewhere() -> None:
-        with Signals(lambda: None):
+        with SignalHandlers(lambda: None):
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=elsewhere)

@@ -13,9 +13,9 @@ import pytest
 
 import tfmq.aio
 from tests.client.handling_rig import GROUP, TOPIC, Bench
-from tfmq.client.consumer.positions import IN_WORK
-from tfmq.client.worker.asyncio_runner import HandlerThreads, to_the_end
-from tfmq.testing import SimulatedBroker
+from tfmq.client.consumer.positions import CURRENT_MESSAGE
+from tfmq.client.worker.asyncio_runner import HandlerThreads, run_in_new_loop
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_coroutine_functions_are_awaited_in_turn_and_the_end_is_saved(bench: Ben
         @consumer.on(TOPIC)
         async def handle(message: Any) -> None:
             await asyncio.sleep(0)
-            in_work: Any = IN_WORK.get()
+            in_work: Any = CURRENT_MESSAGE.get()
             assert in_work is message
             seen.append(message.text)
             if len(seen) == 3:
@@ -241,7 +241,7 @@ def test_a_second_sigterm_ends_at_once(bench: Bench) -> None:
         await consumer_of(bench).run(handle)
 
     with pytest.raises(SystemExit) as ended:
-        to_the_end(scenario())
+        run_in_new_loop(scenario())
     assert ended.value.code == 128 + signal.SIGTERM
     assert bench.saved() in (None, bench.place("a"))
 

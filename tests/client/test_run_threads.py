@@ -250,11 +250,14 @@ def test_a_second_signal_ends_at_once_and_what_was_at_work_comes_again(
     assert process.stdout is not None and process.stdout.readline() == "begin 0\n"
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
+    sent = 1
     while process.poll() is None and time.monotonic() - began < SECONDS / 2:
         # On a busy machine two signals in a row may be handled as one.
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
-    assert process.wait(SECONDS) == 128 + signal.SIGTERM
+        sent += 1
+    # A third one may reach the process after it has restored the default handlers.
+    assert process.wait(SECONDS) in (128 + signal.SIGTERM, *([-signal.SIGTERM] if sent > 2 else []))
     assert time.monotonic() - began < SECONDS / 2
     assert lines(process) == [] and saved(server, topic) == 0
 

@@ -20,9 +20,9 @@ import tfmq.aio
 from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tfmq.client.worker import runner
 from tfmq.client.worker.dead_letter_store import Failure
-from tfmq.dead_letters.sql_store import SqlStore
+from tfmq.dead_letters.sql_store import BlockingSqlStore
 from tfmq.errors import StoreFailed
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_a_message_that_succeeds_behind_failures_is_no_dead_letter(bench: Bench)
 
 def test_also_far_behind_the_start(bench: Bench) -> None:
     """Calls of the first messages are counted before they begin; these only once they failed."""
-    texts = [str(number) for number in range(runner.CAREFUL + 4)]
+    texts = [str(number) for number in range(runner.COUNT_BEFORE_CALL_MAX + 4)]
     bench.send(*texts)
     late = texts[-2]
     bench.run(
@@ -261,7 +261,7 @@ def test_also_far_behind_the_start(bench: Bench) -> None:
 
 
 def test_there_too_it_is_dead_when_its_calls_are_used_up_and_not_called_again(bench: Bench) -> None:
-    texts = [str(number) for number in range(runner.CAREFUL + 4)]
+    texts = [str(number) for number in range(runner.COUNT_BEFORE_CALL_MAX + 4)]
     bench.send(*texts)
     late = texts[-2]
     bench.run(fail_on(late), until=len(texts) + 1, retries=1)
@@ -401,7 +401,7 @@ def test_one_that_is_put_off_behind_each_start_is_dead_in_the_end_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its offset is never saved, as where each consumer is killed soon; three calls may fail, no more."""
-    monkeypatch.setattr(runner, "CAREFUL", 0)
+    monkeypatch.setattr(runner, "COUNT_BEFORE_CALL_MAX", 0)
     bench.send("a")
 
     def handler(message: Any) -> None:
@@ -465,7 +465,7 @@ def test_what_ends_its_process_each_time_is_not_called_for_ever(bench: Bench) ->
 
 def test_calls_far_behind_the_start_are_noted_over_a_kill_too(bench: Bench) -> None:
     """Two of three calls are noted; the third dies uncounted: one more a kill, and no more."""
-    texts = [str(number) for number in range(runner.CAREFUL + 2)]
+    texts = [str(number) for number in range(runner.COUNT_BEFORE_CALL_MAX + 2)]
     bench.send(*texts)
     late = texts[-1]
 
@@ -492,7 +492,7 @@ def test_the_place_is_saved_before_messages_ever_further_behind_a_start_begin(be
 
     def handler(message: Any) -> None:
         engine: Any = bench.broker._server.engine  # who asked it would give a save that is under way its time
-        rows = engine.house.catalog.register.groups[GROUP].offsets.items()
+        rows = engine.broker.catalog.state.groups[GROUP].offsets.items()
         seen[int(message.text)] = sum(place.offset for (_, partition), place in rows if partition == 0)
 
     bench.run(handler, until=40, save_every=3600)
@@ -553,7 +553,7 @@ def test_a_store_that_another_process_locks_is_waited_for_and_nobody_is_called_a
             other.execute("ROLLBACK")
         return 0.1
 
-    monkeypatch.setattr(runner, "pause_seconds", pause)
+    monkeypatch.setattr(runner, "backoff_seconds", pause)
     bench.run(fail_on("b", error=tfmq.Reject("no")), until=1)
     assert bench.handled == ["a", "b"] and pauses == [1, 2, 3]
     assert {text: each.state for text, each in bench.letters().items()} == {"a": "dead", "b": "dead"}
@@ -565,16 +565,16 @@ def test_a_store_that_fails_holds_the_offset_and_calls_nobody_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.send("a", "b")
-    apply = SqlStore.apply
+    apply = BlockingSqlStore.apply
     refused: list[int | None] = []
 
-    def failing(self: SqlStore, steps: Any) -> Any:
+    def failing(self: BlockingSqlStore, steps: Any) -> Any:
         if bench.handled == ["a"] and len(refused) < 3:
             refused.append(bench.saved())
             raise StoreFailed("the disk is full")
         return apply(self, steps)
 
-    monkeypatch.setattr(SqlStore, "apply", failing)
+    monkeypatch.setattr(BlockingSqlStore, "apply", failing)
     bench.run(fail_on("a", error=tfmq.Reject("no")), until=2)
     assert (bench.handled, len(refused)) == (["a", "b"], 3)
     assert set(refused) <= {None, bench.place("a")}
@@ -608,7 +608,7 @@ def test_without_a_group_there_is_no_store_and_one_that_is_named_is_refused(benc
 
 
 def running_default() -> str:
-    from tfmq.client.consumer.options import OWN_STORE
+    from tfmq.client.consumer.options import DEFAULT_STORE as OWN_STORE
 
     return OWN_STORE
 
@@ -619,18 +619,18 @@ def running_default() -> str:
 def test_a_partition_with_a_stuck_message_is_read_no_further_than_its_window(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "OUT_BYTES", 1000)
+    monkeypatch.setattr(runner, "UNACKED_BYTES_MAX", 1000)
     for _ in range(8):
         bench.send(*(f"{number:0200}" for number in range(20)))
     failed = []
 
     def handler(message: Any) -> None:
         assert bench.consumer is not None
-        ledger = bench.consumer._core.positions.ledgers.get(
+        ledger = bench.consumer._core.positions.ack_trackers.get(
             tfmq.client.consumer.positions.PartitionName(TOPIC, 0)
         )
         assert ledger is not None
-        failed.append(ledger.span)
+        failed.append(ledger.unacked_bytes)
         if len(failed) < 4:
             raise ValueError("stuck")
 
@@ -848,7 +848,7 @@ def test_without_tracebacks_only_the_class_of_an_error_is_logged(
     assert "a call of its handler failed (ValueError)" in caplog.text
     assert "its handler rejected it." in caplog.text and "secret" not in caplog.text
     assert not any(each.exc_info for each in caplog.records)
-    assert Failure.of(ValueError("x"), 0).error == "ValueError: x"
+    assert Failure.from_exception(ValueError("x"), 0).error == "ValueError: x"
 
 
 def test_reject_and_retry_later_are_logged_with_reason_and_cause(

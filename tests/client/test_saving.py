@@ -92,7 +92,7 @@ def test_a_save_waits_for_the_one_before_and_takes_the_places_that_hold_then() -
     script.poll(count=1)
     script.commit()
     first = script.core.commit(None)
-    script.core.positions.settle()
+    script.core.positions.ack_delivered()
     script.poll(count=2)
     next(first)
     second = script.core.commit(None)
@@ -110,6 +110,6 @@ def test_a_save_that_never_gets_its_turn_ends_in_time() -> None:
     stuck = script.core.commit(None)
     next(stuck)
     broker.down = True
-    script.link.connections = 1
+    script.link.connection_count = 1
     with pytest.raises(TimedOut):
         script.commit()

@@ -9,8 +9,8 @@ import pytest
 from tests.client.fake_broker import CUT, LOSE
 from tests.client.fake_schedules import NEXT_MS
 from tests.client.rig import Rig
-from tfmq.client.admin.admin import Administration
-from tfmq.client.admin.delayed import ScheduleDescription, ScheduleWish, moment_at, schedule_description
+from tfmq.client.admin.admin import AdminCore
+from tfmq.client.admin.delayed import ScheduleDescription, ScheduleRequest, datetime_at, schedule_description
 from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
 from tfmq.message import Attribute, Message, decode_attribute, encode_attribute
 from tfmq.protocol import commands
@@ -22,14 +22,14 @@ def rig() -> Rig:
 
 
 @pytest.fixture
-def admin(rig: Rig) -> Administration:
-    return Administration(rig.link, 5.0)
+def admin(rig: Rig) -> AdminCore:
+    return AdminCore(rig.link, 5.0)
 
 
-WISH = ScheduleWish("0 9 * * mon-fri", "reports", "go", "morning", "Europe/Berlin", key="k", tag="t")
+WISH = ScheduleRequest("0 9 * * mon-fri", "reports", "go", "morning", "Europe/Berlin", key="k", tag="t")
 
 
-def test_a_schedule_is_made_and_its_topic_with_it(rig: Rig, admin: Administration) -> None:
+def test_a_schedule_is_made_and_its_topic_with_it(rig: Rig, admin: AdminCore) -> None:
     found = rig.run(admin.schedule(WISH))
     assert (found.name, found.state, found.next_ms, found.size_bytes) == ("morning", "active", NEXT_MS, 2)
     assert "reports" in rig.broker.incarnations
@@ -39,7 +39,7 @@ def test_a_schedule_is_made_and_its_topic_with_it(rig: Rig, admin: Administratio
     assert found.details == {"news": "of a later release"}
 
 
-def test_a_wish_that_makes_no_sense_makes_no_topic(rig: Rig, admin: Administration) -> None:
+def test_a_wish_that_makes_no_sense_makes_no_topic(rig: Rig, admin: AdminCore) -> None:
     with pytest.raises(BadRequest, match="no cron"):
         rig.run(admin.schedule(WISH._replace(cron="daily")))
     assert rig.broker.incarnations == {}
@@ -49,7 +49,7 @@ def test_a_wish_that_makes_no_sense_makes_no_topic(rig: Rig, admin: Administrati
         rig.run(admin.schedule(WISH._replace(name="other", partition=9)))
 
 
-def test_a_time_zone_may_be_its_name_or_the_zone_itself(rig: Rig, admin: Administration) -> None:
+def test_a_time_zone_may_be_its_name_or_the_zone_itself(rig: Rig, admin: AdminCore) -> None:
     for name, zone in (("a", ZoneInfo("Europe/Berlin")), ("b", "Europe/Berlin"), ("c", UTC)):
         rig.run(admin.schedule(WISH._replace(name=name, timezone=zone)))
     assert [rig.broker.schedules[name][1].timezone for name in "abc"] == [
@@ -62,7 +62,7 @@ def test_a_time_zone_may_be_its_name_or_the_zone_itself(rig: Rig, admin: Adminis
             rig.run(admin.schedule(WISH._replace(timezone=wrong)))
 
 
-def test_what_no_broker_takes_does_not_travel(rig: Rig, admin: Administration) -> None:
+def test_what_no_broker_takes_does_not_travel(rig: Rig, admin: AdminCore) -> None:
     with pytest.raises(MessageTooLarge, match="schedule's payload has 1048577 bytes"):
         rig.run(admin.schedule(WISH._replace(payload=bytes((1 << 20) + 1))))
     with pytest.raises(BadRequest, match="field topic must be a name"):
@@ -70,7 +70,7 @@ def test_what_no_broker_takes_does_not_travel(rig: Rig, admin: Administration) -
     assert not rig.broker.requests
 
 
-def test_where_topics_are_not_made_by_themselves_that_is_said(rig: Rig, admin: Administration) -> None:
+def test_where_topics_are_not_made_by_themselves_that_is_said(rig: Rig, admin: AdminCore) -> None:
     rig.broker.auto_create = False
     with pytest.raises(UnknownTopic, match="tfmq topic create"):
         rig.run(admin.schedule(WISH))
@@ -78,7 +78,7 @@ def test_where_topics_are_not_made_by_themselves_that_is_said(rig: Rig, admin: A
 
 @pytest.mark.parametrize("action", [LOSE, CUT])
 def test_an_answer_that_was_lost_is_asked_for_again_and_makes_no_second_one(
-    rig: Rig, admin: Administration, action: str
+    rig: Rig, admin: AdminCore, action: str
 ) -> None:
     rig.broker.plan(commands.AddSchedule, action)
     wish = WISH._replace(name=None)
@@ -118,14 +118,14 @@ def test_a_payload_is_bytes_text_or_none_for_a_tombstone() -> None:
         WISH._replace(tag="t" * 300).request()
 
 
-def test_all_are_listed_in_pages(rig: Rig, admin: Administration) -> None:
+def test_all_are_listed_in_pages(rig: Rig, admin: AdminCore) -> None:
     assert rig.run(admin.schedules()) == []
     for name in "cabed":
         rig.run(admin.schedule(WISH._replace(name=name)))
     assert [each.name for each in rig.run(admin.schedules())] == list("abcde")
 
 
-def test_one_is_described_paused_resumed_and_removed(rig: Rig, admin: Administration) -> None:
+def test_one_is_described_paused_resumed_and_removed(rig: Rig, admin: AdminCore) -> None:
     rig.run(admin.schedule(WISH))
     found = rig.run(admin.describe_schedule("morning"))
     assert found.cron == WISH.cron and found.message == Message(b"go", "k", "t", {})
@@ -137,7 +137,7 @@ def test_one_is_described_paused_resumed_and_removed(rig: Rig, admin: Administra
             rig.run(call("morning"))
 
 
-def test_a_repeated_removal_cannot_hit_one_that_was_made_anew(rig: Rig, admin: Administration) -> None:
+def test_a_repeated_removal_cannot_hit_one_that_was_made_anew(rig: Rig, admin: AdminCore) -> None:
     rig.run(admin.schedule(WISH))
     broker = rig.broker
     removed = broker.remove_schedule
@@ -154,7 +154,7 @@ def test_a_repeated_removal_cannot_hit_one_that_was_made_anew(rig: Rig, admin: A
     assert list(broker.schedules) == ["morning"]
 
 
-def test_a_name_that_is_none_is_refused(rig: Rig, admin: Administration) -> None:
+def test_a_name_that_is_none_is_refused(rig: Rig, admin: AdminCore) -> None:
     for name in ("", "../etc", "a b"):
         with pytest.raises(BadRequest):
             rig.run(admin.schedule(WISH._replace(name=name)))
@@ -168,11 +168,11 @@ def test_moments_are_told_as_the_clocks_of_the_zone_show_them() -> None:
     )
     assert found.next_at is not None and found.next_at.isoformat() == "2026-11-23T10:00:00+01:00"
     assert (
-        moment_at(NEXT_MS, "Mars/Olympus")
-        == moment_at(NEXT_MS, "UTC")
+        datetime_at(NEXT_MS, "Mars/Olympus")
+        == datetime_at(NEXT_MS, "UTC")
         == datetime(2026, 11, 23, 9, tzinfo=UTC)
     )
-    assert moment_at(1 << 62, "UTC") is None
+    assert datetime_at(1 << 62, "UTC") is None
 
 
 def test_what_a_broker_leaves_out_has_a_default() -> None:

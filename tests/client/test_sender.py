@@ -71,11 +71,11 @@ def test_who_waits_is_not_kept_waiting_and_others_ride_along_meanwhile() -> None
     rig.settle(rig.send(b"first"))
     rig.broker.plan(Produce, HOLD)
     a = rig.send(b"a")
-    rig.sender.hurry([a[0]])
+    rig.sender.expedite([a[0]])
     rig.exchange()
     b, c = rig.send(b"b"), rig.send(b"c")
-    rig.sender.hurry([b[0]])
-    rig.sender.hurry([c[0]])
+    rig.sender.expedite([b[0]])
+    rig.sender.expedite([c[0]])
     rig.exchange()
     assert len(produced(rig)) == 2
     rig.broker.release()
@@ -183,7 +183,7 @@ def test_memory_is_counted_and_given_back() -> None:
     rig.broker.plan(Produce, *[HOLD] * 100)
     while rig.sender.has_room():
         rig.send(b"x" * 900)
-    room = rig.sender.room()
+    room = rig.sender.room_event()
     rig.exchange()
     assert not room.done
     rig.broker.release()
@@ -200,8 +200,8 @@ def test_failures_nobody_looked_at_are_told_once() -> None:
     seen, unseen = rig.send(b"a"), rig.send(b"b")
     rig.advance(0.1)
     assert seen.error() is not None
-    assert rig.sender.take_failures() == [unseen]
-    assert rig.sender.take_failures() == []
+    assert rig.sender.pop_failures() == [unseen]
+    assert rig.sender.pop_failures() == []
 
 
 def test_giving_up_fails_everything_with_the_right_outcome() -> None:
@@ -209,10 +209,10 @@ def test_giving_up_fails_everything_with_the_right_outcome() -> None:
     rig.settle(rig.send(b"x"))
     rig.broker.plan(Produce, HOLD)
     sent = rig.send(b"a")
-    rig.sender.hurry([sent[0]])
+    rig.sender.expedite([sent[0]])
     rig.exchange()
     waiting = rig.send(b"b")
-    assert rig.sender.abandon(TimedOut("enough")) == 2
+    assert rig.sender.fail_outstanding(TimedOut("enough")) == 2
     assert sent[0].error is not None and sent[0].error.outcome == "unknown"
     assert waiting[0].error is not None and waiting[0].error.outcome == "not done"
 
@@ -220,7 +220,7 @@ def test_giving_up_fails_everything_with_the_right_outcome() -> None:
 def test_a_forked_child_knows_that_its_parent_sends() -> None:
     rig = SenderRig()
     delivery = rig.send(b"x")
-    rig.sender.orphan()
+    rig.sender.abandon_after_fork()
     assert isinstance(delivery.error(), Abandoned)
 
 

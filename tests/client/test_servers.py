@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.client.connection.addresses import Server, folder_of, parse_servers
+from tfmq.client.connection.addresses import BrokerAddress, data_folder_of, parse_servers
 from tfmq.errors import BadRequest, NotSupported
 
 
@@ -20,7 +20,7 @@ from tfmq.errors import BadRequest, NotSupported
     ],
 )
 def test_what_is_understood(written: str | list[str], meant: list[tuple[str, int]]) -> None:
-    assert parse_servers(written) == tuple(Server(*each) for each in meant)
+    assert parse_servers(written) == tuple(BrokerAddress(*each) for each in meant)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_what_a_later_release_has() -> None:
 
 def test_none_means_the_environment_then_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TFMQ_SERVERS", raising=False)
-    assert parse_servers() == (Server("127.0.0.1", 8367),)
+    assert parse_servers() == (BrokerAddress("127.0.0.1", 8367),)
     monkeypatch.setenv("TFMQ_SERVERS", "elsewhere:1")
-    assert parse_servers() == (Server("elsewhere", 1),)
+    assert parse_servers() == (BrokerAddress("elsewhere", 1),)
 
 
 def test_addresses_print_as_they_are_written() -> None:
@@ -84,13 +84,13 @@ def test_a_folder_is_an_address(
     monkeypatch: pytest.MonkeyPatch, written: str | list[str] | None, path: str | None
 ) -> None:
     monkeypatch.delenv("TFMQ_SERVERS", raising=False)
-    assert folder_of(written) == path
+    assert data_folder_of(written) == path
 
 
 def test_the_environment_may_name_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFMQ_SERVERS", "file:data")
-    assert folder_of(None) == "data"
-    assert folder_of("host:1") is None
+    assert data_folder_of(None) == "data"
+    assert data_folder_of("host:1") is None
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_the_environment_may_name_a_folder(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_folder_stands_alone_and_has_a_path(written: str | list[str]) -> None:
     with pytest.raises(BadRequest, match="the only address"):
-        folder_of(written)
+        data_folder_of(written)

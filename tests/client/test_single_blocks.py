@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.blocks import INCARNATION, Bytes
-from tfmq.client.consumer.decoder import Decoder, Run, SingleBlocks
+from tfmq.client.consumer.decoder import Decoder, SingleBlockDecoder, SingleBlockRun
 from tfmq.errors import TfmqError
 
 FIELDS: dict[str, dict[str, Any]] = {
@@ -18,11 +18,11 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Slow(SingleBlocks):
+class Slow(SingleBlockDecoder):
     """Takes nothing."""
 
-    def take(self, body: bytes, position: int, place: int, limit: int) -> Run:
-        return Run([], position, place, 0, 0)
+    def take(self, body: bytes, position: int, place: int, limit: int) -> SingleBlockRun:
+        return SingleBlockRun([], position, place, 0, 0)
 
 
 def decoder(fast: bool) -> Decoder:

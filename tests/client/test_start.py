@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.scripted import Broker, Script
 from tests.client.test_consuming import filled, offset_of
-from tfmq.client.consumer.options import EARLIEST, LATEST, Question, question, seek_question
+from tfmq.client.consumer.options import EARLIEST, LATEST, StartPosition, seek_position, start_position
 from tfmq.errors import BadRequest, UnknownPartition
 from tfmq.message import Ordinal
 from tfmq.offsets.storage import PartitionName
@@ -26,27 +26,27 @@ def broker() -> Broker:
 
 
 def test_every_way_to_start() -> None:
-    assert question("earliest") == EARLIEST
-    assert question("latest") == LATEST
-    assert question(0) == Question(BY_OFFSET, 0, exact=True)
-    assert question(Ordinal(7)) == Question(BY_ORDINAL, 7)
-    assert question(NOON) == Question(BY_TIME_MS, NOON_MS)
+    assert start_position("earliest") == EARLIEST
+    assert start_position("latest") == LATEST
+    assert start_position(0) == StartPosition(BY_OFFSET, 0, exact=True)
+    assert start_position(Ordinal(7)) == StartPosition(BY_ORDINAL, 7)
+    assert start_position(NOON) == StartPosition(BY_TIME_MS, NOON_MS)
 
 
 @pytest.mark.parametrize("start", ["first", -1, 1 << 63, True, None, 1.5, Ordinal(-1), datetime(2026, 1, 1)])
 def test_what_is_no_start_is_refused(start: Any) -> None:
     with pytest.raises(BadRequest):
-        question(start)
+        start_position(start)
 
 
 def test_a_seek_takes_exactly_one_place_and_the_record_at_or_before_an_offset() -> None:
-    assert seek_question(offset=5) == Question(BY_OFFSET, 5)
-    assert seek_question(ordinal=5) == Question(BY_ORDINAL, 5)
-    assert seek_question(time=NOON) == Question(BY_TIME_MS, NOON_MS)
-    assert seek_question(to="latest") == LATEST
+    assert seek_position(offset=5) == StartPosition(BY_OFFSET, 5)
+    assert seek_position(ordinal=5) == StartPosition(BY_ORDINAL, 5)
+    assert seek_position(time=NOON) == StartPosition(BY_TIME_MS, NOON_MS)
+    assert seek_position(to="latest") == LATEST
     for wrong in ({}, {"offset": 1, "ordinal": 1}, {"to": "middle"}, {"offset": -1}):
         with pytest.raises(BadRequest):
-            seek_question(**wrong)
+            seek_position(**wrong)
 
 
 # A consumer that starts there
@@ -129,9 +129,9 @@ def test_seek_goes_back_and_forward(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker)
     script.poll()
-    script.run(script.core.seek(NAME, seek_question(ordinal=3)))
+    script.run(script.core.seek(NAME, seek_position(ordinal=3)))
     assert script.poll() == [b"3", b"4"]
-    script.run(script.core.seek(NAME, seek_question(offset=log.pieces[1].offset + 5)))
+    script.run(script.core.seek(NAME, seek_position(offset=log.pieces[1].offset + 5)))
     assert script.poll(count=2) == [b"1", b"2"]
     script.run(script.core.seek(NAME, LATEST))
     assert script.poll() == []
@@ -140,12 +140,12 @@ def test_seek_goes_back_and_forward(broker: Broker) -> None:
 def test_a_seek_before_the_first_poll_and_in_the_middle_of_a_loop(broker: Broker) -> None:
     filled(broker)
     script = Script(broker)
-    script.run(script.core.seek(NAME, seek_question(ordinal=2)))
+    script.run(script.core.seek(NAME, seek_position(ordinal=2)))
     seen = []
     for message in script.loop():
         seen.append(message.payload)
         if len(seen) == 2:
-            script.run(script.core.seek(NAME, seek_question(ordinal=0)))
+            script.run(script.core.seek(NAME, seek_position(ordinal=0)))
         if len(seen) == 4:
             break
     assert seen == [b"2", b"3", b"0", b"1"]
@@ -156,7 +156,7 @@ def test_a_seek_back_is_saved_as_it_is(broker: Broker) -> None:
     script = Script(broker, group="g")
     script.poll()
     script.commit()
-    script.run(script.core.seek(NAME, seek_question(ordinal=0)))
+    script.run(script.core.seek(NAME, seek_position(ordinal=0)))
     script.close(processed=True)
     assert broker.saved("g") == 0
 

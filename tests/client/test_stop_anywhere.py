@@ -12,12 +12,14 @@ import pytest
 import tfmq
 from tests.client.handling_rig import TOPIC, Bench
 from tfmq.client.consumer import positions
-from tfmq.client.consumer.core import Consuming
-from tfmq.client.worker.runner import Running
-from tfmq.testing import SimulatedBroker
+from tfmq.client.consumer.core import ConsumerCore
+from tfmq.client.worker.runner import HandlerRunner
+from tfmq.testing.broker import SimulatedBroker
 
 FILES = frozenset(module.__file__ for module in (positions, positions))
-CODES = frozenset(each.__code__ for each in (Consuming._take, Running._fill))
+CODES = frozenset(
+    each.__code__ for each in (ConsumerCore._decode_next_batch, HandlerRunner._enqueue_next_batch)
+)
 TEXTS = ("a", "b")
 
 

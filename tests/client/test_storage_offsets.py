@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import tfmq
-from tfmq.client.consumer.external_offsets import standing
+from tfmq.client.consumer.external_offsets import external_offsets
 from tfmq.errors import BadRequest, Closed
 from tfmq.offsets.storage import PartitionName
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 NAME = PartitionName("orders", 0)
 
@@ -29,7 +29,7 @@ def consumer_of(broker: SimulatedBroker, **options: Any) -> tfmq.Consumer[Any]:
 def test_it_stands_behind_what_was_handed_out_or_behind_a_message(broker: SimulatedBroker) -> None:
     with consumer_of(broker) as consumer:
         first, second = consumer.poll(max_messages=2)
-        everything, one = standing(consumer, None), standing(consumer, first)
+        everything, one = external_offsets(consumer, None), external_offsets(consumer, first)
         assert everything.offsets[NAME].offset == second.next_offset
         assert one.offsets[NAME].offset == first.next_offset
         assert (one.group, one.storage) == ("billing", None)
@@ -40,8 +40,8 @@ def test_it_stands_behind_what_was_handed_out_or_behind_a_message(broker: Simula
 def test_what_was_saved_is_not_saved_again(broker: SimulatedBroker) -> None:
     with consumer_of(broker) as consumer:
         consumer.poll()
-        standing(consumer, None).saved()
-        assert standing(consumer, None).offsets == {}
+        external_offsets(consumer, None).mark_committed()
+        assert external_offsets(consumer, None).offsets == {}
         assert consumer.stats()["partitions"]["orders-0"]["saved_offset"] > 0
 
 
@@ -49,8 +49,8 @@ def test_a_consumer_that_saves_by_itself_or_is_closed_or_none_is_refused(broker:
     with consumer_of(broker, commits="auto") as consumer:
         consumer.poll()
         with pytest.raises(BadRequest, match="manual"):
-            standing(consumer, None)
+            external_offsets(consumer, None)
     with pytest.raises(Closed):
-        standing(consumer, None)
+        external_offsets(consumer, None)
     with pytest.raises(TypeError, match="not str"):
-        standing("consumer", None)
+        external_offsets("consumer", None)

@@ -162,7 +162,7 @@ def test_acknowledged_messages_that_a_crash_cut_away_are_told(
     after = rig.send(b"5")
     rig.settle(after)
     assert rig.broker.payloads("orders") == [b"0", b"1", b"2", b"5"]
-    assert rig.sender.lost == 2
+    assert rig.sender.lost_messages == 2
     assert f"2 messages to orders/0 {promised}" in caplog.text and caplog.text.count("ids from") == 1
 
 
@@ -224,7 +224,7 @@ def test_a_deleted_topic_is_made_anew_for_what_was_on_its_way_in_order(rig: Send
     sent = []
     for number in range(1, 6):
         sent.append(rig.send(b"%d" % number))
-        rig.sender.hurry([sent[-1][0]])
+        rig.sender.expedite([sent[-1][0]])
     gathering = rig.send(b"6")
     rig.settle(*sent, gathering)
     assert [each.result().offset is not None for each in sent] == [True] * 5
@@ -274,7 +274,7 @@ def test_a_topic_that_is_deleted_again_and_again_is_given_up(rig: SenderRig) -> 
 
 def test_a_batch_never_straddles_the_last_sequence(rig: SenderRig) -> None:
     rig.settle(rig.send(b"0"))
-    stream = rig.sender.streams.plain["orders", 0]
+    stream = rig.sender.partition_senders.by_partition["orders", 0]
     key = next(iter(rig.broker.streams))
     stream.sequence = rig.broker.streams[key] = SEQUENCES - 2
     deliveries = [rig.send(b"%d" % n) for n in range(1, 6)]

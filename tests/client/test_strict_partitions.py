@@ -8,7 +8,7 @@ import tfmq
 from tfmq.client.connection.requests import Topic
 from tfmq.client.send.partitioner import choose_partition
 from tfmq.message import Message, Partition
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 def topic(count: int, down: int = -1) -> Topic:

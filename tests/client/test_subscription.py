@@ -19,7 +19,7 @@ ROWS = [row("a", 2), row("b", 3, 8)]
 
 
 def wanted(topics: Any = None, partitions: Any = None) -> list[str]:
-    return [str(name) for name in Subscription.of(topics, partitions).wanted(ROWS)]
+    return [str(name) for name in Subscription.from_arguments(topics, partitions).subscribed_partitions(ROWS)]
 
 
 def test_topics_patterns_and_partitions() -> None:
@@ -31,20 +31,20 @@ def test_topics_patterns_and_partitions() -> None:
 
 
 def test_each_partition_comes_with_the_incarnation_of_its_topic() -> None:
-    assert Subscription.of("b", None).wanted(ROWS)[PartitionName("b", 0)] == 8
+    assert Subscription.from_arguments("b", None).subscribed_partitions(ROWS)[PartitionName("b", 0)] == 8
 
 
 def test_a_pattern_must_match_the_whole_name() -> None:
-    assert Subscription.of(re.compile("a"), None).wanted([row("ab", 1)]) == {}
+    assert Subscription.from_arguments(re.compile("a"), None).subscribed_partitions([row("ab", 1)]) == {}
 
 
 def test_what_is_asked_and_what_is_missing() -> None:
-    subscription = Subscription.of(["x", "a"], None)
-    assert subscription.asked() == ["a", "x"]
-    assert subscription.missing(subscription.wanted(ROWS)) == ["x"]
-    single = Subscription.of(None, [("a", 1), ("a", 9)])
-    assert single.missing(single.wanted(ROWS)) == ["a-9"]
-    assert Subscription.of(re.compile("x"), None).asked() is None
+    subscription = Subscription.from_arguments(["x", "a"], None)
+    assert subscription.topics_to_request() == ["a", "x"]
+    assert subscription.missing_names(subscription.subscribed_partitions(ROWS)) == ["x"]
+    single = Subscription.from_arguments(None, [("a", 1), ("a", 9)])
+    assert single.missing_names(single.subscribed_partitions(ROWS)) == ["a-9"]
+    assert Subscription.from_arguments(re.compile("x"), None).topics_to_request() is None
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_what_is_asked_and_what_is_missing() -> None:
 )
 def test_what_names_nothing_is_refused(topics: Any, partitions: Any) -> None:
     with pytest.raises(BadRequest):
-        Subscription.of(topics, partitions)
+        Subscription.from_arguments(topics, partitions)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.client.operation import Flag, Operation, Tasks, Wait
+from tfmq.client.operation import BackgroundTasks, Event, Operation, Wait
 
 
 class Rig:
@@ -10,8 +10,8 @@ class Rig:
         self.now = 0.0
         self.steps: list[str] = []
         self.errors: list[Exception] = []
-        self.tasks = Tasks(lambda: self.now)
-        self.flag = Flag()
+        self.tasks = BackgroundTasks(lambda: self.now)
+        self.flag = Event()
 
     def waits_for_flag(self) -> Operation[None]:
         self.steps.append("begun")
@@ -32,7 +32,7 @@ def test_a_task_begins_at_once_and_goes_on_with_its_target() -> None:
     rig = Rig()
     task = rig.tasks.start(rig.waits_for_flag(), rig.errors.append)
     assert rig.steps == ["begun"]
-    rig.flag.settle()
+    rig.flag.complete()
     assert rig.steps == ["begun", "flag"]
     assert task.done
 
@@ -44,7 +44,7 @@ def test_a_task_that_is_thrown_away_is_not_stepped_by_what_it_gives_up() -> None
         try:
             yield Wait((rig.flag,))
         finally:
-            rig.flag.settle()
+            rig.flag.complete()
 
     operation = gives_up()
     task = rig.tasks.start(operation, rig.errors.append)
@@ -54,7 +54,7 @@ def test_a_task_that_is_thrown_away_is_not_stepped_by_what_it_gives_up() -> None
 
 def test_a_target_that_is_done_already_is_not_waited_for() -> None:
     rig = Rig()
-    rig.flag.settle()
+    rig.flag.complete()
     assert rig.tasks.start(rig.waits_for_flag(), rig.errors.append).done
 
 
@@ -83,7 +83,7 @@ def test_a_cancelled_task_leaves_nothing_behind() -> None:
     rig.tasks.cancel()
     assert task.done
     assert rig.flag.callbacks == []
-    rig.flag.settle()
+    rig.flag.complete()
     assert rig.steps == ["begun"]
     assert rig.tasks.next_time() == float("inf")
 
@@ -101,12 +101,12 @@ def test_a_task_that_is_cancelled_from_inside_ends_at_its_next_wait() -> None:
             ended.append("yes")
 
     task = rig.tasks.start(cancels(), rig.errors.append)
-    rig.flag.settle()
+    rig.flag.complete()
     assert (task.done, ended, rig.errors) == (True, ["yes"], [])
 
 
 def test_one_that_ctrl_c_ends_has_ended_so_that_it_can_be_begun_anew() -> None:
-    tasks = Tasks(lambda: 0.0)
+    tasks = BackgroundTasks(lambda: 0.0)
 
     def interrupted() -> Operation[None]:
         yield Wait((), 0.0)

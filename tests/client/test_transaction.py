@@ -84,7 +84,7 @@ def test_transactions_at_the_same_time_have_streams_of_their_own(rig: Transactio
     first, second = rig.begin(), rig.begin()
     rig.send(first, b"1"), rig.send(second, b"2")
     rig.broker.plan(Transact, HOLD)
-    committing = rig.begun(first.committing(), Transact)
+    committing = rig.begun(first.commit(), Transact)
     assert rig.commit(second) == "committed"
     rig.broker.release()
     assert rig.run(committing) == "committed"
@@ -93,9 +93,9 @@ def test_transactions_at_the_same_time_have_streams_of_their_own(rig: Transactio
 
 def test_plain_and_transactional_sends_never_share_a_stream(rig: TransactionRig) -> None:
     for number in range(3):
-        message = rig.core.message("orders", b"plain")
-        delivery = rig.run(rig.core.sending("orders", message, b"plain"))
-        rig.run(rig.core.waiting([delivery[0]], None))
+        message = rig.core.make_message("orders", b"plain")
+        delivery = rig.run(rig.core.send("orders", message, b"plain"))
+        rig.run(rig.core.wait_for_batches([delivery[0]], None))
         tx = rig.begin()
         rig.send(tx, b"%d" % number)
         rig.commit(tx) if number != 1 else rig.rollback(tx)
@@ -212,7 +212,7 @@ def test_rollback_leaves_nothing_and_fails_the_deliveries(rig: TransactionRig) -
         delivery.result()
     assert caught.value.outcome == NOT_DONE
     assert rig.frames() == [] and visible(rig) == []
-    rig.run(rig.core.flushing(1.0))  # a rollback is no failure that somebody has overlooked
+    rig.run(rig.core.flush(1.0))  # a rollback is no failure that somebody has overlooked
 
 
 def test_steps_out_of_turn_name_the_rule(rig: TransactionRig) -> None:
@@ -312,7 +312,7 @@ def test_a_commit_that_is_interrupted_is_unknown_and_can_go_on(rig: TransactionR
     tx = rig.begin()
     delivery = rig.send(tx, b"x")
     rig.broker.plan(Transact, HOLD)
-    rig.begun(tx.committing(), Transact).close()
+    rig.begun(tx.commit(), Transact).close()
     assert tx.state == "unknown" and visible(rig) == [b"x"]
     assert rig.commit(tx) == "committed"
     assert visible(rig) == [b"x"] and delivery.result().offset == 0
@@ -322,7 +322,7 @@ def test_a_commit_that_is_interrupted_before_it_was_asked_for_leaves_it_open(rig
     tx = rig.begin("order-42")
     rig.broker.plan(Produce, HOLD)
     rig.send(tx, b"x")
-    rig.begun(tx.committing(), Produce).close()
+    rig.begun(tx.commit(), Produce).close()
     assert tx.state == "open" and rig.rollback(tx) == "rolled_back"
 
 
@@ -330,7 +330,7 @@ def test_a_step_waits_for_the_one_under_way(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.send(tx, b"x")
     rig.broker.plan(Transact, HOLD)
-    first, second = rig.begun(tx.committing(), Transact), tx.committing()
+    first, second = rig.begun(tx.commit(), Transact), tx.commit()
     next(second)
     with pytest.raises(TransactionState):
         rig.send(tx, b"y")
@@ -355,8 +355,8 @@ def test_somebody_who_waits_while_it_commits_is_answered(rig: TransactionRig) ->
     tx = rig.begin()
     delivery = rig.send(tx, b"x")
     rig.broker.plan(Transact, HOLD)
-    committing = rig.begun(tx.committing(), Transact)
-    waiting = tx._awaiting([delivery[0]], 1.0)
+    committing = rig.begun(tx.commit(), Transact)
+    waiting = tx._wait_for_batches([delivery[0]], 1.0)
     next(waiting)
     rig.broker.release()
     rig.run(committing)
@@ -396,7 +396,7 @@ def test_in_a_forked_child_it_is_the_parents(rig: TransactionRig) -> None:
     for forget in rig.on_fork:
         forget()  # type: ignore[operator]
     assert tx.state == "abandoned" and isinstance(delivery.error(), Abandoned)
-    for use in (tx.committing, tx.rolling_back, tx.preparing):
+    for use in (tx.commit, tx.roll_back, tx.prepare):
         with pytest.raises(Abandoned, match="the parent process"):
             rig.run(use())
     with pytest.raises(Abandoned):
@@ -411,7 +411,7 @@ def test_closing_rolls_back_what_is_open_and_says_so(rig: TransactionRig) -> Non
     rig.send(prepared, b"y")
     rig.prepare(prepared)
     with pytest.raises(TransactionRolledBack, match="2 open transactions were rolled back"):
-        rig.run(rig.core.closing(5.0))
+        rig.run(rig.core.close(5.0))
     assert [each.state for each in (small, grown, empty)] == ["rolled_back"] * 3
     assert prepared.state == "prepared" and "prepared" in rig.broker.states()
     assert isinstance(delivery.error(), TransactionRolledBack)
@@ -429,7 +429,7 @@ def test_closing_with_nothing_open_says_nothing(
     rig.send(tx, b"x")
     rig.commit(tx)
     rig.begin()
-    rig.run(rig.core.closing(5.0))
+    rig.run(rig.core.close(5.0))
     assert rig.requests(RollbackTransaction) == []
     assert caplog.records == []
 
@@ -447,7 +447,7 @@ def test_many_partitions_of_a_large_one_do_not_gather_without_end() -> None:
     tx = rig.begin()
     for number in range(4000):
         rig.send(tx, bytes(1000), partition=number % 40)
-        assert tx.gathering.size_bytes() < 2 * MEGABYTE
+        assert tx.accumulator.size_bytes() < 2 * MEGABYTE
     assert rig.commit(tx) == "committed" and rig.broker.counts("orders") == [100] * 40
 
 
@@ -472,8 +472,8 @@ def test_closing_waits_for_a_commit_under_way(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.send(tx, b"x")
     rig.broker.plan(Transact, HOLD)
-    committing = rig.begun(tx.committing(), Transact)
-    closing = rig.core.closing(5.0)
+    committing = rig.begun(tx.commit(), Transact)
+    closing = rig.core.close(5.0)
     next(closing)
     rig.broker.release()
     rig.run(committing)
@@ -485,7 +485,7 @@ def test_a_wait_for_a_delivery_is_bounded_while_it_commits(rig: TransactionRig) 
     tx = rig.begin()
     delivery = rig.send(tx, b"x")
     rig.broker.plan(Transact, HOLD)
-    committing = rig.begun(tx.committing(), Transact)
+    committing = rig.begun(tx.commit(), Transact)
     with pytest.raises(TimedOut, match="has not ended yet"):
         delivery.result(0.1)
     rig.broker.release()
@@ -539,10 +539,12 @@ def test_plain_delayed_and_transactional_sends_mixed_never_trip_the_sequence_rul
         delay = 10 if number % 3 else None
         transaction = rig.begin(f"x{number}" if number % 4 == 0 else None)
         deliveries.append(rig.send(transaction, b"t%02d" % number, delay=delay))
-        message = rig.core.message("orders", b"p%02d" % number, delay=delay)
-        deliveries.append(rig.run(rig.core.sending("orders", message, rig.core.payload("orders", message))))
+        message = rig.core.make_message("orders", b"p%02d" % number, delay=delay)
+        deliveries.append(
+            rig.run(rig.core.send("orders", message, rig.core.encode_payload("orders", message)))
+        )
         rig.commit(transaction)
-    rig.run(rig.core.flushing(30.0))
+    rig.run(rig.core.flush(30.0))
     assert all(each.error() is None for each in deliveries)
     found = sorted(rig.broker.payloads("orders") + rig.broker.delayed_payloads())
     assert found == sorted(b"%c%02d" % (kind, number) for number in range(30) for kind in b"pt")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tfmq.client.send.batch import Batch, Delivery
-from tfmq.client.send.delivery_time import Dues, Given
+from tfmq.client.send.delivery_time import DueTimes, StampedDueTime
 from tfmq.client.transaction.pipeline import TransactionBatch
 from tfmq.protocol.commands import ACKS_SYNCED, DUE_RELATIVE
 
@@ -18,10 +18,10 @@ class Teller:
         self.kept: list[Batch] = []
         self.called: list[Callable[[], object]] = []
 
-    def keep(self, batch: TransactionBatch) -> None:
+    def retain(self, batch: TransactionBatch) -> None:
         self.kept.append(batch)
 
-    def call_back(self, callback: Callable[[], object]) -> None:
+    def schedule_callback(self, callback: Callable[[], object]) -> None:
         self.called.append(callback)
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
@@ -36,19 +36,19 @@ def filled(payloads: list[bytes], teller: Teller | None = None) -> TransactionBa
     for payload in payloads:
         batch.add(payload, None, None)
     batch.close(1 << 20)
-    batch.number(5, 0)
+    batch.assign_sequence(5, 0)
     return batch
 
 
 @pytest.mark.parametrize("sizes", [[1000] * 200, [900 + number for number in range(200)]])
 def test_once_it_is_journalled_it_keeps_places_and_no_bytes(sizes: list[int]) -> None:
     batch, other = filled([bytes(size) for size in sizes]), filled([bytes(size) for size in sizes])
-    batch.journalled()
+    batch.release_records()
     assert batch.encoded is not None and not batch.encoded.data
     assert batch.encoded.ends is None or batch.encoded.ends.itemsize == 4  # type: ignore[attr-defined]
     for each in (batch, other):
-        each.stored([(0, 5000)], ACKS_SYNCED)
-    first = batch.first_count
+        each.set_stored([(0, 5000)], ACKS_SYNCED)
+    first = batch.first_block_count
     assert 50 < first < 80
     assert [batch.offset_of(index) for index in range(first)] == [other.offset_of(n) for n in range(first)]
     assert batch.offset_of(0) == 5000 and batch.offset_of(first) is None
@@ -56,7 +56,7 @@ def test_once_it_is_journalled_it_keeps_places_and_no_bytes(sizes: list[int]) ->
 
 def test_without_an_offset_there_is_none() -> None:
     batch = filled([b"x"])
-    batch.stored((), ACKS_SYNCED)
+    batch.set_stored((), ACKS_SYNCED)
     assert Delivery((batch, 0)).result().offset is None
     assert Delivery((batch, 0)).result().message_id == 5 << 24
 
@@ -66,7 +66,7 @@ def test_who_wants_to_be_told_need_not_hold_it() -> None:
     batch = filled([b"x"], teller)
     Delivery((batch, 0)).add_callback(lambda done: None)
     assert teller.kept == [batch]
-    batch.stored((), ACKS_SYNCED)
+    batch.set_stored((), ACKS_SYNCED)
     assert len(teller.called) == 1
     Delivery((batch, 0)).add_callback(lambda done: None)
     assert teller.kept == [batch] and len(teller.called) == 2
@@ -74,9 +74,9 @@ def test_who_wants_to_be_told_need_not_hold_it() -> None:
 
 def test_dues_go_as_they_were_given_and_are_let_go_with_the_bytes() -> None:
     batch = filled([b"x", b"y"])
-    assert batch.due is None
-    batch.dues = Dues()
-    batch.dues.add(Given(DUE_RELATIVE | 5, 0.0), 2)
-    assert batch.due == (DUE_RELATIVE | 5).to_bytes(8, "big") * 2
-    batch.journalled()
-    assert batch.due is None
+    assert batch.due_field is None
+    batch.due_times = DueTimes()
+    batch.due_times.add(StampedDueTime(DUE_RELATIVE | 5, 0.0), 2)
+    assert batch.due_field == (DUE_RELATIVE | 5).to_bytes(8, "big") * 2
+    batch.release_records()
+    assert batch.due_field is None

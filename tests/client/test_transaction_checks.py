@@ -8,8 +8,8 @@ import pytest
 
 from tests.client.fake_broker import FakeBroker
 from tests.client.transaction_rig import TransactionRig
-from tfmq.client.operation import inline
-from tfmq.client.transaction.check_back import InDoubt, in_doubt
+from tfmq.client.operation import run_inline
+from tfmq.client.transaction.check_back import InDoubt, parse_in_doubt
 from tfmq.errors import BadRequest, Busy
 from tfmq.protocol.commands import AwaitChecks, CommitTransaction, RollbackTransaction
 
@@ -19,7 +19,7 @@ class Checked(TransactionRig):
 
     def __init__(self, broker: FakeBroker | None = None) -> None:
         super().__init__(broker, group="shop")
-        self.core.owner.beside = inline
+        self.core.owner.run_in_executor = run_inline
         self.asked: list[InDoubt] = []
         other = TransactionRig(self.broker)
         tx = other.begin("order-42")
@@ -33,7 +33,7 @@ class Checked(TransactionRig):
                 raise answer
             return answer
 
-        self.core.transactions.check(check)
+        self.core.transactions.add_check(check)
         return check
 
     def ask(self) -> None:
@@ -125,16 +125,16 @@ def test_a_broker_that_is_away_is_asked_when_it_is_back() -> None:
 
 def test_it_needs_a_group_and_a_function() -> None:
     with pytest.raises(BadRequest, match=r"needs Producer\(group=\.\.\.\)"):
-        TransactionRig().core.transactions.check(print)
+        TransactionRig().core.transactions.add_check(print)
     with pytest.raises(TypeError, match="is a function"):
-        Checked().core.transactions.check("commit")  # type: ignore[arg-type]
+        Checked().core.transactions.add_check("commit")  # type: ignore[arg-type]
 
 
 def test_nothing_is_asked_for_once_the_producer_is_closed() -> None:
     rig = Checked()
     rig.answering("commit")
     rig.advance(1)
-    rig.run(rig.core.closing(1.0))
+    rig.run(rig.core.close(1.0))
     rig.broker.ask("order-42", 1)
     rig.advance(1)
     assert rig.asked == [] and rig.broker.states() == ["prepared"]
@@ -156,7 +156,7 @@ def test_a_forked_child_asks_once_it_begins_a_transaction() -> None:
 
 def test_a_row_of_a_newer_broker_is_understood() -> None:
     row = {"xid": "x", "epoch": 3, "later": 1}
-    assert in_doubt(row) == InDoubt("x", 3, datetime.fromtimestamp(0, UTC), ())
+    assert parse_in_doubt(row) == InDoubt("x", 3, datetime.fromtimestamp(0, UTC), ())
 
 
 def test_a_check_for_which_no_thread_could_be_had_is_asked_again() -> None:
@@ -164,11 +164,11 @@ def test_a_check_for_which_no_thread_could_be_had_is_asked_again() -> None:
     rig.answering("commit")
 
     def no_thread(work: Any, done: Any) -> None:
-        rig.core.owner.beside = inline
-        rig.core.transactions._checks._run = inline  # type: ignore[union-attr]
+        rig.core.owner.run_in_executor = run_inline
+        rig.core.transactions._checks._executor = run_inline  # type: ignore[union-attr]
         raise RuntimeError("can't start new thread")
 
-    rig.core.transactions._checks._run = no_thread  # type: ignore[union-attr]
+    rig.core.transactions._checks._executor = no_thread  # type: ignore[union-attr]
     rig.ask()
     assert rig.broker.states() == ["prepared"]
     rig.advance(10)

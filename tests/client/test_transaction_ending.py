@@ -4,7 +4,7 @@ import pytest
 
 from tests.client.fake_broker import CUT, LOSE, SWALLOW
 from tests.client.transaction_rig import TransactionRig, large
-from tfmq.client.transaction.commit import STREAMS_TRIED
+from tfmq.client.transaction.commit import SEQUENCES_TRIED
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -95,10 +95,10 @@ def test_a_frame_is_sent_anew_as_often_as_it_is_lost(rig: TransactionRig) -> Non
 def test_a_broker_that_calls_every_stream_strange_is_told(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.send(tx, b"a")
-    rig.broker.plan(Transact, *[SequenceGap() for _ in range(STREAMS_TRIED)])
+    rig.broker.plan(Transact, *[SequenceGap() for _ in range(SEQUENCES_TRIED)])
     with pytest.raises(SequenceGap):
         rig.commit(tx)
-    assert tx.state == "open" and len(rig.frames()) == STREAMS_TRIED
+    assert tx.state == "open" and len(rig.frames()) == SEQUENCES_TRIED
     assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
 
 
@@ -148,10 +148,10 @@ def test_a_frame_full_of_short_sends_is_sent_otherwise(rig: TransactionRig) -> N
     tx = rig.begin()
     for topic in "abcdefgh":
         rig.send(tx, b"x", topic)
-    for batch in tx.shared.values():
-        while batch.room > 2000:
+    for batch in tx.shared_batches.values():
+        while batch.room_bytes > 2000:
             batch.payloads.append(bytes(1000))
-            batch.room -= 1000 + batch.overhead_bytes
+            batch.room_bytes -= 1000 + batch.overhead_bytes
     assert rig.frames() == [] and rig.requests(Produce) == []
     assert rig.commit(tx) == "committed" and rig.frames() == []
     assert sum(len(rig.broker.payloads(topic)) for topic in "abcdefgh") > 1500
@@ -186,7 +186,7 @@ def test_one_that_was_taken_up_can_be_sent_to(rig: TransactionRig) -> None:
 def test_one_that_was_taken_up_is_prepared_as_it_is(rig: TransactionRig) -> None:
     tx = rig.begin("order-42")
     rig.send(tx, b"first")
-    rig.run(tx.ending._sent())
+    rig.run(tx.requests._send_all())
     other = TransactionRig(rig.broker)
     found = other.resume("order-42")
     assert other.prepare(found) == "prepared" and other.requests(Produce)[1:] == []
@@ -198,7 +198,7 @@ def test_a_frame_that_does_not_fit_its_stream_goes_in_another_one(rig: Transacti
         tx = rig.begin()
         rig.send_many(tx, [b"x"] * 100)
         rig.commit(tx)
-        rig.transactions.streams._free[-1].sequence = (1 << 24) - 50
+        rig.transactions.sequences._free[-1].sequence = (1 << 24) - 50
         rig.broker.tx_streams[rig.frames()[-1].producer_id] = (1 << 24) - 50
         assert len({each.producer_id for each in rig.frames()}) == number + 1
     assert len(visible(rig)) == 200
@@ -245,7 +245,7 @@ def test_dropped_messages_are_counted(rig: TransactionRig) -> None:
     rig.send(tx, b"a")
     rig.prepare(tx)
     rig.broker.dropped = 3
-    assert rig.commit(tx) == "committed" and tx.ending.dropped == 3
+    assert rig.commit(tx) == "committed" and tx.requests.dropped_messages == 3
 
 
 def test_an_error_that_was_not_sent_is_not_done(rig: TransactionRig) -> None:
@@ -353,7 +353,7 @@ def test_a_refused_commit_leaves_a_prepared_one_prepared(rig: TransactionRig) ->
 def test_an_unprepared_one_whose_time_was_over_is_rolled_back(rig: TransactionRig) -> None:
     tx = rig.begin("order-42")
     delivery = rig.send(tx, b"a")
-    rig.run(tx.ending._sent())
+    rig.run(tx.requests._send_all())
     rig.broker.transactions.clear()
     with pytest.raises(TransactionRolledBack, match="it timed out"):
         rig.commit(tx)
@@ -393,4 +393,4 @@ def test_applying_is_committed_and_asked_for_again(rig: TransactionRig) -> None:
         rig.rollback(tx)
     rig.broker.applying.clear()
     assert rig.commit(tx) == "committed"
-    assert rig.transactions.committed == 2 and rig.core.sender.sent_messages == 2, "each is counted once"
+    assert rig.transactions.committed == 2 and rig.core.accumulator.sent_messages == 2, "each is counted once"

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from tests.client.transaction_rig import TransactionRig
-from tfmq.client.producer.xa import Branches
+from tfmq.client.producer.xa import XaBranches
 from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
 
 
@@ -33,7 +33,7 @@ def test_one_that_is_forgotten_is_rolled_back_and_told(caplog: pytest.LogCapture
     gc.collect()
     assert core.state == "open"
     with caplog.at_level(logging.WARNING):
-        rig.transactions.sweep()
+        rig.transactions.roll_back_unreferenced()
     rig.exchange()
     assert core.state == "rolled_back" and rig.broker.states() == ["rolled_back"]
     assert "order-42 was dropped without commit or rollback" in caplog.text
@@ -41,11 +41,11 @@ def test_one_that_is_forgotten_is_rolled_back_and_told(caplog: pytest.LogCapture
 
 def test_one_that_is_held_by_its_name_is_not_forgotten() -> None:
     rig = TransactionRig()
-    core = rig.run(Branches(rig.transactions).starting("branch", None, False))
+    core = rig.run(XaBranches(rig.transactions).start("branch", None, False))
     handle = Handle(core)
     del handle
     gc.collect()
-    rig.transactions.sweep()
+    rig.transactions.roll_back_unreferenced()
     assert core.state == "open" and rig.broker.states() == ["open"]
 
 
@@ -58,6 +58,6 @@ def test_one_that_is_over_or_prepared_is_forgotten_in_silence(caplog: pytest.Log
     handles = [Handle(over), Handle(prepared)]
     del handles
     gc.collect()
-    rig.transactions.sweep()
+    rig.transactions.roll_back_unreferenced()
     assert prepared.state == "prepared" and "prepared" in rig.broker.states() and caplog.text == ""
     assert len(rig.transactions) == 0

@@ -9,8 +9,8 @@ import pytest
 from tests.client.scripted import Broker, Script
 from tests.client.test_consuming import filled, offset_of
 from tests.client.transaction_rig import TransactionRig
-from tfmq.client.consumer.external_offsets import HandedOut, handed_out
-from tfmq.client.consumer.options import seek_question
+from tfmq.client.consumer.external_offsets import TransactionPositions, transaction_positions
+from tfmq.client.consumer.options import seek_position
 from tfmq.errors import BadRequest, Closed, Fenced, TransactionState
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import CommitOffsets, CommitTransaction, PrepareTransaction
@@ -27,8 +27,10 @@ def consuming(broker: Broker, **arguments: Any) -> Script:
     return Script(broker, **{"group": "g", "commits": "manual", **arguments})
 
 
-def standing(script: Script) -> HandedOut:
-    return handed_out(SimpleNamespace(_core=script.core, _driver=SimpleNamespace(lock=nullcontext())))
+def standing(script: Script) -> TransactionPositions:
+    return transaction_positions(
+        SimpleNamespace(_core=script.core, _driver=SimpleNamespace(lock=nullcontext()))
+    )
 
 
 def test_all_that_was_handed_out_is_in_it_the_message_in_work_included(broker: Broker) -> None:
@@ -39,7 +41,7 @@ def test_all_that_was_handed_out_is_in_it_the_message_in_work_included(broker: B
     row = standing(script).row
     membership = script.core.membership
     assert membership is not None
-    assert (row.group, row.member, row.generation) == ("g", membership.member, membership.generation)
+    assert (row.group, row.member, row.generation) == ("g", membership.member_id, membership.generation)
     assert [(each.topic, each.partition, each.offset) for each in row.offsets] == [
         ("orders", 0, offset_of(log, 2))
     ]
@@ -51,10 +53,10 @@ def test_until_it_commits_the_consumer_has_saved_nothing(broker: Broker) -> None
     script = consuming(broker)
     script.poll(count=2)
     taken = standing(script)
-    assert script.core.positions.saved(NAME) != offset_of(log, 2)
+    assert script.core.positions.committed_offset(NAME) != offset_of(log, 2)
     script.poll(count=1)
-    taken.committed()
-    assert script.core.positions.saved(NAME) == offset_of(log, 2)
+    taken.mark_committed()
+    assert script.core.positions.committed_offset(NAME) == offset_of(log, 2)
     assert broker.sent(CommitOffsets) == []
 
 
@@ -62,7 +64,7 @@ def test_the_consumers_own_commit_goes_on_from_there(broker: Broker) -> None:
     log = filled(broker)
     script = consuming(broker)
     script.poll(count=2)
-    standing(script).committed()
+    standing(script).mark_committed()
     script.commit()
     assert broker.sent(CommitOffsets) == []
     script.poll(count=2)
@@ -74,7 +76,7 @@ def test_the_next_transaction_has_only_what_is_new(broker: Broker) -> None:
     filled(broker)
     script = consuming(broker)
     script.poll(count=2)
-    standing(script).committed()
+    standing(script).mark_committed()
     assert standing(script).row.offsets == []
     script.poll(count=1)
     assert len(standing(script).row.offsets) == 1
@@ -85,8 +87,8 @@ def test_a_seek_back_between_taking_and_commit_is_kept(broker: Broker) -> None:
     script = consuming(broker)
     script.poll(count=3)
     taken = standing(script)
-    script.run(script.core.seek(NAME, seek_question(0, None, None, None)))
-    taken.committed()
+    script.run(script.core.seek(NAME, seek_position(0, None, None, None)))
+    taken.mark_committed()
     assert script.poll(count=1) == [b"0"]
     script.commit()
     assert broker.saved("g") == offset_of(log, 1)
@@ -119,7 +121,7 @@ def test_one_without_a_group_one_that_is_closed_and_what_is_no_consumer_are_refu
     with pytest.raises(Closed):
         standing(closed)
     with pytest.raises(TypeError, match="not str"):
-        handed_out("consumer")
+        transaction_positions("consumer")
 
 
 def test_one_that_was_replaced_is_refused(broker: Broker) -> None:
@@ -147,11 +149,11 @@ def test_they_travel_with_the_frame_and_the_last_of_a_group_count(broker: Broker
     tx.add_offsets(standing(script))
     script.poll(count=1)
     tx.add_offsets(standing(script))
-    assert tx.take_committed() == []
+    assert tx.pop_committed_offsets() == []
     assert rig.commit(tx) == "committed"
     assert offsets_at(rig) == [offset_of(log, 2)] and len(rig.frames()) == 1
-    (told,) = tx.take_committed()
-    assert told.consuming is script.core and tx.take_committed() == []
+    (told,) = tx.pop_committed_offsets()
+    assert told.core is script.core and tx.pop_committed_offsets() == []
 
 
 def test_they_travel_with_the_prepare_or_with_the_commit_in_one_phase(broker: Broker) -> None:
@@ -182,4 +184,4 @@ def test_a_fenced_group_refuses_the_whole_transaction(broker: Broker) -> None:
     with pytest.raises(Fenced):
         rig.leave(tx)
     assert tx.state == "rolled_back" and rig.broker.payloads("bills") == [] and offsets_at(rig) == []
-    assert tx.take_committed() == []
+    assert tx.pop_committed_offsets() == []

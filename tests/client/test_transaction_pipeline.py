@@ -4,7 +4,7 @@ import pytest
 
 from tests.client.fake_broker import CUT, HOLD, LOSE, SWALLOW
 from tests.client.transaction_rig import MEGABYTE, TransactionRig, large
-from tfmq.client.send.partition_sender import FLIGHT_BATCHES
+from tfmq.client.send.partition_sender import IN_FLIGHT_BATCHES_MAX
 from tfmq.client.transaction.pipeline import BUFFER_BYTES, Pipeline
 from tfmq.client.transaction.transaction import TransactionCore
 from tfmq.errors import (
@@ -33,8 +33,8 @@ def visible(rig: TransactionRig) -> list[bytes]:
 def grown(rig: TransactionRig, xid: str | None = "order-42") -> tuple[TransactionCore, Pipeline]:
     tx = rig.begin(xid)
     rig.send_many(tx, large())
-    rig.run(tx.ending._sent())
-    pipeline = tx.ending.pipeline
+    rig.run(tx.requests._send_all())
+    pipeline = tx.requests.pipeline
     assert pipeline is not None
     return tx, pipeline
 
@@ -48,9 +48,9 @@ def test_several_batches_are_under_way_at_once_and_not_too_many(rig: Transaction
     tx, pipeline = grown(rig)
     rig.broker.plan(Produce, *[SWALLOW] * 1000)
     for payload in large():
-        tx.append("orders", rig.core.message("orders", payload), payload)
+        tx.append("orders", rig.core.make_message("orders", payload), payload)
     rig.exchange()
-    assert 3 < len(pipeline._flight) <= FLIGHT_BATCHES
+    assert 3 < len(pipeline._in_flight) <= IN_FLIGHT_BATCHES_MAX
     assert rig.requests(Produce)[-1].transaction == pipeline.epoch
 
 
@@ -73,7 +73,7 @@ def test_what_a_busy_broker_does_not_take_goes_again_in_order(
 def test_what_goes_again_goes_before_what_has_not_gone_yet(
     rig: TransactionRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfmq.client.transaction.pipeline.FLIGHT_BATCHES", 2)
+    monkeypatch.setattr("tfmq.client.transaction.pipeline.IN_FLIGHT_BATCHES_MAX", 2)
     rig.broker.plan(Produce, None, Busy(), Busy())
     tx, _ = grown(rig)
     committed(rig, tx, large())
@@ -144,8 +144,8 @@ def test_a_stream_that_turns_strange_in_the_middle_ends_it(rig: TransactionRig, 
 
 def test_a_full_stream_is_followed_by_another_one(rig: TransactionRig) -> None:
     tx, pipeline = grown(rig)
-    assert pipeline._stream is not None
-    pipeline._stream.sequence = rig.broker.tx_streams[pipeline._stream.producer_id] = (1 << 24) - 400
+    assert pipeline._sequence is not None
+    pipeline._sequence.sequence = rig.broker.tx_streams[pipeline._sequence.producer_id] = (1 << 24) - 400
     rig.send_many(tx, large())
     committed(rig, tx, large() * 2)
     assert len({each.producer_id for each in rig.requests(Produce)}) == 2
@@ -227,11 +227,11 @@ def test_what_the_broker_has_is_not_held_here(rig: TransactionRig) -> None:
     tx = rig.begin()
     deliveries = rig.send_many(tx, large(20_000))
     rig.exchange()
-    pipeline = tx.ending.pipeline
-    assert pipeline is not None and pipeline.bytes < 5 * MEGABYTE and pipeline.count > 50
+    pipeline = tx.requests.pipeline
+    assert pipeline is not None and pipeline.unacked_bytes < 5 * MEGABYTE and pipeline.batch_count > 50
     assert all(not each.encoded.data for each in deliveries.batches[:50] if each.encoded is not None)
     del deliveries
-    held = [batch for batch in tx.ending.batches() if batch is not None]
+    held = [batch for batch in tx.requests.batches() if batch is not None]
     assert len(held) < 30
     assert rig.commit(tx) == "committed"
     assert len(visible(rig)) == 20_000
@@ -240,14 +240,14 @@ def test_what_the_broker_has_is_not_held_here(rig: TransactionRig) -> None:
 def test_senders_wait_while_too_much_is_under_way(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.broker.plan(Produce, *[HOLD] * 10_000)
-    sending = tx.sending_many("orders", large(40_000))
+    sending = tx.send_many("orders", large(40_000))
     for _ in range(400):
         wait = next(sending)
-        for _ in wait.targets:
+        for _ in wait.futures:
             pass
         rig.exchange()
-    pipeline = tx.ending.pipeline
-    assert pipeline is not None and BUFFER_BYTES <= pipeline.bytes < BUFFER_BYTES + 2 * MEGABYTE
+    pipeline = tx.requests.pipeline
+    assert pipeline is not None and BUFFER_BYTES <= pipeline.unacked_bytes < BUFFER_BYTES + 2 * MEGABYTE
     rig.broker.plans.clear()
     rig.broker.release()
     rig.run(sending)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tfmq.client.transaction import states as steps
-from tfmq.client.transaction.states import state_behind, verdict
+from tfmq.client.transaction.states import check_step, state_after_error
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -31,10 +31,10 @@ STEPS = ["send", "prepare", "commit", "rollback"]
 @pytest.mark.parametrize(("step", "state"), list(itertools.product(STEPS, STATES)))
 def test_every_step_is_allowed_or_refused_with_a_reason(step: str, state: str) -> None:
     if (step, state) in steps.TABLE:
-        assert verdict(step, state) in (steps.GO, steps.DONE)
+        assert check_step(step, state) in (steps.GO, steps.DONE)
         return
     with pytest.raises((TransactionError, Abandoned)) as caught:
-        verdict(step, state, "because")
+        check_step(step, state, "because")
     assert caught.value.outcome == NOT_DONE and caught.value.sentence == "because"
 
 
@@ -46,10 +46,10 @@ def test_the_table_names_known_states_only() -> None:
 
 def test_nothing_may_be_done_to_what_ended_otherwise() -> None:
     with pytest.raises(TransactionRolledBack):
-        verdict("commit", "rolled_back")
+        check_step("commit", "rolled_back")
     for state in ("committed", "applying"):
         with pytest.raises(TransactionCommitted):
-            verdict("rollback", state)
+            check_step("rollback", state)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_nothing_may_be_done_to_what_ended_otherwise() -> None:
 )
 def test_a_refusal_reads_as_a_sentence(step: str, state: str, sentence: str) -> None:
     with pytest.raises(TransactionError) as caught:
-        verdict(step, state)
+        check_step(step, state)
     assert caught.value.sentence.startswith(sentence)
 
 
@@ -93,4 +93,4 @@ def test_a_refusal_reads_as_a_sentence(step: str, state: str, sentence: str) -> 
     ],
 )
 def test_what_a_refusal_says_about_the_transaction(error: TransactionError, state: str | None) -> None:
-    assert state_behind("commit", error) == state
+    assert state_after_error("commit", error) == state

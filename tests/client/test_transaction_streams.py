@@ -5,8 +5,8 @@ import pytest
 from tests.client.fake_broker import SWALLOW
 from tests.client.rig import Rig
 from tests.client.test_transaction_batch import filled
-from tfmq.client.send.partition_sender import Identities
-from tfmq.client.transaction.pipeline import STREAMS_KEPT, TransactionStream, TransactionStreams
+from tfmq.client.send.partition_sender import ProducerIds
+from tfmq.client.transaction.pipeline import FREE_SEQUENCES_MAX, ProducerSequence, ProducerSequencePool
 from tfmq.errors import DiskFull, TimedOut
 from tfmq.protocol.commands import LeaseProducerIds
 
@@ -16,10 +16,10 @@ class Pool(Rig):
 
     def __init__(self) -> None:
         super().__init__()
-        self.streams = TransactionStreams(self.link, Identities(self.link))
+        self.streams = ProducerSequencePool(self.link, ProducerIds(self.link))
 
-    def take(self) -> TransactionStream:
-        taken: TransactionStream = self.run(self.streams.taking(self.time + 5))
+    def take(self) -> ProducerSequence:
+        taken: ProducerSequence = self.run(self.streams.acquire(self.time + 5))
         return taken
 
 
@@ -27,8 +27,8 @@ def test_the_last_one_given_back_is_taken_first_and_none_twice() -> None:
     pool = Pool()
     first, second = pool.take(), pool.take()
     assert first.producer_id != second.producer_id
-    pool.streams.give(first)
-    pool.streams.give(second)
+    pool.streams.release(first)
+    pool.streams.release(second)
     assert pool.take() is second and pool.take() is first
     assert pool.take().producer_id not in (first.producer_id, second.producer_id)
 
@@ -36,17 +36,17 @@ def test_the_last_one_given_back_is_taken_first_and_none_twice() -> None:
 def test_one_that_the_broker_may_have_forgotten_is_dropped() -> None:
     pool = Pool()
     first = pool.take()
-    pool.streams.give(first)
+    pool.streams.release(first)
     pool.time += pool.link.limits["producer_idle_seconds"] / 2 + 1
     assert pool.take() is not first
 
 
 def test_no_more_are_kept_than_are_of_use() -> None:
     pool = Pool()
-    for number in range(STREAMS_KEPT + 10):
-        pool.streams.give(TransactionStream(number + 1, pool.time))
+    for number in range(FREE_SEQUENCES_MAX + 10):
+        pool.streams.release(ProducerSequence(number + 1, pool.time))
     pool.link.state = "ready"
-    assert len({pool.take().producer_id for _ in range(STREAMS_KEPT)}) == STREAMS_KEPT
+    assert len({pool.take().producer_id for _ in range(FREE_SEQUENCES_MAX)}) == FREE_SEQUENCES_MAX
     assert pool.broker.requests == []
 
 
@@ -61,10 +61,10 @@ def test_what_leasing_meets_is_told() -> None:
 
 
 def test_sequences_go_on_from_batch_to_batch_until_the_stream_is_full() -> None:
-    stream = TransactionStream(9, 0.0)
+    stream = ProducerSequence(9, 0.0)
     batches = [filled([b"x"] * 3), filled([b"y"] * 2)]
     for batch in batches:
-        stream.place(batch)
+        stream.assign_to(batch)
     assert [(each.producer_id, each.sequence) for each in batches] == [(9, 0), (9, 3)]
     stream.sequence = (1 << 24) - 2
-    assert stream.fits(2) and not stream.fits(3)
+    assert stream.has_room_for(2) and not stream.has_room_for(3)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.transaction_rig import TransactionRig, large
-from tfmq.client.transaction.transaction import FRAME_BYTES
+from tfmq.client.transaction.transaction import ONE_REQUEST_BYTES
 from tfmq.errors import BadRequest, TransactionExists
 from tfmq.protocol.commands import BeginTransaction, RollbackTransaction
 
@@ -43,14 +43,14 @@ def test_the_latest_of_a_name_is_taken_up_in_its_state(rig: TransactionRig, ende
     if ended is not None:
         (rig.commit if ended == "commit" else rig.rollback)(tx)
     found = TransactionRig(rig.broker).resume("x")
-    assert found.state == tx.state and found.ending.epoch == 2
+    assert found.state == tx.state and found.requests.epoch == 2
 
 
 def test_what_was_taken_up_is_not_rolled_back_with_the_producer(rig: TransactionRig) -> None:
     rig.begin("x")
     other = TransactionRig(rig.broker)
     assert other.resume("x").state == "open"
-    other.run(other.core.closing(1.0))
+    other.run(other.core.close(1.0))
     assert rig.broker.states() == ["open"]
 
 
@@ -76,8 +76,8 @@ def test_one_that_has_just_outgrown_a_frame_is_begun_by_its_commit(rig: Transact
     """It is seen somewhat late that a transaction has grown; a frame is never larger than it may be for that."""
     tx = rig.begin()
     rig.send(tx, b"0")
-    while tx.gathering.size_bytes() <= FRAME_BYTES:
-        tx.gathering.append("orders", rig.core.message("orders", bytes(1000)), bytes(1000))
+    while tx.accumulator.size_bytes() <= ONE_REQUEST_BYTES:
+        tx.accumulator.append("orders", rig.core.make_message("orders", bytes(1000)), bytes(1000))
     assert rig.commit(tx) == "committed"
     assert not rig.frames() and len(rig.requests(BeginTransaction)) == 1
 
@@ -85,16 +85,16 @@ def test_one_that_has_just_outgrown_a_frame_is_begun_by_its_commit(rig: Transact
 def test_the_short_way_of_sends_is_closed_while_a_step_is_under_way(rig: TransactionRig) -> None:
     tx = rig.begin("order-42")
     rig.send(tx, b"1")
-    assert tx.shared
-    rollback = rig.begun(tx.rolling_back(), RollbackTransaction)
-    assert not tx.shared
+    assert tx.shared_batches
+    rollback = rig.begun(tx.roll_back(), RollbackTransaction)
+    assert not tx.shared_batches
     assert rig.run(rollback) == "rolled_back"
 
 
 def test_a_branch_whose_handle_nobody_holds_goes_on(rig: TransactionRig) -> None:
     tx = rig.begin("branch-1")
     rig.send(tx, b"1")
-    tx.held = True
-    rig.transactions.forgotten.append(tx)
+    tx.keep_open = True
+    rig.transactions.unreferenced.append(tx)
     rig.begin()
     assert rig.commit(tx) == "committed"

@@ -1,32 +1,32 @@
 """Things to wait for: done once, told once."""
 
-from tfmq.client.operation import Flag, Wait
+from tfmq.client.operation import Event, Wait
 
 
 def test_callbacks_come_once() -> None:
-    heard: list[Flag] = []
-    flag = Flag()
-    flag.when_done(heard.append)
-    flag.settle()
-    flag.settle()
+    heard: list[Event] = []
+    flag = Event()
+    flag.add_done_callback(heard.append)
+    flag.complete()
+    flag.complete()
     assert heard == [flag] and flag.done
 
 
 def test_a_late_one_comes_at_once() -> None:
-    heard: list[Flag] = []
-    flag = Flag()
-    flag.settle()
-    flag.when_done(heard.append)
+    heard: list[Event] = []
+    flag = Event()
+    flag.complete()
+    flag.add_done_callback(heard.append)
     assert heard == [flag]
 
 
 def test_a_forgotten_one_does_not_come() -> None:
-    heard: list[Flag] = []
-    flag = Flag()
-    flag.when_done(heard.append)
-    flag.forget(heard.append)
-    flag.forget(heard.append)
-    flag.settle()
+    heard: list[Event] = []
+    flag = Event()
+    flag.add_done_callback(heard.append)
+    flag.remove_done_callback(heard.append)
+    flag.remove_done_callback(heard.append)
+    flag.complete()
     assert heard == []
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.operation import Flag, in_a_thread, inline, work
+from tfmq.client.operation import Event, run_inline, run_work, thread_executor
 
 
 def test_inline_work_needs_no_waiting() -> None:
-    operation = work(inline, lambda: 42)
+    operation = run_work(run_inline, lambda: 42)
     with pytest.raises(StopIteration) as end:
         next(operation)
     assert end.value.value == 42
@@ -26,7 +26,7 @@ def test_what_the_work_raises_is_raised() -> None:
         raise OSError("planted")
 
     with pytest.raises(OSError, match="planted"):
-        next(work(inline, fail))
+        next(run_work(run_inline, fail))
 
 
 def test_work_in_a_thread_brings_its_result_under_the_lock() -> None:
@@ -39,19 +39,19 @@ def test_work_in_a_thread_brings_its_result_under_the_lock() -> None:
             self.done = threading.Event()
             self.glances = 0
 
-        def glance(self) -> None:
+        def poll_nonblocking(self) -> None:
             assert self.lock.locked()
             self.glances += 1
 
-        def attend(self) -> None:
+        def wake(self) -> None:
             assert not self.lock.locked()
 
-        def raise_flag(self, flag: Flag) -> None:
+        def set_event(self, event: Event) -> None:
             self.done.set()
 
     driver = Driver()
     results: list[Any] = []
-    run = in_a_thread(driver)
+    run = thread_executor(driver)
     for call in (threading.get_ident, lambda: 1 // 0):
         driver.done.clear()
         run(call, lambda result, error: results.append((result, error, driver.lock.locked())))
@@ -62,11 +62,13 @@ def test_work_in_a_thread_brings_its_result_under_the_lock() -> None:
 
 @pytest.mark.timeout(20)
 def test_a_thread_that_waits_for_nothing_but_such_work_is_woken() -> None:
-    driver = BlockingDriver(Link(parse_servers("127.0.0.1:1"), time.monotonic))
+    driver = BlockingDriver(ClientConnection(parse_servers("127.0.0.1:1"), time.monotonic))
     found: list[int] = []
     threads = [
         threading.Thread(
-            target=lambda n=number: found.append(driver.run(work(driver.beside, partial(slowly, n))))  # type: ignore[misc]
+            target=lambda n=number: found.append(
+                driver.run(run_work(driver.run_in_thread, partial(slowly, n)))
+            )  # type: ignore[misc]
         )
         for number in range(4)
     ]
@@ -85,9 +87,9 @@ def slowly(number: int) -> int:
 
 def test_work_elsewhere_is_waited_for() -> None:
     kept: list[Callable[[Any, BaseException | None], None]] = []
-    operation = work(lambda _, done: kept.append(done), lambda: 0)
+    operation = run_work(lambda _, done: kept.append(done), lambda: 0)
     wait = next(operation)
-    assert not any(target.done for target in wait.targets)
+    assert not any(target.done for target in wait.futures)
     kept[0](7, None)
     with pytest.raises(StopIteration) as end:
         next(operation)

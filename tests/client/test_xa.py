@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.transaction_rig import TransactionRig
-from tfmq.client.producer.xa import Branches
+from tfmq.client.producer.xa import XaBranches
 from tfmq.client.transaction.transaction import TransactionCore
 from tfmq.errors import HeuristicOutcome, TransactionExists, TransactionState, UnknownTransaction
 from tfmq.protocol.commands import ListTransactions
@@ -14,10 +14,10 @@ class Resource(TransactionRig):
 
     def __init__(self, other: TransactionRig | None = None, group: str | None = None) -> None:
         super().__init__(None if other is None else other.broker, group=group)
-        self.branches = Branches(self.core.transactions)
+        self.branches = XaBranches(self.core.transactions)
 
     def start(self, xid: str, resume: bool = False) -> TransactionCore:
-        branch: TransactionCore = self.run(self.branches.starting(xid, None, resume))
+        branch: TransactionCore = self.run(self.branches.start(xid, None, resume))
         return branch
 
     def work(self, xid: str) -> None:
@@ -25,16 +25,16 @@ class Resource(TransactionRig):
         self.branches.end(xid)
 
     def prepare_branch(self, xid: str) -> str:
-        return str(self.run(self.branches.preparing(xid)))
+        return str(self.run(self.branches.prepare(xid)))
 
     def commit_branch(self, xid: str, one_phase: bool = False) -> str:
-        return str(self.run(self.branches.committing(xid, one_phase)).state)
+        return str(self.run(self.branches.commit(xid, one_phase)).state)
 
     def rollback_branch(self, xid: str) -> str:
-        return str(self.run(self.branches.rolling_back(xid)))
+        return str(self.run(self.branches.roll_back(xid)))
 
     def recover(self, group: str | None = None) -> list[str]:
-        found: list[str] = self.run(self.branches.recovering(group))
+        found: list[str] = self.run(self.branches.recover(group))
         return found
 
 
@@ -110,7 +110,7 @@ def test_work_must_have_ended_and_nothing_is_sent_behind_it(resource: Resource) 
         with pytest.raises(TransactionState, match=r"call end\('a'\) first"):
             step("a")
     resource.branches.end("a")
-    assert not branch.shared, "the short way of sends is closed"
+    assert not branch.shared_batches, "the short way of sends is closed"
     with pytest.raises(TransactionState, match="resume=True"):
         resource.send(branch, b"2")
     assert resource.start("a", resume=True) is branch
@@ -128,7 +128,7 @@ def test_what_an_operator_decided_is_told_until_it_is_forgotten(resource: Resour
         with pytest.raises(HeuristicOutcome):
             resource.commit_branch("a")
     assert resource.recover() == ["a"]
-    assert resource.run(resource.branches.forgetting("a")) is True
+    assert resource.run(resource.branches.forget("a")) is True
     assert resource.recover() == []
     with pytest.raises(UnknownTransaction):
         resource.commit_branch("a")

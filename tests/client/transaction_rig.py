@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.fake_broker import FakeBroker
 from tests.client.test_producing import DEFAULTS, CoreRig
-from tfmq.client.drivers.callbacks import Callbacks
+from tfmq.client.drivers.callbacks import CallbackQueue
 from tfmq.client.operation import Operation
 from tfmq.client.send.batch import Delivery
 from tfmq.client.transaction.transaction import TransactionCore
@@ -23,41 +23,41 @@ class TransactionRig(CoreRig):
 
     def __init__(self, broker: FakeBroker | None = None, **settings: Any) -> None:
         super().__init__(DEFAULTS._replace(**settings), broker)
-        self.callbacks: Callbacks = Callbacks()  # type: ignore[assignment]
+        self.callbacks: CallbackQueue = CallbackQueue()  # type: ignore[assignment]
         self.transactions = self.core.transactions
 
-    def glance(self) -> None:
+    def poll_nonblocking(self) -> None:
         self.exchange()
 
     def begin(self, xid: str | None = None, timeout: float | None = None) -> TransactionCore:
         """One that the broker knows only with an xid."""
         made = self.core.transactions.begin(xid, timeout)
         if xid is not None:
-            self.run(made.beginning())
+            self.run(made.begin())
         return made
 
     def send(
         self, transaction: TransactionCore, payload: Any, topic: str = "orders", **fields: Any
     ) -> Delivery:
-        message = self.core.message(topic, payload, **fields)
-        sending = transaction.sending(topic, message, self.core.payload(topic, message))
+        message = self.core.make_message(topic, payload, **fields)
+        sending = transaction.send(topic, message, self.core.encode_payload(topic, message))
         delivery: Delivery = self.run(sending)
         return delivery
 
     def send_many(self, transaction: TransactionCore, payloads: Any, topic: str = "orders") -> Any:
-        return self.run(transaction.sending_many(topic, payloads))
+        return self.run(transaction.send_many(topic, payloads))
 
     def prepare(self, transaction: TransactionCore) -> str:
-        return str(self.run(transaction.preparing()))
+        return str(self.run(transaction.prepare()))
 
     def commit(self, transaction: TransactionCore) -> str:
-        return str(self.run(transaction.committing()))
+        return str(self.run(transaction.commit()))
 
     def rollback(self, transaction: TransactionCore) -> str:
-        return str(self.run(transaction.rolling_back()))
+        return str(self.run(transaction.roll_back()))
 
     def leave(self, transaction: TransactionCore, error: BaseException | None = None) -> None:
-        self.run(transaction.leaving(error))
+        self.run(transaction.exit(error))
 
     def leave_failing(self, transaction: TransactionCore) -> TfmqError:
         """Leave `with`; what it raises."""
@@ -66,7 +66,7 @@ class TransactionRig(CoreRig):
         return caught.value
 
     def resume(self, xid: str) -> TransactionCore:
-        found: TransactionCore = self.run(self.core.transactions.resuming(xid))
+        found: TransactionCore = self.run(self.core.transactions.resume(xid))
         return found
 
     def begun(self, operation: Operation[Any], kind: type) -> Operation[Any]:

@@ -101,10 +101,10 @@ class Life:
             self.numbers = (self.bench.buckets.spilled_number,)
         except OSError:
             # It could not be read: all was taken back. Or written: it may be there or not, and nothing is any more.
-            if self.bench.buckets.stopped is None:
+            if self.bench.buckets.stop_reason is None:
                 self.numbers = (self.bench.buckets.spilled_number,)
         except Stopped:
-            assert self.bench.buckets.stopped is not None
+            assert self.bench.buckets.stop_reason is not None
 
     def arrive(self) -> None:
         reach = self.generator.choice(REACHES)
@@ -121,11 +121,11 @@ class Life:
         self.bench.spill(self.now_ms, lambda _, dues, numbers: bytes(n not in left_out for n in numbers))
         self._durable()
         # Those that came back into use are not settled as a whole any more, but need not be there either.
-        leaves = set(self.bench.buckets.leaves)
+        leaves = set(self.bench.buckets.live_buckets)
         self.retired = [bucket for bucket in self.retired if bucket not in leaves]
 
     def cut(self) -> None:
-        coarse = [bucket for bucket in self.bench.buckets.leaves if bucket.span.exponent > 10]
+        coarse = [bucket for bucket in self.bench.buckets.live_buckets if bucket.span.exponent > 10]
         if coarse:
             bucket = self.generator.choice(coarse)
             left_out = {n for n in self.bench.contents([bucket]) if self.generator.random() < 0.1}
@@ -137,11 +137,11 @@ class Life:
                 self.split.append(bucket)
 
     def settle(self) -> None:
-        if self.bench.buckets.leaves:
-            bucket = self.bench.buckets.leaves[0]
+        if self.bench.buckets.live_buckets:
+            bucket = self.bench.buckets.live_buckets[0]
             self.settled |= set(self.bench.contents([bucket]))
             self.retired.append(bucket)
-            self.bench.buckets.retire(bucket)
+            self.bench.buckets.mark_obsolete(bucket)
 
     def release(self) -> None:
         if self.split:

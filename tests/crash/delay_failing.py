@@ -162,7 +162,7 @@ class FailingLife(Life):
         raise Broken("no start, although the disk is mended")
 
     def _stopped(self) -> bool:
-        queue = self.broker.engine.house.delay.queue
+        queue = self.broker.engine.broker.delay_commands.queue
         return self.broker.arrivals.stopped is not None or bool(queue.status()["stopped"])
 
     def _once_more(self, step: Step) -> None:

@@ -49,18 +49,18 @@ def require(kept: bool, what: str) -> None:
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits, retreats, rescans, rolls, and lines that give up rows, with the few messages that a life has."""
-    monkeypatch.setattr(store, "SPLIT_ENTRIES", 12)
+    monkeypatch.setattr(store, "SPLIT_MESSAGES", 12)
     monkeypatch.setattr(memory_window, "SPLIT_ROWS", 12)
-    monkeypatch.setattr(memory_window, "NEAR_MAX", 24)
-    monkeypatch.setattr(memory_window, "ROOM_ROWS", 12)
+    monkeypatch.setattr(memory_window, "MEMORY_ROWS_MAX", 24)
+    monkeypatch.setattr(memory_window, "LOAD_ROWS_MAX", 12)
     monkeypatch.setattr(memory_window, "CATCH_UP_ROWS", 4)
-    monkeypatch.setattr(memory_window, "RESCAN_BYTES", 600)
+    monkeypatch.setattr(memory_window, "RESCAN_BYTES_MAX", 600)
     monkeypatch.setattr(memory_window, "SPILL_BYTES", 4000)
-    monkeypatch.setattr(target_queue, "ROWS_MAX", 5)
-    monkeypatch.setattr(storage_scheduler, "ROWS_MAX", 5)
-    monkeypatch.setattr(target_queue, "STUCK_ROWS_MAX", 8)
-    monkeypatch.setattr(record_reader, "AHEAD_MIN", 3)
-    monkeypatch.setattr(record_reader, "AHEAD_BYTES", 2000)
+    monkeypatch.setattr(target_queue, "QUEUE_ROWS_MAX", 5)
+    monkeypatch.setattr(storage_scheduler, "QUEUE_ROWS_MAX", 5)
+    monkeypatch.setattr(target_queue, "BLOCKED_ROWS_MAX", 8)
+    monkeypatch.setattr(record_reader, "READ_AHEAD_ROWS_MIN", 3)
+    monkeypatch.setattr(record_reader, "READ_AHEAD_BYTES", 2000)
     monkeypatch.setattr(startup, "_segment_bytes", lambda house: SEGMENT_BYTES)
 
 
@@ -139,7 +139,7 @@ class LifeClock(SimulatedClock):
 
 
 def now_of(broker: Broker) -> int:
-    return int(broker.engine.house.delay.queue.now_ms())
+    return int(broker.engine.broker.delay_commands.queue.now_ms())
 
 
 def started(disk: SimulatedDisk, clock: SimulatedClock, like: Broker, *, queued: bool) -> Broker:
@@ -336,7 +336,7 @@ class Life:
         self.client.steps.append(step)
         step.answer = ask(self.broker, turn=False)
         if self.random.random() < 0.8:
-            self.broker.engine.turn_ended()
+            self.broker.engine.end_turn()
         return step
 
     def transact(self) -> None:
@@ -408,7 +408,7 @@ class Life:
         )
 
     def work(self) -> None:
-        self.broker.engine.turn_ended()
+        self.broker.engine.end_turn()
         self.broker.work()
 
     def work_some(self) -> None:
@@ -442,9 +442,9 @@ class Life:
 
 def pass_time(broker: Broker, seconds: float, share: float, generator: random.Random) -> None:
     """From one firm timer to the next; at each, workers do their share of what they have to do."""
-    house, end = broker.engine.house, broker.clock.monotonic() + seconds
+    house, end = broker.engine.broker, broker.clock.monotonic() + seconds
     while True:
-        due = house.timers.next_firm()
+        due = house.timers.next_not_deferrable()
         due = end if due is None or due > end else due
         broker.clock.advance(max(0.0, due - broker.clock.monotonic()))
         broker.advance(0)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from journal.record.block_trailer import SOURCE_DELAY, decode_control
-from journal.record.format import FLAG_CONTROL, HEADER_SIZE, records_of
+from journal.record.block_trailer import SOURCE_DELAY, decode_trailer
+from journal.record.format import FLAG_TRAILER, HEADER_SIZE, records_of
 from journal.testing import SimulatedDisk
 from tests.broker.helpers import Broker
-from tfmq.broker.delay_commands import Delay
+from tfmq.broker.delay_commands import DelayCommands
 from tfmq.delay.arrivals import header
 from tfmq.delay.buckets import store
 from tfmq.delay.buckets.format import parse_bucket_name
@@ -41,15 +41,15 @@ class Points:
     def of(self, broker: Broker, disk: SimulatedDisk, kind: str, path: str) -> tuple[str, ...]:
         """Those of POINTS that this call belongs to. Another broker than that of `disk` has nothing to do with it."""
         runs = broker.disk is disk
-        delay = getattr(getattr(broker.engine, "house", None), "delay", None) if runs else None
-        busy = delay.queue._keeper.busy if delay is not None else None
+        delay = getattr(getattr(broker.engine, "broker", None), "delay_commands", None) if runs else None
+        busy = delay.queue._scheduler.busy if delay is not None else None
         found = self._of_path(delay, disk, kind, path, busy)
         if busy is Step.LOAD:
             found.add("load")
         return tuple(point for point in POINTS if point in found)
 
     def _of_path(
-        self, delay: Delay | None, disk: SimulatedDisk, kind: str, path: str, busy: Step | None
+        self, delay: DelayCommands | None, disk: SimulatedDisk, kind: str, path: str, busy: Step | None
     ) -> set[str]:
         if path.endswith(".zxQueue"):
             return {FIRED if kind == "force" else APPENDED for _ in self._landed(disk, kind, path)}
@@ -83,20 +83,20 @@ class Points:
         return found
 
     @staticmethod
-    def _cut(delay: Delay | None, path: str) -> str:
+    def _cut(delay: DelayCommands | None, path: str) -> str:
         """Why the bucket is cut whose first part this is."""
         span = parse_bucket_name(path.rpartition("/")[2])
         assert span is not None and delay is not None
-        whole = delay.queue._buckets.leaf(span.start)
-        return "split" if whole is not None and whole.count > store.SPLIT_ENTRIES else "cascade"
+        whole = delay.queue._buckets.bucket_at(span.start)
+        return "split" if whole is not None and whole.count > store.SPLIT_MESSAGES else "cascade"
 
 
 def _kinds(data: bytes, *, arrivals: bool) -> Iterator[str]:
     """Of each note, or in a partition of each append of delayed messages."""
     for record in records_of(data):
-        if record.flag == FLAG_CONTROL:
-            control = decode_control(data, record.position, record.id)
+        if record.flag == FLAG_TRAILER:
+            control = decode_trailer(data, record.position, record.id)
             if not arrivals and control.source_kind == SOURCE_DELAY:
                 yield FIRED
-        elif arrivals and record.id == header.NOTE_ID:
+        elif arrivals and record.id == header.HEADER_ID:
             yield NOTES[data[record.position + HEADER_SIZE + 1]]

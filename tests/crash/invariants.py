@@ -23,8 +23,8 @@ from struct import unpack_from
 from journal.log.checkpoint import WrongLog
 from journal.log.log import Log
 from journal.log.segments import LogOptions
-from journal.record.block import blocks_of, runs
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.block import blocks_of, producer_runs
+from journal.record.block_trailer import TRAILER_SIZE
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.crash.workload import STOP_REASON, Boundary, Known, Stop
 from tests.journal.logs import CountingState, make_batch
@@ -73,7 +73,7 @@ def recover(
     require(log.forced_offset == log.end_offset, 4, f"forced {log.forced_offset}, served {log.end_offset}")
     outcome = replace(_summary(log, log_id), was_stopped=was_stopped)
     blocks = blocks_of(outcome.data, outcome.data_first, log_id)
-    taught = _sequences([run for block in blocks for run in runs(block)])
+    taught = _sequences([run for block in blocks for run in producer_runs(block)])
     learned = _sequences([run for run in state.runs if run[3] >= outcome.data_first])
     require(taught == learned, 7, f"the state learned {learned}, the records teach {taught}")
     if thorough:
@@ -117,9 +117,9 @@ def _check_bytes(outcome: Outcome, known: Known) -> None:
 
 def ends_whole(data: bytes) -> bool:
     """True if the last control record closes an append."""
-    if len(data) < CONTROL_SIZE:
+    if len(data) < TRAILER_SIZE:
         return not data
-    (bits,) = unpack_from(">H", data, len(data) - CONTROL_SIZE + MORE_FOLLOWS_POSITION)
+    (bits,) = unpack_from(">H", data, len(data) - TRAILER_SIZE + MORE_FOLLOWS_POSITION)
     return not bits & 1
 
 

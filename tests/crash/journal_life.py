@@ -13,7 +13,7 @@ from typing import NamedTuple
 from journal.errors import Corrupt, Full
 from journal.testing import Moment, crash_states
 from journal.wal.entry import COMMIT, HEADER_SIZE, MESSAGES, PREPARE, AppendMsg, Operation
-from journal.wal.file import HEAD_SIZE
+from journal.wal.file import FILE_HEADER_SIZE
 from journal.wal.store import JournalOptions
 from tests.journal.journals import Journal, Seen, message
 
@@ -55,7 +55,7 @@ class Life:
         self.generator = generator
         one = HEADER_SIZE + MESSAGES.size + 12 + 60
         options = JournalOptions(
-            file_bytes=HEAD_SIZE + generator.choice((3, 6, 12)) * one,
+            file_bytes=FILE_HEADER_SIZE + generator.choice((3, 6, 12)) * one,
             checkpoint_bytes=generator.choice((5, 12)) * one,
             flush_bytes=generator.choice((2, 20)) * one,
         )
@@ -100,7 +100,7 @@ class Life:
             return
         for _ in range(self.generator.randint(0, 2)):
             self.append()
-        plan.force()
+        plan.fsync()
         if self.generator.random() < 0.5:
             self.append()
         work = store.force_done(plan, None)
@@ -128,7 +128,7 @@ class Life:
         for _ in range(self.generator.randint(1, 4)):
             self.generator.choice((self.append, self.force, self.settle))()
         work()
-        store.checkpointed(None)
+        store.checkpoint_done(None)
 
     def roll_elsewhere(self) -> None:
         """A roll in a worker, with a force that was planned before it."""
@@ -137,7 +137,7 @@ class Life:
         if work is not None:
             work()
         if plan is not None:
-            plan.force()
+            plan.fsync()
             self.journal.store.force_done(plan, None)
 
     def move(self) -> None:
@@ -155,7 +155,7 @@ class Life:
         self._append([Operation(8, epoch), *copies])
         self.journal.store.force()
         for place in old:
-            self.journal.store.release(place)
+            self.journal.store.release_reference(place)
 
     def wait(self) -> None:
         self.journal.clock.advance(self.generator.choice((0.1, 1.5, 20)))
@@ -191,9 +191,9 @@ class Life:
         try:
             work()
         except Full as error:
-            self.journal.store.checkpointed(error)
+            self.journal.store.checkpoint_done(error)
         else:
-            self.journal.store.checkpointed(None)
+            self.journal.store.checkpoint_done(None)
 
     # Helpers.
 
@@ -229,7 +229,7 @@ class Life:
         if not store.closed:
             self.forced_end = max(self.forced_end, store.forced_offset)
             last = store._files.active
-            if store.forced_offset >= last.first + HEAD_SIZE:
+            if store.forced_offset >= last.first + FILE_HEADER_SIZE:
                 self.number = max(self.number, last.number)
         written = tuple(journal.state.seen)
         forced = sum(1 for row in written if row[0] < self.forced_end)

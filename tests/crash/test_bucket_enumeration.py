@@ -53,9 +53,9 @@ def recover(state: SimulatedDisk, life: Life, *, thorough: bool) -> Outcome:
     """Opens the set, and checks what can be checked without knowing its past."""
     bench = life.bench.on(state)
     buckets = bench.buckets
-    require(buckets.labels <= LABELS_OF_A_CRASH, 5, f"it was opened by {buckets.labels}")
+    require(buckets.recovery_labels <= LABELS_OF_A_CRASH, 5, f"it was opened by {buckets.recovery_labels}")
     require(not bench.ids, 5, "another set was begun")
-    ends = [(leaf.span.end, leaf.span.start) for leaf in buckets.leaves]
+    ends = [(leaf.span.end, leaf.span.start) for leaf in buckets.live_buckets]
     require(all(end <= start for (end, _), (_, start) in itertools.pairwise(ends)), 2, f"spans {ends}")
     try:
         outcome = outcome_of(bench)
@@ -63,7 +63,7 @@ def recover(state: SimulatedDisk, life: Life, *, thorough: bool) -> Outcome:
         raise Broken(f"invariant 2: {error}") from error
     require(not buckets.damage, 5, f"damage is named: {buckets.damage}")
     require(not any(name.endswith(".damaged") for name in bench.files()), 5, f"{bench.files()}")
-    require(len(bench.files()) == len(buckets.leaves), 5, f"{bench.files()} are left")
+    require(len(bench.files()) == len(buckets.live_buckets), 5, f"{bench.files()} are left")
     if thorough:
         _again(bench, outcome)
     return outcome
@@ -80,7 +80,7 @@ def _again(bench: Bench, outcome: Outcome) -> None:
     require(outcome_of(again) == outcome, 6, f"first {outcome}, then {outcome_of(again)}")
     rest = {each.number: kept_of(each) for each in again.unspilled()}
     again.spill()
-    for bucket in [leaf for leaf in again.buckets.leaves if leaf.span.exponent > 10][:2]:
+    for bucket in [leaf for leaf in again.buckets.live_buckets if leaf.span.exponent > 10][:2]:
         again.buckets.split(bucket, everything)
     last = again.crash("nothing")
     require(last.contents() == outcome.kept | rest, 7, "what was spilled later is not there")
@@ -154,7 +154,7 @@ def test_a_power_cut_behind_calls_that_failed_takes_nothing_that_was_promised() 
         name = f"failing {number} of seed {SEED}"
         life = examination.life(name, seeded("buckets failing", number), failing=True)
         buckets = life.bench.buckets
-        stopped += buckets.stopped is not None
+        stopped += buckets.stop_reason is not None
         refused += life.refused
         served = life.bench.contents()
         expected = life.bench.expected()

@@ -20,13 +20,13 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from journal.fsck.log_verify import Stretch, find_log_id, survey
+from journal.fsck.log_verify import DamagedRange, find_log_id, scan_segment
 from journal.log.segment import Segment
 from journal.record.block import blocks_of
-from journal.record.block_trailer import CONTROL_BODY, CONTROL_SIZE
+from journal.record.block_trailer import TRAILER_BODY, TRAILER_SIZE
 from journal.record.format import HEADER, HEADER_SIZE, records_of
 from journal.testing import SimulatedClock, SimulatedDisk
-from journal.testing.memory_disk import Folder, walk
+from journal.testing.memory_disk import SimulatedFolder, walk_tree
 from tests.broker.helpers import DATA, Broker, after
 from tests.scale import SCALE, seeded
 from tfmq.broker.data_repair import repair_data, verify_data
@@ -44,8 +44,10 @@ Files = dict[str, bytes | None]
 
 
 def files_of(disk: SimulatedDisk) -> Files:
-    found = walk(disk.tree.root)
-    return {f"/{path}": None if isinstance(node, Folder) else bytes(node.data) for path, node in found}
+    found = walk_tree(disk.tree.root)
+    return {
+        f"/{path}": None if isinstance(node, SimulatedFolder) else bytes(node.data) for path, node in found
+    }
 
 
 def disk_of(files: Files) -> SimulatedDisk:
@@ -55,7 +57,7 @@ def disk_of(files: Files) -> SimulatedDisk:
             disk.make_folder(path)
         else:
             disk.write_file(path, data)
-    disk.tree.force(None)
+    disk.tree.fsync(None)
     return disk
 
 
@@ -201,10 +203,10 @@ def read(broker: Broker, topic: str, partition: int) -> list[bytes] | None:
     except AssertionError:
         return None
     found: list[bytes] = []
-    for segment in log._extent.segments:
-        for item in survey(segment):
+    for segment in log._segment_set.segments:
+        for item in scan_segment(segment):
             if (
-                not isinstance(item, Stretch)
+                not isinstance(item, DamagedRange)
                 and item.offset >= log.first_offset
                 and item.next <= log.end_offset
             ):
@@ -221,7 +223,7 @@ def payloads(data: memoryview) -> list[bytes]:
 
 
 def look(broker: Broker) -> View:
-    register = broker.engine.house.catalog.register
+    register = broker.engine.broker.catalog.state
     known = {row.name: row for row in register.topics.values()}
     found = View(node=broker.engine.node)
     for topic, partitions in TOPICS.items():
@@ -340,11 +342,11 @@ TRAILER_KINDS: Final = tuple(
 def trailer_fields() -> dict[str, tuple[int, int]]:
     """(position, size) of each field of a control record."""
     found, position = {}, 0
-    formats = (*HEADER.format[1:], *CONTROL_BODY.format[1:])
+    formats = (*HEADER.format[1:], *TRAILER_BODY.format[1:])
     for name, code in zip((*HEADER_FIELDS, *BODY_FIELDS), formats, strict=True):
         found[name] = (position, calcsize(f">{code}"))
         position += calcsize(f">{code}")
-    assert position == CONTROL_SIZE
+    assert position == TRAILER_SIZE
     return found
 
 
@@ -356,7 +358,7 @@ def with_trailer_bit(data: bytes, path: str, kind: str) -> bytes:
     generator = seeded("trailer", path, kind)
     number = {"first": 0, "middle": generator.randrange(len(blocks)), "last": len(blocks) - 1}[which]
     position, size = trailer_fields()[field]
-    at = blocks[number].next - base - CONTROL_SIZE + position
+    at = blocks[number].next - base - TRAILER_SIZE + position
     bit = 8 * at + generator.randrange(8 * size)
     return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
@@ -435,8 +437,8 @@ def touched(lived: Life, files: Files, path: str) -> set[bytes]:
     suffix = "." + name.split(".")[1]
     segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
     found: set[bytes] = set()
-    for item in survey(segment):
-        assert not isinstance(item, Stretch)
+    for item in scan_segment(segment):
+        assert not isinstance(item, DamagedRange)
         if item.offset - base < behind and item.next - base > same:
             found.update(payloads(item.data))
     return found
@@ -548,7 +550,7 @@ def examine(ending: str, path: str, kind: str, caplog: pytest.LogCaptureFixture)
         disk = broker.disk
     disk = disk_of(files_of(disk))
     done = repair_data(disk, DATA)
-    require(not done.refused, f"repair: {done.refused}")
+    require(not done.failed, f"repair: {done.failed}")
     for when in ("second start", "third start"):
         try:
             broker = started(disk, lived.wall_ms)

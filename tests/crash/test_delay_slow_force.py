@@ -10,7 +10,7 @@ from tests.scale import seeded
 
 def log_of(broker: Broker) -> Log:
     """Of the only partition."""
-    (partition,) = broker.engine.house.topics.partitions()
+    (partition,) = broker.engine.broker.topics.partitions()
     log: Log = partition.log
     return log
 
@@ -44,7 +44,7 @@ def test_a_bucket_stays_until_what_was_delivered_of_it_is_on_the_disk() -> None:
     for _ in range(120):
         pass_time(broker, 1, 1, seeded("spilled"))
         broker.work()
-    assert broker.engine.house.delay.queue._buckets.leaves[0].count == 1
+    assert broker.engine.broker.delay_commands.queue._buckets.live_buckets[0].count == 1
     until_fired(broker)
     others_work(broker, 300)
     assert log_of(broker).forced_offset == 0

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from journal.errors import Corrupt, Full, JournalError, Stopped
-from journal.filenames import index_name, mark_name, segment_name, torn_name
+from journal.filenames import index_name, log_checkpoint_name, segment_name, torn_name
 from journal.fsync import Forcer
 from journal.log.log import Log
 from journal.log.segments import LogOptions
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.block_trailer import TRAILER_SIZE
 from journal.testing import SimulatedClock, SimulatedDisk, crash_states
 from tests.journal.logs import FOLDER, LOG_ID, Bench, make_batch, make_disk, payloads_of
 from tests.scale import seeded
@@ -165,7 +165,7 @@ def test_after_a_full_disk_the_log_goes_on_where_it_was() -> None:
     bench.send()
     end = log.end_offset
     batch = make_batch(1, sequence=bench.sequence)
-    for room in range(0, len(batch.data) + CONTROL_SIZE):
+    for room in range(0, len(batch.data) + TRAILER_SIZE):
         bench.disk.space_bytes = bench.disk.used_bytes() + room
         with pytest.raises(Full):
             log.append([batch])
@@ -184,7 +184,7 @@ def test_an_append_that_was_refused_never_comes_back_by_a_power_cut() -> None:
         log = bench.open()
         bench.send()
         log.force()
-        bench.disk.space_bytes = bench.disk.used_bytes() + len(refused.data) + CONTROL_SIZE - missing
+        bench.disk.space_bytes = bench.disk.used_bytes() + len(refused.data) + TRAILER_SIZE - missing
         with pytest.raises(Full):
             log.append([refused])
         bench.disk.space_bytes = None
@@ -269,7 +269,7 @@ def three_blocks() -> Bench:
     return bench
 
 
-BLOCK = 2 * 70 + CONTROL_SIZE
+BLOCK = 2 * 70 + TRAILER_SIZE
 
 
 def test_a_flipped_bit_anywhere_in_a_forced_block_is_named_and_nothing_else_is_lost(
@@ -339,7 +339,7 @@ def test_a_flipped_bit_in_what_is_derived_or_doubled_costs_nothing(name: str) ->
     bench.log.close()
     paths = {
         "index": bench.path(index_name(0)),
-        "mark": bench.path(mark_name()),
+        "mark": bench.path(log_checkpoint_name()),
         "state": bench.path(bench.names(".state")[-1]),
     }
     path = paths[name]

@@ -10,7 +10,7 @@ import pytest
 from journal.disk import RealDisk
 from journal.errors import Stopped
 from journal.fsync import Forcer
-from journal.linux_aio import ForceQueue
+from journal.linux_aio import AioFsyncQueue
 from journal.log.log import Log
 from journal.testing import SimulatedClock
 from tools.rigs.loop_image import LoopImage, Unavailable, require_loop_devices
@@ -81,21 +81,21 @@ def test_a_log_whose_disk_gives_a_real_error_stops_and_stays_stopped(image: Loop
 
 
 def test_a_failed_force_that_the_kernel_carried_out_by_itself_stops_the_log_alike(image: LoopImage) -> None:
-    queue = ForceQueue.open()
+    queue = AioFsyncQueue.open()
     if queue is None:
         pytest.skip("this system has no AIO")
     log = open_log(image.mount_point, 0, 0, segment_bytes=SEGMENT_BYTES)
     forcer = Forcer(
         RealDisk(), lambda fn, done: done(fn(), None), anchor_path=image.mount_point, clock=SimulatedClock(),
-        begin=queue.begin,
+        begin=queue.start,
     )  # fmt: skip
     answers: list[Exception | None] = []
 
     def force() -> None:
         forcer.want(log, log.end_offset, answers.append)
         while not forcer.idle:
-            for flight in queue.ended():
-                flight.landed(flight.error)
+            for flight in queue.drain_ended():
+                flight.callback(flight.error)
 
     log.append([batch_at(0, BATCH_RECORDS)])
     force()

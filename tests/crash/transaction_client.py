@@ -176,7 +176,7 @@ class TransactionClient:
         method = getattr(self.broker.engine, commands.BY_REQUEST[type(request)].name.lower())
         method(request, memoryview(memory), answer, self.session)
         if turn:
-            self.broker.engine.turn_ended()
+            self.broker.engine.end_turn()
         return answer
 
     def answer_to(self, request: Any, body: bytes) -> BorrowedAnswer:
@@ -545,7 +545,7 @@ class TransactionClient:
                 forced[key] = len(self.broker.payloads(row[0], partition, commands.READ_FORCED))
         rows = self.rows()
         late = {"applying"}
-        if self.broker.engine.transactions_map()["waits_for"]:
+        if self.broker.engine.transaction_status_fields()["waits_for"]:
             late.add("heuristic_committed")
         known = {key for t in self.model.transactions.values() for key in t.messages}
         known |= {stream.key for stream in self.model.streams.values()}

@@ -18,7 +18,7 @@ from journal.filenames import parse_segment_name
 from journal.fsync import Forcer
 from journal.log.log import Log
 from journal.log.segments import LogOptions
-from journal.record.batch import Source, succession
+from journal.record.batch import Source, succession_source
 from journal.testing import Moment, SimulatedClock, SimulatedDisk, crash_states
 from tests.journal.logs import CountingState, make_batch
 
@@ -195,7 +195,7 @@ class Life:
             return
         for _ in range(self.generator.randint(0, 2)):
             self.append(subject)
-        plan.force()
+        plan.fsync()
         if self.generator.random() < 0.5:
             self.append(subject)
         work = log.force_done(plan, None)
@@ -247,7 +247,7 @@ class Life:
         self._take(subject)
 
     def succeed(self, subject: Subject) -> None:
-        self._log(subject).append_control(succession(9, 10, subject.sequence - 1))
+        self._log(subject).append_control(succession_source(9, 10, subject.sequence - 1))
         self._wrote(subject)
 
     def stream(self, subject: Subject) -> None:

@@ -11,28 +11,28 @@ from sqlalchemy import create_engine
 
 from tests.dead_letters.helpers import Process, finished, sql_shelf
 from tests.sql.conftest import postgres as postgres
-from tfmq.client.operation import Operation, inline
-from tfmq.dead_letters.sql_store import METADATA, SqlShelf, SqlStore
-from tfmq.dead_letters.store import Address, Shelf
-from tfmq.testing import SimulatedBroker
+from tfmq.client.operation import Operation, run_inline
+from tfmq.dead_letters.sql_store import METADATA, BlockingSqlStore, SqlLetterStore
+from tfmq.dead_letters.store import LetterStore, StoreAddress
+from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.postgresql import PostgresServer
 
 
 class Stand:
     """A shelf and how its operations are run. `open` gives another one on the same letters."""
 
-    def __init__(self, open: Callable[[], tuple[Shelf, Callable[[Operation[Any]], Any]]]) -> None:
+    def __init__(self, open: Callable[[], tuple[LetterStore, Callable[[Operation[Any]], Any]]]) -> None:
         self.open = open
         self.shelf, self.run = open()
 
 
 @pytest.fixture
-def postgres_store(postgres: PostgresServer) -> SqlStore:
+def postgres_store(postgres: PostgresServer) -> BlockingSqlStore:
     """An empty store in PostgreSQL."""
     engine = create_engine(postgres.url())
     METADATA.drop_all(engine)
     engine.dispose()
-    return SqlStore(Address("url", postgres.url()))
+    return BlockingSqlStore(StoreAddress("url", postgres.url()))
 
 
 @pytest.fixture(params=["file", "postgresql", "topic"])
@@ -42,12 +42,12 @@ def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stand]:
         yield Stand(lambda: (sql_shelf(tmp_path / "dead.db"), finished))
     elif request.param == "postgresql":
         store = request.getfixturevalue("postgres_store")
-        yield Stand(lambda: (SqlShelf(SqlStore(store.database.address), inline), finished))
+        yield Stand(lambda: (SqlLetterStore(BlockingSqlStore(store.database.address), run_inline), finished))
         store.close()
     else:
         with SimulatedBroker() as broker:
 
-            def open() -> tuple[Shelf, Callable[[Operation[Any]], Any]]:
+            def open() -> tuple[LetterStore, Callable[[Operation[Any]], Any]]:
                 process = Process(broker, "dead")
                 return process.shelf, process.run
 

@@ -8,17 +8,17 @@ from typing import Any
 
 from sqlalchemy import event
 
-from tfmq.client.connection.factory import Reached, reach
+from tfmq.client.connection.factory import ClientParts, make_client_parts
 from tfmq.client.consumer.message import Origin, ReceivedMessage
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.operation import Operation, inline
+from tfmq.client.operation import Operation, run_inline
 from tfmq.client.worker.dead_letter_store import Failure
-from tfmq.dead_letters.model import PAGE_LETTERS, START, Letter, Page, Selection
-from tfmq.dead_letters.sql_store import SqlShelf, SqlStore
-from tfmq.dead_letters.store import Address, GroupDeadLetters, Shelf, Step
-from tfmq.dead_letters.topic_store import TopicShelf
+from tfmq.dead_letters.model import FIRST_PAGE, PAGE_LETTERS, Letter, PagePosition, Selection
+from tfmq.dead_letters.sql_store import BlockingSqlStore, SqlLetterStore
+from tfmq.dead_letters.store import GroupDeadLetterStore, LetterStore, Step, StoreAddress
+from tfmq.dead_letters.topic_store import TopicLetterStore
 from tfmq.message import encode_attribute
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 NOW = 1_763_700_000.0
 """Seconds since 1970 at which most tests begin."""
@@ -64,19 +64,19 @@ class Time:
         return self.now
 
 
-def sql_shelf(path: Path) -> SqlShelf:
+def sql_shelf(path: Path) -> SqlLetterStore:
     """A store in a file that is not forced to the disk: these tests cut no power on it, and run often."""
-    store = SqlStore(Address("path", str(path)))
-    event.listen(store.database._connected(), "connect", _unforced)
-    return SqlShelf(store, inline)
+    store = BlockingSqlStore(StoreAddress("path", str(path)))
+    event.listen(store.database._current_engine(), "connect", _unforced)
+    return SqlLetterStore(store, run_inline)
 
 
 def _unforced(connection: Any, _: object) -> None:
     connection.execute("PRAGMA synchronous=OFF")
 
 
-def group_of(shelf: Shelf, clock: Callable[[], float], calls_max: int = 6) -> GroupDeadLetters:
-    return GroupDeadLetters(shelf, "billing", calls_max, wall_clock=clock, jitter=lambda: 0.0)
+def group_of(shelf: LetterStore, clock: Callable[[], float], calls_max: int = 6) -> GroupDeadLetterStore:
+    return GroupDeadLetterStore(shelf, "billing", calls_max, wall_clock=clock, jitter=lambda: 0.0)
 
 
 class Killed(BaseException):
@@ -86,7 +86,7 @@ class Killed(BaseException):
 class Mortal:
     """A shelf whose process is killed before, or behind, one of its changes: `at` counts both, from 0 on."""
 
-    def __init__(self, shelf: Shelf, at: int) -> None:
+    def __init__(self, shelf: LetterStore, at: int) -> None:
         self.name = shelf.name
         self.steps = 0
         self._shelf = shelf
@@ -104,27 +104,34 @@ class Mortal:
         return found
 
     def find(
-        self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
+        self,
+        selection: Selection,
+        after: PagePosition = FIRST_PAGE,
+        count: int = PAGE_LETTERS,
+        *,
+        whole: bool = False,
     ) -> Operation[list[Letter]]:
         return self._shelf.find(selection, after, count, whole=whole)
 
-    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        return self._shelf.due(group, now_ms, broker)
+    def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+        return self._shelf.next_due_id(group, now_ms, broker)
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
         return self._shelf.next_due_ms(group, broker)
 
-    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
-        return self._shelf.waiting_for_others(group, broker, after)
+    def find_foreign_waiting(
+        self, group: str, broker: str, after: PagePosition = FIRST_PAGE
+    ) -> Operation[list[Letter]]:
+        return self._shelf.find_foreign_waiting(group, broker, after)
 
     def get(self, id: str) -> Operation[Letter | None]:
         return self._shelf.get(id)
 
-    def counts(self) -> Operation[dict[tuple[str, str], int]]:
-        return self._shelf.counts()
+    def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
+        return self._shelf.count_by_state()
 
-    def prune(self, now_ms: int) -> Operation[int]:
-        return self._shelf.prune(now_ms)
+    def delete_expired(self, now_ms: int) -> Operation[int]:
+        return self._shelf.delete_expired(now_ms)
 
     def close(self) -> None:
         self._shelf.close()
@@ -135,9 +142,11 @@ class Process:
 
     def __init__(self, broker: SimulatedBroker | str, store: Path | str) -> None:
         servers = broker if isinstance(broker, str) else broker.servers
-        self.reached: Reached[BlockingDriver] = reach(servers, BlockingDriver)
+        self.reached: ClientParts[BlockingDriver] = make_client_parts(servers, BlockingDriver)
         self.link, self.driver, self.wall_clock = self.reached
-        self.shelf: Shelf = sql_shelf(store) if isinstance(store, Path) else TopicShelf(self.link, store)
+        self.shelf: LetterStore = (
+            sql_shelf(store) if isinstance(store, Path) else TopicLetterStore(self.link, store)
+        )
 
     def run(self, operation: Operation[Any]) -> Any:
         return self.driver.run(operation)

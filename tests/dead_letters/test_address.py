@@ -5,23 +5,23 @@ from pathlib import Path
 import pytest
 
 from tfmq.dead_letters.sql_store import Database
-from tfmq.dead_letters.store import Address, default_path, parse_address
+from tfmq.dead_letters.store import StoreAddress, default_path, parse_address
 from tfmq.errors import BadRequest
 
 
 @pytest.mark.parametrize(
     ("where", "address"),
     [
-        ("dead.db", Address("path", "dead.db")),
-        ("/var/lib/x/dead letters.db", Address("path", "/var/lib/x/dead letters.db")),
-        (Path("dead.db"), Address("path", "dead.db")),
-        ("C:\\dead.db", Address("path", "C:\\dead.db")),
-        ("sqlite:///dead.db", Address("url", "sqlite:///dead.db")),
-        ("postgresql+psycopg://u@h/d", Address("url", "postgresql+psycopg://u@h/d")),
-        ("topic:dead", Address("topic", "dead")),
+        ("dead.db", StoreAddress("path", "dead.db")),
+        ("/var/lib/x/dead letters.db", StoreAddress("path", "/var/lib/x/dead letters.db")),
+        (Path("dead.db"), StoreAddress("path", "dead.db")),
+        ("C:\\dead.db", StoreAddress("path", "C:\\dead.db")),
+        ("sqlite:///dead.db", StoreAddress("url", "sqlite:///dead.db")),
+        ("postgresql+psycopg://u@h/d", StoreAddress("url", "postgresql+psycopg://u@h/d")),
+        ("topic:dead", StoreAddress("topic", "dead")),
     ],
 )
-def test_a_path_a_url_and_a_topic_are_told_apart(where: str | Path, address: Address) -> None:
+def test_a_path_a_url_and_a_topic_are_told_apart(where: str | Path, address: StoreAddress) -> None:
     assert parse_address(where) == address
 
 

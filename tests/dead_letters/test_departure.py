@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.dead_letters.helpers import Process, failure, message
-from tfmq.client.send.idempotent_send import Stream, lease_id
+from tfmq.client.send.idempotent_send import ProducerPartition, lease_producer_id
 from tfmq.dead_letters import model
-from tfmq.dead_letters.model import Journey, Letter, letter_of
-from tfmq.dead_letters.redrive import Fate, content_of_letter, send_run, stream_of
+from tfmq.dead_letters.model import Letter, RedrivePosition, letter_from_message
+from tfmq.dead_letters.redrive import RedriveResult, encode_letter, producer_of, send_run
 from tfmq.errors import DecodeFailed, StorageStopped
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture
@@ -31,18 +31,18 @@ class Departing:
         self.process = Process(broker, Path("/nowhere"))
         self.until = self.process.link.now() + 20
         incarnation = broker.admin().topic("again").incarnation
-        producer_id = self.process.run(lease_id(self.process.link, self.until))
-        self.stream = Stream("again", incarnation, 0, producer_id)
+        producer_id = self.process.run(lease_producer_id(self.process.link, self.until))
+        self.stream = ProducerPartition("again", incarnation, 0, producer_id)
         self.letters = [self.letter(number) for number in range(count)]
 
     def letter(self, number: int, payload: bytes | None = None) -> Letter:
         given = message(number, payload or f"{number}".encode(), key="42", tag="new", properties={"a": "b"})
-        made = replace(letter_of(given, "billing"), calls=3, token="me", failures=(failure(),))
-        return replace(made, journey=Journey(*self.stream, number, 0))
+        made = replace(letter_from_message(given, "billing"), calls=3, token="me", failures=(failure(),))
+        return replace(made, journey=RedrivePosition(*self.stream, number, 0))
 
-    def send(self, letters: Sequence[Letter], process: Process | None = None) -> Fate:
+    def send(self, letters: Sequence[Letter], process: Process | None = None) -> RedriveResult:
         process = process or self.process
-        found: Fate = process.run(send_run(process.link, letters, self.until, lambda: 77))
+        found: RedriveResult = process.run(send_run(process.link, letters, self.until, lambda: 77))
         return found
 
 
@@ -50,7 +50,7 @@ def texts(broker: SimulatedBroker) -> list[str]:
     return [each.text for each in broker.sent("again")]
 
 
-def kinds(fate: Fate) -> list[type]:
+def kinds(fate: RedriveResult) -> list[type]:
     return [type(event) for _, event in fate.steps]
 
 
@@ -58,7 +58,7 @@ def test_what_arrived_is_told_with_its_offset(broker: SimulatedBroker) -> None:
     run = Departing(broker)
     fate = run.send(run.letters)
     assert (fate.arrived, fate.returned, fate.unsure, fate.refused) == (4, 0, (), "")
-    arrivals = [event for _, event in fate.steps if isinstance(event, model.Arrive)]
+    arrivals = [event for _, event in fate.steps if isinstance(event, model.ArriveEvent)]
     assert [each.offset for each in arrivals] == [each.offset for each in broker.sent("again")]
     assert [each.sequence for each in arrivals] == [0, 1, 2, 3]
     assert run.send(run.letters) == fate
@@ -78,7 +78,7 @@ def test_the_record_is_the_message_with_its_counts(broker: SimulatedBroker) -> N
     body = run.letters[0].body
     assert body is not None
     with pytest.raises(DecodeFailed):
-        content_of_letter(replace(run.letters[0], body=body._replace(attribute=b"\xc1")))
+        encode_letter(replace(run.letters[0], body=body._replace(attribute=b"\xc1")))
 
 
 def test_a_run_of_which_a_part_is_there_is_sent_one_by_one(broker: SimulatedBroker) -> None:
@@ -93,7 +93,7 @@ def test_behind_a_gap_nothing_is_sent_now_or_by_anybody_later(broker: SimulatedB
     run = Departing(broker)
     early = Process(broker, Path("/nowhere"))
     fate = run.send(run.letters[2:], early)
-    assert (fate.arrived, kinds(fate)) == (0, [model.Return, model.Return])
+    assert (fate.arrived, kinds(fate)) == (0, [model.ReturnEvent, model.ReturnEvent])
     fate = run.send(run.letters)
     assert (fate.arrived, fate.returned, texts(broker)) == (0, 4, [])
 
@@ -103,7 +103,7 @@ def test_a_stream_that_was_closed_behind_a_part_says_which_part(broker: Simulate
     run.send(run.letters[:2])
     run.send([run.letters[3]], Process(broker, Path("/nowhere")))
     fate = run.send(run.letters)
-    assert kinds(fate) == [model.Arrive, model.Arrive, model.Return, model.Return]
+    assert kinds(fate) == [model.ArriveEvent, model.ArriveEvent, model.ReturnEvent, model.ReturnEvent]
     assert texts(broker) == ["0", "1"]
 
 
@@ -123,8 +123,8 @@ def test_what_the_broker_forgot_is_looked_up(broker: SimulatedBroker) -> None:
     broker.restart()
     run.until = run.process.link.now() + 20
     fate = run.send(run.letters)
-    assert kinds(fate) == [model.Arrive, model.Arrive, model.Return, model.Return]
-    assert [event.offset for _, event in fate.steps[:2] if isinstance(event, model.Arrive)] == [
+    assert kinds(fate) == [model.ArriveEvent, model.ArriveEvent, model.ReturnEvent, model.ReturnEvent]
+    assert [event.offset for _, event in fate.steps[:2] if isinstance(event, model.ArriveEvent)] == [
         each.offset for each in broker.sent("again")
     ]
 
@@ -160,7 +160,7 @@ def test_what_leaves_all_as_it_was_is_raised(broker: SimulatedBroker) -> None:
 
 
 def test_fates_are_joined_and_a_journey_names_its_stream() -> None:
-    one = Fate((("a", model.Return(1, "me")),), 1, 2, ("x",), "")
-    two = Fate((), 3, 4, ("y",), "no")
-    assert one.joined(two) == Fate(one.steps, 4, 6, ("x", "y"), "no")
-    assert stream_of(Journey("again", 8, 3, 99, 5, 0)) == Stream("again", 8, 3, 99)
+    one = RedriveResult((("a", model.ReturnEvent(1, "me")),), 1, 2, ("x",), "")
+    two = RedriveResult((), 3, 4, ("y",), "no")
+    assert one.combine(two) == RedriveResult(one.steps, 4, 6, ("x", "y"), "no")
+    assert producer_of(RedrivePosition("again", 8, 3, 99, 5, 0)) == ProducerPartition("again", 8, 3, 99)

@@ -11,13 +11,13 @@ from tests import paths
 from tests.dead_letters.helpers import NOW, Time
 from tests.dead_letters.test_redrive import fill
 from tests.dead_letters.test_shelf import keeping
-from tfmq.dead_letters.admin import CALLS, Desk, default_stores
+from tfmq.dead_letters.admin import RETRY_CALLS, Desk, default_stores
 from tfmq.dead_letters.model import DEAD, DROPPED, HANDLED, PAGE_LETTERS, REDRIVING, WAITING, Selection
 from tfmq.dead_letters.redrive import Report, Wish
-from tfmq.dead_letters.sql_store import SqlStore
-from tfmq.dead_letters.store import Address, default_path
+from tfmq.dead_letters.sql_store import BlockingSqlStore
+from tfmq.dead_letters.store import StoreAddress, default_path
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError, TimedOut
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 NOWHERE = "127.0.0.1:1"
 
@@ -26,7 +26,7 @@ NOWHERE = "127.0.0.1:1"
 def path(tmp_path: Path) -> Path:
     """A store with three dead letters and one that waits."""
     path = tmp_path / "dead.db"
-    store = SqlStore(Address("path", str(path)))
+    store = BlockingSqlStore(StoreAddress("path", str(path)))
     store.apply([keeping(0), keeping(1), keeping(2), keeping(3, next_ms=10**15)])
     store.close()
     return path
@@ -51,7 +51,7 @@ def test_looking_and_changing_need_no_broker(desk: Desk) -> None:
     assert [each is not None for each in desk.drop(ids[1:2])] == [True]
     assert sorted(states(desk).values()) == sorted([WAITING, DROPPED, DEAD, WAITING])
     retried = desk.get(ids[0])
-    assert retried is not None and (retried.next_ms, retried.calls_left) == (round(NOW * 1000), CALLS)
+    assert retried is not None and (retried.next_ms, retried.calls_left) == (round(NOW * 1000), RETRY_CALLS)
     assert desk.counts() == {("billing", WAITING): 2, ("billing", DEAD): 1, ("billing", DROPPED): 1}
 
 
@@ -80,7 +80,7 @@ def test_an_id_is_found_by_its_beginning(desk: Desk) -> None:
 
 
 def test_pages_are_nothing_that_one_sees(tmp_path: Path) -> None:
-    store = SqlStore(Address("path", str(tmp_path / "dead.db")))
+    store = BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db")))
     steps = [keeping(number) for number in range(PAGE_LETTERS + 3)]
     store.apply(steps[:PAGE_LETTERS])
     store.apply(steps[PAGE_LETTERS:])
@@ -147,9 +147,9 @@ def test_the_stores_of_consumers_that_were_told_of_none_are_found(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert default_stores() == []
     for group in ("shipping", "billing"):
-        SqlStore(Address("path", default_path(group))).apply([keeping(1, group=group)])
+        BlockingSqlStore(StoreAddress("path", default_path(group))).apply([keeping(1, group=group)])
     assert default_stores() == [default_path("billing"), default_path("shipping")]
-    SqlStore(Address("path", default_path("billing", broker="0b1c"))).apply([keeping(2)])
+    BlockingSqlStore(StoreAddress("path", default_path("billing", broker="0b1c"))).apply([keeping(2)])
     assert sorted(default_stores("billing")) == sorted(
         [default_path("billing"), default_path("billing", broker="0b1c")]
     )

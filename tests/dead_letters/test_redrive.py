@@ -20,10 +20,10 @@ from tests.scale import scaled, seeded
 from tfmq.client.operation import Operation, Wait
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import DEAD, DROPPED, REDRIVEN, REDRIVING, Selection
-from tfmq.dead_letters.open import find_broker, known_broker
-from tfmq.dead_letters.redrive import Redrive, Report, Wish
+from tfmq.dead_letters.open import ask_broker_id, reached_broker_id
+from tfmq.dead_letters.redrive import RedriveOperation, Report, Wish
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError, TimedOut, UnknownTopic
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 MESSAGES = 4
 
@@ -52,7 +52,7 @@ def fill(
     process = Process(broker, store)
     kept = group_of(process.shelf, process.wall_clock)
     for message in broker.sent(topic):
-        process.run(kept.keep(message, [failure()]))
+        process.run(kept.store_letter(message, [failure()]))
     process.kill()
     broker.clock.advance(1)
     return texts
@@ -64,7 +64,7 @@ def redrive(
     """One process that redrives, and perhaps does not come to its end; the steps that it took."""
     process = Process(broker, store)
     shelf = Mortal(process.shelf, killed_at)
-    work = Redrive(shelf, process.link, wish or Wish(), wall_clock=process.wall_clock)
+    work = RedriveOperation(shelf, process.link, wish or Wish(), wall_clock=process.wall_clock)
     try:
         process.run(work.run())
     except Killed:
@@ -76,9 +76,9 @@ def redrive(
 
 def broker_of(process: Process) -> str:
     """The id of the broker that it reaches."""
-    found = known_broker(process.link)
+    found = reached_broker_id(process.link)
     if found is None:
-        found = process.run(find_broker(process.link, process.link.now() + 30))
+        found = process.run(ask_broker_id(process.link, process.link.now() + 30))
     return found
 
 
@@ -143,7 +143,7 @@ def test_killed_while_the_answer_is_open_nothing_is_doubled(
 ) -> None:
     texts = fill(broker, store)
     process = Process(broker, store)
-    work = Redrive(process.shelf, process.link, Wish(), wall_clock=process.wall_clock).run()
+    work = RedriveOperation(process.shelf, process.link, Wish(), wall_clock=process.wall_clock).run()
     with pytest.raises(Killed):
         process.run(killed_at_the_send(broker, process, work, error, done))
     process.kill()
@@ -161,7 +161,7 @@ def killed_at_the_send(
     sends = 0
     while True:
         wait = next(work)
-        calls = [each for each in wait.targets if type(getattr(each, "request", None)).__name__ == "Produce"]
+        calls = [each for each in wait.futures if type(getattr(each, "request", None)).__name__ == "Produce"]
         if any(call.request.topic == "orders" for call in calls):
             sends += 1
             if sends == 1:
@@ -191,7 +191,7 @@ def test_two_at_once_send_each_letter_once(broker: SimulatedBroker, store: Path 
     texts = fill(broker, store, 10)
     pair = [Process(broker, store), Process(broker, store)]
     wish = Wish(rate=10.0)
-    works = [Redrive(each.shelf, each.link, wish, wall_clock=each.wall_clock) for each in pair]
+    works = [RedriveOperation(each.shelf, each.link, wish, wall_clock=each.wall_clock) for each in pair]
     operations = [work.run() for work in works]
     chance = seeded("two at once")
     ended = [False, False]
@@ -220,13 +220,15 @@ def test_one_whose_claim_was_taken_over_sends_nothing_of_it(
 
         def apply(self, steps: Any) -> Operation[Any]:
             found = yield from super().apply(steps)
-            if not self.slept and any(isinstance(event, model.Claim) for _, event in steps):
+            if not self.slept and any(isinstance(event, model.ClaimEvent) for _, event in steps):
                 self.slept = True
                 yield Wait((), 0.0)
                 assert redrive(broker, store)[0].sent == MESSAGES
             return found
 
-    work = Redrive(Slow(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock).run()
+    work = RedriveOperation(
+        Slow(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock
+    ).run()
     while not stepped(process, work):
         pass
     process.kill()
@@ -247,16 +249,16 @@ def test_a_hole_between_its_places_is_closed_before_anything_is_given_back(
         def apply(self, steps: Any) -> Operation[Any]:
             found = yield from super().apply(steps)
             kinds = {type(event) for _, event in steps}
-            if model.Claim in kinds and not dropped:
+            if model.ClaimEvent in kinds and not dropped:
                 dropped.append(steps[-1][0])
-                yield from process.shelf.apply([(dropped[0], model.Drop(process_ms(process)))])
-            if model.Depart in kinds and len(dropped) == 1:
+                yield from process.shelf.apply([(dropped[0], model.DropEvent(process_ms(process)))])
+            if model.DepartEvent in kinds and len(dropped) == 1:
                 dropped.append("")
                 redrive(broker, store, killed_at=2)
             return found
 
     dropped: list[str] = []
-    work = Redrive(Unlucky(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock)
+    work = RedriveOperation(Unlucky(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock)
     process.run(work.run())
     process.kill()
     redrive(broker, store)
@@ -274,7 +276,7 @@ def stepped(process: Process, operation: Operation[Any]) -> bool:
         wait = next(operation)
     except StopIteration:
         return True
-    process.driver.wait(tuple(wait.targets), wait.seconds)
+    process.driver.wait(tuple(wait.futures), wait.seconds)
     return False
 
 
@@ -335,7 +337,7 @@ def test_a_key_that_is_no_text_has_its_partition_elsewhere_too(
     process = Process(broker, store)
     kept = group_of(process.shelf, process.wall_clock)
     for message in broker.sent("orders"):
-        process.run(kept.keep(message, [failure()]))
+        process.run(kept.store_letter(message, [failure()]))
     process.kill()
     broker.clock.advance(1)
     broker.admin().create_topic("elsewhere", partitions=5)
@@ -350,7 +352,7 @@ def test_a_letter_whose_body_is_gone_stops_no_other() -> None:
         broker.producer().send("gone", b"x" * 250_000).result()
         process = Process(broker, "dead")
         kept = group_of(process.shelf, process.wall_clock)
-        process.run(kept.keep(broker.sent("gone")[0], [failure()]))
+        process.run(kept.store_letter(broker.sent("gone")[0], [failure()]))
         process.kill()
         broker.clock.advance(1)
         texts = fill(broker, "dead")
@@ -368,7 +370,7 @@ def test_what_is_under_way_and_has_lost_its_body_is_settled_by_what_its_topic_ha
         broker.producer().send("large", b"x" * 250_000).result()
         process = Process(broker, "dead")
         kept = group_of(process.shelf, process.wall_clock)
-        process.run(kept.keep(broker.sent("large")[0], [failure()]))
+        process.run(kept.store_letter(broker.sent("large")[0], [failure()]))
         process.kill()
         broker.clock.advance(1)
         broker.admin().create_topic("elsewhere")
@@ -388,7 +390,7 @@ def test_what_comes_back_again_and_again_is_passed_over(broker: SimulatedBroker,
         assert redrive(broker, store)[0].sent == 1
         process = Process(broker, store)
         kept = group_of(process.shelf, process.wall_clock)
-        process.run(kept.keep(broker.sent("orders")[-1], [failure()]))
+        process.run(kept.store_letter(broker.sent("orders")[-1], [failure()]))
         process.kill()
         broker.clock.advance(1)
     report, _ = redrive(broker, store)
@@ -410,13 +412,13 @@ def test_what_fails_again_at_once_is_not_sent_twice_by_one_redrive(
 
         def apply(self, steps: Any) -> Operation[Any]:
             found = yield from super().apply(steps)
-            if any(isinstance(event, model.Arrive) for _, event in steps):
+            if any(isinstance(event, model.ArriveEvent) for _, event in steps):
                 broker.clock.advance(1)
                 for message in [each for each in broker.sent("orders") if each.redrives]:
-                    yield from kept.keep(message, [failure()])
+                    yield from kept.store_letter(message, [failure()])
             return found
 
-    work = Redrive(Failing(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock)
+    work = RedriveOperation(Failing(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock)
     report = process.run(work.run())
     assert report.sent == 2
     assert states(broker, store) == {REDRIVEN: 2, DEAD: 2}
@@ -452,7 +454,7 @@ def test_letters_of_another_broker_are_left_unless_they_are_forced(tmp_path: Pat
         process = Process(first, store)
         name = broker_of(process)
         letters = process.run(process.shelf.find(Selection()))
-        known = [(each.id, model.Adopt(each.kept_ms, name)) for each in letters[:2]]
+        known = [(each.id, model.AdoptEvent(each.kept_ms, name)) for each in letters[:2]]
         process.run(process.shelf.apply(known))
         process.kill()
         for dry in (True, False):
@@ -482,7 +484,7 @@ def test_a_message_that_is_too_large_by_now_stops_no_other(tmp_path: Path) -> No
             body=large.body._replace(payload=b"x" * 300_000),
             failures=(),
         )
-        process.run(process.shelf.apply([(grown.id, model.Keep(large.kept_ms, grown))]))
+        process.run(process.shelf.apply([(grown.id, model.KeepEvent(large.kept_ms, grown))]))
         process.kill()
         report, _ = redrive(broker, store)
         assert report.sent == 3

@@ -12,11 +12,11 @@ import pytest
 from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_shelf
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import Operation, Wait
-from tfmq.client.worker.dead_letter_store import NotCalled
+from tfmq.client.worker.dead_letter_store import HandlerNotCalled
 from tfmq.client.worker.listeners import Reject, RetryLater
 from tfmq.dead_letters.model import DEAD, HANDLED, RETRYING, WAITING, Letter, Selection
 from tfmq.dead_letters.retry_loop import POLL_SECONDS, Retrying
-from tfmq.dead_letters.store import LEASE_SECONDS, GroupDeadLetters
+from tfmq.dead_letters.store import LEASE_SECONDS, GroupDeadLetterStore
 from tfmq.errors import Closed, StoreFailed
 
 
@@ -28,7 +28,7 @@ class Bench:
     ) -> None:
         self.clock = Time()
         self.shelf = sql_shelf(path)
-        self.store: GroupDeadLetters = group_of(self.shelf, self.clock, calls_max)
+        self.store: GroupDeadLetterStore = group_of(self.shelf, self.clock, calls_max)
         self.handler = handler
         self.calls: list[tuple[float, int]] = []
         self.loop = Retrying(self.store, self._handle, now=self.clock, wall_clock=self.clock)
@@ -42,7 +42,7 @@ class Bench:
 
     def keep(self, *numbers: int, after: float = 1) -> None:
         for number in numbers:
-            finished(self.store.keep(message(number), [failure(number)], calls=1, retry_after=after))
+            finished(self.store.store_letter(message(number), [failure(number)], calls=1, retry_after=after))
 
     def pass_time(self, seconds: float) -> bool:
         """Let the loop go on for so long; False once it ended."""
@@ -52,7 +52,7 @@ class Bench:
                 wait = next(self.running)
             except StopIteration:
                 return False
-            if not any(each.done for each in wait.targets):
+            if not any(each.done for each in wait.futures):
                 assert wait.seconds is not None, "it polls"
                 self.clock.now = min(until, self.clock.now + max(wait.seconds, 1e-6))
         return True
@@ -122,7 +122,7 @@ def test_what_no_handler_was_called_with_is_given_back_uncounted(tmp_path: Path)
 
     def handler(message: ReceivedMessage[Any]) -> None:
         assert len(bench.calls) == 1
-        raise NotCalled
+        raise HandlerNotCalled
 
     bench = Bench(tmp_path / "dead.db", handler, calls_max=3)
     bench.keep(1)
@@ -141,7 +141,7 @@ def test_a_handler_of_minutes_keeps_its_message(tmp_path: Path) -> None:
     other = group_of(bench.shelf, bench.clock)
     for _ in range(100):
         bench.pass_time(5)
-        assert finished(other.take()) is None
+        assert finished(other.lease_next()) is None
     assert len(bench.calls) == 1
     bench.pass_time(200)
     assert bench.states() == {1: HANDLED}
@@ -166,14 +166,14 @@ def test_where_the_handler_blocks_a_task_beside_it_keeps_the_lease(tmp_path: Pat
     bench = Bench(tmp_path / "dead.db", lambda message: None)
     bench.keep(1)
     bench.clock.now += 1
-    bench.loop.current = finished(bench.store.take())
+    bench.loop.current = finished(bench.store.lease_next())
     renewing = bench.loop.renewing()
     other = group_of(bench.shelf, bench.clock)
     for _ in range(20):
         wait = next(renewing)
         assert wait.seconds is not None and wait.seconds < LEASE_SECONDS / 2
         bench.clock.now += wait.seconds
-        assert finished(other.take()) is None
+        assert finished(other.lease_next()) is None
     bench.loop.current = None
     bench.loop.stop()
     with pytest.raises(StopIteration):
@@ -196,11 +196,11 @@ def test_what_a_person_released_is_seen_soon(tmp_path: Path) -> None:
     from tfmq.dead_letters import model as events
 
     bench = Bench(tmp_path / "dead.db", lambda message: None)
-    finished(bench.store.keep(message(1), [failure()]))
+    finished(bench.store.store_letter(message(1), [failure()]))
     bench.pass_time(100)
     assert bench.calls == []
     (letter,) = bench.letters()
-    finished(bench.shelf.apply([(letter.id, events.Retry(round(bench.clock.now * 1000), 1))]))
+    finished(bench.shelf.apply([(letter.id, events.RetryEvent(round(bench.clock.now * 1000), 1))]))
     before = bench.clock.now
     bench.pass_time(POLL_SECONDS + 0.1)
     assert bench.states() == {1: HANDLED} and bench.calls[0][0] <= before - NOW + POLL_SECONDS
@@ -211,8 +211,8 @@ def test_a_store_that_fails_is_asked_again_and_what_was_handled_is_not_handled_t
 ) -> None:
     bench = Bench(tmp_path / "dead.db", lambda message: None)
     bench.keep(1)
-    broken: list[str] = ["handled"] * 5 + ["take"] * 3
-    real = {name: getattr(bench.store, name) for name in ("take", "handled")}
+    broken: list[str] = ["mark_handled"] * 5 + ["lease_next"] * 3
+    real = {name: getattr(bench.store, name) for name in ("lease_next", "mark_handled")}
 
     def failing(name: str) -> Callable[..., Operation[Any]]:
         def verb(*arguments: Any) -> Operation[Any]:

@@ -8,11 +8,19 @@ import pytest
 
 from tests.dead_letters.helpers import failure, message
 from tfmq.dead_letters.admin import Desk
-from tfmq.dead_letters.model import DEAD, START, WAITING, Page, Selection, key_text, letter_of
+from tfmq.dead_letters.model import (
+    DEAD,
+    FIRST_PAGE,
+    WAITING,
+    PagePosition,
+    Selection,
+    key_text,
+    letter_from_message,
+)
 from tfmq.errors import BadRequest
 
 LETTER = replace(
-    letter_of(message(1, key=b"42", tag="new"), "billing"),
+    letter_from_message(message(1, key=b"42", tag="new"), "billing"),
     failures=(failure(), failure(1, "KeyError: X")),
     kept_ms=10,
 )
@@ -44,7 +52,7 @@ def test_a_key_is_text_where_it_can_be() -> None:
 
 
 def test_the_first_page_is_before_every_letter() -> None:
-    assert Page(0, "") > START
+    assert PagePosition(0, "") > FIRST_PAGE
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ from tests.dead_letters.helpers import failure, message
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import (
     DEAD,
+    FIRST_PAGE,
     REDRIVING,
     RETRYING,
-    START,
     WAITING,
-    Journey,
     Letter,
-    Page,
+    PagePosition,
+    RedrivePosition,
     Selection,
-    letter_of,
+    letter_from_message,
 )
 from tfmq.dead_letters.store import Step
 
@@ -27,9 +27,11 @@ from tfmq.dead_letters.store import Step
 def keeping(
     number: int, at_ms: int = 10, next_ms: int = 0, group: str = "billing", **options: object
 ) -> Step:
-    letter = letter_of(message(number, f"payload {number}".encode(), key=f"k{number % 2}", tag="t"), group)
+    letter = letter_from_message(
+        message(number, f"payload {number}".encode(), key=f"k{number % 2}", tag="t"), group
+    )
     letter = replace(letter, calls=1, calls_left=3 if next_ms else 0, failures=(failure(number),), **options)  # type: ignore[arg-type]
-    return letter.id, model.Keep(at_ms, letter, next_ms)
+    return letter.id, model.KeepEvent(at_ms, letter, next_ms)
 
 
 def ids(letters: list[Letter]) -> list[str]:
@@ -50,7 +52,7 @@ def test_what_is_kept_is_there_for_whoever_opens_the_store(stand: Stand) -> None
 
 def test_item_31_a_store_that_is_opened_again_has_what_was_kept_twice_once(stand: Stand) -> None:
     id, event = keeping(1)
-    assert isinstance(event, model.Keep)
+    assert isinstance(event, model.KeepEvent)
     later = event._replace(at_ms=50, letter=replace(event.letter, failures=(failure(50),)))
     for each in (event, event, later):
         shelf, run = stand.open()
@@ -66,13 +68,13 @@ def test_two_who_want_the_same_are_told_who_was_first(stand: Stand) -> None:
     stand.run(stand.shelf.apply([(id, event)]))
     other, run = stand.open()
     run(other.find(Selection()))
-    (mine,) = stand.run(stand.shelf.apply([(id, model.Claim(20, "me"))]))
+    (mine,) = stand.run(stand.shelf.apply([(id, model.ClaimEvent(20, "me"))]))
     assert mine.token == "me"
-    journey = Journey("orders", 7, 0, 99, 5, 1000)
-    assert run(other.apply([(id, model.Depart(21, "you", journey))])) == [None]
-    (placed,) = stand.run(stand.shelf.apply([(id, model.Depart(22, "me", journey))]))
+    journey = RedrivePosition("orders", 7, 0, 99, 5, 1000)
+    assert run(other.apply([(id, model.DepartEvent(21, "you", journey))])) == [None]
+    (placed,) = stand.run(stand.shelf.apply([(id, model.DepartEvent(22, "me", journey))]))
     assert placed.journey == journey
-    assert run(other.apply([(id, model.Claim(23, "you"))])) == [None]
+    assert run(other.apply([(id, model.ClaimEvent(23, "you"))])) == [None]
     (seen,) = run(other.find(Selection(states=(REDRIVING,))))
     assert (seen.token, seen.journey) == ("me", journey)
 
@@ -80,9 +82,9 @@ def test_two_who_want_the_same_are_told_who_was_first(stand: Stand) -> None:
 def test_each_of_many_has_its_own_answer(stand: Stand) -> None:
     steps = [keeping(number) for number in range(5)]
     stand.run(stand.shelf.apply(steps))
-    stand.run(stand.shelf.apply([(steps[2][0], model.Drop(20))]))
-    claims = [(id, model.Claim(30, "me")) for id, _ in steps]
-    found = stand.run(stand.shelf.apply([*claims, ("0" * 16, model.Claim(30, "me"))]))
+    stand.run(stand.shelf.apply([(steps[2][0], model.DropEvent(20))]))
+    claims = [(id, model.ClaimEvent(30, "me")) for id, _ in steps]
+    found = stand.run(stand.shelf.apply([*claims, ("0" * 16, model.ClaimEvent(30, "me"))]))
     assert [each is not None for each in found] == [True, True, False, True, True, False]
     assert stand.run(stand.shelf.apply([])) == []
 
@@ -91,11 +93,11 @@ def test_pages_follow_each_other_in_the_order_of_keeping(stand: Stand) -> None:
     steps = [keeping(number, at_ms=100 - number // 2) for number in range(9)]
     stand.run(stand.shelf.apply(steps))
     seen: list[Letter] = []
-    page = START
+    page = FIRST_PAGE
     while found := stand.run(stand.shelf.find(Selection(), page, 2)):
         assert len(found) <= 2
         seen += found
-        page = Page(found[-1].kept_ms, found[-1].id)
+        page = PagePosition(found[-1].kept_ms, found[-1].id)
     assert ids(seen) == sorted(
         (id for id, _ in steps), key=lambda id: (next(s.kept_ms for s in seen if s.id == id), id)
     )
@@ -137,36 +139,38 @@ def test_what_is_due_is_given_in_the_order_of_its_times_and_for_its_group(stand:
     steps.append(keeping(4, next_ms=50, group="shipping"))
     stand.run(stand.shelf.apply(steps))
     assert stand.run(stand.shelf.next_due_ms("billing")) == 100
-    assert stand.run(stand.shelf.due("billing", 99)) is None
-    assert stand.run(stand.shelf.due("billing", 250)) == steps[1][0]
-    stand.run(stand.shelf.apply([(steps[1][0], model.Take(250, "me", 260))]))
-    assert stand.run(stand.shelf.due("billing", 250)) == steps[2][0]
-    stand.run(stand.shelf.apply([(steps[2][0], model.Take(250, "me", 400))]))
-    assert stand.run(stand.shelf.due("billing", 255)) is None
+    assert stand.run(stand.shelf.next_due_id("billing", 99)) is None
+    assert stand.run(stand.shelf.next_due_id("billing", 250)) == steps[1][0]
+    stand.run(stand.shelf.apply([(steps[1][0], model.TakeEvent(250, "me", 260))]))
+    assert stand.run(stand.shelf.next_due_id("billing", 250)) == steps[2][0]
+    stand.run(stand.shelf.apply([(steps[2][0], model.TakeEvent(250, "me", 400))]))
+    assert stand.run(stand.shelf.next_due_id("billing", 255)) is None
     assert stand.run(stand.shelf.next_due_ms("billing")) == 260
-    assert stand.run(stand.shelf.due("billing", 260)) == steps[1][0]
+    assert stand.run(stand.shelf.next_due_id("billing", 260)) == steps[1][0]
     assert stand.run(stand.shelf.next_due_ms("nobody")) is None
 
 
 def test_they_are_counted_by_group_and_state(stand: Stand) -> None:
     steps = [keeping(0), keeping(1), keeping(2, next_ms=20), keeping(3, group="shipping")]
     stand.run(stand.shelf.apply(steps))
-    stand.run(stand.shelf.apply([(steps[2][0], model.Take(20, "me", 90))]))
-    counted = stand.run(stand.shelf.counts())
+    stand.run(stand.shelf.apply([(steps[2][0], model.TakeEvent(20, "me", 90))]))
+    counted = stand.run(stand.shelf.count_by_state())
     assert counted == {("billing", DEAD): 2, ("billing", RETRYING): 1, ("shipping", DEAD): 1}
 
 
 def test_what_is_hard_to_store_is_stored(stand: Stand) -> None:
     """NUL, half a surrogate, a key that is no text, an attribute that is none, no payload: poison has many forms."""
     odd = [
-        letter_of(message(1, None), "billing"),
-        letter_of(message(2, b"\x00\xff" * 500, key=b"\x00\xff", tag="\x00"), "billing"),
-        letter_of(message(3, "\ud800".encode("utf-8", "surrogatepass"), attribute=b"\xc1"), "billing"),
-        letter_of(message(4, b"", key="\x00 key", properties={"\x00": "\x00"}), "billing"),
+        letter_from_message(message(1, None), "billing"),
+        letter_from_message(message(2, b"\x00\xff" * 500, key=b"\x00\xff", tag="\x00"), "billing"),
+        letter_from_message(
+            message(3, "\ud800".encode("utf-8", "surrogatepass"), attribute=b"\xc1"), "billing"
+        ),
+        letter_from_message(message(4, b"", key="\x00 key", properties={"\x00": "\x00"}), "billing"),
     ]
     for each in odd:
         bad = replace(each, failures=(failure(1, "ValueError: \x00 \U0001f4a3 \N{SNOWMAN}"),))
-        stand.run(stand.shelf.apply([(each.id, model.Keep(10, bad))]))
+        stand.run(stand.shelf.apply([(each.id, model.KeepEvent(10, bad))]))
         found = stand.run(stand.shelf.get(each.id))
         assert found.body == each.body
         assert found.failures == bad.failures
@@ -180,16 +184,16 @@ def test_bodies_come_no_more_at_once_than_memory_has_room_for(
     steps = [keeping(number, at_ms=number) for number in range(6)]
     stand.run(stand.shelf.apply(steps))
     monkeypatch.setattr(model, "PAGE_BYTES", 2 * len(b"payload 0"))
-    page, found = START, []
+    page, found = FIRST_PAGE, []
     while letters := stand.run(stand.shelf.find(Selection(), page, whole=True)):
         assert len(letters) == 2
         found += letters
-        page = Page(letters[-1].kept_ms, letters[-1].id)
+        page = PagePosition(letters[-1].kept_ms, letters[-1].id)
     assert ids(found) == [id for id, _ in steps]
     assert [each.message().payload for each in found] == [b"payload %d" % number for number in range(6)]
     monkeypatch.setattr(model, "PAGE_BYTES", 1)
-    assert len(stand.run(stand.shelf.find(Selection(), START, whole=True))) == 1, "one always has room"
-    assert len(stand.run(stand.shelf.find(Selection(), START))) == 6
+    assert len(stand.run(stand.shelf.find(Selection(), FIRST_PAGE, whole=True))) == 1, "one always has room"
+    assert len(stand.run(stand.shelf.find(Selection(), FIRST_PAGE))) == 6
 
 
 def test_what_was_only_counted_and_was_handled_is_no_letter_to_anybody(stand: Stand) -> None:
@@ -198,15 +202,15 @@ def test_what_was_only_counted_and_was_handled_is_no_letter_to_anybody(stand: St
     new = {
         number: replace(event.letter, calls=0, calls_left=3, failures=())
         for number, (_, event) in steps.items()
-        if isinstance(event, model.Keep)
+        if isinstance(event, model.KeepEvent)
     }
-    begun = [(ids_of[number], model.Begin(10, new[number])) for number in range(3)]
-    again = (ids_of[1], model.Begin(11, new[1]))  # its process ended in its first call
-    failed = (ids_of[2], model.Note(11, replace(new[2], failures=(failure(2),)), True))
-    passed = [(ids_of[number], model.Pass(12)) for number in range(3)]
+    begun = [(ids_of[number], model.BeginEvent(10, new[number])) for number in range(3)]
+    again = (ids_of[1], model.BeginEvent(11, new[1]))  # its process ended in its first call
+    failed = (ids_of[2], model.NoteEvent(11, replace(new[2], failures=(failure(2),)), True))
+    passed = [(ids_of[number], model.PassEvent(12)) for number in range(3)]
     stand.run(stand.shelf.apply([*begun, again, failed]))
-    assert len(stand.run(stand.shelf.find(Selection(), START, 9))) == 3, "they are in work"
+    assert len(stand.run(stand.shelf.find(Selection(), FIRST_PAGE, 9))) == 3, "they are in work"
     stand.run(stand.shelf.apply(passed))
-    found = stand.run(stand.shelf.find(Selection(states=("handled",)), START, 9))
+    found = stand.run(stand.shelf.find(Selection(states=("handled",)), FIRST_PAGE, 9))
     assert {each.id for each in found} == {ids_of[1], ids_of[2]}
-    assert stand.run(stand.shelf.counts()) == {("billing", "handled"): 2}
+    assert stand.run(stand.shelf.count_by_state()) == {("billing", "handled"): 2}

@@ -16,36 +16,50 @@ from tests.scale import scaled, seeded
 from tfmq.bounded_msgpack import pack, unpack
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.dead_letters import model
-from tfmq.dead_letters.model import START, Journey, Letter, Selection, letter_of, moment_text
+from tfmq.dead_letters.model import (
+    FIRST_PAGE,
+    Letter,
+    RedrivePosition,
+    Selection,
+    iso_time,
+    letter_from_message,
+)
 from tfmq.dead_letters.sql_store import TABLE
-from tfmq.dead_letters.topic_store import KINDS, ROOM_BYTES, VERSION, Fold, content_of, event_of
+from tfmq.dead_letters.topic_store import (
+    EVENT_KINDS,
+    HISTORY_BYTES,
+    VERSION,
+    LetterIndex,
+    decode_event,
+    encode_event,
+)
 from tfmq.message import BORN_MS_MAX
 
 LARGE = 1 << 23
 LETTER = replace(
-    letter_of(message(1, b"\x00x", key=b"\xff", tag="new"), "billing", "node-1"),
+    letter_from_message(message(1, b"\x00x", key=b"\xff", tag="new"), "billing", "node-1"),
     calls=3,
     failures=(failure(),),
 )
 EVENTS: list[model.Event] = [
-    model.Keep(10, LETTER, 50),
-    model.Keep(10, LETTER, 50, True),
-    model.Begin(10, replace(LETTER, calls_left=3, failures=())),
-    model.Note(10, replace(LETTER, calls_left=3), True),
-    model.Pass(10),
-    model.Take(11, "me", 60),
-    model.Renew(12, "me", 70),
-    model.Handled(13, "me"),
-    model.Failed(14, "me", failure(1), 80),
-    model.PutOff(15, "me", failure(2), 90),
-    model.GiveBack(16, "me"),
-    model.Retry(17, 6),
-    model.Drop(18, True),
-    model.Adopt(18, "node-1", True),
-    model.Claim(19, "me", True),
-    model.Depart(20, "me", Journey("again", 8, 3, 99, 5, 1 << 40, "node-1")),
-    model.Arrive(21, 99, 5, -1),
-    model.Return(22, "me", 99, 5),
+    model.KeepEvent(10, LETTER, 50),
+    model.KeepEvent(10, LETTER, 50, True),
+    model.BeginEvent(10, replace(LETTER, calls_left=3, failures=())),
+    model.NoteEvent(10, replace(LETTER, calls_left=3), True),
+    model.PassEvent(10),
+    model.TakeEvent(11, "me", 60),
+    model.RenewEvent(12, "me", 70),
+    model.HandledEvent(13, "me"),
+    model.FailedEvent(14, "me", failure(1), 80),
+    model.PutOffEvent(15, "me", failure(2), 90),
+    model.GiveBackEvent(16, "me"),
+    model.RetryEvent(17, 6),
+    model.DropEvent(18, True),
+    model.AdoptEvent(18, "node-1", True),
+    model.ClaimEvent(19, "me", True),
+    model.DepartEvent(20, "me", RedrivePosition("again", 8, 3, 99, 5, 1 << 40, "node-1")),
+    model.ArriveEvent(21, 99, 5, -1),
+    model.ReturnEvent(22, "me", 99, 5),
 ]
 
 
@@ -53,14 +67,14 @@ def record(payload: bytes | None, attribute: bytes | None = None) -> ReceivedMes
     return message(0, payload, topic="dead", attribute=attribute)
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: KINDS[type(event)])
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: EVENT_KINDS[type(event)])
 def test_an_event_comes_back_as_it_was(event: model.Event) -> None:
-    content = content_of("0123456789abcdef", event, LARGE)
+    content = encode_event("0123456789abcdef", event, LARGE)
     given = record(content.payload, content.attribute)
-    id, found = event_of(given) or ("", None)
+    id, found = decode_event(given) or ("", None)
     assert id == given.key == "0123456789abcdef"
-    assert given.tag == content.tag == KINDS[type(event)]
-    if isinstance(event, model.Keep | model.Begin | model.Note):
+    assert given.tag == content.tag == EVENT_KINDS[type(event)]
+    if isinstance(event, model.KeepEvent | model.BeginEvent | model.NoteEvent):
         assert type(found) is type(event)
         assert found == event._replace(letter=replace(event.letter, id=id))
     else:
@@ -68,25 +82,25 @@ def test_an_event_comes_back_as_it_was(event: model.Event) -> None:
 
 
 def test_every_kind_is_tried() -> None:
-    assert {type(each) for each in EVENTS} == set(KINDS)
+    assert {type(each) for each in EVENTS} == set(EVENT_KINDS)
 
 
 def test_a_body_without_room_stays_where_the_message_stands() -> None:
     body = replace(LETTER, body=LETTER.body and LETTER.body._replace(payload=bytes(1000)))
-    small = content_of(LETTER.id, model.Keep(10, body), 900 + ROOM_BYTES)
+    small = encode_event(LETTER.id, model.KeepEvent(10, body), 900 + HISTORY_BYTES)
     assert len(small.payload or b"") < 900
-    found = event_of(record(small.payload))
-    assert found is not None and isinstance(found[1], model.Keep)
+    found = decode_event(record(small.payload))
+    assert found is not None and isinstance(found[1], model.KeepEvent)
     assert found[1].letter.body is None and found[1].letter.failures == LETTER.failures
-    assert len(content_of(LETTER.id, model.Keep(10, body), LARGE).payload or b"") > 1000
+    assert len(encode_event(LETTER.id, model.KeepEvent(10, body), LARGE).payload or b"") > 1000
 
 
 def test_a_newer_releases_fields_are_passed_over_and_its_kinds_too() -> None:
-    content = content_of(LETTER.id, EVENTS[7], LARGE)
+    content = encode_event(LETTER.id, EVENTS[7], LARGE)
     fields = unpack(content.payload or b"")
-    assert event_of(record(pack([*fields, "more"]))) == (LETTER.id, EVENTS[7])
-    assert event_of(record(pack([VERSION, "sleep", LETTER.id, 10]))) is None
-    assert event_of(record(pack([VERSION + 1, *fields[1:]]))) is None
+    assert decode_event(record(pack([*fields, "more"]))) == (LETTER.id, EVENTS[7])
+    assert decode_event(record(pack([VERSION, "sleep", LETTER.id, 10]))) is None
+    assert decode_event(record(pack([VERSION + 1, *fields[1:]]))) is None
 
 
 @pytest.mark.parametrize(
@@ -109,13 +123,13 @@ def test_a_newer_releases_fields_are_passed_over_and_its_kinds_too() -> None:
     ],
 )
 def test_what_is_no_event_is_none(payload: bytes | None) -> None:
-    assert event_of(record(payload)) is None
+    assert decode_event(record(payload)) is None
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_event_or_none(payload: bytes) -> None:
-    found = event_of(record(payload))
-    assert found is None or type(found[1]) in KINDS
+    found = decode_event(record(payload))
+    assert found is None or type(found[1]) in EVENT_KINDS
 
 
 values = st.recursive(
@@ -125,30 +139,30 @@ values = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(KINDS.values())), st.lists(values, max_size=8))
+@given(st.sampled_from(sorted(EVENT_KINDS.values())), st.lists(values, max_size=8))
 def test_any_fields_are_an_event_or_none(kind: str, fields: list[Any]) -> None:
-    found = event_of(record(pack([VERSION, kind, "id", 10, *fields])))
-    assert found is None or type(found[1]) in KINDS
+    found = decode_event(record(pack([VERSION, kind, "id", 10, *fields])))
+    assert found is None or type(found[1]) in EVENT_KINDS
 
 
 def test_the_letter_of_a_keeping_needs_no_more_than_what_it_says() -> None:
-    content = content_of(LETTER.id, EVENTS[0], LARGE)
-    found = event_of(record(content.payload))
-    assert found is not None and isinstance(found[1], model.Keep)
+    content = encode_event(LETTER.id, EVENTS[0], LARGE)
+    found = decode_event(record(content.payload))
+    assert found is not None and isinstance(found[1], model.KeepEvent)
     assert isinstance(found[1].letter, Letter) and found[1].letter.body == LETTER.body
 
 
 def test_the_example_of_the_page_is_what_is_written() -> None:
     page = (paths.ROOT / "docs" / "dead-letters.md").read_text()
     example = page.split("A `take` of letter `0123456789abcdef`:\n\n")[1].split("\n\n")[0]
-    taken = model.Take(1_763_700_000_000, "me", 1_763_700_060_000)
-    assert bytes.fromhex(example) == content_of("0123456789abcdef", taken, LARGE).payload
-    assert event_of(record(bytes.fromhex(example))) == ("0123456789abcdef", taken)
+    taken = model.TakeEvent(1_763_700_000_000, "me", 1_763_700_060_000)
+    assert bytes.fromhex(example) == encode_event("0123456789abcdef", taken, LARGE).payload
+    assert decode_event(record(bytes.fromhex(example))) == ("0123456789abcdef", taken)
 
 
 def test_the_page_has_every_kind_and_every_column() -> None:
     page = (paths.ROOT / "docs" / "dead-letters.md").read_text()
-    assert [kind for kind in KINDS.values() if f"| `{kind}` |" not in page] == []
+    assert [kind for kind in EVENT_KINDS.values() if f"| `{kind}` |" not in page] == []
     assert [column.name for column in TABLE.c if f"`{column.name}`" not in page] == []
 
 
@@ -156,16 +170,16 @@ def test_whatever_stands_in_a_record_stops_nobody_who_reads_the_topic() -> None:
     """Anybody who may send to the topic may have written it."""
     chance = seeded("topic events")
     for _ in range(scaled(30_000)):
-        fold = Fold()
+        fold = LetterIndex()
         for event in chance.choices(EVENTS, k=4):
-            content = content_of("0123456789abcdef", event, LARGE)
+            content = encode_event("0123456789abcdef", event, LARGE)
             fields = unpack(content.payload or b"")
             payload = pack(changed(chance, fields) if chance.random() < 0.5 else fields)
-            fold.take(record(payload, content.attribute))
-            fold.due("billing", BORN_MS_MAX)
+            fold.apply(record(payload, content.attribute))
+            fold.next_due_id("billing", BORN_MS_MAX)
             fold.next_due_ms("billing")
-        for letter in fold.find(Selection(), START, 10):
-            assert moment_text(letter.next_ms) + moment_text(letter.changed_ms)
+        for letter in fold.find(Selection(), FIRST_PAGE, 10):
+            assert iso_time(letter.next_ms) + iso_time(letter.changed_ms)
             json.dumps([letter.error, letter.state, letter.calls])
 
 

@@ -13,11 +13,11 @@ from tests.dead_letters.test_shelf import keeping
 from tests.scale import scaled, seeded
 from tfmq.client.operation import Operation
 from tfmq.dead_letters import model
-from tfmq.dead_letters.model import DEAD, DROPPED, WAITING, Body, Letter, Selection, letter_of
-from tfmq.dead_letters.topic_store import TopicShelf
+from tfmq.dead_letters.model import DEAD, DROPPED, WAITING, Letter, LetterBody, Selection, letter_from_message
+from tfmq.dead_letters.topic_store import TopicLetterStore
 from tfmq.errors import ConnectionFailed, StoreFailed, TfmqError, TimedOut, UnknownTopic
 from tfmq.protocol.commands import Fetch
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ class Holder:
 
     def __init__(self, broker: SimulatedBroker, *, create: bool = True) -> None:
         self.process = Process(broker, "unused")
-        self.shelf = TopicShelf(self.process.link, "dead", create=create)
+        self.shelf = TopicLetterStore(self.process.link, "dead", create=create)
 
     def apply(self, *steps: Any) -> list[Letter | None]:
         found: list[Letter | None] = self.process.run(self.shelf.apply(steps))
@@ -62,9 +62,9 @@ def test_a_lost_answer_is_asked_for_again_and_doubles_nothing(broker: SimulatedB
         broker.fail_next("send", error, times=2, done=done)
         holder.apply(keeping(1))
         broker.fail_next("send", error, done=done)
-        (dropped,) = holder.apply((id, model.Drop(20)))
+        (dropped,) = holder.apply((id, model.DropEvent(20)))
         assert dropped is not None and dropped.state == DROPPED
-        holder.apply((id, model.Retry(30, 3)))
+        holder.apply((id, model.RetryEvent(30, 3)))
     assert len(broker.sent("dead")) == 6
 
 
@@ -87,12 +87,12 @@ def test_a_topic_that_was_deleted_is_begun_anew(broker: SimulatedBroker) -> None
     holder.apply(keeping(1))
     assert [each.id for each in holder.letters()] == [keeping(1)[0]]
     assert [each.id for each in other.letters()] == [keeping(1)[0]]
-    assert other.apply((keeping(0)[0], model.Drop(20))) == [None]
+    assert other.apply((keeping(0)[0], model.DropEvent(20))) == [None]
 
 
 def test_who_only_looks_makes_no_topic(broker: SimulatedBroker) -> None:
     holder = Holder(broker, create=False)
-    assert holder.process.run(holder.shelf.is_there()) is False
+    assert holder.process.run(holder.shelf.exists()) is False
     with pytest.raises(UnknownTopic, match="no consumer stored"):
         holder.letters()
     assert broker.admin().topics() == []
@@ -120,8 +120,8 @@ def test_what_is_too_large_is_read_where_it_stands() -> None:
         broker.producer().send("orders", b"x" * 250_000, key="42", tag="new").result()
         (given,) = broker.sent("orders")
         holder = Holder(broker)
-        letter = replace(letter_of(given, "billing"), failures=(failure(),))
-        holder.apply((letter.id, model.Keep(10, letter)))
+        letter = replace(letter_from_message(given, "billing"), failures=(failure(),))
+        holder.apply((letter.id, model.KeepEvent(10, letter)))
         assert len(broker.sent("dead")[0].payload or b"") < 5_000
         found = Holder(broker).get(letter.id)
         assert found is not None and found.body == letter.body
@@ -142,12 +142,12 @@ def test_of_two_who_append_at_once_the_log_says_who_was_first(broker: SimulatedB
     slow, fast = Holder(broker), Holder(broker)
     id = keeping(1)[0]
     slow.apply(keeping(1))
-    slow.apply((id, model.Retry(15, 3)))
-    taking = slow.shelf.apply([(id, model.Take(20, "slow", 90))])
+    slow.apply((id, model.RetryEvent(15, 3)))
+    taking = slow.shelf.apply([(id, model.TakeEvent(20, "slow", 90))])
     wait = next(taking)
-    assert [type(getattr(each, "request", None)) for each in wait.targets] == [Fetch]
-    slow.process.driver.wait(tuple(wait.targets), wait.seconds)
-    (taken,) = fast.apply((id, model.Take(20, "fast", 90)))
+    assert [type(getattr(each, "request", None)) for each in wait.futures] == [Fetch]
+    slow.process.driver.wait(tuple(wait.futures), wait.seconds)
+    (taken,) = fast.apply((id, model.TakeEvent(20, "fast", 90)))
     assert taken is not None
     assert slow.process.run(taking) == [None]
     assert [each.token for each in slow.letters()] == ["fast"]
@@ -159,8 +159,8 @@ def interleave(process: Process, operations: list[Operation[Any]], chance: Any) 
     while waits:
         number = chance.choice(list(waits))
         wait = waits[number]
-        if wait is not None and not any(each.done for each in wait.targets):
-            process.driver.wait(tuple(wait.targets), 0.01)
+        if wait is not None and not any(each.done for each in wait.futures):
+            process.driver.wait(tuple(wait.futures), 0.01)
         try:
             waits[number] = next(operations[number])
         except StopIteration:
@@ -191,11 +191,11 @@ def test_random_trouble_over_two_processes_leaves_one_truth() -> None:
                 event: model.Event = chance.choice(
                     [
                         keeping(number, at_ms=step, next_ms=step + 1)[1],
-                        model.Take(step, token, step + 3),
-                        model.Handled(step, token),
-                        model.Drop(step),
-                        model.Claim(step, token),
-                        model.Return(step, token),
+                        model.TakeEvent(step, token, step + 3),
+                        model.HandledEvent(step, token),
+                        model.DropEvent(step),
+                        model.ClaimEvent(step, token),
+                        model.ReturnEvent(step, token),
                     ]
                 )
                 holder.apply((ids[number], event))
@@ -216,14 +216,14 @@ def trouble(broker: SimulatedBroker, chance: Any) -> None:
 def test_a_member_of_the_group_handles_what_another_one_kept(broker: SimulatedBroker) -> None:
     first, second = Holder(broker), Holder(broker)
     keeper = group_of(first.shelf, first.process.wall_clock)
-    first.process.run(keeper.keep(message(1, b"later"), [failure()], retry_after=5))
+    first.process.run(keeper.store_letter(message(1, b"later"), [failure()], retry_after=5))
     assert [each.state for each in second.letters()] == [WAITING]
     broker.clock.advance(5)
     taker = group_of(second.shelf, second.process.wall_clock)
-    due = second.process.run(taker.take())
+    due = second.process.run(taker.lease_next())
     assert due.message.payload == b"later"
-    assert first.process.run(keeper.take()) is None
-    assert second.process.run(taker.handled(due)) is True
+    assert first.process.run(keeper.lease_next()) is None
+    assert second.process.run(taker.mark_handled(due)) is True
 
 
 def test_without_a_broker_it_says_so(broker: SimulatedBroker) -> None:
@@ -239,12 +239,12 @@ def test_what_retention_took_is_not_kept_in_memory() -> None:
         holder = Holder(broker)
         for number in range(4):
             id, event = keeping(number)
-            assert isinstance(event, model.Keep)
-            body = Body(b"x" * 60_000, None)
+            assert isinstance(event, model.KeepEvent)
+            body = LetterBody(b"x" * 60_000, None)
             holder.apply((id, event._replace(letter=replace(event.letter, body=body))))
         assert len(holder.letters()) == 4
         broker.clock.advance(hours=1)
         left = len(Holder(broker).letters())
         assert left < 4, "retention took the first ones"
-        assert holder.process.run(holder.shelf.prune(0)) == 0
+        assert holder.process.run(holder.shelf.delete_expired(0)) == 0
         assert len(holder.letters()) == left

@@ -8,15 +8,15 @@ from typing import NamedTuple
 from zlib import crc32
 
 from journal.log.log import Log
-from journal.record.batch import PLAIN, Appended, Batch, Source, cut_blocks, succession
+from journal.record.batch import PLAIN, Appended, Batch, Source, split_blocks, succession_source
 from journal.record.format import make_id, make_record
 from journal.testing import SimulatedClock, SimulatedDisk
-from tfmq.broker.producer_state import Producers
+from tfmq.broker.producer_state import ProducerState
 from tfmq.delay.arrivals import header, log
-from tfmq.delay.arrivals.header import Note, Turns
-from tfmq.delay.arrivals.log import ArrivedBatch, batches_of
-from tfmq.delay.arrivals.state import ArrivalState
-from tfmq.delay.due_time import ABSOLUTE_FLAG, Dues, dues_of
+from tfmq.delay.arrivals.header import ArrivalHeader, TurnColumns
+from tfmq.delay.arrivals.log import ArrivalBatch, arrival_batches
+from tfmq.delay.arrivals.state import ArrivalLogState
+from tfmq.delay.due_time import ABSOLUTE_FLAG, DueTimes, due_times_of
 
 FOLDER = "/data/delay/arrivals"
 ORDERS = 0x1000_0001
@@ -64,8 +64,8 @@ class Desk:
         self.open()
 
     def open(self) -> None:
-        self.state = ArrivalState(
-            Producers(remembered=5, streams_max=100, idle_ms=7 * DAY_MS, leased_ms=lambda _: 0)
+        self.state = ArrivalLogState(
+            ProducerState(remembered=5, entries_max=100, idle_ms=7 * DAY_MS, leased_ms=lambda _: 0)
         )
         options = log.arrival_options(1000, 10.0, self.segment_bytes)
         self.log = Log.open(
@@ -73,9 +73,9 @@ class Desk:
         )
 
     @property
-    def producers(self) -> Producers:
+    def producers(self) -> ProducerState:
         producers = self.state.producers
-        assert isinstance(producers, Producers)
+        assert isinstance(producers, ProducerState)
         return producers
 
     def append(self, batches: Sequence[Batch], source: Source = PLAIN) -> list[Appended]:
@@ -90,23 +90,23 @@ class Desk:
     def send(self, *wanted: Wanted, source: Source = PLAIN) -> list[Appended]:
         """All of them in one append; the answers of the records' batches."""
         batches: list[Batch] = []
-        notes: list[Note] = []
+        notes: list[ArrivalHeader] = []
         for each in wanted:
             sequence = self.sequences.get(each.producer_id, 0)
             self.sequences[each.producer_id] = sequence + len(each.dues)
             body = body_of(each.payloads, each.producer_id, sequence)
-            notes.append(header.arrival(each.log_id, each.topic, dues_in(each), len(body)))
+            notes.append(header.arrival_header(each.log_id, each.topic, dues_in(each), len(body)))
             numbers = (each.producer_id, sequence, len(each.dues))
-            batches += batches_of(notes[-1], body, cut_blocks(body), *numbers)
+            batches += arrival_batches(notes[-1], body, split_blocks(body), *numbers)
         answers = self.append(batches, source)[1::2]
         for each, written, batch, answer in zip(wanted, notes, batches[1::2], answers, strict=True):
             if source == PLAIN:
-                self.producers.record(batch.producer_id, batch.sequence, batch.count, answer)
+                self.producers.record_batch(batch.producer_id, batch.sequence, batch.count, answer)
             self._landed(written, bytes(batch.data), answer, each.topic)
         return answers
 
-    def _landed(self, written: Note, body: bytes, answer: Appended, topic: str) -> None:
-        self.state.enter(written, answer.first_ordinal)
+    def _landed(self, written: ArrivalHeader, body: bytes, answer: Appended, topic: str) -> None:
+        self.state.apply_header(written, answer.first_ordinal)
         start = 0
         for n, (due, flag) in enumerate(zip(written.dues.times, written.dues.absolute, strict=True)):
             end = start + 20 + int.from_bytes(body[start : start + 4], "big")
@@ -115,18 +115,18 @@ class Desk:
             start = end
 
     def cancel(self, *turns: tuple[int, int]) -> None:
-        written = header.cancel(turns_of(turns))
-        self.append([log.note_batch(written)])
-        self.state.enter(written, 0)
+        written = header.cancel_header(turns_of(turns))
+        self.append([log.header_batch(written)])
+        self.state.apply_header(written, 0)
 
     def reschedule(self, old: Sequence[Sent], dues: Sequence[int]) -> None:
         """Copies of these messages, all for one log, with other due times."""
         body = b"".join(each.record for each in old)
-        made = dues_of(array("Q", dues), bytes(len(dues)))
-        written = header.reschedule(
+        made = due_times_of(array("Q", dues), bytes(len(dues)))
+        written = header.reschedule_header(
             old[0].log_id, old[0].topic, made, len(body), turns_of((e.due, e.number) for e in old)
         )
-        batches = [log.note_batch(written)]
+        batches = [log.header_batch(written)]
         for each in old:
             producer_id, sequence = divmod(int.from_bytes(each.record[8:16], "big"), 1 << 24)
             batches.append(
@@ -138,7 +138,7 @@ class Desk:
 
     def close_stream(self, producer_id: int, successor: int) -> None:
         last = self.producers.last_sequence(producer_id)
-        answer = self.log.append_control(succession(producer_id, successor, last))
+        answer = self.log.append_control(succession_source(producer_id, successor, last))
         self.producers.close(producer_id, successor, last, answer.append_time)
         self.sequences.pop(producer_id, None)
 
@@ -154,11 +154,11 @@ class Desk:
 
     def read(self, start: int = 0, end: int | None = None) -> list[Sent]:
         """What `arrivals.read` gives, message by message."""
-        found = log.read(self.log, start, self.log.end_offset if end is None else end)
+        found = log.read_batches(self.log, start, self.log.end_offset if end is None else end)
         return [each for batch in found for each in messages(batch)]
 
 
-def messages(batch: ArrivedBatch) -> list[Sent]:
+def messages(batch: ArrivalBatch) -> list[Sent]:
     """A piece as single messages; its columns fit together."""
     (data,) = batch.data
     count = len(batch.sizes)
@@ -180,13 +180,13 @@ def body_of(payloads: Sequence[bytes], producer_id: int, sequence: int) -> bytes
     return b"".join(make_record(payload, id) for payload, id in zip(payloads, ids, strict=True))
 
 
-def dues_in(wanted: Wanted) -> Dues:
-    return dues_of(array("Q", wanted.dues), wanted.flags or bytes(len(wanted.dues)))
+def dues_in(wanted: Wanted) -> DueTimes:
+    return due_times_of(array("Q", wanted.dues), wanted.flags or bytes(len(wanted.dues)))
 
 
-def turns_of(turns: Iterable[tuple[int, int]]) -> Turns:
+def turns_of(turns: Iterable[tuple[int, int]]) -> TurnColumns:
     rows = list(turns)
-    return Turns(array("Q", (due for due, _ in rows)), array("Q", (number for _, number in rows)))
+    return TurnColumns(array("Q", (due for due, _ in rows)), array("Q", (number for _, number in rows)))
 
 
 def some(producer_id: int, count: int, size: int = 50, due: int = START_MS) -> Wanted:

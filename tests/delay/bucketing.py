@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from journal.record.format import make_id, make_log_id, make_record
 from journal.testing import SimulatedDisk
-from tfmq.delay.arrivals.log import ArrivedBatch
+from tfmq.delay.arrivals.log import ArrivalBatch
 from tfmq.delay.buckets.bucket import Bucket
-from tfmq.delay.buckets.format import Span
-from tfmq.delay.buckets.store import Buckets
-from tfmq.delay.buckets.writer import Pending, Spilled
+from tfmq.delay.buckets.format import TimeSpan
+from tfmq.delay.buckets.store import BucketStore
+from tfmq.delay.buckets.writer import PendingFilter, SpillResult
 
 FOLDER = "data/delay"
 NOW = 1_700_000_000_000
@@ -75,12 +75,12 @@ class Bench:
         self.next_number = 0
         self.buckets = self.open()
 
-    def open(self) -> Buckets:
+    def open(self) -> BucketStore:
         def new_id() -> int:
             self.ids += 1
             return 7
 
-        self.buckets = Buckets.open(self.disk, FOLDER, new_id=new_id, randomness=lambda size: b"s" * size)
+        self.buckets = BucketStore.open(self.disk, FOLDER, new_id=new_id, randomness=lambda size: b"s" * size)
         return self.buckets
 
     def crash(self, keep: str = "nothing") -> Bench:
@@ -111,9 +111,9 @@ class Bench:
     def unspilled(self) -> list[Waiting]:
         return [each for number, each in self.arrived.items() if number >= self.buckets.spilled_number]
 
-    def batches(self) -> list[ArrivedBatch]:
+    def batches(self) -> list[ArrivalBatch]:
         """What is not spilled, as the arrivals give it."""
-        result: list[ArrivedBatch] = []
+        result: list[ArrivalBatch] = []
         run: list[Waiting] = []
         for each in [*self.unspilled(), None]:
             follows = (
@@ -129,7 +129,7 @@ class Bench:
                 run.append(each)
         return result
 
-    def spill(self, now_ms: int = NOW, pending: Pending = everything) -> Spilled:
+    def spill(self, now_ms: int = NOW, pending: PendingFilter = everything) -> SpillResult:
         """Everything that arrived."""
         end = self.next_number
         return self.buckets.spill(self.batches(), end * OFFSETS, end, now_ms, pending)
@@ -141,16 +141,16 @@ class Bench:
         return new
 
     def bucket(self, due: int) -> Bucket:
-        found = self.buckets.leaf(due)
+        found = self.buckets.bucket_at(due)
         assert found is not None
         return found
 
     def contents(self, buckets: Sequence[Bucket] | None = None) -> dict[int, Kept]:
         """By number, what the leaves (or these) have, read in full. A number that is there twice is a fault."""
         found: dict[int, Kept] = {}
-        for bucket in self.buckets.leaves if buckets is None else buckets:
-            for columns in self.buckets.load(bucket):
-                records = self.buckets.read(bucket.slot, columns.positions, columns.numbers)
+        for bucket in self.buckets.live_buckets if buckets is None else buckets:
+            for columns in self.buckets.read_columns(bucket):
+                records = self.buckets.read(bucket.bucket_id, columns.positions, columns.numbers)
                 rows = zip(
                     columns.numbers, columns.dues, columns.targets, columns.flags, records, strict=True
                 )
@@ -167,8 +167,8 @@ class Bench:
         spilled = self.buckets.spilled_number
         return {number: kept_of(each) for number, each in self.arrived.items() if number < spilled}
 
-    def spans(self) -> list[Span]:
-        return [bucket.span for bucket in self.buckets.leaves]
+    def spans(self) -> list[TimeSpan]:
+        return [bucket.span for bucket in self.buckets.live_buckets]
 
     def files(self) -> list[str]:
         """Names in the folder, without the checkpoint's."""
@@ -182,7 +182,7 @@ class Bench:
         self.disk.write_file(path, bytes(data))
 
 
-def batch_of(run: Sequence[Waiting]) -> ArrivedBatch:
+def batch_of(run: Sequence[Waiting]) -> ArrivalBatch:
     """Messages with rising numbers, of one log."""
     first = run[0]
     dues = array("Q", [each.due for each in run])
@@ -190,7 +190,7 @@ def batch_of(run: Sequence[Waiting]) -> ArrivedBatch:
     absolute = bytes(each.absolute for each in run)
     offsets = array("Q", [each.number * OFFSETS for each in run])
     data = [memoryview(b"".join(each.record for each in run))]
-    return ArrivedBatch(
+    return ArrivalBatch(
         first.log_id,
         TOPICS[first.log_id],
         first.number,

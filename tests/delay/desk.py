@@ -16,15 +16,15 @@ from journal.record.batch import Appended, Batch
 from journal.record.format import make_id, make_log_id, make_record
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.transaction.targets import Targets
-from tfmq.broker.producer_state import Producers
+from tfmq.broker.producer_state import ProducerState
 from tfmq.broker.timers import Timers
 from tfmq.delay.arrivals import header
-from tfmq.delay.arrivals.log import LOG_ID, arrival_options, batches_of
-from tfmq.delay.arrivals.state import ArrivalState
-from tfmq.delay.buckets.store import Buckets
+from tfmq.delay.arrivals.log import LOG_ID, arrival_batches, arrival_options
+from tfmq.delay.arrivals.state import ArrivalLogState
+from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
-from tfmq.delay.due_time import RELATIVE, effective
-from tfmq.delay.requests import DelaySettings, Described, Histogram, Listed, Query, Turn
+from tfmq.delay.due_time import RELATIVE, effective_due_times
+from tfmq.delay.requests import DelaySettings, Histogram, ListPage, ListQuery, MessageState, Turn
 from tfmq.errors import NOT_DONE, StorageStopped
 
 FOLDER = "/data/delay"
@@ -172,19 +172,19 @@ class Desk:
 
     def _open(self, started: bool) -> None:
         disk, options = self.disk, self.options
-        self.state = ArrivalState(
-            Producers(remembered=5, streams_max=1000, idle_ms=7 * 86_400_000, leased_ms=lambda _: 0)
+        self.state = ArrivalLogState(
+            ProducerState(remembered=5, entries_max=1000, idle_ms=7 * 86_400_000, leased_ms=lambda _: 0)
         )
         kept = arrival_options(1000, 10.0, options["segment_bytes"])
         log = Log.open(disk, ARRIVALS, log_id=LOG_ID, clock=self.clock, options=kept, state=self.state)
         if log.stopped is not None:
             log.resume()  # as the broker's start does
         self.landing = Landing(self, log)
-        self.buckets = Buckets.open(
+        self.buckets = BucketStore.open(
             disk, FOLDER, new_id=lambda: STORE_ID, randomness=lambda size: b"\x07" * size
         )
         self.queue = DelayQueue(
-            landing=self.landing,
+            arrival_log=self.landing,
             state=self.state,
             buckets=self.buckets,
             destination=self.targets,
@@ -255,7 +255,7 @@ class Desk:
     def advance(self, seconds: float) -> None:
         """Time passes, from timer to timer, or for long from firm timer to firm timer; jobs are done at once."""
         end = self.clock.monotonic() + seconds
-        next_due = self.timers.next_due if seconds < 1000 else self.timers.next_firm
+        next_due = self.timers.next_due if seconds < 1000 else self.timers.next_not_deferrable
         while True:
             self.turn()
             self.work()
@@ -310,17 +310,17 @@ class Desk:
 
         def make() -> Sequence[Batch]:
             ahead = self.queue.ahead_ms()
-            dues = effective(wire, len(payloads), self.queue.taken_ms(), ahead)
-            arrival = header.arrival(key, f"topic{key >> 24}", dues, len(body), ahead)
-            made[:] = [arrival, self.queue.expect(dues.low)]
-            return batches_of(made[0], body, (), producer, sequence, len(payloads))
+            dues = effective_due_times(wire, len(payloads), self.queue.now_rounded_up_ms(), ahead)
+            arrival = header.arrival_header(key, f"topic{key >> 24}", dues, len(body), ahead)
+            made[:] = [arrival, self.queue.begin_append(dues.low)]
+            return arrival_batches(made[0], body, (), producer, sequence, len(payloads))
 
         def done(answers: Sequence[Appended] | None, error: BaseException | None) -> None:
             if answers is None:
                 if made:
-                    self.queue.failed(made[1])
+                    self.queue.append_failed(made[1])
                 return
-            self.queue.arrived(made[1], made[0], body, answers[1])
+            self.queue.append_written(made[1], made[0], body, answers[1])
             first = answers[1].first_ordinal
             for index, (due, payload) in enumerate(zip(made[0].dues.times, payloads, strict=True)):
                 handles.append(Handle(key, due, first + index, payload))
@@ -340,15 +340,15 @@ class Desk:
             turn, self.queue.reschedule, handle.key, handle.turn, (RELATIVE | delay).to_bytes(8, "big")
         )
 
-    def describe(self, handle: Handle) -> Described:
+    def describe(self, handle: Handle) -> MessageState:
         found = self._ask(True, self.queue.describe, handle.key, handle.turn).known
-        assert isinstance(found, Described)
+        assert isinstance(found, MessageState)
         return found
 
-    def listed(self, first: int = 0, end: int = 1 << 62, limit: int = 1000, **more: Any) -> Listed:
-        query = Query(first, end, more.get("after"), limit, more.get("keys"), more.get("message_key"))
+    def listed(self, first: int = 0, end: int = 1 << 62, limit: int = 1000, **more: Any) -> ListPage:
+        query = ListQuery(first, end, more.get("after"), limit, more.get("keys"), more.get("message_key"))
         found = self._ask(True, self.queue.list, query).known
-        assert isinstance(found, Listed)
+        assert isinstance(found, ListPage)
         return found
 
     def histogram(self, edges: Sequence[int], keys: Callable[[int], bool] | None = None) -> Histogram:

@@ -16,20 +16,30 @@ from journal.testing import SimulatedDisk
 from tests.delay.bucketing import NOW, ORDERS, Bench, record_of
 from tests.scale import seeded
 from tfmq.delay.buckets import writer as module
-from tfmq.delay.buckets.bucket import Bucket, OpenFiles
-from tfmq.delay.buckets.format import Identity, Messages, Span, Target, same_target, sealed, span_of
-from tfmq.delay.buckets.writer import Additions
+from tfmq.delay.buckets.bucket import Bucket, OpenFileCache
+from tfmq.delay.buckets.format import (
+    MessageColumns,
+    StoreIdentity,
+    Target,
+    TimeSpan,
+    single_target_column,
+    span_of,
+    with_checksums,
+)
+from tfmq.delay.buckets.writer import BucketWriter
 
-IDENTITY = Identity(1, 2)
+IDENTITY = StoreIdentity(1, 2)
 
 
-def messages(dues: list[int], first: int = 0, size: int = 0) -> Messages:
+def messages(dues: list[int], first: int = 0, size: int = 0) -> MessageColumns:
     records = [record_of(n, size) for n in range(first, first + len(dues))]
     sizes = array("I", map(len, records))
     numbers = array("Q", range(first, first + len(dues)))
     table = [Target(ORDERS, "orders")]
-    data = sealed([b"".join(records)], sizes, first)
-    return Messages(array("Q", dues), numbers, same_target(len(dues)), sizes, bytes(len(dues)), table, data)
+    data = with_checksums([b"".join(records)], sizes, first)
+    return MessageColumns(
+        array("Q", dues), numbers, single_target_column(len(dues)), sizes, bytes(len(dues)), table, data
+    )
 
 
 class Shelf:
@@ -38,12 +48,12 @@ class Shelf:
     def __init__(self) -> None:
         self.disk = SimulatedDisk()
         self.disk.make_folder("d")
-        self.buckets: dict[Span, Bucket] = {}
+        self.buckets: dict[TimeSpan, Bucket] = {}
 
-    def additions(self) -> Additions:
-        return Additions(self.disk, "d", None, lambda due: span_of(due, 16), self.bucket_of, 100)
+    def additions(self) -> BucketWriter:
+        return BucketWriter(self.disk, "d", None, lambda due: span_of(due, 16), self.bucket_of, 100)
 
-    def bucket_of(self, span: Span) -> tuple[Bucket, bool]:
+    def bucket_of(self, span: TimeSpan) -> tuple[Bucket, bool]:
         known = self.buckets.get(span)
         return (
             (known, False)
@@ -51,15 +61,15 @@ class Shelf:
             else (Bucket("d", IDENTITY, span, len(self.buckets) + 1, 0, 0), True)
         )
 
-    def adopt(self, additions: Additions) -> None:
+    def adopt(self, additions: BucketWriter) -> None:
         for span, growth in additions.growth.items():
             growth.bucket.size, growth.bucket.count = growth.size, growth.count
             self.buckets[span] = growth.bucket
 
     def chunks(self) -> list[list[int]]:
         """The numbers in each chunk, bucket by bucket."""
-        files = OpenFiles(self.disk)
-        found = [list(c.numbers) for _, b in sorted(self.buckets.items()) for c in b.load(files)]
+        files = OpenFileCache(self.disk)
+        found = [list(c.numbers) for _, b in sorted(self.buckets.items()) for c in b.read_columns(files)]
         assert not any(bucket.damage for bucket in self.buckets.values())
         return found
 
@@ -70,11 +80,11 @@ def shelf() -> Shelf:
 
 
 def test_what_comes_for_one_span_is_one_chunk(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GATHERED_BYTES", 1000)
+    monkeypatch.setattr(module, "BUFFERED_BYTES_MAX", 1000)
     additions = shelf.additions()
     for n in range(5):
-        additions.put(messages([NOW, NOW], first=2 * n))
-    additions.put(messages([]))
+        additions.add(messages([NOW, NOW], first=2 * n))
+    additions.add(messages([]))
     additions.finish()
     assert (additions.count, len(additions.growth)) == (10, 1)
     shelf.adopt(additions)
@@ -85,13 +95,13 @@ def test_chunks_have_a_bound_and_the_fullest_are_written_before_memory_is(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(module, "GATHERED_BYTES", 3000)
+    monkeypatch.setattr(module, "BUFFERED_BYTES_MAX", 3000)
     additions = shelf.additions()
     for n in range(60):
-        additions.put(messages([NOW + (n % 7) * 70_000] * 2, first=2 * n))
-        assert additions._gathered <= 3000
+        additions.add(messages([NOW + (n % 7) * 70_000] * 2, first=2 * n))
+        assert additions._buffered_bytes <= 3000
     assert shelf.disk.faults.counts["write"] > 3
-    additions.put(messages([NOW], first=200, size=5000))
+    additions.add(messages([NOW], first=200, size=5000))
     additions.finish()
     shelf.adopt(additions)
     assert sorted(n for chunk in shelf.chunks() for n in chunk) == [*range(120), 200]
@@ -102,13 +112,13 @@ def test_many_targets_make_several_chunks(shelf: Shelf, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "TABLE_BYTES_MAX", 100)
     additions = shelf.additions()
     for n in range(30):
-        additions.put(messages([NOW], first=n)._replace(table=[Target(n, "a topic")]))
+        additions.add(messages([NOW], first=n)._replace(table=[Target(n, "a topic")]))
     additions.finish()
     shelf.adopt(additions)
     assert len(shelf.chunks()) > 3 and sum(map(len, shelf.chunks())) == 30
 
 
-def steps(shelf: Shelf, batches: list[Messages]) -> int:
+def steps(shelf: Shelf, batches: list[MessageColumns]) -> int:
     """Lines of Python that run for these."""
     count = 0
 
@@ -121,7 +131,7 @@ def steps(shelf: Shelf, batches: list[Messages]) -> int:
     sys.settrace(trace)
     try:
         for batch in batches:
-            additions.put(batch)
+            additions.add(batch)
         additions.finish()
     finally:
         sys.settrace(None)
@@ -138,7 +148,7 @@ def test_mixed_batches_are_sorted_together(shelf: Shelf) -> None:
     generator: random.Random = seeded("mixed")
     additions = shelf.additions()
     for n in range(30):
-        additions.put(messages([NOW + generator.randrange(300_000) for _ in range(9)], first=9 * n))
+        additions.add(messages([NOW + generator.randrange(300_000) for _ in range(9)], first=9 * n))
     additions.finish()
     shelf.adopt(additions)
     assert len(shelf.chunks()) == len(shelf.buckets) <= 6
@@ -148,13 +158,13 @@ def test_mixed_batches_are_sorted_together(shelf: Shelf) -> None:
 @pytest.mark.parametrize("kind", ["write", "create"])
 def test_what_is_taken_back_leaves_the_files_as_they_were(shelf: Shelf, kind: str) -> None:
     first = shelf.additions()
-    first.put(messages([NOW]))
+    first.add(messages([NOW]))
     first.finish()
     shelf.adopt(first)
     before = {name: shelf.disk.read_file(f"d/{name}") for name in shelf.disk.list("d")}
     second = shelf.additions()
     shelf.disk.faults.fail(kind, nth=2, error=errno.ENOSPC)
-    second.put(messages([NOW, NOW + 70_000, NOW + 200_000], first=1))
+    second.add(messages([NOW, NOW + 70_000, NOW + 200_000], first=1))
     with pytest.raises(Full):
         second.finish()
     second.undo()
@@ -165,17 +175,17 @@ def test_what_is_taken_back_leaves_the_files_as_they_were(shelf: Shelf, kind: st
 
 def test_a_tail_that_cannot_be_cut_for_want_of_a_descriptor_is_written_over(shelf: Shelf) -> None:
     first = shelf.additions()
-    first.put(messages([NOW]))
+    first.add(messages([NOW]))
     first.finish()
     shelf.adopt(first)
     second = shelf.additions()
-    second.put(messages([NOW], first=1))
+    second.add(messages([NOW], first=1))
     second.finish()
     shelf.disk.faults.fail("open", error=errno.EMFILE)
     second.undo()
     assert second.failure is None
     third = shelf.additions()
-    third.put(messages([NOW], first=2))
+    third.add(messages([NOW], first=2))
     third.finish()
     shelf.adopt(third)
     assert shelf.chunks() == [[0], [2]]
@@ -183,11 +193,11 @@ def test_a_tail_that_cannot_be_cut_for_want_of_a_descriptor_is_written_over(shel
 
 def test_a_cut_that_fails_is_a_failure(shelf: Shelf) -> None:
     first = shelf.additions()
-    first.put(messages([NOW]))
+    first.add(messages([NOW]))
     first.finish()
     shelf.adopt(first)
     second = shelf.additions()
-    second.put(messages([NOW], first=1))
+    second.add(messages([NOW], first=1))
     second.finish()
     shelf.disk.faults.fail("truncate")
     with pytest.raises(OSError, match="error"):

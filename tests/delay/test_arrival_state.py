@@ -18,7 +18,7 @@ from tests.delay.arrived import FOLDER, START_MS, Desk, Sent, Wanted, some
 from tests.scale import scaled, seeded
 from tfmq.delay.arrivals import header
 from tfmq.delay.arrivals import state as arrival_state
-from tfmq.delay.arrivals.header import NOTE_ID
+from tfmq.delay.arrivals.header import HEADER_ID
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX
 from tfmq.delay.arrivals.state import SPAN_BITS
 from tfmq.errors import StaleProducer
@@ -61,7 +61,7 @@ def random_batch(desk: Desk, generator: random.Random) -> Wanted:
     dues = [START_MS + generator.randrange(9 * SPAN) for _ in range(count)]
     flags = bytes(generator.randrange(2) for _ in range(count))
     producer = generator.randrange(100, 105) if generator.random() < 0.9 else 100_000 + desk.log.end_ordinal
-    while desk.producers.closed(producer):
+    while desk.producers.closed_id(producer):
         producer += 1000
     return Wanted(
         producer, dues, [bytes(size) for size in sizes], 0x1000_0000 + generator.randrange(3), "t", flags
@@ -95,12 +95,12 @@ def test_live_and_recovered_are_the_same(round: int) -> None:
 def test_a_batch_over_several_blocks_is_one_answer_after_a_recovery_too() -> None:
     desk = Desk()
     desk.send(some(5, 3000, size=90))
-    first = check(desk, 5, 0, 3000).answer
+    first = check(desk, 5, 0, 3000).stored
     assert len(first.positions) > 1
     again = desk.reopened(clean=False)
     found = check(again, 5, 0, 3000)
-    assert found.walk is None and found.answer.first_ordinal == first.first_ordinal == 1
-    assert list(found.answer.positions) == list(first.positions)
+    assert found.first_offset_walk is None and found.stored.first_ordinal == first.first_ordinal == 1
+    assert list(found.stored.positions) == list(first.positions)
 
 
 def test_batches_of_one_append_stay_apart() -> None:
@@ -110,7 +110,7 @@ def test_batches_of_one_append_stay_apart() -> None:
     again = desk.reopened(clean=False)
     for sequence, records, first in ((0, 2, 1), (2, 3, 4), (5, 1, 10)):
         found = check(again, 5, sequence, records)
-        assert (found.answer.first_ordinal, found.walk) == (first, None)
+        assert (found.stored.first_ordinal, found.first_offset_walk) == (first, None)
 
 
 def test_notes_and_copies_are_nobodys_sequence() -> None:
@@ -158,7 +158,7 @@ def test_a_succession_closes_the_stream_over_all_topics() -> None:
     desk.send(some(5, 2), some(5, 2)._replace(log_id=0x1100_0002, topic="bills"))
     desk.close_stream(5, 50)
     again = desk.reopened(clean=False)
-    assert again.producers.closed(5) == (50, 3)
+    assert again.producers.closed_id(5) == (50, 3)
     with pytest.raises(StaleProducer):
         check(again, 5, 4, 1)
 
@@ -236,9 +236,9 @@ def test_both_forget_by_spans() -> None:
     desk.cancel((3 * SPAN, 1))
     desk.reschedule(desk.sent[1:2], [9 * SPAN])
     desk.cancel((4 * SPAN, 4))
-    assert desk.state.forget_before(5 * SPAN) == 1
+    assert desk.state.expire_before(5 * SPAN) == 1
     assert (desk.state.cancelled.count, desk.state.rescheduled.count) == (2, 1)
-    assert desk.state.forget_before(10 * SPAN) == 2
+    assert desk.state.expire_before(10 * SPAN) == 2
     assert (desk.state.cancelled.count, desk.state.rescheduled.count) == (0, 0)
 
 
@@ -249,9 +249,9 @@ def test_an_old_handle_is_known_as_long_as_its_message_waits() -> None:
     desk.reschedule(desk.sent[:1], [4 * SPAN])
     desk.reschedule(desk.sent[-1:], [900 * SPAN])
     desk.cancel((5 * SPAN, 99))
-    assert desk.state.forget_before(100 * SPAN) == 1
+    assert desk.state.expire_before(100 * SPAN) == 1
     assert desk.state.rescheduled.latest(3 * SPAN, 1)[0] == 900 * SPAN
-    assert desk.state.forget_before(901 * SPAN) == 2
+    assert desk.state.expire_before(901 * SPAN) == 2
     assert desk.state.rescheduled.latest(3 * SPAN, 1) == (3 * SPAN, 1)
 
 
@@ -260,9 +260,9 @@ def test_there_is_an_end_to_what_can_be_cancelled(monkeypatch: pytest.MonkeyPatc
     desk = Desk()
     desk.send(some(5, 3))
     desk.cancel((START_MS, 1))
-    assert not desk.state.full
+    assert not desk.state.is_full
     desk.cancel((START_MS + 1, 2))
-    assert desk.state.full
+    assert desk.state.is_full
 
 
 def test_what_lies_far_apart_in_time_counts_by_the_memory_that_it_takes(
@@ -273,7 +273,7 @@ def test_what_lies_far_apart_in_time_counts_by_the_memory_that_it_takes(
     for n in range(1000):
         near.state.cancelled.add(START_MS, n)
         far.state.cancelled.add(START_MS + n * SPAN, n)
-    assert far.state.full and not near.state.full
+    assert far.state.is_full and not near.state.is_full
 
 
 def test_a_message_that_is_moved_on_for_ever_does_not_keep_all_others_known(
@@ -284,19 +284,19 @@ def test_a_message_that_is_moved_on_for_ever_does_not_keep_all_others_known(
     state.cancelled.add(SPAN, 0)
     state.rescheduled.add(SPAN, 0, (1000 * SPAN, 500))
     for n in range(1, 50):
-        assert state.forget_before(20 * SPAN + n * SPAN) == 0
+        assert state.expire_before(20 * SPAN + n * SPAN) == 0
         state.cancelled.add(SPAN, n)
-    assert state.forget_before(100 * SPAN) == 50 and not state.full
+    assert state.expire_before(100 * SPAN) == 50 and not state.is_full
 
 
 def test_with_many_it_is_looked_only_now_and_then_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival_state, "FORGET_SPANS", 10)
+    monkeypatch.setattr(arrival_state, "EXPIRY_SPANS_MAX", 10)
     state = Desk().state
     for n in range(100):
         state.cancelled.add(n * SPAN, n)
-    assert state.forget_before(64 * SPAN) == 64
-    assert state.forget_before(100 * SPAN) == 0
-    assert state.forget_before(128 * SPAN) == 36
+    assert state.expire_before(64 * SPAN) == 64
+    assert state.expire_before(100 * SPAN) == 0
+    assert state.expire_before(128 * SPAN) == 36
 
 
 # Damage
@@ -325,7 +325,7 @@ def test_a_note_that_a_repair_lost_costs_its_batch_alone(caplog: pytest.LogCaptu
     lost = desk.sent[:2]
     again = repaired(desk, 25)  # in the first note
     assert [again.producers.last_sequence(each) for each in (5, 6, 7)] == [1, 2, 1]
-    assert check(again, 6, 0, 3).answer.first_ordinal == 4
+    assert check(again, 6, 0, 3).stored.first_ordinal == 4
     with caplog.at_level(logging.ERROR):
         assert again.read() == [each for each in desk.sent if each not in lost]
     assert "2 delayed messages have no due time" in caplog.text
@@ -339,13 +339,13 @@ def test_a_record_that_a_repair_lost_costs_itself_alone(lost: int) -> None:
     places = [answer.positions[0][1] + n * 70 + 30 for n in range(7, 7 + lost)]
     again = repaired(desk, *places)
     assert again.read() == desk.sent[:7] + desk.sent[7 + lost :]
-    assert check(again, 6, 0, 2).answer.first_ordinal == 42
+    assert check(again, 6, 0, 2).stored.first_ordinal == 42
 
 
 def test_a_note_that_says_nothing_is_named_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     desk.send(some(5, 2))
-    bad = make_record(b"\x01no note at all, but of the house's id", NOTE_ID)
+    bad = make_record(b"\x01no note at all, but of the house's id", HEADER_ID)
     desk.append([Batch(bad, (), header.PRODUCER_ID, 0, 1)])
     desk.send(some(6, 2))
     with caplog.at_level(logging.ERROR):

@@ -14,7 +14,7 @@ from tests.delay.arrived import FOLDER, ORDERS, START_MS, Desk, Sent, Wanted, bo
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded
 from tfmq.delay.arrivals import log
-from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, note_before, record_offsets
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, header_before, record_offsets
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def append_ends(desk: Desk) -> list[int]:
 
 def test_offsets_are_where_the_records_lie(desk: Desk) -> None:
     generator = seeded("offsets")
-    for batch in log.read(desk.log, 0, desk.log.end_offset):
+    for batch in log.read_batches(desk.log, 0, desk.log.end_offset):
         for n in generator.sample(range(len(batch.sizes)), 1):
             assert desk.log.offset_of_ordinal(batch.first_number + n) == (
                 batch.offsets[n],
@@ -101,7 +101,7 @@ def test_what_is_not_forced_is_read_only_if_asked_for() -> None:
     for start in (0, forced):
         with pytest.raises(BeyondEnd):
             desk.read(start)
-    found = log.read(desk.log, 0, desk.log.end_offset, upto="written")
+    found = log.read_batches(desk.log, 0, desk.log.end_offset, upto="written")
     assert [each for batch in found for each in messages(batch)] == desk.sent
 
 
@@ -109,7 +109,7 @@ def test_equal_sizes_come_as_one_piece_a_block() -> None:
     desk = Desk()
     desk.send(some(5, 1000, size=100))
     desk.log.force()
-    pieces = list(log.read(desk.log, 0, desk.log.end_offset))
+    pieces = list(log.read_batches(desk.log, 0, desk.log.end_offset))
     assert len(pieces) == 2 and sum(len(piece.sizes) for piece in pieces) == 1000
     assert {piece.sizes.typecode for piece in pieces} == {"I"} and {
         piece.offsets.typecode for piece in pieces
@@ -130,7 +130,9 @@ def test_the_offsets_of_what_was_appended_are_told_at_once(sizes: list[int]) -> 
     body = b"".join(each.record for each in desk.sent)
     found = record_offsets(body, answer.positions)
     assert found == record_offsets(memoryview(body), answer.positions)
-    read = [offset for batch in log.read(desk.log, 0, desk.log.end_offset) for offset in batch.offsets]
+    read = [
+        offset for batch in log.read_batches(desk.log, 0, desk.log.end_offset) for offset in batch.offsets
+    ]
     assert list(found) == read and isinstance(found, array)
 
 
@@ -157,7 +159,7 @@ def damaged(closed: Desk, offset: int, data: bytes) -> Desk:
 
 def read_around(desk: Desk) -> tuple[list[Sent], list[Corrupt]]:
     told: list[Corrupt] = []
-    found = log.read(desk.log, 0, desk.log.end_offset, damaged=told.append)
+    found = log.read_batches(desk.log, 0, desk.log.end_offset, on_damage=told.append)
     return [each for batch in found for each in messages(batch)], told
 
 
@@ -232,7 +234,7 @@ def test_damage_that_keeps_the_way_shut_ends_the_reading(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(desk.log, "read", read)
     with pytest.raises(Corrupt):
-        list(log.read(desk.log, ends[0], ends[1], damaged=lambda _: None))
+        list(log.read_batches(desk.log, ends[0], ends[1], on_damage=lambda _: None))
     assert calls == [ends[0]] * 2
 
 
@@ -241,11 +243,11 @@ def test_damage_that_keeps_the_way_shut_ends_the_reading(monkeypatch: pytest.Mon
 
 def test_the_note_of_a_batch_is_found_by_its_first_number(desk: Desk) -> None:
     generator = seeded("notes")
-    pieces = list(log.read(desk.log, 0, desk.log.end_offset))
+    pieces = list(log.read_batches(desk.log, 0, desk.log.end_offset))
     for piece in generator.sample(pieces, scaled(50)):
-        found = note_before(desk.log, piece.first_number)
+        found = header_before(desk.log, piece.first_number)
         if found is None:  # not its batch's first piece
-            assert note_before(desk.log, piece.first_number - 1) is None
+            assert header_before(desk.log, piece.first_number - 1) is None
         else:
             assert (found.log_id, found.topic) == (piece.log_id, piece.topic)
             assert found.dues.times[: len(piece.dues)] == piece.dues
@@ -254,8 +256,8 @@ def test_the_note_of_a_batch_is_found_by_its_first_number(desk: Desk) -> None:
 def test_no_other_number_has_a_note_before_it() -> None:
     desk = Desk()
     desk.send(some(5, 3))
-    assert note_before(desk.log, 1) is not None  # also before it is forced
-    assert [note_before(desk.log, number) for number in (0, 2, 3, 4, 5, 100)] == [None] * 6
+    assert header_before(desk.log, 1) is not None  # also before it is forced
+    assert [header_before(desk.log, number) for number in (0, 2, 3, 4, 5, 100)] == [None] * 6
 
 
 def test_a_note_that_was_given_up_is_not_found() -> None:
@@ -264,5 +266,5 @@ def test_a_note_that_was_given_up_is_not_found() -> None:
     (second,) = desk.send(some(5, 3))
     desk.log.force()
     desk.log.truncate_before(first.end_offset)
-    assert note_before(desk.log, first.first_ordinal) is None
-    assert note_before(desk.log, second.first_ordinal) is not None
+    assert header_before(desk.log, first.first_ordinal) is None
+    assert header_before(desk.log, second.first_ordinal) is not None

@@ -10,7 +10,7 @@ from journal.filenames import segment_name
 from tests.delay.arrived import FOLDER, START_MS, Desk, Wanted, some
 from tests.scale import scaled, seeded
 from tfmq.delay.arrivals import log
-from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, ArrivedRecords, Proven
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, ArrivalRecordReader, VerifiedBlockCache
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +26,12 @@ def desk() -> Desk:
 
 
 def offsets_of(desk: Desk) -> list[int]:
-    found = log.read(desk.log, 0, desk.log.end_offset, upto="written")
+    found = log.read_batches(desk.log, 0, desk.log.end_offset, upto="written")
     return [offset for batch in found for offset in batch.offsets]
 
 
 def test_each_offset_gives_its_record(desk: Desk) -> None:
-    generator, records = seeded("any order"), ArrivedRecords(desk.log)
+    generator, records = seeded("any order"), ArrivalRecordReader(desk.log)
     wanted = list(zip(offsets_of(desk), (each.record for each in desk.sent), strict=True))
     for sample in (wanted, generator.sample(wanted, scaled(2000)), wanted[::-7]):
         offsets = [offset for offset, _ in sample]
@@ -48,15 +48,15 @@ def test_neighbours_cost_one_look_at_their_block(desk: Desk, monkeypatch: pytest
         return plain(offset, **given)
 
     monkeypatch.setattr(desk.log, "block_of_record", look)
-    batches = [each for each in log.read(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100]
+    batches = [each for each in log.read_batches(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100]
     first, other = batches[:2]
-    records = ArrivedRecords(desk.log)
+    records = ArrivalRecordReader(desk.log)
     records.read([*first.offsets, *other.offsets, *first.offsets])
     assert len(looks) == 2
 
 
 def test_of_a_proven_block_single_records_are_read_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator, records = seeded("single"), ArrivedRecords(desk.log)
+    generator, records = seeded("single"), ArrivalRecordReader(desk.log)
     wanted = list(zip(offsets_of(desk), (each.record for each in desk.sent), strict=True))
     records.read([offset for offset, _ in wanted])
     looks: list[int] = []
@@ -75,10 +75,12 @@ def test_of_a_proven_block_single_records_are_read_alone(desk: Desk, monkeypatch
 
 
 def test_neighbours_of_a_proven_block_cost_one_call(desk: Desk) -> None:
-    offsets, records = offsets_of(desk), ArrivedRecords(desk.log)
+    offsets, records = offsets_of(desk), ArrivalRecordReader(desk.log)
     records.read(offsets)
     records.read(offsets[:1])  # the block in memory is another one now
-    (batch, *_) = [each for each in log.read(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100]
+    (batch, *_) = [
+        each for each in log.read_batches(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100
+    ]
     reads = desk.disk.faults.counts["read"]
     assert len(records.read(batch.offsets[10:20])) == 10
     assert desk.disk.faults.counts["read"] == reads + 1
@@ -86,13 +88,13 @@ def test_neighbours_of_a_proven_block_cost_one_call(desk: Desk) -> None:
 
 def test_many_blocks_are_not_proven_while_others_wait(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one call that must not wait does is bounded; what a worker proved then is known to both."""
-    proven = Proven()
-    inline, slow = ArrivedRecords(desk.log, proven), ArrivedRecords(desk.log, proven)
+    proven = VerifiedBlockCache()
+    inline, slow = ArrivalRecordReader(desk.log, proven), ArrivalRecordReader(desk.log, proven)
     blocks = {
         block.offset: offset for offset in offsets_of(desk) if (block := desk.log.block_of_record(offset))
     }
     offsets = list(blocks.values())
-    assert len(offsets) > log.PROOFS_MAX
+    assert len(offsets) > log.VERIFIED_PER_CALL_MAX
     assert inline.read_cached(offsets) is None
     found = slow.read(offsets)
     monkeypatch.setattr(desk.log, "block_of_record", lambda *_, **__: None)
@@ -100,7 +102,7 @@ def test_many_blocks_are_not_proven_while_others_wait(desk: Desk, monkeypatch: p
 
 
 def test_a_limit_of_bytes_ends_behind_the_record_that_passes_it(desk: Desk) -> None:
-    records, offsets = ArrivedRecords(desk.log), offsets_of(desk)[:50]
+    records, offsets = ArrivalRecordReader(desk.log), offsets_of(desk)[:50]
     sizes = [len(each.record) for each in desk.sent[:50]]
     for limit in (0, 1, sizes[0], sizes[0] + 1, 5_000, sum(sizes), sum(sizes) + 1):
         enough = next((n + 1 for n in range(50) if sum(sizes[: n + 1]) >= limit), 50)
@@ -113,7 +115,7 @@ def test_what_would_wait_for_the_disk_is_not_read() -> None:
     desk.send(some(5, 3))
     desk.send(some(6, 2))
     desk.log.force()
-    offsets, records = offsets_of(desk), ArrivedRecords(desk.log)
+    offsets, records = offsets_of(desk), ArrivalRecordReader(desk.log)
     desk.disk.is_cached = False
     assert records.read_cached(offsets[:2]) is None
     records.read(offsets[:1])  # in a worker: the block is known from now on
@@ -142,7 +144,7 @@ def test_no_changed_byte_is_taken_for_the_record(caplog: pytest.LogCaptureFixtur
             at,
             bytes((data[at] ^ 1 << generator.randrange(8),)),
         )
-        records = ArrivedRecords(Desk(disk).log)
+        records = ArrivalRecordReader(Desk(disk).log)
         assert records.read_cached([offsets[number]]) is None
         caplog.clear()
         with caplog.at_level(logging.ERROR):
@@ -157,7 +159,7 @@ def test_no_byte_that_changed_since_its_block_was_proven_is_taken_for_the_record
     desk.send(some(5, 40))
     desk.send(some(6, 1))
     desk.log.force()
-    offsets, records = offsets_of(desk), ArrivedRecords(desk.log)
+    offsets, records = offsets_of(desk), ArrivalRecordReader(desk.log)
     path = f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}"
     data = desk.disk.read_file(path)
     for _ in range(scaled(100)):
@@ -180,7 +182,7 @@ def test_offsets_that_are_not_to_be_read_are_refused() -> None:
     (second,) = desk.send(some(5, 3))
     desk.log.force()
     (third,) = desk.send(some(5, 3))
-    records = ArrivedRecords(desk.log)
+    records = ArrivalRecordReader(desk.log)
     with pytest.raises(BeyondEnd):
         records.read([third.positions[0][1]])  # not forced
     with pytest.raises(NotARecord):

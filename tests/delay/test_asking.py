@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.delay.desk import Answer, Desk
-from tfmq.delay.delay_queue import Asking
+from tfmq.delay.delay_queue import QueryQueue
 
 
 def test_one_at_a_time_in_order() -> None:
     jobs: list[tuple[Callable[[], Any], Callable[..., None]]] = []
-    asking = Asking(lambda work, done: jobs.append((work, done)))
+    asking = QueryQueue(lambda work, done: jobs.append((work, done)))
     told: list[Any] = []
     for n in range(3):
-        asking.put(lambda n=n: lambda: n, lambda result, error: told.append((result, error)))  # type: ignore[misc]
+        asking.submit(lambda n=n: lambda: n, lambda result, error: told.append((result, error)))  # type: ignore[misc]
     for n in range(3):
         ((work, done),) = jobs
         jobs.clear()
@@ -23,15 +23,15 @@ def test_one_at_a_time_in_order() -> None:
 
 
 def test_it_may_be_asked_again_from_the_answer() -> None:
-    asking = Asking(lambda work, done: done(work(), None))
+    asking = QueryQueue(lambda work, done: done(work(), None))
     told: list[int] = []
 
     def again(result: int, error: BaseException | None) -> None:
         told.append(result)
         if result < 5:
-            asking.put(lambda: lambda: result + 1, again)
+            asking.submit(lambda: lambda: result + 1, again)
 
-    asking.put(lambda: lambda: 0, again)
+    asking.submit(lambda: lambda: 0, again)
     assert told == [0, 1, 2, 3, 4, 5]
 
 
@@ -43,7 +43,7 @@ def test_lists_and_counts_of_the_queue_come_so() -> None:
     for answer in answers:
         desk.queue.histogram([0, 1 << 60], None, answer)
     desk.turn()
-    while desk.queue._keeper.busy is not None:
+    while desk.queue._scheduler.running_step is not None:
         desk.step()
     assert len(desk.jobs) == 1
     desk.work()

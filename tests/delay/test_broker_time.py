@@ -4,14 +4,14 @@ import pytest
 
 from journal.testing import SimulatedClock
 from tfmq.delay import due_time
-from tfmq.delay.due_time import BrokerTime
+from tfmq.delay.due_time import BrokerClock
 
 WALL = 1_700_000_000_000
 
 
-def started(floor_ms: int = 0) -> tuple[BrokerTime, SimulatedClock]:
+def started(floor_ms: int = 0) -> tuple[BrokerClock, SimulatedClock]:
     clock = SimulatedClock(wall_ms=WALL)
-    time = BrokerTime(clock)
+    time = BrokerClock(clock)
     time.start(floor_ms)
     return time, clock
 
@@ -29,9 +29,9 @@ def test_it_begins_at_the_wall_clock_and_runs_with_the_monotonic_one() -> None:
 def test_it_begins_no_lower_than_what_fired() -> None:
     time, clock = started(WALL + 5000)
     assert time.now_ms() == WALL + 5000
-    assert (time.ahead_ms(), time.off_ms()) == (5000, 5000)
+    assert (time.ahead_ms(), time.wall_offset_ms()) == (5000, 5000)
     clock.jump_wall(10)
-    assert (time.ahead_ms(), time.off_ms()) == (-5000, -5000)
+    assert (time.ahead_ms(), time.wall_offset_ms()) == (-5000, -5000)
 
 
 def test_an_alarm_rings_at_its_millisecond_and_not_before() -> None:
@@ -59,11 +59,11 @@ def test_a_start_in_another_part_of_a_millisecond_makes_nothing_early(first_us: 
     """Whatever part of a millisecond has passed when broker time begins is part of it, in each life."""
     clock = SimulatedClock(wall_ms=0)  # small numbers, so that floats are exact enough
     clock.advance(0.001 + first_us / 1e6)
-    time = BrokerTime(clock)
+    time = BrokerClock(clock)
     time.start(0)
-    taken, began = time.taken_ms(), clock.monotonic()
+    taken, began = time.now_rounded_up_ms(), clock.monotonic()
     clock.advance(0.005 + (next_us - first_us) / 1e6)
-    again = BrokerTime(clock)
+    again = BrokerClock(clock)
     again.start(time.now_ms())
     for due in range(taken + 7, taken + 10):
         clock.advance(again.seconds_until(due))
@@ -76,12 +76,12 @@ def test_what_passes_between_the_looks_of_a_start_makes_nothing_early(passes: in
     """One start is quick, or quick once it looks again; one before it never was."""
     clock = Slow(wall_ms=0)
     clock.seconds = passes / 1e6
-    time = BrokerTime(clock)
+    time = BrokerClock(clock)
     time.start(0)
     clock.seconds = 0.0
     clock.advance(time.seconds_until(1))
-    taken, began = time.taken_ms(), clock.monotonic()
-    again = BrokerTime(clock)
+    taken, began = time.now_rounded_up_ms(), clock.monotonic()
+    again = BrokerClock(clock)
     again.start(0)
     clock.advance(again.seconds_until(taken + 100))
     assert again.now_ms() == taken + 100
@@ -111,7 +111,7 @@ class Slow(SimulatedClock):
 def test_what_passes_between_two_looks_makes_nothing_early(seconds: float, step: int) -> None:
     clock = Slow(wall_ms=WALL)
     clock.jump_wall(0.0005)
-    time = BrokerTime(clock)
+    time = BrokerClock(clock)
     time.start(0)
     clock.seconds = seconds
     clock.jump_wall(step)
@@ -130,50 +130,50 @@ def test_no_clock_is_too_far_away() -> None:
     time, clock = started()
     clock.jump_wall(1 << 62)
     assert time.ahead_ms() == -due_time.AHEAD_MAX
-    time.note(7, time.ahead_ms())
+    time.record_offset(7, time.ahead_ms())
     other, _ = started()
-    other.load(time.dump())
-    assert other.told(7) == -due_time.AHEAD_MAX
+    other.restore_steps(time.encode_steps())
+    assert other.offset_of(7) == -due_time.AHEAD_MAX
 
 
 def test_what_a_start_finds_is_learned_in_its_place() -> None:
     time, _ = started()
-    time.note(10, 500)
-    time.note(20, 0)
-    time.learn(12, 3, 500)
-    time.learn(30, 3, -90)
-    time.learn(40, 1, -90)
-    time.learn(24, 2, 70)
-    assert [time.told(number) for number in (12, 19, 20, 23, 24, 25, 26, 29, 30, 50)] == [
+    time.record_offset(10, 500)
+    time.record_offset(20, 0)
+    time.restore_offset(12, 3, 500)
+    time.restore_offset(30, 3, -90)
+    time.restore_offset(40, 1, -90)
+    time.restore_offset(24, 2, 70)
+    assert [time.offset_of(number) for number in (12, 19, 20, 23, 24, 25, 26, 29, 30, 50)] == [
         500, 500, 0, 0, 70, 70, 0, 0, -90, -90,
     ]  # fmt: skip
 
 
 def test_what_each_message_was_told_is_known_again() -> None:
     time, _ = started()
-    time.note(10, 0)
-    time.note(20, 500)
-    time.note(30, 500)
-    time.note(40, -90)
-    assert [time.told(number) for number in (0, 19, 20, 39, 40, 1000)] == [0, 0, 500, 500, -90, -90]
-    assert not time.steady
+    time.record_offset(10, 0)
+    time.record_offset(20, 500)
+    time.record_offset(30, 500)
+    time.record_offset(40, -90)
+    assert [time.offset_of(number) for number in (0, 19, 20, 39, 40, 1000)] == [0, 0, 500, 500, -90, -90]
+    assert not time.is_steady
     other, _ = started()
-    other.load(time.dump())
-    assert [other.told(number) for number in (19, 20, 40)] == [0, 500, -90]
+    other.restore_steps(time.encode_steps())
+    assert [other.offset_of(number) for number in (19, 20, 40)] == [0, 500, -90]
 
 
 def test_steps_are_bounded_and_the_oldest_share_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(due_time, "STEPS_MAX", 3)
     time, _ = started()
     for number in range(1, 7):
-        time.note(number * 10, number * 100)
-    assert [time.told(number) for number in (5, 45, 50, 65)] == [0, 0, 500, 600]
+        time.record_offset(number * 10, number * 100)
+    assert [time.offset_of(number) for number in (5, 45, 50, 65)] == [0, 0, 500, 600]
 
 
 def test_early_is_what_the_wall_clock_lacks() -> None:
     time, clock = started()
     assert time.early_ms(WALL + 100, 1) == 100
-    time.note(5, 60)
+    time.record_offset(5, 60)
     assert time.early_ms(WALL + 100, 5) == 40
     clock.advance(0.05)
     assert time.early_ms(WALL + 100, 5) == 0
@@ -182,6 +182,6 @@ def test_early_is_what_the_wall_clock_lacks() -> None:
 def test_damaged_steps_are_refused() -> None:
     time, _ = started()
     with pytest.raises(ValueError):
-        time.load(b"x" * 17)
-    time.load(b"")
-    assert time.told(7) == 0
+        time.restore_steps(b"x" * 17)
+    time.restore_steps(b"")
+    assert time.offset_of(7) == 0

@@ -10,7 +10,7 @@ import pytest
 from journal.errors import NewerFormat
 from tests.delay.bucketing import FOLDER, NOW, Bench, Waiting, flip
 from tests.scale import scaled, seeded
-from tfmq.delay.buckets.format import CHUNK_MAGIC, CHUNK_SIZE, HEAD_SIZE, Columns
+from tfmq.delay.buckets.format import CHUNK_MAGIC, CHUNK_SIZE, HEAD_SIZE, ChunkColumns
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def bench() -> Bench:
 
 
 def name_of(bench: Bench) -> str:
-    (bucket,) = bench.buckets.leaves
+    (bucket,) = bench.buckets.live_buckets
     return bucket.path.rpartition("/")[2]
 
 
@@ -34,8 +34,8 @@ def chunk_starts(bench: Bench) -> list[int]:
     return [n for n in range(len(data)) if data.startswith(CHUNK_MAGIC, n)]
 
 
-def load(bench: Bench) -> list[Columns]:
-    return list(bench.buckets.load(bench.buckets.leaves[0]))
+def load(bench: Bench) -> list[ChunkColumns]:
+    return list(bench.buckets.read_columns(bench.buckets.live_buckets[0]))
 
 
 def three_chunks(bench: Bench) -> list[Waiting]:
@@ -53,7 +53,7 @@ def test_each_spill_is_a_chunk(bench: Bench) -> None:
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_bad_chunk_is_named_and_the_others_are_served(bench: Bench, which: int, inside: int) -> None:
     three_chunks(bench)
-    starts = [*chunk_starts(bench), bench.buckets.leaves[0].size]
+    starts = [*chunk_starts(bench), bench.buckets.live_buckets[0].size]
     again = spoil(bench, starts[which] + inside)
     assert [columns.numbers[0] for columns in load(again)] == [n for n in (0, 3, 6) if n != 3 * which]
     (error,) = again.buckets.damage
@@ -94,7 +94,7 @@ def test_a_file_that_lost_its_end_serves_what_is_left(bench: Bench) -> None:
     three_chunks(bench)
     bench.damage_file(name_of(bench), lambda data: data.__delitem__(slice(chunk_starts(bench)[2] + 40, None)))
     again = bench.on(bench.disk)
-    assert again.buckets.labels == {"too short"}
+    assert again.buckets.recovery_labels == {"too short"}
     assert sorted(again.contents()) == [0, 1, 3, 4] and again.buckets.damage
 
 
@@ -129,7 +129,7 @@ def test_damage_of_a_record_is_that_records_only(bench: Bench) -> None:
 def test_no_record_is_taken_for_another_one(bench: Bench) -> None:
     sent = bench.put(NOW + 1, NOW + 1)
     (columns,) = load(bench)
-    slot = bench.buckets.leaves[0].slot
+    slot = bench.buckets.live_buckets[0].bucket_id
     here, there = columns.positions
     assert bench.buckets.read(slot, [there, here], [1, 0]) == [sent[1].record, sent[0].record]
     assert bench.buckets.read(slot, [here, there], [1, 0]) == [None, None]
@@ -143,7 +143,7 @@ def test_records_of_all_sizes_are_read_in_any_order(bench: Bench) -> None:
     sent = {each.number: each.record for size in sizes for each in bench.arrive(NOW + 1, size=size)}
     bench.spill()
     rows = [row for columns in load(bench) for row in zip(columns.positions, columns.numbers, strict=True)]
-    slot = bench.buckets.leaves[0].slot
+    slot = bench.buckets.live_buckets[0].bucket_id
     for _ in range(scaled(100)):
         generator.shuffle(rows)
         positions, numbers = array("Q", [row[0] for row in rows]), array("Q", [row[1] for row in rows])

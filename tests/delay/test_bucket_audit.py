@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from journal.fsck.log_verify import DAMAGE, NOTE, Report
+from journal.fsck.log_verify import DAMAGE, NOTE, VerifyReport
 from tests.delay.bucketing import DAY, FOLDER, HOUR, NOW, Bench, everything, flip
 from tests.scale import scaled, seeded
 from tfmq.delay.buckets.format import CHUNK_SIZE, HEAD_SIZE
-from tfmq.delay.buckets.fsck import is_delay, repair_buckets, verify_buckets
+from tfmq.delay.buckets.fsck import is_bucket_folder, repair_buckets, verify_buckets
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def bench() -> Bench:
     return bench
 
 
-def verify(bench: Bench, *, records: bool = False) -> Report:
+def verify(bench: Bench, *, records: bool = False) -> VerifyReport:
     return verify_buckets(bench.disk, FOLDER, records=records)
 
 
@@ -31,7 +31,7 @@ def found(bench: Bench, *, records: bool = False) -> list[tuple[str, str, str]]:
 
 
 def first_file(bench: Bench) -> str:
-    return bench.buckets.leaves[0].path.rpartition("/")[2]
+    return bench.buckets.live_buckets[0].path.rpartition("/")[2]
 
 
 def test_what_is_whole_has_no_findings(bench: Bench) -> None:
@@ -41,9 +41,9 @@ def test_what_is_whole_has_no_findings(bench: Bench) -> None:
 
 
 def test_a_folder_of_buckets_is_known_by_what_is_in_it(bench: Bench) -> None:
-    assert is_delay(bench.disk, FOLDER) and not is_delay(bench.disk, "data")
-    assert is_delay(Bench().disk, FOLDER)
-    assert not is_delay(bench.disk, "data/none")
+    assert is_bucket_folder(bench.disk, FOLDER) and not is_bucket_folder(bench.disk, "data")
+    assert is_bucket_folder(Bench().disk, FOLDER)
+    assert not is_bucket_folder(bench.disk, "data/none")
 
 
 def test_a_bad_head_columns_or_records_are_named(bench: Bench) -> None:
@@ -89,7 +89,7 @@ def test_one_that_is_missing_short_or_long_is_named(bench: Bench) -> None:
 
 
 def test_what_the_next_start_clears_away_is_a_note(bench: Bench) -> None:
-    bench.buckets.split(bench.buckets.leaves[1], everything)
+    bench.buckets.split(bench.buckets.live_buckets[1], everything)
     bench.disk.write_file(f"{FOLDER}/checkpoint.new", b"half")
     bench.disk.write_file(f"{FOLDER}/stranger", b"")
     weights = {name: weight for name, _, weight in found(bench)}

@@ -16,35 +16,35 @@ from tfmq.delay.buckets.format import (
     CRC_SIZE,
     HEAD_SIZE,
     LEVELS,
-    Columns,
-    Identity,
-    Messages,
-    Span,
+    ChunkColumns,
+    MessageColumns,
+    StoreIdentity,
     Target,
+    TimeSpan,
     bucket_name,
+    checksum_seed,
     decode_chunk,
     decode_columns,
     decode_head,
     encode_chunk,
     encode_head,
     parse_bucket_name,
-    sealed,
-    seed_of,
+    with_checksums,
 )
-from tfmq.delay.buckets.recovery import Checkpoint, Listed, decode_checkpoint, encode_checkpoint
+from tfmq.delay.buckets.recovery import BucketCheckpoint, ListedBucket, decode_checkpoint, encode_checkpoint
 from tfmq.delay.due_time import DUE_MAX
 
 ROOT = paths.ROOT
 GOLDEN = bytes.fromhex((ROOT / "tests" / "golden" / "bucket.hex").read_text())
 
-IDENTITY = Identity(5, 0x0102030405060708)
-SPAN = Span(1_700_000_038_912, 16)
-SEED = seed_of(IDENTITY, SPAN)
+IDENTITY = StoreIdentity(5, 0x0102030405060708)
+SPAN = TimeSpan(1_700_000_038_912, 16)
+SEED = checksum_seed(IDENTITY, SPAN)
 RECORDS = [make_record(b"hello", make_id(70, 5)), make_record(b"again", make_id(70, 6))]
 TABLE = [Target(make_log_id(9, 3), "orders"), Target(make_log_id(10, 0), "bills")]
-MESSAGES = Messages(
+MESSAGES = MessageColumns(
     array("Q", [SPAN.start + 88, SPAN.start + 1]), array("Q", [12, 13]), array("I", [0, 1]),
-    array("I", map(len, RECORDS)), b"\0\1", TABLE, sealed(RECORDS, array("I", map(len, RECORDS)), 12),
+    array("I", map(len, RECORDS)), b"\0\1", TABLE, with_checksums(RECORDS, array("I", map(len, RECORDS)), 12),
 )  # fmt: skip
 
 
@@ -54,15 +54,17 @@ def file_bytes() -> bytes:
 
 
 FILE = file_bytes()
-CHECKPOINT = Checkpoint(IDENTITY, 1000, 14, 1_700_000_000_000, [Listed(SPAN, len(FILE), 2, 1)], b"note", 1100)
+CHECKPOINT = BucketCheckpoint(
+    IDENTITY, 1000, 14, 1_700_000_000_000, [ListedBucket(SPAN, len(FILE), 2, 1)], b"note", 1100
+)
 
 
-def read(data: bytes) -> Columns:
+def read(data: bytes) -> ChunkColumns:
     """What a reader makes of a whole file with one chunk."""
     assert decode_head(data[:HEAD_SIZE], "f") == (IDENTITY, SPAN)
     chunk = decode_chunk(data[HEAD_SIZE : HEAD_SIZE + CHUNK_SIZE], HEAD_SIZE, SEED, "f")
-    assert chunk.next == len(data)
-    return decode_columns(data[HEAD_SIZE + CHUNK_SIZE : chunk.records], chunk, SPAN, SEED, "f")
+    assert chunk.next_position == len(data)
+    return decode_columns(data[HEAD_SIZE + CHUNK_SIZE : chunk.records_position], chunk, SPAN, SEED, "f")
 
 
 def test_the_bytes_are_those_of_the_golden_file() -> None:
@@ -87,7 +89,7 @@ def test_names_say_the_span_and_nothing_else_is_a_name() -> None:
     assert bucket_name(SPAN) == "0000018bcfe60000-16.bucket"
     for exponent in LEVELS:
         for start in (0, 1 << exponent, DUE_MAX >> exponent << exponent):
-            assert parse_bucket_name(bucket_name(Span(start, exponent))) == (start, exponent)
+            assert parse_bucket_name(bucket_name(TimeSpan(start, exponent))) == (start, exponent)
     for name in (
         "0000018bcfe60001-16.bucket", "0000018bcfe60000-17.bucket", "0000018bcfe60000-16.bucket.damaged",
         "0000018BCFE60000-16.bucket", "18bcfe60000-16.bucket", "ffffffffffff0000-16.bucket", "checkpoint",
@@ -111,7 +113,7 @@ def test_a_cut_file_is_damage_at_every_length() -> None:
         with pytest.raises(Corrupt):
             decode_head(data, "f")
             chunk = decode_chunk(data[HEAD_SIZE : HEAD_SIZE + CHUNK_SIZE], HEAD_SIZE, SEED, "f")
-            decode_columns(data[HEAD_SIZE + CHUNK_SIZE : chunk.records], chunk, SPAN, SEED, "f")
+            decode_columns(data[HEAD_SIZE + CHUNK_SIZE : chunk.records_position], chunk, SPAN, SEED, "f")
 
 
 def test_noise_is_refused_and_never_anything_but_refused() -> None:
@@ -130,8 +132,8 @@ def test_a_chunk_is_none_at_another_place_or_in_another_file() -> None:
     head = FILE[HEAD_SIZE : HEAD_SIZE + CHUNK_SIZE]
     for position, seed in (
         (HEAD_SIZE + 1, SEED),
-        (HEAD_SIZE, seed_of(IDENTITY, Span(SPAN.start, 10))),
-        (HEAD_SIZE, seed_of(Identity(5, 9), SPAN)),
+        (HEAD_SIZE, checksum_seed(IDENTITY, TimeSpan(SPAN.start, 10))),
+        (HEAD_SIZE, checksum_seed(StoreIdentity(5, 9), SPAN)),
     ):
         with pytest.raises(Corrupt, match="invalid head"):
             decode_chunk(head, position, seed, "f")
@@ -148,11 +150,11 @@ def test_a_chunk_is_none_at_another_place_or_in_another_file() -> None:
     ],
     ids=["late", "early", "target", "size", "table"],
 )
-def test_columns_that_do_not_add_up_are_damage_whatever_their_checksum(wrong: Messages) -> None:
+def test_columns_that_do_not_add_up_are_damage_whatever_their_checksum(wrong: MessageColumns) -> None:
     buffers, chunk = encode_chunk(wrong, HEAD_SIZE, 1000, SEED)
     with pytest.raises(Corrupt, match="2 messages are lost") as caught:
         decode_columns(buffers[1], chunk, SPAN, SEED, "f")
-    assert (caught.value.first, caught.value.next) == (chunk.position, chunk.next)
+    assert (caught.value.first, caught.value.next) == (chunk.position, chunk.next_position)
 
 
 def test_sizes_that_do_not_make_up_the_chunk_are_damage() -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tfmq.delay.buckets.format import Span, bucket_name
-from tfmq.delay.buckets.recovery import TABLE, Decision, Listed, Shape, decide, is_house_name
+from tfmq.delay.buckets.format import TimeSpan, bucket_name
+from tfmq.delay.buckets.recovery import (
+    DECISIONS,
+    Decision,
+    FileState,
+    ListedBucket,
+    decide_files,
+    is_bucket_file_name,
+)
 
-ONE = Listed(Span(1 << 16, 16), 100, 3)
+ONE = ListedBucket(TimeSpan(1 << 16, 16), 100, 3)
 NAME = bucket_name(ONE.span)
-OTHER = bucket_name(Span(5 << 16, 16))
+OTHER = bucket_name(TimeSpan(5 << 16, 16))
 
 
 @pytest.mark.parametrize(
@@ -29,19 +36,21 @@ OTHER = bucket_name(Span(5 << 16, 16))
     ],
 )
 def test_each_thing_that_is_found_has_its_row(
-    listed: list[Listed], sizes: dict[str, int], label: str, decision: Decision
+    listed: list[ListedBucket], sizes: dict[str, int], label: str, decision: Decision
 ) -> None:
-    (found,) = decide(listed, sizes)
+    (found,) = decide_files(listed, sizes)
     assert found.row == (label, decision)
     assert found.listed == (listed[0] if listed else None)
 
 
 def test_every_row_can_be_met_and_labels_differ() -> None:
-    assert set(TABLE) == set(Shape) and len({row.label for row in TABLE.values()}) == len(TABLE)
+    assert set(DECISIONS) == set(FileState) and len({row.label for row in DECISIONS.values()}) == len(
+        DECISIONS
+    )
 
 
 def test_the_checkpoint_itself_is_no_finding() -> None:
-    assert decide([], {"checkpoint": 8192}) == []
+    assert decide_files([], {"checkpoint": 8192}) == []
 
 
 def test_names_of_the_house_are_known() -> None:
@@ -53,5 +62,5 @@ def test_names_of_the_house_are_known() -> None:
         f"{NAME}.repaired",
         f"{NAME}.damaged",
     ):
-        assert is_house_name(name)
-    assert not is_house_name("other") and not is_house_name("x.bucket")
+        assert is_bucket_file_name(name)
+    assert not is_bucket_file_name("other") and not is_bucket_file_name("x.bucket")

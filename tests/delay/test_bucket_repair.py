@@ -40,7 +40,7 @@ def arrivals(bench: Bench, first_number: int) -> None:
 
 
 def first_file(bench: Bench) -> str:
-    return bench.buckets.leaves[0].path.rpartition("/")[2]
+    return bench.buckets.live_buckets[0].path.rpartition("/")[2]
 
 
 def mend(bench: Bench) -> list[tuple[str, int, int]]:
@@ -87,7 +87,7 @@ def test_a_damaged_bucket_keeps_all_that_is_whole(bench: Bench, position: int, l
 
 
 def test_one_that_lost_its_end_and_one_that_is_missing(bench: Bench) -> None:
-    short, missing = first_file(bench), bench.buckets.leaves[2].path.rpartition("/")[2]
+    short, missing = first_file(bench), bench.buckets.live_buckets[2].path.rpartition("/")[2]
     bench.damage_file(short, lambda data: data.__delitem__(slice(-10, None)))
     bench.disk.unlink(f"{FOLDER}/{missing}")
     with pytest.raises(Corrupt, match="1 messages in all"):
@@ -98,12 +98,12 @@ def test_one_that_lost_its_end_and_one_that_is_missing(bench: Bench) -> None:
 
 
 def test_one_with_nothing_whole_in_it_goes(bench: Bench) -> None:
-    name = bench.buckets.leaves[1].path.rpartition("/")[2]
+    name = bench.buckets.live_buckets[1].path.rpartition("/")[2]
     bench.damage_file(
         name, lambda data: data.__setitem__(slice(HEAD_SIZE, None), bytes(len(data) - HEAD_SIZE))
     )
     assert mend(bench) == [(name, 0, 1)]
-    assert len(bench.crash().buckets.leaves) == 2
+    assert len(bench.crash().buckets.live_buckets) == 2
     assert bench.disk.exists(f"{FOLDER}/{name}.damaged")
 
 
@@ -130,14 +130,14 @@ def test_without_a_checkpoint_a_split_that_was_not_over_counts_once(bench: Bench
     bench.put(NEAR, NEAR + 5_000, NEAR + MINUTE)
     whole = bench.contents()
     bench.buckets.split(bench.bucket(NEAR), everything)
-    assert len(bench.files()) > len(bench.buckets.leaves)
+    assert len(bench.files()) > len(bench.buckets.live_buckets)
     arrivals(bench, bench.next_number)
     bench.disk.unlink(f"{FOLDER}/checkpoint")
     ((_, kept, lost),) = mend(bench)
     assert (kept, lost) == (len(whole), 0) and is_whole(bench)
     again = bench.crash()
     assert again.contents() == whole
-    assert again.buckets.labels == {"whole", "foreign"}
+    assert again.buckets.recovery_labels == {"whole", "foreign"}
 
 
 def test_without_a_checkpoint_and_without_arrivals_nothing_is_guessed(bench: Bench) -> None:

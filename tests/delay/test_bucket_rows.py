@@ -8,7 +8,7 @@ import pytest
 
 from tests.delay.bucketing import BILLS, DAY, HOUR, MINUTE, NOW, ORDERS, Bench
 from tests.scale import scaled, seeded
-from tfmq.delay.buckets.rows import Row
+from tfmq.delay.buckets.rows import BucketRow
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_a_row_says_all_of_its_message(bench: Bench) -> None:
         each = bench.arrived[row.number]
         topic = {ORDERS: "orders", BILLS: "bills"}[each.log_id]
         slot, position = row.locator >> 48, row.locator & (1 << 48) - 1
-        assert row == Row(
+        assert row == BucketRow(
             each.due, each.number, each.log_id, topic, len(each.record), each.absolute, row.locator
         )
         assert bench.buckets.read(slot, [position], [row.number]) == [each.record]

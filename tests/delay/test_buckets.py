@@ -25,9 +25,9 @@ from tests.delay.bucketing import (
     kept_of,
 )
 from tests.scale import seeded
-from tfmq.delay.arrivals.log import ArrivedBatch, read
+from tfmq.delay.arrivals.log import ArrivalBatch, read_batches
 from tfmq.delay.buckets import store as module
-from tfmq.delay.buckets.format import Span
+from tfmq.delay.buckets.format import TimeSpan
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_what_is_spilled_is_there_after_a_power_cut(bench: Bench) -> None:
     again = bench.crash()
     assert again.contents() == bench.expected()
     assert (again.buckets.spilled_offset, again.buckets.spilled_number) == (800, 8)
-    assert (sum(each.count for each in again.buckets.leaves), again.buckets.broker_ms) == (6, NOW)
+    assert (sum(each.count for each in again.buckets.live_buckets), again.buckets.broker_ms) == (6, NOW)
 
 
 def test_dues_go_to_the_leaf_that_covers_them_else_to_spans_the_coarser_the_later(bench: Bench) -> None:
@@ -66,7 +66,7 @@ def test_a_batch_of_all_kinds_lies_sorted_in_its_buckets(bench: Bench) -> None:
     dues = [NOW + generator.randrange(1, 3 * HOUR) for _ in range(3000)]
     bench.put(*dues)
     assert bench.contents() == bench.expected()
-    assert sum(bucket.count for bucket in bench.buckets.leaves) == 3000
+    assert sum(bucket.count for bucket in bench.buckets.live_buckets) == 3000
 
 
 def test_what_was_settled_is_left_out(bench: Bench) -> None:
@@ -93,8 +93,8 @@ def test_a_spill_of_nothing_moves_the_place_all_the_same(bench: Bench) -> None:
 def test_a_read_ends_behind_the_record_that_reaches_the_bound(bench: Bench) -> None:
     sent = bench.put(*[NOW + 1] * 5, size=1000)
     bucket = bench.bucket(NOW + 1)
-    (columns,) = bench.buckets.load(bucket)
-    asked = (bucket.slot, columns.positions, columns.numbers)
+    (columns,) = bench.buckets.read_columns(bucket)
+    asked = (bucket.bucket_id, columns.positions, columns.numbers)
     records = [each.record for each in sent]
     size = len(records[0])
     for bytes_max, count in ((1, 1), (size, 1), (size + 1, 2), (3 * size, 3), (99 * size, 5)):
@@ -110,13 +110,13 @@ def test_a_read_ends_behind_the_record_that_reaches_the_bound(bench: Bench) -> N
 def test_a_note_is_kept_through_spills_until_another_one_comes(bench: Bench) -> None:
     bench.buckets.commit(NOW, b"first")
     bench.put(NOW + 1)
-    assert bench.buckets.note == bench.crash().buckets.note == b"first"
+    assert bench.buckets.queue_state == bench.crash().buckets.queue_state == b"first"
     bench.buckets.commit(NOW, b"")
-    assert bench.buckets.note == bench.crash().buckets.note == b""
+    assert bench.buckets.queue_state == bench.crash().buckets.queue_state == b""
     with pytest.raises(TooLarge):
         bench.buckets.commit(NOW, bytes(8193))
     bench.buckets.close(NOW, b"last")
-    assert bench.crash().buckets.note == b"last"
+    assert bench.crash().buckets.queue_state == b"last"
 
 
 def test_one_that_is_abandoned_writes_nothing_and_keeps_nothing_open(bench: Bench) -> None:
@@ -128,27 +128,27 @@ def test_one_that_is_abandoned_writes_nothing_and_keeps_nothing_open(bench: Benc
 
 def test_a_coarse_one_is_cut_when_its_time_comes_near(bench: Bench) -> None:
     bench.put(NEAR + HOUR * 2, NEAR + HOUR * 2 + MINUTE * 3, NEAR + HOUR * 2 + MINUTE * 3 + 1)
-    (bucket,) = bench.buckets.leaves
+    (bucket,) = bench.buckets.live_buckets
     start = bucket.span.start
     assert bucket.span.exponent == 22
-    assert bench.buckets.cascade_due(start - 131_073) == []
-    assert bench.buckets.cascade_due(start - 131_072) == [bucket]
-    assert bench.buckets.cascade_due(start + HOUR) == [bucket]
-    assert bench.buckets.cascade_due(bucket.span.end) == []
+    assert bench.buckets.due_for_split(start - 131_073) == []
+    assert bench.buckets.due_for_split(start - 131_072) == [bucket]
+    assert bench.buckets.due_for_split(start + HOUR) == [bucket]
+    assert bench.buckets.due_for_split(bucket.span.end) == []
     children = bench.buckets.split(bucket, everything)
     assert {child.span.exponent for child in children} == {16}
-    assert list(bench.buckets.leaves) == children
+    assert list(bench.buckets.live_buckets) == children
     assert bench.contents() == bench.expected() == bench.crash().contents()
 
 
 def test_a_split_one_is_read_until_it_is_released_and_is_gone_after_the_next_checkpoint(bench: Bench) -> None:
     sent = bench.put(NEAR, NEAR + 5 * SECOND)
     parent = bench.bucket(NEAR)
-    (columns,) = bench.buckets.load(parent)
+    (columns,) = bench.buckets.read_columns(parent)
     bench.buckets.split(parent, everything)
     bench.buckets.commit(NOW)
     assert len(bench.files()) == 3
-    assert bench.buckets.read(parent.slot, columns.positions, columns.numbers) == [
+    assert bench.buckets.read(parent.bucket_id, columns.positions, columns.numbers) == [
         each.record for each in sent
     ]
     assert bench.contents() == bench.expected()
@@ -156,14 +156,14 @@ def test_a_split_one_is_read_until_it_is_released_and_is_gone_after_the_next_che
     bench.buckets.commit(NOW)
     assert len(bench.files()) == 2
     with pytest.raises(KeyError):
-        bench.buckets.by_slot(parent.slot)
+        bench.buckets.bucket_by_id(parent.bucket_id)
 
 
 def test_a_start_removes_what_a_split_left(bench: Bench) -> None:
     bench.put(NEAR, NEAR + 5 * SECOND)
     bench.buckets.split(bench.bucket(NEAR), everything)
     again = bench.crash()
-    assert again.buckets.labels == {"whole", "unlisted"}
+    assert again.buckets.recovery_labels == {"whole", "unlisted"}
     assert len(again.files()) == 2 and again.contents() == bench.expected()
 
 
@@ -178,31 +178,31 @@ def test_later_arrivals_go_straight_to_the_finer_ones_and_make_new_ones_beside_t
 def test_one_that_got_too_much_is_to_be_split_but_never_the_finest(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SPLIT_ENTRIES", 3)
+    monkeypatch.setattr(module, "SPLIT_MESSAGES", 3)
     bench.put(*[NEAR] * 4, NOW + DAY)
-    (full,) = bench.buckets.full()
+    (full,) = bench.buckets.oversized()
     (finest,) = bench.buckets.split(full, everything)
-    assert finest.span == Span(NEAR, 10)
-    assert bench.buckets.full() == [] and bench.buckets.split(finest, everything) is None
+    assert finest.span == TimeSpan(NEAR, 10)
+    assert bench.buckets.oversized() == [] and bench.buckets.split(finest, everything) is None
 
 
 def test_what_is_settled_goes_with_the_next_checkpoint_and_before_that_comes_back(bench: Bench) -> None:
     bench.put(NOW + 1, NOW + DAY)
     bucket = bench.bucket(NOW + 1)
-    bench.buckets.retire(bucket)
-    assert len(bench.buckets.leaves) == 1
-    assert len(bench.crash().buckets.leaves) == 2
+    bench.buckets.mark_obsolete(bucket)
+    assert len(bench.buckets.live_buckets) == 1
+    assert len(bench.crash().buckets.live_buckets) == 2
     bench.buckets.commit(NOW + MINUTE)
     assert len(bench.files()) == 1
     again = bench.crash()
-    assert len(again.buckets.leaves) == 1 and again.buckets.broker_ms == NOW + MINUTE
+    assert len(again.buckets.live_buckets) == 1 and again.buckets.broker_ms == NOW + MINUTE
 
 
 def test_one_that_is_settled_counts_again_when_something_new_comes_into_it(bench: Bench) -> None:
     bench.put(NOW + 1)
     bucket = bench.bucket(NOW + 1)
-    bench.buckets.retire(bucket)
-    bench.buckets.retire(bucket)
+    bench.buckets.mark_obsolete(bucket)
+    bench.buckets.mark_obsolete(bucket)
     bench.put(NOW + 1)
     assert bench.bucket(NOW + 1) is bucket and bucket.count == 2
     bench.buckets.commit(NOW)
@@ -214,14 +214,14 @@ def test_one_that_is_settled_while_it_is_split_goes_all_the_same(bench: Bench) -
     parent = bench.bucket(NEAR)
 
     def settle(kind: str, path: str) -> None:
-        bench.buckets.retire(parent)
+        bench.buckets.mark_obsolete(parent)
 
     bench.disk.after = settle
     children = bench.buckets.split(parent, everything)
     bench.disk.after = None
-    assert list(bench.buckets.leaves) == children and bench.contents() == bench.expected()
+    assert list(bench.buckets.live_buckets) == children and bench.contents() == bench.expected()
     for child in children:
-        bench.buckets.retire(child)
+        bench.buckets.mark_obsolete(child)
     bench.buckets.release(parent)
     bench.buckets.commit(NOW)
     assert bench.files() == [] and bench.crash().contents() == {}
@@ -230,10 +230,10 @@ def test_one_that_is_settled_while_it_is_split_goes_all_the_same(bench: Bench) -
 def test_one_that_is_settled_while_a_checkpoint_is_written_stays_until_the_next(bench: Bench) -> None:
     bench.put(NOW + 1, NOW + DAY)
     bucket = bench.bucket(NOW + 1)
-    bench.disk.after = lambda kind, path: bench.buckets.retire(bucket)
+    bench.disk.after = lambda kind, path: bench.buckets.mark_obsolete(bucket)
     bench.buckets.commit(NOW)
     bench.disk.after = None
-    assert len(bench.buckets.leaves) == 1
+    assert len(bench.buckets.live_buckets) == 1
     assert bench.crash().contents() == bench.crash("everything").contents() == bench.expected()
     bench.buckets.commit(NOW)
     assert len(bench.files()) == 1 and len(bench.crash("everything").contents()) == 1
@@ -243,7 +243,7 @@ def test_one_that_is_settled_while_it_gets_more_counts_again(bench: Bench) -> No
     bench.put(NOW + 1)
     bucket = bench.bucket(NOW + 1)
     bench.arrive(NOW + 1)
-    bench.disk.after = lambda kind, path: bench.buckets.retire(bucket)
+    bench.disk.after = lambda kind, path: bench.buckets.mark_obsolete(bucket)
     bench.spill()
     bench.disk.after = None
     assert bench.bucket(NOW + 1) is bucket
@@ -255,12 +255,12 @@ def test_a_list_passes_over_what_goes_while_it_is_made(bench: Bench) -> None:
     bench.put(NOW + 1, NOW + 10 * MINUTE, NOW + DAY)
     rows = bench.buckets.rows((0, 0), 1 << 63)
     first = next(rows)
-    for bucket in bench.buckets.leaves[:2]:
-        bench.buckets.retire(bucket)
+    for bucket in bench.buckets.live_buckets[:2]:
+        bench.buckets.mark_obsolete(bucket)
     bench.buckets.commit(NOW)
     assert [first.due, *(row.due for row in rows)] == [NOW + 1, NOW + DAY]
     rows = bench.buckets.rows((0, 0), 1 << 63)
-    bench.disk.unlink(bench.buckets.leaves[0].path)
+    bench.disk.unlink(bench.buckets.live_buckets[0].path)
     bench.buckets.files.close()
     with pytest.raises(FileNotFoundError):
         next(rows)
@@ -275,7 +275,7 @@ def test_readers_and_writers_do_not_disturb_each_other(bench: Bench) -> None:
         try:
             for n in range(60):
                 bench.put(NEAR + n * 700, NEAR + HOUR + n)
-                full = [leaf for leaf in bench.buckets.leaves if leaf.span.exponent > 10]
+                full = [leaf for leaf in bench.buckets.live_buckets if leaf.span.exponent > 10]
                 if n % 9 == 5 and full:
                     bench.buckets.split(full[0], everything)
                 bench.buckets.commit(NOW + n)
@@ -310,7 +310,7 @@ def test_what_the_arrivals_give_is_what_the_buckets_have() -> None:
     desk.log.force()
     bench = Bench()
     log, end = desk.log, desk.log.end_offset
-    spilled = bench.buckets.spill(read(log, 0, end), end, log.end_ordinal, START_MS, everything)
+    spilled = bench.buckets.spill(read_batches(log, 0, end), end, log.end_ordinal, START_MS, everything)
     assert spilled.count == len(desk.sent)
     expected = {e.number: Kept(e.due, e.log_id, e.absolute, e.record) for e in desk.sent}
     assert bench.contents() == expected == bench.crash().contents()
@@ -319,13 +319,13 @@ def test_what_the_arrivals_give_is_what_the_buckets_have() -> None:
 def test_a_new_one_never_takes_the_file_of_one_that_is_still_read(bench: Bench) -> None:
     sent = bench.put(NEAR)
     parent = bench.bucket(NEAR)
-    (columns,) = bench.buckets.load(parent)
+    (columns,) = bench.buckets.read_columns(parent)
     (child,) = bench.buckets.split(parent, everything)
-    bench.buckets.retire(child)
+    bench.buckets.mark_obsolete(child)
     bench.buckets.commit(NOW)
     bench.put(NEAR + 20 * SECOND)
     assert bench.bucket(NEAR + 20 * SECOND).span.exponent == 10
-    assert bench.buckets.read(parent.slot, columns.positions, columns.numbers) == [sent[0].record]
+    assert bench.buckets.read(parent.bucket_id, columns.positions, columns.numbers) == [sent[0].record]
 
 
 def test_a_split_waits_for_the_release_of_a_finer_one(bench: Bench) -> None:
@@ -333,7 +333,7 @@ def test_a_split_waits_for_the_release_of_a_finer_one(bench: Bench) -> None:
     bench.put(NEAR)
     fine = bench.bucket(NEAR)
     (child,) = bench.buckets.split(fine, everything)
-    bench.buckets.retire(child)
+    bench.buckets.mark_obsolete(child)
     bench.buckets.commit(NOW)
     bench.arrive(NEAR + HOUR, NEAR + 1)
     bench.spill(NOW - 10 * HOUR)
@@ -350,7 +350,7 @@ def test_next_after_goes_from_leaf_to_leaf(bench: Bench) -> None:
     while (bucket := bench.buckets.next_after(horizon)) is not None:
         met.append(bucket)
         horizon = bucket.span.end
-    assert met == list(bench.buckets.leaves) and len(met) == 3
+    assert met == list(bench.buckets.live_buckets) and len(met) == 3
 
 
 def test_a_full_disk_leaves_all_as_it_was_and_the_spill_is_tried_again(bench: Bench) -> None:
@@ -367,10 +367,10 @@ def test_a_full_disk_leaves_all_as_it_was_and_the_spill_is_tried_again(bench: Be
                 refused.add(kind)
                 assert bench.contents() == before
                 assert bench.crash("everything").contents() == before
-                assert len(bench.files()) == len(bench.buckets.leaves)
-                assert all(bench.disk.size(leaf.path) == leaf.size for leaf in bench.buckets.leaves)
+                assert len(bench.files()) == len(bench.buckets.live_buckets)
+                assert all(bench.disk.size(leaf.path) == leaf.size for leaf in bench.buckets.live_buckets)
                 assert not any(file.path.endswith("bucket") for file in bench.disk.open_files - opened)
-            assert bench.buckets.stopped is None
+            assert bench.buckets.stop_reason is None
             bench.disk.faults.clear()
             assert rule.hit <= 1
             bench.spill()
@@ -393,7 +393,7 @@ def test_an_error_of_the_disk_stops_the_store_and_what_was_forced_is_served(kind
         except OSError:
             struck += 1
             bench.disk.faults.clear()
-            assert bench.buckets.stopped is not None and "failed" in bench.buckets.stopped
+            assert bench.buckets.stop_reason is not None and "failed" in bench.buckets.stop_reason
             assert bench.contents() == before
             for attempt in (bench.spill, lambda bench=bench: bench.buckets.commit(NOW)):
                 with pytest.raises(Stopped):
@@ -413,13 +413,13 @@ def test_an_error_while_the_arrivals_are_read_takes_everything_back_and_stops_no
     before = bench.contents()
     sent = bench.arrive(NOW + 1, NOW + DAY)
 
-    def broken() -> Iterator[ArrivedBatch]:
+    def broken() -> Iterator[ArrivalBatch]:
         yield from bench.batches()
         raise OSError(errno.EIO, "the arrivals cannot be read")
 
     with pytest.raises(OSError, match="cannot be read"):
         bench.buckets.spill(broken(), 900, 9, NOW, everything)
-    assert bench.buckets.stopped is None and bench.contents() == before
+    assert bench.buckets.stop_reason is None and bench.contents() == before
     bench.spill()
     assert len(bench.contents()) == len(before) + len(sent)
 
@@ -427,7 +427,7 @@ def test_an_error_while_the_arrivals_are_read_takes_everything_back_and_stops_no
 def test_many_files_are_forced_together(bench: Bench) -> None:
     forces = bench.disk.faults.counts["force"]
     bench.put(*[NOW + n * 66_000 for n in range(1, 31)])
-    assert len(bench.buckets.leaves) >= 29
+    assert len(bench.buckets.live_buckets) >= 29
     assert bench.disk.faults.counts["sync"] == 1
     assert bench.disk.faults.counts["force"] == forces + 1  # The checkpoint's.
     assert bench.crash().contents() == bench.expected()
@@ -437,7 +437,7 @@ def test_a_joint_force_that_fails_without_a_loss_of_ours_changes_nothing(bench: 
     bench.disk.write_file("data/other", b"")
     bench.disk.faults.fail("sync_file", path="data/other")
     bench.put(*[NOW + n * 66_000 for n in range(1, 31)])
-    assert bench.buckets.stopped is None
+    assert bench.buckets.stop_reason is None
     assert bench.crash().contents() == bench.expected()
 
 
@@ -446,7 +446,7 @@ def test_a_joint_force_that_loses_bytes_of_a_bucket_stops(bench: Bench) -> None:
     bench.disk.faults.fail("sync_file", path=".bucket")
     with pytest.raises(OSError, match="error"):
         bench.spill()
-    assert bench.buckets.stopped is not None
+    assert bench.buckets.stop_reason is not None
     assert bench.crash().contents() == {}
 
 
@@ -473,4 +473,4 @@ def test_a_closed_set_is_the_same_when_it_is_opened_again(bench: Bench) -> None:
     bench.buckets.close(NOW)
     again = bench.on(bench.disk)
     assert again.contents() == bench.expected()
-    assert again.buckets.labels == {"whole"}
+    assert again.buckets.recovery_labels == {"whole"}

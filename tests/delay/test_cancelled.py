@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded
-from tfmq.delay.arrivals.state import LOOK_MAX, RECENT_MIN, SPAN_BITS, Cancelled
+from tfmq.delay.arrivals.state import RECENT_MIN, SPAN_BITS, SPANS_CHECKED_MAX, CancelledMessages
 
 SPAN = 1 << SPAN_BITS
 
 turns = st.tuples(st.integers(0, 5 * SPAN), st.integers(0, 1 << 48))
 
 
-def of(*some: tuple[int, int]) -> Cancelled:
-    cancelled = Cancelled()
+def of(*some: tuple[int, int]) -> CancelledMessages:
+    cancelled = CancelledMessages()
     for turn in some:
         cancelled.add(*turn)
     return cancelled
@@ -44,12 +44,14 @@ def test_a_quick_no_is_never_wrong(
     assert found == any(low >> SPAN_BITS <= due >> SPAN_BITS <= high >> SPAN_BITS for due, _ in some)
 
 
-@pytest.mark.parametrize("stretch", [0, LOOK_MAX // 2 * SPAN, 1 << 40], ids=["a moment", "short", "long"])
+@pytest.mark.parametrize(
+    "stretch", [0, SPANS_CHECKED_MAX // 2 * SPAN, 1 << 40], ids=["a moment", "short", "long"]
+)
 def test_a_quick_answer_costs_the_same_however_many_are_cancelled(stretch: int) -> None:
     few, many = (of(*((n * SPAN, n) for n in range(count))) for count in (1000, 20_000))
     high = 1 << 50
     counts = [steps(lambda each=each: each.any_between(high - stretch, high)) for each in (few, many)]  # type: ignore[misc]
-    assert counts[0] == counts[1] < 4 * LOOK_MAX
+    assert counts[0] == counts[1] < 4 * SPANS_CHECKED_MAX
 
 
 def test_what_lies_far_apart_takes_no_more_memory_than_is_said() -> None:
@@ -64,7 +66,7 @@ def test_what_lies_far_apart_takes_no_more_memory_than_is_said() -> None:
 
 
 def test_adding_twice_is_told() -> None:
-    cancelled = Cancelled()
+    cancelled = CancelledMessages()
     assert cancelled.add(5, 7) and not cancelled.add(5, 7)
     assert cancelled.count == 1
 
@@ -82,9 +84,9 @@ def test_many_in_one_span_are_sorted_in_and_still_found() -> None:
 
 def test_spans_are_forgotten_one_by_one() -> None:
     cancelled = of((10, 1), (SPAN + 10, 2), (SPAN + 11, 3), (9 * SPAN, 4))
-    assert sorted(cancelled.ended(10 * SPAN)) == [0, SPAN, 9 * SPAN]
-    assert sorted(cancelled.ended(10 * SPAN - 1)) == [0, SPAN]
-    assert cancelled.forget([SPAN, 3 * SPAN]) == 2
+    assert sorted(cancelled.spans_ended_by(10 * SPAN)) == [0, SPAN, 9 * SPAN]
+    assert sorted(cancelled.spans_ended_by(10 * SPAN - 1)) == [0, SPAN]
+    assert cancelled.expire_spans([SPAN, 3 * SPAN]) == 2
     assert cancelled.count == 2
     assert (SPAN + 10, 2) not in cancelled and (10, 1) in cancelled and (9 * SPAN, 4) in cancelled
     assert not cancelled.any_between(SPAN, 9 * SPAN - 1)
@@ -92,7 +94,7 @@ def test_spans_are_forgotten_one_by_one() -> None:
 
 @given(st.lists(turns))
 def test_a_dump_says_all_whatever_the_order_in_which_they_came(some: list[tuple[int, int]]) -> None:
-    cancelled, again = of(*some), Cancelled()
+    cancelled, again = of(*some), CancelledMessages()
     again.add(1, 1)
     again.load(cancelled.dump())
     assert again.count == cancelled.count
@@ -110,14 +112,14 @@ def test_a_dump_that_was_cut_is_refused() -> None:
     data = of((10, 1), (10, 2), (SPAN, 3)).dump()
     for size in set(range(1, len(data))) - {32}:  # behind the first span's numbers a shorter dump ends
         with pytest.raises(ValueError, match="cancelled"):
-            Cancelled().load(data[:size])
+            CancelledMessages().load(data[:size])
     with pytest.raises(ValueError, match="span 0"):
-        Cancelled().load(data[:32] * 2)
+        CancelledMessages().load(data[:32] * 2)
 
 
 def test_another_thread_never_misses_one_that_is_there() -> None:
     """A worker asks while the owner adds, and sorts in."""
-    cancelled = Cancelled()
+    cancelled = CancelledMessages()
     cancelled.add(0, 0)
     newest, missed = [0], list[int]()
 

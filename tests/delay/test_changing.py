@@ -4,7 +4,7 @@ import pytest
 
 from journal.errors import Full
 from tests.delay.desk import BILLS, ORDERS, Desk
-from tfmq.delay.arrivals.state import Rescheduled
+from tfmq.delay.arrivals.state import RescheduledMessages
 from tfmq.errors import Busy, DiskFull, StorageStopped
 
 
@@ -68,7 +68,7 @@ def test_what_a_stopped_target_may_have_nobody_can_tell_until_it_is_back() -> No
         desk.cancel(a).known  # noqa: B018
     desk.targets.automatic = True
     desk.targets.resume(ORDERS, keep=0)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     assert desk.cancel(a).known in ("cancelled", "delivered")
 
 
@@ -359,8 +359,10 @@ def test_many_that_wait_for_one_message_ask_again_one_by_one(monkeypatch: pytest
     desk = Desk()
     (sent,) = desk.send([b"a"], 100_000)
     asked: list[int] = []
-    latest = Rescheduled.latest
-    monkeypatch.setattr(Rescheduled, "latest", lambda self, *turn: asked.append(1) or latest(self, *turn))
+    latest = RescheduledMessages.latest
+    monkeypatch.setattr(
+        RescheduledMessages, "latest", lambda self, *turn: asked.append(1) or latest(self, *turn)
+    )
     answers = [desk.reschedule(sent, 200_000 + 1000 * n, turn=False) for n in range(100)]
     gone = desk.cancel(sent, turn=False)
     desk.turn()

@@ -10,46 +10,46 @@ from journal.errors import Corrupt, Full, TooLarge
 from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.delay.bucketing import NOW, flip
 from tests.scale import seeded
-from tfmq.delay.buckets.format import Identity, Span, span_of
+from tfmq.delay.buckets.format import StoreIdentity, TimeSpan, span_of
 from tfmq.delay.buckets.recovery import (
-    Checkpoint,
-    CheckpointFile,
-    Listed,
+    BucketCheckpoint,
+    BucketCheckpointFile,
+    ListedBucket,
     decode_checkpoint,
     encode_checkpoint,
 )
 
-FIRST = Checkpoint(Identity(1, 2), 300, 4, NOW, [], b"")
-SECOND = Checkpoint(
-    Identity(1, 2),
+FIRST = BucketCheckpoint(StoreIdentity(1, 2), 300, 4, NOW, [], b"")
+SECOND = BucketCheckpoint(
+    StoreIdentity(1, 2),
     500,
     9,
     NOW + 1,
-    [Listed(span_of(NOW + n * 70_000, 16), n, n) for n in range(300)],
+    [ListedBucket(span_of(NOW + n * 70_000, 16), n, n) for n in range(300)],
     b"note",
 )
 
 
 @pytest.fixture
-def file() -> CheckpointFile:
+def file() -> BucketCheckpointFile:
     disk = SimulatedDisk()
     disk.make_folder("d")
     disk.force_folder("")
-    return CheckpointFile(disk, "d")
+    return BucketCheckpointFile(disk, "d")
 
 
-def test_there_is_none_before_the_first(file: CheckpointFile) -> None:
-    assert file.read() is None and file.faulty() == []
+def test_there_is_none_before_the_first(file: BucketCheckpointFile) -> None:
+    assert file.read() is None and file.damaged_copies() == []
 
 
-def test_what_was_written_is_read(file: CheckpointFile) -> None:
+def test_what_was_written_is_read(file: BucketCheckpointFile) -> None:
     for checkpoint in (FIRST, SECOND, FIRST):
         file.write(checkpoint)
         assert file.read() == checkpoint
     assert file.disk.list("d") == ["checkpoint"]
 
 
-def test_a_power_cut_leaves_the_old_or_the_new_one(file: CheckpointFile) -> None:
+def test_a_power_cut_leaves_the_old_or_the_new_one(file: BucketCheckpointFile) -> None:
     disk = file.disk
     assert isinstance(disk, SimulatedDisk)
     file.write(FIRST)
@@ -57,16 +57,16 @@ def test_a_power_cut_leaves_the_old_or_the_new_one(file: CheckpointFile) -> None
     disk.after = lambda kind, path: moments.append(Moment(disk))
     file.write(SECOND)
     found = [
-        CheckpointFile(state, "d").read()
+        BucketCheckpointFile(state, "d").read()
         for moment in moments
         for state in crash_states(moment, 20, seeded("checkpoint"))
     ]
     assert FIRST in found and SECOND in found and all(each in (FIRST, SECOND) for each in found)
-    assert CheckpointFile(disk.crash(keep="nothing"), "d").read() == SECOND
+    assert BucketCheckpointFile(disk.crash(keep="nothing"), "d").read() == SECOND
 
 
 @pytest.mark.parametrize("kind", ["create", "write", "rename"])
-def test_a_full_disk_leaves_the_old_one_and_nothing_else(file: CheckpointFile, kind: str) -> None:
+def test_a_full_disk_leaves_the_old_one_and_nothing_else(file: BucketCheckpointFile, kind: str) -> None:
     disk = file.disk
     assert isinstance(disk, SimulatedDisk)
     file.write(FIRST)
@@ -78,7 +78,7 @@ def test_a_full_disk_leaves_the_old_one_and_nothing_else(file: CheckpointFile, k
     assert file.read() == SECOND
 
 
-def test_one_copy_may_rot_but_not_both(file: CheckpointFile) -> None:
+def test_one_copy_may_rot_but_not_both(file: BucketCheckpointFile) -> None:
     disk = file.disk
     assert isinstance(disk, SimulatedDisk)
     file.write(SECOND)
@@ -93,7 +93,7 @@ def test_one_copy_may_rot_but_not_both(file: CheckpointFile) -> None:
         disk.write_file("d/checkpoint", bytes(data))
         assert file.read() == SECOND
         size = len(encode_checkpoint(SECOND))
-        assert len(file.faulty()) == (one < size)
+        assert len(file.damaged_copies()) == (one < size)
         flip(other)(data)
         disk.write_file("d/checkpoint", bytes(data))
         if one < size and other - half < size:
@@ -101,7 +101,7 @@ def test_one_copy_may_rot_but_not_both(file: CheckpointFile) -> None:
                 file.read()
 
 
-def test_what_is_no_checkpoint_is_damage(file: CheckpointFile) -> None:
+def test_what_is_no_checkpoint_is_damage(file: BucketCheckpointFile) -> None:
     disk = file.disk
     assert isinstance(disk, SimulatedDisk)
     for data in (b"", b"x", bytes(8192), b"TFDK" * 3000):
@@ -111,17 +111,17 @@ def test_what_is_no_checkpoint_is_damage(file: CheckpointFile) -> None:
 
 
 def test_a_span_that_cannot_be_is_damage_and_a_note_has_a_bound() -> None:
-    wrong = SECOND._replace(buckets=[Listed(Span(5, 16), 1, 1)])
+    wrong = SECOND._replace(buckets=[ListedBucket(TimeSpan(5, 16), 1, 1)])
     with pytest.raises(Corrupt, match="invalid time span"):
         decode_checkpoint(encode_checkpoint(wrong), 0, "c")
     with pytest.raises(TooLarge):
-        encode_checkpoint(SECOND._replace(note=bytes(8193)))
+        encode_checkpoint(SECOND._replace(queue_state=bytes(8193)))
 
 
-def test_settling_forces_what_an_earlier_process_wrote(file: CheckpointFile) -> None:
+def test_settling_forces_what_an_earlier_process_wrote(file: BucketCheckpointFile) -> None:
     disk = file.disk
     assert isinstance(disk, SimulatedDisk)
     file.write(FIRST)
     before = disk.faults.counts["force"], disk.faults.counts["force_folder"]
-    file.settle()
+    file.fsync()
     assert (disk.faults.counts["force"], disk.faults.counts["force_folder"]) == (before[0] + 1, before[1] + 1)

@@ -35,7 +35,7 @@ def test_a_start_finds_out_what_was_cancelled() -> None:
 def test_what_is_for_a_topic_that_went_counts_no_more() -> None:
     desk, _, _ = filled()
     desk.targets.delete(BILLS >> 24)
-    desk.queue.topic_gone(BILLS >> 24)
+    desk.queue.topic_deleted(BILLS >> 24)
     desk.advance(1)
     assert desk.queue.pending == 5
     assert desk.histogram([0, 1 << 62]) == ([5], 5)
@@ -54,11 +54,11 @@ def test_what_was_cancelled_before_it_was_in_a_bucket_counts_no_more_either() ->
 
 def test_a_bucket_that_is_cut_gives_up_what_nobody_waits_for() -> None:
     desk, orders, _ = filled()
-    rows = sum(bucket.count for bucket in desk.buckets.leaves)
+    rows = sum(bucket.count for bucket in desk.buckets.live_buckets)
     desk.until(orders[0].due - 30_000)
     desk.listed()
     desk.advance(1)
-    assert rows == 20 and sum(bucket.count for bucket in desk.buckets.leaves) < 20
+    assert rows == 20 and sum(bucket.count for bucket in desk.buckets.live_buckets) < 20
     assert desk.queue.pending == 15
     desk.until(START_MS + 3 * DAY)
     assert desk.queue.pending == 0 and len(desk.fired) == 15
@@ -68,7 +68,7 @@ def test_one_count_at_a_time_is_asked_for() -> None:
     desk, _, _ = filled()
     desk.queued = True
     for _ in range(5):
-        desk.queue.topic_gone(99)
+        desk.queue.topic_deleted(99)
     assert len(desk.jobs) == 1
     desk.work()
     assert desk.queue.pending == 15

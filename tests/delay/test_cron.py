@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scale import SEED, scaled
-from tfmq.delay.cron import MINUTE_MS, MOMENT_MS_MAX, SHORT_FORMS, Cron, find_zone, parse, zone_text
+from tfmq.delay.cron import (
+    MINUTE_MS,
+    MOMENT_MS_MAX,
+    SHORT_FORMS,
+    CronSchedule,
+    find_zone,
+    parse_expression,
+    zone_text,
+)
 from tfmq.errors import BadRequest
 
 BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
@@ -26,7 +34,7 @@ def ms(text: str) -> int:
 
 def times(expression: str, zone: str, after: str, count: int) -> list[str]:
     """The next `count` moments as the zone's clocks show them."""
-    cron, moment, found = Cron(expression, zone), ms(after), []
+    cron, moment, found = CronSchedule(expression, zone), ms(after), []
     for _ in range(count):
         following = cron.next_after(moment)
         assert following is not None and following > moment
@@ -105,16 +113,16 @@ def test_short_forms_mean_what_they_say(word: str) -> None:
 
 def test_a_moment_is_never_its_own_successor() -> None:
     at_nine = ms("2026-11-21T09:00")
-    cron = Cron("0 9 * * *")
+    cron = CronSchedule("0 9 * * *")
     assert cron.next_after(at_nine - 1) == at_nine
     assert cron.next_after(at_nine) == at_nine + 24 * 60 * MINUTE_MS
 
 
 def test_dates_end_with_the_year_9998_and_begin_with_1970() -> None:
-    cron = Cron("0 9 * * *", BERLIN)
+    cron = CronSchedule("0 9 * * *", BERLIN)
     assert cron.next_after(MOMENT_MS_MAX) is None and cron.next_after(1 << 62) is None
     assert cron.next_after(-(1 << 62)) == cron.next_after(0) == ms("1970-01-01T09:00+01:00")
-    assert Cron("0 0 31 12 *").next_after(ms("9998-12-31T00:00")) is None
+    assert CronSchedule("0 0 31 12 *").next_after(ms("9998-12-31T00:00")) is None
 
 
 # Clocks that are set forth and back
@@ -137,7 +145,7 @@ def test_a_time_that_the_clocks_skip_comes_as_much_later_as_they_skipped() -> No
 
 def test_a_skipped_time_is_told_the_same_from_wherever_one_looks() -> None:
     """Also from inside the hour behind the gap, where the calendar has passed it already."""
-    cron, expected = Cron("30 2 * * *", BERLIN), ms("2026-03-29T03:30+02:00")
+    cron, expected = CronSchedule("30 2 * * *", BERLIN), ms("2026-03-29T03:30+02:00")
     for minutes in range(89):
         assert cron.next_after(expected - minutes * MINUTE_MS - 1) == expected
 
@@ -210,7 +218,7 @@ HOURS = st.sampled_from(["*", "1", "2", "3", "0-3", "*/2", "1,2,3", "23"])
 def plain_truth(expression: str, zone_name: str, start: int, end: int) -> list[int]:
     """Every moment in (start, end], by looking at each minute of the calendar on its own."""
     zone = ZoneInfo(zone_name)
-    minutes, hours, *_ = parse(expression)
+    minutes, hours, *_ = parse_expression(expression)
     local = datetime.fromtimestamp(start / 1000, UTC).astimezone(zone).replace(tzinfo=None) - timedelta(
         hours=3
     )
@@ -246,13 +254,13 @@ def test_next_latest_and_newest_agree_with_a_look_at_every_minute(
     start = ms(day) + shift * MINUTE_MS + 17_000
     end = start + 6 * 60 * MINUTE_MS
     expected = plain_truth(expression, zone, start, end)
-    cron, found, moment = Cron(expression, zone), [], start
+    cron, found, moment = CronSchedule(expression, zone), [], start
     while (following := cron.next_after(moment)) is not None and following <= end:
         found.append(following)
         moment = following
     assert found == expected
-    assert cron.latest(start, end) == (expected[-1] if expected else None)
-    assert cron.newest(start, end, 5) == expected[-5:]
+    assert cron.last_between(start, end) == (expected[-1] if expected else None)
+    assert cron.last_moments(start, end, 5) == expected[-5:]
 
 
 # Looking back
@@ -265,18 +273,18 @@ def test_the_latest_of_many_years_is_found_without_walking_through_them() -> Non
         ("0 9 * * mon", "2026-11-16T09:00"),
         ("0 0 29 2 *", "2024-02-29T00:00"),
     ):
-        assert Cron(expression).latest(ms("1990-01-01"), until) == ms(latest)
-    assert Cron("0 0 29 2 *").latest(ms("2024-03-01"), until) is None
+        assert CronSchedule(expression).last_between(ms("1990-01-01"), until) == ms(latest)
+    assert CronSchedule("0 0 29 2 *").last_between(ms("2024-03-01"), until) is None
 
 
 def test_the_newest_are_the_last_ones_in_their_order() -> None:
-    cron, until = Cron("*/10 8-9 * * *"), ms("2026-11-21T12:00")
-    found = cron.newest(ms("2020-01-01"), until, 1000)
+    cron, until = CronSchedule("*/10 8-9 * * *"), ms("2026-11-21T12:00")
+    found = cron.last_moments(ms("2020-01-01"), until, 1000)
     assert len(found) == 1000 and found == sorted(set(found)) and found[-1] == ms("2026-11-21T09:50")
-    assert cron.newest(until - 3 * 60 * MINUTE_MS, until, 1000) == [
+    assert cron.last_moments(until - 3 * 60 * MINUTE_MS, until, 1000) == [
         ms(f"2026-11-21T09:{minute:02}") for minute in range(10, 60, 10)
     ]
-    assert cron.newest(until, until, 5) == []
+    assert cron.last_moments(until, until, 5) == []
 
 
 # What is refused
@@ -314,7 +322,7 @@ BAD = {
 @pytest.mark.parametrize("expression", BAD, ids=lambda each: repr(each[:20]))
 def test_a_bad_expression_is_refused_in_one_sentence_that_says_what_to_write(expression: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        Cron(expression)
+        CronSchedule(expression)
     assert BAD[expression] in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -361,7 +369,7 @@ def test_anything_is_an_expression_or_refused() -> None:
         if chance.random() < 0.7:
             fields[chance.randrange(5) :] = ["*"] * 5
         try:
-            cron = Cron(" ".join(fields[:5]))
+            cron = CronSchedule(" ".join(fields[:5]))
         except BadRequest:
             continue
         sound += 1

@@ -5,7 +5,7 @@ from tests.delay.desk import Desk
 
 def test_what_waits_is_counted_wherever_it_lies() -> None:
     desk = Desk()
-    figures = desk.queue._figures
+    figures = desk.queue._metrics
     assert (figures.pending, figures.next_due) == (0, None)
     sent = desk.send([b"%d" % n for n in range(10)], [10_000 * n * n + 50 for n in range(10)])
     desk.advance(1)

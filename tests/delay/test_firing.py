@@ -9,8 +9,8 @@ import pytest
 from journal.errors import Full
 from tests.delay.desk import ARRIVALS, BILLS, ORDERS, Answer, Desk, Handle
 from tfmq.delay import dispatcher
-from tfmq.delay.buckets.loader import Gatherer
-from tfmq.delay.requests import Query
+from tfmq.delay.buckets.loader import BucketLoader
+from tfmq.delay.requests import ListQuery
 from tfmq.errors import DiskFull
 
 
@@ -52,16 +52,16 @@ def test_nothing_fires_before_what_is_lower_and_not_sure() -> None:
 def test_while_dues_are_given_and_not_written_nothing_behind_them_fires() -> None:
     desk = Desk()
     desk.send([b"b"], 100)
-    ticket = desk.queue.expect(desk.now_ms + 50)
+    ticket = desk.queue.begin_append(desk.now_ms + 50)
     desk.advance(1)
     assert desk.visible() == []
-    desk.queue.failed(ticket)
+    desk.queue.append_failed(ticket)
     desk.turn()
     assert desk.visible() == [b"b"]
 
 
 def test_little_is_taken_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "POP_ROWS", 10)
+    monkeypatch.setattr(dispatcher, "POP_ROWS_MAX", 10)
     desk = Desk()
     desk.targets.stop(ORDERS)
     desk.send([b"%03d" % n for n in range(100)], 10)
@@ -69,11 +69,11 @@ def test_little_is_taken_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     for _ in range(5):
         desk.timers.tick(desk.clock.monotonic() - 1e-9)
-        desk.queue._firing.look()
-        taken.append(desk.queue._lines.queued)
+        desk.queue._dispatcher.dispatch_due()
+        taken.append(desk.queue._target_queues.row_count)
     assert all(later - before <= 10 for before, later in pairwise(taken))
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(2)
     assert len(desk.visible()) == 100
 
@@ -83,7 +83,7 @@ def test_nothing_happens_while_nothing_waits_and_little_while_it_is_far() -> Non
     assert desk.timers.next_due() is None
     desk.send([b"a"], 3_600_000)
     desk.advance(70)
-    firm = desk.timers.next_firm()
+    firm = desk.timers.next_not_deferrable()
     assert firm is not None and firm - desk.clock.monotonic() > 3000
 
 
@@ -102,7 +102,7 @@ def test_after_a_stop_nothing_fires() -> None:
 
 def test_the_tail_that_waits_for_space_is_taken_in_when_it_is_sure() -> None:
     desk = Desk(started=False)
-    desk.queue._firing.wait_for_tail(0, (0, 0))
+    desk.queue._dispatcher.wait_for_tail(0, (0, 0))
     desk.queue.start()
     desk.send([b"a"], 10)
     assert desk.visible() == []
@@ -180,12 +180,12 @@ def test_what_waits_for_space_is_not_spilled_before_it_is_known(monkeypatch: pyt
     desk.disk.faults.clear()
     desk.send([b"90000"], 90_000)
     with monkeypatch.context() as patched:
-        patched.setattr(Gatherer, "arrived", refused)
+        patched.setattr(BucketLoader, "recover", refused)
         desk.advance(15)
         listed = Answer()
-        desk.queue.list(Query(0, 1 << 62, None, 100, None, None), listed)
+        desk.queue.list(ListQuery(0, 1 << 62, None, 100, None, None), listed)
         desk.advance(5)
-        desk.queue._firing._look_after()
+        desk.queue._dispatcher._run_maintenance()
         assert (listed.calls, desk.visible()) == (0, [])
     desk.advance(31)
     assert len(listed.known.rows) == 3
@@ -262,17 +262,17 @@ def test_cancels_alone_do_not_fill_the_arrivals() -> None:
 
 
 def test_no_more_than_a_bound_is_out_of_the_wheel_and_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "MOVING_ROWS", 8)
+    monkeypatch.setattr(dispatcher, "FIREABLE_ROWS_MAX", 8)
     desk = Desk()
     sent = desk.send([b"%02d" % number for number in range(50)], 10)
-    lines, moving = desk.queue._lines, []
-    put = lines.put
+    lines, moving = desk.queue._target_queues, []
+    put = lines.add_due
 
     def noted(*found: object) -> None:
         put(*found)  # type: ignore[arg-type]
-        moving.append(lines.moving)
+        moving.append(lines.fireable_count)
 
-    monkeypatch.setattr(lines, "put", noted)
+    monkeypatch.setattr(lines, "add_due", noted)
     desk.advance(5)
     assert desk.visible() == [each.payload for each in sent]
     assert 0 < max(moving) <= 8
@@ -280,7 +280,7 @@ def test_no_more_than_a_bound_is_out_of_the_wheel_and_on_its_way(monkeypatch: py
 
 def test_an_effect_is_no_larger_than_its_partition_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
-    monkeypatch.setattr(desk.targets, "slice_bytes", lambda key: 400)
+    monkeypatch.setattr(desk.targets, "append_bytes_max", lambda key: 400)
     sent = desk.send([bytes([number]) * 100 for number in range(20)], 10)
     desk.advance(5)
     assert desk.visible() == [each.payload for each in sent]

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.delay.desk import ORDERS, Desk, Handle
-from tfmq.delay.cancellation import UNSURE
+from tfmq.delay.cancellation import FIRING
 from tfmq.errors import StorageStopped
 
 
 def state(desk: Desk, handle: Handle) -> str:
-    return desk.queue._judge.state(handle.key, handle.turn, desk.landing.log.end_ordinal)
+    return desk.queue._state_resolver.state_of(handle.key, handle.turn, desk.landing.log.end_ordinal)
 
 
 def test_a_message_goes_from_pending_to_delivered_to_unknown() -> None:
@@ -17,7 +17,7 @@ def test_a_message_goes_from_pending_to_delivered_to_unknown() -> None:
     assert state(desk, a) == "pending"
     desk.targets.automatic = False
     desk.advance(0.2)
-    assert state(desk, a) == UNSURE
+    assert state(desk, a) == FIRING
     desk.targets.force()
     assert state(desk, a) == "delivered"
     desk.advance(61)

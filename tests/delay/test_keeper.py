@@ -9,7 +9,7 @@ from tests.delay.desk import ARRIVALS, BILLS, ORDERS, START_MS, Answer, Desk
 from tfmq.delay import flow_control, memory_window
 from tfmq.delay.arrivals import log
 from tfmq.delay.memory_window import Step
-from tfmq.delay.requests import Query
+from tfmq.delay.requests import ListQuery
 from tfmq.errors import StorageStopped
 
 
@@ -24,12 +24,12 @@ def in_order(desk: Desk, key: int = ORDERS) -> bool:
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rules for thousands instead of millions."""
-    monkeypatch.setattr(memory_window, "NEAR_MAX", 2000)
-    monkeypatch.setattr(memory_window, "ROOM_ROWS", 1000)
+    monkeypatch.setattr(memory_window, "MEMORY_ROWS_MAX", 2000)
+    monkeypatch.setattr(memory_window, "LOAD_ROWS_MAX", 1000)
     monkeypatch.setattr(memory_window, "CATCH_UP_ROWS", 200)
     monkeypatch.setattr(memory_window, "SPLIT_ROWS", 500)
-    monkeypatch.setattr("tfmq.delay.buckets.store.SPLIT_ENTRIES", 500)
-    monkeypatch.setattr(memory_window, "RESCAN_BYTES", 10_000)
+    monkeypatch.setattr("tfmq.delay.buckets.store.SPLIT_MESSAGES", 500)
+    monkeypatch.setattr(memory_window, "RESCAN_BYTES_MAX", 10_000)
 
 
 def test_what_is_too_much_for_memory_waits_on_the_disk(small_bounds: None) -> None:
@@ -56,13 +56,13 @@ def test_too_much_for_memory_on_a_full_disk_is_loaded_when_its_time_comes(
 ) -> None:
     desk = Desk()
     loads: list[int] = []
-    near = desk.queue._gatherer.near
+    near = desk.queue._loader.load
 
     def counted(*args: object) -> object:
         loads.append(1)
         return near(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(desk.queue._gatherer, "near", counted)
+    monkeypatch.setattr(desk.queue._loader, "load", counted)
     monkeypatch.setattr(type(desk.buckets), "spill", refused)
     monkeypatch.setattr(type(desk.buckets), "commit", refused)
     sent = []
@@ -97,7 +97,7 @@ def test_thousands_far_away_in_one_minute_are_split_and_fired_in_order(small_bou
     late = {payload: at for at, payload in desk.fired}
     assert all(0 <= late[each.payload] - each.due <= 20 for each in sent)
     desk.advance(20)
-    assert not desk.buckets.leaves
+    assert not desk.buckets.live_buckets
 
 
 @pytest.mark.parametrize("down", [100, 100_000, 40_000_000])
@@ -124,7 +124,7 @@ def test_after_a_downtime_all_comes_in_order(down: int, small_bounds: None) -> N
 
 def test_a_catch_up_leaves_every_turn_a_part(monkeypatch: pytest.MonkeyPatch, small_bounds: None) -> None:
     """What came in meanwhile is served between two turns of it."""
-    monkeypatch.setattr(flow_control, "TURN_ROWS", 100)
+    monkeypatch.setattr(flow_control, "TURN_ROWS_MAX", 100)
     desk = Desk()
     for burst in range(20):
         desk.send(payloads(200, str(burst)), 50)
@@ -164,7 +164,7 @@ def test_a_target_that_stays_away_does_not_keep_the_arrivals() -> None:
     log = desk.landing.log
     assert log.end_offset - log.first_offset <= 3 << 20
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(10)
     assert [int(payload.split(b"x")[0]) for payload in desk.visible()] == list(range(40))
 
@@ -227,7 +227,7 @@ def test_a_load_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
     desk = Desk()
     handle = desk.send([b"m"], 200_000)[0]
     desk.advance(100)
-    near, calls = desk.queue._gatherer.near, []
+    near, calls = desk.queue._loader.load, []
 
     def fails(*args: object) -> object:
         calls.append(1)
@@ -235,7 +235,7 @@ def test_a_load_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
             raise OSError(5, "the disk is away")
         return near(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(desk.queue._gatherer, "near", fails)
+    monkeypatch.setattr(desk.queue._loader, "load", fails)
     desk.until(handle.due + 12)
     assert desk.visible() == [b"m"]
     assert len(calls) >= 3
@@ -244,7 +244,7 @@ def test_a_load_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_list_waits_for_a_spill_and_hears_when_there_can_be_none() -> None:
     desk = Desk()
     desk.send([b"m"], 3_600_000)
-    desk.buckets.stopped = "its disk failed"
+    desk.buckets.stop_reason = "its disk failed"
     with pytest.raises(StorageStopped, match=r"cannot be listed .* start the broker again"):
         desk.listed()
 
@@ -272,10 +272,10 @@ def test_a_list_is_answered_at_any_time_around_the_work_for_a_deleted_topic(
 
     jobs(0, late=due_passes == "before")
     desk.targets.delete(split_id(ORDERS)[0])
-    desk.queue.topic_gone(split_id(ORDERS)[0])
+    desk.queue.topic_deleted(split_id(ORDERS)[0])
     jobs(between, late=due_passes == "between")
     answer = Answer()
-    desk.queue.list(Query(0, 1 << 62, None, 1000, None, None), answer)
+    desk.queue.list(ListQuery(0, 1 << 62, None, 1000, None, None), answer)
     jobs(after, late=due_passes == "after")
     desk.work()
     desk.turn()
@@ -293,12 +293,12 @@ def test_a_list_that_is_asked_for_while_work_stops_the_buckets_is_refused(step: 
         desk.work()
         desk.clock.advance(1)
         desk.turn()
-        if desk.queue._keeper.busy is step:
+        if desk.queue._scheduler.running_step is step:
             break
     desk.send([b"meanwhile"], 3_600_000)
-    assert desk.queue._keeper.busy is step
+    assert desk.queue._scheduler.running_step is step
     answer = Answer()
-    desk.queue.list(Query(0, 1 << 62, None, 1000, None, None), answer)
+    desk.queue.list(ListQuery(0, 1 << 62, None, 1000, None, None), answer)
     desk.turn()
     assert not answer.calls
     desk.disk.faults.fail("write", path="checkpoint", error=5)
@@ -318,11 +318,11 @@ def test_what_is_on_its_way_to_the_buckets_is_cancelled_as_ever() -> None:
     """While a spill runs it is in no bucket that counts, and is pending all the same."""
     desk = Desk(queued=True)
     handle, kept = desk.send(payloads(2), 3_600_000)
-    while desk.queue._keeper.busy is not Step.SPILL:
+    while desk.queue._scheduler.running_step is not Step.SPILL:
         desk.work()
         desk.clock.advance(1.0)
         desk.turn()
-    assert desk.jobs and not desk.buckets.leaves
+    assert desk.jobs and not desk.buckets.live_buckets
     answer = desk.cancel(handle)
     assert answer.known == "cancelled"
     desk.until(kept.due + 12)
@@ -341,7 +341,7 @@ def test_a_line_that_gave_way_for_old_files_is_loaded_once_and_goes_on() -> None
     desk.until(later.due + 120_000)
     assert desk.visible() == [] and desk.landing.log.first_offset > 0
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(1)
     assert desk.visible() == [held.payload, later.payload]
 
@@ -366,4 +366,4 @@ def test_damaged_arrivals_that_a_spill_leaves_out_are_counted() -> None:
     )
     desk.advance(7200)
     assert sorted(desk.visible()) == [b"first", b"last", b"second"]
-    assert desk.queue.status()["damaged"] == 3 and desk.queue._figures.count_now() == 0
+    assert desk.queue.status()["damaged"] == 3 and desk.queue._metrics.count_now() == 0

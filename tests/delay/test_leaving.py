@@ -18,7 +18,7 @@ ENDS: list[Callable[[Desk], Desk]] = [Desk.kill, Desk.power_cut]
 
 def exact(desk: Desk) -> int:
     """What is said to wait, as it is listed, counted and told."""
-    told = desk.queue._figures.count_now()
+    told = desk.queue._metrics.count_now()
     listed = len(desk.listed().rows)
     counted = desk.histogram([0, 1 << 62])
     assert told == listed == counted.pending == sum(counted.counts)
@@ -39,9 +39,9 @@ def test_all_are_cancelled(spilled: bool, end: Callable[[Desk], Desk]) -> None:
     sent = many(desk, spilled=spilled)
     for handle in sent:
         assert desk.cancel(handle).known == "cancelled"
-    assert desk.queue._figures.count_now() == 0
+    assert desk.queue._metrics.count_now() == 0
     for again in (end(desk), end(end(desk))):
-        assert again.queue._figures.count_now() == 0
+        assert again.queue._metrics.count_now() == 0
         assert exact(again) == 0
 
 
@@ -56,16 +56,16 @@ def test_some_before_they_are_in_a_bucket_and_some_after_it(end: Callable[[Desk]
         desk.cancel(handle)
     assert exact(desk) == 20
     again = end(desk)
-    assert again.queue._figures.count_now() == 20
+    assert again.queue._metrics.count_now() == 20
     desk = end(again)
     for handle in sent[2::4]:
         desk.cancel(handle)
-    assert desk.queue._figures.count_now() == 10
+    assert desk.queue._metrics.count_now() == 10
     desk.advance(20)
     desk = end(desk)
-    assert desk.queue._figures.count_now() == exact(desk) == 10
+    assert desk.queue._metrics.count_now() == exact(desk) == 10
     desk.until(START_MS + 2 * DAY)
-    assert len(desk.fired) == 10 and desk.queue._figures.count_now() == 0
+    assert len(desk.fired) == 10 and desk.queue._metrics.count_now() == 0
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -78,7 +78,7 @@ def test_a_hundred_and_fifty_moves_of_one_message_leave_one(end: Callable[[Desk]
         turn = desk.reschedule(handle, DAY + number * MINUTE).known.turn
         handle = handle._replace(due=turn.due, number=turn.number)
         if number % 50 == 40:
-            assert desk.queue._figures.count_now() == 1
+            assert desk.queue._metrics.count_now() == 1
     assert exact(desk) == 1 and exact(end(desk)) == 1
 
 
@@ -90,10 +90,10 @@ def test_buckets_that_are_cut_take_the_count_along() -> None:
     for _ in range(40):
         desk.advance(10 * 60)
         waiting = sum(handle.due > desk.now_ms for handle in sent[1::2])
-        assert desk.queue._figures.count_now() == waiting
+        assert desk.queue._metrics.count_now() == waiting
         if desk.clock.monotonic() % 7 < 1:
             desk = desk.kill()
-            assert desk.queue._figures.count_now() == waiting
+            assert desk.queue._metrics.count_now() == waiting
 
 
 @pytest.mark.parametrize("step", ["spill", "split", "load", "commit"])
@@ -106,7 +106,7 @@ def test_a_change_beside_work_with_files_counts_once(step: str, cancel_first: bo
     if step != "spill":
         desk.listed()
     for _ in range(1000):
-        busy = desk.queue._keeper.busy
+        busy = desk.queue._scheduler.running_step
         if busy is not None and busy.value == step:
             break
         if not desk.step():
@@ -114,13 +114,13 @@ def test_a_change_beside_work_with_files_counts_once(step: str, cancel_first: bo
             desk.turn()
     else:
         pytest.fail(f"no {step}")
-    before = desk.queue._figures.count_now()
+    before = desk.queue._metrics.count_now()
     if not cancel_first:
         desk.step()
     for handle in sent[:5]:
         desk.queue.cancel(handle.key, handle.turn, lambda result, error: None)
     desk.turn()
-    assert desk.queue._figures.count_now() == before - 5 == 15
+    assert desk.queue._metrics.count_now() == before - 5 == 15
     desk.work()
     desk.turn()
     assert exact(desk) == 15
@@ -135,7 +135,7 @@ def test_a_topic_that_goes_takes_what_waits_for_it_out_of_the_count(monkeypatch:
     desk.listed()
     desk.send([b"e"], 2 * HOUR, key=BILLS)
     desk.targets.delete(BILLS >> 24)
-    desk.queue.topic_gone(BILLS >> 24)
+    desk.queue.topic_deleted(BILLS >> 24)
     desk.advance(1)
     assert exact(desk) == 8
     assert desk.queue.status()["dropped"] == 9
@@ -163,11 +163,11 @@ def test_a_start_reads_the_columns_of_no_bucket_to_know_how_many_wait(
     for handle in sent[::2]:
         desk.cancel(handle)
     loads: list[object] = []
-    load = "tfmq.delay.buckets.bucket.Bucket.load"
+    load = "tfmq.delay.buckets.bucket.Bucket.read_columns"
     monkeypatch.setattr(load, lambda self, files: loads.append(self) or iter(()))
     again = desk.power_cut()
     again.advance(5)
-    assert again.queue._figures.count_now() == 20 and not loads
+    assert again.queue._metrics.count_now() == 20 and not loads
 
 
 class Tale:
@@ -185,7 +185,7 @@ class Tale:
         self.dice.choice([*steps, self.die, self.delete])()
         self.desk.advance(1)
         waiting = {name: each for name, each in self.alive.items() if name not in self.fired()}
-        assert self.desk.queue._figures.count_now() == len(waiting)
+        assert self.desk.queue._metrics.count_now() == len(waiting)
         self.alive = waiting
 
     def fired(self) -> set[bytes]:
@@ -227,7 +227,7 @@ class Tale:
         if self.dice.random() < 0.3:
             self.die()
         else:
-            self.desk.queue.topic_gone(gone)
+            self.desk.queue.topic_deleted(gone)
 
 
 @pytest.mark.parametrize("seed", range(scaled(60)))
@@ -256,9 +256,9 @@ def test_a_retreat_of_the_horizon_counts_nothing_twice(monkeypatch: pytest.Monke
     desk.advance(1)
     for handle in sent[10::3]:
         desk.cancel(handle)
-    monkeypatch.setattr(memory_window, "NEAR_MAX", 10)
-    monkeypatch.setattr(memory_window, "ROOM_ROWS", 5)
+    monkeypatch.setattr(memory_window, "MEMORY_ROWS_MAX", 10)
+    monkeypatch.setattr(memory_window, "LOAD_ROWS_MAX", 5)
     for _ in range(20):
         desk.advance(2.5)
         alive = [handle for n, handle in enumerate(sent) if n < 10 or (n - 10) % 3]
-        assert desk.queue._figures.count_now() == sum(handle.due > desk.now_ms for handle in alive)
+        assert desk.queue._metrics.count_now() == sum(handle.due > desk.now_ms for handle in alive)

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from journal.record.block_trailer import Control, encode_control
+from journal.record.block_trailer import BlockTrailer, encode_trailer
 from tests.delay.desk import BILLS, ORDERS, Desk
-from tfmq.apply_target import Applied, Effect
+from tfmq.apply_target import AppliedCallback, Effect
 from tfmq.delay import target_queue as lines
-from tfmq.delay.flow_control import FLOW_PAUSE_SECONDS, FLOW_PAUSE_SECONDS_MAX
+from tfmq.delay.flow_control import RETRY_SECONDS, RETRY_SECONDS_MAX
 from tfmq.errors import UNKNOWN, StorageStopped
 
 
@@ -31,7 +31,7 @@ def test_a_stopped_partition_holds_only_its_own_timers() -> None:
     desk.advance(1)
     assert (desk.visible(ORDERS), desk.visible(BILLS)) == ([], [b"b"])
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.turn()
     assert desk.visible(ORDERS) == [b"a"]
 
@@ -48,10 +48,10 @@ def test_what_a_stopped_partition_has_not_forced_leaves_room_for_the_others() ->
     desk.advance(100)
     assert len(desk.visible(BILLS)) == 1
     desk.targets.resume(ORDERS, keep=1)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(100)
     assert len(desk.visible(ORDERS)) == 8
-    assert desk.queue._lines.pacing.unforced_bytes == 0
+    assert desk.queue._target_queues.flow_control.in_flight_bytes == 0
 
 
 def test_a_stop_does_not_wait_for_room_that_a_stopped_partition_has() -> None:
@@ -72,7 +72,7 @@ def test_a_full_disk_is_tried_again_after_growing_pauses() -> None:
     desk.advance(300)
     assert 10 <= applies(desk) <= 20
     desk.targets.target(ORDERS).full = False
-    desk.advance(FLOW_PAUSE_SECONDS_MAX)
+    desk.advance(RETRY_SECONDS_MAX)
     assert desk.visible() == [b"a", b"b"]
     assert desk.queue.status()["waits_for"] == []
 
@@ -83,7 +83,7 @@ def test_the_first_pause_is_short() -> None:
     desk.targets.target(ORDERS).full = True
     desk.advance(0.02)
     desk.targets.target(ORDERS).full = False
-    desk.advance(FLOW_PAUSE_SECONDS)
+    desk.advance(RETRY_SECONDS)
     assert desk.visible() == [b"a"]
 
 
@@ -94,7 +94,7 @@ def test_a_stop_is_told_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.INFO, "tfmq.delay"):
         desk.advance(100)
         desk.targets.resume(ORDERS)
-        desk.queue.resumed(ORDERS)
+        desk.queue.target_resumed(ORDERS)
         desk.turn()
     told = [each.getMessage() for each in caplog.records if "topic16-0" in each.getMessage()]
     assert len(told) == 2
@@ -114,7 +114,7 @@ def test_what_a_resumed_target_lost_comes_again_before_what_is_later() -> None:
     desk.advance(0.1)
     desk.targets.automatic = True
     desk.targets.resume(ORDERS, keep=1)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(3)
     assert desk.visible() == [b"%d" % number for number in range(6)]
 
@@ -128,14 +128,14 @@ def test_what_is_lost_is_found_in_buckets_as_in_arrivals() -> None:
     desk.targets.stop(ORDERS)
     desk.targets.resume(ORDERS, keep=0)
     desk.targets.automatic = True
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(5)
     assert desk.visible() == [b"%d" % number for number in range(6)]
-    assert sum(each.count for each in desk.buckets.leaves) == 6 or not desk.buckets.leaves
+    assert sum(each.count for each in desk.buckets.live_buckets) == 6 or not desk.buckets.live_buckets
 
 
 def test_a_line_that_waits_keeps_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "ROWS_MAX", 50)
+    monkeypatch.setattr(lines, "QUEUE_ROWS_MAX", 50)
     desk = Desk()
     desk.send([b"first"], 5)
     desk.targets.stop(ORDERS)
@@ -145,9 +145,9 @@ def test_a_line_that_waits_keeps_a_bounded_number_of_rows(monkeypatch: pytest.Mo
         desk.advance(0.1)
     status = desk.queue.status()
     assert (status["behind"], status["held"]) == (1, 201)
-    assert desk.queue._lines.queued <= 50
+    assert desk.queue._target_queues.row_count <= 50
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(5)
     assert desk.visible() == [
         b"first",
@@ -157,7 +157,7 @@ def test_a_line_that_waits_keeps_a_bounded_number_of_rows(monkeypatch: pytest.Mo
 
 
 def test_a_line_that_is_behind_goes_on_from_the_disk_after_days(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "ROWS_MAX", 50)
+    monkeypatch.setattr(lines, "QUEUE_ROWS_MAX", 50)
     desk = Desk()
     desk.targets.stop(ORDERS)
     expected = []
@@ -169,14 +169,14 @@ def test_a_line_that_is_behind_goes_on_from_the_disk_after_days(monkeypatch: pyt
         desk.advance(1800)
     desk.advance(3600)
     assert desk.queue.status()["held"] == 350
-    assert desk.queue._lines.queued <= 50
+    assert desk.queue._target_queues.row_count <= 50
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(10)
     assert desk.visible() == expected
     assert len(desk.visible(BILLS)) == 50
     desk.advance(60)
-    assert not desk.buckets.leaves
+    assert not desk.buckets.live_buckets
 
 
 def test_a_topic_that_is_gone_drops_what_was_for_it_and_counts() -> None:
@@ -184,7 +184,7 @@ def test_a_topic_that_is_gone_drops_what_was_for_it_and_counts() -> None:
     desk.send([b"a", b"b"], 10)
     desk.send([b"far"], 100_000)
     desk.targets.delete(16)
-    desk.queue.topic_gone(16)
+    desk.queue.topic_deleted(16)
     desk.advance(200)
     assert desk.queue.status()["dropped"] == 3
     assert desk.queue.pending == 0
@@ -196,7 +196,7 @@ def test_a_topic_that_goes_while_its_line_waits_lets_go() -> None:
     desk.targets.stop(ORDERS)
     desk.advance(1)
     desk.targets.delete(16)
-    desk.queue.topic_gone(16)
+    desk.queue.topic_deleted(16)
     desk.advance(1)
     assert desk.queue.status()["waits_for"] == []
     assert desk.queue.status()["dropped"] == 2
@@ -213,7 +213,7 @@ def test_large_messages_go_one_at_a_time_and_a_maximum_size_one_too() -> None:
 
 def test_records_that_would_make_a_control_record_where_they_meet_go_apart() -> None:
     """Nobody could tell that from a true one behind a torn end."""
-    header = encode_control(ORDERS, Control(1, 100, 0, 0, 0, 0, 0, 0))[:20]
+    header = encode_trailer(ORDERS, BlockTrailer(1, 100, 0, 0, 0, 0, 0, 0))[:20]
     desk = Desk()
     desk.send([b"payload" + header[:16]], 10, turn=False)
     desk.send([b"x" * 0x40, b"last"], 10)
@@ -227,7 +227,7 @@ def test_damage_is_told_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     desk.send([b"a" * 50], 200_000)
     desk.send([b"b" * 50], 200_001)
     desk.advance(70)
-    (bucket,) = desk.buckets.leaves
+    (bucket,) = desk.buckets.live_buckets
     data = desk.disk.read_file(bucket.path)
     desk.disk.damage(bucket.path, data.index(b"a" * 50), b"X")
     with caplog.at_level(logging.ERROR, "tfmq.delay"):
@@ -241,9 +241,9 @@ def test_what_is_loaded_again_and_what_is_still_in_the_wheel_come_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A line that is behind is loaded while the rest of the same millisecond has not left the wheel."""
-    monkeypatch.setattr(lines, "ROWS_MAX", 20)
-    monkeypatch.setattr("tfmq.delay.storage_scheduler.ROWS_MAX", 20)
-    monkeypatch.setattr("tfmq.delay.dispatcher.POP_ROWS", 7)
+    monkeypatch.setattr(lines, "QUEUE_ROWS_MAX", 20)
+    monkeypatch.setattr("tfmq.delay.storage_scheduler.QUEUE_ROWS_MAX", 20)
+    monkeypatch.setattr("tfmq.delay.dispatcher.POP_ROWS_MAX", 7)
     desk = Desk()
     desk.targets.stop(ORDERS)
     desk.send([b"first"], 5)
@@ -255,7 +255,7 @@ def test_what_is_loaded_again_and_what_is_still_in_the_wheel_come_once(
         desk.timers.tick(desk.clock.monotonic())
         desk.queue.write()
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(30)
     assert desk.visible() == [b"first", *payloads]
 
@@ -287,7 +287,7 @@ def test_what_a_stopped_target_has_is_not_sure_behind_a_restart_either(keep: int
     with pytest.raises(StorageStopped):
         again.cancel(a).known  # noqa: B018
     again.targets.resume(ORDERS, keep=keep)
-    again.queue.resumed(ORDERS)
+    again.queue.target_resumed(ORDERS)
     again.advance(5)
     assert again.visible() == [b"a"]
     assert again.cancel(a).known == "delivered"
@@ -302,18 +302,18 @@ def test_what_a_failed_write_left_behind_is_not_cancelled_before_its_partition_t
         desk.targets.before_append = lambda: None
         desk.targets.target(ORDERS).stopped = "a write failed"
 
-    def write(effect: Effect, done: Applied) -> None:
+    def write(effect: Effect, done: AppliedCallback) -> None:
         desk.targets.before_append = fail
         plain(effect, lambda mark, error: done(None, StorageStopped(outcome=UNKNOWN)))
 
     plain, desk.targets._write = desk.targets._write, write
     desk.advance(1)
-    assert desk.visible() == [b"a"] and desk.queue._figures.count_now() == 1
+    assert desk.visible() == [b"a"] and desk.queue._metrics.count_now() == 1
     with pytest.raises(StorageStopped):
         _ = desk.cancel(sent).known
     desk.targets._write = plain
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(10)
     assert desk.cancel(sent).known == "delivered"
-    assert desk.visible() == [b"a"] and desk.queue._figures.count_now() == 0
+    assert desk.visible() == [b"a"] and desk.queue._metrics.count_now() == 0

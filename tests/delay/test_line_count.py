@@ -11,7 +11,7 @@ from tfmq.errors import StorageStopped
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_queue, "ROWS_MAX", 4)
+    monkeypatch.setattr(target_queue, "QUEUE_ROWS_MAX", 4)
 
 
 def stopped(count: int = 12) -> tuple[Desk, list[Handle]]:
@@ -22,32 +22,32 @@ def stopped(count: int = 12) -> tuple[Desk, list[Handle]]:
     for number in range(count):
         sent += desk.send([b"%02d" % number], 0)
         desk.advance(0.05)
-    found = desk.queue._lines.get(ORDERS)
-    assert found is not None and found.behind is not None and len(found.rows) == 4
+    found = desk.queue._target_queues.get(ORDERS)
+    assert found is not None and found.on_disk_from is not None and len(found.rows) == 4
     return desk, sent
 
 
 def resume(desk: Desk) -> None:
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
 
 
 def test_what_a_stopped_partition_waits_for_counts_also_where_it_is_on_the_disk_only() -> None:
     desk, sent = stopped()
-    assert desk.queue._figures.count_now() == 12
+    assert desk.queue._metrics.count_now() == 12
     for handle in (sent[1], sent[2], sent[8], sent[11]):
         assert desk.cancel(handle).known == "cancelled"
-    assert desk.queue._figures.count_now() == 8
+    assert desk.queue._metrics.count_now() == 8
     resume(desk)
     desk.advance(5)
-    assert desk.queue._figures.count_now() == 0 and len(desk.visible()) == 8
+    assert desk.queue._metrics.count_now() == 0 and len(desk.visible()) == 8
 
 
 def test_what_falls_due_during_a_load_waits_for_what_is_loaded() -> None:
     """A partition remembers the highest turn that it has: what came before it would count as delivered."""
     desk, _ = stopped()
     resume(desk)
-    found = desk.queue._lines.get(ORDERS)
+    found = desk.queue._target_queues.get(ORDERS)
     assert found is not None
     while not found.reloading:
         desk.turn()
@@ -64,7 +64,7 @@ def test_what_falls_due_during_a_load_waits_for_what_is_loaded() -> None:
 def test_rows_that_are_given_up_during_a_load_are_loaded_too() -> None:
     desk, _ = stopped()
     resume(desk)
-    found = desk.queue._lines.get(ORDERS)
+    found = desk.queue._target_queues.get(ORDERS)
     assert found is not None
     while not found.reloading:
         desk.turn()
@@ -73,16 +73,16 @@ def test_rows_that_are_given_up_during_a_load_are_loaded_too() -> None:
     desk.send([b"99"], 0)
     desk.clock.advance(0.05)
     desk.turn()
-    found.forget()
+    found.drop_rows()
     desk.advance(5)
     assert desk.visible() == [b"%02d" % number for number in range(12)] + [b"99"]
-    assert desk.queue._figures.count_now() == 0
+    assert desk.queue._metrics.count_now() == 0
 
 
 def test_what_is_cancelled_during_a_load_counts_once() -> None:
     desk, sent = stopped()
     resume(desk)
-    found = desk.queue._lines.get(ORDERS)
+    found = desk.queue._target_queues.get(ORDERS)
     assert found is not None
     while not found.reloading:
         desk.turn()
@@ -92,7 +92,7 @@ def test_what_is_cancelled_during_a_load_counts_once() -> None:
     answers = [desk.cancel(sent[number]) for number in (9, 10)]
     desk.advance(0.5)
     waiting = 12 - len(desk.visible()) - [each.result for each in answers].count("cancelled")
-    assert desk.queue._figures.count_now() == waiting
+    assert desk.queue._metrics.count_now() == waiting
 
 
 def failing(settled: int = 2, unforced: int = 3) -> tuple[Desk, list[Handle]]:
@@ -109,28 +109,28 @@ def failing(settled: int = 2, unforced: int = 3) -> tuple[Desk, list[Handle]]:
 
 def test_what_is_written_and_not_on_the_disk_for_sure_waits_still() -> None:
     desk, _ = failing()
-    assert desk.queue._figures.count_now() == 3
+    assert desk.queue._metrics.count_now() == 3
     desk.targets.fail_force(ORDERS)
     desk.advance(1)
     status = desk.queue.status()
     assert (status["pending"], status["held"]) == (3, 3)
     desk.targets.automatic = True
     desk.targets.resume(ORDERS, keep=1)
-    desk.queue.resumed(ORDERS)
-    assert desk.queue._figures.count_now() == 3
+    desk.queue.target_resumed(ORDERS)
+    assert desk.queue._metrics.count_now() == 3
     desk.advance(5)
-    assert desk.queue._figures.count_now() == 0 and len(desk.visible()) == 5
+    assert desk.queue._metrics.count_now() == 0 and len(desk.visible()) == 5
 
 
 def test_what_is_written_waits_no_more_when_it_is_forced_nor_when_its_topic_went() -> None:
     desk, _ = failing()
     desk.targets.force(ORDERS)
-    assert desk.queue._figures.count_now() == 0
+    assert desk.queue._metrics.count_now() == 0
     desk, _ = failing()
     desk.targets.delete(ORDERS >> 24)
-    desk.queue.topic_gone(ORDERS >> 24)
+    desk.queue.topic_deleted(ORDERS >> 24)
     desk.advance(1)
-    assert desk.queue._figures.count_now() == 0
+    assert desk.queue._metrics.count_now() == 0
 
 
 def test_a_start_beside_a_stopped_partition_counts_what_that_does_not_have_for_sure() -> None:
@@ -140,7 +140,7 @@ def test_a_start_beside_a_stopped_partition_counts_what_that_does_not_have_for_s
     again = desk.again(desk.disk.crash(keep="everything"), desk.targets)
     later = again.send([b"5"], 10)
     again.advance(1)
-    assert again.queue._figures.count_now() == again.queue.status()["held"] == 4
+    assert again.queue._metrics.count_now() == again.queue.status()["held"] == 4
     assert [row.number for row in again.listed().rows] == [each.number for each in [*sent[2:], *later]]
     assert again.cancel(sent[0]).known == "delivered"
     for doubtful in sent[2:]:
@@ -149,9 +149,9 @@ def test_a_start_beside_a_stopped_partition_counts_what_that_does_not_have_for_s
     assert again.cancel(later[0]).known == "cancelled"
     again.targets.automatic = True
     again.targets.resume(ORDERS, keep=1)
-    again.queue.resumed(ORDERS)
+    again.queue.target_resumed(ORDERS)
     again.advance(5)
-    assert again.queue._figures.count_now() == 0 and again.visible() == [
+    assert again.queue._metrics.count_now() == 0 and again.visible() == [
         b"%d" % number for number in range(5)
     ]
 
@@ -161,7 +161,7 @@ def test_what_fell_due_before_a_start_is_not_cancelled_while_a_stopped_partition
     desk, sent = failing()
     desk.targets.fail_force(ORDERS)
     again = desk.again(desk.disk.crash(keep="everything"), desk.targets, started=False)
-    assert again.queue._lines.get(ORDERS) is None
+    assert again.queue._target_queues.get(ORDERS) is None
     with pytest.raises(StorageStopped):
         _ = again.cancel(sent[2]).known
     assert again.cancel(sent[1]).known == "delivered"

@@ -5,11 +5,11 @@ import pytest
 from journal.record.format import make_log_id
 from tests.delay.desk import BILLS, ORDERS, Desk
 from tfmq.delay import flow_control, target_queue
-from tfmq.delay.rows import Rows
+from tfmq.delay.rows import RowQueue
 
 
 def test_all_lines_that_wait_keep_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_queue, "STUCK_ROWS_MAX", 100)
+    monkeypatch.setattr(target_queue, "BLOCKED_ROWS_MAX", 100)
     desk = Desk()
     keys = [ORDERS + n for n in range(5)]
     for key in keys:
@@ -20,10 +20,10 @@ def test_all_lines_that_wait_keep_a_bounded_number_of_rows(monkeypatch: pytest.M
         for key in keys:
             desk.send([b"%d" % n for n in range(20)], 10, key=key)
         desk.advance(0.1)
-    assert desk.queue._lines.queued <= 100 and desk.queue.status()["held"] == 305
+    assert desk.queue._target_queues.row_count <= 100 and desk.queue.status()["held"] == 305
     for key in keys:
         desk.targets.resume(key)
-        desk.queue.resumed(key)
+        desk.queue.target_resumed(key)
     desk.advance(60)
     assert [len(desk.visible(key)) for key in keys] == [61] * 5
 
@@ -43,15 +43,15 @@ def test_no_more_than_the_window_is_written_and_not_forced() -> None:
         most = max(most, unforced)
         desk.targets.force()
         desk.advance(0.02)
-    assert flow_control.SLICE_BYTES < most <= flow_control.WINDOW_BYTES
+    assert flow_control.SLICE_BYTES_MAX < most <= flow_control.IN_FLIGHT_BYTES_MAX
 
 
 def test_a_line_without_anything_is_forgotten() -> None:
     desk = Desk()
     desk.send([b"a"], 10)
     desk.advance(1)
-    assert desk.queue._lines.all() == []
-    assert desk.queue._lines.pacing.unforced_bytes == 0
+    assert desk.queue._target_queues.all() == []
+    assert desk.queue._target_queues.flow_control.in_flight_bytes == 0
 
 
 def test_targets_that_take_nothing_are_looked_at_together_once_a_turn(
@@ -59,8 +59,8 @@ def test_targets_that_take_nothing_are_looked_at_together_once_a_turn(
 ) -> None:
     """With a full disk all are stuck: each beside all others would be work by the square of them."""
     looks: list[int] = []
-    look = Rows.__len__
-    monkeypatch.setattr(Rows, "__len__", lambda self: looks.append(1) or look(self))
+    look = RowQueue.__len__
+    monkeypatch.setattr(RowQueue, "__len__", lambda self: looks.append(1) or look(self))
     counts = []
     for count in (50, 400):
         desk = Desk()

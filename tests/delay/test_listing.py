@@ -105,7 +105,7 @@ def test_of_a_topic_that_is_gone_nothing_waits() -> None:
     desk = Desk()
     desk.send([b"a"], 50_000)
     desk.targets.delete(16)
-    desk.queue.topic_gone(16)
+    desk.queue.topic_deleted(16)
     assert listed(desk) == []
     assert desk.histogram([0, 1 << 62]).pending == 0
 
@@ -119,10 +119,10 @@ def test_a_count_reads_each_bucket_once_however_many_are_cancelled(monkeypatch: 
     desk.turn()
     assert len(desk.listed().rows) == 200
     loads: list[object] = []
-    load = Bucket.load
-    monkeypatch.setattr(Bucket, "load", lambda self, files: loads.append(self) or load(self, files))
+    load = Bucket.read_columns
+    monkeypatch.setattr(Bucket, "read_columns", lambda self, files: loads.append(self) or load(self, files))
     edges = [0, sent[200].due, 1 << 62]
     assert desk.histogram(edges) == ([100, 100], 200)
     assert desk.histogram(edges, keys=lambda key: key == ORDERS).pending == 200
     assert desk.histogram([], keys=lambda key: key == BILLS) == ([], 0)
-    assert len(loads) <= 6 * len(desk.buckets.leaves) < 60
+    assert len(loads) <= 6 * len(desk.buckets.live_buckets) < 60

@@ -9,7 +9,7 @@ from tfmq.delay import storage_scheduler
 def test_many_rows_come_some_a_turn_and_nothing_of_them_fires_before_all_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(storage_scheduler, "PUT_ROWS", 10)
+    monkeypatch.setattr(storage_scheduler, "ADD_ROWS_MAX", 10)
     desk = Desk()
     sent = desk.send([b"%03d" % n for n in range(95)], 300_000)
     desk.until(sent[0].due + 20)

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from journal.fsync import KEPT_OPEN
+from journal.fsync import NEVER_CLOSED
 from journal.testing import SimulatedDisk, SimulatedFile
-from tfmq.delay.buckets.bucket import OpenFiles, keep_open
+from tfmq.delay.buckets.bucket import OpenFileCache, never_close
 
 
 @pytest.fixture
@@ -19,13 +19,13 @@ def disk() -> SimulatedDisk:
     return disk
 
 
-def read(files: OpenFiles, n: int) -> bytes:
-    with files.use(f"f{n}") as file:
+def read(files: OpenFileCache, n: int) -> bytes:
+    with files.opened(f"f{n}") as file:
         return file.pread(9, 0)
 
 
 def test_the_one_that_was_not_used_longest_is_closed(disk: SimulatedDisk) -> None:
-    files = OpenFiles(disk, limit=3)
+    files = OpenFileCache(disk, limit=3)
     for n in (0, 1, 2, 0, 3):
         assert read(files, n) == b"%d" % n
     assert {file.path for file in disk.open_files} == {"f0", "f2", "f3"}
@@ -36,19 +36,19 @@ def test_the_one_that_was_not_used_longest_is_closed(disk: SimulatedDisk) -> Non
 
 
 def test_files_in_use_stay_open_however_many(disk: SimulatedDisk) -> None:
-    files = OpenFiles(disk, limit=2)
+    files = OpenFileCache(disk, limit=2)
     with ExitStack() as stack:
-        hands = [stack.enter_context(files.use(f"f{n}")) for n in range(9)]
+        hands = [stack.enter_context(files.opened(f"f{n}")) for n in range(9)]
         assert [file.pread(1, 0) for file in hands] == [b"%d" % n for n in range(9)]
     assert len(disk.open_files) == 2
 
 
 def test_what_is_forgotten_in_use_is_closed_behind_the_last_user(disk: SimulatedDisk) -> None:
-    files = OpenFiles(disk)
-    with files.use("f1") as file, files.use("f1") as same:
+    files = OpenFileCache(disk)
+    with files.opened("f1") as file, files.opened("f1") as same:
         assert file is same
-        files.forget("f1")
-        files.forget("f1")
+        files.evict("f1")
+        files.evict("f1")
         disk.unlink("f1")
         disk.write_file("f1", b"new")
         assert file.pread(9, 0) == b"1"
@@ -57,11 +57,11 @@ def test_what_is_forgotten_in_use_is_closed_behind_the_last_user(disk: Simulated
 
 
 def test_who_must_not_wait_gets_only_what_is_open(disk: SimulatedDisk) -> None:
-    files = OpenFiles(disk)
-    with files.use_open("f1") as file:
+    files = OpenFileCache(disk)
+    with files.opened_if_cached("f1") as file:
         assert file is None
     assert read(files, 1) == b"1"
-    with files.use_open("f1") as file:
+    with files.opened_if_cached("f1") as file:
         assert file is not None and file.pread(9, 0) == b"1"
         files.close()
         assert file in disk.open_files
@@ -69,14 +69,14 @@ def test_who_must_not_wait_gets_only_what_is_open(disk: SimulatedDisk) -> None:
 
 
 def test_a_file_that_becomes_another_one_while_it_is_opened_is_opened_again(disk: SimulatedDisk) -> None:
-    files = OpenFiles(disk)
+    files = OpenFileCache(disk)
 
     honest = disk.open_read
 
     def slow(path: str) -> SimulatedFile:
         file = honest(path)
         disk.open_read = honest  # type: ignore[method-assign]
-        files.forget("f1")
+        files.evict("f1")
         disk.write_file("f1", b"new")
         return file
 
@@ -87,7 +87,7 @@ def test_a_file_that_becomes_another_one_while_it_is_opened_is_opened_again(disk
 
 
 def test_two_who_open_the_same_share_it(disk: SimulatedDisk) -> None:
-    files = OpenFiles(disk)
+    files = OpenFileCache(disk)
     honest = disk.open_read
 
     def beside(path: str) -> SimulatedFile:
@@ -97,11 +97,11 @@ def test_two_who_open_the_same_share_it(disk: SimulatedDisk) -> None:
         return file
 
     disk.open_read = beside  # type: ignore[method-assign]
-    with files.use("f1") as file:
+    with files.opened("f1") as file:
         assert file.pread(9, 0) == b"1" and len(disk.open_files) == 1
 
 
 def test_one_that_must_not_be_closed_is_kept(disk: SimulatedDisk) -> None:
     file = disk.open_write("f1")
-    keep_open(file)
-    assert KEPT_OPEN.pop() is file
+    never_close(file)
+    assert NEVER_CLOSED.pop() is file

@@ -1,79 +1,79 @@
 """How much is brought at once."""
 
-from tfmq.delay.flow_control import TURN_BYTES, TURN_ROWS, WINDOW_BYTES, Pacing
+from tfmq.delay.flow_control import IN_FLIGHT_BYTES_MAX, TURN_BYTES_MAX, TURN_ROWS_MAX, FlowControl
 
 
 def test_only_a_window_of_bytes_is_not_forced_and_a_larger_slice_goes_alone() -> None:
-    pacing = Pacing()
-    assert pacing.fits(10 * WINDOW_BYTES)
-    pacing.take(WINDOW_BYTES // 2)
-    assert pacing.fits(WINDOW_BYTES // 2)
-    assert not pacing.fits(WINDOW_BYTES // 2 + 1)
+    pacing = FlowControl()
+    assert pacing.may_write(10 * IN_FLIGHT_BYTES_MAX)
+    pacing.reserve(IN_FLIGHT_BYTES_MAX // 2)
+    assert pacing.may_write(IN_FLIGHT_BYTES_MAX // 2)
+    assert not pacing.may_write(IN_FLIGHT_BYTES_MAX // 2 + 1)
 
 
 def test_who_waits_for_room_asks_again_when_there_is_some() -> None:
-    pacing = Pacing()
-    pacing.take(WINDOW_BYTES)
+    pacing = FlowControl()
+    pacing.reserve(IN_FLIGHT_BYTES_MAX)
     asked: list[int] = []
-    pacing.wait(100, lambda: asked.append(1))
-    pacing.wait(100, lambda: asked.append(2))
-    pacing.give(WINDOW_BYTES)
+    pacing.wait_for_room(100, lambda: asked.append(1))
+    pacing.wait_for_room(100, lambda: asked.append(2))
+    pacing.release(IN_FLIGHT_BYTES_MAX)
     assert asked == [1, 2]
-    pacing.give(0)
+    pacing.release(0)
     assert asked == [1, 2]
 
 
 def test_a_turn_has_its_rows_and_bytes() -> None:
-    pacing = Pacing()
-    pacing.spend(TURN_ROWS - 5, 100)
+    pacing = FlowControl()
+    pacing.count_written(TURN_ROWS_MAX - 5, 100)
     assert pacing.rows_left == 5
-    pacing.spend(1, TURN_BYTES)
+    pacing.count_written(1, TURN_BYTES_MAX)
     assert pacing.rows_left == 0
-    pacing.begin_turn()
-    assert pacing.rows_left == TURN_ROWS
+    pacing.start_turn()
+    assert pacing.rows_left == TURN_ROWS_MAX
 
 
 def test_who_waits_goes_in_order_and_only_as_far_as_there_is_room() -> None:
     """Not all are asked each time: ten thousand lines that wait would be asked ten thousand times."""
-    pacing, went = Pacing(), []
-    third = WINDOW_BYTES // 3
+    pacing, went = FlowControl(), []
+    third = IN_FLIGHT_BYTES_MAX // 3
 
     def go(n: int) -> None:
-        assert pacing.fits(third)
-        pacing.take(third)
+        assert pacing.may_write(third)
+        pacing.reserve(third)
         went.append(n)
 
-    pacing.take(WINDOW_BYTES)
+    pacing.reserve(IN_FLIGHT_BYTES_MAX)
     for n in range(9):
-        pacing.wait(third, lambda n=n: go(n))  # type: ignore[misc]
-    assert not pacing.fits(0), "nobody passes who waits"
-    pacing.give(WINDOW_BYTES)
+        pacing.wait_for_room(third, lambda n=n: go(n))  # type: ignore[misc]
+    assert not pacing.may_write(0), "nobody passes who waits"
+    pacing.release(IN_FLIGHT_BYTES_MAX)
     assert went == [0, 1, 2]
-    pacing.give(third)
+    pacing.release(third)
     assert went == [0, 1, 2, 3]
 
 
 def test_a_large_one_is_not_passed_by_small_ones_for_ever() -> None:
-    pacing, went = Pacing(), []
-    pacing.take(1000)
-    pacing.wait(2 * WINDOW_BYTES, lambda: went.append("large"))
-    pacing.wait(10, lambda: went.append("small"))
-    pacing.give(500)
-    assert went == [] and not pacing.fits(10)
-    pacing.give(500)
+    pacing, went = FlowControl(), []
+    pacing.reserve(1000)
+    pacing.wait_for_room(2 * IN_FLIGHT_BYTES_MAX, lambda: went.append("large"))
+    pacing.wait_for_room(10, lambda: went.append("small"))
+    pacing.release(500)
+    assert went == [] and not pacing.may_write(10)
+    pacing.release(500)
     assert went == ["large", "small"]
 
 
 def test_what_is_given_back_while_others_go_is_theirs_too() -> None:
-    pacing, went = Pacing(), []
-    pacing.take(WINDOW_BYTES)
+    pacing, went = FlowControl(), []
+    pacing.reserve(IN_FLIGHT_BYTES_MAX)
 
     def fails() -> None:
-        pacing.take(WINDOW_BYTES)
+        pacing.reserve(IN_FLIGHT_BYTES_MAX)
         went.append("fails")
-        pacing.give(WINDOW_BYTES)
+        pacing.release(IN_FLIGHT_BYTES_MAX)
 
-    pacing.wait(WINDOW_BYTES, fails)
-    pacing.wait(WINDOW_BYTES, lambda: went.append("goes"))
-    pacing.give(WINDOW_BYTES)
-    assert went == ["fails", "goes"] and pacing.fits(WINDOW_BYTES)
+    pacing.wait_for_room(IN_FLIGHT_BYTES_MAX, fails)
+    pacing.wait_for_room(IN_FLIGHT_BYTES_MAX, lambda: went.append("goes"))
+    pacing.release(IN_FLIGHT_BYTES_MAX)
+    assert went == ["fails", "goes"] and pacing.may_write(IN_FLIGHT_BYTES_MAX)

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.delay.steps import steps
-from tfmq.delay.arrivals.state import Cancelled
-from tfmq.delay.pending import PendingNow
+from tfmq.delay.arrivals.state import CancelledMessages
+from tfmq.delay.pending import PendingSnapshot
 from tfmq.delay.requests import Turn
 
 KEY = 7
@@ -13,12 +13,12 @@ KEY = 7
 
 def made(
     cancelled: list[tuple[int, int]], through: Turn | None = None, gone: bool = False, unsure: Any = ()
-) -> PendingNow:
-    known = Cancelled()
+) -> PendingSnapshot:
+    known = CancelledMessages()
     for turn in cancelled:
         known.add(*turn)
     state: Any = SimpleNamespace(cancelled=known)
-    return PendingNow(state, lambda key: through, lambda key: gone, unsure)
+    return PendingSnapshot(state, lambda key: through, lambda key: gone, unsure)
 
 
 def test_everything_is_pending_where_nothing_is_known() -> None:
@@ -43,8 +43,8 @@ def test_what_is_cancelled_for_sure_is_not_pending() -> None:
 
 def test_where_something_may_be_cancelled_is_told() -> None:
     pending = made([(5, 1), (70_000, 2)])
-    assert pending.any_cancelled(0, 65_535) and pending.any_cancelled(65_536, 100_000)
-    assert not pending.any_cancelled(131_072, 1 << 60)
+    assert pending.may_have_cancelled(0, 65_535) and pending.may_have_cancelled(65_536, 100_000)
+    assert not pending.may_have_cancelled(131_072, 1 << 60)
 
 
 def test_a_look_at_one_batch_costs_the_same_however_many_are_cancelled() -> None:

@@ -4,11 +4,11 @@ import pytest
 
 from tests.scale import scaled, seeded
 from tfmq.delay.arrivals import log
-from tfmq.delay.arrivals.log import Proven
+from tfmq.delay.arrivals.log import VerifiedBlockCache
 
 
 def test_each_byte_of_a_proven_block_and_no_other() -> None:
-    generator, found = seeded("proven blocks"), Proven()
+    generator, found = seeded("proven blocks"), VerifiedBlockCache()
     blocks = [(start, start + generator.randrange(1, 90)) for start in range(100, 100 * scaled(300), 100)]
     generator.shuffle(blocks)
     known: dict[int, int] = {}
@@ -26,8 +26,8 @@ def test_each_byte_of_a_proven_block_and_no_other() -> None:
 
 
 def test_with_too_many_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "BLOCKS_MAX", 3)
-    found = Proven()
+    monkeypatch.setattr(log, "VERIFIED_BLOCKS_MAX", 3)
+    found = VerifiedBlockCache()
     for start in (30, 10, 20):
         found.add(start, start + 5)
     assert [found.end_of(start) for start in (10, 20, 30, 40)] == [15, 25, 35, 0]

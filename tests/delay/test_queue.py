@@ -42,4 +42,4 @@ def test_what_is_far_goes_to_the_disk_and_comes_back() -> None:
         assert 0 <= at - handle.due <= 10
     assert desk.queue.pending == 0
     desk.advance(20)
-    assert desk.buckets.leaves == ()
+    assert desk.buckets.live_buckets == ()

@@ -10,8 +10,8 @@ from tfmq.delay import storage_scheduler, target_queue
 def test_everything_comes_once_however_little_is_loaded_at_a_time(
     rows_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_queue, "ROWS_MAX", rows_max)
-    monkeypatch.setattr(storage_scheduler, "ROWS_MAX", rows_max)
+    monkeypatch.setattr(target_queue, "QUEUE_ROWS_MAX", rows_max)
+    monkeypatch.setattr(storage_scheduler, "QUEUE_ROWS_MAX", rows_max)
     desk = Desk()
     desk.targets.stop(ORDERS)
     expected = []
@@ -25,20 +25,20 @@ def test_everything_comes_once_however_little_is_loaded_at_a_time(
     desk.advance(200)
     assert desk.queue.status()["behind"] == 1
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(60)
     assert desk.visible() == [each.payload for each in sorted(expected, key=lambda each: each.turn)]
 
 
 def test_a_load_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_queue, "ROWS_MAX", 2)
+    monkeypatch.setattr(target_queue, "QUEUE_ROWS_MAX", 2)
     desk = Desk()
     desk.targets.stop(ORDERS)
     for number in range(6):
         desk.send([b"%d" % number], 5)
         desk.advance(0.1)
     calls: list[int] = []
-    find = desk.queue._keeper._reloading._find
+    find = desk.queue._scheduler._queue_reloader._find
 
     def fails(*args: object) -> object:
         calls.append(1)
@@ -46,8 +46,8 @@ def test_a_load_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
             raise OSError(5, "the disk is away")
         return find(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(desk.queue._keeper._reloading, "_find", fails)
+    monkeypatch.setattr(desk.queue._scheduler._queue_reloader, "_find", fails)
     desk.targets.resume(ORDERS)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(20)
     assert desk.visible() == [b"%d" % number for number in range(6)]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded
-from tfmq.delay.arrivals.state import RECENT_MIN, SPAN_BITS, STRIDE, Rescheduled
+from tfmq.delay.arrivals.state import CHAIN_STEPS_MIN, RECENT_MIN, SPAN_BITS, RescheduledMessages
 
 SPAN = 1 << SPAN_BITS
 
@@ -14,8 +14,8 @@ turns = st.tuples(st.integers(0, 5 * SPAN), st.integers(0, 1 << 40))
 moves = st.dictionaries(turns, turns)
 
 
-def of(some: dict[tuple[int, int], tuple[int, int]]) -> Rescheduled:
-    rescheduled = Rescheduled()
+def of(some: dict[tuple[int, int], tuple[int, int]]) -> RescheduledMessages:
+    rescheduled = RescheduledMessages()
     for old, new in some.items():
         rescheduled.add(*old, new)
     return rescheduled
@@ -40,7 +40,7 @@ def test_each_has_its_new_turn_and_no_other_has_one(
 
 
 def test_a_repeat_changes_nothing() -> None:
-    rescheduled = Rescheduled()
+    rescheduled = RescheduledMessages()
     assert rescheduled.add(5, 7, (50, 70)) and not rescheduled.add(5, 7, (60, 80))
     assert rescheduled.get(5, 7) == (50, 70) and rescheduled.count == 1
 
@@ -70,7 +70,7 @@ def test_a_dump_says_all(some: dict[tuple[int, int], tuple[int, int]]) -> None:
 
 def test_spans_are_forgotten_one_by_one() -> None:
     rescheduled = of({(10, 1): (2 * SPAN, 5), (SPAN, 2): (2 * SPAN, 6), (2 * SPAN, 5): (3 * SPAN, 7)})
-    assert rescheduled.forget([0, 7 * SPAN]) == 1
+    assert rescheduled.expire_spans([0, 7 * SPAN]) == 1
     assert rescheduled.count == 2
     assert rescheduled.get(10, 1) is None and rescheduled.latest(2 * SPAN, 5) == (3 * SPAN, 7)
 
@@ -79,24 +79,24 @@ def test_a_dump_that_was_cut_is_refused() -> None:
     data = of({(10, 1): (11, 2), (SPAN, 3): (SPAN, 4)}).dump()
     for size in set(range(1, len(data))) - {40}:  # behind the first span's columns a shorter dump ends
         with pytest.raises(ValueError, match="rescheduled"):
-            Rescheduled().load(data[:size])
+            RescheduledMessages().load(data[:size])
     with pytest.raises(ValueError, match="span 0"):
-        Rescheduled().load(data[:40] * 2)
+        RescheduledMessages().load(data[:40] * 2)
 
 
 def test_a_span_is_over_when_no_handle_of_it_leads_beyond() -> None:
     rescheduled = of({(SPAN, 1): (2 * SPAN, 5), (2 * SPAN, 5): (50 * SPAN, 6), (3 * SPAN, 2): (4 * SPAN, 7)})
     starts = [0, SPAN, 2 * SPAN, 3 * SPAN]
-    assert rescheduled.over(starts, 10 * SPAN) == [0, 3 * SPAN]
-    assert rescheduled.over(starts, 51 * SPAN) == starts
-    assert rescheduled.over(starts[:2], 51 * SPAN) == [0]  # the step in between is still known
-    assert rescheduled.over(starts, 5 * SPAN - 1) == [0]
-    again = Rescheduled()
+    assert rescheduled.expirable_spans(starts, 10 * SPAN) == [0, 3 * SPAN]
+    assert rescheduled.expirable_spans(starts, 51 * SPAN) == starts
+    assert rescheduled.expirable_spans(starts[:2], 51 * SPAN) == [0]  # the step in between is still known
+    assert rescheduled.expirable_spans(starts, 5 * SPAN - 1) == [0]
+    again = RescheduledMessages()
     again.load(rescheduled.dump())
-    assert again.over(starts, 10 * SPAN) == [0, 3 * SPAN]
+    assert again.expirable_spans(starts, 10 * SPAN) == [0, 3 * SPAN]
 
 
-def moved_on(count: int) -> Rescheduled:
+def moved_on(count: int) -> RescheduledMessages:
     """One message that was moved by a minute again and again, from the turn (0, 0) on."""
     return of({(n * SPAN, n): ((n + 1) * SPAN, n + 1) for n in range(count)})
 
@@ -105,9 +105,9 @@ def test_what_is_moved_on_again_and_again_is_forgotten_in_one_pass() -> None:
     counts = []
     for count in (200, 2000):
         rescheduled, starts = moved_on(count), [n * SPAN for n in range(count)]
-        assert rescheduled.over(starts, count * SPAN) == []
-        counts.append(steps(lambda: rescheduled.over(starts, count * SPAN)))  # noqa: B023
-        assert rescheduled.over(starts, (count + 1) * SPAN) == starts
+        assert rescheduled.expirable_spans(starts, count * SPAN) == []
+        counts.append(steps(lambda: rescheduled.expirable_spans(starts, count * SPAN)))  # noqa: B023
+        assert rescheduled.expirable_spans(starts, (count + 1) * SPAN) == starts
     assert counts[1] < 12 * counts[0]
 
 
@@ -115,17 +115,17 @@ def test_a_long_way_is_walked_once() -> None:
     rescheduled = moved_on(5000)
     assert rescheduled.latest(0, 0) == (5000 * SPAN, 5000)
     assert steps(lambda: rescheduled.latest(0, 0)) < 30
-    for n in range(5000, 5000 + 3 * STRIDE):
+    for n in range(5000, 5000 + 3 * CHAIN_STEPS_MIN):
         rescheduled.add(n * SPAN, n, ((n + 1) * SPAN, n + 1))
         assert rescheduled.latest(0, 0) == ((n + 1) * SPAN, n + 1)
-        assert steps(lambda: rescheduled.latest(7 * SPAN, 7)) < 12 * STRIDE
-    rescheduled.forget([1000 * SPAN])
+        assert steps(lambda: rescheduled.latest(7 * SPAN, 7)) < 12 * CHAIN_STEPS_MIN
+    rescheduled.expire_spans([1000 * SPAN])
     assert rescheduled.latest(0, 0) == (1000 * SPAN, 1000), "nothing leads over what is forgotten"
 
 
 def test_ways_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfmq.delay.arrivals.state.SHORTCUTS_MAX", 10)
-    rescheduled = moved_on(40 * STRIDE)
-    for n in range(0, 20 * STRIDE, 7):
-        assert rescheduled.latest(n * SPAN, n) == (40 * STRIDE * SPAN, 40 * STRIDE)
+    rescheduled = moved_on(40 * CHAIN_STEPS_MIN)
+    for n in range(0, 20 * CHAIN_STEPS_MIN, 7):
+        assert rescheduled.latest(n * SPAN, n) == (40 * CHAIN_STEPS_MIN * SPAN, 40 * CHAIN_STEPS_MIN)
         assert len(rescheduled._shortcuts) <= 10

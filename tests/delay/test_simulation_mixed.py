@@ -24,14 +24,18 @@ from tfmq.delay.buckets import store
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (store, "SPLIT_ENTRIES", 12), (memory_window, "SPLIT_ROWS", 12), (memory_window, "NEAR_MAX", 40),
-        (memory_window, "ROOM_ROWS", 20), (memory_window, "CATCH_UP_ROWS", 6), (memory_window, "RESCAN_BYTES", 600),
-        (memory_window, "SPILL_BYTES", 4000), (target_queue, "ROWS_MAX", 9), (storage_scheduler, "ROWS_MAX", 9),
-        (target_queue, "READ_ROWS", 5), (target_queue, "SLICE_BYTES", 300), (record_reader, "SLICE_BYTES", 300),
-        (target_queue, "STUCK_ROWS_MAX", 15), (record_reader, "AHEAD_MIN", 3), (record_reader, "AHEAD_BYTES", 900),
-        (flow_control, "WINDOW_BYTES", 500), (flow_control, "TURN_ROWS", 7), (dispatcher, "POP_ROWS", 5),
-        (dispatcher, "MOVING_ROWS", 24), (storage_scheduler, "PUT_ROWS", 7), (log, "BLOCKS_MAX", 3),
-        (log, "PROOFS_MAX", 2),
+        (store, "SPLIT_MESSAGES", 12), (memory_window, "SPLIT_ROWS", 12), (memory_window, "MEMORY_ROWS_MAX", 40),
+        (memory_window, "LOAD_ROWS_MAX", 20), (memory_window, "CATCH_UP_ROWS", 6),
+        (memory_window, "RESCAN_BYTES_MAX", 600),
+        (memory_window, "SPILL_BYTES", 4000), (target_queue, "QUEUE_ROWS_MAX", 9),
+        (storage_scheduler, "QUEUE_ROWS_MAX", 9),
+        (target_queue, "READ_ROWS_MAX", 5), (target_queue, "SLICE_BYTES_MAX", 300),
+        (record_reader, "SLICE_BYTES_MAX", 300),
+        (target_queue, "BLOCKED_ROWS_MAX", 15), (record_reader, "READ_AHEAD_ROWS_MIN", 3),
+        (record_reader, "READ_AHEAD_BYTES", 900),
+        (flow_control, "IN_FLIGHT_BYTES_MAX", 500), (flow_control, "TURN_ROWS_MAX", 7), (dispatcher, "POP_ROWS_MAX", 5),
+        (dispatcher, "FIREABLE_ROWS_MAX", 24), (storage_scheduler, "ADD_ROWS_MAX", 7), (log, "VERIFIED_BLOCKS_MAX", 3),
+        (log, "VERIFIED_PER_CALL_MAX", 2),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
 
@@ -149,7 +153,7 @@ class MixedStory(Story):
             self.fired.pop(payload, None)
         self.seen[BILLS] = 0
         self.desk.targets.delete(split_id(BILLS)[0])
-        self.desk.queue.topic_gone(split_id(BILLS)[0])
+        self.desk.queue.topic_deleted(split_id(BILLS)[0])
 
     def end(self) -> None:
         self.heal()

@@ -107,7 +107,7 @@ class Story:
             self.seen[key] = min(self.seen[key], keep)
             self.stopped.discard(key)
             self.held_until = self.desk.now_ms + 2000
-            self.desk.queue.resumed(key)
+            self.desk.queue.target_resumed(key)
         self.desk.turn()
 
     def kill(self) -> None:
@@ -204,13 +204,18 @@ class Story:
     def count(self) -> None:
         """Where nothing is under way, what is said to wait is what waits, to the last one."""
         queue = self.desk.queue
-        if self.desk.jobs or self.doubtful or queue._keeper.busy is not None or queue._counting.due:
+        if (
+            self.desk.jobs
+            or self.doubtful
+            or queue._scheduler.running_step is not None
+            or queue._row_counter.has_work
+        ):
             return
         self.counted += 1
         waiting = len(self.alive.keys() - self.fired.keys())
         # Of a partition that is stopped nobody knows how much it has.
         unsure = sum(self.alive[payload].key in self.stopped for payload in self.fired)
-        assert waiting <= queue._figures.count_now() <= waiting + unsure, f"seed {self.seed}"
+        assert waiting <= queue._metrics.count_now() <= waiting + unsure, f"seed {self.seed}"
 
     def end(self) -> None:
         self.resume()
@@ -229,7 +234,7 @@ class Story:
             )
         self.desk.advance(30)
         assert self.desk.queue.pending == 0 and self.counted
-        assert not self.desk.buckets.leaves, f"seed {self.seed}: buckets are left"
+        assert not self.desk.buckets.live_buckets, f"seed {self.seed}: buckets are left"
 
 
 @pytest.mark.parametrize("seed", range(scaled(300)))

@@ -7,7 +7,17 @@ from itertools import pairwise
 import pytest
 
 from tests.scale import scaled, seeded
-from tfmq.delay.buckets.format import COARSEST, FINEST, LEVELS, USUAL, WINDOW, Span, finer, level_of, span_of
+from tfmq.delay.buckets.format import (
+    COARSEST_LEVEL,
+    DEFAULT_LEVEL,
+    FINEST_LEVEL,
+    LEVELS,
+    SPANS_PER_LEVEL,
+    TimeSpan,
+    finer_level,
+    level_of,
+    span_of,
+)
 from tfmq.delay.due_time import DUE_MAX
 
 NOW = 1_700_000_000_000
@@ -15,12 +25,12 @@ NOW = 1_700_000_000_000
 
 def test_the_levels_are_those_of_the_page() -> None:
     assert LEVELS == (10, 16, 22, 28, 34, 40, 46, 52, 58)
-    assert (FINEST, USUAL, COARSEST) == (10, 16, 58)
+    assert (FINEST_LEVEL, DEFAULT_LEVEL, COARSEST_LEVEL) == (10, 16, 58)
 
 
 def test_a_span_holds_its_dues_and_no_other() -> None:
     span = span_of(NOW, 16)
-    assert span == Span(NOW // 65_536 * 65_536, 16)
+    assert span == TimeSpan(NOW // 65_536 * 65_536, 16)
     assert NOW in span and span.start in span and span.end - 1 in span
     assert span.end not in span and span.start - 1 not in span
 
@@ -32,19 +42,25 @@ def test_the_children_make_up_their_span(exponent: int) -> None:
     assert len(children) == 64
     assert (children[0].start, children[-1].end) == (span.start, span.end)
     assert all(one.end == other.start for one, other in pairwise(children))
-    assert {child.exponent for child in children} == {finer(exponent)}
+    assert {child.exponent for child in children} == {finer_level(exponent)}
 
 
 def test_there_is_nothing_below_the_finest() -> None:
     with pytest.raises(ValueError, match="no level below"):
-        finer(FINEST)
+        finer_level(FINEST_LEVEL)
     with pytest.raises(ValueError, match="no level below"):
-        Span(0, FINEST).children()
+        TimeSpan(0, FINEST_LEVEL).children()
 
 
 def test_what_is_no_span_of_a_level_is_not_valid() -> None:
-    assert Span(0, 58).is_valid and Span(DUE_MAX >> 10 << 10, 10).is_valid
-    for span in (Span(1, 10), Span(0, 11), Span(0, 64), Span(-1024, 10), Span(1 << 63, 10)):
+    assert TimeSpan(0, 58).is_valid and TimeSpan(DUE_MAX >> 10 << 10, 10).is_valid
+    for span in (
+        TimeSpan(1, 10),
+        TimeSpan(0, 11),
+        TimeSpan(0, 64),
+        TimeSpan(-1024, 10),
+        TimeSpan(1 << 63, 10),
+    ):
         assert not span.is_valid
 
 
@@ -66,5 +82,8 @@ def test_fewer_spans_than_the_window_lie_between_now_and_any_due() -> None:
         due = min(DUE_MAX, now + generator.randrange(1 << generator.randrange(1, 63)))
         exponent = level_of(due, now)
         assert exponent in LEVELS
-        assert (due >> exponent) - (now >> exponent) < WINDOW
-        assert exponent == USUAL or (due >> finer(exponent)) - (now >> finer(exponent)) >= WINDOW
+        assert (due >> exponent) - (now >> exponent) < SPANS_PER_LEVEL
+        assert (
+            exponent == DEFAULT_LEVEL
+            or (due >> finer_level(exponent)) - (now >> finer_level(exponent)) >= SPANS_PER_LEVEL
+        )

@@ -7,8 +7,8 @@ from array import array
 import pytest
 
 from tests.delay.bucketing import NOW, ORDERS, Waiting, batch_of, record_of
-from tfmq.delay.buckets.format import CRC_SIZE, Columns, Numbers, Target
-from tfmq.delay.buckets.writer import Pending, messages_of, pending_rows
+from tfmq.delay.buckets.format import CRC_SIZE, ChunkColumns, IntegerColumn, Target
+from tfmq.delay.buckets.writer import PendingFilter, pending_messages, pending_rows
 
 RUN = [Waiting(n, NOW + n, ORDERS, n == 6, record_of(n, 9 * n)) for n in range(5, 9)]
 
@@ -25,8 +25,10 @@ RUN = [Waiting(n, NOW + n, ORDERS, n == 6, record_of(n, 9 * n)) for n in range(5
         (lambda log_id, dues, numbers: log_id != ORDERS, []),
     ],
 )
-def test_what_is_pending_goes_with_everything_that_is_known_of_it(pending: Pending, kept: list[int]) -> None:
-    found = messages_of(batch_of(RUN), pending)
+def test_what_is_pending_goes_with_everything_that_is_known_of_it(
+    pending: PendingFilter, kept: list[int]
+) -> None:
+    found = pending_messages(batch_of(RUN), pending)
     chosen = [each for each in RUN if each.number in kept]
     assert found.numbers == array("Q", kept) and found.dues == array("Q", [each.due for each in chosen])
     assert found.flags == bytes(each.absolute for each in chosen) and found.table == [
@@ -40,7 +42,7 @@ def test_what_is_pending_goes_with_everything_that_is_known_of_it(pending: Pendi
 
 
 def test_of_a_chunk_with_several_targets_each_is_asked_for_its_own() -> None:
-    columns = Columns(
+    columns = ChunkColumns(
         array("Q", [10, 20, 30, 40]),
         array("Q", [1, 2, 3, 4]),
         array("I", [0, 1, 0, 1]),
@@ -51,7 +53,7 @@ def test_of_a_chunk_with_several_targets_each_is_asked_for_its_own() -> None:
     )
     asked: list[tuple[int, list[int], list[int]]] = []
 
-    def pending(log_id: int, dues: Numbers, numbers: Numbers) -> bool | bytes:
+    def pending(log_id: int, dues: IntegerColumn, numbers: IntegerColumn) -> bool | bytes:
         asked.append((log_id, list(dues), list(numbers)))
         return True if log_id == 7 else bytes([0, 1])
 

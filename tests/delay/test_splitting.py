@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tests.delay.bucketing import BILLS, NEAR, Bench, everything, flip
-from tfmq.delay.buckets.format import Numbers
-from tfmq.delay.buckets.writer import first_of, pieces_of
+from tfmq.delay.buckets.format import IntegerColumn
+from tfmq.delay.buckets.writer import chunk_messages, next_to_split
 
 
 def test_every_chunk_comes_with_its_records() -> None:
     bench = Bench()
     sent = bench.put(NEAR + 3, NEAR + 1) + bench.put(NEAR + 2, log_id=BILLS, absolute=True)
-    pieces = list(pieces_of(bench.bucket(NEAR), bench.buckets.files, everything))
+    pieces = list(chunk_messages(bench.bucket(NEAR), bench.buckets.files, everything))
     assert [list(piece.numbers) for piece in pieces] == [[0, 1], [3]]
     joined = b"".join(bytes(data) for piece in pieces for data in piece.data)
     for each in sent:
@@ -44,11 +44,11 @@ def test_what_nobody_waits_for_is_left_out() -> None:
     sent = bench.put(NEAR + 3, NEAR + 1, NEAR + 2)
     bench.put(NEAR + 2, log_id=BILLS)
 
-    def pending(log_id: int, dues: Numbers, numbers: Numbers) -> bool | bytes:
+    def pending(log_id: int, dues: IntegerColumn, numbers: IntegerColumn) -> bool | bytes:
         return log_id != BILLS and bytes(number != 1 for number in numbers)
 
     bucket = bench.bucket(NEAR)
-    pieces = list(pieces_of(bucket, bench.buckets.files, pending))
+    pieces = list(chunk_messages(bucket, bench.buckets.files, pending))
     assert [list(piece.numbers) for piece in pieces] == [[0, 2]]
     assert b"".join(bytes(data) for data in pieces[0].data).count(sent[1].record) == 0
     children = bench.buckets.split(bucket, pending)
@@ -59,15 +59,15 @@ def test_a_bucket_for_which_nobody_waits_is_gone_when_it_is_cut() -> None:
     bench = Bench()
     bench.put(NEAR + 3, NEAR + 1)
     assert bench.buckets.split(bench.bucket(NEAR), lambda *_: False) == []
-    assert not bench.buckets.leaves and not bench.crash().contents()
+    assert not bench.buckets.live_buckets and not bench.crash().contents()
 
 
 def test_which_is_cut_first() -> None:
     bench = Bench()
     bench.put(NEAR, NEAR + 100_000, NEAR + 200_000)
-    one, two, three = bench.buckets.leaves
-    assert first_of([three, two], two, 0, ()) is two
-    assert first_of([three, two], one, 0, ()) is three
-    assert first_of([three, two], two, 0, {two.span}) is three
-    assert first_of([one, two], None, one.span.end, ()) is two
-    assert first_of([], one, 0, ()) is None
+    one, two, three = bench.buckets.live_buckets
+    assert next_to_split([three, two], two, 0, ()) is two
+    assert next_to_split([three, two], one, 0, ()) is three
+    assert next_to_split([three, two], two, 0, {two.span}) is three
+    assert next_to_split([one, two], None, one.span.end, ()) is two
+    assert next_to_split([], one, 0, ()) is None

@@ -12,8 +12,8 @@ import pytest
 from tests.delay.desk import ORDERS, Desk, Handle
 from tests.scale import scaled, seeded
 from tfmq.delay import flow_control, record_reader
-from tfmq.delay.record_reader import Fetched, Supply
-from tfmq.delay.rows import Part, Rows
+from tfmq.delay.record_reader import FetchedRecords, ReadAhead
+from tfmq.delay.rows import RowColumns, RowQueue
 
 
 def record_of(number: int) -> bytes:
@@ -31,30 +31,32 @@ class Files:
         """A number whose record cannot be read."""
         self.reads: list[int] = []
 
-    def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Fetched:
+    def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> FetchedRecords:
         assert list(locators) == [7 * number for number in numbers]
         if self.error is not None:
             raise self.error
         if self.bad in numbers:
             raise OSError(5, "a bad sector")
         self.reads.append(len(numbers))
-        return Fetched([record_of(number) for number in numbers[: self.most]])
+        return FetchedRecords([record_of(number) for number in numbers[: self.most]])
 
-    def cached(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Fetched | None:
+    def read_cached(
+        self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int
+    ) -> FetchedRecords | None:
         return None if self.cold else self.read(locators, numbers, bytes_max)
 
 
 class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(record_reader, "AHEAD_MIN", 20)
+        monkeypatch.setattr(record_reader, "READ_AHEAD_ROWS_MIN", 20)
         self.files, self.jobs = Files(), list[tuple[Callable[[], Any], Callable[..., None]]]()
-        self.supply = Supply(self.files, lambda work, done: self.jobs.append((work, done)))  # type: ignore[arg-type]
-        self.rows = Rows()
+        self.supply = ReadAhead(self.files, lambda work, done: self.jobs.append((work, done)))  # type: ignore[arg-type]
+        self.rows = RowQueue()
 
     def add(self, numbers: Sequence[int]) -> None:
         column = array("Q", numbers)
         locators = array("Q", [7 * number for number in numbers])
-        self.rows.add(Part(column, column[:], locators, bytearray(len(column))))
+        self.rows.append(RowColumns(column, column[:], locators, bytearray(len(column))))
 
     def work(self) -> None:
         while self.jobs:
@@ -67,7 +69,7 @@ class Bench:
                 done(result, None)
 
     def fetch(self, count: int, record_bytes: int = 10) -> list[bytes | None]:
-        part, told = self.rows.head(count), list[tuple[Fetched | None, BaseException | None]]()
+        part, told = self.rows.head(count), list[tuple[FetchedRecords | None, BaseException | None]]()
         self.supply.fetch(part, self.rows, record_bytes, lambda *answer: told.append(answer))
         self.work()
         ((found, error),) = told
@@ -87,7 +89,7 @@ def test_few_rows_are_read_as_they_are_asked_for(bench: Bench) -> None:
     bench.add(range(19))
     assert len(bench.fetch(5)) == 5
     bench.files.cold = True
-    bench.rows.drop(5)
+    bench.rows.drop_head(5)
     assert len(bench.fetch(5)) == 5
     assert bench.files.reads == [5, 5]
 
@@ -95,12 +97,12 @@ def test_few_rows_are_read_as_they_are_asked_for(bench: Bench) -> None:
 def test_many_rows_are_read_ahead_once(bench: Bench) -> None:
     bench.add(range(50))
     for _ in range(10):
-        bench.rows.drop(len(bench.fetch(5)))
+        bench.rows.drop_head(len(bench.fetch(5)))
     assert bench.files.reads == [50]
 
 
 def test_no_more_bytes_than_a_bound_are_read_ahead(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_reader, "AHEAD_BYTES", 300)
+    monkeypatch.setattr(record_reader, "READ_AHEAD_BYTES", 300)
     bench.add(range(50))
     bench.fetch(5)
     bench.supply.clear()
@@ -114,9 +116,9 @@ def test_rows_that_were_passed_over_are_left_out(bench: Bench) -> None:
     """As cancelled ones are: they go from the front, or end the part before them."""
     bench.add(range(100))
     bench.fetch(10)
-    bench.rows.drop(13)
+    bench.rows.drop_head(13)
     assert bench.fetch(4)[0] == record_of(13)
-    bench.rows.drop(20)
+    bench.rows.drop_head(20)
     assert bench.fetch(10)[0] == record_of(33)
     assert bench.files.reads == [100]
 
@@ -135,7 +137,7 @@ def test_what_is_read_while_it_is_given_up_is_not_kept(bench: Bench) -> None:
     bench.supply.fetch(bench.rows.head(10), bench.rows, 10, lambda *answer: told.append(answer))
     bench.supply.clear()
     bench.work()
-    assert told == [(Fetched([record_of(number) for number in range(10)]), None)]
+    assert told == [(FetchedRecords([record_of(number) for number in range(10)]), None)]
     bench.fetch(10)
     assert bench.files.reads == [100, 100]
 
@@ -144,7 +146,7 @@ def test_what_cannot_be_read_keeps_nothing_before_it_waiting(bench: Bench) -> No
     bench.add(range(100))
     bench.files.bad = 40
     for _ in range(4):
-        bench.rows.drop(len(bench.fetch(10)))
+        bench.rows.drop_head(len(bench.fetch(10)))
     with pytest.raises(OSError, match="a bad sector"):
         bench.fetch(10)
     assert bench.files.reads == [10] * 4
@@ -153,7 +155,7 @@ def test_what_cannot_be_read_keeps_nothing_before_it_waiting(bench: Bench) -> No
 def test_a_target_that_stops_while_is_read_ahead_is_what_the_line_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(record_reader, "AHEAD_MIN", 3)
+    monkeypatch.setattr(record_reader, "READ_AHEAD_ROWS_MIN", 3)
     desk = Desk(queued=True)
     desk.targets.automatic = False
     payloads = [b"%d" % number for number in range(10)]
@@ -169,7 +171,7 @@ def test_a_target_that_stops_while_is_read_ahead_is_what_the_line_waits_for(
     desk.turn()
     assert [target for target, _ in desk.queue.status()["waits_for"]] == [waits[0]]
     desk.targets.resume(ORDERS, keep=0)
-    desk.queue.resumed(ORDERS)
+    desk.queue.target_resumed(ORDERS)
     desk.advance(1)
     assert desk.visible() == [b"first", *payloads]
 
@@ -179,16 +181,18 @@ def test_another_message_of_the_same_number_elsewhere_is_not_taken_for_it(bench:
     bench.add(range(100))
     bench.fetch(10)
     part = bench.rows.head(10)
-    moved = Part(part.dues, part.numbers, array("Q", [7 * each + 1 for each in part.numbers]), part.flags)
-    assert bench.supply._take(part) is not None
-    assert bench.supply._take(moved) is None
+    moved = RowColumns(
+        part.dues, part.numbers, array("Q", [7 * each + 1 for each in part.numbers]), part.flags
+    )
+    assert bench.supply._buffered(part) is not None
+    assert bench.supply._buffered(moved) is None
 
 
 def test_errors_are_told(bench: Bench) -> None:
     bench.add(range(100))
     bench.files.error = OSError("the disk")
     for rows in (100, 19):
-        bench.rows.drop(len(bench.rows) - rows)
+        bench.rows.drop_head(len(bench.rows) - rows)
         with pytest.raises(OSError, match="the disk"):
             bench.fetch(10)
     bench.files.error = None
@@ -197,7 +201,7 @@ def test_errors_are_told(bench: Bench) -> None:
 
 def test_any_sequence_gives_each_row_its_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     generator, number = seeded("supply"), 0
-    monkeypatch.setattr(record_reader, "AHEAD_BYTES", 500)
+    monkeypatch.setattr(record_reader, "READ_AHEAD_BYTES", 500)
     for _ in range(scaled(2000)):
         if len(bench.rows) < 60:
             more = [number + each for each in range(generator.randrange(1, 40)) if generator.random() < 0.9]
@@ -207,7 +211,7 @@ def test_any_sequence_gives_each_row_its_record(bench: Bench, monkeypatch: pytes
         bench.files.most = generator.choice((1, 3, 1000))
         if len(bench.rows):
             found = bench.fetch(generator.randrange(1, 30), generator.choice((5, 10, 100)))
-            bench.rows.drop(generator.choice((0, 1, len(found), len(found))))
+            bench.rows.drop_head(generator.choice((0, 1, len(found), len(found))))
         if generator.random() < 0.05:
             bench.supply.clear()
 
@@ -217,16 +221,16 @@ def test_a_line_fires_what_was_read_ahead_without_those_cancelled_meanwhile(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Read ahead in a worker, and a message cancelled at each moment before, meanwhile and after it."""
-    monkeypatch.setattr(record_reader, "AHEAD_MIN", 10)
-    monkeypatch.setattr(flow_control, "TURN_ROWS", 7)
+    monkeypatch.setattr(record_reader, "READ_AHEAD_ROWS_MIN", 10)
+    monkeypatch.setattr(flow_control, "TURN_ROWS_MAX", 7)
     generator, desk, reads = random.Random(seed), Desk(queued=True), list[int]()
-    plain = desk.queue._lines.fetching.read
+    plain = desk.queue._target_queues.record_reader.read
 
-    def read(locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Fetched:
+    def read(locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> FetchedRecords:
         reads.append(len(numbers))
         return plain(locators, numbers, bytes_max)
 
-    monkeypatch.setattr(desk.queue._lines.fetching, "read", read)
+    monkeypatch.setattr(desk.queue._target_queues.record_reader, "read", read)
     sent = desk.send([b"%d" % number for number in range(300)], [5000 + n % 3 for n in range(300)])
     desk.advance(4.9)
     rest, answers = generator.sample(sent, 100), list[tuple[Handle, Any]]()

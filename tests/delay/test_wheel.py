@@ -7,19 +7,19 @@ import pytest
 
 from tests.scale import scaled
 from tfmq.delay import timing_wheel as wheels
-from tfmq.delay.timing_wheel import DUE_SPAN, TARGETS_MAX, HashedWheelTimer, tag
+from tfmq.delay.timing_wheel import DUE_RANGE, TARGETS_MAX, HashedTimingWheel, make_tag
 
 TICK = 10
 SLOTS = 8
 
 
-def turns(wheel: HashedWheelTimer, now_ms: int, rows_max: int = wheels.ROWS_MAX) -> list[tuple[int, int]]:
+def turns(wheel: HashedTimingWheel, now_ms: int, rows_max: int = wheels.ROWS_MAX) -> list[tuple[int, int]]:
     found = wheel.pop(now_ms, rows_max)
     return list(zip(found.dues, found.numbers, strict=True))
 
 
-def small(base_ms: int = 0) -> HashedWheelTimer:
-    return HashedWheelTimer(TICK, SLOTS, base_ms)
+def small(base_ms: int = 0) -> HashedTimingWheel:
+    return HashedTimingWheel(TICK, SLOTS, base_ms)
 
 
 def test_due_on_a_tick_comes_in_that_millisecond_and_not_before() -> None:
@@ -67,7 +67,7 @@ def test_due_before_the_last_pop_comes_with_the_next_one() -> None:
     wheel.add(1, 9, 0, 0)
     wheel.add_many(array("Q", [999, 1]), array("Q", [10, 8]), array("Q", [0, 0]), array("Q", [0, 0]))
     wheel.add(1001, 11, 0, 0)
-    assert wheel.due_next == 1
+    assert wheel.next_due == 1
     assert turns(wheel, 1000) == [(1, 8), (1, 9), (999, 10)]
     assert turns(wheel, 1001) == [(1001, 11)]
 
@@ -81,7 +81,7 @@ def test_same_due_comes_in_the_order_of_the_numbers() -> None:
     found = wheel.pop(44)
     assert list(found.numbers) == list(range(1000))
     assert list(found.locators) == [number * 3 for number in range(1000)]
-    assert list(found.tags) == [tag(number % 5, False) for number in range(1000)]
+    assert list(found.tags) == [make_tag(number % 5, False) for number in range(1000)]
 
 
 def test_cancelled_before_it_came_never_comes() -> None:
@@ -91,7 +91,7 @@ def test_cancelled_before_it_came_never_comes() -> None:
     assert wheel.cancel(20, 1)
     assert wheel.count == 1
     assert turns(wheel, 20) == [(20, 2)]
-    assert (wheel.count, wheel.held) == (0, 0)
+    assert (wheel.count, wheel.row_count) == (0, 0)
 
 
 def test_cancelled_after_it_came_changes_nothing() -> None:
@@ -136,25 +136,25 @@ def test_dropped_from_a_due_on_never_comes_unless_it_is_added_again() -> None:
 def test_every_column_comes_back() -> None:
     wheel = small(base_ms=1_000_000)
     wheel.add(1_000_005, 7, (1 << 64) - 1, TARGETS_MAX - 1, True)
-    wheel.add(1_000_000 + DUE_SPAN - 1, (1 << 63) - 1, 0, 0)
+    wheel.add(1_000_000 + DUE_RANGE - 1, (1 << 63) - 1, 0, 0)
     found = wheel.pop(1_000_005)
     assert [list(column) for column in found] == [
         [1_000_005],
         [7],
         [(1 << 64) - 1],
-        [tag(TARGETS_MAX - 1, True)],
+        [make_tag(TARGETS_MAX - 1, True)],
     ]
-    assert wheel.due_next == 1_000_000 + DUE_SPAN - 1
+    assert wheel.next_due == 1_000_000 + DUE_RANGE - 1
 
 
-@pytest.mark.parametrize("due", [999, 1000 + DUE_SPAN])
+@pytest.mark.parametrize("due", [999, 1000 + DUE_RANGE])
 def test_a_due_that_its_base_does_not_allow_is_refused_and_nothing_added(due: int) -> None:
     wheel = small(base_ms=1000)
     with pytest.raises(ValueError):
         wheel.add(due, 1, 0, 0)
     with pytest.raises(ValueError):
         wheel.add_many([1000, due], [1, 2], [0, 0], [0, 0])
-    assert (wheel.held, wheel.due_next) == (0, None)
+    assert (wheel.row_count, wheel.next_due) == (0, None)
 
 
 def test_only_an_empty_wheel_takes_another_base() -> None:
@@ -173,7 +173,7 @@ def test_many_rows_come_in_parts_and_go_on_from_there() -> None:
     for number in range(100):
         wheel.add(number, number, 0, 0)
     assert turns(wheel, 1000, 15) == [(due, due) for due in range(15)]
-    assert (wheel.due_next, wheel.count) == (15, 85)
+    assert (wheel.next_due, wheel.count) == (15, 85)
     assert [wheel.cancel(14, 14), wheel.cancel(15, 15), wheel.cancel(15, 15)] == [False, True, False]
     assert turns(wheel, 1000, 1) == [(16, 16)]
     wheel.add(3, 200, 0, 0)
@@ -181,7 +181,7 @@ def test_many_rows_come_in_parts_and_go_on_from_there() -> None:
     assert list(wheel.drop_from(90)) == [0] * 10
     assert turns(wheel, 35) == [(due, due) for due in range(19, 36)]
     assert len(turns(wheel, 1000)) == 54
-    assert (wheel.count, wheel.held, wheel.due_next) == (0, 0, None)
+    assert (wheel.count, wheel.row_count, wheel.next_due) == (0, 0, None)
 
 
 def test_what_is_dropped_later_does_not_move_the_front() -> None:
@@ -190,23 +190,23 @@ def test_what_is_dropped_later_does_not_move_the_front() -> None:
         wheel.add(5, number, number, 0)
     wheel.add(500, 10, 10, 0)
     assert len(turns(wheel, 100, 4)) == 4
-    assert wheel.front == (5, 4)
+    assert wheel.first_unpopped == (5, 4)
     assert wheel.cancel(5, 7)
     assert list(wheel.drop_from(300)) == [10]
-    assert (wheel.front, wheel.count, wheel.held) == ((5, 4), 5, 6)
+    assert (wheel.first_unpopped, wheel.count, wheel.row_count) == ((5, 4), 5, 6)
     assert turns(wheel, 100) == [(5, number) for number in (4, 5, 6, 8, 9)]
-    assert (wheel.front, wheel.count, wheel.held) == ((101, 0), 0, 0)
+    assert (wheel.first_unpopped, wheel.count, wheel.row_count) == ((101, 0), 0, 0)
 
 
 def test_rows_of_cancelled_messages_go_when_they_are_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheels, "CANCELLED_MIN", 10)
+    monkeypatch.setattr(wheels, "CANCELLED_ROWS_MIN", 10)
     wheel = small()
     for number in range(100):
         wheel.add(500 + number, number, 0, 0)
     for number in range(60):
         assert wheel.cancel(500 + number, number)
     assert wheel.count == 40
-    assert wheel.held < 60
+    assert wheel.row_count < 60
     assert turns(wheel, 1000) == [(500 + number, number) for number in range(60, 100)]
 
 
@@ -216,13 +216,13 @@ def test_it_tells_how_full_it_is() -> None:
         wheel.add(3, number, 0, 0)
     wheel.add(50, 9, 0, 0)
     wheel.cancel(50, 9)
-    assert wheel.load() == {"slots": 8, "slots_used": 2, "slot_rows_max": 5, "rows": 6, "cancelled": 1}
+    assert wheel.occupancy() == {"slots": 8, "slots_used": 2, "slot_rows_max": 5, "rows": 6, "cancelled": 1}
 
 
 @pytest.mark.parametrize("seed", range(scaled(200)))
 def test_it_does_what_a_sorted_list_does(seed: int) -> None:
     dice = random.Random(seed)
-    wheel = HashedWheelTimer(dice.choice([1, 3, 10]), dice.choice([1, 2, 7, 64]), base_ms=50)
+    wheel = HashedTimingWheel(dice.choice([1, 3, 10]), dice.choice([1, 2, 7, 64]), base_ms=50)
     model: dict[int, int] = {}
     now, number = 49, 0
     for _ in range(300):
@@ -261,4 +261,4 @@ def test_it_does_what_a_sorted_list_does(seed: int) -> None:
                 del model[each]
         assert wheel.count == len(model), f"seed {seed}"
         if model:
-            assert wheel.due_next is not None and wheel.due_next <= min(model.values()), f"seed {seed}"
+            assert wheel.next_due is not None and wheel.next_due <= min(model.values()), f"seed {seed}"

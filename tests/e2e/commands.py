@@ -17,7 +17,7 @@ import journal, tfmq, tfmq.server.reactor, click, rich.console, rich.table, enco
 for package in (journal, tfmq):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(found.name)
-tfmq.server.reactor.installed()
+tfmq.server.reactor.install_reactor()
 user = int(sys.argv.pop(1))
 if user:
     os.setgroups([]); os.setgid(user); os.setuid(user)

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from journal.record.format import make_id, make_record, tag_flag
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.message import encode_attribute
@@ -55,7 +55,7 @@ class Sender:
     """Sends plain batches to one topic, each forced when the call returns."""
 
     def __init__(self, address: str, topic: str = "orders", partitions: int = 1) -> None:
-        self.link = Link(parse_servers(address), time.monotonic)
+        self.link = ClientConnection(parse_servers(address), time.monotonic)
         self.driver = BlockingDriver(self.link)
         self.topic = topic
         self.incarnation = self.ask(commands.CreateTopic(topic, partitions, {})).incarnation

@@ -141,7 +141,7 @@ def test_something_else_answers_there(other: Any, words: str) -> None:
 def test_a_port_that_takes_connections_and_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(connection, "HELLO_SECONDS", 2.5)
+    monkeypatch.setattr(connection, "HELLO_TIMEOUT_SECONDS", 2.5)
     with neighbour(neighbours.silent) as address:
         assert main.run(["status", "--servers", address]) == 3
     said = capsys.readouterr()

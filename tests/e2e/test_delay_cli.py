@@ -14,7 +14,7 @@ import tfmq as client
 from tests.e2e.commands import PATIENCE_SECONDS, Ended
 from tests.e2e.reading import payloads
 from tfmq.cli import main
-from tfmq.protocol.delayed_handle import Handle, parse_handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, format_handle, parse_handle
 from tools.rigs.live_server import LiveServer
 
 
@@ -196,7 +196,7 @@ def test_a_wrong_handle_is_one_sentence_and_does_nothing(desk: Desk) -> None:
         ran = desk.delay(*arguments)
         assert ran.code == 2 and "This is no handle of a delayed message" in ran.sentence
     assert desk.waiting() == [handle]
-    stranger = print_handle(Handle(*parse_handle(handle)._replace(store_id=77)))
+    stranger = format_handle(Handle(*parse_handle(handle)._replace(store_id=77)))
     assert desk.delay("show", stranger).code == 1
     assert json.loads(desk.delay("cancel", stranger, "--json").out) == [
         {"handle": stranger, "state": "unknown"}

@@ -11,7 +11,7 @@ import pytest
 import tfmq
 from tests import paths
 from tfmq.cli.main import commands
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 PAGE = (paths.ROOT / "docs" / "delay.md").read_text()
 HOUR = 3_600

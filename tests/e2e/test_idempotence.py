@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import tfmq
-from journal.record.format import walk
+from journal.record.format import header_positions
 from tests.e2e.sending import Server
 from tests.scale import scaled, seeded
 from tfmq.producer import Producer
@@ -96,7 +96,7 @@ def stored(server: Server, topic: str) -> list[bytes]:
     found = []
     for path in sorted(folder.glob("*.zxQueue")):
         data = path.read_bytes()
-        for position in walk(data):
+        for position in header_positions(data):
             length, flag = (
                 int.from_bytes(data[position : position + 4]),
                 int.from_bytes(data[position + 16 : position + 20]),

@@ -31,7 +31,7 @@ from tfmq.errors import (
     TimedOut,
 )
 from tfmq.message import Message
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 TOPICS = ("orders", "bills")
 PARTITIONS = 2

@@ -8,7 +8,7 @@ from tests.cli.conftest import Cli
 from tests.cli.conftest import broker as broker
 from tests.cli.conftest import cli as cli
 from tests.cli.conftest import offline as offline
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 from tfmq.testing.plugin import tfmq_broker as tfmq_broker
 
 PAGE = Path("docs/schedules.md")

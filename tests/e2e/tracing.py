@@ -19,7 +19,7 @@ ATTACH_SECONDS = 20.0
 
 # Linux AIO forces inside the kernel, where strace cannot reach.
 WITHOUT_AIO = (
-    "import journal.linux_aio; journal.linux_aio.ForceQueue.open = classmethod(lambda cls: None);"
+    "import journal.linux_aio; journal.linux_aio.AioFsyncQueue.open = classmethod(lambda cls: None);"
     "from tfmq.server.main import main; main()"
 )
 

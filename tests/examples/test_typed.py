@@ -9,7 +9,7 @@ import pytest
 
 import tfmq
 from tests import paths
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 from tools.check_types import Programs, said
 
 WRONG = """

@@ -10,7 +10,7 @@ import pytest
 from tests.transaction.desk import ORDERS, Answer, Desk
 from tfmq.errors import NOT_DONE, UNKNOWN
 from tfmq.transaction import journal_writer
-from tfmq.transaction.requests import GroupCommit
+from tfmq.transaction.requests import GroupCommitRequest
 
 LARGE = b"x" * 5000
 
@@ -75,7 +75,7 @@ def test_a_commit_group_that_may_be_committed_is_neither_repeated_nor_aborted() 
     commit = desk.commit_group("query", 1, [member], 1, turn=False)
     cut(desk)
     assert outcome(commit) == UNKNOWN
-    request = GroupCommit("query", 1, "run", [(member.xid, member.epoch)], 1, False)
+    request = GroupCommitRequest("query", 1, "run", [(member.xid, member.epoch)], 1, False)
     assert outcome(desk.ask("commit_group", request)) == UNKNOWN
     assert outcome(desk.ask("abort_group", "query", 1, "run")) == UNKNOWN
     assert desk.kill().visible() == [b"first"]

@@ -9,10 +9,10 @@ import pytest
 
 from tests.client.fake_broker import HOLD, FakeBroker, listening
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.requests import all_done
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.requests import wait_for_all
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.operation import Flag
+from tfmq.client.operation import Event
 from tfmq.errors import Closed
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Produce
@@ -47,18 +47,18 @@ def test_a_second_close_waits_for_the_first() -> None:
 
 
 def test_whoever_waits_while_it_is_closed_is_told() -> None:
-    link = Link(parse_servers("127.0.0.1:1"), time.monotonic)
+    link = ClientConnection(parse_servers("127.0.0.1:1"), time.monotonic)
     driver = BlockingDriver(link)
     threading.Timer(0.2, driver.close).start()
     with pytest.raises(Closed):
-        driver.run(all_done([Flag()], None, link))
+        driver.run(wait_for_all([Event()], None, link))
 
 
 def test_a_closed_producer_takes_nothing_more_from_a_thread_that_was_about_to_send() -> None:
     with listening(FakeBroker()) as servers:
         producer = Producer(servers)
         core = producer._core
-        message = core.message("orders", b"x", key="k")
+        message = core.make_message("orders", b"x", key="k")
         producer.close()
         with pytest.raises(Closed):
             core.append("orders", message, b"x")

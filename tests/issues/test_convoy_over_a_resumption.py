@@ -24,7 +24,7 @@ def on_its_way(desk: Desk) -> list[bytes]:
 def come_back(desk: Desk, keep: int) -> None:
     desk.targets.fail_force(ORDERS)
     desk.targets.resume(ORDERS, keep=keep)
-    desk.handler.resumed(ORDERS)
+    desk.handler.target_resumed(ORDERS)
     desk.targets.automatic = True
 
 
@@ -47,12 +47,12 @@ def test_a_slice_that_waited_for_its_room_meanwhile_is_not_written(monkeypatch: 
     monkeypatch.setattr(applier, "WINDOW_BYTES", 2000)
     desk = Desk(queued=True)
     payloads = on_its_way(desk)
-    pace = desk.handler._applier.pace
-    pace._unforced += 2000
+    pace = desk.handler._applier.in_flight_window
+    pace._undurable_bytes += 2000
     desk.work()
     assert len(desk.targets.target(ORDERS).appends) == 1
     come_back(desk, 0)
-    pace.not_written(2000)
+    pace.release(2000)
     desk.turn()
     desk.advance(60)
     desk.work()

@@ -49,7 +49,7 @@ class Life:
         target = self.targets.target(key)
         if target.stopped is not None:
             self.targets.resume(key, keep=self.random.randint(target.forced, len(target.appends)))
-            self.desk.handler.resumed(key)
+            self.desk.handler.target_resumed(key)
 
     def force(self) -> None:
         self.targets.force(self.random.choice(KEYS))
@@ -68,7 +68,7 @@ class Life:
             target = self.targets.target(key)
             if target.stopped is not None:
                 self.targets.resume(key, keep=target.forced)
-                self.desk.handler.resumed(key)
+                self.desk.handler.target_resumed(key)
         self.targets.automatic = True
         self.targets.force()
         for _ in range(6):

@@ -112,7 +112,7 @@ def test_a_commit_that_was_interrupted_and_is_unknown_later_may_have_happened(ri
     tx = rig.begin("order-42")
     rig.send(tx, b"a")
     rig.broker.plan(CommitTransaction, SWALLOW, UnknownTransaction())
-    rig.begun(tx.committing(), CommitTransaction).close()
+    rig.begun(tx.commit(), CommitTransaction).close()
     assert isinstance(refused(rig, rig.commit, tx), UnknownTransaction) and tx.state == "unknown"
 
 

@@ -16,7 +16,7 @@ def test_who_waits_to_send_and_is_given_more_is_counted_too(monkeypatch: pytest.
         socket.room = 10
         connection.send([bytes(1000)])
         net.reactor.advance(0)
-        assert connection.waits_for_reader()
+        assert connection.waits_for_client()
     for connection, _, _ in many:
         connection.send([bytes(9000)])
     assert net.traffic.unsent_bytes <= 10_000 + 9000
@@ -24,7 +24,7 @@ def test_who_waits_to_send_and_is_given_more_is_counted_too(monkeypatch: pytest.
 
 def test_beginnings_of_frames_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfmq.server.connection_limits.RECEIVING_BYTES_ALL", 100_000)
-    monkeypatch.setattr("tfmq.server.connection_limits.RECEIVING_BYTES_PLENTY", 0)
+    monkeypatch.setattr("tfmq.server.connection_limits.RECEIVING_BYTES_PLENTIFUL", 0)
     net = Net()
     many = [connected(net) for _ in range(200)]
     for connection, _, _ in many:
@@ -43,7 +43,7 @@ def test_fetches_of_one_correlation_number_do_not_outlive_their_session() -> Non
         answers.append(broker.ask(request, session=session))
     assert [answer.code for answer in answers] == ["waiting"] + ["bad_request"] * 4
     session.close()
-    assert broker.engine.house.polls.count == 0
+    assert broker.engine.broker.fetches.parked_count == 0
 
 
 def test_a_flood_of_new_producers_is_bounded_before_the_next_round() -> None:
@@ -52,7 +52,7 @@ def test_a_flood_of_new_producers_is_bounded_before_the_next_round() -> None:
     first = broker.lease(100)
     for producer in range(first, first + 100):
         assert broker.produce(producer, 0).code == "ok"
-    producers = broker.engine.house.topics.topic("orders").partitions[0].producers  # type: ignore[union-attr]
+    producers = broker.engine.broker.topics.topic("orders").partitions[0].producers  # type: ignore[union-attr]
     assert len(producers) <= 20
     assert broker.produce(first, 0).code == "unknown_producer", "forgotten, so never taken for a new one"
     assert broker.produce(first + 99, 0).repeated

@@ -10,8 +10,8 @@ import pytest
 from journal.errors import BadBatch
 from journal.log.segment import Segment
 from journal.record.batch import Batch
-from journal.record.block_trailer import CONTROL_BODY, Control, encode_control
-from journal.record.format import FLAG_CONTROL, HEADER, make_id, make_log_id, make_record
+from journal.record.block_trailer import TRAILER_BODY, BlockTrailer, encode_trailer
+from journal.record.format import FLAG_TRAILER, HEADER, make_id, make_log_id, make_record
 from tests.broker.helpers import Broker
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 from tfmq.protocol.commands import Produce
@@ -20,8 +20,8 @@ from tfmq.protocol.commands import Produce
 def forged_block(offset: int, ordinal: int, log_id: int, forced: int) -> bytes:
     """One record of somebody else's, and the control record that closes it at `offset`."""
     record = make_record(b"forged", make_id(999, 0))
-    control = Control(1, len(record), crc32(record), 10**13, 7, forced, ordinal, offset)
-    return record + encode_control(log_id, control)
+    control = BlockTrailer(1, len(record), crc32(record), 10**13, 7, forced, ordinal, offset)
+    return record + encode_trailer(log_id, control)
 
 
 def forging_batch(offset: int, log_id: int, forced: int) -> Batch:
@@ -38,7 +38,7 @@ def torn(bench: Bench, batch: Batch) -> None:
     segment = Segment.open(bench.disk, FOLDER, 0, LOG_ID, writable=True)
     assert segment.path.endswith(name)
     segment.file.pwritev([batch.data[:100_000]], segment.size)
-    segment.force()
+    segment.fsync()
     segment.close()
 
 
@@ -71,7 +71,7 @@ def test_a_log_refuses_a_batch_with_a_control_record_of_its_own() -> None:
 
 def seam_batch(log_id: int) -> Batch:
     """A sound batch whose first header is the end of a control record's."""
-    producer = FLAG_CONTROL << 8
+    producer = FLAG_TRAILER << 8
     record = HEADER.pack(log_id >> 32, log_id & 0xFFFF_FFFF, make_id(producer, 0), 0)
     return Batch(record, (), producer, 0, 1)
 
@@ -81,20 +81,20 @@ def test_two_batches_of_one_append_make_no_control_record_at_their_seam() -> Non
     log.check(seam_batch(LOG_ID))
     log.check(seam_batch(LOG_ID), b"something else")
     with pytest.raises(BadBatch, match="block trailer"):
-        log.check(seam_batch(LOG_ID), b"xx" + CONTROL_BODY.size.to_bytes(4, "big") + b"abcd")
+        log.check(seam_batch(LOG_ID), b"xx" + TRAILER_BODY.size.to_bytes(4, "big") + b"abcd")
 
 
 def test_the_seam_is_looked_at_where_batches_meet() -> None:
     broker = Broker()
     broker.create()
     log, producer = broker.log(), broker.lease()
-    end = CONTROL_BODY.size.to_bytes(4, "big") + b"abcd"
-    broker.engine.house.catalog.register.next_id = (FLAG_CONTROL << 8) + 1
+    end = TRAILER_BODY.size.to_bytes(4, "big") + b"abcd"
+    broker.engine.broker.catalog.state.next_id = (FLAG_TRAILER << 8) + 1
     first = broker.produce(producer, 0, [b"x" * 50 + end], turn=False)
     batch = seam_batch(log.log_id)
     request = Produce("orders", broker.incarnation(), 0, batch.producer_id, 0, 1, 1, [])
     second = broker.ask(request, bytes(batch.data), turn=False)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert (first.code, second.code) == ("ok", "bad_request")
 
 
@@ -104,6 +104,6 @@ def test_a_producer_is_told_and_others_of_the_turn_are_written() -> None:
     log, producer, other = broker.log(), broker.lease(), broker.lease()
     refused = broker.produce(producer, 0, [forged_block(5, 0, log.log_id, 0)], turn=False)
     taken = broker.produce(other, 0, [bytes(3000), b"@" * 3000], turn=False)
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     assert (refused.code, taken.code) == ("bad_request", "ok")
     assert broker.produce(producer, 0, [b"@" * 3000 + bytes(100)]).code == "ok"

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from tfmq.client.drivers.fork import after_fork
+from tfmq.client.drivers.fork import register_for_fork
 
 
 class Slow:
@@ -42,7 +42,7 @@ class Slow:
 def test_threads_that_fork_at_once_give_every_lock_back() -> None:
     drivers = [Slow(), Slow()]
     for driver in drivers:
-        after_fork(driver)
+        register_for_fork(driver)
 
     def fork() -> None:
         for _ in range(5):

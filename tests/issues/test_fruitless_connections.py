@@ -36,7 +36,7 @@ def test_one_that_broke_in_the_middle_of_an_answer_is_made_again_at_once() -> No
     rig = Rig()
     rig.run(request(rig.link, Ping()))
     for _ in range(20):
-        rig.link.call(Ping())
+        rig.link.send_request(Ping())
         rig.link.received(b"\0\0\0\x10\0")
         rig.cut()
         assert rig.link.wants_connection()
@@ -47,11 +47,11 @@ def test_one_that_broke_in_the_middle_of_an_answer_is_made_again_at_once() -> No
 
 def test_what_the_broker_has_against_the_connection_is_told_at_once() -> None:
     rig = Rig()
-    call = rig.link.call(Ping(), seconds=30)
+    call = rig.link.send_request(Ping(), seconds=30)
     rig.broker.plan(Ping, CUT)
     rig.link.connected()
     session_reply = HelloReply(1, "fake", "fake-1", {}, 2, [])
-    rig.link._greeted([0, 0, *session_reply])
+    rig.link._process_hello([0, 0, *session_reply])
     from tfmq.protocol.frames import encode
 
     error = BadFrame("A frame of 9 bytes is larger than the 8 that are allowed here.")
@@ -74,7 +74,7 @@ def test_limits_that_are_none_are_an_answer_that_makes_no_sense(limits: dict[str
             return HelloReply(1, "fake", "fake-1", limits, 2, [])
 
     rig = Rig(Liar())
-    call = rig.link.call(Ping(), seconds=5)
+    call = rig.link.send_request(Ping(), seconds=5)
     with pytest.raises(BadFrame):
         rig.exchange()
     assert not call.done and rig.link.state != "ready"

@@ -14,7 +14,7 @@ def test_the_log_goes_on_while_an_index_is_made_anew() -> None:
     for name in bench.names(".index"):
         bench.disk.unlink(f"{FOLDER}/{name}")
     log = bench.open()
-    extent = log._extent
+    extent = log._segment_set
     free: list[bool] = []
 
     def owner() -> None:

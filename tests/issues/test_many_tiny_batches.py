@@ -20,17 +20,17 @@ def many(desk: Desk, name: str, count: int) -> None:
 def test_a_large_decision_is_counted_by_a_worker_and_what_comes_behind_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tfmq.transaction.applier.COUNTED_AT_ONCE", 5)
+    monkeypatch.setattr("tfmq.transaction.applier.COUNTED_INLINE_MAX", 5)
     counted: list[bool] = []
     inside = [False]
-    count = Decision.count
+    count = Decision.compute_targets
 
     def seen(decision: Decision) -> None:
-        if decision.batches > 5:
+        if decision.batch_count > 5:
             counted.append(inside[0])
         count(decision)
 
-    monkeypatch.setattr(Decision, "count", seen)
+    monkeypatch.setattr(Decision, "compute_targets", seen)
     desk = Desk(queued=True)
     many(desk, "large", 6)
     many(desk, "small", 2)
@@ -54,7 +54,7 @@ def test_a_large_decision_is_counted_by_a_worker_and_what_comes_behind_waits(
 
 
 def test_a_partition_gets_many_tiny_batches_by_a_convoy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.transaction.slicer.ENTRIES_AT_ONCE", 3)
+    monkeypatch.setattr("tfmq.transaction.slicer.ENTRIES_PER_READ", 3)
     desk = Desk()
     reads: list[int] = []
     read_cached = desk.store._journal.read_cached

@@ -50,7 +50,7 @@ def test_open_leftovers_end_although_the_disk_refuses_their_own_records(
         assert desk.ask("abort_group", "spark", 1, "run2").state == "aborted"
     assert desk.state(left) in ("rolled_back", "unknown")
     assert left.epoch not in desk.store.transactions
-    assert desk.handler._books.sessions.count(desk.session) == 0
+    assert desk.handler._active.sessions.open_count(desk.session) == 0
     assert desk.power_cut().state(left) in ("rolled_back", "unknown")
 
 

@@ -8,7 +8,7 @@ from tfmq.transaction import commit_group_commands
 
 
 def test_a_group_with_too_many_offsets_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_group_commands, "PLACES_MAX", 2)
+    monkeypatch.setattr(commit_group_commands, "OFFSETS_MAX", 2)
     desk = Desk()
     members = [desk.member("query", 1) for _ in range(3)]
     for number, member in enumerate(members):

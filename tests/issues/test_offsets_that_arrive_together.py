@@ -29,7 +29,7 @@ def test_more_than_a_segment_of_the_catalog_takes_is_applied_in_parts(
     for number, member in enumerate(members):
         offsets = offsets_of(broker, member, f"group-{number}", partitions)
         answers.append(broker.transact(streams[number], [], [offsets], turn=False))
-    broker.engine.turn_ended()
+    broker.engine.end_turn()
     broker.work()
     assert {(answer.code, answer.state) for answer in answers} == {("ok", "committed")}
     assert len(broker.saved(f"group-{groups - 1}")) == partitions
@@ -48,5 +48,5 @@ def test_a_partition_that_is_named_again_and_again_counts_once() -> None:
     assert broker.saved() == {("orders", 0): 19_999}
     began = broker.begin(broker.stream(), "x")
     assert broker.prepare(began, [row._replace(offsets=rows)]).code == "ok"
-    held = broker.engine.house.transactions.store.transactions[began.epoch].offsets
-    assert [len(each.places) for each in held] == [1]
+    held = broker.engine.broker.transaction_commands.store.transactions[began.epoch].offsets
+    assert [len(each.positions) for each in held] == [1]

@@ -60,7 +60,7 @@ def test_ids_that_are_older_than_the_client_thinks_are_used_up_without_harm() ->
     place.append(rig)
     rig.settle(rig.send(b"0"))
     rig.time += 2 * IDLE_SECONDS
-    rig.sender.identities._lease_ends = float("inf")  # as after a suspend, which the clock does not count
+    rig.sender.producer_ids._lease_ends = float("inf")  # as after a suspend, which the clock does not count
     rig.settle(later := rig.send(b"1"))
     assert later.error() is None
     assert rig.broker.payloads("orders") == [b"0", b"1"]

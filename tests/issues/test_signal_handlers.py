@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.client.fake_broker import HOLD, FakeBroker, listening
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.producer import Producer
@@ -57,7 +57,7 @@ def test_a_handler_may_flush_while_the_main_thread_waits() -> None:
 def test_what_the_handler_read_for_the_main_thread_wakes_it() -> None:
     broker = FakeBroker()
     with listening(broker) as servers:
-        driver = BlockingDriver(Link(parse_servers(servers), time.monotonic))
+        driver = BlockingDriver(ClientConnection(parse_servers(servers), time.monotonic))
 
         def ping() -> Any:
             return driver.run(request(driver.link, Ping(), seconds=4 * SECONDS))
@@ -84,7 +84,7 @@ def test_a_signal_between_reading_and_taking_loses_no_byte() -> None:
     """The bytes in hand are gone with the exception, so the connection is no use any more: a new one, all again."""
     broker = FakeBroker()
     with listening(broker) as servers:
-        driver = BlockingDriver(Link(parse_servers(servers), time.monotonic))
+        driver = BlockingDriver(ClientConnection(parse_servers(servers), time.monotonic))
 
         def ping() -> Any:
             return driver.run(request(driver.link, Ping(), seconds=SECONDS))
@@ -102,5 +102,5 @@ def test_a_signal_between_reading_and_taking_loses_no_byte() -> None:
             ping()
         except Interrupt:
             assert ping().time_ms
-        assert driver.link.connections == 2
+        assert driver.link.connection_count == 2
         driver.close()

@@ -42,7 +42,7 @@ def test_a_status_that_cannot_be_told_is_an_error_and_the_session_goes_on() -> N
     def unknown() -> dict[str, Any]:
         raise OSError(errno.EIO, "the disk is gone")
 
-    client.engine.status_map = unknown  # type: ignore[method-assign]
+    client.engine.status_fields = unknown  # type: ignore[method-assign]
     client.say(commands.Status())
     (reply,) = client.replies()
     assert reply[2] == "internal_error"

@@ -16,7 +16,7 @@ def test_it_comes_in_appends_that_fit_once_the_partition_is_open() -> None:
     after = Broker(broker.disk.crash(keep="everything"), broker.clock, start=False)
     after.disk.faults.fail("open", times=None, path="orders-0")
     after.engine.start()
-    assert isinstance(after.engine.house.topics.topic("orders").partitions[0], str)
+    assert isinstance(after.engine.broker.topics.topic("orders").partitions[0], str)
     after.disk.faults.clear()
     assert after.ask(ResumePartition("orders", 0)).code == "ok"
     after.advance(120)

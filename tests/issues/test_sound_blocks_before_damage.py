@@ -11,16 +11,16 @@ from itertools import pairwise
 import pytest
 
 from journal.filenames import segment_name
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.block_trailer import TRAILER_SIZE
 from tests.scale import scaled, seeded
 from tfmq.consumer import Consumer
 from tfmq.errors import Damaged
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 COUNT = 60
 SEGMENT = f"/data/orders-0/{segment_name(0)}"
 FETCH_BYTES = (1, 4_096, 16_384, 32_768, 60_000, 70_000, 1 << 20)
-SPOTS = {"header": 2, "payload": 60, "trailer": -CONTROL_SIZE + 40, "trailer header": -CONTROL_SIZE + 9}
+SPOTS = {"header": 2, "payload": 60, "trailer": -TRAILER_SIZE + 40, "trailer header": -TRAILER_SIZE + 9}
 """Where in a block a byte goes bad, from its start, or (negative) from its end."""
 
 

@@ -36,7 +36,7 @@ def test_a_topic_of_the_name_of_a_strangers_folder_is_refused_and_the_folder_sta
     assert (refused.code, refused.failure.outcome) == ("not_allowed", "not done")
     assert contents(broker, "orders-0") == before
     assert not broker.disk.exists(f"{DATA}/orders-1"), "what was made is gone"
-    assert broker.restart().engine.house.strangers == ["first-0", "orders-0"]
+    assert broker.restart().engine.broker.unknown_folders == ["first-0", "orders-0"]
 
 
 def test_a_full_disk_while_partitions_are_made_removes_only_what_was_made() -> None:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from zlib import crc32
 
-from journal.record.batch import BatchBlock, cut_blocks
-from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.batch import BatchBlock, split_blocks
+from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import make_id, make_log_id, make_record
 
 LOG_ID = make_log_id(9, 3)
@@ -37,7 +37,7 @@ def mixed(count: int, rng: random.Random, *, sequence: int = 0, producer: int = 
 def batch(found: Sequence[bytes]) -> tuple[bytes, list[BatchBlock]]:
     """The bytes of a batch and its blocks."""
     data = b"".join(found)
-    return data, cut_blocks(data)
+    return data, split_blocks(data)
 
 
 def closed(
@@ -45,8 +45,8 @@ def closed(
 ) -> bytes:
     """One control block: the records and the control record behind them."""
     data = b"".join(found)
-    control = Control(len(found), len(data), crc32(data), time, 1, 0, ordinal, offset, **more)  # type: ignore[arg-type]
-    return data + encode_control(log_id, control)
+    control = BlockTrailer(len(found), len(data), crc32(data), time, 1, 0, ordinal, offset, **more)  # type: ignore[arg-type]
+    return data + encode_trailer(log_id, control)
 
 
 def log_bytes(
@@ -74,4 +74,4 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 def controls_of(data: bytes, starts: Sequence[int]) -> list[int]:
     """Where the control records of `log_bytes` begin."""
-    return [end - CONTROL_SIZE for end in (*starts[1:], len(data))]
+    return [end - TRAILER_SIZE for end in (*starts[1:], len(data))]

@@ -9,8 +9,17 @@ from zlib import crc32
 
 from journal.filenames import journal_name, parse_journal_name, parse_snapshot_name
 from journal.testing import SimulatedClock, SimulatedDisk
-from journal.wal.entry import COMMIT, FORGET, HEADER_SIZE, MESSAGES, AppendMsg, Entry, Filler, Operation
-from journal.wal.file import HEAD_SIZE
+from journal.wal.entry import (
+    COMMIT,
+    FORGET,
+    HEADER_SIZE,
+    MESSAGES,
+    AppendMsg,
+    JournalEntry,
+    LostEntries,
+    Operation,
+)
+from journal.wal.file import FILE_HEADER_SIZE
 from journal.wal.store import JournalOptions, JournalStore
 
 DATA = "data"
@@ -20,7 +29,7 @@ LOG_ID = 9 << 24 | 3
 PAYLOAD_SIZE = 40
 ONE = HEADER_SIZE + MESSAGES.size + 12 + PAYLOAD_SIZE
 """Bytes of an entry that `Journal.send` makes."""
-SMALL = JournalOptions(file_bytes=HEAD_SIZE + 5 * ONE, checkpoint_bytes=8 * ONE, flush_bytes=6 * ONE)
+SMALL = JournalOptions(file_bytes=FILE_HEADER_SIZE + 5 * ONE, checkpoint_bytes=8 * ONE, flush_bytes=6 * ONE)
 """Five such entries a file."""
 
 Seen = tuple[int, int, int, bytes]
@@ -33,14 +42,14 @@ def message(epoch: int, number: int, size: int = PAYLOAD_SIZE, moved_from: int =
     return AppendMsg(epoch, LOG_ID, 70, number, 1, ((len(data), 1, crc32(data)),), data, moved_from)
 
 
-def row_of(entry: Entry) -> Seen:
+def row_of(entry: JournalEntry) -> Seen:
     content = entry.content
     if isinstance(content, AppendMsg):
-        return entry.place, 0, content.epoch, bytes(content.data)
-    if isinstance(content, Filler):
-        return entry.place, -1, 0, b""
+        return entry.lsn, 0, content.epoch, bytes(content.data)
+    if isinstance(content, LostEntries):
+        return entry.lsn, -1, 0, b""
     assert isinstance(content, Operation)
-    return entry.place, content.kind, content.epoch, content.payload
+    return entry.lsn, content.kind, content.epoch, content.payload
 
 
 class RememberingState:
@@ -56,7 +65,7 @@ class RememberingState:
         self.loads += 1
         self.seen = list(ast.literal_eval(data.decode())) if data else []
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: JournalEntry) -> None:
         self.replayed += 1
         self.note(row_of(entry))
 
@@ -129,7 +138,7 @@ class Journal:
         for place, content in zip(places, contents, strict=True):
             if isinstance(content, AppendMsg):
                 self.state.note((place, 0, content.epoch, bytes(content.data)))
-                self.store.hold(place)
+                self.store.add_reference(place)
             else:
                 self.state.note((place, content.kind, content.epoch, content.payload))
         return places
@@ -147,7 +156,7 @@ class Journal:
         places = self.state.live().get(epoch, [])
         self.tell(epoch, FORGET)
         for place in places:
-            self.store.release(place)
+            self.store.release_reference(place)
 
     def sent(self, count: int, epoch: int = 1) -> Journal:
         """`count` forced pieces."""
@@ -159,7 +168,7 @@ class Journal:
     def checkpoint(self) -> None:
         work = self.store.checkpoint()
         work()
-        self.store.checkpointed(None)
+        self.store.checkpoint_done(None)
 
     def path(self, name: str) -> str:
         return f"{FOLDER}/{name}"

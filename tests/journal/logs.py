@@ -9,7 +9,7 @@ from zlib import crc32
 from journal.log.log import Log
 from journal.log.segments import LogOptions
 from journal.record.batch import BLOCK_SIZE_MAX, Appended, Batch
-from journal.record.block import Block, blocks_of, runs
+from journal.record.block import Block, blocks_of, producer_runs
 from journal.record.format import make_id, make_log_id, make_record, records_of
 from journal.testing import SimulatedClock, SimulatedDisk
 
@@ -33,7 +33,7 @@ class CountingState:
         return b" ".join(str(number).encode() for run in self.runs for number in run)
 
     def apply(self, block: Block) -> None:
-        self.runs.extend(tuple(run) for run in runs(block))  # type: ignore[misc]
+        self.runs.extend(tuple(run) for run in producer_runs(block))  # type: ignore[misc]
 
     def appended(self, batch: Batch, answer: Appended) -> None:
         """What the broker does with an answer: learns the same as recovery will."""

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from journal.disk import RealDisk, RealFile
-from journal.linux_aio import FLIGHTS_MAX, Flight, ForceQueue
+from journal.linux_aio import CONCURRENT_MAX, AioFsync, AioFsyncQueue
 from journal.testing import SimulatedDisk
 
 PATIENCE_MS = 20_000
 
 
 @pytest.fixture
-def queue() -> Iterator[ForceQueue]:
-    found = ForceQueue.open()
+def queue() -> Iterator[AioFsyncQueue]:
+    found = AioFsyncQueue.open()
     if found is None:
         pytest.skip("this system has no AIO")
     yield found
@@ -34,39 +34,39 @@ def file(tmp_path: Path) -> Iterator[RealFile]:
     made.close()
 
 
-def ended(queue: ForceQueue) -> list[Flight]:
+def ended(queue: AioFsyncQueue) -> list[AioFsync]:
     """Waits for the eventfd, as a reactor does."""
     poll = select.poll()
     poll.register(queue.fileno(), select.POLLIN)
     assert poll.poll(PATIENCE_MS), "no force ended"
     os.eventfd_read(queue.fileno())
-    return list(queue.ended())
+    return list(queue.drain_ended())
 
 
 def nobody(error: OSError | None) -> None:
     """Who calls `landed` is the owner's business."""
 
 
-def test_a_force_ends_and_the_eventfd_tells(queue: ForceQueue, file: RealFile) -> None:
-    flight = queue.begin(file, nobody)
+def test_a_force_ends_and_the_eventfd_tells(queue: AioFsyncQueue, file: RealFile) -> None:
+    flight = queue.start(file, nobody)
     assert flight is not None
     assert ended(queue) == [flight]
-    assert flight.done and flight.error is None and flight.landed is nobody
-    assert list(queue.ended()) == []
+    assert flight.done and flight.error is None and flight.callback is nobody
+    assert list(queue.drain_ended()) == []
 
 
-def test_forces_are_told_once_each(queue: ForceQueue, file: RealFile) -> None:
-    flights = {queue.begin(file, nobody) for _ in range(5)}
-    found: list[Flight] = []
+def test_forces_are_told_once_each(queue: AioFsyncQueue, file: RealFile) -> None:
+    flights = {queue.start(file, nobody) for _ in range(5)}
+    found: list[AioFsync] = []
     while len(found) < 5:
         found += ended(queue)
     assert set(found) == flights and len(found) == 5
 
 
 def test_another_thread_may_wait_and_the_owner_is_told_all_the_same(
-    queue: ForceQueue, file: RealFile
+    queue: AioFsyncQueue, file: RealFile
 ) -> None:
-    flight = queue.begin(file, nobody)
+    flight = queue.start(file, nobody)
     assert flight is not None
     thread = threading.Thread(target=flight.wait)
     thread.start()
@@ -75,22 +75,22 @@ def test_another_thread_may_wait_and_the_owner_is_told_all_the_same(
     assert ended(queue) == [flight]
 
 
-def test_what_it_cannot_force_is_refused_and_not_begun(queue: ForceQueue, file: RealFile) -> None:
+def test_what_it_cannot_force_is_refused_and_not_begun(queue: AioFsyncQueue, file: RealFile) -> None:
     disk = SimulatedDisk()
     disk.make_folder("/data")
-    assert queue.begin(disk.create("/data/file"), nobody) is None
+    assert queue.start(disk.create("/data/file"), nobody) is None
     reader, writer = os.pipe()
-    assert queue.begin(RealFile(writer, "a pipe"), nobody) is None
+    assert queue.start(RealFile(writer, "a pipe"), nobody) is None
     os.close(reader)
     os.close(writer)
     file.close()
-    assert queue.begin(file, nobody) is None
-    assert list(queue.ended()) == []
+    assert queue.start(file, nobody) is None
+    assert list(queue.drain_ended()) == []
 
 
-def test_it_takes_so_many_and_no_more(queue: ForceQueue, file: RealFile) -> None:
-    flights = [queue.begin(file, nobody) for _ in range(FLIGHTS_MAX + 1)]
+def test_it_takes_so_many_and_no_more(queue: AioFsyncQueue, file: RealFile) -> None:
+    flights = [queue.start(file, nobody) for _ in range(CONCURRENT_MAX + 1)]
     assert None not in flights[:-1] and flights[-1] is None
     for flight in flights[:-1]:
         assert flight is not None and flight.wait() is None
-    assert len(list(queue.ended())) == FLIGHTS_MAX
+    assert len(list(queue.drain_ended())) == CONCURRENT_MAX

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import BadBatch
-from journal.log.writer import Append, Tip, arrange, size_bound
+from journal.log.writer import AppendPosition, PreparedAppend, build_append, size_bound
 from journal.record.batch import BLOCK_SIZE_MAX, PLAIN, Source
 from journal.record.block import blocks_of
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.block_trailer import TRAILER_SIZE
 from tests.journal.logs import LOG_ID, make_batch
 
-TIP = Tip(LOG_ID, 4096, 17, 1234, 3, 2048)
+TIP = AppendPosition(LOG_ID, 4096, 17, 1234, 3, 2048)
 
 
-def arranged(shapes: list[tuple[int, int, bool]]) -> Append:
+def arranged(shapes: list[tuple[int, int, bool]]) -> PreparedAppend:
     """The append of batches of (count, size, with blocks), each by a producer of its own."""
     batches = [make_batch(count, size, n + 1, 0, named) for n, (count, size, named) in enumerate(shapes)]
-    return arrange(batches, PLAIN, TIP)
+    return build_append(batches, PLAIN, TIP)
 
 
 @given(
@@ -36,46 +36,51 @@ def test_any_batches_become_valid_blocks_that_follow_each_other(shapes: list[tup
     append = arranged(shapes)
     data = b"".join(bytes(buffer) for buffer in append.buffers)
     blocks = list(blocks_of(data, TIP.offset, LOG_ID))
-    assert [block.control for block in blocks] == append.controls
+    assert [block.control for block in blocks] == append.trailers
     assert [block.control.more_follows for block in blocks] == [True] * (len(blocks) - 1) + [False]
     assert append.end == TIP.offset + len(data) and append.end_ordinal == TIP.ordinal + sum(
         s[0] for s in shapes
     )
     assert all(block.control.size <= BLOCK_SIZE_MAX or block.control.records == 1 for block in blocks)
-    assert len(data) <= size_bound(sum(control.size for control in append.controls))
+    assert len(data) <= size_bound(sum(control.size for control in append.trailers))
 
 
 def test_two_neighbours_are_only_apart_if_they_do_not_fit_together() -> None:
     append = arranged([(1, 50, True)] * 100 + [(500, 90, True)] * 3)
-    sizes = [control.size for control in append.controls]
+    sizes = [control.size for control in append.trailers]
     assert sizes == [62_000, 55_000, 55_000]
 
 
 def test_a_block_of_a_client_keeps_its_checksum_and_a_joined_one_is_summed() -> None:
     batch = make_batch(3)
     wrong = batch._replace(blocks=((len(batch.data), 3, 42),))
-    assert arrange([wrong], PLAIN, TIP).controls[0].crc == 42
-    joined = arrange([wrong, make_batch(2, producer_id=2)], PLAIN, TIP).controls[0]
+    assert build_append([wrong], PLAIN, TIP).trailers[0].crc == 42
+    joined = build_append([wrong, make_batch(2, producer_id=2)], PLAIN, TIP).trailers[0]
     assert joined.crc == crc32(bytes(batch.data) + bytes(make_batch(2, producer_id=2).data))
 
 
 def test_the_control_record_says_what_is_known_of_the_log() -> None:
-    control = arrange([make_batch(1)], Source(1, 2, 3, 4), TIP).controls[0]
-    assert (control.append_time, control.epoch, control.forced, control.first_ordinal) == (1234, 3, 2048, 17)
+    control = build_append([make_batch(1)], Source(1, 2, 3, 4), TIP).trailers[0]
+    assert (control.append_time, control.epoch, control.durable_offset, control.first_ordinal) == (
+        1234,
+        3,
+        2048,
+        17,
+    )
     assert (control.source_kind, control.source_id, control.source_high, control.source_low) == (1, 2, 3, 4)
     assert control.offset == TIP.offset
 
 
 def test_no_batches_make_a_control_record_alone() -> None:
-    append = arrange([], PLAIN, TIP)
-    assert append.end == TIP.offset + CONTROL_SIZE and append.controls[0].records == 0
+    append = build_append([], PLAIN, TIP)
+    assert append.end == TIP.offset + TRAILER_SIZE and append.trailers[0].records == 0
 
 
 def test_a_part_of_an_append_says_that_more_follows() -> None:
-    assert arrange([make_batch(1)], PLAIN, TIP, more_follows=True).controls[-1].more_follows
+    assert build_append([make_batch(1)], PLAIN, TIP, more_follows=True).trailers[-1].more_follows
 
 
 def test_a_batch_without_blocks_must_be_whole_records() -> None:
     batch = make_batch(2, blocks=False)
     with pytest.raises(BadBatch):
-        arrange([batch._replace(data=batch.data[:-1])], PLAIN, TIP)
+        build_append([batch._replace(data=batch.data[:-1])], PLAIN, TIP)

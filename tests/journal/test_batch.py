@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import BadBatch
-from journal.record.batch import BLOCK_SIZE_MAX, cut_blocks, verify_batch
+from journal.record.batch import BLOCK_SIZE_MAX, split_blocks, verify_batch
 from journal.record.format import (
     COLUMNS_COUNT_MIN,
-    FLAG_CONTROL,
     FLAG_FILLER,
     FLAG_TOMBSTONE,
+    FLAG_TRAILER,
     HEADER,
     PRODUCER_ID_MAX,
     SEQUENCE_COUNT,
     BadRecord,
+    header_positions,
     make_id,
     make_record,
     records_of,
     tag_flag,
-    walk,
 )
 from tests.journal.blocks import PRODUCER, batch, flipped, mixed, records
 from tests.scale import seeded
@@ -197,19 +197,19 @@ def test_an_attribute_that_leaves_its_body_is_found_when_asked_for() -> None:
     body = (100).to_bytes(4, "big") + b"short"
     data = HEADER.pack(len(body), crc32(body), make_id(PRODUCER, 0), 1) + body
     with pytest.raises(BadBatch, match="attribute"):
-        verify_batch(data, cut_blocks(data), PRODUCER, 0, 1, "records")
+        verify_batch(data, split_blocks(data), PRODUCER, 0, 1, "records")
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=60), st.integers(20, 2000))
 def test_blocks_are_cut_at_records_and_as_full_as_they_can_be(sizes: list[int], size_max: int) -> None:
     data = b"".join(make_record(bytes(size), make_id(PRODUCER, n)) for n, size in enumerate(sizes))
-    blocks = cut_blocks(data, size_max)
-    ends = {*walk(data), len(data)}
+    blocks = split_blocks(data, size_max)
+    ends = {*header_positions(data), len(data)}
     position = 0
     for size, count, crc in blocks:
         assert size <= size_max or count == 1
         assert crc32(data[position : position + size]) == crc
-        assert len(walk(data[position : position + size])) == count
+        assert len(header_positions(data[position : position + size])) == count
         position += size
         assert position in ends
     assert position == len(data)
@@ -223,12 +223,12 @@ def _starts(blocks: list[tuple[int, int, int]]) -> list[int]:
 
 def test_what_is_no_whole_records_cannot_be_cut() -> None:
     with pytest.raises(BadRecord):
-        cut_blocks(records(1)[0][:-1])
-    assert cut_blocks(b"") == []
+        split_blocks(records(1)[0][:-1])
+    assert split_blocks(b"") == []
 
 
-@pytest.mark.parametrize("flag", [FLAG_CONTROL, FLAG_FILLER])
+@pytest.mark.parametrize("flag", [FLAG_TRAILER, FLAG_FILLER])
 def test_what_only_a_log_writes_is_refused_from_a_producer(flag: int) -> None:
     data = make_record(bytes(80), make_id(PRODUCER, 0), flag)
     with pytest.raises(BadBatch, match="flag bits"):
-        verify_batch(data, cut_blocks(data), PRODUCER, 0, 1)
+        verify_batch(data, split_blocks(data), PRODUCER, 0, 1)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.record import block as block_module
-from journal.record.block import Run, blocks_of, controls_in, find_next_control, runs
-from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.block import ProducerRun, blocks_of, find_next_trailer, producer_runs, trailers_in
+from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import (
     SEQUENCE_COUNT,
     BadRecord,
@@ -84,7 +84,7 @@ def test_random_bytes_raise_bad_record_only(data: bytes) -> None:
             assert not list(blocks_of(data, 0, LOG_ID, verify=verify)) or not data
         except BadRecord:
             continue
-    assert find_next_control(data, 0, offset=0, log_id=LOG_ID) is None
+    assert find_next_trailer(data, 0, offset=0, log_id=LOG_ID) is None
 
 
 def test_spoiled_bytes_give_written_blocks_then_bad_record_only() -> None:
@@ -109,11 +109,11 @@ def test_spoiled_bytes_give_written_blocks_then_bad_record_only() -> None:
 )
 def test_a_control_record_that_disagrees_with_its_block_is_refused(field: str, value: int) -> None:
     first, second = records(2), b"".join(records(2, sequence=2))
-    control = Control(
-        2, len(second), crc32(second), 1000, 1, 0, 2, OFFSET + len(b"".join(first)) + CONTROL_SIZE
+    control = BlockTrailer(
+        2, len(second), crc32(second), 1000, 1, 0, 2, OFFSET + len(b"".join(first)) + TRAILER_SIZE
     )
     bad = control._replace(**{field: value})
-    data = closed(first, OFFSET, 0) + second + encode_control(LOG_ID, bad)
+    data = closed(first, OFFSET, 0) + second + encode_trailer(LOG_ID, bad)
     if field == "records":
         # How many ordinals a block has, only a count of its records can tell; the next block's first ordinal does too.
         data += closed(records(1, sequence=4), OFFSET + len(data), 4)
@@ -136,10 +136,10 @@ def forgery(start: int, before: bytes, log_id: int = LOG_ID) -> bytes:
     """
     filling = b"payload "
     size = len(before) + 20 + len(filling)
-    header = make_record(filling + bytes(CONTROL_SIZE), make_id(PRODUCER, 1))[:20]
+    header = make_record(filling + bytes(TRAILER_SIZE), make_id(PRODUCER, 1))[:20]
     covered = before + header + filling
-    forged = Control(2, size, crc32(covered), 1000, 1, 0, 0, start)
-    return filling + encode_control(log_id, forged)
+    forged = BlockTrailer(2, size, crc32(covered), 1000, 1, 0, 0, start)
+    return filling + encode_trailer(log_id, forged)
 
 
 @pytest.mark.parametrize("count", [1, 60])
@@ -156,14 +156,14 @@ def test_a_forged_control_record_inside_a_payload_is_a_payload(count: int) -> No
 
 def test_a_payload_full_of_forgeries_hides_nothing() -> None:
     forged = b"".join(
-        encode_control(LOG_ID, Control(1, n, 0, 0, 0, 0, 0, OFFSET + 20 + n * CONTROL_SIZE - n))
+        encode_trailer(LOG_ID, BlockTrailer(1, n, 0, 0, 0, 0, 0, OFFSET + 20 + n * TRAILER_SIZE - n))
         for n in range(50)
     )
     data, _ = log_bytes([[make_record(forged, make_id(PRODUCER, 0))], records(2, sequence=1)], OFFSET)
     assert [len(block.data) for block in blocks_of(data, OFFSET, LOG_ID)] == [20 + len(forged), 60]
     # Damage before them: every forgery claims bytes inside the block that the true control record claims.
     spoiled = flipped(data, 3)
-    claim = find_next_control(spoiled, 0, offset=OFFSET, log_id=LOG_ID)
+    claim = find_next_trailer(spoiled, 0, offset=OFFSET, log_id=LOG_ID)
     assert claim is not None
     assert claim.position == 20 + len(forged)
 
@@ -190,23 +190,23 @@ def test_behind_damage_the_next_control_record_is_found_from_everywhere() -> Non
     )
     ends = controls_of(data, starts)
     for number, start in enumerate(starts):
-        claim = find_next_control(data, start, offset=OFFSET, log_id=LOG_ID)
+        claim = find_next_trailer(data, start, offset=OFFSET, log_id=LOG_ID)
         assert claim is not None
         assert claim.position == ends[number]
-        assert claim.control.offset == OFFSET + start
-    assert find_next_control(data, ends[-1] + 1, offset=OFFSET, log_id=LOG_ID) is None
-    assert [claim.position for claim in controls_in(data, 0, offset=OFFSET, log_id=LOG_ID)] == ends
+        assert claim.trailer.offset == OFFSET + start
+    assert find_next_trailer(data, ends[-1] + 1, offset=OFFSET, log_id=LOG_ID) is None
+    assert [claim.position for claim in trailers_in(data, 0, offset=OFFSET, log_id=LOG_ID)] == ends
 
 
 def test_a_spoiled_or_displaced_control_record_is_passed_over() -> None:
     data, starts = log_bytes([records(3), records(1, sequence=3), records(2, sequence=4)], OFFSET)
     ends = controls_of(data, starts)
     for bit in range(ends[0] * 8, starts[1] * 8):
-        claim = find_next_control(flipped(data, bit), 0, offset=OFFSET, log_id=LOG_ID)
+        claim = find_next_trailer(flipped(data, bit), 0, offset=OFFSET, log_id=LOG_ID)
         assert claim is not None
         assert claim.position == ends[1]
     displaced = b"x" * 7 + data
-    assert find_next_control(displaced, 0, offset=OFFSET, log_id=LOG_ID) is None
+    assert find_next_trailer(displaced, 0, offset=OFFSET, log_id=LOG_ID) is None
 
 
 def test_runs_are_what_a_loop_over_the_ids_finds() -> None:
@@ -222,11 +222,11 @@ def test_runs_are_what_a_loop_over_the_ids_finds() -> None:
             if rng.random() < 0.3:
                 group.append(make_filler(LOG_ID, 40, 3))
         (block,) = blocks_of(closed(group, OFFSET, 0), OFFSET, LOG_ID)
-        assert runs(block) == slow_runs(group)
+        assert producer_runs(block) == slow_runs(group)
 
 
-def slow_runs(group: list[bytes]) -> list[Run]:
-    found: list[Run] = []
+def slow_runs(group: list[bytes]) -> list[ProducerRun]:
+    found: list[ProducerRun] = []
     offset, fresh = OFFSET, True
     for record in group:
         producer, sequence = split_id(int.from_bytes(record[8:16], "big"))
@@ -240,7 +240,7 @@ def slow_runs(group: list[bytes]) -> list[Run]:
         ):
             found[-1] = last._replace(count=last.count + 1)
         else:
-            found.append(Run(producer, sequence, 1, offset))
+            found.append(ProducerRun(producer, sequence, 1, offset))
             fresh = False
         offset += len(record)
     return found
@@ -248,4 +248,4 @@ def slow_runs(group: list[bytes]) -> list[Run]:
 
 def test_a_block_without_records_has_no_runs() -> None:
     (block,) = blocks_of(closed([], 0, 0), 0, LOG_ID)
-    assert runs(block) == []
+    assert producer_runs(block) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from journal.dual_slot_file import HEAD, SLOT_SIZE, Slots
+from journal.dual_slot_file import SLOT_HEADER, SLOT_SIZE, DualSlotFile
 from journal.errors import Corrupt, TooLarge
 from journal.testing import SimulatedDisk, crash_states
 from tests.scale import seeded
@@ -21,102 +21,102 @@ def disk() -> SimulatedDisk:
 
 
 def test_nothing_was_ever_written(disk: SimulatedDisk) -> None:
-    assert Slots(disk, PATH).read() is None
+    assert DualSlotFile(disk, PATH).read() is None
     assert not disk.exists(PATH)
 
 
 def test_the_newest_counts(disk: SimulatedDisk) -> None:
-    slots = Slots(disk, PATH)
+    slots = DualSlotFile(disk, PATH)
     for number in range(1, 6):
-        assert slots.write(b"payload %d" % number, force=True) == number
-        assert Slots(disk, PATH).read() == (number, b"payload %d" % number)
+        assert slots.write(b"payload %d" % number, fsync=True) == number
+        assert DualSlotFile(disk, PATH).read() == (number, b"payload %d" % number)
 
 
 def test_numbers_go_on_after_opening(disk: SimulatedDisk) -> None:
-    Slots(disk, PATH).write(b"one", force=True)
-    assert Slots(disk, PATH).write(b"two", force=True) == 2
+    DualSlotFile(disk, PATH).write(b"one", fsync=True)
+    assert DualSlotFile(disk, PATH).write(b"two", fsync=True) == 2
 
 
 def test_the_slots_lie_apart(disk: SimulatedDisk) -> None:
-    slots = Slots(disk, PATH)
-    slots.write(b"one", force=True)
+    slots = DualSlotFile(disk, PATH)
+    slots.write(b"one", fsync=True)
     before = disk.read_file(PATH)[SLOT_SIZE:]
-    slots.write(b"two", force=True)
+    slots.write(b"two", fsync=True)
     assert disk.read_file(PATH)[SLOT_SIZE:] == before
 
 
 def test_an_empty_payload_is_one(disk: SimulatedDisk) -> None:
-    Slots(disk, PATH).write(b"", force=True)
-    assert Slots(disk, PATH).read() == (1, b"")
+    DualSlotFile(disk, PATH).write(b"", fsync=True)
+    assert DualSlotFile(disk, PATH).read() == (1, b"")
 
 
 def test_what_does_not_fit_is_refused(disk: SimulatedDisk) -> None:
-    slots = Slots(disk, PATH)
-    slots.write(b"x" * (SLOT_SIZE - HEAD.size), force=True)
+    slots = DualSlotFile(disk, PATH)
+    slots.write(b"x" * (SLOT_SIZE - SLOT_HEADER.size), fsync=True)
     with pytest.raises(TooLarge):
-        slots.write(b"x" * (SLOT_SIZE - HEAD.size + 1), force=True)
+        slots.write(b"x" * (SLOT_SIZE - SLOT_HEADER.size + 1), fsync=True)
 
 
 def test_a_power_cut_leaves_what_was_forced_or_something_newer(disk: SimulatedDisk) -> None:
-    slots = Slots(disk, PATH)
-    slots.write(b"a" * 2000, force=True)
-    slots.write(b"b" * 2000, force=False)
-    slots.write(b"c" * 2000, force=False)
-    slots.write(b"d" * 2000, force=False)
+    slots = DualSlotFile(disk, PATH)
+    slots.write(b"a" * 2000, fsync=True)
+    slots.write(b"b" * 2000, fsync=False)
+    slots.write(b"c" * 2000, fsync=False)
+    slots.write(b"d" * 2000, fsync=False)
     states = list(crash_states(disk, 2000, seeded("slots")))
     assert len(states) > 100
     assert {_letter(state) for state in states} == {"a", "b", "c", "d"}
 
 
 def test_a_process_that_comes_later_trusts_nothing_that_it_did_not_force(disk: SimulatedDisk) -> None:
-    Slots(disk, PATH).write(b"a" * 2000, force=True)
-    Slots(disk, PATH).write(b"b" * 2000, force=False)
-    later = Slots(disk, PATH)
-    later.write(b"c" * 2000, force=False)
+    DualSlotFile(disk, PATH).write(b"a" * 2000, fsync=True)
+    DualSlotFile(disk, PATH).write(b"b" * 2000, fsync=False)
+    later = DualSlotFile(disk, PATH)
+    later.write(b"c" * 2000, fsync=False)
     assert {_letter(state) for state in crash_states(disk, 500, seeded("later"))} == {"b", "c"}
 
 
 def _letter(disk: SimulatedDisk) -> str:
-    found = Slots(disk, PATH).read()
+    found = DualSlotFile(disk, PATH).read()
     assert found is not None
     return found[1][:1].decode()
 
 
 def test_one_torn_write_never_takes_both(disk: SimulatedDisk) -> None:
-    slots = Slots(disk, PATH)
-    slots.write(b"a" * 2000, force=True)
-    slots.write(b"b" * 2000, force=False)
-    found = {Slots(state, PATH).read() for state in crash_states(disk, 500, seeded("one torn"))}
+    slots = DualSlotFile(disk, PATH)
+    slots.write(b"a" * 2000, fsync=True)
+    slots.write(b"b" * 2000, fsync=False)
+    found = {DualSlotFile(state, PATH).read() for state in crash_states(disk, 500, seeded("one torn"))}
     assert found == {(1, b"a" * 2000), (2, b"b" * 2000)}
 
 
-@pytest.mark.parametrize("bit", range(0, 8 * (HEAD.size + 5), 3))
+@pytest.mark.parametrize("bit", range(0, 8 * (SLOT_HEADER.size + 5), 3))
 def test_a_flipped_bit_is_never_believed(disk: SimulatedDisk, bit: int) -> None:
-    slots = Slots(disk, PATH)
-    slots.write(b"older", force=True)
-    slots.write(b"newer", force=True)
+    slots = DualSlotFile(disk, PATH)
+    slots.write(b"older", fsync=True)
+    slots.write(b"newer", fsync=True)
     position, number = divmod(bit, 8)
     disk.damage(PATH, position, bytes([disk.read_file(PATH)[position] ^ 1 << number]))
-    assert Slots(disk, PATH).read() == (1, b"older")
+    assert DualSlotFile(disk, PATH).read() == (1, b"older")
 
 
 def test_when_both_are_damaged_it_says_so_and_can_be_written_anew(disk: SimulatedDisk) -> None:
-    slots = Slots(disk, PATH)
-    slots.write(b"older", force=True)
-    slots.write(b"newer", force=True)
-    disk.damage(PATH, HEAD.size, b"?")
-    disk.damage(PATH, SLOT_SIZE + HEAD.size, b"?")
-    again = Slots(disk, PATH)
+    slots = DualSlotFile(disk, PATH)
+    slots.write(b"older", fsync=True)
+    slots.write(b"newer", fsync=True)
+    disk.damage(PATH, SLOT_HEADER.size, b"?")
+    disk.damage(PATH, SLOT_SIZE + SLOT_HEADER.size, b"?")
+    again = DualSlotFile(disk, PATH)
     with pytest.raises(Corrupt, match=r"log\.mark"):
         again.read()
-    again.write(b"anew", force=True)
-    assert Slots(disk, PATH).read() == (1, b"anew")
+    again.write(b"anew", fsync=True)
+    assert DualSlotFile(disk, PATH).read() == (1, b"anew")
 
 
 def test_a_failed_write_leaves_the_older_one_in_force(disk: SimulatedDisk) -> None:
-    slots = Slots(disk, PATH)
-    slots.write(b"older", force=True)
+    slots = DualSlotFile(disk, PATH)
+    slots.write(b"older", fsync=True)
     disk.faults.fail("force", path=PATH)
     with pytest.raises(OSError, match="Input/output"):
-        slots.write(b"newer", force=True)
-    assert Slots(disk.crash(keep="nothing"), PATH).read() == (1, b"older")
+        slots.write(b"newer", fsync=True)
+    assert DualSlotFile(disk.crash(keep="nothing"), PATH).read() == (1, b"older")

@@ -7,12 +7,12 @@ from journal.record.format import (
     FLAG_REFUSED_MASK,
     HEADER_SIZE,
     SEQUENCE_COUNT,
-    client_flags,
-    contiguous,
-    leading,
-    plain_flags,
+    count_leading,
+    has_no_special_flags,
+    has_only_client_flags,
+    ids_are_contiguous,
     records_of,
-    same_length,
+    sizes_are_equal,
 )
 from tests.journal.blocks import flipped, records
 
@@ -30,20 +30,24 @@ def test_one_flipped_bit_in_a_header_is_seen_by_the_column_that_has_it(
     )
     first_id = int.from_bytes(whole[8:16], "big")
     end = len(whole)
-    assert same_length(whole, 0, end, size)
-    assert contiguous(whole, 0, end, size, first_id)
-    assert client_flags(whole, 0, end, size)
-    assert plain_flags(whole, 0, end, size)
-    assert leading(whole, 0, end, size) == count
+    assert sizes_are_equal(whole, 0, end, size)
+    assert ids_are_contiguous(whole, 0, end, size, first_id)
+    assert has_only_client_flags(whole, 0, end, size)
+    assert has_no_special_flags(whole, 0, end, size)
+    assert count_leading(whole, 0, end, size) == count
     number, byte, bit = (data.draw(st.integers(0, n - 1)) for n in (count, HEADER_SIZE, 8))
     spoiled = flipped(whole, (number * size + byte) * 8 + bit)
     flags = [int.from_bytes(spoiled[p + 16 : p + 20], "big") for p in range(0, end, size)]
-    assert same_length(spoiled, 0, end, size) == (byte >= 4)
-    assert contiguous(spoiled, 0, end, size, first_id) == (not 8 <= byte < 16)
-    assert client_flags(spoiled, 0, end, size) == (not any(flag & FLAG_REFUSED_MASK for flag in flags))
-    assert plain_flags(spoiled, 0, end, size) == (not any(flag & 0xE0 for flag in flags))
+    assert sizes_are_equal(spoiled, 0, end, size) == (byte >= 4)
+    assert ids_are_contiguous(spoiled, 0, end, size, first_id) == (not 8 <= byte < 16)
+    assert has_only_client_flags(spoiled, 0, end, size) == (
+        not any(flag & FLAG_REFUSED_MASK for flag in flags)
+    )
+    assert has_no_special_flags(spoiled, 0, end, size) == (not any(flag & 0xE0 for flag in flags))
     same_kind = byte >= 4 and byte != 19
-    assert leading(spoiled, 0, end, size) == (count if same_kind else number or (count if count == 1 else 1))
+    assert count_leading(spoiled, 0, end, size) == (
+        count if same_kind else number or (count if count == 1 else 1)
+    )
 
 
 def records_empty(count: int, sequence: int) -> list[bytes]:
@@ -60,4 +64,4 @@ def test_records_without_a_body_are_records() -> None:
 
 def test_a_row_of_one_size_ends_where_the_size_changes() -> None:
     data = b"".join([*records(50), *records(50, size=11, sequence=50)])
-    assert leading(data, 0, len(data), HEADER_SIZE + 10) == 50
+    assert count_leading(data, 0, len(data), HEADER_SIZE + 10) == 50

@@ -6,7 +6,7 @@ import pytest
 
 from journal.filenames import segment_name
 from journal.record.block import blocks_of
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.block_trailer import TRAILER_SIZE
 from journal.record.format import BadRecord
 from tests.journal.logs import LOG_ID, Bench, payloads_of
 
@@ -35,7 +35,7 @@ def test_hazard_rot_in_an_older_segment_is_told_when_it_is_read_and_the_rest_is_
     for _ in range(20):
         bench.send()
     log.close()
-    one = 70 + CONTROL_SIZE
+    one = 70 + TRAILER_SIZE
     bench.disk.damage(bench.path(segment_name(0)), one + 30, b"rot")
     log = bench.open()
     chunk = log.read(one, 1 << 20)
@@ -68,7 +68,7 @@ def test_hazard_a_large_append_among_small_ones_is_answered_behind_the_same_forc
     ends = [bench.send(1).end_offset, bench.send(1, size=600_000).end_offset, bench.send(1).end_offset]
     plan = log.force_plan()
     assert plan is not None and log.forced_offset == 0
-    plan.force()
+    plan.fsync()
     log.force_done(plan, None)
     assert log.forced_offset == ends[-1]
     assert bench.crash("nothing").end_offset == ends[-1]

@@ -15,7 +15,7 @@ from journal.errors import BelowStart, BeyondEnd, NotARecord, OutOfRange, Stoppe
 from journal.filenames import segment_name
 from journal.fsync import Forcer
 from journal.log.log import Log
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.block_trailer import TRAILER_SIZE
 from tests.journal.logs import LOG_ID, Bench, make_batch
 from tests.scale import scaled
 
@@ -28,7 +28,7 @@ def test_item_01_offsets_are_sequential_and_the_second_is_the_size_of_the_first_
     bench.send(2)
     assert log.offset_of_ordinal(0) == (0, 0)
     assert log.offset_of_ordinal(1) == (RECORD, 1)
-    assert bench.send().positions == [(0, 2 * RECORD + CONTROL_SIZE)]
+    assert bench.send().positions == [(0, 2 * RECORD + TRAILER_SIZE)]
 
 
 def test_item_02_a_log_may_begin_at_any_offset() -> None:
@@ -44,7 +44,7 @@ def test_item_02_a_log_may_begin_at_any_offset() -> None:
 
 
 def test_item_03_a_log_rolls_before_the_limit_and_names_its_files_by_offset() -> None:
-    one = RECORD + CONTROL_SIZE
+    one = RECORD + TRAILER_SIZE
     bench = Bench(segment_bytes=3 * one)
     bench.open()
     for _ in range(7):
@@ -279,7 +279,7 @@ def test_hazard_unforced_bytes_never_leak_to_a_reader() -> None:
     log = bench.open()
     for _ in range(50):
         bench.send()
-        for offset in range(0, log.end_offset + 1, RECORD + CONTROL_SIZE):
+        for offset in range(0, log.end_offset + 1, RECORD + TRAILER_SIZE):
             assert log.read(offset, 1 << 20).next <= max(log.forced_offset, offset)
         if log.count % 7 == 0:
             log.force()
@@ -292,7 +292,7 @@ def test_hazard_a_message_larger_than_the_fetch_size_is_still_read() -> None:
     bench.send(1)
     log.force()
     chunk = log.read(0, 1000)
-    assert len(chunk.data) == 300_000 + 20 + CONTROL_SIZE
+    assert len(chunk.data) == 300_000 + 20 + TRAILER_SIZE
     assert log.read(chunk.next, 1000).data
 
 

@@ -20,21 +20,21 @@ from journal.wal.entry import (
     OPERATION_NAMES,
     AppendMsg,
     Content,
-    Entry,
-    Filler,
+    JournalEntry,
+    LostEntries,
     Operation,
-    candidates,
+    checksum_seed,
     claimed_size,
     decode_entry,
     encode_entries,
     encode_filler,
     entries_of,
     entry_size,
-    seed_of,
+    possible_entries,
 )
 from tests.scale import scaled, seeded
 
-SEED = seed_of(5, 123456789)
+SEED = checksum_seed(5, 123456789)
 PLACE = 5_000_000_000
 FORCED = PLACE - 300
 
@@ -54,7 +54,7 @@ def encoded(*contents: Content, place: int = PLACE, forced: int = FORCED) -> byt
     return b"".join(encode_entries(contents, place, forced, SEED)[0])
 
 
-def plain(content: AppendMsg | Operation | Filler) -> object:
+def plain(content: AppendMsg | Operation | LostEntries) -> object:
     return content._replace(data=bytes(content.data)) if isinstance(content, AppendMsg) else content
 
 
@@ -78,9 +78,9 @@ def test_what_is_written_is_read_and_sizes_are_known_before(contents: list[Conte
     assert end - place == len(data) == sum(map(entry_size, contents))
     found = list(entries_of(data, place, SEED))
     assert [plain(entry.content) for entry in found] == contents
-    assert [entry.place for entry in found] == places
+    assert [entry.lsn for entry in found] == places
     assert [entry.next for entry in found] == [*places[1:], end][: len(places)]
-    assert {entry.forced for entry in found} <= {place}
+    assert {entry.durable_lsn for entry in found} <= {place}
 
 
 def test_records_are_not_copied() -> None:
@@ -106,7 +106,7 @@ def test_an_entry_cut_at_any_byte_is_incomplete() -> None:
             decode_entry(data[:size], PLACE, SEED)
         assert error.value.position == 0
     whole = encoded(DECISION, PIECE)
-    found: list[Entry] = []
+    found: list[JournalEntry] = []
     with pytest.raises(Incomplete) as error:
         for entry in entries_of(whole[:-1], PLACE, SEED):
             found.append(entry)
@@ -117,7 +117,7 @@ def test_an_entry_cut_at_any_byte_is_incomplete() -> None:
 def test_item_38_zeros_are_no_entry() -> None:
     with pytest.raises(BadRecord):
         decode_entry(bytes(4096), 0, SEED)
-    assert list(candidates(bytes(1 << 20), 0)) == []
+    assert list(possible_entries(bytes(1 << 20), 0)) == []
 
 
 def test_hazard_05_no_length_is_believed_before_it_is_compared_with_what_is_there() -> None:
@@ -149,9 +149,9 @@ def test_an_entry_too_short_for_its_kind_is_refused_by_its_size_even_with_the_ri
 def test_an_entry_of_another_journal_or_another_place_is_refused() -> None:
     data = encoded(PIECE)
     with pytest.raises(BadRecord, match="checksum"):
-        decode_entry(data, PLACE, seed_of(6, 123456789))
+        decode_entry(data, PLACE, checksum_seed(6, 123456789))
     with pytest.raises(BadRecord, match="checksum"):
-        decode_entry(data, PLACE, seed_of(5, 123456788))
+        decode_entry(data, PLACE, checksum_seed(5, 123456788))
     with pytest.raises(BadRecord, match=f"LSN is {PLACE}"):
         decode_entry(data, PLACE + 1, SEED)
 
@@ -186,7 +186,7 @@ def test_a_filler_stands_for_so_many_bytes() -> None:
         data = encode_filler(size, PLACE, 0, SEED)
         found = decode_entry(data, PLACE, SEED)
         assert len(data) == found.size == size
-        assert found.content == Filler(size)
+        assert found.content == LostEntries(size)
 
 
 def test_entries_are_found_again_behind_damage_at_any_byte() -> None:
@@ -194,7 +194,7 @@ def test_entries_are_found_again_behind_damage_at_any_byte() -> None:
     buffers, places, _ = encode_entries(contents, PLACE, FORCED, SEED)
     data = b"".join(buffers)
     for at in range(0, len(data), 7):
-        found = [PLACE + at + position for position in candidates(data[at:], PLACE + at)]
+        found = [PLACE + at + position for position in possible_entries(data[at:], PLACE + at)]
         assert found == [place for place in places if place >= PLACE + at]
 
 
@@ -202,15 +202,15 @@ def test_entries_are_found_on_both_sides_of_four_gibibytes() -> None:
     place = (1 << 32) - 200
     buffers, places, _ = encode_entries([PIECE] * 5, place, 0, SEED)
     data = b"".join(buffers)
-    assert [place + position for position in candidates(data, place)] == places
+    assert [place + position for position in possible_entries(data, place)] == places
 
 
 def test_a_message_that_imitates_an_entry_does_not_pass_for_one() -> None:
     """Whoever sends it may guess the place, not the seed of the checksums."""
     inner = PLACE + HEADER_SIZE + MESSAGES.size + 12
-    forged = b"".join(encode_entries([DECISION], inner, inner, seed_of(5, 0))[0])
+    forged = b"".join(encode_entries([DECISION], inner, inner, checksum_seed(5, 0))[0])
     data = encoded(PIECE._replace(data=forged, blocks=((len(forged), 1, 0),)))
-    assert list(candidates(data, PLACE)) == [0, inner - PLACE]
+    assert list(possible_entries(data, PLACE)) == [0, inner - PLACE]
     with pytest.raises(BadRecord, match="checksum"):
         decode_entry(data[inner - PLACE :], inner, SEED)
 
@@ -227,7 +227,7 @@ def test_any_bytes_are_entries_or_the_one_error() -> None:
                 assert entry.size >= HEADER_SIZE
         except BadRecord as error:
             assert 0 <= error.position <= len(data)
-        assert all(0 <= position <= len(data) - HEADER_SIZE for position in candidates(data, PLACE))
+        assert all(0 <= position <= len(data) - HEADER_SIZE for position in possible_entries(data, PLACE))
 
 
 def test_every_operation_has_a_name() -> None:

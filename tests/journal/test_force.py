@@ -11,8 +11,8 @@ import pytest
 from journal.disk import File
 from journal.errors import BeyondEnd, Closed, Stopped
 from journal.filenames import segment_name
-from journal.fsync import PROBE_ROUNDS, SLOW_ROUNDS, SLOW_SECONDS, Forcer, Method
-from journal.linux_aio import Flight, Landed
+from journal.fsync import PROBE_ROUNDS, SLOW_ROUNDS, SLOW_SECONDS, Forcer, FsyncMethod
+from journal.linux_aio import AioFsync, FsyncCallback
 from journal.log.log import Log
 from journal.record.format import make_log_id
 from journal.testing import SimulatedClock, SimulatedDisk
@@ -45,13 +45,13 @@ class Kernel:
     """A force that needs no worker: `begin` for a forcer; it ends when the test says so, or when somebody waits."""
 
     def __init__(self) -> None:
-        self.flights: list[tuple[Flight, File]] = []
+        self.flights: list[tuple[AioFsync, File]] = []
         self.refuses = False
 
-    def begin(self, file: File, landed: Landed) -> Flight | None:
+    def begin(self, file: File, landed: FsyncCallback) -> AioFsync | None:
         if self.refuses:
             return None
-        flight = Flight(self, file.path, landed)  # type: ignore[arg-type]
+        flight = AioFsync(self, file.path, landed)  # type: ignore[arg-type]
         self.flights.append((flight, file))
         return flight
 
@@ -69,14 +69,19 @@ class Kernel:
         flight = self.flights[0][0]
         flight.wait()
         self.flights.pop(0)
-        flight.landed(flight.error)
+        flight.callback(flight.error)
 
 
 class Logs:
     """Several logs on one disk, and their forcer."""
 
     def __init__(
-        self, count: int = 1, *, held: bool = False, method: Method = "auto", kernel: Kernel | None = None
+        self,
+        count: int = 1,
+        *,
+        held: bool = False,
+        method: FsyncMethod = "auto",
+        kernel: Kernel | None = None,
     ) -> None:
         self.disk = SimulatedDisk()
         self.clock = SimulatedClock()

@@ -7,8 +7,8 @@ from collections import OrderedDict
 import pytest
 
 from journal.filenames import index_name, join
-from journal.log.index import RunIndex
-from journal.log.readonly import OPEN_MAX, ForeignFile, ForeignSegment, Pool
+from journal.log.index import OnDiskIndex
+from journal.log.readonly import OPEN_MAX, OpenFiles, ReadOnlyFile, ReadOnlySegment
 from journal.record.format import Incomplete
 from journal.testing import SimulatedDisk
 from tests.journal.logs import FOLDER, LOG_ID, Bench
@@ -25,8 +25,8 @@ def disk() -> SimulatedDisk:
 
 
 def test_it_is_opened_by_the_first_read_and_few_are_open_at_once(disk: SimulatedDisk) -> None:
-    pool: Pool = OrderedDict()
-    files = [ForeignFile(disk, f"/x/{number}", pool) for number in range(OPEN_MAX + 3)]
+    pool: OpenFiles = OrderedDict()
+    files = [ReadOnlyFile(disk, f"/x/{number}", pool) for number in range(OPEN_MAX + 3)]
     assert not pool
     for file in files:
         assert file.pread(1, 0) == file.path[-1:].encode() or int(file.path[3:]) > 9
@@ -38,22 +38,22 @@ def test_it_is_opened_by_the_first_read_and_few_are_open_at_once(disk: Simulated
 
 
 def test_a_size_that_is_given_needs_no_file(disk: SimulatedDisk) -> None:
-    file = ForeignFile(disk, "/x/none", OrderedDict(), 77)
+    file = ReadOnlyFile(disk, "/x/none", OrderedDict(), 77)
     assert file.size() == 77
     with pytest.raises(FileNotFoundError):
         file.pread(1, 0)
 
 
 def test_it_is_never_written(disk: SimulatedDisk) -> None:
-    file = ForeignFile(disk, "/x/1", OrderedDict())
+    file = ReadOnlyFile(disk, "/x/1", OrderedDict())
     for change in (lambda: file.pwritev([b"x"], 0), file.force, lambda: file.truncate(0)):
         with pytest.raises(OSError, match="only read"):
             change()
     assert disk.read_file("/x/1") == b"1" * 10
 
 
-def segment_of(bench: Bench, end: int) -> ForeignSegment:
-    return ForeignSegment(bench.disk, FOLDER, 0, LOG_ID, end=end, pool=OrderedDict(), suffix=".zxQueue")
+def segment_of(bench: Bench, end: int) -> ReadOnlySegment:
+    return ReadOnlySegment(bench.disk, FOLDER, 0, LOG_ID, end=end, pool=OrderedDict(), suffix=".zxQueue")
 
 
 def test_its_index_is_searched_in_the_file_until_it_is_distrusted() -> None:
@@ -61,14 +61,18 @@ def test_its_index_is_searched_in_the_file_until_it_is_distrusted() -> None:
     bench.open()
     for _ in range(40):
         bench.send(3, 20_000)
-    bench.log._extent.active.write_index()
+    bench.log._segment_set.active.write_index()
     end = bench.log.end_offset
     segment = segment_of(bench, end)
-    assert isinstance(segment.index, RunIndex) and segment.indexed
+    assert isinstance(segment.index, OnDiskIndex) and segment.has_index
     place = segment.index.by_position(500_000)
     path = join(FOLDER, index_name(0))
-    assert not segment.distrust("/elsewhere") and segment.distrust(path) and not segment.distrust(path)
-    assert not isinstance(segment.index, RunIndex) and segment.index.by_position(500_000) == place
+    assert (
+        not segment.discard_index_file("/elsewhere")
+        and segment.discard_index_file(path)
+        and not segment.discard_index_file(path)
+    )
+    assert not isinstance(segment.index, OnDiskIndex) and segment.index.by_position(500_000) == place
     before = bench.disk.read_file(path)
     segment.write_index(), segment.close()
     assert bench.disk.read_file(path) == before
@@ -83,13 +87,13 @@ def test_it_grows_and_a_file_that_ends_too_early_is_told() -> None:
     segment = segment_of(bench, first)
     with pytest.raises(FileNotFoundError):
         segment.index  # noqa: B018 - small ones have none yet
-    assert segment.distrust(join(FOLDER, index_name(0)))
+    assert segment.discard_index_file(join(FOLDER, index_name(0)))
     assert segment.index.end == first
     assert len(segment.pread(1 << 20, 0)) == first
-    bench.log._extent.active.write_index()
-    segment.grow(bench.log.end_offset)
-    assert isinstance(segment.index, RunIndex), "looked for again"
+    bench.log._segment_set.active.write_index()
+    segment.set_end(bench.log.end_offset)
+    assert isinstance(segment.index, OnDiskIndex), "looked for again"
     assert len(segment.pread(1 << 20, 0)) == bench.log.end_offset
-    segment.grow(bench.log.end_offset + 1)
+    segment.set_end(bench.log.end_offset + 1)
     with pytest.raises(Incomplete, match="shorter than the log"):
         list(segment.blocks())

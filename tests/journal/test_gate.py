@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from journal.disk import Pins
-from journal.fsync import KEPT_OPEN, Gate
+from journal.disk import FileReferences
+from journal.fsync import NEVER_CLOSED, FsyncGate
 from journal.testing import SimulatedDisk
 from tests.journal.test_force import Kernel
 
@@ -33,8 +33,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.disk = SimulatedDisk()
-        self.pins = Pins()
-        self.gate = Gate(self.pins)
+        self.pins = FileReferences()
+        self.gate = FsyncGate(self.pins)
         self.file = Written(self.disk)
         self.kernel = Kernel()
         self.told: list[OSError | None] = []
@@ -44,7 +44,7 @@ class Bench:
         return self.disk.faults.counts["force"]
 
     def begin(self) -> bool:
-        return self.gate.begin(self.file, self.kernel.begin, self.told.append)
+        return self.gate.start(self.file, self.kernel.begin, self.told.append)
 
     def durable(self) -> bool:
         return self.disk.durable_file(PATH) == b"bytes"
@@ -53,13 +53,13 @@ class Bench:
         """Whether each way to force says no, and asks the disk for nothing."""
         before = self.forces
         with pytest.raises(OSError):
-            self.gate.force(self.file)
+            self.gate.fsync(self.file)
         return not self.begin() and self.forces == before
 
 
 def test_a_force_puts_the_bytes_on_the_disk() -> None:
     bench = Bench()
-    bench.gate.force(bench.file)
+    bench.gate.fsync(bench.file)
     assert bench.durable() and bench.forces == 1
 
 
@@ -72,8 +72,8 @@ def test_a_force_may_be_done_in_another_way_that_nobody_comes_between() -> None:
         assert not bench.begin(), "the gate is taken"
         bench.file.sealed = True
 
-    bench.gate.force(bench.file, how)
-    bench.gate.force(bench.file, how)
+    bench.gate.fsync(bench.file, how)
+    bench.gate.fsync(bench.file, how)
     assert steps == ["forced"] and bench.forces == 0, "a sealed file is forced already"
     assert not bench.begin()
 
@@ -83,7 +83,7 @@ def test_behind_a_force_that_failed_every_one_fails_and_none_is_tried(own_way: b
     bench = Bench()
     bench.disk.faults.fail("force")
     with pytest.raises(OSError):
-        bench.gate.force(bench.file, bench.file.file.force if own_way else None)
+        bench.gate.fsync(bench.file, bench.file.file.force if own_way else None)
     assert bench.forces == 1 and bench.refused() and bench.refused()
 
 
@@ -101,7 +101,7 @@ def test_two_forces_never_run_side_by_side() -> None:
         with lock:
             inside -= 1
 
-    threads = [threading.Thread(target=bench.gate.force, args=(bench.file, how)) for _ in range(8)]
+    threads = [threading.Thread(target=bench.gate.fsync, args=(bench.file, how)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -121,7 +121,7 @@ def test_one_that_needs_no_thread_tells_its_end() -> None:
 def test_one_that_needs_no_thread_is_waited_for_by_the_next() -> None:
     bench = Bench()
     bench.begin()
-    bench.gate.force(bench.file, lambda: None)
+    bench.gate.fsync(bench.file, lambda: None)
     assert bench.kernel.flights[0][0].done and bench.durable() and bench.told == []
 
 
@@ -134,13 +134,13 @@ def test_its_error_too_is_for_all_who_come_later(told_first: bool) -> None:
         bench.kernel.go()
         assert isinstance(bench.told[0], OSError)
     with pytest.raises(OSError):
-        bench.gate.force(bench.file)
+        bench.gate.fsync(bench.file)
     if not told_first:
         bench.kernel.go()
     assert isinstance(bench.told[0], OSError) and bench.refused() and bench.forces == 1
 
 
-class Interrupted(Gate):
+class Interrupted(FsyncGate):
     """Another thread forces when the owner has half written down how a force ended."""
 
     between: Callable[[], object] | None = None
@@ -163,7 +163,7 @@ def test_its_error_is_known_before_it_stops_being_waited_for() -> None:
 
     def force() -> None:
         try:
-            gate.force(bench.file)
+            gate.fsync(bench.file)
         except OSError as error:
             failures.append(error)
 
@@ -176,7 +176,7 @@ def test_what_the_system_does_not_take_leaves_the_gate_as_it_was() -> None:
     bench = Bench()
     bench.kernel.refuses = True
     assert not bench.begin()
-    bench.gate.force(bench.file)
+    bench.gate.fsync(bench.file)
     bench.pins.retire([bench.file])
     assert bench.told == [] and not bench.disk.open_files, "nothing is pinned"
 
@@ -195,23 +195,23 @@ def test_a_file_is_not_closed_while_it_is_forced(kernel: bool) -> None:
         retire()
         bench.kernel.go()
     else:
-        bench.gate.force(bench.file, retire)
+        bench.gate.fsync(bench.file, retire)
     assert not bench.disk.open_files
 
 
 def test_a_gate_that_is_shut_forces_nothing_and_calls_it_no_error() -> None:
     bench = Bench()
-    bench.gate.shut = True
-    bench.gate.force(bench.file)
+    bench.gate.detached = True
+    bench.gate.fsync(bench.file)
     assert not bench.begin() and bench.forces == 0
 
 
-def kept(gate: Gate, files: list[Written], forced: int) -> list[Written]:
+def kept(gate: FsyncGate, files: list[Written], forced: int) -> list[Written]:
     """What must stay open, which has to be among what does."""
-    before = len(KEPT_OPEN)
-    found = gate.keep_unforced(files, forced)
-    assert KEPT_OPEN[before:] == [file.file for file in found]
-    del KEPT_OPEN[before:]
+    before = len(NEVER_CLOSED)
+    found = gate.keep_unsynced_open(files, forced)
+    assert NEVER_CLOSED[before:] == [file.file for file in found]
+    del NEVER_CLOSED[before:]
     return found
 
 
@@ -224,7 +224,7 @@ def test_what_is_not_known_to_be_forced_stays_open() -> None:
     assert kept(bench.gate, files, forced=4) == [active]
 
 
-@pytest.mark.parametrize("begin", [Bench.begin, lambda bench: bench.gate.force(bench.file)])
+@pytest.mark.parametrize("begin", [Bench.begin, lambda bench: bench.gate.fsync(bench.file)])
 def test_behind_a_failed_force_no_mark_makes_the_written_file_safe_to_close(
     begin: Callable[[Bench], object],
 ) -> None:

@@ -16,7 +16,8 @@ from journal.record.format import (
     HEADER_SIZE,
     BadRecord,
     Incomplete,
-    body_holds,
+    checksum_matches,
+    header_positions,
     make_filler,
     make_id,
     make_record,
@@ -25,7 +26,6 @@ from journal.record.format import (
     split_id,
     tag_flag,
     tag_hash,
-    walk,
 )
 
 bodies = st.lists(
@@ -42,10 +42,10 @@ def test_records_come_out_as_they_went_in(made: list[tuple[bytes, bytes | None]]
     data = b"".join(parts)
     found = list(records_of(data))
     assert [r.size for r in found] == [len(part) for part in parts]
-    assert walk(data) == [r.position for r in found]
+    assert header_positions(data) == [r.position for r in found]
     for n, (record, (payload, attribute)) in enumerate(zip(found, made, strict=True)):
         assert split_id(record.id) == (5, n)
-        assert body_holds(data, record)
+        assert checksum_matches(data, record)
         body = memoryview(data)[record.position + HEADER_SIZE : record.position + record.size]
         assert split_body(body, record.flag) == (attribute, payload)
 
@@ -56,10 +56,10 @@ def test_any_bytes_are_records_or_a_bad_record(data: bytes) -> None:
         total = sum(record.size for record in records_of(data))
     except BadRecord:
         with pytest.raises(BadRecord):
-            walk(data)
+            header_positions(data)
     else:
         assert total == len(data)
-        assert len(walk(data)) == len(list(records_of(data)))
+        assert len(header_positions(data)) == len(list(records_of(data)))
 
 
 @given(st.binary(max_size=20), st.sampled_from([0, FLAG_ATTRIBUTE]))
@@ -79,13 +79,13 @@ def test_the_checksum_is_the_crc_32_that_crcmod_defines(data: bytes) -> None:
 
 def test_every_truncation_of_records_is_seen() -> None:
     data = make_record(b"one", 1 << 24) + make_record(b"", 2 << 24) + make_record(b"three", 3 << 24)
-    ends = {*walk(data), len(data)}
+    ends = {*header_positions(data), len(data)}
     for size in range(len(data)):
         if size in ends:
-            assert len(walk(data[:size])) == sum(1 for end in ends if 0 < end <= size)
+            assert len(header_positions(data[:size])) == sum(1 for end in ends if 0 < end <= size)
         else:
             with pytest.raises(Incomplete):
-                walk(data[:size])
+                header_positions(data[:size])
             with pytest.raises(Incomplete):
                 list(records_of(data[:size]))
 

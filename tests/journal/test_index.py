@@ -12,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import Full
-from journal.log.index import ENTRY, ENTRY_SIZE, RUN_SIZE_MIN, WRITE_COUNT, Entry, Index, Place
-from journal.record.block_trailer import Control
+from journal.log.index import (
+    ENTRY,
+    ENTRY_SIZE,
+    RUN_SIZE_MIN,
+    WRITE_COUNT,
+    IndexEntry,
+    IndexPosition,
+    SegmentIndex,
+)
+from journal.record.block_trailer import BlockTrailer
 from journal.testing.memory_disk import SimulatedDisk
 from tests import paths
 from tests.journal.blocks import LOG_ID, flipped
@@ -22,18 +30,18 @@ BASE = 1 << 33
 PATH = "/log/0.index"
 
 
-def controls(sizes: list[int], *, ordinal: int = 100, time: int = 1000) -> list[Control]:
+def controls(sizes: list[int], *, ordinal: int = 100, time: int = 1000) -> list[BlockTrailer]:
     """Control records of blocks of these sizes, two records each, a second apart."""
-    found: list[Control] = []
+    found: list[BlockTrailer] = []
     offset = BASE
     for number, size in enumerate(sizes):
-        found.append(Control(2, size, 0, time + 1000 * number, 1, 0, ordinal, offset))
+        found.append(BlockTrailer(2, size, 0, time + 1000 * number, 1, 0, ordinal, offset))
         offset, ordinal = found[-1].next, found[-1].next_ordinal
     return found
 
 
-def filled(found: list[Control], disk: SimulatedDisk | None = None) -> Index:
-    index = Index(PATH, BASE, LOG_ID)
+def filled(found: list[BlockTrailer], disk: SimulatedDisk | None = None) -> SegmentIndex:
+    index = SegmentIndex(PATH, BASE, LOG_ID)
     for control in found:
         index.add(control)
     if disk is not None:
@@ -88,7 +96,7 @@ def test_an_entry_covers_at_least_64_kib_of_whole_blocks() -> None:
     entries = list(index.entries())
     assert len(entries) == 3
     assert all(RUN_SIZE_MIN <= entry.size < RUN_SIZE_MIN + 1100 for entry in entries)
-    assert entries[0] == Entry(100, 0, 60_000, 66_000, 120, 1)
+    assert entries[0] == IndexEntry(100, 0, 60_000, 66_000, 120, 1)
     assert [entry.position for entry in entries] == [0, 66_000, 132_000]
     index.close_run()
     assert index.entry(-1).size == 200 * 1100 - 3 * 66_000
@@ -96,7 +104,7 @@ def test_an_entry_covers_at_least_64_kib_of_whole_blocks() -> None:
 
 def test_what_is_written_is_loaded(disk: SimulatedDisk) -> None:
     written = filled(controls([70_000] * 9 + [10]), disk)
-    loaded = Index.load(disk, PATH, BASE, LOG_ID, written.end)
+    loaded = SegmentIndex.load(disk, PATH, BASE, LOG_ID, written.end)
     assert loaded.fault is None
     assert list(loaded.entries()) == list(written.entries())
     assert loaded.end == written.end - 110
@@ -107,7 +115,7 @@ def test_the_golden_index_is_written_and_loaded_as_ever(disk: SimulatedDisk) -> 
     golden = bytes.fromhex((paths.TESTS / "golden" / "index.hex").read_text())
     filled(controls([70_000, 65_436]), disk)
     assert disk.read_file(PATH) == golden
-    assert [entry.size for entry in Index.load(disk, PATH, BASE, LOG_ID, 1 << 20).entries()] == [
+    assert [entry.size for entry in SegmentIndex.load(disk, PATH, BASE, LOG_ID, 1 << 20).entries()] == [
         70_100,
         65_536,
     ]
@@ -117,7 +125,7 @@ def test_the_golden_index_is_written_and_loaded_as_ever(disk: SimulatedDisk) -> 
 
 
 def test_entries_are_written_some_at_a_time_and_never_forced(disk: SimulatedDisk) -> None:
-    index = Index(PATH, BASE, LOG_ID)
+    index = SegmentIndex(PATH, BASE, LOG_ID)
     for control in controls([70_000] * WRITE_COUNT):
         assert not disk.exists(PATH)
         index.add(control)
@@ -131,7 +139,7 @@ def test_every_flipped_bit_costs_entries_and_gives_no_wrong_one(disk: SimulatedD
     data = disk.read_file(PATH)
     for bit in range(len(data) * 8):
         disk.write_file(PATH, flipped(data, bit))
-        loaded = Index.load(disk, PATH, BASE, LOG_ID, written.end)
+        loaded = SegmentIndex.load(disk, PATH, BASE, LOG_ID, written.end)
         assert loaded.fault is not None
         assert list(loaded.entries()) == list(written.entries())[: bit // 8 // ENTRY_SIZE]
 
@@ -141,7 +149,7 @@ def test_every_truncation_gives_the_entries_that_are_whole(disk: SimulatedDisk) 
     data = disk.read_file(PATH)
     for size in range(len(data)):
         disk.write_file(PATH, data[:size])
-        loaded = Index.load(disk, PATH, BASE, LOG_ID, written.end)
+        loaded = SegmentIndex.load(disk, PATH, BASE, LOG_ID, written.end)
         assert list(loaded.entries()) == list(written.entries())[: size // ENTRY_SIZE]
         assert (loaded.fault is None) == (size % ENTRY_SIZE == 0)
 
@@ -151,7 +159,7 @@ def test_random_bytes_are_no_entries(data: bytes) -> None:
     disk = SimulatedDisk()
     disk.make_folder("/log")
     disk.write_file(PATH, data)
-    assert len(Index.load(disk, PATH, BASE, LOG_ID, 1 << 30)) == 0
+    assert len(SegmentIndex.load(disk, PATH, BASE, LOG_ID, 1 << 30)) == 0
 
 
 @pytest.mark.parametrize(("base", "log_id"), [(BASE + 1, LOG_ID), (BASE, LOG_ID + 1)])
@@ -159,7 +167,7 @@ def test_the_index_of_another_segment_or_log_is_not_taken(
     disk: SimulatedDisk, base: int, log_id: int
 ) -> None:
     filled(controls([70_000] * 3), disk)
-    loaded = Index.load(disk, PATH, base, log_id, 1 << 30)
+    loaded = SegmentIndex.load(disk, PATH, base, log_id, 1 << 30)
     assert (len(loaded), loaded.fault) == (0, "entry 0 is wrong")
 
 
@@ -169,13 +177,13 @@ def test_entries_that_were_swapped_or_left_out_are_not_taken(disk: SimulatedDisk
     first, second, third = (data[n : n + ENTRY_SIZE] for n in range(0, len(data), ENTRY_SIZE))
     for wrong, count in ((second + first, 0), (first + third, 1), (first + first, 1)):
         disk.write_file(PATH, wrong)
-        loaded = Index.load(disk, PATH, BASE, LOG_ID, 1 << 30)
+        loaded = SegmentIndex.load(disk, PATH, BASE, LOG_ID, 1 << 30)
         assert (len(loaded), loaded.fault) == (count, f"entry {count} does not follow the one before")
 
 
 def test_entries_behind_the_segments_end_are_not_taken(disk: SimulatedDisk) -> None:
     written = filled(controls([70_000] * 3), disk)
-    loaded = Index.load(disk, PATH, BASE, LOG_ID, written.end - 1)
+    loaded = SegmentIndex.load(disk, PATH, BASE, LOG_ID, written.end - 1)
     assert len(loaded) == 2
     assert loaded.fault is not None
 
@@ -183,25 +191,25 @@ def test_entries_behind_the_segments_end_are_not_taken(disk: SimulatedDisk) -> N
 def test_a_file_larger_than_the_segment_can_need_is_not_read_whole(disk: SimulatedDisk) -> None:
     written = filled(controls([70_000] * 3), disk)
     disk.write_file(PATH, disk.read_file(PATH) + bytes(1 << 20))
-    loaded = Index.load(disk, PATH, BASE, LOG_ID, written.end)
+    loaded = SegmentIndex.load(disk, PATH, BASE, LOG_ID, written.end)
     assert list(loaded.entries()) == list(written.entries())
     assert loaded.fault is not None
 
 
 def test_a_missing_file_is_an_empty_index(disk: SimulatedDisk) -> None:
-    loaded = Index.load(disk, PATH, BASE, LOG_ID, 1 << 20)
-    assert (len(loaded), loaded.fault, loaded.by_position(5)) == (0, "missing", Place(0, None))
+    loaded = SegmentIndex.load(disk, PATH, BASE, LOG_ID, 1 << 20)
+    assert (len(loaded), loaded.fault, loaded.by_position(5)) == (0, "missing", IndexPosition(0, None))
 
 
 def test_a_bad_rest_is_overwritten_by_the_next_write(disk: SimulatedDisk) -> None:
     found = controls([70_000] * 5)
     written = filled(found, disk)
     disk.write_file(PATH, disk.read_file(PATH)[: 2 * ENTRY_SIZE] + b"rot" * 40)
-    loaded = Index.load(disk, PATH, BASE, LOG_ID, written.end)
+    loaded = SegmentIndex.load(disk, PATH, BASE, LOG_ID, written.end)
     for control in found[2:]:
         loaded.add(control)
     loaded.write(disk)
-    again = Index.load(disk, PATH, BASE, LOG_ID, written.end)
+    again = SegmentIndex.load(disk, PATH, BASE, LOG_ID, written.end)
     assert again.fault is None
     assert list(again.entries()) == list(written.entries())
 
@@ -209,12 +217,12 @@ def test_a_bad_rest_is_overwritten_by_the_next_write(disk: SimulatedDisk) -> Non
 def test_a_cut_forgets_the_runs_that_reach_behind_it(disk: SimulatedDisk) -> None:
     found = controls([70_000] * 4)
     index = filled(found, disk)
-    index.cut(2 * 70_100 + 5)
+    index.truncate(2 * 70_100 + 5)
     assert (len(index), index.end, index.end_ordinal, index.newest_ms) == (2, 140_200, 104, 2000)
     index.add(found[2])
     index.write(disk)
     assert disk.size(PATH) == 3 * ENTRY_SIZE
-    index.cut(0)
+    index.truncate(0)
     assert (len(index), index.first_ordinal, index.newest_ms) == (0, None, 0)
 
 

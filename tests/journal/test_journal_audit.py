@@ -8,11 +8,11 @@ import pytest
 
 from journal.filenames import journal_name, snapshot_name
 from journal.fsck import wal_verify
-from journal.fsck.log_verify import DAMAGE, NOTE, Report
+from journal.fsck.log_verify import DAMAGE, NOTE, VerifyReport
 from journal.fsck.wal_verify import is_journal, verify_journal
 from journal.record.format import make_id, make_record
 from journal.wal.entry import AppendMsg
-from journal.wal.file import HEAD_SIZE
+from journal.wal.file import FILE_HEADER_SIZE
 from tests.journal.journals import CHECKPOINT, DATA, FOLDER, ONE, Journal, opened
 from tests.scale import scaled, seeded
 
@@ -26,7 +26,7 @@ def journal() -> Journal:
     return journal
 
 
-def verified(journal: Journal, **options: bool) -> Report:
+def verified(journal: Journal, **options: bool) -> VerifyReport:
     before = journal.bytes()
     report = verify_journal(journal.disk, FOLDER, **options)  # type: ignore[arg-type]
     assert journal.bytes() == before
@@ -68,11 +68,11 @@ def test_hazard_05_every_flipped_bit_of_heads_entries_snapshots_and_slots_is_nam
 
 
 def test_damage_is_named_with_its_range_and_what_it_said_of_itself(journal: Journal) -> None:
-    journal.disk.damage(journal.file(1), HEAD_SIZE + ONE + 60, b"\xff")
+    journal.disk.damage(journal.file(1), FILE_HEADER_SIZE + ONE + 60, b"\xff")
     (found,) = verified(journal).findings
     assert (found.first, found.next, found.field, found.weight) == (
-        HEAD_SIZE + ONE,
-        HEAD_SIZE + 2 * ONE,
+        FILE_HEADER_SIZE + ONE,
+        FILE_HEADER_SIZE + 2 * ONE,
         "entry",
         DAMAGE,
     )
@@ -86,16 +86,16 @@ def test_a_torn_tail_is_a_note_and_a_lost_end_is_damage() -> None:
     whole = journal.disk.read_file(journal.file())
     journal.disk.write_file(journal.file(), whole[:-5])
     assert findings(journal) == [(journal_name(1), "entry", NOTE)]
-    journal.disk.write_file(journal.file(), whole[: HEAD_SIZE + 2 * ONE - 5])
+    journal.disk.write_file(journal.file(), whole[: FILE_HEADER_SIZE + 2 * ONE - 5])
     assert findings(journal) == [(journal_name(1), "files", DAMAGE), (journal_name(1), "entry", DAMAGE)]
-    journal.disk.write_file(journal.file(), whole[: HEAD_SIZE + ONE])
+    journal.disk.write_file(journal.file(), whole[: FILE_HEADER_SIZE + ONE])
     assert findings(journal) == [(journal_name(1), "files", DAMAGE)]
 
 
 def test_rot_of_the_last_entry_that_was_forced_is_damage_and_no_torn_tail() -> None:
     journal = opened().sent(2)
     journal.store.close()
-    journal.disk.damage(journal.file(), HEAD_SIZE + ONE + 60, b"\xff")
+    journal.disk.damage(journal.file(), FILE_HEADER_SIZE + ONE + 60, b"\xff")
     assert findings(journal) == [(journal_name(1), "entry", DAMAGE)]
 
 
@@ -162,4 +162,4 @@ def test_a_record_of_the_brokers_own_before_a_producers_is_not_counted(journal: 
     for count, fault in ((3, ""), (2, "3 records, its header has 2"), (4, "3 records, its header has 4")):
         data = note + b"".join(records)
         piece = AppendMsg(1, 7, 90, 0, count, ((len(data), 4, crc32(data)),), data)
-        assert wal_verify._fault(piece, True) == fault
+        assert wal_verify._piece_error(piece, True) == fault

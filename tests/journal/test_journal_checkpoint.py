@@ -7,11 +7,17 @@ import pytest
 from journal.dual_slot_file import SLOT_SIZE
 from journal.errors import Corrupt, NewerFormat
 from journal.testing import SimulatedDisk, crash_states
-from journal.wal.checkpoint import Checkpoint, CheckpointFile, Pointer, decode_checkpoint, encode_checkpoint
+from journal.wal.checkpoint import (
+    JournalCheckpoint,
+    JournalCheckpointFile,
+    SnapshotPointer,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 from tests.journal.journals import CHECKPOINT, FOLDER, make_disk
 from tests.scale import seeded
 
-WHOLE = Checkpoint(5, 99, 1650, 7, (Pointer(3, 1650), Pointer(2, 1200)))
+WHOLE = JournalCheckpoint(5, 99, 1650, 7, (SnapshotPointer(3, 1650), SnapshotPointer(2, 1200)))
 
 
 @pytest.fixture
@@ -23,21 +29,21 @@ def disk() -> SimulatedDisk:
 
 
 @pytest.mark.parametrize(
-    "checkpoint", [WHOLE, WHOLE._replace(snapshots=WHOLE.snapshots[:1]), Checkpoint(1, 0, 0, 0, ())]
+    "checkpoint", [WHOLE, WHOLE._replace(snapshots=WHOLE.snapshots[:1]), JournalCheckpoint(1, 0, 0, 0, ())]
 )
-def test_what_is_written_is_read(disk: SimulatedDisk, checkpoint: Checkpoint) -> None:
+def test_what_is_written_is_read(disk: SimulatedDisk, checkpoint: JournalCheckpoint) -> None:
     assert decode_checkpoint(encode_checkpoint(checkpoint), "c") == checkpoint
-    CheckpointFile(disk, FOLDER).settle(checkpoint)
-    assert CheckpointFile(disk.crash(keep="nothing"), FOLDER).read() == checkpoint
+    JournalCheckpointFile(disk, FOLDER).write_durably(checkpoint)
+    assert JournalCheckpointFile(disk.crash(keep="nothing"), FOLDER).read() == checkpoint
 
 
 def test_nothing_was_ever_written(disk: SimulatedDisk) -> None:
-    assert CheckpointFile(disk, FOLDER).read() is None
+    assert JournalCheckpointFile(disk, FOLDER).read() is None
 
 
 def test_hazard_08_one_slot_is_enough_and_every_flipped_bit_is_found(disk: SimulatedDisk) -> None:
     """The ancestor read only the newest checkpoint, and had no checksum on it."""
-    CheckpointFile(disk, FOLDER).settle(WHOLE)
+    JournalCheckpointFile(disk, FOLDER).write_durably(WHOLE)
     size = 20 + len(encode_checkpoint(WHOLE))
     whole = disk.read_file(CHECKPOINT)
     for slot in (0, SLOT_SIZE):
@@ -45,36 +51,38 @@ def test_hazard_08_one_slot_is_enough_and_every_flipped_bit_is_found(disk: Simul
             data = bytearray(whole)
             data[slot + bit // 8] ^= 1 << bit % 8
             disk.write_file(CHECKPOINT, bytes(data))
-            assert CheckpointFile(disk, FOLDER).read() == WHOLE
+            assert JournalCheckpointFile(disk, FOLDER).read() == WHOLE
             data[SLOT_SIZE - slot + bit // 8] ^= 1 << bit % 8
             disk.write_file(CHECKPOINT, bytes(data))
             with pytest.raises(Corrupt):
-                CheckpointFile(disk, FOLDER).read()
+                JournalCheckpointFile(disk, FOLDER).read()
 
 
 def test_a_note_that_a_power_cut_tears_takes_nothing_but_itself(disk: SimulatedDisk) -> None:
-    file = CheckpointFile(disk, FOLDER)
-    file.settle(WHOLE)
-    later = WHOLE._replace(forced=9999)
-    file.note(later)
-    file.note(later._replace(forced=10_000))
-    found = {CheckpointFile(state, FOLDER).read() for state in crash_states(disk, 50, seeded("note"))}
-    assert found <= {WHOLE, later, later._replace(forced=10_000)} and len(found) > 1
+    file = JournalCheckpointFile(disk, FOLDER)
+    file.write_durably(WHOLE)
+    later = WHOLE._replace(durable_lsn=9999)
+    file.write_unsynced(later)
+    file.write_unsynced(later._replace(durable_lsn=10_000))
+    found = {JournalCheckpointFile(state, FOLDER).read() for state in crash_states(disk, 50, seeded("note"))}
+    assert found <= {WHOLE, later, later._replace(durable_lsn=10_000)} and len(found) > 1
 
 
 def test_what_was_settled_is_never_lost_to_what_is_written_behind_it(disk: SimulatedDisk) -> None:
-    file = CheckpointFile(disk, FOLDER)
+    file = JournalCheckpointFile(disk, FOLDER)
     generator = seeded("settle")
-    seen: set[Checkpoint | None] = set()
+    seen: set[JournalCheckpoint | None] = set()
 
     def look(kind: str, path: str) -> None:
-        seen.update(CheckpointFile(state, FOLDER).read() for state in crash_states(disk, 10, generator))
+        seen.update(
+            JournalCheckpointFile(state, FOLDER).read() for state in crash_states(disk, 10, generator)
+        )
 
-    file.settle(WHOLE)
+    file.write_durably(WHOLE)
     disk.after = look
     for number in range(8, 16):
         seen.clear()
-        file.settle(WHOLE._replace(file_number=number))
+        file.write_durably(WHOLE._replace(file_number=number))
         assert seen == {WHOLE._replace(file_number=number - 1), WHOLE._replace(file_number=number)}
 
 

@@ -10,12 +10,19 @@ from journal.errors import Corrupt, Full, NewerFormat
 from journal.filenames import journal_name
 from journal.record.format import BadRecord
 from journal.testing import SimulatedDisk, SimulatedFile
-from journal.wal.entry import AppendMsg, Entry, encode_entries, seed_of
-from journal.wal.file import HEAD_SIZE, SCAN_SIZE, Head, JournalFile, decode_head, encode_head
+from journal.wal.entry import AppendMsg, JournalEntry, checksum_seed, encode_entries
+from journal.wal.file import (
+    FILE_HEADER_SIZE,
+    SCAN_SIZE,
+    JournalFile,
+    JournalFileHeader,
+    decode_header,
+    encode_header,
+)
 from tests.journal.journals import FOLDER, make_disk, message
 
-HEAD = Head(5, 99, 3, 1000)
-SEED = seed_of(5, 99)
+HEAD = JournalFileHeader(5, 99, 3, 1000)
+SEED = checksum_seed(5, 99)
 PATH = f"{FOLDER}/{journal_name(3)}"
 
 
@@ -37,46 +44,46 @@ def append(file: JournalFile, *contents: AppendMsg) -> list[int]:
     return places
 
 
-def places(found: list[Entry]) -> list[int]:
-    return [entry.place for entry in found]
+def places(found: list[JournalEntry]) -> list[int]:
+    return [entry.lsn for entry in found]
 
 
 def test_a_head_is_read_as_it_was_written() -> None:
-    assert decode_head(encode_head(HEAD), PATH) == HEAD
-    assert len(encode_head(HEAD)) == HEAD_SIZE
+    assert decode_header(encode_header(HEAD), PATH) == HEAD
+    assert len(encode_header(HEAD)) == FILE_HEADER_SIZE
 
 
 def test_every_flipped_bit_of_a_head_is_found() -> None:
-    for bit in range(HEAD_SIZE * 8):
-        data = bytearray(encode_head(HEAD))
+    for bit in range(FILE_HEADER_SIZE * 8):
+        data = bytearray(encode_header(HEAD))
         data[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Corrupt):
-            decode_head(data, PATH)
+            decode_header(data, PATH)
 
 
 def test_a_head_that_is_too_short_is_damage() -> None:
-    for size in range(HEAD_SIZE):
+    for size in range(FILE_HEADER_SIZE):
         with pytest.raises(Corrupt, match="shorter than its head"):
-            decode_head(encode_head(HEAD)[:size], PATH)
+            decode_header(encode_header(HEAD)[:size], PATH)
 
 
 def test_a_newer_head_is_refused_by_name() -> None:
     from zlib import crc32
 
-    data = bytearray(encode_head(HEAD))
+    data = bytearray(encode_header(HEAD))
     data[4:6] = (2).to_bytes(2, "big")
     data[-4:] = crc32(data[:-4]).to_bytes(4, "big")
     with pytest.raises(NewerFormat, match="version 2"):
-        decode_head(data, PATH)
+        decode_header(data, PATH)
 
 
 def test_a_new_file_has_its_head_on_the_disk(file: JournalFile) -> None:
-    assert disk_of(file).durable_file(PATH) == encode_head(HEAD)
-    assert (file.first, file.end, file.size) == (1000, 1000 + HEAD_SIZE, HEAD_SIZE)
+    assert disk_of(file).durable_file(PATH) == encode_header(HEAD)
+    assert (file.first, file.end, file.size) == (1000, 1000 + FILE_HEADER_SIZE, FILE_HEADER_SIZE)
 
 
 def test_a_file_that_cannot_be_begun_on_a_full_disk_leaves_nothing() -> None:
-    for space in (0, 1, HEAD_SIZE - 1):
+    for space in (0, 1, FILE_HEADER_SIZE - 1):
         disk = make_disk()
         disk.make_folder(FOLDER)
         disk.space_bytes = space
@@ -89,7 +96,7 @@ def test_a_file_whose_making_was_cut_short_is_made_anew(file: JournalFile) -> No
     disk = disk_of(file)
     disk.write_file(PATH, b"half a he")
     again = JournalFile.create(disk, FOLDER, HEAD)
-    assert disk.read_file(PATH) == encode_head(HEAD) and again.size == HEAD_SIZE
+    assert disk.read_file(PATH) == encode_header(HEAD) and again.size == FILE_HEADER_SIZE
     append(again, message(1, 1))
     whole = disk.read_file(PATH)
     with pytest.raises(OSError, match="would be created again"):
@@ -100,7 +107,7 @@ def test_a_file_whose_making_was_cut_short_is_made_anew(file: JournalFile) -> No
 def test_what_is_appended_is_walked_in_order(file: JournalFile) -> None:
     first = append(file, message(1, 1), message(1, 2))
     second = append(file, message(2, 3))
-    found = list(file.entries(file.first + HEAD_SIZE, SEED))
+    found = list(file.entries(file.first + FILE_HEADER_SIZE, SEED))
     assert places(found) == first + second
     assert places(list(file.entries(second[0], SEED))) == second
     assert list(file.entries(file.end, SEED)) == []
@@ -110,7 +117,7 @@ def test_a_walk_goes_over_entries_of_any_size(file: JournalFile) -> None:
     """Smaller than what is read at a time, just as large, and larger."""
     sizes = [10, SCAN_SIZE - 200, 5, SCAN_SIZE, SCAN_SIZE + 1, 3 * SCAN_SIZE, 0, 100, SCAN_SIZE // 2, 7]
     wanted = [append(file, message(1, n, size))[0] for n, size in enumerate(sizes)]
-    found = [(entry.place, len(entry.content.data)) for entry in file.entries(wanted[0], SEED)]  # type: ignore[union-attr]
+    found = [(entry.lsn, len(entry.content.data)) for entry in file.entries(wanted[0], SEED)]  # type: ignore[union-attr]
     assert found == list(zip(wanted, sizes, strict=True))
 
 
@@ -120,7 +127,7 @@ def test_a_walk_names_the_place_where_the_first_bad_entry_begins(file: JournalFi
     found: list[int] = []
     with pytest.raises(BadRecord) as error:
         for entry in file.entries(wanted[0], SEED):
-            found.append(entry.place)
+            found.append(entry.lsn)
     assert found == wanted[:2]
     assert error.value.position == wanted[2]
 
@@ -147,13 +154,13 @@ def test_the_way_back_behind_damage_is_found_wherever_the_reading_is_divided(fil
     size = wanted[1] - wanted[0]
     for number in (0, 1, SCAN_SIZE // size - 1, SCAN_SIZE // size, SCAN_SIZE // size + 1, 998, 999):
         disk_of(file).damage(PATH, wanted[number] - file.first + 40, b"\xee\xee")
-        found = file.find(wanted[number], SEED)
-        assert (found.place if found else None) == (wanted[number + 1] if number < 999 else None)
+        found = file.find_entry(wanted[number], SEED)
+        assert (found.lsn if found else None) == (wanted[number + 1] if number < 999 else None)
     for number in range(500 - SCAN_SIZE // size - 1, 500):
         disk_of(file).damage(PATH, wanted[number] - file.first + 40, b"\xee\xee")
     for shift in range(1, 40):
-        found = file.find(wanted[500] - SCAN_SIZE + shift, SEED)
-        assert found is not None and found.place == wanted[500]
+        found = file.find_entry(wanted[500] - SCAN_SIZE + shift, SEED)
+        assert found is not None and found.lsn == wanted[500]
 
 
 def test_what_a_full_disk_took_of_an_append_is_cut_off(file: JournalFile) -> None:
@@ -164,9 +171,9 @@ def test_what_a_full_disk_took_of_an_append_is_cut_off(file: JournalFile) -> Non
     with pytest.raises(Full):
         append(file, message(1, 2), message(1, 3))
     assert disk.read_file(PATH) != before
-    assert file.cut()
+    assert file.truncate_failed_write()
     assert disk.read_file(PATH) == before
-    assert not file.cut()
+    assert not file.truncate_failed_write()
 
 
 def test_what_cannot_be_cut_off_is_an_error_of_the_disk(file: JournalFile) -> None:
@@ -176,7 +183,7 @@ def test_what_cannot_be_cut_off_is_an_error_of_the_disk(file: JournalFile) -> No
         append(file, message(1, 2))
     disk.faults.fail("truncate", error=errno.ENOSPC)
     with pytest.raises(OSError, match="cannot be truncated"):
-        file.cut()
+        file.truncate_failed_write()
 
 
 def test_reading_goes_no_further_than_the_journal_does(file: JournalFile) -> None:

@@ -10,7 +10,7 @@ import pytest
 from journal.errors import Corrupt, Stopped
 from journal.testing import crash_states
 from journal.wal.entry import COMMIT, PREPARE, Operation
-from journal.wal.file import HEAD_SIZE
+from journal.wal.file import FILE_HEADER_SIZE
 from journal.wal.store import JournalOptions
 from tests.journal.journals import CHECKPOINT, ONE, Journal, message, opened, row_of
 from tests.scale import scaled, seeded
@@ -43,7 +43,7 @@ def test_hazard_05_any_flipped_bit_of_what_was_forced_is_named_and_nothing_is_th
     whole = journal.bytes()
     generator = seeded("flip")
     for name in [f"{number:016d}.journal" for number in journal.numbers[-2:]]:
-        first = 0 if name != f"{journal.numbers[-2]:016d}.journal" else HEAD_SIZE + 2 * ONE
+        first = 0 if name != f"{journal.numbers[-2]:016d}.journal" else FILE_HEADER_SIZE + 2 * ONE
         for at in range(first, len(whole[name])):
             if generator.random() > 0.2:
                 continue
@@ -85,14 +85,14 @@ def test_hazard_06_nothing_that_a_checkpoint_replaces_goes_before_it_is_durable(
 def test_hazard_07_prepares_are_forced_like_everything_else_and_a_failure_is_never_forgotten() -> None:
     journal = opened(JournalOptions())
     journal.append(message(1, 1), Operation(PREPARE, 1, b""))
-    assert journal.store.forced_offset == HEAD_SIZE, "not forced yet, and known not to be"
+    assert journal.store.forced_offset == FILE_HEADER_SIZE, "not forced yet, and known not to be"
     journal.disk.faults.fail("force")
     with pytest.raises(Stopped):
         journal.store.force()
     for _ in range(2):
         with pytest.raises(Stopped):
             journal.store.force()
-    assert journal.store.forced_offset == HEAD_SIZE
+    assert journal.store.forced_offset == FILE_HEADER_SIZE
     assert journal.crash().state.seen == []
 
 
@@ -132,7 +132,7 @@ def test_hazard_12_a_checkpoint_between_two_appends_describes_exactly_the_first(
         for content in contents[before:]:
             journal.append(content)
         work()
-        journal.store.checkpointed(None)
+        journal.store.checkpoint_done(None)
         journal.store.force()
         after = journal.crash()
         assert after.state.seen == journal.state.seen
@@ -153,7 +153,7 @@ def test_item_36_a_checkpoint_while_appends_and_rolls_go_on_loses_nothing_at_any
             if generator.random() < 0.4:
                 journal.append(message(5, 1), Operation(COMMIT, 5))
             if generator.random() < 0.2:
-                journal.store._keeper.gate.force(journal.store._files.active)
+                journal.store._durability.gate.fsync(journal.store._files.active)
                 forced = list(journal.state.seen)
             for state in crash_states(journal.disk, 4, generator):
                 after = Journal(state)
@@ -164,7 +164,7 @@ def test_item_36_a_checkpoint_while_appends_and_rolls_go_on_loses_nothing_at_any
         journal.disk.after = meanwhile
         work()
         journal.disk.after = None
-        journal.store.checkpointed(None)
+        journal.store.checkpoint_done(None)
 
 
 def test_hazard_14_numbers_and_places_never_go_back() -> None:
@@ -219,11 +219,11 @@ def test_item_38_zeros_and_impossible_lengths_in_the_middle_are_named_at_the_tai
     journal.send()
     whole = journal.disk.read_file(journal.file())
     journal.disk.write_file(
-        journal.file(), whole[: HEAD_SIZE + ONE] + bytes(ONE) + whole[HEAD_SIZE + 2 * ONE :]
+        journal.file(), whole[: FILE_HEADER_SIZE + ONE] + bytes(ONE) + whole[FILE_HEADER_SIZE + 2 * ONE :]
     )
-    with pytest.raises(Corrupt, match=f"LSN {HEAD_SIZE + ONE}"):
+    with pytest.raises(Corrupt, match=f"LSN {FILE_HEADER_SIZE + ONE}"):
         journal.open()
-    journal.disk.write_file(journal.file(), whole[: HEAD_SIZE + 3 * ONE] + bytes(4096))
+    journal.disk.write_file(journal.file(), whole[: FILE_HEADER_SIZE + 3 * ONE] + bytes(4096))
     journal.open()
     assert len(journal.state.seen) == 3
 

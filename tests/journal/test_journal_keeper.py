@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from journal.errors import Full, JournalError, Stopped
-from journal.fsync import KEPT_OPEN
+from journal.fsync import NEVER_CLOSED
 from journal.testing import SimulatedDisk, crash_states
 from journal.wal.checkpoint import REWRITE_SECONDS
 from journal.wal.entry import COMMIT, Operation
-from journal.wal.file import HEAD_SIZE, JournalFile, JournalFiles
+from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFiles
 from journal.wal.store import JournalOptions
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, SMALL, Journal, message, opened
 from tests.journal.test_force import Kernel
@@ -117,7 +117,7 @@ def test_no_space_for_any_part_of_an_append_takes_it_back_whole_and_it_goes_on_w
         with pytest.raises(Full):
             journal.append(*contents)
         assert journal.disk.read_file(journal.file()) == before
-        assert (journal.store.stopped, journal.store.end_offset) == (None, HEAD_SIZE + 2 * ONE)
+        assert (journal.store.stopped, journal.store.end_offset) == (None, FILE_HEADER_SIZE + 2 * ONE)
         journal.disk.space_bytes = None
         journal.append(*contents)
         journal.store.force()
@@ -167,7 +167,7 @@ def test_an_error_of_a_write_stops_the_journal_and_reads_go_on() -> None:
         with pytest.raises(Stopped):
             call()
     assert not journal.store.checkpoint_due and not journal.store.flush_due
-    assert journal.store.read(HEAD_SIZE).place == HEAD_SIZE
+    assert journal.store.read(FILE_HEADER_SIZE).lsn == FILE_HEADER_SIZE
 
 
 def test_after_a_failed_force_nothing_is_ever_forced_again() -> None:
@@ -180,7 +180,7 @@ def test_after_a_failed_force_nothing_is_ever_forced_again() -> None:
     plan = journal.store.force_plan()
     assert plan is None
     with pytest.raises(OSError):
-        journal.store._keeper.gate.force(journal.store._files.active)
+        journal.store._durability.gate.fsync(journal.store._files.active)
     journal.store.close()
     assert journal.disk.faults.counts["force"] == forces
 
@@ -193,8 +193,8 @@ def test_a_file_with_bytes_that_are_not_known_to_be_forced_is_never_closed() -> 
         journal.store.force()
     journal.store.close()
     assert journal.disk.closed_unforced == []
-    assert KEPT_OPEN[-1].path == journal.file()
-    assert KEPT_OPEN.pop().path in {file.path for file in journal.disk.open_files}
+    assert NEVER_CLOSED[-1].path == journal.file()
+    assert NEVER_CLOSED.pop().path in {file.path for file in journal.disk.open_files}
 
 
 def test_hazard_07_a_failed_force_leaves_what_it_should_have_forced_unforced() -> None:
@@ -206,7 +206,7 @@ def test_hazard_07_a_failed_force_leaves_what_it_should_have_forced_unforced() -
     assert plan is not None
     journal.disk.faults.fail("force")
     with pytest.raises(OSError) as error:
-        plan.force()
+        plan.fsync()
     assert journal.store.force_done(plan, error.value) is None
     assert journal.store.forced_offset == forced and journal.store.stopped is not None
     assert len(journal.crash().state.seen) == 2
@@ -223,17 +223,17 @@ def test_a_roll_forces_the_old_file_before_the_new_one_is_there() -> None:
     assert told[:5] == [
         ("force", old), ("create", new), ("write", new), ("force", new), ("force_folder", "transactions"),
     ]  # fmt: skip
-    assert journal.store.forced_offset == HEAD_SIZE + 5 * ONE + HEAD_SIZE
+    assert journal.store.forced_offset == FILE_HEADER_SIZE + 5 * ONE + FILE_HEADER_SIZE
 
 
 def test_a_roll_on_a_full_disk_is_tried_again_when_there_is_space() -> None:
     journal = opened().sent(5)
-    for space in (0, HEAD_SIZE - 1):
+    for space in (0, FILE_HEADER_SIZE - 1):
         journal.disk.space_bytes = journal.disk.used_bytes() + space
         with pytest.raises(Full):
             journal.send()
         assert journal.numbers == [1]
-    assert journal.store.read(HEAD_SIZE).place == HEAD_SIZE
+    assert journal.store.read(FILE_HEADER_SIZE).lsn == FILE_HEADER_SIZE
     journal.disk.space_bytes = None
     journal.sent(1)
     assert journal.numbers == [1, 2]
@@ -306,7 +306,7 @@ def test_what_is_appended_while_a_checkpoint_is_made_is_not_part_of_it_and_not_l
     for _ in range(8):
         journal.send(2)
     work()
-    journal.store.checkpointed(None)
+    journal.store.checkpoint_done(None)
     journal.send(3)
     journal.store.force()
     after = journal.crash()
@@ -326,9 +326,9 @@ def test_a_checkpoint_that_fails_anywhere_leaves_one_that_is_good(kind: str, err
             journal.checkpoint()
         except Full as failure:
             assert error == errno.ENOSPC and journal.store.stopped is None
-            journal.store.checkpointed(failure)
+            journal.store.checkpoint_done(failure)
         except Stopped as failure:
-            journal.store.checkpointed(failure)
+            journal.store.checkpoint_done(failure)
         else:
             assert not fault.hit
             continue
@@ -345,7 +345,7 @@ def test_the_forced_mark_is_rewritten_once_a_second_and_only_then() -> None:
         journal.send()
         plan = journal.store.force_plan()
         assert plan is not None
-        plan.force()
+        plan.fsync()
         return journal.store.force_done(plan, None)
 
     assert force() is None
@@ -376,11 +376,11 @@ def test_the_forced_mark_tells_rot_of_the_last_entry_from_a_torn_tail() -> None:
     journal.send()
     plan = journal.store.force_plan()
     assert plan is not None
-    plan.force()
+    plan.fsync()
     work = journal.store.force_done(plan, None)
     assert work is not None
     work()
-    journal.disk.damage(journal.file(), HEAD_SIZE + 2 * ONE + 50, b"\xff")
+    journal.disk.damage(journal.file(), FILE_HEADER_SIZE + 2 * ONE + 50, b"\xff")
     with pytest.raises(JournalError, match="forced entries lost"):
         journal.kill()
 
@@ -408,7 +408,7 @@ def test_forces_come_one_at_a_time_however_many_ask() -> None:
         journal.send()
         plan = journal.store.force_plan()
         assert plan is not None
-        threads = [threading.Thread(target=plan.force) for _ in range(4)]
+        threads = [threading.Thread(target=plan.fsync) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -424,7 +424,7 @@ def test_a_plan_made_before_a_roll_finds_its_file_forced_already() -> None:
     journal.send()
     assert plan is not None
     forces = journal.disk.faults.counts["force"]
-    plan.force()
+    plan.fsync()
     assert journal.disk.faults.counts["force"] == forces
     journal.store.force_done(plan, None)
     assert journal.store.forced_offset > plan.end
@@ -435,8 +435,8 @@ def test_a_force_without_a_worker_moves_the_mark_when_it_has_ended() -> None:
     kernel, told = Kernel(), []
     journal.send()
     plan = journal.store.force_plan()
-    assert plan is not None and plan.begin(kernel.begin, told.append)
-    assert not plan.begin(kernel.begin, told.append), "one at a time"
+    assert plan is not None and plan.start(kernel.begin, told.append)
+    assert not plan.start(kernel.begin, told.append), "one at a time"
     assert told == []
     kernel.go()
     assert told == [None]
@@ -452,14 +452,14 @@ def test_a_force_without_a_worker_that_failed_is_never_retried() -> None:
         journal.send()
         plan = journal.store.force_plan()
         assert plan is not None
-        plan.begin(kernel.begin, told.append)
+        plan.start(kernel.begin, told.append)
         journal.disk.faults.fail("force")
         if told_first:
             kernel.go()
             assert isinstance(told[0], OSError)
         with pytest.raises(OSError):
-            plan.force()
-        assert not plan.begin(kernel.begin, told.append)
+            plan.fsync()
+        assert not plan.start(kernel.begin, told.append)
         with pytest.raises(Stopped):
             journal.store.force()
         assert journal.store.stopped is not None
@@ -471,8 +471,8 @@ def test_a_file_is_not_closed_while_the_kernel_forces_it() -> None:
     journal.send()
     plan = journal.store.force_plan()
     assert plan is not None
-    plan.begin(kernel.begin, told.append)
-    journal.store._files.drop()
+    plan.start(kernel.begin, told.append)
+    journal.store._files.remove_all()
     assert [file.path for file in journal.disk.open_files] == [journal.file()]
     kernel.go()
     assert told == [None] and not journal.disk.open_files
@@ -499,7 +499,7 @@ def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(
         return found
 
     monkeypatch.setattr(JournalFiles, "active", property(looked))
-    journal.store._keeper.force_end()
+    journal.store._durability.fsync_all()
     assert looks == 1 and journal.numbers == [1, 2]
     there = journal.crash().state.seen
     assert [row for row in journal.state.seen if row[0] < journal.store.forced_offset] == there[:5] == there
@@ -507,10 +507,10 @@ def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(
 
 def test_a_note_that_comes_behind_the_end_is_left_out() -> None:
     journal = opened().sent(1)
-    keeper = journal.store._keeper
+    keeper = journal.store._durability
     journal.store.close()
     before = journal.bytes()
-    keeper.note()
+    keeper.rewrite_checkpoint_unsynced()
     assert journal.bytes() == before
 
 

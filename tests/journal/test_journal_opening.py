@@ -12,7 +12,7 @@ from journal.filenames import journal_name, snapshot_name
 from journal.fsck.wal_repair import repair_journal
 from journal.testing import Moment, SimulatedDisk, crash_states
 from journal.wal.entry import HEADER_SIZE
-from journal.wal.file import HEAD_SIZE
+from journal.wal.file import FILE_HEADER_SIZE
 from journal.wal.store import JournalOptions
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, Journal, make_disk, opened
 from tests.journal.test_journal_repair import restored
@@ -25,7 +25,7 @@ def test_the_walk_begins_behind_the_newest_snapshot() -> None:
     journal.sent(3)
     journal.kill()
     assert journal.state.replayed == journal.store.recovery.replayed == 3
-    assert journal.store.recovery.walked_bytes < 4 * ONE + HEAD_SIZE
+    assert journal.store.recovery.walked_bytes < 4 * ONE + FILE_HEADER_SIZE
     assert len(journal.state.seen) == 15
 
 
@@ -42,7 +42,7 @@ def test_files_before_the_snapshot_are_not_read_however_much_they_hold() -> None
     journal.checkpoint()
     journal.disk.faults.counts.clear()
     journal.kill()
-    assert journal.numbers[0] == 1 and journal.store.files[0].holds == 1
+    assert journal.numbers[0] == 1 and journal.store.files[0].references == 1
     assert journal.store.recovery.walked_bytes == 0
     assert journal.disk.faults.counts["read"] < 30
 
@@ -62,12 +62,12 @@ def test_holds_are_there_again() -> None:
     for epoch in (1, 2, 7):
         journal.settle(epoch)
     journal.store.force()
-    before = [(info.number, info.holds) for info in journal.store.files]
+    before = [(info.number, info.references) for info in journal.store.files]
     journal.kill()
-    assert [(info.number, info.holds) for info in journal.store.files] == before
+    assert [(info.number, info.references) for info in journal.store.files] == before
     journal.checkpoint()
     journal.kill()
-    assert [(info.number, info.holds) for info in journal.store.files] == before
+    assert [(info.number, info.references) for info in journal.store.files] == before
 
 
 @pytest.mark.parametrize("at", [0, 8, 12, HEADER_SIZE, ONE - 1])
@@ -133,7 +133,7 @@ def test_a_state_that_refuses_an_entry_or_a_dump_ends_the_start_and_names_it() -
         )  # fmt: skip
 
     before = journal.bytes()
-    with pytest.raises(Corrupt, match=f"LSN {HEAD_SIZE}: a commit of nothing"):
+    with pytest.raises(Corrupt, match=f"LSN {FILE_HEADER_SIZE}: a commit of nothing"):
         open_with(Refusing())
     journal.checkpoint()
     with pytest.raises(Corrupt, match="no dump of mine"):
@@ -144,7 +144,7 @@ def test_a_state_that_refuses_an_entry_or_a_dump_ends_the_start_and_names_it() -
 def test_a_start_that_is_refused_keeps_no_file_open() -> None:
     journal = opened().sent(12)
     journal.store.abandon("a test")
-    journal.disk.damage(journal.file(2), HEAD_SIZE + 50, b"\xff")
+    journal.disk.damage(journal.file(2), FILE_HEADER_SIZE + 50, b"\xff")
     with pytest.raises(Corrupt):
         journal.open()
     assert [file.path for file in journal.disk.open_files] == []

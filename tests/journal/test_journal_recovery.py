@@ -8,17 +8,17 @@ import pytest
 
 from journal.errors import Corrupt
 from journal.filenames import journal_name, snapshot_name
-from journal.wal.checkpoint import LiveFile
-from journal.wal.file import HEAD_SIZE
+from journal.wal.checkpoint import ListedFile
+from journal.wal.file import FILE_HEADER_SIZE
 from journal.wal.recovery_rules import (
-    FILES,
-    START,
-    TAIL,
-    FileFound,
-    FilesFound,
-    Kept,
-    StartFound,
-    TailFound,
+    FILES_RULES,
+    START_RULES,
+    TAIL_RULES,
+    FilesFacts,
+    JournalFileFacts,
+    RequiredFiles,
+    StartFacts,
+    TailFacts,
     decide_files,
     decide_start,
     decide_tail,
@@ -29,7 +29,7 @@ from tests.journal.journals import CHECKPOINT, ONE, Journal, opened
 
 
 def start(checkpoint: str, files: bool, *snapshots: bool) -> str:
-    return decide_start(StartFound(checkpoint, files, snapshots)).label
+    return decide_start(StartFacts(checkpoint, files, snapshots)).label
 
 
 def test_the_rows_of_the_start_table() -> None:
@@ -45,34 +45,34 @@ def test_the_rows_of_the_start_table() -> None:
         == start("good", True)
         == "no snapshot"
     )
-    assert len(START) == 7
+    assert len(START_RULES) == 7
 
 
-def file(number: int, first: int, size: int, fault: str = "") -> FileFound:
-    return FileFound(number, first, size, fault)
+def file(number: int, first: int, size: int, fault: str = "") -> JournalFileFacts:
+    return JournalFileFacts(number, first, size, fault)
 
 
 def files(
-    *found: FileFound,
-    live: tuple[LiveFile, ...] = (),
-    fallback: tuple[LiveFile, ...] = (),
+    *found: JournalFileFacts,
+    live: tuple[ListedFile, ...] = (),
+    fallback: tuple[ListedFile, ...] = (),
     place: int = 0,
     forced: int = 0,
     number: int = 0,
 ) -> str:
-    return decide_files(FilesFound(found, live, fallback or live, place, forced, number)).label
+    return decide_files(FilesFacts(found, live, fallback or live, place, forced, number)).label
 
 
 def test_the_rows_of_the_files_table() -> None:
     one, two, three = file(1, 0, 100), file(2, 100, 100), file(3, 200, 50)
-    live = (LiveFile(1, 0, 50),)
-    later = (LiveFile(1, 0, 100), LiveFile(3, 200, 230))
+    live = (ListedFile(1, 0, 50),)
+    later = (ListedFile(1, 0, 100), ListedFile(3, 200, 230))
     assert files() == "unfinished creation"
     assert files(number=1) == "all files missing"
     assert files(two, live=live, place=150) == "listed file missing"
     assert files(one, file(2, 0, 9, "bad"), live=live) == "unfinished roll"
-    assert files(one, file(2, 0, HEAD_SIZE, "bad"), live=live) == "unfinished roll"
-    assert files(one, file(2, 0, HEAD_SIZE + 1, "bad"), live=live) == "head damaged"
+    assert files(one, file(2, 0, FILE_HEADER_SIZE, "bad"), live=live) == "unfinished roll"
+    assert files(one, file(2, 0, FILE_HEADER_SIZE + 1, "bad"), live=live) == "head damaged"
     assert files(file(1, 0, 9, "bad"), live=live) == "head damaged", "it is listed, so it was finished"
     assert files(file(1, 0, 100, "bad"), live=live) == "head damaged"
     assert files(one, file(2, 0, 100, "bad"), three, live=live) == "head damaged"
@@ -87,13 +87,13 @@ def test_the_rows_of_the_files_table() -> None:
     assert files(one, two, three, live=later, place=230) == "unfinished removal"
     assert files(one, two, three, live=later, fallback=live, place=230) == "files whole"
     assert files(one, two, three, live=live, place=100, forced=250, number=3) == "files whole"
-    assert len(FILES) == 12
+    assert len(FILES_RULES) == 12
 
 
 def tail(
     place: int, end: int, forced: int = 0, later: int | None = None, last: bool = True, zeros: bool = False
 ) -> str:
-    return decide_tail(TailFound(place, end, forced, later, last, zeros)).label
+    return decide_tail(TailFacts(place, end, forced, later, last, zeros)).label
 
 
 def test_the_rows_of_the_tail_table() -> None:
@@ -103,7 +103,7 @@ def test_the_rows_of_the_tail_table() -> None:
     assert tail(5, 9, forced=6) == tail(9, 9, forced=10) == "forced entries lost"
     assert tail(5, 9, zeros=True) == tail(5, 9, forced=5, zeros=True) == "zeros at the tail"
     assert tail(5, 9) == tail(5, 9, forced=5, later=7) == "torn tail"
-    assert len(TAIL) == 6
+    assert len(TAIL_RULES) == 6
 
 
 def test_what_was_forced_is_never_cut_whatever_is_found() -> None:
@@ -112,15 +112,17 @@ def test_what_was_forced_is_never_cut_whatever_is_found() -> None:
             for forced in range(5):
                 for later in (None, 3):
                     for zeros in (False, True):
-                        row = decide_tail(TailFound(place, end, forced, later, True, zeros))
+                        row = decide_tail(TailFacts(place, end, forced, later, True, zeros))
                         if forced > place:
                             assert row.decision.name == "REFUSE", (place, end, forced, later, zeros)
 
 
 def test_what_two_starts_need_is_what_they_list_and_what_came_later() -> None:
-    kept = Kept.of((LiveFile(2, 0, 1), LiveFile(9, 5, 6)), (LiveFile(3, 0, 1), LiveFile(6, 5, 6)))
-    assert [number for number in range(12) if kept.has(number)] == [2, 3, 6, 7, 8, 9, 10, 11]
-    assert all(Kept.of(()).has(number) for number in range(5))
+    kept = RequiredFiles.from_lists(
+        (ListedFile(2, 0, 1), ListedFile(9, 5, 6)), (ListedFile(3, 0, 1), ListedFile(6, 5, 6))
+    )
+    assert [number for number in range(12) if kept.contains(number)] == [2, 3, 6, 7, 8, 9, 10, 11]
+    assert all(RequiredFiles.from_lists(()).contains(number) for number in range(5))
 
 
 # The tables as a disk shows them.
@@ -157,14 +159,14 @@ def goes_on(journal: Journal, *labels: str) -> None:
     assert journal.state.seen == seen
     place = journal.send(5)
     journal.store.force()
-    assert journal.store.read(place).place == place
+    assert journal.store.read(place).lsn == place
     assert journal.crash().state.seen == journal.state.seen
 
 
 def test_new_journal(journal: Journal) -> None:
     assert journal.store.recovery.labels == ["new journal"]
     assert (journal.numbers, journal.store.journal_id, journal.state.loads) == ([1], 5, 1)
-    assert journal.store.end_offset == journal.store.forced_offset == HEAD_SIZE
+    assert journal.store.end_offset == journal.store.forced_offset == FILE_HEADER_SIZE
     goes_on(journal, "new journal")
 
 
@@ -239,7 +241,7 @@ def test_listed_file_missing(journal: Journal) -> None:
 
 def test_unfinished_roll(journal: Journal) -> None:
     journal.sent(5)
-    for junk in (b"", b"TFTJ", bytes(HEAD_SIZE)):
+    for junk in (b"", b"TFTJ", bytes(FILE_HEADER_SIZE)):
         journal.disk.write_file(journal.path(journal_name(2)), junk)
         journal.kill()
         assert journal.store.recovery.labels == ["newest snapshot", "unfinished roll", "files whole", "whole"]
@@ -250,7 +252,7 @@ def test_unfinished_roll(journal: Journal) -> None:
 
 def test_head_damaged_of_a_listed_file(journal: Journal) -> None:
     journal.sent(12).checkpoint()
-    for position in range(HEAD_SIZE):
+    for position in range(FILE_HEADER_SIZE):
         whole = journal.disk.read_file(journal.file(1))
         journal.disk.damage(journal.file(1), position, bytes([whole[position] ^ 1]))
         assert refused(journal, "head damaged").path == journal.file(1)
@@ -261,13 +263,13 @@ def test_head_damaged_of_the_last_file_that_has_entries(journal: Journal) -> Non
     journal.sent(7)
     journal.disk.damage(journal.file(), 9, b"\xff")
     error = refused(journal, "head damaged")
-    assert (error.path, error.first, error.next) == (journal.file(2), 0, HEAD_SIZE)
+    assert (error.path, error.first, error.next) == (journal.file(2), 0, FILE_HEADER_SIZE)
 
 
 def test_head_damaged_of_a_last_file_of_which_nothing_can_be_read(journal: Journal) -> None:
     """More than a head was written, so entries were: nothing of it is thrown away."""
     journal.sent(7)
-    for junk in (bytes(5000), b"?" * 300, bytes(HEAD_SIZE + 1)):
+    for junk in (bytes(5000), b"?" * 300, bytes(FILE_HEADER_SIZE + 1)):
         journal.disk.write_file(journal.file(2), junk)
         assert refused(journal, "head damaged").path == journal.file(2)
 
@@ -319,9 +321,9 @@ def test_last_file_missing(journal: Journal) -> None:
 def test_end_missing(journal: Journal) -> None:
     journal.sent(3)
     journal.kill()
-    change(journal, journal.file(), lambda data: data[: HEAD_SIZE + ONE])
+    change(journal, journal.file(), lambda data: data[: FILE_HEADER_SIZE + ONE])
     error = refused(journal, "end missing")
-    assert (error.first, error.next) == (HEAD_SIZE + ONE, HEAD_SIZE + 3 * ONE)
+    assert (error.first, error.next) == (FILE_HEADER_SIZE + ONE, FILE_HEADER_SIZE + 3 * ONE)
 
 
 def test_unfinished_removal(journal: Journal) -> None:
@@ -341,24 +343,32 @@ def test_unfinished_removal(journal: Journal) -> None:
 
 def test_damage_in_a_finished_file(journal: Journal) -> None:
     journal.sent(12)
-    journal.disk.damage(journal.file(2), HEAD_SIZE + ONE + 50, b"\xff")
+    journal.disk.damage(journal.file(2), FILE_HEADER_SIZE + ONE + 50, b"\xff")
     error = refused(journal, "damage in a finished file")
-    assert (error.path, error.first, error.next) == (journal.file(2), HEAD_SIZE + ONE, HEAD_SIZE + 2 * ONE)
+    assert (error.path, error.first, error.next) == (
+        journal.file(2),
+        FILE_HEADER_SIZE + ONE,
+        FILE_HEADER_SIZE + 2 * ONE,
+    )
 
 
 def test_damage_before_forced_entries(journal: Journal) -> None:
     journal.sent(3).send()
-    journal.disk.damage(journal.file(), HEAD_SIZE + ONE + 50, b"\xff")
+    journal.disk.damage(journal.file(), FILE_HEADER_SIZE + ONE + 50, b"\xff")
     error = refused(journal, "damage before forced entries")
-    assert (error.path, error.first, error.next) == (journal.file(1), HEAD_SIZE + ONE, HEAD_SIZE + 2 * ONE)
-    assert f"durable up to LSN {HEAD_SIZE + 3 * ONE}" in error.reason
+    assert (error.path, error.first, error.next) == (
+        journal.file(1),
+        FILE_HEADER_SIZE + ONE,
+        FILE_HEADER_SIZE + 2 * ONE,
+    )
+    assert f"durable up to LSN {FILE_HEADER_SIZE + 3 * ONE}" in error.reason
 
 
 def test_forced_entries_lost(journal: Journal) -> None:
     journal.sent(3)
     journal.kill()
-    change(journal, journal.file(), lambda data: data[: HEAD_SIZE + ONE] + b"?" * 2 * ONE)
-    assert refused(journal, "forced entries lost").first == HEAD_SIZE + ONE
+    change(journal, journal.file(), lambda data: data[: FILE_HEADER_SIZE + ONE] + b"?" * 2 * ONE)
+    assert refused(journal, "forced entries lost").first == FILE_HEADER_SIZE + ONE
 
 
 def test_zeros_at_the_tail(journal: Journal) -> None:
@@ -372,7 +382,7 @@ def test_zeros_at_the_tail(journal: Journal) -> None:
 def test_torn_tail(journal: Journal) -> None:
     journal.sent(3).send()
     change(journal, journal.file(), lambda data: data[:-7])
-    torn = journal.disk.read_file(journal.file())[HEAD_SIZE + 3 * ONE :]
+    torn = journal.disk.read_file(journal.file())[FILE_HEADER_SIZE + 3 * ONE :]
     journal.kill()
     recovery = journal.store.recovery
     assert recovery.cut_bytes == ONE - 7 and recovery.torn_path is not None
@@ -384,7 +394,7 @@ def test_what_was_not_forced_does_not_come_back_behind_a_gap(journal: Journal) -
     journal.sent(3)
     for _ in range(2):
         journal.send()
-    journal.disk.damage(journal.file(), HEAD_SIZE + 3 * ONE + 50, b"\xff")
+    journal.disk.damage(journal.file(), FILE_HEADER_SIZE + 3 * ONE + 50, b"\xff")
     journal.kill()
-    assert len(journal.state.seen) == 3 and journal.store.end_offset == HEAD_SIZE + 3 * ONE
+    assert len(journal.state.seen) == 3 and journal.store.end_offset == FILE_HEADER_SIZE + 3 * ONE
     goes_on(journal, "newest snapshot", "files whole", "torn tail")

@@ -9,10 +9,16 @@ import pytest
 from journal.errors import Corrupt, Lost
 from journal.filenames import journal_name, snapshot_name
 from journal.fsck.log_repair import remove_originals
-from journal.fsck.wal_repair import FILLER_SIZE_MAX, STATE_LOST, JournalRepaired, _parts, repair_journal
+from journal.fsck.wal_repair import (
+    FILLER_SIZE_MAX,
+    STATE_LOST,
+    RepairedJournalRange,
+    _filler_sizes,
+    repair_journal,
+)
 from journal.fsck.wal_verify import verify_journal
 from journal.testing import SimulatedDisk, crash_states
-from journal.wal.file import HEAD_SIZE
+from journal.wal.file import FILE_HEADER_SIZE
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, SMALL, Journal, Seen, opened
 from tests.scale import scaled, seeded
 
@@ -27,7 +33,7 @@ def journal() -> Journal:
     return journal
 
 
-def mended(journal: Journal) -> list[JournalRepaired]:
+def mended(journal: Journal) -> list[RepairedJournalRange]:
     """Repairs, after a rehearsal that changes nothing and says the same; then it opens, and is sound."""
     before = journal.bytes()
     rehearsal = repair_journal(journal.disk, FOLDER, dry_run=True)
@@ -85,15 +91,15 @@ def restored(files: dict[str, bytes]) -> Journal:
 def test_what_was_lost_is_said_by_whoever_reads_it() -> None:
     journal = opened().sent(12)
     journal.checkpoint()
-    journal.disk.damage(journal.file(1), HEAD_SIZE + ONE + 60, b"\xff")
-    journal.disk.damage(journal.file(1), HEAD_SIZE + 2 * ONE + 60, b"\xff")
+    journal.disk.damage(journal.file(1), FILE_HEADER_SIZE + ONE + 60, b"\xff")
+    journal.disk.damage(journal.file(1), FILE_HEADER_SIZE + 2 * ONE + 60, b"\xff")
     (done,) = mended(journal)
     assert done.lost == 2 * ONE and "messages of transaction 1" in done.note
-    for place in (HEAD_SIZE + ONE, HEAD_SIZE + 2 * ONE):
+    for place in (FILE_HEADER_SIZE + ONE, FILE_HEADER_SIZE + 2 * ONE):
         with pytest.raises(Lost, match=f"LSN {place} was lost"):
             journal.store.read(place)
-    assert journal.store.read(HEAD_SIZE + 3 * ONE).place == HEAD_SIZE + 3 * ONE
-    assert journal.store.files[0].holds == 5
+    assert journal.store.read(FILE_HEADER_SIZE + 3 * ONE).lsn == FILE_HEADER_SIZE + 3 * ONE
+    assert journal.store.files[0].references == 5
 
 
 def test_a_file_that_only_the_older_snapshot_needs_is_mended_too() -> None:
@@ -101,15 +107,15 @@ def test_a_file_that_only_the_older_snapshot_needs_is_mended_too() -> None:
     journal.settle(1)
     journal.store.force()
     journal.checkpoint()
-    assert journal.numbers[0] == 1 and journal.store.files[0].holds == 0
-    journal.disk.damage(journal.file(1), HEAD_SIZE + ONE + 60, b"\xff")
+    assert journal.numbers[0] == 1 and journal.store.files[0].references == 0
+    journal.disk.damage(journal.file(1), FILE_HEADER_SIZE + ONE + 60, b"\xff")
     assert verify_journal(journal.disk, FOLDER).damaged
     (done,) = mended(journal)
     assert (done.file, done.lost) == (journal.file(1), ONE)
 
 
 def test_the_original_is_kept_until_it_is_removed(journal: Journal) -> None:
-    journal.disk.damage(journal.file(), HEAD_SIZE + 50, b"\xff")
+    journal.disk.damage(journal.file(), FILE_HEADER_SIZE + 50, b"\xff")
     damaged = journal.disk.read_file(journal.file())
     mended(journal)
     original = journal.path(journal_name(journal.numbers[-1]) + ".damaged")
@@ -134,7 +140,7 @@ def test_a_missing_file_becomes_one_that_says_what_is_lost(journal: Journal, num
     lost = info[number]
     journal.disk.unlink(journal.file(number))
     done = mended(journal)
-    assert sum(row.lost for row in done) == lost.size - HEAD_SIZE
+    assert sum(row.lost for row in done) == lost.size - FILE_HEADER_SIZE
     assert kept(journal) == [
         row for row in rows if not lost.first <= row[0] < lost.first + lost.size or row[0] < rows[12][0]
     ]
@@ -161,7 +167,7 @@ def test_a_file_that_is_shorter_than_it_was_is_filled_up(journal: Journal) -> No
     rows = list(journal.state.seen)
     for number in (2, journal.numbers[-1]):
         path = journal.file(number)
-        journal.disk.write_file(path, journal.disk.read_file(path)[: HEAD_SIZE + ONE + 5])
+        journal.disk.write_file(path, journal.disk.read_file(path)[: FILE_HEADER_SIZE + ONE + 5])
     mended(journal)
     assert [row for row in kept(journal) if row[0] < rows[12][0]] == rows[:12], "the snapshot still says it"
     assert journal.store.end_offset >= rows[-1][0]
@@ -212,7 +218,7 @@ def test_a_torn_tail_is_left_to_the_next_start() -> None:
     journal = opened().sent(3)
     journal.send()
     journal.send()
-    journal.disk.damage(journal.file(), HEAD_SIZE + 3 * ONE + 50, b"\xff")
+    journal.disk.damage(journal.file(), FILE_HEADER_SIZE + 3 * ONE + 50, b"\xff")
     assert repair_journal(journal.disk, FOLDER) == []
     journal.open()
     assert len(journal.state.seen) == 3
@@ -222,7 +228,7 @@ def test_a_file_whose_making_was_cut_short_is_left_to_the_next_start(journal: Jo
     path = journal.path(journal_name(journal.numbers[-1] + 1))
     journal.disk.write_file(path, b"TFTJ")
     assert repair_journal(journal.disk, FOLDER) == []
-    journal.disk.damage(journal.file(1), HEAD_SIZE + 60, b"\xff")
+    journal.disk.damage(journal.file(1), FILE_HEADER_SIZE + 60, b"\xff")
     repair_journal(journal.disk, FOLDER)
     assert journal.disk.read_file(path) == b"TFTJ"
     journal.open()
@@ -258,8 +264,8 @@ def test_where_nothing_says_whose_journal_it_is_nothing_is_made_of_it(journal: J
 
 def test_a_repair_that_a_power_cut_interrupts_is_finished_by_the_next_one(journal: Journal) -> None:
     generator = seeded("repair cut")
-    journal.disk.damage(journal.file(1), HEAD_SIZE + ONE + 50, b"\xff")
-    journal.disk.damage(journal.file(), HEAD_SIZE + 50, b"\xff")
+    journal.disk.damage(journal.file(1), FILE_HEADER_SIZE + ONE + 50, b"\xff")
+    journal.disk.damage(journal.file(), FILE_HEADER_SIZE + 50, b"\xff")
     journal.disk.unlink(CHECKPOINT)
     whole = journal.disk.crash(keep="everything")
     expected = Journal(whole)
@@ -337,5 +343,5 @@ def test_a_long_gap_becomes_several_fillers() -> None:
         FILLER_SIZE_MAX + 28,
         3 * FILLER_SIZE_MAX + 29,
     ):
-        parts = list(_parts(size))
+        parts = list(_filler_sizes(size))
         assert sum(parts) == size and min(parts) >= 28

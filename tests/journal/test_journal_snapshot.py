@@ -11,12 +11,12 @@ from journal.errors import Corrupt, Full, NewerFormat
 from journal.filenames import snapshot_name
 from journal.testing import SimulatedDisk, crash_states
 from journal.wal import checkpoint
-from journal.wal.checkpoint import HEAD_SIZE, JournalSnapshot, LiveFile, SnapshotHead, Snapshots
+from journal.wal.checkpoint import HEAD_SIZE, JournalSnapshot, JournalSnapshotFiles, ListedFile, SnapshotHead
 from tests.journal.journals import FOLDER, make_disk
 from tests.scale import seeded
 
 JOURNAL_ID = 5
-FILES = (LiveFile(2, 1000, 1100), LiveFile(7, 1600, 1650))
+FILES = (ListedFile(2, 1000, 1100), ListedFile(7, 1600, 1650))
 
 
 def snapshot(number: int = 3, state: bytes = b"what was learned") -> JournalSnapshot:
@@ -31,8 +31,8 @@ def disk() -> SimulatedDisk:
     return disk
 
 
-def of(disk: SimulatedDisk, journal_id: int = JOURNAL_ID) -> Snapshots:
-    return Snapshots(disk, FOLDER, journal_id)
+def of(disk: SimulatedDisk, journal_id: int = JOURNAL_ID) -> JournalSnapshotFiles:
+    return JournalSnapshotFiles(disk, FOLDER, journal_id)
 
 
 def path(number: int = 3) -> str:

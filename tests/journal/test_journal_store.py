@@ -12,10 +12,10 @@ from journal.clock import SystemClock
 from journal.disk import RealDisk
 from journal.errors import Closed, Corrupt, Full, Stopped, TooLarge
 from journal.fsync import Forcer
-from journal.linux_aio import ForceQueue
+from journal.linux_aio import AioFsyncQueue
 from journal.wal import entry as entry_module
 from journal.wal.entry import COMMIT, ENTRY_SIZE_MAX, AppendMsg, Operation, entry_size
-from journal.wal.file import HEAD_SIZE
+from journal.wal.file import FILE_HEADER_SIZE
 from journal.wal.store import (
     READ_SIZE,
     RECLAIM_SECONDS,
@@ -33,13 +33,13 @@ WIDE = JournalOptions()
 def test_places_follow_each_other_and_count_the_head_of_each_file() -> None:
     journal = opened()
     places = [journal.send() for _ in range(7)]
-    assert places[:5] == [HEAD_SIZE + n * ONE for n in range(5)]
-    assert places[5:] == [2 * HEAD_SIZE + n * ONE for n in range(5, 7)]
-    assert journal.store.end_offset == 2 * HEAD_SIZE + 7 * ONE
+    assert places[:5] == [FILE_HEADER_SIZE + n * ONE for n in range(5)]
+    assert places[5:] == [2 * FILE_HEADER_SIZE + n * ONE for n in range(5, 7)]
+    assert journal.store.end_offset == 2 * FILE_HEADER_SIZE + 7 * ONE
     assert journal.store.size_bytes == journal.store.end_offset
     assert journal.store.files == [
-        JournalFileInfo(1, 0, HEAD_SIZE + 5 * ONE, 5),
-        JournalFileInfo(2, HEAD_SIZE + 5 * ONE, HEAD_SIZE + 2 * ONE, 2),
+        JournalFileInfo(1, 0, FILE_HEADER_SIZE + 5 * ONE, 5),
+        JournalFileInfo(2, FILE_HEADER_SIZE + 5 * ONE, FILE_HEADER_SIZE + 2 * ONE, 2),
     ]
 
 
@@ -54,7 +54,7 @@ def test_what_was_appended_is_read_back_with_and_without_its_size() -> None:
         for size in (0, entry_size(content), entry_size(content) - 1, 1, 1 << 20):
             for entry in (journal.store.read(place, size), journal.store.read_cached(place, size)):
                 assert entry is not None
-                assert (entry.place, entry.size) == (place, entry_size(content))
+                assert (entry.lsn, entry.size) == (place, entry_size(content))
                 if isinstance(content, AppendMsg):
                     assert isinstance(entry.content, AppendMsg)
                     assert entry.content._replace(data=bytes(entry.content.data)) == content
@@ -65,11 +65,13 @@ def test_what_was_appended_is_read_back_with_and_without_its_size() -> None:
 def test_a_cached_read_does_not_wait_for_the_disk() -> None:
     journal = opened(WIDE).sent(1)
     journal.disk.is_cached = False
-    assert journal.store.read_cached(HEAD_SIZE) is None
-    assert journal.store.read(HEAD_SIZE).place == HEAD_SIZE
+    assert journal.store.read_cached(FILE_HEADER_SIZE) is None
+    assert journal.store.read(FILE_HEADER_SIZE).lsn == FILE_HEADER_SIZE
 
 
-@pytest.mark.parametrize("place", [0, 1, HEAD_SIZE + 1, HEAD_SIZE + ONE - 1, HEAD_SIZE + 2 * ONE, 1 << 60])
+@pytest.mark.parametrize(
+    "place", [0, 1, FILE_HEADER_SIZE + 1, FILE_HEADER_SIZE + ONE - 1, FILE_HEADER_SIZE + 2 * ONE, 1 << 60]
+)
 def test_a_place_where_no_entry_begins_is_an_error_that_names_it(place: int) -> None:
     journal = opened(WIDE).sent(2)
     with pytest.raises(Corrupt, match=f"LSN {place}"):
@@ -81,23 +83,23 @@ def test_rot_is_found_by_whoever_reads_it_and_nothing_beside_it_is_lost() -> Non
     whole = journal.disk.read_file(journal.file())
     generator = seeded("rot")
     for _ in range(scaled(500)):
-        at = generator.randrange(HEAD_SIZE + ONE, HEAD_SIZE + 2 * ONE)
+        at = generator.randrange(FILE_HEADER_SIZE + ONE, FILE_HEADER_SIZE + 2 * ONE)
         journal.disk.write_file(journal.file(), whole)
         other = Journal(journal.disk, WIDE)
         other.open()
         other.disk.damage(other.file(), at, bytes([whole[at] ^ 1 << generator.randrange(8)]))
         with pytest.raises(Corrupt) as error:
-            other.store.read(HEAD_SIZE + ONE)
-        assert (error.value.path, error.value.first) == (other.file(), HEAD_SIZE + ONE)
-        assert row_of(other.store.read(HEAD_SIZE)) == journal.state.seen[0]
-        assert row_of(other.store.read(HEAD_SIZE + 2 * ONE)) == journal.state.seen[2]
+            other.store.read(FILE_HEADER_SIZE + ONE)
+        assert (error.value.path, error.value.first) == (other.file(), FILE_HEADER_SIZE + ONE)
+        assert row_of(other.store.read(FILE_HEADER_SIZE)) == journal.state.seen[0]
+        assert row_of(other.store.read(FILE_HEADER_SIZE + 2 * ONE)) == journal.state.seen[2]
 
 
 def test_hazard_05_a_read_does_not_believe_a_length_that_the_file_cannot_have() -> None:
     journal = opened(WIDE).sent(1)
-    journal.disk.damage(journal.file(), HEAD_SIZE, (ENTRY_SIZE_MAX - 1).to_bytes(4, "big"))
+    journal.disk.damage(journal.file(), FILE_HEADER_SIZE, (ENTRY_SIZE_MAX - 1).to_bytes(4, "big"))
     with pytest.raises(Corrupt, match="longer than its file"):
-        journal.store.read(HEAD_SIZE)
+        journal.store.read(FILE_HEADER_SIZE)
 
 
 def test_an_append_larger_than_a_file_stands_alone() -> None:
@@ -118,7 +120,7 @@ def test_an_entry_that_is_too_large_changes_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(entry_module, "ENTRY_SIZE_MAX", 1000)
     with pytest.raises(TooLarge):
         journal.append(message(1, 1), message(1, 2, 1000))
-    assert journal.store.end_offset == HEAD_SIZE and journal.state.seen == []
+    assert journal.store.end_offset == FILE_HEADER_SIZE and journal.state.seen == []
     assert journal.store.append([]) == []
 
 
@@ -132,7 +134,7 @@ def test_work_before_an_append_is_only_a_roll_and_may_be_done_elsewhere() -> Non
     thread.join(10)
     assert journal.numbers == [1, 2]
     assert journal.store.before_append(ONE) is None
-    assert journal.send() == 2 * HEAD_SIZE + 5 * ONE
+    assert journal.send() == 2 * FILE_HEADER_SIZE + 5 * ONE
     assert opened().store.before_append(1 << 30) is None, "an empty file takes any append"
 
 
@@ -165,7 +167,7 @@ def test_a_checkpoint_is_due_after_so_many_bytes_and_never_while_one_is_under_wa
     with pytest.raises(RuntimeError):
         journal.store.checkpoint()
     work()
-    journal.store.checkpointed(None)
+    journal.store.checkpoint_done(None)
     assert not journal.store.checkpoint_due
 
 
@@ -191,7 +193,7 @@ def test_a_checkpoint_that_a_full_disk_prevented_is_due_again_a_little_later() -
     work = journal.store.checkpoint()
     with pytest.raises(Full) as error:
         work()
-    journal.store.checkpointed(error.value)
+    journal.store.checkpoint_done(error.value)
     assert not journal.store.checkpoint_due
     journal.clock.advance(RETRY_SECONDS)
     assert journal.store.checkpoint_due
@@ -209,7 +211,7 @@ def test_item_25_journal_files_are_reclaimed_when_what_they_hold_is_over() -> No
         if journal.store.checkpoint_due:
             journal.store.force()
             journal.checkpoint()
-    assert journal.store.size_bytes < 20 * (HEAD_SIZE + 5 * ONE)
+    assert journal.store.size_bytes < 20 * (FILE_HEADER_SIZE + 5 * ONE)
     assert journal.numbers[0] > 100
     journal.kill()
     assert len(journal.numbers) < 20
@@ -217,14 +219,14 @@ def test_item_25_journal_files_are_reclaimed_when_what_they_hold_is_over() -> No
 
 def test_holds_are_counted_and_a_place_that_is_nowhere_cannot_be_held() -> None:
     journal = opened().sent(2)
-    journal.store.hold(HEAD_SIZE)
-    assert journal.store.files[0].holds == 3
+    journal.store.add_reference(FILE_HEADER_SIZE)
+    assert journal.store.files[0].references == 3
     for _ in range(3):
-        journal.store.release(HEAD_SIZE)
+        journal.store.release_reference(FILE_HEADER_SIZE)
     with pytest.raises(KeyError):
-        journal.store.release(HEAD_SIZE)
+        journal.store.release_reference(FILE_HEADER_SIZE)
     with pytest.raises(KeyError):
-        journal.store.hold(journal.store.end_offset)
+        journal.store.add_reference(journal.store.end_offset)
 
 
 def test_one_forcer_serves_the_journal_and_whoever_waits_is_told() -> None:
@@ -238,7 +240,7 @@ def test_one_forcer_serves_the_journal_and_whoever_waits_is_told() -> None:
     journal.disk.faults.fail("force")
     forcer.want(journal.store, journal.store.end_offset, told.append)
     assert isinstance(told[1], Stopped)
-    forcer.want(journal.store, HEAD_SIZE, told.append)
+    forcer.want(journal.store, FILE_HEADER_SIZE, told.append)
     assert told[2] is None
 
 
@@ -248,9 +250,9 @@ def test_a_force_that_began_before_an_append_does_not_cover_it() -> None:
     plan = journal.store.force_plan()
     assert plan is not None
     journal.send()
-    plan.force()
+    plan.fsync()
     journal.store.force_done(plan, None)
-    assert journal.store.forced_offset == HEAD_SIZE + ONE < journal.store.end_offset
+    assert journal.store.forced_offset == FILE_HEADER_SIZE + ONE < journal.store.end_offset
 
 
 def test_a_closed_journal_takes_nothing_more() -> None:
@@ -262,7 +264,7 @@ def test_a_closed_journal_takes_nothing_more() -> None:
         lambda: store.append([message(1, 1)]),
         store.force,
         store.checkpoint,
-        lambda: store.read(HEAD_SIZE),
+        lambda: store.read(FILE_HEADER_SIZE),
     ):
         with pytest.raises(Closed):
             call()
@@ -290,7 +292,7 @@ def test_a_journal_that_is_let_go_of_writes_nothing_more() -> None:
     journal.store.close()
     assert journal.store.stopped == "the folder goes"
     assert plan is not None
-    plan.force()
+    plan.fsync()
     assert journal.store.force_done(plan, None) is None
     assert journal.bytes() == before
 
@@ -315,7 +317,7 @@ def test_reads_in_other_threads_go_on_beside_appends_rolls_checkpoints_and_remov
             while not done.is_set():
                 place = generator.choice(kept)
                 entry = journal.store.read(place) if number % 2 else journal.store.read_cached(place)
-                assert entry is not None and entry.place == place
+                assert entry is not None and entry.lsn == place
         except BaseException as error:
             failures.append(error)
 
@@ -348,10 +350,10 @@ def test_it_works_on_a_real_disk(tmp_path: Path) -> None:
     for number in range(40):
         (place,) = store.append([message(1, number)])
         state.note((place, 0, 1, bytes(message(1, number).data)))
-        store.hold(place)
+        store.add_reference(place)
         if store.checkpoint_due:
             store.checkpoint()()
-            store.checkpointed(None)
+            store.checkpoint_done(None)
     store.force()
     again = RememberingState()
     other = open_store(again)
@@ -363,7 +365,7 @@ def test_it_works_on_a_real_disk(tmp_path: Path) -> None:
 
 
 def test_the_kernel_forces_it_on_a_real_disk(tmp_path: Path) -> None:
-    queue = ForceQueue.open()
+    queue = AioFsyncQueue.open()
     if queue is None:
         pytest.skip("this system has no AIO")
     store = JournalStore.open(
@@ -378,7 +380,7 @@ def test_the_kernel_forces_it_on_a_real_disk(tmp_path: Path) -> None:
         lambda fn, done: done(fn(), None),
         anchor_path=str(tmp_path),
         clock=SystemClock(),
-        begin=queue.begin,
+        begin=queue.start,
     )
     told: list[object] = []
     for number in range(20):
@@ -386,8 +388,8 @@ def test_the_kernel_forces_it_on_a_real_disk(tmp_path: Path) -> None:
         forcer.want(store, store.end_offset, told.append)
         deadline = time.monotonic() + 20
         while queue.busy and time.monotonic() < deadline:
-            for flight in queue.ended():
-                flight.landed(flight.error)
+            for flight in queue.drain_ended():
+                flight.callback(flight.error)
         assert told == [None] * (number + 1) and store.forced_offset == store.end_offset
     store.close()
     queue.close()

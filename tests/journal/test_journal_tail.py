@@ -7,7 +7,7 @@ import pytest
 from journal.errors import Full
 from journal.filenames import parse_torn_name
 from journal.testing import crash_states
-from journal.wal.file import HEAD_SIZE
+from journal.wal.file import FILE_HEADER_SIZE
 from journal.wal.recovery import TORN_FILES_MAX, TORN_SIZE_MAX
 from journal.wal.store import JournalOptions
 from tests.journal.journals import FOLDER, ONE, PAYLOAD_SIZE, Journal, opened
@@ -27,12 +27,12 @@ def test_item_38_a_tail_torn_at_every_byte_is_cut_back_to_the_last_whole_entry()
     for _ in range(3):
         journal.send()
     whole = journal.disk.read_file(journal.file())
-    for size in range(HEAD_SIZE + 2 * ONE, len(whole) + 1):
+    for size in range(FILE_HEADER_SIZE + 2 * ONE, len(whole) + 1):
         other = tail_of(journal, whole[:size])
-        count = (size - HEAD_SIZE) // ONE
+        count = (size - FILE_HEADER_SIZE) // ONE
         assert other.state.seen == journal.state.seen[:count], size
-        assert other.store.end_offset == other.store.forced_offset == HEAD_SIZE + count * ONE
-        assert len(other.disk.read_file(other.file())) == HEAD_SIZE + count * ONE
+        assert other.store.end_offset == other.store.forced_offset == FILE_HEADER_SIZE + count * ONE
+        assert len(other.disk.read_file(other.file())) == FILE_HEADER_SIZE + count * ONE
 
 
 def test_item_38_zeros_behind_any_entry_are_cut_off() -> None:
@@ -92,7 +92,7 @@ def test_what_was_cut_off_does_not_come_back_behind_what_is_written_in_its_place
     """Entries that begin where sectors do, so that a power cut may keep each of them alone."""
     generator = seeded("cut off")
     journal = opened(JournalOptions())
-    journal.send(1, 1024 - HEAD_SIZE - (ONE - PAYLOAD_SIZE))
+    journal.send(1, 1024 - FILE_HEADER_SIZE - (ONE - PAYLOAD_SIZE))
     journal.store.force()
     for _ in range(3):
         journal.send(2, 1024 - (ONE - PAYLOAD_SIZE))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from journal.errors import Stopped
-from journal.log.checkpoint import MarkFile
+from journal.log.checkpoint import LogCheckpointFile
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 
 
@@ -50,7 +50,7 @@ def test_a_segment_stays_as_long_as_no_snapshot_knows_what_it_taught() -> None:
     before = bench.names(".zxQueue")
     bench.log.truncate_before(1000)
     assert bench.names(".zxQueue") == before and bench.log.first_offset > 0
-    assert bench.log._keeper.warnings
+    assert bench.log._durability.warnings
     bench.disk.faults.clear()
     bench.kill()
     assert len(bench.state.runs) == 12
@@ -80,7 +80,7 @@ def test_a_stop_is_on_the_disk_before_the_error_is_raised() -> None:
     bench.disk.faults.fail("force", path=".zxQueue")
     with pytest.raises(Stopped):
         bench.log.force()
-    marks = MarkFile(bench.disk.crash(keep="nothing"), FOLDER, LOG_ID).read()
+    marks = LogCheckpointFile(bench.disk.crash(keep="nothing"), FOLDER, LOG_ID).read()
     assert marks is not None and marks.stopped
 
 
@@ -93,7 +93,7 @@ def test_after_one_failed_force_no_other_one_says_ok() -> None:
     bench.disk.faults.fail("force", path=".zxQueue")
     for _ in range(3):
         with pytest.raises(OSError):
-            plan.force()
+            plan.fsync()
 
 
 def test_snapshots_are_written_every_so_many_bytes_and_never_beyond_the_forced_mark() -> None:
@@ -103,7 +103,7 @@ def test_snapshots_are_written_every_so_many_bytes_and_never_beyond_the_forced_m
         bench.send()
         plan = log.force_plan()
         assert plan is not None
-        plan.force()
+        plan.fsync()
         bench.send()
         work = log.force_done(plan, None)
         if work is not None:

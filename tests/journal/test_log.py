@@ -16,9 +16,9 @@ from journal.disk import RealDisk
 from journal.errors import BadBatch, BelowStart, Closed, Corrupt, CutAway, Full, NotARecord, Stopped, TooLarge
 from journal.filenames import segment_name
 from journal.log.log import Log
-from journal.record.batch import Source, succession
+from journal.record.batch import Source, succession_source
 from journal.record.block import blocks_of
-from journal.record.block_trailer import CONTROL_SIZE, SOURCE_DELAY, SOURCE_SUCCESSION, SOURCE_TRANSACTION
+from journal.record.block_trailer import SOURCE_DELAY, SOURCE_SUCCESSION, SOURCE_TRANSACTION, TRAILER_SIZE
 from journal.record.format import make_id, records_of
 from tests.journal.logs import LOG_ID, Bench, make_batch, payloads_of
 from tests.scale import scaled, seeded
@@ -38,7 +38,7 @@ def test_several_batches_share_one_control_record(bench: Bench) -> None:
     answers = bench.log.append(batches)
     assert [answer.positions for answer in answers] == [[(0, n * 2 * RECORD)] for n in range(10)]
     assert [answer.first_ordinal for answer in answers] == [2 * n for n in range(10)]
-    assert {answer.end_offset for answer in answers} == {20 * RECORD + CONTROL_SIZE}
+    assert {answer.end_offset for answer in answers} == {20 * RECORD + TRAILER_SIZE}
     bench.log.force()
     (block,) = blocks_of(bench.log.read(0, 1 << 20).data, 0, LOG_ID)
     assert block.control.records == 20
@@ -277,7 +277,7 @@ def test_the_highest_position_of_a_source_is_kept_over_snapshots_and_retention()
     log.append([make_batch(1)], Source(SOURCE_TRANSACTION, 4, 100, 7))
     log.append([make_batch(1, sequence=1)], Source(SOURCE_TRANSACTION, 4, 90, 9))
     log.append([make_batch(1, sequence=2)], Source(SOURCE_DELAY, 0, 5, 1))
-    log.append_control(succession(9, 10, 2))
+    log.append_control(succession_source(9, 10, 2))
     bench.sequence = 3
     for _ in range(30):
         bench.send()
@@ -292,7 +292,7 @@ def test_the_highest_position_of_a_source_is_kept_over_snapshots_and_retention()
 
 def test_a_control_record_alone_takes_no_ordinal(bench: Bench) -> None:
     bench.send(2)
-    answer = bench.log.append_control(succession(9, 10, 1))
+    answer = bench.log.append_control(succession_source(9, 10, 1))
     assert (answer.positions, answer.first_ordinal) == ([], 2)
     assert bench.send().first_ordinal == 2
     assert bench.kill().count == 3
@@ -368,7 +368,7 @@ def test_a_log_that_was_let_go_writes_nothing_more(bench: Bench) -> None:
     assert plan is not None
     before = bench.disk.number
     bench.log.abandon("topic deleted")
-    plan.force()
+    plan.fsync()
     assert bench.log.force_done(plan, None) is None
     assert bench.disk.number == before and bench.disk.open_files == set()
     assert bench.log.stopped == "topic deleted" and bench.log.force_plan() is None
@@ -397,7 +397,7 @@ def test_reads_go_on_while_segments_are_removed_under_them() -> None:
     log = bench.open()
     for _ in range(20):
         bench.send()
-    with log._extent.reading() as segments:
+    with log._segment_set.pinned_segments() as segments:
         log.truncate_before(log.end_offset - 10)
         assert segments[0].pread(20, 0) and segments[0].path.endswith(segment_name(0))
     assert (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from journal import filenames
 
 OFFSETS = st.integers(0, 2**64 - 1)
-TOPICS = st.from_regex(r"[A-Za-z0-9._-]{1,60}", fullmatch=True).filter(filenames.valid_name)
+TOPICS = st.from_regex(r"[A-Za-z0-9._-]{1,60}", fullmatch=True).filter(filenames.is_valid_name)
 
 
 def test_a_segment_is_named_by_32_digits() -> None:
@@ -21,7 +21,7 @@ def test_a_segment_is_named_by_32_digits() -> None:
 def test_offsets_come_back_from_names(offset: int) -> None:
     assert filenames.parse_segment_name(filenames.segment_name(offset)) == offset
     assert filenames.parse_index_name(filenames.index_name(offset)) == offset
-    assert filenames.parse_state_name(filenames.state_name(offset)) == offset
+    assert filenames.parse_log_snapshot_name(filenames.log_snapshot_name(offset)) == offset
     assert filenames.parse_torn_name(filenames.torn_name(offset)) == offset
     assert filenames.parse_index_name(filenames.segment_name(offset)) is None
 
@@ -55,16 +55,16 @@ def test_other_folders_are_no_partitions(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "..."])
 def test_good_names(name: str) -> None:
-    assert filenames.valid_name(name)
+    assert filenames.is_valid_name(name)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "x" * 250, "a/b", "a\0", "a\n", "ä", "../x", " "])
 def test_names_that_would_leave_the_folder_are_refused(name: str) -> None:
-    assert not filenames.valid_name(name)
+    assert not filenames.is_valid_name(name)
 
 
 def test_a_path_is_joined_with_a_slash() -> None:
-    assert filenames.join("data/a-1", filenames.mark_name()) == "data/a-1/log.mark"
+    assert filenames.join("data/a-1", filenames.log_checkpoint_name()) == "data/a-1/log.mark"
 
 
 @given(st.integers(0, 10**16 - 1), st.integers(0, 10**20 - 1))
@@ -90,6 +90,6 @@ def test_the_folder_of_transactions_knows_its_own_names() -> None:
         filenames.torn_name(3),
     ]
     known += [f"{known[0]}.damaged", f"{known[0]}.damaged.repaired", f"{known[1]}.new", "checkpoint.damaged"]
-    assert all(map(filenames.known_in_transactions, known))
+    assert all(map(filenames.is_transactions_file, known))
     strange = ["letter.txt", "checkpoint.old", "log.mark", filenames.segment_name(0)]
-    assert not any(map(filenames.known_in_transactions, strange))
+    assert not any(map(filenames.is_transactions_file, strange))

@@ -15,9 +15,9 @@ from journal.clock import SystemClock
 from journal.disk import RealDisk
 from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord
 from journal.filenames import index_name, join, segment_name
-from journal.log.checkpoint import MarkFile, WrongLog
+from journal.log.checkpoint import LogCheckpointFile, WrongLog
 from journal.log.log import Log
-from journal.log.readonly import OPEN_MAX, Onlooker
+from journal.log.readonly import OPEN_MAX, ReadOnlyLog
 from journal.log.segments import LogOptions
 from journal.record.format import make_log_id
 from tests.journal.logs import FOLDER, LOG_ID, Bench, make_batch, payloads_of
@@ -40,17 +40,17 @@ def bench_of(sizes: list[int], **options: Any) -> Bench:
 def settle(bench: Bench) -> None:
     """Forced, and the file says so."""
     bench.log.force()
-    bench.log._keeper.note()
+    bench.log._durability.rewrite_checkpoint_unsynced()
 
 
-def onlooker(bench: Bench) -> Onlooker:
-    return Onlooker(bench.disk, FOLDER, LOG_ID)
+def onlooker(bench: Bench) -> ReadOnlyLog:
+    return ReadOnlyLog(bench.disk, FOLDER, LOG_ID)
 
 
-def read_all(seen: Onlooker, max_bytes: int = 50_000) -> list[bytes]:
-    offset, found = seen.marks.first, []
-    while offset < seen.marks.forced:
-        chunk = seen.read(offset, min(max_bytes, seen.marks.forced - offset))
+def read_all(seen: ReadOnlyLog, max_bytes: int = 50_000) -> list[bytes]:
+    offset, found = seen.checkpoint.first, []
+    while offset < seen.checkpoint.durable:
+        chunk = seen.read(offset, min(max_bytes, seen.checkpoint.durable - offset))
         found += payloads_of(bytes(chunk.data), chunk.start)
         offset = chunk.next
     return found
@@ -73,11 +73,11 @@ def test_it_finds_what_the_owner_finds(sizes: list[int], data: st.DataObject) ->
 def test_nothing_behind_the_forced_mark_is_seen_and_all_before_it_is() -> None:
     bench = bench_of([100])
     seen = onlooker(bench)
-    before = seen.marks.forced
+    before = seen.checkpoint.durable
     for _ in range(300):
         bench.send(3, 1000)
     assert bench.log.segment_count > 5
-    assert seen.look().forced >= before
+    assert seen.refresh().durable >= before
     assert (
         read_all(seen)
         == bench.expected(0, 3 * 1, 100) + bench.expected(3, 903, 1000)[: len(read_all(seen)) - 3]
@@ -85,7 +85,7 @@ def test_nothing_behind_the_forced_mark_is_seen_and_all_before_it_is() -> None:
     with pytest.raises(BeyondEnd):
         seen.read(bench.log.end_offset, 10)
     settle(bench)
-    assert seen.look().forced == bench.log.end_offset
+    assert seen.refresh().durable == bench.log.end_offset
     assert len(read_all(seen)) == 903
 
 
@@ -93,13 +93,13 @@ def test_an_empty_log_is_one_and_grows() -> None:
     bench = Bench()
     bench.open()
     seen = onlooker(bench)
-    assert (seen.marks.first, seen.marks.forced) == (0, 0)
+    assert (seen.checkpoint.first, seen.checkpoint.durable) == (0, 0)
     assert (seen.seek_offset(5), seen.offset_of_time(1), seen.offset_of_ordinal(7)) == (0, 0, 0)
     assert seen.read(0, 100).data == b""
     bench.send(2)
     settle(bench)
     assert len(read_all(seen)) == 0, "not looked at since"
-    seen.look()
+    seen.refresh()
     assert read_all(seen) == bench.expected(0, 2)
 
 
@@ -120,7 +120,7 @@ def test_what_retention_took_lies_below_the_start_however_far_reading_was() -> N
     assert not bench.disk.exists(bench.path(segment_name(0)))
     with pytest.raises(BelowStart) as caught:
         seen.read(chunk.next, 1)
-    assert caught.value.first == first == seen.marks.first
+    assert caught.value.first == first == seen.checkpoint.first
     assert seen.offset_of_time(0) == seen.offset_of_ordinal(0) == seen.seek_offset(0) == first
 
 
@@ -131,7 +131,7 @@ def test_a_segment_that_vanishes_between_the_look_and_the_read_is_below_the_star
     seen.close()
     if index:
         seen.read(0, 1)
-    look = seen.look
+    look = seen.refresh
 
     def look_and_lose() -> Any:
         marks = look()
@@ -139,9 +139,9 @@ def test_a_segment_that_vanishes_between_the_look_and_the_read_is_below_the_star
             bench.log.truncate_before(bench.log.end_offset - SEGMENT_BYTES)
         return marks
 
-    seen.look = look_and_lose  # type: ignore[method-assign]
+    seen.refresh = look_and_lose  # type: ignore[method-assign]
     if index:  # the data is open, the index is opened anew
-        seen._segments[0]._runs_file.close()
+        seen._segments[0]._index_file.close()
         assert seen.read(0, 60_000).start == 0, "what is open may still be read once"
     with pytest.raises(BelowStart):
         seen.read(0, 1)
@@ -157,7 +157,7 @@ def test_a_search_by_time_beside_a_removal_ends() -> None:
 
 def test_a_segment_that_is_missing_is_named() -> None:
     bench = bench_of([20_000] * 40)
-    bases = [segment.base for segment in bench.log._extent.segments]
+    bases = [segment.base for segment in bench.log._segment_set.segments]
     bench.disk.unlink(bench.path(segment_name(bases[1])))
     with pytest.raises(Corrupt, match="shorter than the log"):
         read_all(onlooker(bench))
@@ -208,13 +208,13 @@ def test_another_log_in_the_place_is_noticed_and_none(tmp_path: Path) -> None:
     seen = onlooker(bench)
     bench.log.close()
     with pytest.raises(WrongLog):
-        Onlooker(bench.disk, FOLDER, LOG_ID + 1)
+        ReadOnlyLog(bench.disk, FOLDER, LOG_ID + 1)
     for name in bench.disk.list(FOLDER):
         bench.disk.unlink(bench.path(name))
     with pytest.raises(FileNotFoundError):
         seen.read(0, 10)
     Log.open(bench.disk, FOLDER, log_id=LOG_ID + (1 << 24), clock=bench.clock)
-    MarkFile(bench.disk, FOLDER, LOG_ID + (1 << 24)).settle(seen.marks)
+    LogCheckpointFile(bench.disk, FOLDER, LOG_ID + (1 << 24)).write_durably(seen.checkpoint)
     with pytest.raises(WrongLog):
         seen.read(0, 10)
 
@@ -222,10 +222,10 @@ def test_another_log_in_the_place_is_noticed_and_none(tmp_path: Path) -> None:
 def test_a_cut_since_the_epoch_is_noticed() -> None:
     bench = bench_of([100] * 3)
     seen = onlooker(bench)
-    marks, end = seen.marks, seen.marks.forced
+    marks, end = seen.checkpoint, seen.checkpoint.durable
     chunk = seen.read(0, end, marks.epoch)
     cut = marks._replace(epoch=marks.epoch + 1, starts=((marks.epoch + 1, end - 10),))
-    MarkFile(bench.disk, FOLDER, LOG_ID).settle(cut)
+    LogCheckpointFile(bench.disk, FOLDER, LOG_ID).write_durably(cut)
     with pytest.raises(CutAway) as caught:
         seen.read(chunk.next, 10, marks.epoch)
     assert caught.value.cut == end - 10
@@ -235,16 +235,16 @@ def test_a_cut_since_the_epoch_is_noticed() -> None:
 def test_a_cut_while_a_chunk_is_read_is_noticed() -> None:
     bench = bench_of([100] * 3)
     seen = onlooker(bench)
-    marks, end = seen.marks, seen.marks.forced
-    ask = seen._asked
+    marks, end = seen.checkpoint, seen.checkpoint.durable
+    ask = seen._retry
 
     def ask_and_cut(*rest: Any) -> Any:
         found = ask(*rest)
         cut = marks._replace(epoch=marks.epoch + 1, starts=((marks.epoch + 1, end - 10),))
-        MarkFile(bench.disk, FOLDER, LOG_ID).settle(cut)
+        LogCheckpointFile(bench.disk, FOLDER, LOG_ID).write_durably(cut)
         return found
 
-    seen._asked = ask_and_cut  # type: ignore[method-assign, assignment]
+    seen._retry = ask_and_cut  # type: ignore[method-assign, assignment]
     with pytest.raises(CutAway):
         seen.read(0, end, marks.epoch)
 
@@ -260,7 +260,7 @@ def test_an_index_that_does_not_hold_is_made_from_the_segment() -> None:
         if bench.disk.exists(bench.path(index_name(0)))
         else b""
     )
-    bench.log._extent.active.write_index()
+    bench.log._segment_set.active.write_index()
     good = bench.disk.read_file(bench.path(index_name(0)))
     for bad in (b"", good[:-100], bytes(len(good)), good[:60] + b"x" + good[61:], good * 2):
         bench.disk.write_file(bench.path(index_name(0)), bad)
@@ -284,10 +284,10 @@ def test_nothing_is_written_locked_or_left_open(tmp_path: Path) -> None:
     folder.chmod(0o500)
     try:
         descriptors = len(os.listdir("/proc/self/fd"))
-        seen = Onlooker(RealDisk(), str(folder), LOG_ID)
+        seen = ReadOnlyLog(RealDisk(), str(folder), LOG_ID)
         assert len(read_all(seen)) == 180
         seen.offset_of_time(0), seen.seek_offset(100_000)
-        assert 0 < len(seen._pool) <= OPEN_MAX < len(seen._segments)
+        assert 0 < len(seen._open_files) <= OPEN_MAX < len(seen._segments)
         seen.close()
         assert len(os.listdir("/proc/self/fd")) <= descriptors + 1, "the disk has a spare one"
     finally:
@@ -313,18 +313,18 @@ def test_beside_an_owner_that_appends_rolls_and_removes(tmp_path: Path) -> None:
             log.append([make_batch(count, generator.choice([10, 400]), sequence=sequence)])
             sequence += count
             log.force()
-            log._keeper.note()
+            log._durability.rewrite_checkpoint_unsynced()
             log.retain(0)
         over.set()
 
     writer = threading.Thread(target=write)
-    seen = Onlooker(RealDisk(), str(folder), log_id)
+    seen = ReadOnlyLog(RealDisk(), str(folder), log_id)
     writer.start()
     offset = numbers = lost = 0
     expected = -1
     while True:
         ended = over.is_set()
-        end = seen.look().forced
+        end = seen.refresh().durable
         try:
             while offset < end:
                 chunk = seen.read(offset, 20_000)
@@ -335,7 +335,7 @@ def test_beside_an_owner_that_appends_rolls_and_removes(tmp_path: Path) -> None:
                 offset = chunk.next
         except BelowStart as error:
             offset, expected, lost = error.first, -1, lost + 1
-        if ended and offset == seen.marks.forced == log.end_offset:
+        if ended and offset == seen.checkpoint.durable == log.end_offset:
             break
     writer.join()
     assert numbers > 100

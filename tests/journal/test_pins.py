@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from journal.disk import Pins
+from journal.disk import FileReferences
 from tests.scale import scaled
 
 
@@ -23,21 +23,21 @@ class Counted:
 
 
 def test_with_nothing_pinned_it_is_closed_at_once() -> None:
-    pins, file = Pins(), Counted()
+    pins, file = FileReferences(), Counted()
     pins.retire([file])
     assert file.closed == 1
 
 
 def test_it_is_closed_once_when_the_last_pin_is_taken_back() -> None:
-    pins, file = Pins(), Counted()
-    pins.pin()
+    pins, file = FileReferences(), Counted()
+    pins.acquire()
     with pins:
         pins.retire([file])
         with pins:
             pass
         assert file.closed == 0
     assert file.closed == 0, "pins are counted"
-    pins.unpin()
+    pins.release()
     assert file.closed == 1
     with pins:
         pins.retire([])
@@ -46,18 +46,18 @@ def test_it_is_closed_once_when_the_last_pin_is_taken_back() -> None:
 
 def test_a_pin_that_comes_behind_keeps_it_open_too() -> None:
     """Nobody can say whose hand it is in, so the last one of all closes it."""
-    pins, file = Pins(), Counted()
-    pins.pin()
+    pins, file = FileReferences(), Counted()
+    pins.acquire()
     pins.retire([file])
-    pins.pin()
-    pins.unpin()
+    pins.acquire()
+    pins.release()
     assert file.closed == 0
-    pins.unpin()
+    pins.release()
     assert file.closed == 1
 
 
 def test_a_block_that_ends_with_an_error_takes_its_pin_back() -> None:
-    pins, file = Pins(), Counted()
+    pins, file = FileReferences(), Counted()
     with pytest.raises(OSError, match="to see"), pins:
         pins.retire([file])
         raise OSError("to see")
@@ -65,7 +65,7 @@ def test_a_block_that_ends_with_an_error_takes_its_pin_back() -> None:
 
 
 def test_a_close_may_use_the_pins_itself() -> None:
-    pins = Pins()
+    pins = FileReferences()
 
     class Nested(Counted):
         def close(self) -> None:
@@ -80,20 +80,20 @@ def test_a_close_may_use_the_pins_itself() -> None:
 
 def test_a_pin_that_is_taken_back_while_files_are_told_leaves_none_open() -> None:
     """A generator that is collected there does that."""
-    pins, files = Pins(), [Counted(), Counted()]
+    pins, files = FileReferences(), [Counted(), Counted()]
 
     def told() -> Iterator[Counted]:
         yield files[0]
-        pins.unpin()
+        pins.release()
         yield files[1]
 
-    pins.pin()
+    pins.acquire()
     pins.retire(told())
     assert [file.closed for file in files] == [1, 1]
 
 
 def test_whoever_pins_before_he_takes_the_list_never_has_a_closed_file() -> None:
-    pins, rounds = Pins(), scaled(5_000)
+    pins, rounds = FileReferences(), scaled(5_000)
     current = [Counted()]
     old: list[Counted] = []
     seen: list[int] = []

@@ -13,9 +13,9 @@ import pytest
 
 from journal import linux_aio
 from journal.disk import RealDisk
-from journal.fsync import KEPT_OPEN
-from journal.linux_aio import ForceQueue
-from journal.log.checkpoint import MarkFile
+from journal.fsync import NEVER_CLOSED
+from journal.linux_aio import AioFsyncQueue
+from journal.log.checkpoint import LogCheckpointFile
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 
 
@@ -37,10 +37,10 @@ def test_a_stopped_log_that_is_closed_keeps_its_unforced_file_open() -> None:
     log = bench.open()
     bench.send(3)
     log.stop("to see")
-    file = log._extent.active.file
+    file = log._segment_set.active.file
     log.close()
     assert bench.disk.closed_unforced == []
-    assert file in KEPT_OPEN
+    assert file in NEVER_CLOSED
 
 
 def test_the_raised_epoch_is_on_the_disk_before_anything_is_served() -> None:
@@ -52,27 +52,27 @@ def test_the_raised_epoch_is_on_the_disk_before_anything_is_served() -> None:
     before = log.epoch
     log = bench.kill()
     assert log.epoch > before
-    marks = MarkFile(bench.disk.crash(keep="nothing"), FOLDER, LOG_ID).read()
+    marks = LogCheckpointFile(bench.disk.crash(keep="nothing"), FOLDER, LOG_ID).read()
     assert marks is not None and marks.epoch == log.epoch
     assert marks.starts[-1] == (log.epoch, log.end_offset)
 
 
 def test_an_end_that_another_thread_took_note_of_wakes_the_owner_once_more(tmp_path: Path) -> None:
     """Else an owner that was woken a moment too early would never call `landed`, and force nothing any more."""
-    queue = ForceQueue.open()
+    queue = AioFsyncQueue.open()
     if queue is None:
         pytest.skip("no AIO on this system")
     file = RealDisk().create(f"{tmp_path}/file")
     file.pwritev([b"x"], 0)
     landed: list[OSError | None] = []
-    flight = queue.begin(file, landed.append)
+    flight = queue.start(file, landed.append)
     assert flight is not None
     assert select.select([queue.fileno()], [], [], 10)[0]
     os.eventfd_read(queue.fileno())
     assert flight.wait() is None
     assert select.select([queue.fileno()], [], [], 0)[0]
-    for each in queue.ended():
-        each.landed(each.error)
+    for each in queue.drain_ended():
+        each.callback(each.error)
     assert landed == [None]
     queue.close()
     file.close()
@@ -81,7 +81,7 @@ def test_an_end_that_another_thread_took_note_of_wakes_the_owner_once_more(tmp_p
 def test_a_force_that_fails_in_the_kernel_tells_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = ForceQueue.open()
+    queue = AioFsyncQueue.open()
     if queue is None:
         pytest.skip("no AIO on this system")
     file = RealDisk().create(f"{tmp_path}/file")
@@ -95,9 +95,9 @@ def test_a_force_that_fails_in_the_kernel_tells_its_error(
         return 1
 
     with monkeypatch.context() as patched:
-        patched.setattr(linux_aio, "_quick", kernel)
-        flight = queue.begin(file, landed.append)
-        assert [*queue.ended()] == [flight]
+        patched.setattr(linux_aio, "_call_holding_lock", kernel)
+        flight = queue.start(file, landed.append)
+        assert [*queue.drain_ended()] == [flight]
     assert flight is not None and flight.error is not None
     assert (flight.error.errno, flight.error.filename) == (errno.EIO, f"{tmp_path}/file")
     queue.close()

@@ -9,10 +9,10 @@ import pytest
 from journal.errors import BeyondEnd, Corrupt, NotARecord
 from journal.filenames import segment_name
 from journal.log.log import Log
-from journal.log.reader import KNOWN_MAX
-from journal.log.readonly import Onlooker
-from journal.record.block import blocks_of, find_next_control
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.log.reader import KNOWN_STARTS_MAX
+from journal.log.readonly import ReadOnlyLog
+from journal.record.block import blocks_of, find_next_trailer
+from journal.record.block_trailer import TRAILER_SIZE
 from journal.record.format import BadRecord, records_of
 from tests.journal.logs import FOLDER, LOG_ID, Bench, payloads_of
 from tests.scale import scaled, seeded
@@ -93,9 +93,9 @@ def test_going_on_at_the_end_of_a_chunk_reads_the_disk_once(bench: Bench) -> Non
 
 def test_places_that_are_remembered_are_bounded(bench: Bench) -> None:
     offset = 0
-    for _ in range(KNOWN_MAX * 2):
+    for _ in range(KNOWN_STARTS_MAX * 2):
         offset = bench.log.read(offset, 1).next
-    assert len(bench.log._reader._known) <= KNOWN_MAX
+    assert len(bench.log._reader._known_starts) <= KNOWN_STARTS_MAX
 
 
 def test_the_end_of_the_records_of_a_block_is_a_position() -> None:
@@ -104,7 +104,7 @@ def test_the_end_of_the_records_of_a_block_is_a_position() -> None:
     log = bench.open()
     end = bench.send(3).end_offset
     log.force()
-    chunk = log.read(end - CONTROL_SIZE, 100)
+    chunk = log.read(end - TRAILER_SIZE, 100)
     assert (chunk.start, chunk.next) == (0, end)
 
 
@@ -161,7 +161,7 @@ def test_no_walk_leads_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     def walk(*_: object) -> None:
         raise AssertionError("it walked")
 
-    monkeypatch.setattr("journal.log.reader.Reader._blocks", walk)
+    monkeypatch.setattr("journal.log.reader.LogReader._valid_blocks", walk)
     for ordinal in range(0, bench.log.count, bench.log.count // 20):
         bench.log.block_of_record(offsets_by_ordinal(bench)[ordinal])
 
@@ -183,7 +183,7 @@ def test_what_is_no_record_leads_nowhere(bench: Bench) -> None:
         bench.log.block_of_record(offset + 1)
     assert bench.log.block_of_record(offset + 1, cached=True) is None
     end = bench.log.end_offset
-    for inside in (end - CONTROL_SIZE, end - 1):
+    for inside in (end - TRAILER_SIZE, end - 1):
         with pytest.raises(NotARecord):
             bench.log.block_of_record(inside)
     for beyond in (end, end + 1):
@@ -242,7 +242,7 @@ def test_damage_that_a_walk_meets_on_its_way_hides_nothing_behind_it() -> None:
 
 
 BLOCK_RECORDS = 20
-SPOT = {"header": 2, "payload": 25, "trailer": -CONTROL_SIZE + 40, "trailer header": -CONTROL_SIZE + 9}
+SPOT = {"header": 2, "payload": 25, "trailer": -TRAILER_SIZE + 40, "trailer header": -TRAILER_SIZE + 9}
 """Where in a block a byte goes bad, from its start, or (negative) from its end."""
 
 
@@ -267,11 +267,11 @@ def test_damage_hides_no_sound_block_however_little_is_read(
     edges = block_edges(bench.open())
     for number, (first, next) in enumerate(pairwise(edges)):
         max_bytes = sizes[number % len(sizes)] if number < len(edges) - 2 else 12_000
-        log: Log | Onlooker = bench.open()
+        log: Log | ReadOnlyLog = bench.open()
         if reader == "warm":
             block_edges(log)
         elif reader == "another process":
-            log = Onlooker(bench.disk, FOLDER, LOG_ID)
+            log = ReadOnlyLog(bench.disk, FOLDER, LOG_ID)
         base = max(base for base in (0, *segment_bases(bench)) if base <= first)
         place = (first if SPOT[spot] >= 0 else next) + SPOT[spot] - base
         path = bench.path(segment_name(base))
@@ -283,21 +283,21 @@ def test_damage_hides_no_sound_block_however_little_is_read(
             bench.disk.damage(path, place, bytes([whole]))
 
 
-def block_edges(log: Log | Onlooker) -> list[int]:
+def block_edges(log: Log | ReadOnlyLog) -> list[int]:
     """Where the blocks of a sound log begin, and where the last one ends."""
     found, _ = told_of(log, 50_000)
     return [*found, end_of(log)]
 
 
-def end_of(log: Log | Onlooker) -> int:
-    return log.end_offset if isinstance(log, Log) else log.marks.forced
+def end_of(log: Log | ReadOnlyLog) -> int:
+    return log.end_offset if isinstance(log, Log) else log.checkpoint.durable
 
 
 def segment_bases(bench: Bench) -> list[int]:
     return [int(name.removesuffix(".zxQueue")) for name in bench.names(".zxQueue")]
 
 
-def told_of(log: Log | Onlooker, max_bytes: int) -> tuple[list[int], list[tuple[int, int]]]:
+def told_of(log: Log | ReadOnlyLog, max_bytes: int) -> tuple[list[int], list[tuple[int, int]]]:
     """Where the verified blocks begin that a reader gets, and the damage that it is told of or finds in what it got."""
     starts, damage, offset = [], [], 0
     while offset < end_of(log):
@@ -315,9 +315,9 @@ def told_of(log: Log | Onlooker, max_bytes: int) -> tuple[list[int], list[tuple[
                     starts.append(block.offset)
                     offset = block.next
             except BadRecord:
-                claim = find_next_control(data, offset - chunk.start, offset=chunk.start, log_id=log.log_id)
-                next = chunk.next if claim is None else max(claim.control.offset, offset)
-                next = claim.control.next if claim is not None and next == offset else next
+                claim = find_next_trailer(data, offset - chunk.start, offset=chunk.start, log_id=log.log_id)
+                next = chunk.next if claim is None else max(claim.trailer.offset, offset)
+                next = claim.trailer.next if claim is not None and next == offset else next
                 damage.append((offset, next))
                 offset = next
     return starts, damage

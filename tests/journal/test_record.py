@@ -8,8 +8,8 @@ from zlib import crc32
 
 import crcmod.predefined
 
-from journal.record.block import Run, blocks_of, runs
-from journal.record.block_trailer import SOURCE_SUCCESSION, SOURCE_TRANSACTION, Control, encode_control
+from journal.record.block import ProducerRun, blocks_of, producer_runs
+from journal.record.block_trailer import SOURCE_SUCCESSION, SOURCE_TRANSACTION, BlockTrailer, encode_trailer
 from journal.record.format import FLAG_TOMBSTONE, make_filler, make_id, make_log_id, make_record, tag_flag
 from tests import paths
 
@@ -27,18 +27,18 @@ def golden_block() -> bytes:
             make_filler(LOG_ID, 30, 2),
         ]
     )
-    first = Control(5, len(group), crc32(group), 1_700_000_000_000, 1, 0, 10, 4096, more_follows=True)
+    first = BlockTrailer(5, len(group), crc32(group), 1_700_000_000_000, 1, 0, 10, 4096, more_follows=True)
     second_group = make_record(b"applied", make_id(6, 0xFFFFFF))
-    second = Control(
+    second = BlockTrailer(
         1, len(second_group), crc32(second_group), 1_700_000_000_000, 1, 0, 15, first.next,
         source_kind=SOURCE_TRANSACTION, source_id=8, source_high=70, source_low=2,
     )  # fmt: skip
-    third = Control(
+    third = BlockTrailer(
         0, 0, 0, 1_700_000_000_001, 1, 4096, 16, second.next,
         source_kind=SOURCE_SUCCESSION, source_id=5, source_high=9, source_low=3,
     )  # fmt: skip
-    parts = [group, encode_control(LOG_ID, first), second_group, encode_control(LOG_ID, second)]
-    return b"".join([*parts, encode_control(LOG_ID, third)])
+    parts = [group, encode_trailer(LOG_ID, first), second_group, encode_trailer(LOG_ID, second)]
+    return b"".join([*parts, encode_trailer(LOG_ID, third)])
 
 
 def golden(name: str) -> bytes:
@@ -54,9 +54,9 @@ def test_the_golden_blocks_are_read_as_ever() -> None:
     assert [block.control.records for block in blocks] == [5, 1, 0]
     assert [block.control.more_follows for block in blocks] == [True, False, False]
     assert [block.control.source_kind for block in blocks] == [0, 1, 4]
-    assert [runs(block) for block in blocks] == [
-        [Run(5, 0, 3, 4096)],
-        [Run(6, 0xFFFFFF, 1, blocks[1].offset)],
+    assert [producer_runs(block) for block in blocks] == [
+        [ProducerRun(5, 0, 3, 4096)],
+        [ProducerRun(6, 0xFFFFFF, 1, blocks[1].offset)],
         [],
     ]
 

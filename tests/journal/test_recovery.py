@@ -7,35 +7,35 @@ from collections.abc import Callable
 import pytest
 
 from journal.errors import Corrupt, NewerFormat
-from journal.filenames import index_name, mark_name, segment_name, state_name
-from journal.log.checkpoint import MarkFile, WrongLog
+from journal.filenames import index_name, log_checkpoint_name, log_snapshot_name, segment_name
+from journal.log.checkpoint import LogCheckpointFile, WrongLog
 from journal.log.log import Log
-from journal.log.recovery import FILES_GONE
 from journal.log.recovery_rules import (
-    FOLDER,
-    TAIL,
-    FileFound,
-    FolderFound,
-    Tail,
-    TailFound,
+    FILES_GONE,
+    FOLDER_RULES,
+    TAIL_RULES,
+    FolderFacts,
+    SegmentFileFacts,
+    TailAction,
+    TailFacts,
     decide_folder,
     decide_tail,
 )
-from journal.record.block_trailer import CONTROL_BODY, CONTROL_SIZE, decode_control
+from journal.record.block_trailer import TRAILER_BODY, TRAILER_SIZE, decode_trailer
 from journal.record.format import HEADER, make_log_id
 from journal.testing import Moment
 from tests.journal.logs import FOLDER as PATH
 from tests.journal.logs import LOG_ID, Bench, make_disk
 from tests.scale import seeded
 
-ONE = 20 + 50 + CONTROL_SIZE
+ONE = 20 + 50 + TRAILER_SIZE
 """Bytes of an append of one record of 50 bytes."""
 
 
 def tail(
     place: int, append: int, end: int, forced: int = 0, later: int | None = None, zeros: bool = False
 ) -> str:
-    return decide_tail(TailFound(place, append, end, forced, later, zeros)).label
+    return decide_tail(TailFacts(place, append, end, forced, later, zeros)).label
 
 
 def test_every_tail_has_a_row_and_forced_data_is_never_cut() -> None:
@@ -48,14 +48,14 @@ def test_every_tail_has_a_row_and_forced_data_is_never_cut() -> None:
         for later in (None, *range(place + 1, end + 1))
         for zeros in (False, True)
     ]
-    for found in (TailFound(*place) for place in places):
+    for found in (TailFacts(*place) for place in places):
         row = decide_tail(found)
-        if row.decision in (Tail.CUT, Tail.CUT_ZEROS):
-            assert found.forced <= found.append, f"{row.label} cuts what is forced: {found}"
-        if row.decision is Tail.KEEP:
-            assert found.place == found.end
-        if row.decision is Tail.SKIP:
-            assert found.later is not None
+        if row.decision in (TailAction.CUT, TailAction.CUT_ZEROS):
+            assert found.durable <= found.append_end, f"{row.label} cuts what is forced: {found}"
+        if row.decision is TailAction.KEEP:
+            assert found.position == found.end
+        if row.decision is TailAction.SKIP:
+            assert found.next_block is not None
 
 
 def test_the_rows_of_the_tail_table() -> None:
@@ -67,7 +67,7 @@ def test_the_rows_of_the_tail_table() -> None:
     assert tail(9, 5, 9) == "unfinished append"
     assert tail(5, 5, 9) == "torn tail"
     assert tail(5, 5, 9, forced=5, later=8) == "torn tail"
-    assert {row.label for row in TAIL} == {
+    assert {row.label for row in TAIL_RULES} == {
         "whole", "rot before forced data", "forced data lost", "zeros at the tail", "unfinished append", "torn tail",
     }  # fmt: skip
 
@@ -80,7 +80,9 @@ def folder(
     forced: int = 0,
     traces: bool = False,
 ) -> str:
-    found = FolderFound(mark, clean, first, forced, first, tuple(FileFound(*file) for file in files), traces)
+    found = FolderFacts(
+        mark, clean, first, forced, first, tuple(SegmentFileFacts(*file) for file in files), traces
+    )
     return decide_folder(found).label
 
 
@@ -101,7 +103,7 @@ def test_the_rows_of_the_folder_table() -> None:
     assert folder((0, 10), clean=True, forced=10) == "clean"
     assert folder((0, 10), (10, 0)) == "unfinished roll"
     assert folder((0, 10)) == "not closed"
-    assert len(FOLDER) == 14
+    assert len(FOLDER_RULES) == 14
 
 
 @pytest.fixture
@@ -141,7 +143,7 @@ def goes_on(bench: Bench) -> None:
     bench.log.force()
     assert bench.log.read(end, 1 << 20).start == end
     bench.log.close()
-    assert bench.open().end_offset == end + 20 + 5 + CONTROL_SIZE
+    assert bench.open().end_offset == end + 20 + 5 + TRAILER_SIZE
 
 
 def test_empty_folder() -> None:
@@ -192,8 +194,8 @@ def test_unfinished_append(bench: Bench) -> None:
 
 def decode_block_end(data: bytes, start: int) -> int:
     """Where the control block that begins at `start` ends."""
-    mark = HEADER.pack(CONTROL_BODY.size, 0, LOG_ID, 0x40)[8:]
-    return data.index(mark, start) - 8 + CONTROL_SIZE
+    mark = HEADER.pack(TRAILER_BODY.size, 0, LOG_ID, 0x40)[8:]
+    return data.index(mark, start) - 8 + TRAILER_SIZE
 
 
 def test_zeros_at_the_tail(bench: Bench) -> None:
@@ -228,7 +230,7 @@ def test_rot_of_a_control_record_before_forced_data(bench: Bench) -> None:
 
 def test_forced_data_lost(bench: Bench) -> None:
     sent(bench, 3)
-    bench.log._keeper.note()
+    bench.log._durability.rewrite_checkpoint_unsynced()
     change(bench, segment(bench), lambda data: data[: ONE + 10] + b"\xee" * (len(data) - ONE - 10))
     log = bench.kill()
     assert log.recovery.labels[1:] == ["forced data lost"]
@@ -239,7 +241,7 @@ def test_forced_data_lost(bench: Bench) -> None:
 
 def test_end_missing(bench: Bench) -> None:
     sent(bench, 3)
-    bench.log._keeper.note()
+    bench.log._durability.rewrite_checkpoint_unsynced()
     change(bench, segment(bench), lambda data: data[:ONE])
     log = bench.kill()
     assert log.recovery.labels[0] == "end missing"
@@ -261,7 +263,9 @@ def test_end_missing_before_a_snapshot_is_damage_at_once(bench: Bench, left: int
         log.close()
 
 
-@pytest.mark.parametrize("name", [mark_name(), segment_name(0), index_name(0), state_name(3 * ONE)])
+@pytest.mark.parametrize(
+    "name", [log_checkpoint_name(), segment_name(0), index_name(0), log_snapshot_name(3 * ONE)]
+)
 def test_a_folder_where_a_file_belongs_is_named_before_anything_is_changed(bench: Bench, name: str) -> None:
     sent(bench, 3).log.close()
     if bench.disk.exists(bench.path(name)):
@@ -312,7 +316,7 @@ def test_a_file_that_is_gone_before_anything_says_what_it_held_stops_the_log(ben
     sent(bench, 3)
     bench.log.force()
     bench.disk.unlink(segment(bench))
-    path = bench.path(mark_name())
+    path = bench.path(log_checkpoint_name())
     if left == "damaged mark":
         bench.disk.write_file(path, bytes(100) + b"x" * 100)
     elif left == "index":
@@ -443,14 +447,14 @@ def test_a_damaged_index_is_made_anew(bench: Bench) -> None:
 
 def test_a_newer_format_is_refused(bench: Bench) -> None:
     sent(bench, 3)
-    bench.log._keeper.note()
+    bench.log._durability.rewrite_checkpoint_unsynced()
     raw = bytearray(bench.disk.read_file(segment(bench)))
     from zlib import crc32
 
-    at = 3 * ONE - CONTROL_SIZE
-    assert decode_control(bytes(raw), at, LOG_ID)
+    at = 3 * ONE - TRAILER_SIZE
+    assert decode_trailer(bytes(raw), at, LOG_ID)
     raw[at + 20 : at + 22] = (2).to_bytes(2, "big")
-    raw[at + 4 : at + 8] = crc32(bytes(raw[at + 20 : at + CONTROL_SIZE])).to_bytes(4, "big")
+    raw[at + 4 : at + 8] = crc32(bytes(raw[at + 20 : at + TRAILER_SIZE])).to_bytes(4, "big")
     bench.disk.write_file(segment(bench), bytes(raw))
     with pytest.raises(NewerFormat):
         bench.kill()
@@ -470,7 +474,7 @@ def test_the_folder_of_another_incarnation_is_refused_and_left_alone(bench: Benc
 
 def test_a_snapshot_of_an_older_incarnation_does_not_count(bench: Bench) -> None:
     sent(bench, 3).log.close()
-    name = state_name(3 * ONE)
+    name = log_snapshot_name(3 * ONE)
     old = bench.disk.read_file(bench.path(name))
     other = Bench()
     other.open(log_id=make_log_id(99, 3))
@@ -481,7 +485,7 @@ def test_a_snapshot_of_an_older_incarnation_does_not_count(bench: Bench) -> None
 
 def test_marks_say_clean_only_while_nothing_was_written(bench: Bench) -> None:
     sent(bench, 3).log.close()
-    marks = MarkFile(bench.disk, PATH, LOG_ID)
+    marks = LogCheckpointFile(bench.disk, PATH, LOG_ID)
     found = marks.read()
     assert found is not None and found.clean
     bench.open()

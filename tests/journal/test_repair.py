@@ -12,15 +12,15 @@ import pytest
 from journal.clock import SimulatedClock
 from journal.dual_slot_file import SLOT_SIZE
 from journal.errors import Corrupt, NewerFormat
-from journal.filenames import index_name, mark_name, segment_name, state_name
+from journal.filenames import index_name, log_checkpoint_name, log_snapshot_name, segment_name
 from journal.fsck.log_repair import remove_originals, repair
 from journal.fsck.log_verify import find_log_id, verify
-from journal.log.checkpoint import MarkFile, Marks, Snapshot, encode_snapshot
+from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, Snapshot, encode_snapshot
 from journal.log.log import Log
 from journal.log.segment import Segment
 from journal.log.segments import LogOptions
 from journal.record.block import blocks_of
-from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import FLAG_FILLER, HEADER, make_id, make_log_id, make_record, records_of
 from journal.testing.memory_disk import SimulatedDisk
 from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
@@ -44,7 +44,9 @@ def written(
         segment.seal()
         segment.close()
         paths.append(segment.path)
-    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, len(data), sum(map(len, groups)), 9999, 1))
+    LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(
+        LogCheckpoint(0, 0, len(data), sum(map(len, groups)), 9999, 1)
+    )
     disk.force_folder(FOLDER)
     disk.force_folder("/")
     return disk, data, starts, paths
@@ -124,7 +126,7 @@ def test_the_index_is_made_anew() -> None:
 @pytest.mark.parametrize("wrong", ["missing mark", "empty mark", "slot 0", "slot 1", "index entry"])
 def test_what_is_made_from_the_segments_is_written_anew_where_it_is_wrong(wrong: str, dry_run: bool) -> None:
     disk, data, _, paths = written([records(700, sequence=700 * n, size=80) for n in range(3)], (2,))
-    mark, index = f"{FOLDER}/{mark_name()}", f"{FOLDER}/{index_name(0)}"
+    mark, index = f"{FOLDER}/{log_checkpoint_name()}", f"{FOLDER}/{index_name(0)}"
     whole = disk.read_file(index)
     if wrong == "missing mark":
         disk.unlink(mark)
@@ -187,7 +189,7 @@ def test_what_was_forced_at_the_end_is_mended_and_what_was_not_is_left_to_the_st
     )
     assert verify(disk, FOLDER, records=True).findings == []
     spoil(disk, paths[0], ends[2], bytes(50))
-    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, starts[2], 6, 9999, 1))
+    LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(LogCheckpoint(0, 0, starts[2], 6, 9999, 1))
     assert repair(disk, FOLDER) == []
 
 
@@ -208,7 +210,7 @@ def test_a_file_that_lost_its_end_gets_its_size_back() -> None:
 def test_a_file_that_ends_before_the_place_where_the_log_begins_becomes_fillers(size: int) -> None:
     """As after a purge in the middle of a segment; what lies before its place is given up, and no loss."""
     disk, data, starts, paths = written(groups_of_three(5))
-    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(starts[2], 6, len(data), 15, 9999, 1))
+    LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(LogCheckpoint(starts[2], 6, len(data), 15, 9999, 1))
     disk.write_file(paths[0], data[:size])
     done = repair(disk, FOLDER)
     assert [(r.first, r.next, r.lost) for r in done] == [(0, starts[2], 0), (starts[2], len(data), 9)]
@@ -220,14 +222,14 @@ def test_a_file_that_ends_before_the_place_where_the_log_begins_becomes_fillers(
 def test_a_log_without_a_segment_goes_on_where_it_is_known_to_have_ended(left: str) -> None:
     disk, _, starts, paths = written(groups_of_three(5))
     disk.unlink(paths[0])
-    mark, end, ordinal = f"{FOLDER}/{mark_name()}", 0, 0
-    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, 0, 0, 0, 1))
+    mark, end, ordinal = f"{FOLDER}/{log_checkpoint_name()}", 0, 0
+    LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(LogCheckpoint(0, 0, 0, 0, 0, 1))
     if left == "damaged mark":
         disk.write_file(mark, b"x" * SLOT_SIZE)
     elif left == "snapshot":
         end, ordinal = starts[2], 6
         disk.write_file(
-            f"{FOLDER}/{state_name(end)}", encode_snapshot(LOG_ID, Snapshot(end, ordinal, 9, {}, b""))
+            f"{FOLDER}/{log_snapshot_name(end)}", encode_snapshot(LOG_ID, Snapshot(end, ordinal, 9, {}, b""))
         )
     assert verify(disk, FOLDER).damaged
     rehearsed = repair(disk, FOLDER, dry_run=True, expected=LOG_ID)
@@ -241,9 +243,10 @@ def test_a_log_without_a_segment_goes_on_where_it_is_known_to_have_ended(left: s
 
 def test_a_snapshot_beyond_the_end_says_what_was_forced() -> None:
     disk, data, starts, paths = written(groups_of_three(5))
-    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, 0, 0, 0, 1))
+    LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(LogCheckpoint(0, 0, 0, 0, 0, 1))
     disk.write_file(
-        f"{FOLDER}/{state_name(starts[3])}", encode_snapshot(LOG_ID, Snapshot(starts[3], 9, 9, {}, b""))
+        f"{FOLDER}/{log_snapshot_name(starts[3])}",
+        encode_snapshot(LOG_ID, Snapshot(starts[3], 9, 9, {}, b"")),
     )
     disk.write_file(paths[0], data[: starts[2]])
     assert verify(disk, FOLDER).damaged
@@ -260,7 +263,7 @@ def test_where_an_append_came_from_stays_if_its_control_record_does() -> None:
     disk.write_file(f"{FOLDER}/{segment_name(0)}", flipped(data, 8 * 25))
     repaired, _ = repair(disk, FOLDER)
     assert not repaired.source_lost
-    control: Control = next(blocks_of(disk.read_file(f"{FOLDER}/{segment_name(0)}"), 0, LOG_ID)).control
+    control: BlockTrailer = next(blocks_of(disk.read_file(f"{FOLDER}/{segment_name(0)}"), 0, LOG_ID)).control
     assert control[-4:] == (1, 5, 6, 7)
 
 
@@ -270,7 +273,7 @@ def test_a_flipped_bit_anywhere_in_a_control_record_costs_no_record(count: int, 
     rng = seeded("control", count, which)
     disk, data, starts, paths = written(groups_of_three(count))
     first = controls_of(data, starts)[which]
-    for byte in range(first, first + CONTROL_SIZE):
+    for byte in range(first, first + TRAILER_SIZE):
         disk = written(groups_of_three(count))[0]
         disk.write_file(paths[0], flipped(data, 8 * byte + rng.randrange(8)))
         (repaired,) = repair(disk, FOLDER)
@@ -279,7 +282,7 @@ def test_a_flipped_bit_anywhere_in_a_control_record_costs_no_record(count: int, 
         controls = [block.control for block in blocks_of(after, 0, LOG_ID)]
         assert sum(control.records for control in controls) == 3 * count
         assert after[starts[which] : first] == data[starts[which] : first]
-        assert MarkFile(disk, FOLDER, LOG_ID).read() is not None
+        assert LogCheckpointFile(disk, FOLDER, LOG_ID).read() is not None
 
 
 def fitting(groups: list[list[bytes]], log_id: int) -> bytes:
@@ -345,7 +348,7 @@ PLANTED = {
     "a block of another log": closed(records(2, producer=99), 777, 5, log_id=LOG_ID + 5),
     "one bit away": closed([], 0, 0, log_id=LOG_ID ^ 1),
     "of another place": closed([], 1 << 30, 0),
-    "of everything before": encode_control(LOG_ID + 5, Control(1, 1 << 20, 0, 0, 0, 0, 0, 0)),
+    "of everything before": encode_trailer(LOG_ID + 5, BlockTrailer(1, 1 << 20, 0, 0, 0, 0, 0, 0)),
 }
 
 
@@ -483,7 +486,7 @@ def test_large_payloads_are_copied_whole() -> None:
 def test_too_little_to_mend_is_an_error_that_names_the_place() -> None:
     disk, data, _, paths = written(groups_of_three(1))
     disk.write_file(paths[0], data + b"rest")
-    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, len(data) + 4, 3, 9999, 1))
+    LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(LogCheckpoint(0, 0, len(data) + 4, 3, 9999, 1))
     with pytest.raises(Corrupt, match="too few") as caught:
         repair(disk, FOLDER)
     assert caught.value.first == len(data)

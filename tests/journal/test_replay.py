@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from journal.filenames import segment_name
 from journal.log.checkpoint import Snapshot
-from journal.log.recovery import Replay
-from journal.log.recovery_rules import Recovery, Tail
+from journal.log.recovery import LogReplay
+from journal.log.recovery_rules import Recovery, TailAction
 from journal.log.segment import Segment
 from tests.journal.logs import FOLDER, LOG_ID, Bench, CountingState
 
@@ -14,11 +14,11 @@ EMPTY = Snapshot(0, 0, 0, {}, b"")
 
 def walked(
     bench: Bench, forced: int = 0, snapshot: Snapshot = EMPTY
-) -> tuple[Replay, CountingState, Recovery]:
+) -> tuple[LogReplay, CountingState, Recovery]:
     state, report = CountingState(), Recovery()
-    replay = Replay(snapshot, forced, 0, state, report)
+    replay = LogReplay(snapshot, forced, 0, state, report)
     segment = Segment.open(bench.disk, FOLDER, 0, LOG_ID, writable=False)
-    replay.segment(segment, snapshot.offset, segment.end, last=True)
+    replay.replay_segment(segment, snapshot.offset, segment.end, last=True)
     return replay, state, report
 
 
@@ -34,7 +34,7 @@ def test_everything_whole_is_learned() -> None:
     bench = appended(3, 5000, 2)
     replay, state, report = walked(bench)
     assert (replay.end, replay.ordinal) == (bench.log.end_offset, 5005)
-    assert replay.cut is None and report.labels == ["whole"] and state.runs == bench.state.runs
+    assert replay.tail_action is None and report.labels == ["whole"] and state.runs == bench.state.runs
 
 
 def test_an_unfinished_append_teaches_nothing() -> None:
@@ -42,7 +42,7 @@ def test_an_unfinished_append_teaches_nothing() -> None:
     path = bench.path(segment_name(0))
     bench.disk.write_file(path, bench.disk.read_file(path)[:-1])
     replay, state, _ = walked(bench)
-    assert replay.cut is Tail.CUT and replay.ordinal == 3 and len(state.runs) == 1
+    assert replay.tail_action is TailAction.CUT and replay.ordinal == 3 and len(state.runs) == 1
 
 
 def test_blocks_of_a_damaged_append_that_was_forced_are_learned() -> None:
@@ -63,7 +63,7 @@ def test_the_forced_mark_is_the_highest_that_a_control_record_names() -> None:
     bench.send(1)
     bench.send(1)
     replay, _, _ = walked(bench)
-    assert (replay.forced, replay.forced_ordinal) == (forced, 1)
+    assert (replay.durable, replay.durable_ordinal) == (forced, 1)
 
 
 def test_the_walk_begins_behind_the_snapshot() -> None:

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from journal.disk import File
 from journal.filenames import index_name, join
-from journal.log.index import BEHIND_BYTES_MAX, ENTRY_SIZE, RUN_SIZE_MIN, Index, RunIndex, Unsound
+from journal.log.index import (
+    ENTRY_SIZE,
+    RUN_SIZE_MIN,
+    UNINDEXED_BYTES_MAX,
+    InvalidIndex,
+    OnDiskIndex,
+    SegmentIndex,
+)
 from journal.log.segment import Segment
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 
@@ -48,19 +55,19 @@ def change(segment: Segment, path: str, position: int) -> None:
     disk.damage(path, position, bytes([disk.read_file(path)[position] ^ 1]))
 
 
-def opened(segment: Segment) -> tuple[RunIndex, Counted]:
+def opened(segment: Segment) -> tuple[OnDiskIndex, Counted]:
     if not segment.disk.exists(INDEX):
         segment.disk.create(INDEX).close()
     file = Counted(segment.disk.open_read(INDEX))
     made: Any = file
-    return RunIndex(made, 0, LOG_ID, segment.size, segment.pread, segment.sound_blocks), file
+    return OnDiskIndex(made, 0, LOG_ID, segment.size, segment.pread, segment.valid_blocks), file
 
 
 @given(st.lists(st.integers(0, 30_000), max_size=40), st.data())
 def test_it_answers_as_the_index_in_memory(sizes: list[int], data: st.DataObject) -> None:
     segment = stored(sizes)
     found, _ = opened(segment)
-    known = Index.load(segment.disk, INDEX, 0, LOG_ID, segment.size)
+    known = SegmentIndex.load(segment.disk, INDEX, 0, LOG_ID, segment.size)
     for block in segment.blocks(known.end, verify=False):
         known.add(block.control)
     assert (len(found), found.first_ordinal, found.newest_ms) == (
@@ -104,7 +111,7 @@ def test_a_flipped_entry_is_never_taken(number: int) -> None:
     try:
         found, _ = opened(segment)
         answers = [found.by_position(place + 5).position for place in places]
-    except Unsound:
+    except InvalidIndex:
         return
     assert all(answer in places and answer <= place for answer, place in zip(answers, places, strict=True))
 
@@ -114,15 +121,15 @@ def test_an_entry_of_bytes_that_were_written_anew_is_not_taken() -> None:
     entry = opened(segment)[0].entry(1)
     change(segment, segment.path, entry.position + entry.size - 50)  # in the control record that closes it
     found, _ = opened(segment)
-    with pytest.raises(Unsound, match="no block ends at"):
+    with pytest.raises(InvalidIndex, match="no block ends at"):
         found.by_position(entry.position + entry.size)
     assert found.by_position(entry.position).position == entry.position
 
 
 def test_an_index_that_lacks_more_than_an_owner_leaves_is_not_taken() -> None:
-    segment = stored([RUN_SIZE_MIN // 3] * (BEHIND_BYTES_MAX // RUN_SIZE_MIN + 30))
+    segment = stored([RUN_SIZE_MIN // 3] * (UNINDEXED_BYTES_MAX // RUN_SIZE_MIN + 30))
     assert len(opened(segment)[0])
     disk: Any = segment.disk
     disk.write_file(INDEX, disk.read_file(INDEX)[: 10 * ENTRY_SIZE])
-    with pytest.raises(Unsound, match="ends at position"):
+    with pytest.raises(InvalidIndex, match="ends at position"):
         opened(segment)

@@ -12,10 +12,10 @@ import pytest
 from journal.errors import Closed, Full
 from journal.filenames import index_name
 from journal.log import segment as segment_module
-from journal.log.index import ENTRY_SIZE, Index
-from journal.log.segment import Good, Segment
+from journal.log.index import ENTRY_SIZE, SegmentIndex
+from journal.log.segment import NextValidBlock, Segment
 from journal.record.block import Block, blocks_of
-from journal.record.block_trailer import Control
+from journal.record.block_trailer import BlockTrailer
 from journal.record.format import BadRecord, Incomplete, make_id, make_record
 from journal.testing.memory_disk import SimulatedDisk
 from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
@@ -122,7 +122,7 @@ def test_a_sealed_segment_is_forced_and_takes_no_more(disk: SimulatedDisk) -> No
     assert disk.durable_file(segment.path) == data
     with pytest.raises(Closed):
         append(segment, closed(records(1), segment.end, 0))
-    index = Index.load(disk, f"{FOLDER}/{index_name(BASE)}", BASE, LOG_ID, segment.size)
+    index = SegmentIndex.load(disk, f"{FOLDER}/{index_name(BASE)}", BASE, LOG_ID, segment.size)
     assert (index.fault, index.end) == (None, segment.size)
 
 
@@ -139,7 +139,7 @@ def test_an_error_of_the_index_file_fails_no_append_and_is_kept(disk: SimulatedD
     segment, data, _ = filled(disk, big_groups(40))
     assert segment.index_error is not None
     assert segment.pread(1 << 22, 0) == data
-    segment.force()
+    segment.fsync()
     segment.close()
     again = reopened(disk)
     assert again.index.end == len(data)
@@ -148,7 +148,7 @@ def test_an_error_of_the_index_file_fails_no_append_and_is_kept(disk: SimulatedD
 
 def test_a_closed_segment_says_so(disk: SimulatedDisk) -> None:
     segment, _, _ = filled(disk, [records(1)])
-    segment.force()
+    segment.fsync()
     segment.close()
     segment.close()
     with pytest.raises(Closed):
@@ -183,19 +183,19 @@ def test_whatever_happens_to_the_index_file_the_answers_stay(disk: SimulatedDisk
 
 def test_entries_of_bytes_that_were_cut_and_written_anew_are_stale(disk: SimulatedDisk) -> None:
     segment, _, starts = filled(disk, big_groups(10))
-    segment.force()
+    segment.fsync()
     segment.close()
     path = f"{FOLDER}/{index_name(BASE)}"
     stale = disk.read_file(path)
     segment = reopened(disk, writable=True)
-    segment.cut(starts[4])
+    segment.truncate(starts[4])
     for number in range(8):
         append(
             segment,
             closed(records(700, sequence=number * 700, size=60), segment.end, segment.index.end_ordinal or 0),
         )
     entries = list(segment.index.entries())
-    segment.force()
+    segment.fsync()
     segment.close()
     disk.write_file(path, stale)
     assert list(reopened(disk, writable=True).index.entries()) == entries
@@ -203,11 +203,11 @@ def test_entries_of_bytes_that_were_cut_and_written_anew_are_stale(disk: Simulat
 
 def test_a_cut_takes_the_index_with_it(disk: SimulatedDisk) -> None:
     segment, data, starts = filled(disk, big_groups(10))
-    segment.cut(starts[7])
+    segment.truncate(starts[7])
     assert segment.index.end == starts[7]
     append(segment, data[starts[7] : starts[8]])
     assert segment.index.end == segment.size == starts[8]
-    segment.cut(0)
+    segment.truncate(0)
     assert (segment.size, len(segment.index), segment.index.end) == (0, 0, 0)
 
 
@@ -224,8 +224,8 @@ def test_the_block_of_every_position_is_found(disk: SimulatedDisk) -> None:
     rng = seeded("place")
     for position in [*starts, *(rng.randrange(segment.size) for _ in range(scaled(100)))]:
         block = next(b for b in found if b.offset - BASE <= position < b.next - BASE)
-        assert segment.place_of_position(position) == (block.offset - BASE, block.control.first_ordinal)
-    assert segment.place_of_position(segment.size) == (segment.size, segment.index.end_ordinal)
+        assert segment.block_start_at(position) == (block.offset - BASE, block.control.first_ordinal)
+    assert segment.block_start_at(segment.size) == (segment.size, segment.index.end_ordinal)
 
 
 def test_behind_damaged_records_the_walk_goes_on_at_the_next_block(disk: SimulatedDisk) -> None:
@@ -235,20 +235,20 @@ def test_behind_damaged_records_the_walk_goes_on_at_the_next_block(disk: Simulat
     with pytest.raises(BadRecord) as caught:
         list(spoiled.blocks())
     assert caught.value.position == starts[1]
-    good = spoiled.next_good(starts[1])
+    good = spoiled.find_next_valid(starts[1])
     assert good is not None
     assert good[:2] == (starts[2], 11)
-    assert good.control is not None
-    assert good.control.records == 3
+    assert good.trailer is not None
+    assert good.trailer.records == 3
 
 
 def test_behind_a_lost_control_record_it_goes_on_where_the_next_says(disk: SimulatedDisk) -> None:
     segment, data, starts = filled(disk, [records(3), records(3, sequence=3), records(3, sequence=6)])
     ends = controls_of(data, starts)
     disk.write_file(segment.path, data[: ends[0] + 4] + bytes(60) + data[ends[0] + 64 :])
-    assert reopened(disk).next_good(0) == Good(starts[1], 8)
+    assert reopened(disk).find_next_valid(0) == NextValidBlock(starts[1], 8)
     disk.write_file(segment.path, data[: ends[2]] + bytes(100))
-    assert reopened(disk).next_good(starts[2]) is None
+    assert reopened(disk).find_next_valid(starts[2]) is None
 
 
 def test_any_damaged_range_costs_only_the_blocks_that_it_touches(disk: SimulatedDisk) -> None:
@@ -262,14 +262,14 @@ def test_any_damaged_range_costs_only_the_blocks_that_it_touches(disk: Simulated
         spoiled = data[:first] + rng.randbytes(size) + data[first + size :]
         spoiled = spoiled[: len(data)]
         disk.write_file(segment.path, spoiled)
-        found = {block.offset - BASE for block in reopened(disk).sound_blocks(verify=True)}
+        found = {block.offset - BASE for block in reopened(disk).valid_blocks(verify=True)}
         whole = {s for s, e in zip(starts, ends, strict=True) if spoiled[s:e] == data[s:e]}
         assert found == whole, (first, size)
 
 
 def test_an_index_over_damage_leads_to_sound_blocks_only(disk: SimulatedDisk) -> None:
     segment, data, starts = filled(disk, big_groups(12))
-    segment.force()
+    segment.fsync()
     segment.close()
     disk.unlink(f"{FOLDER}/{index_name(BASE)}")
     disk.write_file(
@@ -291,17 +291,17 @@ def test_forged_control_records_do_not_stop_the_walk_behind_damage(disk: Simulat
     segment, data, starts = filled(disk, groups)
     for harm in (start + 2, start + 30, start + 20 + len(payload) - 3):
         disk.write_file(segment.path, flipped(data, 8 * harm))
-        found: list[Block] = list(reopened(disk).sound_blocks(verify=True))
+        found: list[Block] = list(reopened(disk).valid_blocks(verify=True))
         assert [block.offset - BASE for block in found] == [starts[0], starts[2]]
 
 
 def test_sizes_of_control_records_are_not_trusted(disk: SimulatedDisk) -> None:
-    from journal.record.block_trailer import encode_control
+    from journal.record.block_trailer import encode_trailer as encode_control
 
-    lie = Control(1, (1 << 32) - 1, 0, 0, 0, 0, 0, BASE)
+    lie = BlockTrailer(1, (1 << 32) - 1, 0, 0, 0, 0, 0, BASE)
     disk.write_file(f"{FOLDER}/{BASE:032d}.zxQueue", encode_control(LOG_ID, lie))
     segment = reopened(disk)
     with pytest.raises(BadRecord):
         list(segment.blocks())
-    assert segment.next_good(0) is None
+    assert segment.find_next_valid(0) is None
     assert segment.index.end == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from journal.record.batch import PLAIN, succession
+from journal.record.batch import PLAIN, succession_source
 from journal.record.block_trailer import SOURCE_SUCCESSION
 
 
@@ -11,5 +11,5 @@ def test_a_plain_source_has_no_position() -> None:
 
 
 def test_a_succession_tells_never_sent_from_the_first_sequence() -> None:
-    assert succession(5, 6, -1) == (SOURCE_SUCCESSION, 5, 6, 0)
-    assert succession(5, 6, 0) == (SOURCE_SUCCESSION, 5, 6, 1)
+    assert succession_source(5, 6, -1) == (SOURCE_SUCCESSION, 5, 6, 0)
+    assert succession_source(5, 6, 0) == (SOURCE_SUCCESSION, 5, 6, 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from journal.log.segments import Sources
+from journal.log.segments import AppliedPositions
 from journal.record.batch import Source
 from journal.record.block_trailer import SOURCE_DELAY
 from tests.journal.logs import Bench, make_batch
@@ -11,21 +11,21 @@ ONE, OTHER = (1, 7), (2, 7)
 
 
 def test_what_was_appended_is_sure_once_the_log_is_forced_so_far() -> None:
-    sources = Sources({ONE: (5, 0)})
-    sources.note(ONE, (6, 1), 100, 0)
-    sources.note(OTHER, (1, 1), 200, 0)
-    sources.note(ONE, (7, 0), 300, 0)
+    sources = AppliedPositions({ONE: (5, 0)})
+    sources.record(ONE, (6, 1), 100, 0)
+    sources.record(OTHER, (1, 1), 200, 0)
+    sources.record(ONE, (7, 0), 300, 0)
     assert sources.applied == {ONE: (7, 0), OTHER: (1, 1)}
-    assert (sources.sure(ONE, 99), sources.sure(OTHER, 99)) == ((5, 0), None)
-    assert (sources.sure(ONE, 200), sources.sure(OTHER, 200)) == ((6, 1), (1, 1))
-    assert sources.sure(ONE, 300) == (7, 0)
+    assert (sources.durable(ONE, 99), sources.durable(OTHER, 99)) == ((5, 0), None)
+    assert (sources.durable(ONE, 200), sources.durable(OTHER, 200)) == ((6, 1), (1, 1))
+    assert sources.durable(ONE, 300) == (7, 0)
 
 
 def test_a_lower_place_that_comes_later_takes_nothing_back() -> None:
-    sources = Sources()
-    sources.note(ONE, (6, 1), 100, 0)
-    sources.note(ONE, (5, 9), 200, 150)
-    assert sources.applied[ONE] == sources.sure(ONE, 150) == sources.sure(ONE, 200) == (6, 1)
+    sources = AppliedPositions()
+    sources.record(ONE, (6, 1), 100, 0)
+    sources.record(ONE, (5, 9), 200, 150)
+    assert sources.applied[ONE] == sources.durable(ONE, 150) == sources.durable(ONE, 200) == (6, 1)
 
 
 def append(bench: Bench, number: int) -> None:

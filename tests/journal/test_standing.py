@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.block_trailer import TRAILER_SIZE
 from tests.journal.logs import Bench
 
 
@@ -24,6 +24,6 @@ def test_it_counts_as_it_is_written_forced_and_truncated() -> None:
     bench.send(2)
     log.truncate_before(end)
     assert (log.first_offset, log.first_ordinal, log.count) == (end, 3, 2)
-    assert log.size_bytes == 2 * 70 + CONTROL_SIZE
+    assert log.size_bytes == 2 * 70 + TRAILER_SIZE
     log.stop("to see")
     assert log.stopped == "to see"

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from journal.errors import Corrupt, Full, NewerFormat
-from journal.log.checkpoint import NoState, Snapshot, Snapshots, decode_snapshot, encode_snapshot
+from journal.log.checkpoint import EmptyState, Snapshot, SnapshotFiles, decode_snapshot, encode_snapshot
 from tests.journal.logs import FOLDER, LOG_ID, make_disk
 from tests.scale import scaled, seeded
 
@@ -37,7 +37,7 @@ def test_any_flipped_bit_and_any_cut_is_found() -> None:
 
 def test_the_two_newest_are_kept() -> None:
     disk = make_disk()
-    snapshots = Snapshots(disk, FOLDER, LOG_ID)
+    snapshots = SnapshotFiles(disk, FOLDER, LOG_ID)
     for offset in (10, 20, 30, 30, 40):
         snapshots.write(ONE._replace(offset=offset))
     assert snapshots.offsets == (30, 40)
@@ -46,20 +46,20 @@ def test_the_two_newest_are_kept() -> None:
 
 def test_a_damaged_one_is_passed_over_and_named() -> None:
     disk = make_disk()
-    snapshots = Snapshots(disk, FOLDER, LOG_ID)
+    snapshots = SnapshotFiles(disk, FOLDER, LOG_ID)
     for offset in (10, 20):
         snapshots.write(ONE._replace(offset=offset))
     disk.damage(f"{FOLDER}/{disk.list(FOLDER)[-1]}", 50, b"\xff\xff")
-    found, damaged = Snapshots(disk, FOLDER, LOG_ID).newest(100)
+    found, damaged = SnapshotFiles(disk, FOLDER, LOG_ID).load_newest(100)
     assert found is not None and found.offset == 10 and len(damaged) == 1
 
 
 def test_one_beyond_the_end_does_not_count() -> None:
     disk = make_disk()
-    snapshots = Snapshots(disk, FOLDER, LOG_ID)
+    snapshots = SnapshotFiles(disk, FOLDER, LOG_ID)
     for offset in (10, 20):
         snapshots.write(ONE._replace(offset=offset))
-    found, _ = snapshots.newest(15)
+    found, _ = snapshots.load_newest(15)
     assert found is not None and found.offset == 10
 
 
@@ -79,19 +79,19 @@ def test_a_power_cut_at_any_call_leaves_the_one_before_or_the_new_one_whole() ->
     for round in range(scaled(500)):
         generator = seeded("snapshot", round)
         disk = make_disk()
-        snapshots = Snapshots(disk, FOLDER, LOG_ID)
+        snapshots = SnapshotFiles(disk, FOLDER, LOG_ID)
         snapshots.write(ONE._replace(offset=10))
         disk.after = Fuse(generator.randint(1, 8))
         with contextlib.suppress(KeyboardInterrupt):
             snapshots.write(ONE._replace(offset=20))
-        found, damaged = Snapshots(disk.crash(random.Random(round)), FOLDER, LOG_ID).newest(100)
+        found, damaged = SnapshotFiles(disk.crash(random.Random(round)), FOLDER, LOG_ID).load_newest(100)
         assert found is not None and found.offset in (10, 20) and damaged == []
 
 
 def test_a_full_disk_and_a_failed_force_are_told_and_leave_the_old_one() -> None:
     for kind, error in (("write", errno.ENOSPC), ("force", errno.EIO), ("rename", errno.EIO)):
         disk = make_disk()
-        snapshots = Snapshots(disk, FOLDER, LOG_ID)
+        snapshots = SnapshotFiles(disk, FOLDER, LOG_ID)
         snapshots.write(ONE._replace(offset=10))
         disk.faults.fail(kind, error=error)
         with pytest.raises((OSError, Full)):
@@ -102,6 +102,6 @@ def test_a_full_disk_and_a_failed_force_are_told_and_leave_the_old_one() -> None
 
 
 def test_a_log_without_a_state_has_an_empty_one() -> None:
-    state = NoState()
+    state = EmptyState()
     state.load(b"")
     assert state.dump() == b""

@@ -8,7 +8,7 @@ import io
 import pytest
 
 from journal.errors import BadBatch, Full, TooLarge
-from journal.log.log import PIECE_BYTES, SPOOL_MEMORY_BYTES, Spool, slices, verified_count
+from journal.log.log import PIECE_BYTES, SPOOL_MEMORY_BYTES, Spool, count_verified, spool_batches
 from tests.journal.logs import FOLDER, Bench, make_batch, make_disk
 
 COUNT = 80_000
@@ -78,11 +78,11 @@ def test_a_short_stream_stays_in_memory() -> None:
     disk = make_disk()
     with Spool(disk, FOLDER) as spool:
         spool.fill(io.BytesIO(bytes(make_batch(10).data)), 1 << 20)
-        assert disk.list(FOLDER) == [] and verified_count(spool, 9, 0, "records") == 10
+        assert disk.list(FOLDER) == [] and count_verified(spool, 9, 0, "records") == 10
 
 
 def test_a_record_larger_than_a_slice_is_a_slice_of_its_own() -> None:
     batch = make_batch(3, 2 * PIECE_BYTES, blocks=False)
     with Spool(make_disk(), FOLDER) as spool:
         spool.fill(io.BytesIO(bytes(batch.data)), 1 << 30)
-        assert [part.count for part in slices(spool, 9, 0)] == [1, 1, 1]
+        assert [part.count for part in spool_batches(spool, 9, 0)] == [1, 1, 1]

@@ -3,10 +3,10 @@
 import pytest
 
 from journal.filenames import segment_name
-from journal.fsck.log_verify import Stretch, find_log_id, survey
+from journal.fsck.log_verify import DamagedRange, find_log_id, scan_segment
 from journal.log.segment import SCAN_SIZE, Segment
 from journal.record.block import Block
-from journal.record.block_trailer import CONTROL_VERSION
+from journal.record.block_trailer import TRAILER_VERSION
 from journal.record.format import HEADER, make_id, make_record
 from journal.testing.memory_disk import SimulatedDisk
 from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
@@ -22,10 +22,10 @@ def disk() -> SimulatedDisk:
     return made
 
 
-def surveyed(disk: SimulatedDisk, data: bytes) -> list[Block | Stretch]:
+def surveyed(disk: SimulatedDisk, data: bytes) -> list[Block | DamagedRange]:
     disk.write_file(PATH, data)
     segment = Segment.open(disk, "/log", 0, LOG_ID, writable=False)
-    found = list(survey(segment))
+    found = list(scan_segment(segment))
     segment.close()
     return found
 
@@ -40,7 +40,9 @@ def test_every_byte_is_in_a_block_or_a_stretch_whatever_is_damaged(disk: Simulat
             spoiled[at : at + 50] = rng.randbytes(50)
         position = 0
         for item in surveyed(disk, bytes(spoiled)):
-            first, next = (item.first, item.next) if isinstance(item, Stretch) else (item.offset, item.next)
+            first, next = (
+                (item.first, item.next) if isinstance(item, DamagedRange) else (item.offset, item.next)
+            )
             assert first == position < next
             position = next
         assert position == len(spoiled)
@@ -51,24 +53,26 @@ def test_a_stretch_says_which_ordinals_are_lost(disk: SimulatedDisk) -> None:
         [records(3), records(4, sequence=3), records(2, sequence=7), records(1, sequence=9)]
     )
     ends = controls_of(data, starts)
-    (stretch,) = [i for i in surveyed(disk, flipped(data, 8 * (starts[1] + 3))) if isinstance(i, Stretch)]
+    (stretch,) = [
+        i for i in surveyed(disk, flipped(data, 8 * (starts[1] + 3))) if isinstance(i, DamagedRange)
+    ]
     assert (stretch.first, stretch.next, stretch.ordinal, stretch.next_ordinal) == (
         starts[1],
         starts[2],
         3,
         7,
     )
-    assert stretch.control is not None
+    assert stretch.trailer is not None
     spoiled = flipped(flipped(data, 8 * ends[1]), 8 * ends[2])
-    (stretch,) = [i for i in surveyed(disk, spoiled) if isinstance(i, Stretch)]
+    (stretch,) = [i for i in surveyed(disk, spoiled) if isinstance(i, DamagedRange)]
     assert (stretch.first, stretch.next, stretch.ordinal, stretch.next_ordinal) == (
         starts[1],
         starts[3],
         3,
         9,
     )
-    assert stretch.control is None
-    (stretch,) = [i for i in surveyed(disk, flipped(data, 8 * ends[3])) if isinstance(i, Stretch)]
+    assert stretch.trailer is None
+    (stretch,) = [i for i in surveyed(disk, flipped(data, 8 * ends[3])) if isinstance(i, DamagedRange)]
     assert (stretch.first, stretch.ordinal, stretch.next_ordinal) == (starts[3], 9, None)
 
 
@@ -77,11 +81,11 @@ def test_a_newer_control_record_is_told_by_its_version(disk: SimulatedDisk) -> N
 
     data = closed(records(2), 0, 0)
     body = bytearray(data[-80:])
-    body[:2] = (CONTROL_VERSION + 1).to_bytes(2, "big")
+    body[:2] = (TRAILER_VERSION + 1).to_bytes(2, "big")
     newer = data[:-100] + HEADER.pack(80, crc32(body), LOG_ID, 0x40) + bytes(body)
     (stretch,) = surveyed(disk, newer)
-    assert isinstance(stretch, Stretch)
-    assert stretch.version == CONTROL_VERSION + 1
+    assert isinstance(stretch, DamagedRange)
+    assert stretch.version == TRAILER_VERSION + 1
 
 
 def test_the_log_of_a_lone_file_is_found_behind_damage_and_past_forgeries(disk: SimulatedDisk) -> None:

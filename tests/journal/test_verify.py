@@ -5,12 +5,12 @@ import itertools
 import pytest
 
 from journal.dual_slot_file import SLOT_SIZE
-from journal.filenames import index_name, mark_name, segment_name, state_name
-from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Report, verify
-from journal.log.checkpoint import MarkFile, Marks, Snapshot, encode_snapshot
+from journal.filenames import index_name, log_checkpoint_name, log_snapshot_name, segment_name
+from journal.fsck.log_verify import DAMAGE, NOTE, Finding, VerifyReport, verify
+from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, Snapshot, encode_snapshot
 from journal.log.segment import Segment
 from journal.record.block import blocks_of
-from journal.record.format import FLAG_CONTROL, HEADER, make_filler
+from journal.record.format import FLAG_TRAILER, HEADER, make_filler
 from journal.testing.memory_disk import SimulatedDisk
 from tests.journal.blocks import LOG_ID, closed, flipped, log_bytes, records
 from tests.scale import scaled, seeded
@@ -26,9 +26,9 @@ def disk() -> SimulatedDisk:
     made.make_folder(FOLDER)
     end = write_segment(made, [records(600, sequence=600 * n, size=100) for n in range(2)], 0, 0)
     last = write_segment(made, [records(600, sequence=1200, size=100)], end, 1200)
-    MarkFile(made, FOLDER, LOG_ID).settle(Marks(0, 0, last, 1800, 1001, 1))
+    LogCheckpointFile(made, FOLDER, LOG_ID).write_durably(LogCheckpoint(0, 0, last, 1800, 1001, 1))
     made.write_file(
-        f"{FOLDER}/{state_name(end)}", encode_snapshot(LOG_ID, Snapshot(end, 1200, 1001, {}, b"state"))
+        f"{FOLDER}/{log_snapshot_name(end)}", encode_snapshot(LOG_ID, Snapshot(end, 1200, 1001, {}, b"state"))
     )
     return made
 
@@ -54,7 +54,7 @@ def spoil(disk: SimulatedDisk, path: str, position: int, data: bytes = b"\xaa") 
     disk.write_file(path, old[:position] + data + old[position + len(data) :])
 
 
-def only(report: Report) -> Finding:
+def only(report: VerifyReport) -> Finding:
     (finding,) = report.findings
     return finding
 
@@ -83,7 +83,7 @@ def test_progress_is_told(disk: SimulatedDisk) -> None:
 
 def test_nothing_to_check_is_an_error(disk: SimulatedDisk) -> None:
     disk.make_folder("/empty")
-    for path in ("/empty", "/missing", f"{FOLDER}/{mark_name()}"):
+    for path in ("/empty", "/missing", f"{FOLDER}/{log_checkpoint_name()}"):
         with pytest.raises(FileNotFoundError):
             verify(disk, path)
 
@@ -140,7 +140,7 @@ def test_records_that_fail_themselves_are_found_on_request(disk: SimulatedDisk) 
         assert verify(disk, DATA).findings == []
         finding = only(verify(disk, DATA, records=True))
         assert (finding.field, finding.first, finding.next) == (field, base, base + len(record))
-    assert FLAG_CONTROL
+    assert FLAG_TRAILER
 
 
 def test_a_count_of_records_that_is_wrong_is_found_on_request(disk: SimulatedDisk) -> None:
@@ -177,14 +177,14 @@ def test_a_wrong_index_is_a_note(disk: SimulatedDisk) -> None:
 
 
 def test_a_wrong_snapshot_is_a_note(disk: SimulatedDisk) -> None:
-    path = f"{FOLDER}/{state_name(verify(disk, segment_path(disk, 0)).bytes)}"
+    path = f"{FOLDER}/{log_snapshot_name(verify(disk, segment_path(disk, 0)).bytes)}"
     spoil(disk, path, 20)
     finding = only(verify(disk, DATA))
     assert (finding.file, finding.weight, finding.field) == (path, NOTE, "snapshot")
 
 
 def test_a_mark_that_cannot_be_read_is_damage(disk: SimulatedDisk) -> None:
-    path = f"{FOLDER}/{mark_name()}"
+    path = f"{FOLDER}/{log_checkpoint_name()}"
     disk.write_file(path, bytes([0x55]) * disk.size(path))
     finding = only(verify(disk, DATA))
     assert (finding.file, finding.weight, finding.field) == (path, DAMAGE, "mark")
@@ -192,7 +192,7 @@ def test_a_mark_that_cannot_be_read_is_damage(disk: SimulatedDisk) -> None:
 
 @pytest.mark.parametrize("slot", [0, 1])
 def test_a_slot_of_the_mark_that_is_not_whole_is_a_note(disk: SimulatedDisk, slot: int) -> None:
-    path = f"{FOLDER}/{mark_name()}"
+    path = f"{FOLDER}/{log_checkpoint_name()}"
     spoil(disk, path, slot * SLOT_SIZE + 30)
     finding = only(verify(disk, DATA))
     assert (finding.file, finding.weight, finding.field) == (path, NOTE, "slot")
@@ -202,20 +202,22 @@ def test_a_slot_of_the_mark_that_is_not_whole_is_a_note(disk: SimulatedDisk, slo
 def test_a_mark_without_a_segment_is_damage_unless_nothing_was_in_it(disk: SimulatedDisk) -> None:
     for name in disk.list(FOLDER):
         disk.unlink(f"{FOLDER}/{name}")
-    mark = MarkFile(disk, FOLDER, LOG_ID)
-    mark.settle(Marks(0, 0, 0, 0, 1001, 1))
+    mark = LogCheckpointFile(disk, FOLDER, LOG_ID)
+    mark.write_durably(LogCheckpoint(0, 0, 0, 0, 1001, 1))
     finding = only(verify(disk, DATA))
     assert (finding.weight, finding.field) == (DAMAGE, "first") and "no segment file" in finding.what
-    mark.settle(Marks(0, 0, 0, 0, 1001, 1, clean=True))
+    mark.write_durably(LogCheckpoint(0, 0, 0, 0, 1001, 1, clean=True))
     assert verify(disk, DATA).findings == []
-    disk.unlink(f"{FOLDER}/{mark_name()}")
+    disk.unlink(f"{FOLDER}/{log_checkpoint_name()}")
     disk.write_file(f"{FOLDER}/{index_name(0)}", b"")
     finding = only(verify(disk, DATA))
     assert (finding.weight, finding.field) == (DAMAGE, "first")
 
 
 def test_a_stopped_log_and_a_strange_name_are_notes(disk: SimulatedDisk) -> None:
-    MarkFile(disk, FOLDER, LOG_ID).settle(Marks(0, 0, 0, 0, 1001, 1, stopped="the disk said EIO"))
+    LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(
+        LogCheckpoint(0, 0, 0, 0, 1001, 1, stopped="the disk said EIO")
+    )
     disk.write_file(f"{FOLDER}/notes.txt", b"")
     found = {finding.field: finding for finding in verify(disk, DATA).findings}
     assert set(found) == {"stopped", "name"}

@@ -18,7 +18,7 @@ class ShakySql(SqlOffsets):
         self.random = random
 
     def _made(self) -> Engine:
-        engine = super()._made()
+        engine = super()._create_engine()
         really = engine.dialect.do_commit
 
         def commit(connection: Any) -> None:

@@ -22,7 +22,7 @@ from tests.scale import scaled, seeded
 from tfmq.errors import Busy, Damaged, Fenced, NotSupported, StoreFailed
 from tfmq.offsets.file import FileOffsets
 from tfmq.offsets.storage import PartitionName, StoredOffset
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 11)
 PLACE = StoredOffset(offset=700, index=0, incarnation=5, epoch=2)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.offsets.storage import is_hopeless
+from tfmq.offsets.storage import is_permanent_error
 
 
 class Refused(Exception):
@@ -19,28 +19,28 @@ class Refused(Exception):
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EROFS, errno.EISDIR, errno.ENOTDIR])
 def test_what_the_system_refuses_for_good(number: int) -> None:
-    assert is_hopeless(OSError(number, "planted"))
+    assert is_permanent_error(OSError(number, "planted"))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EIO, errno.ECONNREFUSED])
 def test_what_the_system_may_give_later(number: int) -> None:
-    assert not is_hopeless(OSError(number, "planted"))
+    assert not is_permanent_error(OSError(number, "planted"))
 
 
 def test_a_file_that_sqlite_cannot_open_is_looked_at(tmp_path: Path) -> None:
     refused = Refused(sqlite_errorcode=14)
     (tmp_path / "there").touch()
     for place in (".", "gone/x.db", "there/x.db"):
-        assert is_hopeless(refused, tmp_path / place)
+        assert is_permanent_error(refused, tmp_path / place)
     for place in ("there", "not-yet"):
-        assert not is_hopeless(refused, tmp_path / place), "there were too many open files, or so"
-    assert not is_hopeless(refused) and not is_hopeless(refused, "file:/x.db?mode=rwc")
+        assert not is_permanent_error(refused, tmp_path / place), "there were too many open files, or so"
+    assert not is_permanent_error(refused) and not is_permanent_error(refused, "file:/x.db?mode=rwc")
 
 
 def test_what_databases_say() -> None:
     for code in (8, 26):
-        assert is_hopeless(Refused(sqlite_errorcode=code)), "no writes, no database"
+        assert is_permanent_error(Refused(sqlite_errorcode=code)), "no writes, no database"
     for code in (5, 10, 13):
-        assert not is_hopeless(Refused(sqlite_errorcode=code)), "busy, a disk's error, full"
-    assert is_hopeless(Refused(sqlstate="42501")) and not is_hopeless(Refused(sqlstate="57P01"))
-    assert not is_hopeless(Refused()) and not is_hopeless(ValueError())
+        assert not is_permanent_error(Refused(sqlite_errorcode=code)), "busy, a disk's error, full"
+    assert is_permanent_error(Refused(sqlstate="42501")) and not is_permanent_error(Refused(sqlstate="57P01"))
+    assert not is_permanent_error(Refused()) and not is_permanent_error(ValueError())

@@ -19,7 +19,7 @@ import tfmq.aio
 from tests import paths
 from tests.sql.billing import Base, Invoice
 from tfmq.offsets.storage import ClaimingStorage
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 PAGE = paths.ROOT / "docs" / "offsets.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -16,7 +16,7 @@ from tfmq.client.consumer.options import open_storage
 from tfmq.errors import BadRequest, Busy, NotSupported, StoreFailed
 from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.postgresql import PostgresServer
 
 
@@ -173,6 +173,9 @@ def test_postgresql_has_what_was_saved_on_its_disk_whatever_its_default(postgres
     off = f"{plain}{'&' if '?' in plain else '?'}options=-csynchronous_commit%3Doff"
     storage = SqlOffsets(off)
     try:
-        assert storage._do(lambda connection: connection.scalar(text("SHOW synchronous_commit"))) == "on"
+        assert (
+            storage._run_transaction(lambda connection: connection.scalar(text("SHOW synchronous_commit")))
+            == "on"
+        )
     finally:
         storage.close()

@@ -12,7 +12,7 @@ from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, COMMANDS, Command, reserved_for
 from tfmq.protocol.frames import Decoder, encode
 from tfmq.protocol.messages import Edges
-from tfmq.protocol.schema import Flag, Kind, ListOf, Map, Name, Octets, Optional, Row, Text, Whole
+from tfmq.protocol.schema import ByteString, Flag, Integer, Kind, ListOf, Map, Name, Optional, Record, Text
 
 # A code that was published once never means another command: this list only grows.
 PUBLISHED = {
@@ -88,7 +88,7 @@ def test_codes_of_later_releases_are_known_as_such() -> None:
 def values(kind: Kind) -> st.SearchStrategy[Any]:
     """What `kind` takes."""
     match kind:
-        case Whole():
+        case Integer():
             return st.integers(kind.low, kind.high)
         case Flag():
             return st.booleans()
@@ -101,7 +101,7 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             return st.dictionaries(st.text(max_size=5), st.integers(0, 9) | st.text(max_size=5), max_size=4)
         case Optional():
             return st.none() | values(kind.kind)
-        case Octets():
+        case ByteString():
             return st.binary(min_size=0 if kind.piece == 1 else kind.piece, max_size=3 * kind.piece).map(
                 lambda data: data[: len(data) // kind.piece * kind.piece]
             )
@@ -109,12 +109,12 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             return st.lists(st.integers(0, 1 << 50), min_size=2, max_size=4, unique=True).map(sorted)
         case ListOf():
             return st.lists(values(kind.kind), max_size=4)
-        case Row():
+        case Record():
             return rows(kind)
     raise ValueError(kind)
 
 
-def rows(row: Row[Any]) -> st.SearchStrategy[Any]:
+def rows(row: Record[Any]) -> st.SearchStrategy[Any]:
     return st.tuples(*map(values, row.kinds)).map(row.shape._make)
 
 
@@ -125,7 +125,7 @@ def test_requests_and_replies_travel(command: Command, data: st.DataObject) -> N
     for row in (command.request, command.reply):
         sent = data.draw(rows(row))
         (frame,) = Decoder().feed(b"".join(map(bytes, encode((command.code, 5, *sent)))))
-        assert row.read(frame.header, command.name, 2) == sent
+        assert row.decode(frame.header, command.name, 2) == sent
 
 
 wild = st.recursive(
@@ -140,7 +140,7 @@ wild = st.recursive(
 @given(fields=st.lists(wild, max_size=14))
 def test_whatever_comes_is_read_or_refused_in_a_sentence(command: Command, fields: list[Any]) -> None:
     try:
-        command.request.read([command.code, 0, *fields], command.name, 2)
+        command.request.decode([command.code, 0, *fields], command.name, 2)
     except BadRequest as error:
         assert 10 < len(str(error)) < 500 and not error.closes
 
@@ -158,13 +158,13 @@ def test_missing_trailing_fields_take_their_defaults(command: Command) -> None:
 
 def test_fields_of_a_newer_client_are_passed_over() -> None:
     fetch = commands.Fetch("orders", 1, 0, 100)
-    assert BY_CODE[30].request.read([30, 9, *fetch, "new", [1]], "FETCH", 2) == fetch
+    assert BY_CODE[30].request.decode([30, 9, *fetch, "new", [1]], "FETCH", 2) == fetch
 
 
 def test_rows_inside_lists_are_read_as_rows() -> None:
-    produce = BY_CODE[21].request.read([21, 1, "t", 1, 0, 9, 0, 1, 2, [[120, 1, 77]]], "PRODUCE", 2)
+    produce = BY_CODE[21].request.decode([21, 1, "t", 1, 0, 9, 0, 1, 2, [[120, 1, 77]]], "PRODUCE", 2)
     assert produce.blocks == [commands.Block(120, 1, 77)] and produce.blocks[0].size == 120
-    metadata = BY_CODE[10].reply.read([0, 1, [["t", 5, [[0, "open"]], {}]]], "METADATA", 2)
+    metadata = BY_CODE[10].reply.decode([0, 1, [["t", 5, [[0, "open"]], {}]]], "METADATA", 2)
     assert metadata.topics[0].partitions[0].state == "open"
 
 
@@ -182,4 +182,4 @@ def test_rows_inside_lists_are_read_as_rows() -> None:
 def test_a_produce_that_makes_no_sense_is_refused(field: str, value: Any) -> None:
     produce = commands.Produce("t", 1, 0, 9, 0, 1, 2, [])._replace(**{field: value})
     with pytest.raises(BadRequest, match=f"field {field} "):
-        BY_CODE[21].request.read([21, 1, *produce], "PRODUCE", 2)
+        BY_CODE[21].request.decode([21, 1, *produce], "PRODUCE", 2)

@@ -8,10 +8,10 @@ from tfmq import limits
 from tfmq.errors import BadRequest
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_REQUEST, DUE_MAX, DUE_RELATIVE
-from tfmq.protocol.delayed_handle import Handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, format_handle
 from tfmq.protocol.frames import Decoder, encode
 
-HANDLE = print_handle(Handle(7, 9, 1000, 1))
+HANDLE = format_handle(Handle(7, 9, 1000, 1))
 PRODUCE = commands.Produce("orders", 1, 0, 9, 0, 2, 2, [])
 
 
@@ -19,7 +19,7 @@ def read(request: Any) -> Any:
     """The request as it comes out of a frame at the other end."""
     command = BY_REQUEST[type(request)]
     (frame,) = Decoder().feed(b"".join(map(bytes, encode((command.code, 1, *request)))))
-    return command.request.read(frame.header, command.name, 2)
+    return command.request.decode(frame.header, command.name, 2)
 
 
 def u64s(*dues: int) -> bytes:
@@ -48,8 +48,8 @@ def test_the_due_times_of_the_largest_batch_fit_in_both_headers() -> None:
 
 def test_the_reply_tells_what_a_handle_is_made_of() -> None:
     row = BY_REQUEST[commands.Produce].reply
-    assert row.read([[], 2, False, 5, -1], "PRODUCE").delayed is None
-    told = row.read([[], 2, False, 5, -1, [7, 9, 100, u64s(50, 60)]], "PRODUCE").delayed
+    assert row.decode([[], 2, False, 5, -1], "PRODUCE").delayed is None
+    told = row.decode([[], 2, False, 5, -1, [7, 9, 100, u64s(50, 60)]], "PRODUCE").delayed
     assert told == commands.DelayedBatch(7, 9, 100, u64s(50, 60))
 
 
@@ -109,7 +109,7 @@ def test_the_longest_page_fits_in_a_header() -> None:
     }  # fmt: skip
     reply = commands.ListDelayedReply([row] * limits.DELAYED_PER_PAGE, True, HANDLE)
     (frame,) = Decoder().feed(b"".join(map(bytes, encode((0, 1, *reply)))))
-    assert BY_REQUEST[commands.ListDelayed].reply.read(frame.header, "reply", 2) == reply
+    assert BY_REQUEST[commands.ListDelayed].reply.decode(frame.header, "reply", 2) == reply
 
 
 def test_edges_of_a_histogram_ascend() -> None:

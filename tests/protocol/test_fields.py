@@ -5,16 +5,16 @@ from typing import Annotated, Any, NamedTuple
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.protocol.schema import Flag, Kind, ListOf, Map, Name, Octets, Optional, Row, Text, Whole
+from tfmq.protocol.schema import ByteString, Flag, Integer, Kind, ListOf, Map, Name, Optional, Record, Text
 
 
 class Pair(NamedTuple):
-    first: Annotated[int, Whole(0, 9)]
+    first: Annotated[int, Integer(0, 9)]
     second: Annotated[str, Text(4)] = "x"
 
 
 TAKEN: list[tuple[Kind, Any, Any]] = [
-    (Whole(0, 9), 9, 9),
+    (Integer(0, 9), 9, 9),
     (Flag(), True, True),
     (Text(4), "ä€"[:1], "ä"),
     (Name(), "a-b", "a-b"),
@@ -22,18 +22,18 @@ TAKEN: list[tuple[Kind, Any, Any]] = [
     (Map(), {"a": [1]}, {"a": [1]}),
     (Optional(Flag()), None, None),
     (Optional(Flag()), False, False),
-    (ListOf(Whole(0, 1), 2), [0, 1], [0, 1]),
-    (Octets(4), b"", b""),
-    (Octets(4), b"abcd", b"abcd"),
-    (Octets(16, 8), bytes(16), bytes(16)),
-    (Row(Pair), [1], Pair(1, "x")),
-    (Row(Pair), [1, "y", "new"], Pair(1, "y")),
+    (ListOf(Integer(0, 1), 2), [0, 1], [0, 1]),
+    (ByteString(4), b"", b""),
+    (ByteString(4), b"abcd", b"abcd"),
+    (ByteString(16, 8), bytes(16), bytes(16)),
+    (Record(Pair), [1], Pair(1, "x")),
+    (Record(Pair), [1, "y", "new"], Pair(1, "y")),
 ]
 
 
 def test_bytes_that_are_too_many_are_told_in_one_sentence() -> None:
     with pytest.raises(BadRequest) as caught:
-        Octets(4).check(b"abcde", "key")
+        ByteString(4).check(b"abcde", "key")
     assert str(caught.value) == "The field key has 5 bytes, 4 at most are allowed."
 
 
@@ -44,12 +44,12 @@ def test_a_kind_takes_what_it_says(kind: Kind, value: Any, read: Any) -> None:
 
 
 REFUSED: list[tuple[Kind, Any]] = [
-    (Whole(0, 9), 10),
-    (Whole(0, 9), -1),
-    (Whole(0, 9), True),
-    (Whole(0, 9), 1.0),
-    (Whole(0, 9), "1"),
-    (Whole(0, 9), None),
+    (Integer(0, 9), 10),
+    (Integer(0, 9), -1),
+    (Integer(0, 9), True),
+    (Integer(0, 9), 1.0),
+    (Integer(0, 9), "1"),
+    (Integer(0, 9), None),
     (Flag(), 1),
     (Text(4), "€€"),
     (Text(4), b"a"),
@@ -61,17 +61,17 @@ REFUSED: list[tuple[Kind, Any]] = [
     (Map(), {b"a": 1}),
     (Map(), {str(number): 0 for number in range(5000)}),
     (Map(), {"a": [[[[[[[[[]]]]]]]]]}),
-    (ListOf(Whole(0, 1), 2), [0, 1, 0]),
-    (ListOf(Whole(0, 1), 2), [2]),
-    (ListOf(Whole(0, 1), 2), {}),
-    (Octets(4), b"abcde"),
-    (Octets(4), "abcd"),
-    (Octets(16, 8), b""),
-    (Octets(16, 8), bytes(7)),
-    (Octets(16, 8), bytes(24)),
-    (Row(Pair), []),
-    (Row(Pair), [10]),
-    (Row(Pair), 5),
+    (ListOf(Integer(0, 1), 2), [0, 1, 0]),
+    (ListOf(Integer(0, 1), 2), [2]),
+    (ListOf(Integer(0, 1), 2), {}),
+    (ByteString(4), b"abcde"),
+    (ByteString(4), "abcd"),
+    (ByteString(16, 8), b""),
+    (ByteString(16, 8), bytes(7)),
+    (ByteString(16, 8), bytes(24)),
+    (Record(Pair), []),
+    (Record(Pair), [10]),
+    (Record(Pair), 5),
 ]
 
 
@@ -84,11 +84,11 @@ def test_a_kind_refuses_the_rest(kind: Kind, value: Any) -> None:
 
 def test_the_sentence_names_the_field_and_what_it_takes() -> None:
     with pytest.raises(BadRequest, match="The field offset must be a whole number from 0 to 9, not 12"):
-        Whole(0, 9).check(12, "offset")
+        Integer(0, 9).check(12, "offset")
     with pytest.raises(BadRequest, match="PRODUCE lacks its field first"):
-        Row(Pair).read([], "PRODUCE")
+        Record(Pair).decode([], "PRODUCE")
 
 
 def test_a_row_is_read_behind_command_and_correlation() -> None:
-    assert Row(Pair).read([21, 5, 3, "y", 9], "PRODUCE", 2) == Pair(3, "y")
-    assert Row(Pair).read([21, 5, 3], "PRODUCE", 2) == Pair(3)
+    assert Record(Pair).decode([21, 5, 3, "y", 9], "PRODUCE", 2) == Pair(3, "y")
+    assert Record(Pair).decode([21, 5, 3], "PRODUCE", 2) == Pair(3)

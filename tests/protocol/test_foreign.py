@@ -30,9 +30,9 @@ def test_what_other_programs_say_first_is_recognised(greeting: bytes) -> None:
     assert "check host and port" in str(caught.value)
 
 
-@pytest.mark.parametrize("word", [word for word, _ in frames._SPEAKERS], ids=repr)
+@pytest.mark.parametrize("word", [word for word, _ in frames._PROTOCOLS], ids=repr)
 def test_every_word_is_looked_for_where_it_can_be_seen(word: bytes) -> None:
-    assert 3 <= len(word) <= frames.LOOK_BYTES
+    assert 3 <= len(word) <= frames.DETECTION_BYTES
     with pytest.raises(BadFrame, match="At the other end is"):
         Decoder().feed(word.ljust(8, b" "))
 
@@ -43,7 +43,7 @@ def test_a_broken_frame_of_ours_is_called_that() -> None:
 
 
 def test_a_browser_gets_an_answer_that_it_can_show() -> None:
-    answer = frames.http_answer(b"GET / HT", "127.0.0.1:8367")
+    answer = frames.http_response(b"GET / HT", "127.0.0.1:8367")
     assert answer is not None
     head, _, text = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ") and f"Content-Length: {len(text)}".encode() in head
@@ -51,5 +51,5 @@ def test_a_browser_gets_an_answer_that_it_can_show() -> None:
 
 
 def test_nobody_else_gets_one() -> None:
-    assert frames.http_answer(b"SSH-2.0-", "x:1") is None
-    assert frames.http_answer(b"\x00\x00\x00\x08", "x:1") is None
+    assert frames.http_response(b"SSH-2.0-", "x:1") is None
+    assert frames.http_response(b"\x00\x00\x00\x08", "x:1") is None

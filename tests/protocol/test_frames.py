@@ -50,14 +50,14 @@ def test_every_cut_in_two_gives_the_same_frames() -> None:
     for cut in range(len(data) + 1):
         decoder = Decoder()
         assert plain(decoder.feed(data[:cut]) + decoder.feed(data[cut:])) == pairs, f"cut at {cut}"
-        assert not decoder.midway
+        assert not decoder.is_incomplete
 
 
 def test_byte_by_byte_gives_the_same_frames() -> None:
     pairs: list[tuple[list[object], bytes]] = [([1, 5, "x" * 500], b"body"), ([2, 6], b"")]
     decoder, found = Decoder(), []
     for byte in stream(*pairs):
-        assert decoder.missing >= 1
+        assert decoder.missing_bytes >= 1
         found += decoder.feed(bytes([byte]))
     assert plain(found) == pairs
 
@@ -77,7 +77,7 @@ def test_any_cuts_give_the_same_frames(pairs: list[tuple[list[object], bytes]], 
 def test_feeding_exactly_what_is_missing_never_runs_over(pairs: list[tuple[list[object], bytes]]) -> None:
     data, decoder, found, position = stream(*pairs), Decoder(), [], 0
     while position < len(data):
-        wanted = decoder.missing
+        wanted = decoder.missing_bytes
         found += decoder.feed(data[position : position + wanted])
         position += wanted
     assert position == len(data) and plain(found) == pairs

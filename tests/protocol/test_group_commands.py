@@ -11,7 +11,7 @@ from tfmq.protocol.commands import BY_REQUEST
 
 def read(request: object) -> object:
     command = BY_REQUEST[type(request)]
-    return command.request.read([command.code, 1, *request], command.name, 2)  # type: ignore[misc]
+    return command.request.decode([command.code, 1, *request], command.name, 2)  # type: ignore[misc]
 
 
 def test_a_first_join_has_no_member_id() -> None:
@@ -50,17 +50,17 @@ def test_a_heartbeat_says_what_is_held_and_perhaps_what_is_asked_for() -> None:
         commands.Heartbeat("g", "m", 7, [], 0, wishes._replace(only=None)),
     ):
         command = BY_REQUEST[commands.Heartbeat]
-        assert command.request.read([command.code, 1, *unpack(pack(list(beat)))], command.name, 2) == beat
+        assert command.request.decode([command.code, 1, *unpack(pack(list(beat)))], command.name, 2) == beat
 
 
 def test_a_heartbeat_that_does_not_say_what_is_held_is_none() -> None:
     """It would give up everything."""
     command = BY_REQUEST[commands.Heartbeat]
     with pytest.raises(BadRequest, match="held"):
-        command.request.read([command.code, 1, "g", "m", 7], command.name, 2)
+        command.request.decode([command.code, 1, "g", "m", 7], command.name, 2)
 
 
 def test_a_join_of_four_fields_is_a_whole_one() -> None:
     command = BY_REQUEST[commands.JoinGroup]
-    join = command.request.read([command.code, 1, "g", "", ["orders"], 10_000], command.name, 2)
+    join = command.request.decode([command.code, 1, "g", "", ["orders"], 10_000], command.name, 2)
     assert (join.strategy, join.only) == ("sticky", None)

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from tests.scale import scaled
 from tfmq.errors import BadRequest
 from tfmq.protocol.delayed_handle import (
-    LENGTH,
-    LETTER,
+    HANDLE_LENGTH,
+    HANDLE_LETTER,
     Handle,
     Handles,
+    decode_due_times,
+    encode_due_times,
+    format_handle,
     issuer,
     parse_handle,
-    print_handle,
-    read_dues,
-    write_dues,
 )
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
@@ -28,19 +28,19 @@ EXAMPLE = Handle(0x1234_5678_9ABC_DEF0, 5 << 24, 1_763_700_030_000, 41)
 
 @given(handle=handles)
 def test_what_was_printed_is_read_again(handle: Handle) -> None:
-    text = print_handle(handle)
+    text = format_handle(handle)
     assert parse_handle(text) == handle
-    assert len(text) == LENGTH and text[0] == LETTER and set(text[1:]) <= set(ALPHABET)
+    assert len(text) == HANDLE_LENGTH and text[0] == HANDLE_LETTER and set(text[1:]) <= set(ALPHABET)
 
 
 def test_a_handle_looks_the_same_for_ever() -> None:
     """People keep handles, in databases and in programs: the text of one never changes its meaning."""
-    assert print_handle(EXAMPLE) == "dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4"
+    assert format_handle(EXAMPLE) == "dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4"
 
 
 def test_every_single_wrong_character_is_refused() -> None:
-    text = print_handle(EXAMPLE)
-    for place in range(LENGTH):
+    text = format_handle(EXAMPLE)
+    for place in range(HANDLE_LENGTH):
         for letter in ALPHABET + "0189=-A ä":
             if letter != text[place]:
                 with pytest.raises(BadRequest, match="no handle"):
@@ -48,8 +48,8 @@ def test_every_single_wrong_character_is_refused() -> None:
 
 
 def test_swapped_and_lost_and_doubled_characters_are_refused() -> None:
-    text = print_handle(EXAMPLE)
-    for place in range(LENGTH - 1):
+    text = format_handle(EXAMPLE)
+    for place in range(HANDLE_LENGTH - 1):
         swapped = text[:place] + text[place + 1] + text[place] + text[place + 2 :]
         wrongs = [text[:place] + text[place + 1 :], text[: place + 1] + text[place:]]
         for wrong in [*wrongs, *([swapped] if swapped != text else [])]:
@@ -59,7 +59,16 @@ def test_swapped_and_lost_and_doubled_characters_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", LETTER, "order-42", "00000000000000ff", "d" * LENGTH, "d" + "=" * 58, "d" + "ß" * 58, "d" * 100_000],
+    [
+        "",
+        HANDLE_LETTER,
+        "order-42",
+        "00000000000000ff",
+        "d" * HANDLE_LENGTH,
+        "d" + "=" * 58,
+        "d" + "ß" * 58,
+        "d" * 100_000,
+    ],
 )
 def test_what_is_no_handle_at_all_is_refused_in_a_short_sentence(text: str) -> None:
     with pytest.raises(BadRequest, match="no handle") as caught:
@@ -68,7 +77,7 @@ def test_what_is_no_handle_at_all_is_refused_in_a_short_sentence(text: str) -> N
 
 
 def test_capital_letters_and_blanks_around_are_typos_too() -> None:
-    text = print_handle(EXAMPLE)
+    text = format_handle(EXAMPLE)
     for wrong in (text.upper(), f" {text}", f"{text}\n", text.replace(text[5], text[5].upper(), 1)):
         if wrong != text:
             with pytest.raises(BadRequest):
@@ -76,10 +85,10 @@ def test_capital_letters_and_blanks_around_are_typos_too() -> None:
 
 
 @settings(max_examples=scaled(500))
-@given(text=st.text(ALPHABET, min_size=LENGTH - 1, max_size=LENGTH - 1))
+@given(text=st.text(ALPHABET, min_size=HANDLE_LENGTH - 1, max_size=HANDLE_LENGTH - 1))
 def test_any_other_text_of_the_right_shape_is_refused(text: str) -> None:
     with pytest.raises(BadRequest):
-        parse_handle(LETTER + text)
+        parse_handle(HANDLE_LETTER + text)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +102,7 @@ def test_any_other_text_of_the_right_shape_is_refused(text: str) -> None:
 )
 def test_numbers_that_no_message_has_are_never_printed(wrong: Handle) -> None:
     with pytest.raises(ValueError, match="cannot be the handle"):
-        print_handle(wrong)
+        format_handle(wrong)
 
 
 def test_handles_of_a_batch_are_those_of_its_messages() -> None:
@@ -119,9 +128,9 @@ def test_a_batch_of_a_quarter_million_costs_eight_bytes_a_message() -> None:
 @given(numbers=st.lists(st.integers(0, (1 << 64) - 1)))
 def test_due_times_travel_big_endian(numbers: list[int]) -> None:
     packed = b"".join(number.to_bytes(8, "big") for number in numbers)
-    assert list(read_dues(packed)) == numbers
+    assert list(decode_due_times(packed)) == numbers
     dues = array("Q", numbers)
-    assert write_dues(dues) == packed and list(dues) == numbers
+    assert encode_due_times(dues) == packed and list(dues) == numbers
 
 
 def test_handles_of_two_brokers_are_told_apart_although_their_stores_count_alike() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tfmq.errors import BadRequest
 from tfmq.protocol import schema
-from tfmq.protocol.schema import Row
+from tfmq.protocol.schema import Record
 
 PLACES = {
     schema.Block: ("size", "count", "crc"),
@@ -19,14 +19,14 @@ PLACES = {
 
 @pytest.mark.parametrize("shape", PLACES, ids=lambda shape: shape.__name__)
 def test_fields_stay_in_their_places(shape: type) -> None:
-    assert Row(shape).names == PLACES[shape]
+    assert Record(shape).names == PLACES[shape]
 
 
 def test_a_block_holds_at_least_one_record() -> None:
     for wrong in ([0, 1, 0], [1, 0, 0], [1, 1, 1 << 32], [1, 1]):
         with pytest.raises(BadRequest):
-            Row(schema.Block).check(wrong, "blocks")
+            Record(schema.Block).check(wrong, "blocks")
 
 
 def test_an_offset_without_index_and_epoch_is_whole() -> None:
-    assert Row(schema.GroupOffset).check(["t", 1, 0, 100], "offsets") == ("t", 1, 0, 100, 0, -1)
+    assert Record(schema.GroupOffset).check(["t", 1, 0, 100], "offsets") == ("t", 1, 0, 100, 0, -1)

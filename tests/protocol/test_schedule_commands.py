@@ -18,7 +18,7 @@ def read(request: Any, count: int | None = None) -> Any:
     """The request as it comes out of a frame at the other end; `count`: only so many of its fields are sent."""
     command = BY_REQUEST[type(request)]
     (frame,) = Decoder().feed(b"".join(map(bytes, encode((command.code, 1, *request[:count])))))
-    return command.request.read(frame.header, command.name, 2)
+    return command.request.decode(frame.header, command.name, 2)
 
 
 def test_what_is_left_out_has_its_default() -> None:

@@ -12,7 +12,7 @@ from tfmq.protocol.commands import BY_REQUEST
 
 def read(request: Any) -> Any:
     command = BY_REQUEST[type(request)]
-    return command.request.read([command.code, 1, *request], command.name, 2)
+    return command.request.decode([command.code, 1, *request], command.name, 2)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250])

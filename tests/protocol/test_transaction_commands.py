@@ -21,7 +21,7 @@ def read(request: Any) -> Any:
     """The request as it comes out of a frame at the other end."""
     command = BY_REQUEST[type(request)]
     (frame,) = Decoder().feed(b"".join(map(bytes, encode((command.code, 1, *request)))))
-    return command.request.read(frame.header, command.name, 2)
+    return command.request.decode(frame.header, command.name, 2)
 
 
 def test_requests_are_read_with_their_rows() -> None:
@@ -115,4 +115,4 @@ def test_the_longest_page_fits_in_a_header() -> None:
 def test_the_offsets_of_the_largest_transaction_fit_in_a_header() -> None:
     reply = commands.CommitTransactionReply("committed", 0, [1 << 62] * limits.TRANSACTION_PIECES.cap)
     (frame,) = Decoder().feed(b"".join(map(bytes, encode((0, 1, *reply)))))
-    assert BY_REQUEST[commands.CommitTransaction].reply.read(frame.header, "reply", 2) == reply
+    assert BY_REQUEST[commands.CommitTransaction].reply.decode(frame.header, "reply", 2) == reply

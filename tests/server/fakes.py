@@ -9,11 +9,11 @@ from twisted.internet.task import Clock as TwistedClock
 
 from journal.buffers import Pool
 from tfmq import limits
-from tfmq.server.connection_limits import Traffic
+from tfmq.server.connection_limits import ConnectionLimits
 from tfmq.server.reactor import Turn
 from tfmq.server.transport import Connection
 
-EVERY_LIMIT = limits.effective({})
+EVERY_LIMIT = limits.effective_limits({})
 
 
 class FakeReactor(TwistedClock):  # type: ignore[misc]
@@ -108,7 +108,7 @@ class Net:
         self.reactor = FakeReactor()
         self.pool = Pool()
         self.turn = Turn(self.reactor)
-        self.traffic = Traffic(
+        self.traffic = ConnectionLimits(
             self.pool, self.turn, self.reactor, self.reactor.callLater, {**EVERY_LIMIT, **(limit or {})}
         )
 
@@ -138,7 +138,7 @@ class Net:
         if why is not None:
             self.reactor.removeReader(connection)
             connection.connectionLost(Failed(why))
-        self.turn.want()
+        self.turn.request_end()
         self.reactor.advance(0)
 
     def write(self, connection: Connection) -> None:

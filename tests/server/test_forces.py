@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from journal.disk import RealDisk
-from journal.linux_aio import ForceQueue
-from tfmq.server.reactor import Forces, TurnReactor
+from journal.linux_aio import AioFsyncQueue
+from tfmq.server.reactor import AsyncFsync, TurnReactor
 
 PATIENCE_SECONDS = 20
 
@@ -29,7 +29,7 @@ def poll_until(reactor: Any, condition: Any) -> None:
 
 def test_an_end_is_told_also_behind_one_whose_consequences_failed(reactor: Any, tmp_path: Path) -> None:
     delivered: list[str] = []
-    forces = Forces(reactor, lambda: delivered.append("turn"))
+    forces = AsyncFsync(reactor, lambda: delivered.append("turn"))
     if forces.begin is None:
         pytest.skip("cannot be had here: this system has no AIO")
     file = RealDisk().create(str(tmp_path / "file"))
@@ -47,14 +47,14 @@ def test_an_end_is_told_also_behind_one_whose_consequences_failed(reactor: Any, 
 
 
 def test_a_system_without_it_has_no_begin(reactor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ForceQueue, "open", lambda: None)
-    forces = Forces(reactor, lambda: None)
+    monkeypatch.setattr(AioFsyncQueue, "open", lambda: None)
+    forces = AsyncFsync(reactor, lambda: None)
     assert forces.begin is None
     forces.stop()
 
 
 def test_an_end_that_nothing_told_is_found_all_the_same(reactor: Any, tmp_path: Path) -> None:
-    forces = Forces(reactor, lambda: None)
+    forces = AsyncFsync(reactor, lambda: None)
     if forces.begin is None:
         pytest.skip("cannot be had here: this system has no AIO")
     reactor.removeReader(forces._wakeup)  # as if the eventfd had been read by somebody else

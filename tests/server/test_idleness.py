@@ -1,13 +1,13 @@
 """When a server without clients ends."""
 
 from tests.server.fakes import FakeReactor
-from tfmq.server.server import Idleness
+from tfmq.server.server import IdleMonitor
 
 
 class Case:
     def __init__(self, seconds: float) -> None:
         self.reactor, self.sessions, self.ended = FakeReactor(), 0, 0
-        self.idleness = Idleness(self.reactor.callLater, seconds, lambda: self.sessions, self.end)
+        self.idleness = IdleMonitor(self.reactor.callLater, seconds, lambda: self.sessions, self.end)
 
     def end(self) -> None:
         self.ended += 1
@@ -17,7 +17,7 @@ class Case:
 
     def sessions_are(self, count: int) -> None:
         self.sessions = count
-        self.idleness.look()
+        self.idleness.check()
 
 
 def test_it_ends_once_when_nobody_ever_comes() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.server.fakes import FakeReactor
-from tfmq.server.server import InDoubt
+from tfmq.server.server import InDoubtMonitor
 
 
 class Watched:
@@ -17,7 +17,7 @@ class Watched:
         self.since: float | None = None
         self.alarm_seconds = alarm_seconds
         self.looks = 0
-        self.watch = InDoubt(self.reactor.callLater, self.status, alarm_seconds)
+        self.watch = InDoubtMonitor(self.reactor.callLater, self.status, alarm_seconds)
 
     def status(self) -> dict[str, Any]:
         self.looks += 1
@@ -100,7 +100,7 @@ def test_it_looks_soon_where_the_alarm_is_early_and_no_more_after_the_stop() -> 
 
 def test_a_look_that_fails_is_not_the_last(errors: pytest.LogCaptureFixture) -> None:
     watched = Watched()
-    watched.watch = InDoubt(watched.reactor.callLater, lambda: 1 / 0, 100.0)  # type: ignore[arg-type,return-value]
+    watched.watch = InDoubtMonitor(watched.reactor.callLater, lambda: 1 / 0, 100.0)  # type: ignore[arg-type,return-value]
     with pytest.raises(ZeroDivisionError):
         watched.start()
     assert len(watched.reactor.getDelayedCalls()) == 1

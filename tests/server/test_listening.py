@@ -13,17 +13,17 @@ def test_a_taken_port_is_said_with_who_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(NotAllowed, match=rf"{port} is taken: something answers there"):
-            listener.bind("127.0.0.1", port)
+            listener.bind_socket("127.0.0.1", port)
 
 
 def test_an_address_of_another_machine_is_said_so() -> None:
     with pytest.raises(ConfigError, match="no address"):
-        listener.bind("192.0.2.1", 0)
+        listener.bind_socket("192.0.2.1", 0)
 
 
 def test_a_host_that_is_not_known_is_said_so() -> None:
     with pytest.raises(ConfigError, match="not known"):
-        listener.bind("no-such-host.invalid", 0)
+        listener.bind_socket("no-such-host.invalid", 0)
 
 
 def test_connections_leave_room_for_other_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import resource
 from tfmq.server import server as memory
-if not memory.keep_freed():
+if not memory.retain_freed_memory():
     print(0, 0, 0)
     raise SystemExit
 def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -15,7 +15,7 @@ before = faults()
 for _ in range(100):
     bytearray(4 << 20)
 churned = faults() - before
-print(1, churned, int(memory.give_back()))
+print(1, churned, int(memory.return_free_memory()))
 """
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from tfmq.protocol import frames
-from tfmq.server.listener import who_answers
+from tfmq.server.listener import describe_port_owner
 
 
 @contextmanager
@@ -67,10 +67,10 @@ def silent(connection: socket.socket) -> None:
 )
 def test_the_one_who_answers_is_named(behave: Callable[[socket.socket], None], words: str) -> None:
     with server(behave) as port:
-        assert words in who_answers("127.0.0.1", port)
+        assert words in describe_port_owner("127.0.0.1", port)
 
 
 def test_a_port_that_is_held_but_not_served_is_said_so() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
-        assert "does not accept connections" in who_answers("127.0.0.1", holder.getsockname()[1])
+        assert "does not accept connections" in describe_port_owner("127.0.0.1", holder.getsockname()[1])

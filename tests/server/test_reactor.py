@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from tfmq.server.reactor import ROUNDS_MAX, Turn, TurnReactor
+from tfmq.server.reactor import HOOK_ROUNDS_MAX, Turn, TurnReactor
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ class Reader:
     def doRead(self) -> None:
         os.read(self.read_end, 100)
         self.reads += 1
-        self.turn.want()
+        self.turn.request_end()
 
     def connectionLost(self, reason: Any) -> None: ...
 
@@ -52,7 +52,7 @@ def test_what_a_timer_wants_runs_before_the_poll_waits(reactor: Any) -> None:
     turn = Turn(reactor)
     ran: list[str] = []
     turn.at_end(lambda: ran.append("end"))
-    turn.want()
+    turn.request_end()
     started = time.monotonic()
     reactor.callLater(0.0, ran.append, "call")
     reactor.doPoll(5)
@@ -65,9 +65,9 @@ def test_hooks_run_in_order_and_again_for_what_they_ask() -> None:
     turn = Turn(clock)
     ran: list[str] = []
     turn.at_end(lambda: ran.append("first"))
-    turn.at_end(lambda: (ran.append("second"), turn.want() if len(ran) < 4 else None))
-    turn.want()
-    turn.want()
+    turn.at_end(lambda: (ran.append("second"), turn.request_end() if len(ran) < 4 else None))
+    turn.request_end()
+    turn.request_end()
     clock.advance(0)
     assert ran == ["first", "second"] * 2
 
@@ -75,19 +75,19 @@ def test_hooks_run_in_order_and_again_for_what_they_ask() -> None:
 def test_hooks_that_ask_each_other_for_ever_are_stopped() -> None:
     turn = Turn(Clock())
     ran: list[int] = []
-    turn.at_end(lambda: (ran.append(1), turn.want()))
-    turn.want()
-    turn.run()
-    assert len(ran) == ROUNDS_MAX
+    turn.at_end(lambda: (ran.append(1), turn.request_end()))
+    turn.request_end()
+    turn.run_hooks()
+    assert len(ran) == HOOK_ROUNDS_MAX
 
 
 def test_a_hook_knows_that_the_turn_is_ending() -> None:
     turn = Turn(Clock())
     seen: list[bool] = []
-    turn.at_end(lambda: seen.append(turn.ending))
-    turn.want()
-    turn.run()
-    assert (seen, turn.ending) == ([True], False)
+    turn.at_end(lambda: seen.append(turn.is_ending))
+    turn.request_end()
+    turn.run_hooks()
+    assert (seen, turn.is_ending) == ([True], False)
 
 
 def test_a_failing_hook_does_not_keep_the_others_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ def test_a_failing_hook_does_not_keep_the_others_from_running(monkeypatch: pytes
     ran: list[int] = []
     turn.at_end(lambda: 1 // 0)
     turn.at_end(lambda: ran.append(1))
-    turn.want()
-    assert turn.run()
+    turn.request_end()
+    assert turn.run_hooks()
     assert ran == [1]
 
 

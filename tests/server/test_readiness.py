@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tfmq.server.main import notify_systemd, say_ready
+from tfmq.server.main import notify_systemd, print_ready
 
 
 def test_the_line_is_exactly_that() -> None:
     out = io.StringIO()
-    say_ready(out, "127.0.0.1:8367")
+    print_ready(out, "127.0.0.1:8367")
     assert out.getvalue() == "ready 127.0.0.1:8367\n"
 
 

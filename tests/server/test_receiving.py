@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from journal.buffers import Pool
 from tfmq.server.connection_limits import (
-    RECEIVING_BYTES_PLENTY,
-    TAIL_BYTES_AT_ONCE,
-    TAIL_BYTES_MIN,
-    TAIL_GROWTH,
+    PARTIAL_FRAME_BYTES_AT_ONCE,
+    PARTIAL_FRAME_BYTES_MIN,
+    PARTIAL_FRAME_GROWTH,
+    RECEIVING_BYTES_PLENTIFUL,
+    PartialFrame,
     ReceiveArena,
-    Tail,
-    affords,
-    tail_size,
+    allocates_at_once,
+    partial_frame_size,
 )
 
 
@@ -23,27 +23,27 @@ def arena(pool: Pool) -> ReceiveArena:
 
 def test_reads_of_a_turn_lie_one_behind_the_other_and_the_next_turn_begins_anew() -> None:
     memory = arena(Pool())
-    memory.room()[:3] = b"abc"
-    memory.used(3)
-    memory.room()[:3] = b"def"
-    memory.used(3)
+    memory.read_buffer()[:3] = b"abc"
+    memory.mark_filled(3)
+    memory.read_buffer()[:3] = b"def"
+    memory.mark_filled(3)
     assert memory.buffer.view[:6] == b"abcdef"
-    memory.turn_ended()
-    memory.room()[:1] = b"x"
+    memory.end_turn()
+    memory.read_buffer()[:1] = b"x"
     assert memory.buffer.view[:3] == b"xbc"
 
 
 def test_what_somebody_holds_is_not_written_over() -> None:
     pool = Pool()
     memory = arena(pool)
-    memory.room()[:3] = b"abc"
-    memory.used(256)
+    memory.read_buffer()[:3] = b"abc"
+    memory.mark_filled(256)
     held = memory.buffer.retain()
-    memory.turn_ended()
+    memory.end_turn()
     for _ in range(20):
-        memory.room()[:] = b"x" * 256
-        memory.used(256)
-        memory.turn_ended()
+        memory.read_buffer()[:] = b"x" * 256
+        memory.mark_filled(256)
+        memory.end_turn()
     assert held.view[:3] == b"abc"
     assert memory.buffer is not held
     held.release()
@@ -55,8 +55,8 @@ def test_a_full_arena_that_nobody_holds_starts_again() -> None:
     memory = arena(Pool())
     first = memory.buffer
     for _ in range(9):
-        memory.room()
-        memory.used(256)
+        memory.read_buffer()
+        memory.mark_filled(256)
     assert memory.buffer is first
 
 
@@ -66,14 +66,14 @@ def test_a_tail_gathers_its_frame_and_never_costs_much_more_than_arrived(data: s
     needed = data.draw(st.integers(5, 200_000))
     frame = (bytes(range(251)) * (needed // 251 + 1))[:needed]
     arrived = data.draw(st.integers(4, needed - 1))
-    tail = Tail(pool, memoryview(frame)[:arrived], needed)
-    while not tail.complete:
-        room = tail.room()
+    tail = PartialFrame(pool, memoryview(frame)[:arrived], needed)
+    while not tail.is_complete:
+        room = tail.free_buffer()
         assert room
-        assert tail.buffer.size <= max(TAIL_BYTES_MIN, TAIL_GROWTH * tail.filled)
+        assert tail.buffer.size <= max(PARTIAL_FRAME_BYTES_MIN, PARTIAL_FRAME_GROWTH * tail.filled)
         count = data.draw(st.integers(max(1, len(room) // 4), len(room)))
         room[:count] = frame[tail.filled : tail.filled + count]
-        tail.used(count)
+        tail.mark_filled(count)
     assert tail.buffer.view == frame
     tail.release()
     assert pool.stats().live_count == 0
@@ -83,22 +83,22 @@ def test_a_tail_gathers_its_frame_and_never_costs_much_more_than_arrived(data: s
     ("arrived", "needed", "size"), [(4, 16 << 20, 4096), (4, 100, 100), (1 << 20, 3 << 20, 3 << 20)]
 )
 def test_an_announced_size_alone_costs_nothing(arrived: int, needed: int, size: int) -> None:
-    assert tail_size(arrived, needed) == size
+    assert partial_frame_size(arrived, needed) == size
 
 
 def test_a_tail_that_gets_all_at_once_is_received_in_one_piece() -> None:
     pool = Pool()
-    tail = Tail(pool, memoryview(b"\0\3\xff\xff"), 262_147, at_once=True)
-    assert tail.last_room and len(tail.room()) == 262_143
-    tail.used(262_143)
-    assert tail.complete
+    tail = PartialFrame(pool, memoryview(b"\0\3\xff\xff"), 262_147, at_once=True)
+    assert tail.has_room_for_rest and len(tail.free_buffer()) == 262_143
+    tail.mark_filled(262_143)
+    assert tail.is_complete
     tail.release()
 
 
 def test_many_announced_frames_use_up_what_is_plenty_and_then_cost_what_arrived() -> None:
     receiving = count = 0
-    while affords(receiving, 256 << 10):
+    while allocates_at_once(receiving, 256 << 10):
         receiving += 256 << 10
         count += 1
-    assert count == RECEIVING_BYTES_PLENTY // (256 << 10)
-    assert not affords(0, TAIL_BYTES_AT_ONCE + 1), "a large frame never gets it at once"
+    assert count == RECEIVING_BYTES_PLENTIFUL // (256 << 10)
+    assert not allocates_at_once(0, PARTIAL_FRAME_BYTES_AT_ONCE + 1), "a large frame never gets it at once"

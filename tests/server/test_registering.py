@@ -12,7 +12,7 @@ from tests.server.wire import Wire, running
 from tests.zookeeper.test_coordination import until
 from tfmq.errors import BadRequest
 from tfmq.protocol import commands
-from tfmq.server.server import Registering, reachable, registering
+from tfmq.server.server import RegistrationUpdater, client_address, registration_updater
 
 
 class Registered:
@@ -22,7 +22,7 @@ class Registered:
         self.topics: Mapping[str, int] = {}
         self.closed = False
 
-    def wants(self, topics: Mapping[str, int]) -> None:
+    def set_topics(self, topics: Mapping[str, int]) -> None:
         self.topics = topics
 
     def close(self) -> None:
@@ -31,14 +31,14 @@ class Registered:
 
 def test_topics_are_followed_until_the_stop() -> None:
     reactor, registered, topics = FakeReactor(), Registered(), {"orders": 1}
-    following = Registering(reactor.callLater, lambda: topics, registered)
+    following = RegistrationUpdater(reactor.callLater, lambda: topics, registered)
     following.start()
     assert registered.topics == {"orders": 1}
     topics["orders"] = 4
     reactor.advance(1)
     assert registered.topics == {"orders": 4}
     following.stop()
-    following.end()
+    following.wait_unregistered()
     assert registered.closed
     topics["orders"] = 5
     reactor.advance(10)
@@ -47,16 +47,16 @@ def test_topics_are_followed_until_the_stop() -> None:
 
 def test_a_server_that_listens_everywhere_is_reached_by_its_name() -> None:
     for address in ("0.0.0.0:8367", "[::]:8367", ":8367"):
-        assert reachable(address) == f"{socket.gethostname()}:8367"
+        assert client_address(address) == f"{socket.gethostname()}:8367"
     for address in ("127.0.0.1:1", "[::1]:1", "broker.example:8367"):
-        assert reachable(address) == address
+        assert client_address(address) == address
 
 
 def test_without_the_setting_nothing_is_registered_and_a_wrong_one_is_refused() -> None:
     reactor = FakeReactor()
-    assert registering("", "127.0.0.1:1", reactor.callLater, dict) is None
+    assert registration_updater("", "127.0.0.1:1", reactor.callLater, dict) is None
     with pytest.raises(BadRequest, match="no address of a ZooKeeper"):
-        registering("a:0/meta", "127.0.0.1:1", reactor.callLater, dict)
+        registration_updater("a:0/meta", "127.0.0.1:1", reactor.callLater, dict)
 
 
 def test_a_server_is_registered_while_it_runs(tmp_path: Path, zookeeper: Any, root: str, nodes: Any) -> None:

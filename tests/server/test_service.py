@@ -11,12 +11,12 @@ import pytest
 
 import tfmq
 from journal.disk import RealDisk
-from journal.log.checkpoint import MarkFile
+from journal.log.checkpoint import LogCheckpointFile
 from tests.server.wire import PATIENCE_SECONDS, Wire, batch, running
 from tfmq.errors import Busy
 from tfmq.limits import MIB
 from tfmq.protocol import commands, frames
-from tfmq.server.server import TURNED_MAX
+from tfmq.server.server import REJECTED_MAX
 
 
 def test_what_was_sent_is_read_back_also_by_the_next_server(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_only_a_clean_stop_marks_the_logs_as_clean(tmp_path: Path, clean: bool) 
         else:
             process.process.kill()
             process.finish()
-    marks = MarkFile(RealDisk(), str(tmp_path / "data" / "orders-0"), incarnation << 24).read()
+    marks = LogCheckpointFile(RealDisk(), str(tmp_path / "data" / "orders-0"), incarnation << 24).read()
     assert marks is not None
     assert marks.clean == clean
     with running(tmp_path / "data") as (_, address):
@@ -183,7 +183,7 @@ def test_refused_connections_that_stay_take_few_descriptors_and_not_for_long(tmp
         end = time.monotonic() + PATIENCE_SECONDS
         while wire.ask(commands.Status())[0]["connections_refused"] < len(flood):
             assert time.monotonic() < end
-        assert len(os.listdir(f"/proc/{process.process.pid}/fd")) <= before + TURNED_MAX
+        assert len(os.listdir(f"/proc/{process.process.pid}/fd")) <= before + REJECTED_MAX
         while len(os.listdir(f"/proc/{process.process.pid}/fd")) > before:
             assert time.monotonic() < end
             time.sleep(0.05)

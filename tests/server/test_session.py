@@ -12,7 +12,7 @@ from tfmq.errors import BadRequest, DiskFull
 from tfmq.limits import KIB
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import BY_REQUEST
-from tfmq.server.session import Reply, Session, Welcome, everybody, nobody
+from tfmq.server.session import Reply, Session, SessionContext, allow_all, allow_none
 
 
 class Engine:
@@ -26,7 +26,7 @@ class Engine:
     def take(self, request: Any, body: Any, reply: Reply, session: Session) -> None:
         self.requests.append((request, body, reply, session))
 
-    def status_map(self) -> dict[str, Any]:
+    def status_fields(self) -> dict[str, Any]:
         return {"topics": 3}
 
 
@@ -43,20 +43,20 @@ class Client:
         }
         every_limit = {**EVERY_LIMIT, **(limit or {})}
         self.session = Session(
-            Welcome(
+            SessionContext(
                 engine=self.engine,
                 handlers=handlers,
                 server="tfmq 9",
                 address="127.0.0.1:8367",
                 limits=every_limit,
-                limits_sent=limits.sent({}),
+                limits_sent=limits.limits_to_send({}),
                 acks=2,
                 features=[],
                 call_later=self.net.reactor.callLater,
-                turn_wanted=self.net.turn.want,
+                turn_wanted=self.net.turn.request_end,
                 status=lambda: {"connections": 1},
                 **{
-                    "allow": everybody,
+                    "allow": allow_all,
                     "opened": self.sessions.add,
                     "closed": self.sessions.discard,
                     "header_bounds": commands.header_bounds(),
@@ -322,7 +322,9 @@ def test_whoever_waits_for_the_end_is_told_once_and_answers_go_nowhere() -> None
 
 
 def test_whom_the_gate_refuses_gets_that_for_an_answer() -> None:
-    client = Client(allow=lambda session, command: nobody(session, command) if command.code != 1 else None)
+    client = Client(
+        allow=lambda session, command: allow_none(session, command) if command.code != 1 else None
+    )
     client.say(commands.Ping())
     assert client.replies()[0][2] == "not_allowed"
     assert client.engine.requests == []

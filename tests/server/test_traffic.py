@@ -19,10 +19,10 @@ class Standing:
         self.ends.append(why)
         self.since = None
 
-    def stands_since(self) -> float | None:
+    def stalled_since(self) -> float | None:
         return self.since
 
-    def waits_for_reader(self) -> bool:
+    def waits_for_client(self) -> bool:
         return True
 
 
@@ -38,7 +38,7 @@ def test_who_has_something_to_send_is_flushed_at_the_turns_end() -> None:
 def test_nobody_is_looked_after_when_nobody_stands_still() -> None:
     net = Net()
     one = Standing(0.0)
-    net.traffic.watch(one)
+    net.traffic.monitor(one)
     net.reactor.pump([1] * 15)
     assert len(one.ends) == 1
     assert not net.reactor.getDelayedCalls()
@@ -47,8 +47,8 @@ def test_nobody_is_looked_after_when_nobody_stands_still() -> None:
 def test_who_is_gone_is_not_looked_after() -> None:
     net = Net()
     one = Standing(0.0)
-    net.traffic.watch(one)
-    net.traffic.forget(one)
+    net.traffic.monitor(one)
+    net.traffic.remove(one)
     net.reactor.pump([1] * 15)
     assert one.ends == []
 

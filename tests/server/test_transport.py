@@ -10,7 +10,7 @@ from journal.buffers import Pool
 from tests.server.fakes import Failed, Net
 from tfmq.errors import BadFrame
 from tfmq.limits import KIB, MIB
-from tfmq.server.transport import LINGER_SECONDS, SLICE_SECONDS, UNSENT_BYTES_PAUSE, address_text
+from tfmq.server.transport import LINGER_SECONDS, TURN_SHARE_SECONDS, UNSENT_BYTES_PAUSE, address_text
 
 
 def frame(content: bytes) -> bytes:
@@ -360,9 +360,9 @@ def test_many_busy_connections_share_what_one_may_take_of_a_turn() -> None:
     net.reactor.calls = []
     for call in calls:  # the next turn
         call.func(*call.args)
-    assert net.reactor.seconds() - begun <= SLICE_SECONDS + len(sinks) * COST_SECONDS
+    assert net.reactor.seconds() - begun <= TURN_SHARE_SECONDS + len(sinks) * COST_SECONDS
     net.reactor.advance(0)
-    assert [len(sink.frames) for sink in sinks] == [40] * 30 and net.traffic.put_off == 0
+    assert [len(sink.frames) for sink in sinks] == [40] * 30 and net.traffic.deferred_connections == 0
 
 
 def test_one_busy_connection_takes_no_more_than_its_slice_of_a_turn() -> None:
@@ -370,7 +370,7 @@ def test_one_busy_connection_takes_no_more_than_its_slice_of_a_turn() -> None:
     connection, socket, sink = *net.connect(slow := Slow()), slow
     socket.incoming.append(frame(b"abcd") * 40)
     connection.doRead()
-    assert len(sink.frames) * COST_SECONDS <= SLICE_SECONDS + COST_SECONDS
+    assert len(sink.frames) * COST_SECONDS <= TURN_SHARE_SECONDS + COST_SECONDS
     net.reactor.advance(0)
     assert len(sink.frames) == 40
 
@@ -383,4 +383,4 @@ def test_a_connection_that_is_lost_while_its_requests_are_put_off_is_forgotten()
     connection.connectionLost(Failed(ConnectionResetError()))
     before = len(sink.frames)
     net.reactor.advance(0)
-    assert len(sink.frames) == before and net.traffic.put_off == 0
+    assert len(sink.frames) == before and net.traffic.deferred_connections == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfmq.server.reactor import TurnReactor, Workers
+from tfmq.server.reactor import TurnReactor, WorkerThreads
 
 PATIENCE_SECONDS = 20
 
@@ -26,7 +26,7 @@ def poll_until(reactor: Any, condition: Any) -> None:
 
 
 def test_results_and_errors_come_back_in_the_reactors_thread(reactor: Any) -> None:
-    workers = Workers(reactor)
+    workers = WorkerThreads(reactor)
     here = threading.get_ident()
     back: list[Any] = []
 
@@ -42,7 +42,7 @@ def test_results_and_errors_come_back_in_the_reactors_thread(reactor: Any) -> No
 
 
 def test_work_that_blocks_does_not_hold_up_other_work(reactor: Any) -> None:
-    workers = Workers(reactor, threads_max=2)
+    workers = WorkerThreads(reactor, threads_max=2)
     gate = threading.Event()
     back: list[str] = []
     workers.run(lambda: gate.wait(PATIENCE_SECONDS), lambda *_: back.append("slow"))
@@ -60,7 +60,7 @@ def test_work_that_blocks_does_not_hold_up_other_work(reactor: Any) -> None:
 def test_work_is_done_also_where_no_more_threads_can_be_started(
     reactor: Any, threads: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workers = Workers(reactor)
+    workers = WorkerThreads(reactor)
     started = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
@@ -82,7 +82,7 @@ def test_work_is_done_also_where_no_more_threads_can_be_started(
 
 
 def test_stopping_finishes_what_was_handed_in(reactor: Any) -> None:
-    workers = Workers(reactor, threads_max=1)
+    workers = WorkerThreads(reactor, threads_max=1)
     back: list[int] = []
     for number in range(10):
         workers.run(lambda number=number: number, lambda result, _: back.append(result))
@@ -92,7 +92,7 @@ def test_stopping_finishes_what_was_handed_in(reactor: Any) -> None:
 
 
 def test_a_failing_callback_does_not_swallow_the_next(reactor: Any, caplog: pytest.LogCaptureFixture) -> None:
-    workers = Workers(reactor, threads_max=1)
+    workers = WorkerThreads(reactor, threads_max=1)
     back: list[int] = []
     workers.run(lambda: None, lambda *_: 1 // 0)
     workers.run(lambda: None, lambda *_: back.append(1))

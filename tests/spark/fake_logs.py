@@ -5,7 +5,7 @@ from itertools import pairwise
 from types import TracebackType
 
 from tfmq.errors import UnknownTopic
-from tfmq.spark.ranges import Bounds, Chunk, PartitionLog, Range
+from tfmq.spark.ranges import BlockRun, Bounds, OffsetRange, PartitionLog
 
 FakeRecord = tuple[int, int]
 """Offset, append time in ms."""
@@ -65,7 +65,7 @@ class FakeLogs:
 
     # Logs
 
-    def node(self) -> str:
+    def broker_id(self) -> str:
         return self.name
 
     def topics(self) -> list[str]:
@@ -97,31 +97,31 @@ class FakeLogs:
         self.asked.append("all_bounds")
         return [self.bounds(each) for each in logs]
 
-    def at_time(self, log: PartitionLog, ms: int) -> int:
+    def offset_at_time(self, log: PartitionLog, ms: int) -> int:
         each = self._one(log)
         return next((at for at, time in each.records if time >= ms and at >= each.first), each.end)
 
-    def at_ordinal(self, log: PartitionLog, ordinal: int) -> int:
+    def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
         self.asked.append("at_ordinal")
         each = self._one(log)
         return max(each.first, each.offset(ordinal))
 
-    def at_or_after(self, log: PartitionLog, offset: int) -> int:
+    def next_message_offset(self, log: PartitionLog, offset: int) -> int:
         each = self._one(log)
         return each.offset(each.find(max(offset, each.first)))
 
-    def ordinal_at(self, log: PartitionLog, offset: int) -> int:
+    def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
         self.asked.append("ordinal_at")
         each = self._one(log)
         return each.find(offset) if each.numbered else -1
 
-    def split(self, range: Range, size: int) -> list[Range]:
+    def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
         cuts = [range.start]
         while cuts[-1] < range.end:
-            cuts.append(min(range.end, self.at_or_after(range.log, cuts[-1] + size)))
-        return [Range(range.log, a, b) for a, b in pairwise(cuts)]
+            cuts.append(min(range.end, self.next_message_offset(range.log, cuts[-1] + size)))
+        return [OffsetRange(range.log, a, b) for a, b in pairwise(cuts)]
 
-    def chunks(self, range: Range, max_bytes: int = 0) -> Iterator[Chunk]:
+    def read_blocks(self, range: OffsetRange, max_bytes: int = 0) -> Iterator[BlockRun]:
         raise AssertionError("who plans reads nothing")
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from journal.record.block import blocks_of
 from journal.record.format import FLAG_FILLER, records_of
-from tfmq.spark.ranges import Chunk, PartitionLog, Range
-from tfmq.testing import SimulatedBroker
+from tfmq.spark.ranges import BlockRun, OffsetRange, PartitionLog
+from tfmq.testing.broker import SimulatedBroker
 
 SEGMENT_BYTES = 1 << 18
 """Some segments hold a few large records, all of them several runs of an index."""
@@ -39,7 +39,7 @@ def fill(broker: SimulatedBroker, topic: str, generator: random.Random, total_by
     producer.close()
 
 
-def joined(chunks: Iterable[Chunk]) -> tuple[int, bytes]:
+def joined(chunks: Iterable[BlockRun]) -> tuple[int, bytes]:
     """Offset and bytes of all, which follow each other without a gap."""
     start, data = -1, bytearray()
     for chunk in chunks:
@@ -49,7 +49,7 @@ def joined(chunks: Iterable[Chunk]) -> tuple[int, bytes]:
     return start, bytes(data)
 
 
-def starts_in(log: PartitionLog, chunk: Chunk) -> list[int]:
+def starts_in(log: PartitionLog, chunk: BlockRun) -> list[int]:
     """Where the messages of a chunk begin."""
     return [
         block.offset + record.position
@@ -59,7 +59,7 @@ def starts_in(log: PartitionLog, chunk: Chunk) -> list[int]:
     ]
 
 
-def wanted(range: Range, chunks: Iterable[Chunk]) -> list[int]:
+def wanted(range: OffsetRange, chunks: Iterable[BlockRun]) -> list[int]:
     """Where the messages of the range begin, out of chunks that may hold some more."""
     found = [start for chunk in chunks for start in starts_in(range.log, chunk)]
     return [start for start in found if range.start <= start < range.end]

@@ -6,8 +6,8 @@ import pytest
 
 from tests.spark.reading import rows, values
 from tfmq.errors import BadRequest, UnknownTopic
-from tfmq.spark.settings import source_settings
-from tfmq.testing import SimulatedBroker
+from tfmq.spark.settings import parse_source_settings
+from tfmq.testing.broker import SimulatedBroker
 
 types = pytest.importorskip("pyspark.sql.types", reason="pyspark is not installed (make setup)")
 
@@ -26,7 +26,9 @@ def reader(broker: SimulatedBroker, schema: str = "", **options: str):  # type: 
     from tfmq.spark.batch_reader import BatchReader
     from tfmq.spark.schema import spark_schema
 
-    found = source_settings({"servers": broker.servers, "subscribe": "orders", **options}, streaming=False)
+    found = parse_source_settings(
+        {"servers": broker.servers, "subscribe": "orders", **options}, streaming=False
+    )
     wanted = types.StructType()
     for word in schema.split(","):
         if word:

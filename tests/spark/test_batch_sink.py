@@ -12,7 +12,7 @@ import pytest
 import tfmq
 from tests.spark.test_stream_sink import messages, payloads, rows, sent, text
 from tfmq.errors import BadRequest, ConnectionFailed, GroupFenced, GroupIncomplete, GroupStale, TfmqError
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from journal.disk import File, RealDisk
 from journal.errors import Locked
-from journal.filenames import join, mark_name, segment_name
-from journal.log.checkpoint import MarkFile
+from journal.filenames import join, log_checkpoint_name, segment_name
+from journal.log.checkpoint import LogCheckpointFile
 from tests.scale import scaled, seeded
 from tests.spark.stored import SEGMENT_BYTES, fill, joined, small_broker, wanted
 from tfmq.admin import Admin
@@ -28,11 +28,11 @@ from tfmq.errors import (
     UnknownTopic,
 )
 from tfmq.producer import Producer
-from tfmq.spark.file_reader import FolderLogs
-from tfmq.spark.log_reader import Address, open_logs
-from tfmq.spark.ranges import PartitionLog, Range
-from tfmq.spark.wire_reader import WireLogs
-from tfmq.testing import SimulatedBroker
+from tfmq.spark.file_reader import FolderLogReader
+from tfmq.spark.log_reader import SourceAddress, open_log_reader
+from tfmq.spark.ranges import OffsetRange, PartitionLog
+from tfmq.spark.wire_reader import BrokerLogReader
+from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 
 DATA = "/data"
@@ -57,20 +57,20 @@ def filled() -> Iterator[SimulatedBroker]:
 
 
 @pytest.fixture
-def both(filled: SimulatedBroker) -> Iterator[tuple[FolderLogs, WireLogs]]:
-    with FolderLogs(DATA, filled.disk) as folder, WireLogs(filled.servers) as wire:
+def both(filled: SimulatedBroker) -> Iterator[tuple[FolderLogReader, BrokerLogReader]]:
+    with FolderLogReader(DATA, filled.disk) as folder, BrokerLogReader(filled.servers) as wire:
         yield folder, wire
 
 
-def whole(logs: Any, topic: str = "orders") -> Range:
+def whole(logs: Any, topic: str = "orders") -> OffsetRange:
     log = logs.partitions(topic)[0]
     bounds = logs.bounds(log)
-    return Range(log, bounds.first, bounds.end)
+    return OffsetRange(log, bounds.first, bounds.end)
 
 
-def test_folder_and_wire_know_the_same_of_a_log(both: tuple[FolderLogs, WireLogs]) -> None:
+def test_folder_and_wire_know_the_same_of_a_log(both: tuple[FolderLogReader, BrokerLogReader]) -> None:
     folder, wire = both
-    assert folder.node() == wire.node() != ""
+    assert folder.broker_id() == wire.broker_id() != ""
     assert folder.topics() == wire.topics() == ["orders"]
     log = folder.partitions("orders")[0]
     assert folder.partitions("orders") == wire.partitions("orders")
@@ -82,14 +82,14 @@ def test_folder_and_wire_know_the_same_of_a_log(both: tuple[FolderLogs, WireLogs
 def test_folder_and_wire_give_the_same_bytes_of_any_range(
     data: st.DataObject, filled: SimulatedBroker
 ) -> None:
-    with FolderLogs(DATA, filled.disk) as folder, WireLogs(filled.servers) as wire:
+    with FolderLogReader(DATA, filled.disk) as folder, BrokerLogReader(filled.servers) as wire:
         every = whole(folder)
         ends = [data.draw(st.integers(0, every.end)) for _ in range(2)]
-        start, end = sorted(wire.at_or_after(every.log, place) for place in ends)
-        part = Range(every.log, start, end)
+        start, end = sorted(wire.next_message_offset(every.log, place) for place in ends)
+        part = OffsetRange(every.log, start, end)
         size = data.draw(st.sampled_from([1, 5_000, 65_536, 200_000, 4 << 20]) if end - start < 40_000 else
                          st.sampled_from([65_536, 200_000, 4 << 20]))  # fmt: skip
-        found, expected = list(folder.chunks(part, size)), list(wire.chunks(part, size))
+        found, expected = list(folder.read_blocks(part, size)), list(wire.read_blocks(part, size))
         assert joined(found) == joined(expected)
         assert all(type(chunk.offset) is int for chunk in found)
         assert wanted(part, found) == wanted(part, expected)
@@ -97,16 +97,16 @@ def test_folder_and_wire_give_the_same_bytes_of_any_range(
 
 @given(data=st.data())
 def test_folder_and_wire_find_the_same_places(data: st.DataObject, filled: SimulatedBroker) -> None:
-    with FolderLogs(DATA, filled.disk) as folder, WireLogs(filled.servers) as wire:
+    with FolderLogReader(DATA, filled.disk) as folder, BrokerLogReader(filled.servers) as wire:
         every = whole(folder)
         log = every.log
         offset = data.draw(st.integers(0, every.end + 10))
-        assert folder.at_or_after(log, offset) == wire.at_or_after(log, offset)
-        assert folder.ordinal_at(log, offset) == wire.ordinal_at(log, offset)
+        assert folder.next_message_offset(log, offset) == wire.next_message_offset(log, offset)
+        assert folder.ordinal_at_or_after(log, offset) == wire.ordinal_at_or_after(log, offset)
         ordinal = data.draw(st.integers(0, wire.bounds(log).end_ordinal + 2))
-        assert folder.at_ordinal(log, ordinal) == wire.at_ordinal(log, ordinal)
+        assert folder.offset_of_ordinal(log, ordinal) == wire.offset_of_ordinal(log, ordinal)
         time = filled.clock.wall_ms() - data.draw(st.integers(0, 60_000))
-        assert folder.at_time(log, time) == wire.at_time(log, time)
+        assert folder.offset_at_time(log, time) == wire.offset_at_time(log, time)
         size = data.draw(st.integers(10_000, every.end))
         assert folder.split(every, size) == wire.split(every, size)
 
@@ -117,9 +117,9 @@ def test_folder_and_wire_find_the_same_places(data: st.DataObject, filled: Simul
 def test_what_retention_took_is_told_also_in_the_middle(broker: SimulatedBroker) -> None:
     fill(broker, "orders", random.Random(1), 3 * SEGMENT_BYTES)
     broker.clock.advance(5)
-    with FolderLogs(DATA, broker.disk) as logs:
+    with FolderLogReader(DATA, broker.disk) as logs:
         old = whole(logs)
-        reading = logs.chunks(old, 100_000)
+        reading = logs.read_blocks(old, 100_000)
         next(reading)
         first = broker.admin().truncate_before("orders", 0, 2 * SEGMENT_BYTES)
         with pytest.raises(
@@ -128,19 +128,22 @@ def test_what_retention_took_is_told_also_in_the_middle(broker: SimulatedBroker)
             joined(reading)
         assert caught.value.first == first and caught.value.end == old.end
         assert (
-            logs.bounds(old.log).first == logs.at_or_after(old.log, 0) == logs.at_ordinal(old.log, 0) == first
+            logs.bounds(old.log).first
+            == logs.next_message_offset(old.log, 0)
+            == logs.offset_of_ordinal(old.log, 0)
+            == first
         )
-        rest = Range(old.log, first, old.end)
-        assert joined(logs.chunks(rest))[0] == first
+        rest = OffsetRange(old.log, first, old.end)
+        assert joined(logs.read_blocks(rest))[0] == first
 
 
 def test_an_archived_segment_is_gone_as_a_removed_one_is() -> None:
     with small_broker(**{"retention.action": "archive", "retention.seconds": 3600}) as broker:
         fill(broker, "orders", random.Random(1), 3 * SEGMENT_BYTES)
         broker.clock.advance(5)
-        with FolderLogs(DATA, broker.disk) as logs:
+        with FolderLogReader(DATA, broker.disk) as logs:
             old = whole(logs)
-            reading = logs.chunks(old, 100_000)
+            reading = logs.read_blocks(old, 100_000)
             next(reading)
             broker.clock.advance(3 * 3600)
             assert broker.disk.list("/data/archive/orders-0")
@@ -151,7 +154,7 @@ def test_an_archived_segment_is_gone_as_a_removed_one_is() -> None:
 def test_the_end_is_what_the_mark_says_and_grows_within_a_second(broker: SimulatedBroker) -> None:
     producer = broker.producer()
     producer.send("orders", "one").result()
-    with FolderLogs(DATA, broker.disk) as logs:
+    with FolderLogReader(DATA, broker.disk) as logs:
         log = logs.partitions("orders")[0]
         broker.clock.advance(1.5)
         every = whole(logs)
@@ -160,24 +163,24 @@ def test_the_end_is_what_the_mark_says_and_grows_within_a_second(broker: Simulat
         with pytest.raises(
             OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} is after the durable end"
         ):
-            joined(logs.chunks(Range(log, 0, every.end + 100)))
+            joined(logs.read_blocks(OffsetRange(log, 0, every.end + 100)))
         broker.clock.advance(1.5)
-        assert logs.at_ordinal(log, 5) == last, "each question has a look of its own"
+        assert logs.offset_of_ordinal(log, 5) == last, "each question has a look of its own"
         assert logs.bounds(log).end_ordinal == 6
-        assert len(wanted(whole(logs), logs.chunks(whole(logs)))) == 6
+        assert len(wanted(whole(logs), logs.read_blocks(whole(logs)))) == 6
 
 
 def test_a_topic_deleted_and_one_made_anew(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
     broker.clock.advance(2)
-    with FolderLogs(DATA, broker.disk) as logs:
+    with FolderLogReader(DATA, broker.disk) as logs:
         old = whole(logs)
         broker.admin().delete_topic("orders")
-        for asked in (lambda: logs.bounds(old.log), lambda: list(logs.chunks(old))):
+        for asked in (lambda: logs.bounds(old.log), lambda: list(logs.read_blocks(old))):
             with pytest.raises(UnknownTopic, match="does not exist any more"):
                 asked()
         broker.admin().create_topic("orders", 1)
-        for asked in (lambda: logs.bounds(old.log), lambda: list(logs.chunks(old))):
+        for asked in (lambda: logs.bounds(old.log), lambda: list(logs.read_blocks(old))):
             with pytest.raises(UnknownTopic, match=r"deleted and created again.*new checkpoint"):
                 asked()
         assert whole(logs).log.incarnation > old.log.incarnation
@@ -186,37 +189,37 @@ def test_a_topic_deleted_and_one_made_anew(broker: SimulatedBroker) -> None:
 def test_a_cut_below_what_was_read_is_noticed(broker: SimulatedBroker) -> None:
     fill(broker, "orders", random.Random(2), 200_000)
     broker.clock.advance(2)
-    with FolderLogs(DATA, broker.disk) as logs:
+    with FolderLogReader(DATA, broker.disk) as logs:
         every = whole(logs)
-        reading = logs.chunks(every, 70_000)
+        reading = logs.read_blocks(every, 70_000)
         next(reading)
-        mark = MarkFile(broker.disk, FOLDER, every.log.log_id)
+        mark = LogCheckpointFile(broker.disk, FOLDER, every.log.log_id)
         marks = mark.read()
         assert marks is not None
-        mark.settle(marks._replace(epoch=marks.epoch + 1, starts=((marks.epoch + 1, 5),)))
+        mark.write_durably(marks._replace(epoch=marks.epoch + 1, starts=((marks.epoch + 1, 5),)))
         with pytest.raises(LogTruncated, match="orders-0: its end was truncated to offset 5"):
             joined(reading)
 
 
-def test_an_offset_that_is_no_record_is_told(both: tuple[FolderLogs, WireLogs]) -> None:
+def test_an_offset_that_is_no_record_is_told(both: tuple[FolderLogReader, BrokerLogReader]) -> None:
     for logs in both:
         log = logs.partitions("orders")[0]
         with pytest.raises(NotARecord, match="orders-0: no record starts at offset 7"):
-            joined(logs.chunks(Range(log, 7, 5_000)))
+            joined(logs.read_blocks(OffsetRange(log, 7, 5_000)))
 
 
 def test_damage_and_a_missing_file_are_named(broker: SimulatedBroker) -> None:
     fill(broker, "orders", random.Random(3), 4 * SEGMENT_BYTES)
     broker.clock.advance(2)
-    with FolderLogs(DATA, broker.disk) as logs:
+    with FolderLogReader(DATA, broker.disk) as logs:
         every = whole(logs)
         assert len(logs.split(every, 100_000)) > 5
         base = sorted(name for name in broker.disk.list(FOLDER) if name.endswith(".zxQueue"))[1]
         broker.disk.damage(join(FOLDER, base), 0, b"")  # on purpose: tests/sound_folders.py lets it pass
         broker.disk.unlink(join(FOLDER, base))
-    with FolderLogs(DATA, broker.disk) as logs:
+    with FolderLogReader(DATA, broker.disk) as logs:
         with pytest.raises(Damaged, match=r"orders-0: offsets \d+ to \d+ are damaged.*missing") as caught:
-            joined(logs.chunks(every))
+            joined(logs.read_blocks(every))
         assert int(base[:32]) in range(caught.value.first, caught.value.next + 1)
         pieces = logs.split(every, 100_000)
         assert (pieces[0].start, pieces[-1].end) == (0, every.end), "a split goes around what it cannot read"
@@ -224,8 +227,8 @@ def test_damage_and_a_missing_file_are_named(broker: SimulatedBroker) -> None:
 
 def test_a_mark_that_does_not_hold_and_a_newer_one(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
-    path = join(FOLDER, mark_name())
-    with FolderLogs(DATA, broker.disk) as logs:
+    path = join(FOLDER, log_checkpoint_name())
+    with FolderLogReader(DATA, broker.disk) as logs:
         log = logs.partitions("orders")[0]
         good = broker.disk.read_file(path)
         broker.disk.write_file(path, b"x" * len(good))
@@ -240,30 +243,30 @@ def test_a_mark_that_does_not_hold_and_a_newer_one(broker: SimulatedBroker) -> N
 def test_what_may_not_be_read_is_told(tmp_path: Path) -> None:
     class Guarded(RealDisk):
         def open_read(self, path: str) -> Any:
-            if path.endswith(mark_name()):
+            if path.endswith(log_checkpoint_name()):
                 raise PermissionError(13, "Permission denied", path)
             return super().open_read(path)
 
     (tmp_path / "meta").mkdir()
     (tmp_path / "orders-0").mkdir()
-    (tmp_path / "orders-0" / mark_name()).touch()
+    (tmp_path / "orders-0" / log_checkpoint_name()).touch()
     with pytest.raises(
         BadRequest, match=r"log.mark cannot be read by this process: Permission denied.*right"
     ):
-        FolderLogs(str(tmp_path), Guarded()).partitions("orders")
+        FolderLogReader(str(tmp_path), Guarded()).partitions("orders")
     with pytest.raises(BadRequest, match="There is no folder"):
-        open_logs(Address(path=str(tmp_path / "none")))
+        open_log_reader(SourceAddress(path=str(tmp_path / "none")))
 
 
 def test_a_disk_that_fails_is_told(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
     broker.clock.advance(2)
-    with FolderLogs(DATA, broker.disk) as logs:
+    with FolderLogReader(DATA, broker.disk) as logs:
         every = whole(logs)
         logs.close()
         broker.disk.faults.fail("read", path=segment_name(0))
         with pytest.raises(Damaged, match="orders-0"):
-            joined(logs.chunks(every))
+            joined(logs.read_blocks(every))
 
 
 # What it costs
@@ -307,15 +310,15 @@ class CountingFile:
         self.file.close()
 
 
-def cost(disk: Any, part: Range, ms: int) -> tuple[int, int]:
+def cost(disk: Any, part: OffsetRange, ms: int) -> tuple[int, int]:
     """Files opened and bytes read by a driver and a task that never looked before, for one piece."""
     counts = CountingDisk(disk)
-    with FolderLogs(DATA, counts) as logs:
+    with FolderLogReader(DATA, counts) as logs:
         log = logs.partitions("orders")[0]
-        logs.bounds(log), logs.at_time(log, ms), logs.at_or_after(log, part.start + 1)
+        logs.bounds(log), logs.offset_at_time(log, ms), logs.next_message_offset(log, part.start + 1)
         logs.split(part, 50_000)
-    with FolderLogs(DATA, counts) as logs:
-        size = len(joined(logs.chunks(part))[1])
+    with FolderLogReader(DATA, counts) as logs:
+        size = len(joined(logs.read_blocks(part))[1])
     return counts.opened, counts.read_bytes - size
 
 
@@ -327,10 +330,10 @@ def test_the_cost_of_a_piece_is_the_same_however_long_the_topic_is() -> None:
                 broker.producer().send_many("orders", [bytes(1_000)] * 100).result()
                 broker.clock.advance(0.1)
             broker.clock.advance(2)
-            with FolderLogs(DATA, broker.disk) as logs:
+            with FolderLogReader(DATA, broker.disk) as logs:
                 every = whole(logs)
-                middle = logs.at_or_after(every.log, every.end // 2)
-                part = Range(every.log, middle, logs.at_or_after(every.log, middle + 150_000))
+                middle = logs.next_message_offset(every.log, every.end // 2)
+                part = OffsetRange(every.log, middle, logs.next_message_offset(every.log, middle + 150_000))
             costs.append(cost(broker.disk, part, broker.clock.wall_ms() - 1_000))
         (few_files, few_bytes), _, (many_files, many_bytes) = costs
         assert many_files <= few_files + 12, "some more segments are asked in a search by time"
@@ -344,7 +347,7 @@ def test_beside_a_broker_that_writes_rolls_removes_and_dies(tmp_path: Path) -> N
     """Every message that is given is one that was sent, in order; and what the broker has at the end is all there."""
     server = LiveServer(tmp_path / "data", "log.segment_bytes=262144")
     server.start()
-    with Producer(server.address) as producer, FolderLogs(str(tmp_path / "data")) as logs:
+    with Producer(server.address) as producer, FolderLogReader(str(tmp_path / "data")) as logs:
         producer.send("orders", "first", partition=0).result()
         log = logs.partitions("orders")[0]
         place = lost = kills = number = 0
@@ -362,7 +365,7 @@ def test_beside_a_broker_that_writes_rolls_removes_and_dies(tmp_path: Path) -> N
             with Admin(server.address) as admin:
                 admin.truncate_before("orders", 0, max(0, bounds.end - SEGMENT_BYTES))
             try:
-                for chunk in logs.chunks(Range(log, place, bounds.end), 200_000):
+                for chunk in logs.read_blocks(OffsetRange(log, place, bounds.end), 200_000):
                     place = chunk.offset + len(chunk.data)
             except OffsetOutOfRange as error:
                 assert error.first > place
@@ -370,13 +373,13 @@ def test_beside_a_broker_that_writes_rolls_removes_and_dies(tmp_path: Path) -> N
         server.stop()
         assert kills and lost
         bounds = logs.bounds(log)
-        first = logs.at_or_after(log, bounds.first)
-        end = Range(log, first, bounds.end)
-        assert bounds.end_ordinal - bounds.first_ordinal == len(wanted(end, logs.chunks(end))) > 100
+        first = logs.next_message_offset(log, bounds.first)
+        end = OffsetRange(log, first, bounds.end)
+        assert bounds.end_ordinal - bounds.first_ordinal == len(wanted(end, logs.read_blocks(end))) > 100
     assert not (tmp_path / "data" / "orders-0" / segment_name(0)).exists()
     server.start()
-    with WireLogs(server.address) as wire, FolderLogs(str(tmp_path / "data")) as logs:
-        assert joined(logs.chunks(end)) == joined(wire.chunks(end))
+    with BrokerLogReader(server.address) as wire, FolderLogReader(str(tmp_path / "data")) as logs:
+        assert joined(logs.read_blocks(end)) == joined(wire.read_blocks(end))
         assert PartitionLog("orders", 0, *log[2:]) == wire.partitions("orders")[0]
     server.stop()
 
@@ -389,9 +392,9 @@ def test_the_lock_is_never_taken(tmp_path: Path) -> None:
         producer.send_many("orders", ["x"] * 5_000).result()
     server.stop()
     before = set(os.listdir(tmp_path / "data"))
-    with FolderLogs(str(tmp_path / "data")) as logs:
+    with FolderLogReader(str(tmp_path / "data")) as logs:
         every = whole(logs)
-        reading = logs.chunks(every, 100_000)
+        reading = logs.read_blocks(every, 100_000)
         next(reading)
         assert set(os.listdir(tmp_path / "data")) == before
         server.start()

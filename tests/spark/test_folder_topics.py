@@ -7,12 +7,12 @@ import json
 import pytest
 
 from journal.clock import SystemClock
-from journal.filenames import join, mark_name, partition_folder
+from journal.filenames import join, log_checkpoint_name, partition_folder
 from journal.log.log import Log
 from journal.record.format import make_log_id
 from journal.testing import SimulatedDisk
 from tfmq.errors import BadRequest, NotSupported, UnknownPartition, UnknownTopic
-from tfmq.spark.file_reader import FolderTopics, absolute
+from tfmq.spark.file_reader import FolderTopics, absolute_path
 
 DATA = "/data"
 
@@ -53,7 +53,7 @@ def test_topics_and_their_partitions(disk: SimulatedDisk) -> None:
     assert [(log.partition, log.incarnation, log.log_id) for log in logs] == [
         (n, 20, 20 << 24 | n) for n in range(3)
     ]
-    assert found.folder(logs[2]) == "/data/orders-2"
+    assert found.partition_path(logs[2]) == "/data/orders-2"
     with pytest.raises(UnknownTopic, match="no topic bills in the folder /data; it has a-b, orders"):
         found.partitions("bills")
     add(disk, "orders", 20, 3)
@@ -102,7 +102,7 @@ def test_what_is_no_data_folder_is_refused_in_words(disk: SimulatedDisk) -> None
 def test_an_empty_broker_and_lone_partitions_are_data_folders(disk: SimulatedDisk) -> None:
     disk.make_folder("/copy")
     disk.make_folder("/copy/orders-0")
-    write(disk, join("/copy/orders-0", mark_name()), "")
+    write(disk, join("/copy/orders-0", log_checkpoint_name()), "")
     assert FolderTopics(disk, "/copy").names() == ["orders"]
     disk.make_folder("/fresh")
     disk.make_folder("/fresh/meta")
@@ -118,17 +118,17 @@ def test_a_newer_format_is_refused_and_half_a_one_waited_for(disk: SimulatedDisk
 
 
 def test_the_broker_that_owns_it_is_named(disk: SimulatedDisk) -> None:
-    assert FolderTopics(disk, DATA).node == "x"
+    assert FolderTopics(disk, DATA).broker_id == "x"
     disk.unlink("/data/meta/version")
-    assert FolderTopics(disk, DATA).node == ""
+    assert FolderTopics(disk, DATA).broker_id == ""
 
 
 def test_a_path_is_what_people_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert absolute("~/data/") == "/home/me/data"
+    assert absolute_path("~/data/") == "/home/me/data"
     assert (
-        absolute("file:///var/tfmq")
-        == absolute("file:/var/tfmq")
-        == absolute("/var/x/../tfmq")
+        absolute_path("file:///var/tfmq")
+        == absolute_path("file:/var/tfmq")
+        == absolute_path("/var/x/../tfmq")
         == "/var/tfmq"
     )

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from tfmq.errors import ConnectionFailed, NotAllowed
-from tfmq.spark.log_reader import Address
-from tfmq.spark.offsets import Offset, Offsets
-from tfmq.spark.stream_reader import AGAIN_SECONDS, GroupProgress
-from tfmq.testing import SimulatedBroker
+from tfmq.spark.log_reader import SourceAddress
+from tfmq.spark.offsets import Offsets, PartitionOffset
+from tfmq.spark.stream_reader import RETRY_SECONDS, GroupProgress
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def broker() -> Iterator[SimulatedBroker]:
 
 @pytest.fixture
 def progress(broker: SimulatedBroker) -> Iterator[GroupProgress]:
-    made = GroupProgress(Address(servers=broker.servers), "spark")
+    made = GroupProgress(SourceAddress(servers=broker.servers), "spark")
     yield made
     made.close()
 
@@ -34,7 +34,7 @@ def at(broker: SimulatedBroker, ordinal: int) -> Offsets:
 
     with broker.admin() as admin:
         offset = admin.locate("orders", 0, tfmq.Ordinal(ordinal)).offset
-        return {("orders", 0): Offset(admin.topic("orders").incarnation, offset)}
+        return {("orders", 0): PartitionOffset(admin.topic("orders").incarnation, offset)}
 
 
 def lag(broker: SimulatedBroker) -> int:
@@ -85,7 +85,7 @@ def test_a_member_that_joins_later_stops_no_query(
     told = [each.message for each in caplog.records if each.name == "tfmq.spark"]
     assert len(told) == 1, "it is not tried again at once"
     assert "has a live member" in told[0]
-    broker.clock.advance(AGAIN_SECONDS)
+    broker.clock.advance(RETRY_SECONDS)
     progress.save(at(broker, 5))
     assert lag(broker) == 5
 
@@ -93,13 +93,13 @@ def test_a_member_that_joins_later_stops_no_query(
 def test_a_topic_that_is_gone_keeps_no_other_from_being_saved(
     broker: SimulatedBroker, progress: GroupProgress
 ) -> None:
-    progress.save({**at(broker, 6), ("payments", 0): Offset(99, 0)})
+    progress.save({**at(broker, 6), ("payments", 0): PartitionOffset(99, 0)})
     assert lag(broker) == 4
 
 
 def test_without_a_broker_a_query_does_not_begin(broker: SimulatedBroker) -> None:
     place = at(broker, 0)
-    progress = GroupProgress(Address(servers="127.0.0.1:1", timeout=5.0), "spark")
+    progress = GroupProgress(SourceAddress(servers="127.0.0.1:1", timeout=5.0), "spark")
     with pytest.raises(ConnectionFailed):
         progress.save(place)
     progress.close()

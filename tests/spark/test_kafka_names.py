@@ -3,7 +3,7 @@
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.spark.options import ADVICE, OPTIONS, Where, advice, chosen
+from tfmq.spark.options import KAFKA_OPTIONS, OPTIONS, Side, kafka_advice, parse_options
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ from tfmq.spark.options import ADVICE, OPTIONS, Where, advice, chosen
     ],
 )
 @pytest.mark.parametrize("where", ["source", "sink"])
-def test_options_of_kafkas_are_refused_with_what_to_write(name: str, sentence: str, where: Where) -> None:
+def test_options_of_kafkas_are_refused_with_what_to_write(name: str, sentence: str, where: Side) -> None:
     with pytest.raises(BadRequest) as caught:
-        chosen({name: "x"}, where, "batch")
+        parse_options({name: "x"}, where, "batch")
     assert sentence in str(caught.value)
 
 
 def test_none_of_them_is_an_option_here() -> None:
-    assert not ADVICE.keys() & {each.name.lower() for each in OPTIONS}
-    assert all(name == shown.lower() for name, (shown, _) in ADVICE.items())
-    assert advice("subscrib") is None
+    assert not KAFKA_OPTIONS.keys() & {each.name.lower() for each in OPTIONS}
+    assert all(name == shown.lower() for name, (shown, _) in KAFKA_OPTIONS.items())
+    assert kafka_advice("subscrib") is None

@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.spark.offsets import Offset, assigned, from_json, named, to_json
+from tfmq.spark.offsets import PartitionOffset, from_json, parse_assigned, partition_names, to_json
 
-OFFSETS = {("orders", 1): Offset(7, 123), ("orders", 0): Offset(7, 4096), ("audit", 10): Offset(3, 0)}
+OFFSETS = {
+    ("orders", 1): PartitionOffset(7, 123),
+    ("orders", 0): PartitionOffset(7, 4096),
+    ("audit", 10): PartitionOffset(3, 0),
+}
 
 
 def test_a_checkpoint_keeps_all_and_equal_ones_have_equal_texts() -> None:
@@ -19,7 +23,7 @@ def test_a_checkpoint_keeps_all_and_equal_ones_have_equal_texts() -> None:
 
 
 def test_the_broker_stands_beside_the_incarnation() -> None:
-    offsets = {("orders", 0): Offset(7, 4096, "9f0c")}
+    offsets = {("orders", 0): PartitionOffset(7, 4096, "9f0c")}
     assert json.dumps(to_json(offsets)) == '{"orders": {"0": 4096, "incarnation": 7, "broker": "9f0c"}}'
     assert from_json(to_json(offsets), "it") == offsets
 
@@ -29,19 +33,19 @@ def test_the_broker_stands_beside_the_incarnation() -> None:
     [(7, "here", False), (8, "here", True), (7, "there", True), (7, "", False), (8, "", True)],
 )
 def test_offsets_of_another_topic(incarnation: int, broker: str, another: bool) -> None:
-    assert Offset(7, 5, "here").of_another(incarnation, broker) == another
-    assert not Offset(0, 5).of_another(incarnation, broker)
+    assert PartitionOffset(7, 5, "here").is_of_another(incarnation, broker) == another
+    assert not PartitionOffset(0, 5).is_of_another(incarnation, broker)
 
 
 def test_partitions_are_in_the_order_of_numbers() -> None:
-    found = to_json({("orders", number): Offset(1, number) for number in (10, 9, 2)})
+    found = to_json({("orders", number): PartitionOffset(1, number) for number in (10, 9, 2)})
     assert list(found["orders"]) == ["2", "9", "10", "incarnation"]
 
 
 def test_a_user_need_not_know_incarnations() -> None:
     assert from_json({"orders": {"0": -2, "1": -1}}, "it") == {
-        ("orders", 0): Offset(0, -2),
-        ("orders", 1): Offset(0, -1),
+        ("orders", 0): PartitionOffset(0, -2),
+        ("orders", 1): PartitionOffset(0, -1),
     }
 
 
@@ -71,7 +75,7 @@ def test_a_checkpoint_has_no_words_for_beginning_and_end() -> None:
 
 
 def test_partitions_that_are_assigned() -> None:
-    assert assigned({"orders": [1, 0, 1]}) == (("orders", 0), ("orders", 1))
+    assert parse_assigned({"orders": [1, 0, 1]}) == (("orders", 0), ("orders", 1))
     several: list[dict[str, Any]] = [
         {"orders": []},
         {"orders": 1},
@@ -81,9 +85,9 @@ def test_partitions_that_are_assigned() -> None:
     ]
     for wrong in several:
         with pytest.raises(BadRequest, match="assign: "):
-            assigned(wrong)
+            parse_assigned(wrong)
 
 
 def test_names_of_partitions_for_people() -> None:
-    assert named([("b", 1), ("a", 0)]) == "a-0, b-1"
-    assert named([("a", number) for number in range(5)]) == "a-0, a-1, a-2 and 2 more"
+    assert partition_names([("b", 1), ("a", 0)]) == "a-0, b-1"
+    assert partition_names([("a", number) for number in range(5)]) == "a-0, a-1, a-2 and 2 more"

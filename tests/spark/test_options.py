@@ -7,7 +7,7 @@ import pytest
 
 from tests import paths
 from tfmq.errors import BadRequest
-from tfmq.spark.options import OPTIONS, chosen, nearest, only_one
+from tfmq.spark.options import OPTIONS, exclusive_option, parse_options, suggest
 
 PAGE = paths.ROOT / "docs" / "spark.md"
 
@@ -30,7 +30,7 @@ PAGE = paths.ROOT / "docs" / "spark.md"
     ],
 )
 def test_what_an_option_takes(name: str, text: str, value: Any) -> None:
-    assert chosen({name.lower(): text}, "source", "batch") == {name: value}
+    assert parse_options({name.lower(): text}, "source", "batch") == {name: value}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_what_an_option_takes(name: str, text: str, value: Any) -> None:
     [("1", 1), ("64m", 64 << 20), ("64MiB", 64 << 20), ("1 g", 1 << 30), ("10b", 10), ("8k", 8192)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert chosen({"maxbytespertrigger": text}, "source", "stream") == {"maxBytesPerTrigger": size}
+    assert parse_options({"maxbytespertrigger": text}, "source", "stream") == {"maxBytesPerTrigger": size}
 
 
 @pytest.mark.parametrize(
@@ -63,63 +63,63 @@ def test_sizes(text: str, size: int) -> None:
 )
 def test_a_wrong_value_is_refused_by_name(name: str, text: str, sentence: str) -> None:
     with pytest.raises(BadRequest, match=re.escape(sentence)):
-        chosen({name: text}, "source", "batch")
+        parse_options({name: text}, "source", "batch")
 
 
 @pytest.mark.parametrize("text", ["0", "m", "1x", "-5", "1.5g", "9999999999999t"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(BadRequest, match="maxBytesPerTrigger must be a size"):
-        chosen({"maxBytesPerTrigger": text}, "source", "stream")
+        parse_options({"maxBytesPerTrigger": text}, "source", "stream")
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(BadRequest, match=r"no option 'startingoffset'. Did you mean 'startingOffsets'\?"):
-        chosen({"startingoffset": "earliest"}, "source", "batch")
+        parse_options({"startingoffset": "earliest"}, "source", "batch")
     with pytest.raises(BadRequest, match=r"no option 'xyz'\.$"):
-        chosen({"xyz": ""}, "source", "batch")
+        parse_options({"xyz": ""}, "source", "batch")
 
 
 def test_an_option_of_another_kind_of_query_is_refused() -> None:
     with pytest.raises(BadRequest, match=r"endingOffsets is an option of spark\.read only"):
-        chosen({"endingOffsets": "latest"}, "source", "stream")
+        parse_options({"endingOffsets": "latest"}, "source", "stream")
     with pytest.raises(BadRequest, match=r"groupId is an option of spark\.readStream only"):
-        chosen({"groupId": "billing"}, "source", "batch")
+        parse_options({"groupId": "billing"}, "source", "batch")
     with pytest.raises(BadRequest, match="subscribe is an option of the source, not of the sink"):
-        chosen({"subscribe": "orders"}, "sink", "batch")
-    assert chosen({"groupId": "billing", "endingOffsets": "latest"}, "source", "both")
+        parse_options({"subscribe": "orders"}, "sink", "batch")
+    assert parse_options({"groupId": "billing", "endingOffsets": "latest"}, "source", "both")
 
 
 def test_a_table_of_a_catalog_is_refused_with_what_to_write_instead() -> None:
     given = {"subscribe": "orders", "option.subscribe": "orders", "owner": "me", "provider": "tfmq"}
     with pytest.raises(BadRequest, match="write CREATE TEMPORARY VIEW instead"):
-        chosen(given, "source", "both")
+        parse_options(given, "source", "both")
 
 
 def test_what_spark_keeps_to_itself_is_passed_over() -> None:
-    assert chosen({"checkpointLocation": "/tmp/x", "queryname": "q"}, "source", "stream") == {}
+    assert parse_options({"checkpointLocation": "/tmp/x", "queryname": "q"}, "source", "stream") == {}
 
 
 def test_a_name_in_save_or_of_the_other_end_is_refused_with_what_to_write() -> None:
     with pytest.raises(BadRequest, match=r'save\(\) takes no name here: .*option\("topic", NAME\)'):
-        chosen({"path": "w3"}, "sink", "batch")
+        parse_options({"path": "w3"}, "sink", "batch")
     with pytest.raises(BadRequest, match=r"the topics to read are subscribe\."):
-        chosen({"topic": "orders"}, "source", "batch")
+        parse_options({"topic": "orders"}, "source", "batch")
     with pytest.raises(BadRequest, match=r"groupId must be a name, 1 to 249"):
-        chosen({"groupId": "a b"}, "source", "both")
+        parse_options({"groupId": "a b"}, "source", "both")
 
 
 def test_options_that_exclude_each_other() -> None:
-    assert only_one({"a": 1}, "a", "b") == "a"
-    assert only_one({}, "a", "b") == ""
+    assert exclusive_option({"a": 1}, "a", "b") == "a"
+    assert exclusive_option({}, "a", "b") == ""
     with pytest.raises(BadRequest, match="a and b exclude each other"):
-        only_one({"a": 1, "b": 1}, "a", "b")
+        exclusive_option({"a": 1, "b": 1}, "a", "b")
     with pytest.raises(BadRequest, match="Give one of the options a, b and c"):
-        only_one({}, "a", "b", "c", required=True)
+        exclusive_option({}, "a", "b", "c", required=True)
 
 
 def test_the_nearest_word_in_any_case() -> None:
-    assert nearest("SUBSCRIB", ["subscribe", "servers"]) == " Did you mean 'subscribe'?"
-    assert nearest("zzz", ["subscribe"]) == ""
+    assert suggest("SUBSCRIB", ["subscribe", "servers"]) == " Did you mean 'subscribe'?"
+    assert suggest("zzz", ["subscribe"]) == ""
 
 
 def test_every_option_stands_in_the_page() -> None:

@@ -15,7 +15,7 @@ from tfmq.client.transaction.commit_group import MemberBatch
 from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition
 from tfmq.message import Partition
 from tfmq.spark import sink_task
-from tfmq.spark.sink_task import Outgoing
+from tfmq.spark.sink_task import RowBatcher
 
 
 def topic_of(name: str, partitions: int = 4, stopped: tuple[int, ...] = ()) -> Topic:
@@ -27,14 +27,14 @@ def sent(
     *batches: pa.RecordBatch, topic: str = "orders", partitions: int = 4, first: int = 0, **options: Any
 ) -> list[MemberBatch]:
     """What goes out of these."""
-    out = Outgoing(lambda name: topic_of(name, partitions, **options), topic, first, 8 << 20)
-    found = [each for batch in batches for each in out.take(batch)]
-    return found + list(out.rest())
+    out = RowBatcher(lambda name: topic_of(name, partitions, **options), topic, first, 8 << 20)
+    found = [each for batch in batches for each in out.add_rows(batch)]
+    return found + list(out.flush())
 
 
 def values_of(batch: MemberBatch) -> list[bytes]:
     """The payloads, whatever attributes they have."""
-    data = memoryview(bytes(batch.number(5, 0).data))
+    data = memoryview(bytes(batch.assign_sequence(5, 0).data))
     bodies = [
         (data[each.position + HEADER_SIZE :][: each.size - HEADER_SIZE], each.flag)
         for each in records_of(data)
@@ -60,21 +60,21 @@ def test_rows_without_keys_go_in_full_batches_to_one_partition_after_the_other()
 
 
 def test_small_batches_are_gathered_until_it_is_worth_it() -> None:
-    out = Outgoing(topic_of, "orders", 0, 1000)
+    out = RowBatcher(topic_of, "orders", 0, 1000)
     for _ in range(10):
-        assert list(out.take(rows(value=[b"a", b"b"]))) == []
-    (batch,) = out.rest()
-    assert batch.count == 20 and list(out.rest()) == []
+        assert list(out.add_rows(rows(value=[b"a", b"b"]))) == []
+    (batch,) = out.flush()
+    assert batch.count == 20 and list(out.flush()) == []
 
 
 def test_a_partition_that_takes_no_writes_is_passed_over_by_rows_without_keys() -> None:
     batches = [each for _ in range(6) for each in sent(rows(value=[b"a"]), stopped=(0, 2))]
     assert {each.partition for each in batches} == {1}
-    out = Outgoing(lambda name: topic_of(name, 4, (0, 2)), "orders", 0, 1000)
+    out = RowBatcher(lambda name: topic_of(name, 4, (0, 2)), "orders", 0, 1000)
     found = []
     for _ in range(4):
-        list(out.take(rows(value=[b"a"])))
-        found += [each.partition for each in out.rest()]
+        list(out.add_rows(rows(value=[b"a"])))
+        found += [each.partition for each in out.flush()]
     assert found == [1, 3, 1, 3]
     assert sent(rows(value=[b"a"]), partitions=1, stopped=(0,))[0].partition == 0
 
@@ -135,15 +135,15 @@ def test_what_is_told_of_the_size_is_at_least_what_the_records_have() -> None:
     batches = sent(table, partitions=1)
     assert [each.count for each in batches] == [3, 1, 1, 1]
     for each in batches:
-        assert len(each.number(5, 0).data) <= each.size_bytes
+        assert len(each.assign_sequence(5, 0).data) <= each.size_bytes
 
 
 def test_a_message_that_is_too_large_is_refused_when_its_turn_comes() -> None:
-    out = Outgoing(topic_of, "orders", 0, 1000)
-    list(out.take(rows(value=[b"x" * 1001])))
-    (batch,) = out.rest()
+    out = RowBatcher(topic_of, "orders", 0, 1000)
+    list(out.add_rows(rows(value=[b"x" * 1001])))
+    (batch,) = out.flush()
     with pytest.raises(MessageTooLarge, match="has 1001 bytes, the broker takes 1000"):
-        batch.number(5, 0)
+        batch.assign_sequence(5, 0)
 
 
 def test_columns_that_a_topic_makes_anew_are_left_out() -> None:
@@ -162,8 +162,8 @@ def test_wide_columns_are_as_good_as_others() -> None:
         ["value", "key", "topic"],
     )
     plain = rows(value=[b"a", b"b"], key=["k", "l"])
-    records = [bytes(each.number(5, 0).data) for each in sent(wide, topic="")]
-    assert records == [bytes(each.number(5, 0).data) for each in sent(plain)]
+    records = [bytes(each.assign_sequence(5, 0).data) for each in sent(wide, topic="")]
+    assert records == [bytes(each.assign_sequence(5, 0).data) for each in sent(plain)]
 
 
 def test_no_rows_are_nothing() -> None:

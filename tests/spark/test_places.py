@@ -4,9 +4,9 @@ import pytest
 
 from tests.spark.fake_logs import FakeLogs
 from tfmq.errors import BadRequest, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.errors import Losses
-from tfmq.spark.offsets import Places, Standing, Survey, ending, starting
-from tfmq.spark.options import chosen
+from tfmq.spark.errors import LossPolicy
+from tfmq.spark.offsets import BoundsByPartition, OffsetSpec, PartitionBounds, parse_ending, parse_starting
+from tfmq.spark.options import parse_options
 
 
 @pytest.fixture
@@ -20,21 +20,22 @@ def logs() -> FakeLogs:
     return found
 
 
-def survey(logs: FakeLogs) -> Survey:
+def survey(logs: FakeLogs) -> BoundsByPartition:
     return {
-        (each.topic, each.partition): Standing(each, logs.bounds(each)) for each in logs.partitions("orders")
+        (each.topic, each.partition): PartitionBounds(each, logs.bounds(each))
+        for each in logs.partitions("orders")
     }
 
 
 def begin(logs: FakeLogs, streaming: bool = True, fail: bool = True, **options: str) -> dict[int, int]:
-    places = starting(chosen(options, "source", "both"), streaming)
-    found = places.resolve(logs, survey(logs), Losses(fail))
+    places = parse_starting(parse_options(options, "source", "both"), streaming)
+    found = places.resolve(logs, survey(logs), LossPolicy(fail))
     return {key[1]: each.offset for key, each in found.items()}
 
 
 def end(logs: FakeLogs, **options: str) -> dict[int, int]:
-    places = ending(chosen(options, "source", "both"))
-    found = places.resolve(logs, survey(logs), Losses(True))
+    places = parse_ending(parse_options(options, "source", "both"))
+    found = places.resolve(logs, survey(logs), LossPolicy(True))
     return {key[1]: each.offset for key, each in found.items()}
 
 
@@ -110,18 +111,19 @@ def test_an_offset_whose_messages_are_gone_is_a_loss(logs: FakeLogs) -> None:
 def test_a_batch_neither_begins_at_the_end_nor_ends_at_the_beginning() -> None:
     for options in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}):
         with pytest.raises(BadRequest, match="nothing to read after"):
-            starting(chosen(options, "source", "both"), streaming=False)
+            parse_starting(parse_options(options, "source", "both"), streaming=False)
     for options in ({"endingOffsets": "earliest"}, {"endingOffsets": '{"orders": {"0": -2}}'}):
         with pytest.raises(BadRequest, match="nothing to read before"):
-            ending(chosen(options, "source", "both"))
+            parse_ending(parse_options(options, "source", "both"))
 
 
 def test_two_ways_to_begin_exclude_each_other() -> None:
     with pytest.raises(BadRequest, match="startingOffsets and startingTimestamp exclude each other"):
-        starting(
-            chosen({"startingOffsets": "latest", "startingTimestamp": "5"}, "source", "both"), streaming=True
+        parse_starting(
+            parse_options({"startingOffsets": "latest", "startingTimestamp": "5"}, "source", "both"),
+            streaming=True,
         )
 
 
 def test_a_stream_begins_at_the_end_unless_told() -> None:
-    assert starting({}, streaming=True) == Places("startingOffsets", -1)
+    assert parse_starting({}, streaming=True) == OffsetSpec("startingOffsets", -1)

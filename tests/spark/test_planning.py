@@ -8,11 +8,11 @@ import pytest
 
 from tests.spark.fake_logs import FakeLogs
 from tfmq.errors import BadRequest, LogTruncated, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.offsets import Offset, Offsets
-from tfmq.spark.planner import Limit, Planner
-from tfmq.spark.settings import SourceSettings, source_settings
+from tfmq.spark.offsets import Offsets, PartitionOffset
+from tfmq.spark.planner import BatchLimit, Planner
+from tfmq.spark.settings import SourceSettings, parse_source_settings
 
-NO_LIMIT = Limit()
+NO_LIMIT = BatchLimit()
 
 
 def settings(options: Mapping[str, str], streaming: bool = True) -> SourceSettings:
@@ -21,7 +21,7 @@ def settings(options: Mapping[str, str], streaming: bool = True) -> SourceSettin
         given.pop("subscribe", None)
     else:
         given.setdefault("subscribe", "orders")
-    return source_settings(given, streaming=streaming)
+    return parse_source_settings(given, streaming=streaming)
 
 
 class Query:
@@ -31,14 +31,14 @@ class Query:
         self.now = 0.0
         self.logs, self.options = logs, options
         self.planner = Planner(settings(options), logs, lambda: self.now)
-        self.place: Offsets = self.planner.initial()
+        self.place: Offsets = self.planner.initial_offsets()
 
     def restart(self, **options: str) -> None:
         self.planner = Planner(settings({**self.options, **options}), self.logs, lambda: self.now)
 
-    def batch(self, limit: Limit = NO_LIMIT) -> list[tuple[str, int, int, int]]:
-        end = self.planner.latest(self.place, limit)
-        tasks = self.planner.stream(self.place, end) if end != self.place else []
+    def batch(self, limit: BatchLimit = NO_LIMIT) -> list[tuple[str, int, int, int]]:
+        end = self.planner.plan_end(self.place, limit)
+        tasks = self.planner.plan_micro_batch(self.place, end) if end != self.place else []
         self.place = end
         return [(each.log.topic, each.log.partition, each.start, each.end) for task in tasks for each in task]
 
@@ -92,33 +92,33 @@ def test_only_the_partitions_that_are_assigned_are_read(logs: FakeLogs) -> None:
 
 def test_messages_are_limited_in_proportion_to_what_waits(logs: FakeLogs) -> None:
     query = Query(logs)
-    assert query.batch(Limit(rows=8)) == [("orders", 0, 0, 20), ("orders", 1, 0, 60)]
-    read = [query.batch(Limit(rows=8)) for _ in range(4)]
+    assert query.batch(BatchLimit(rows=8)) == [("orders", 0, 0, 20), ("orders", 1, 0, 60)]
+    read = [query.batch(BatchLimit(rows=8)) for _ in range(4)]
     assert all(read)
-    assert query.batch(Limit(rows=8)) == []
-    assert query.place == {("orders", 0): Offset(1, 100), ("orders", 1): Offset(1, 300)}
+    assert query.batch(BatchLimit(rows=8)) == []
+    assert query.place == {("orders", 0): PartitionOffset(1, 100), ("orders", 1): PartitionOffset(1, 300)}
 
 
 def test_a_limit_of_messages_asks_for_no_place_twice(logs: FakeLogs) -> None:
     query = Query(logs)
-    query.batch(Limit(rows=8))
+    query.batch(BatchLimit(rows=8))
     logs.asked.clear()
-    query.batch(Limit(rows=8))
+    query.batch(BatchLimit(rows=8))
     assert "ordinal_at" not in logs.asked
     for _ in range(20):
         logs.add("orders", 0, 1)
-        query.batch(Limit(rows=1000))
+        query.batch(BatchLimit(rows=1000))
     assert len(query.planner._ordinals) <= 4, "what is not needed any more is forgotten"
     logs.add("orders", 0, 9)
-    query.batch(Limit(rows=8))
+    query.batch(BatchLimit(rows=8))
     query.restart()
-    query.batch(Limit(rows=8))
+    query.batch(BatchLimit(rows=8))
     assert "ordinal_at" in logs.asked
 
 
 def test_one_message_at_a_time_reaches_every_partition(logs: FakeLogs) -> None:
     query = Query(logs)
-    read = [query.batch(Limit(rows=1)) for _ in range(20)]
+    read = [query.batch(BatchLimit(rows=1)) for _ in range(20)]
     assert all(len(each) == 1 and each[0][3] - each[0][2] == 10 for each in read)
     assert [each[0][1] for each in read[:4]] == [0, 1, 0, 1]
 
@@ -129,11 +129,11 @@ def test_a_message_larger_than_the_limit_of_bytes_is_read_alone() -> None:
     logs.add("orders", 0, 1, size=10_000)
     logs.add("orders", 0, 3, size=10)
     query = Query(logs)
-    assert query.batch(Limit(bytes=15)) == [("orders", 0, 0, 10_000)]
-    assert query.batch(Limit(bytes=15)) == [("orders", 0, 10_000, 10_020)]
-    assert query.batch(Limit(bytes=15)) == [("orders", 0, 10_020, 10_030)]
+    assert query.batch(BatchLimit(bytes=15)) == [("orders", 0, 0, 10_000)]
+    assert query.batch(BatchLimit(bytes=15)) == [("orders", 0, 10_000, 10_020)]
+    assert query.batch(BatchLimit(bytes=15)) == [("orders", 0, 10_020, 10_030)]
     logs.add("orders", 0, 2)
-    assert query.batch(Limit(bytes=1)) == [("orders", 0, 10_030, 10_040)]
+    assert query.batch(BatchLimit(bytes=1)) == [("orders", 0, 10_030, 10_040)]
 
 
 def test_a_partition_whose_numbers_damage_hides_is_read_to_its_end_and_keeps_no_other_from_it(
@@ -142,34 +142,34 @@ def test_a_partition_whose_numbers_damage_hides_is_read_to_its_end_and_keeps_no_
     logs.kept["orders"][1].numbered = False
     query = Query(logs)
     read = []
-    while batch := query.batch(Limit(rows=4)):
+    while batch := query.batch(BatchLimit(rows=4)):
         read += batch
         assert sum(end - start for _, number, start, end in batch if number == 0) <= 40
     assert [each for each in read if each[1] == 1] == [("orders", 1, 0, 300)]
     assert read[1] == ("orders", 1, 0, 300), "in the first micro-batch"
-    assert query.place == {("orders", 0): Offset(1, 100), ("orders", 1): Offset(1, 300)}
+    assert query.place == {("orders", 0): PartitionOffset(1, 100), ("orders", 1): PartitionOffset(1, 300)}
     logs.kept["orders"][1].numbered = True
     logs.add("orders", 1, 8)
-    assert query.batch(Limit(rows=4)) == [("orders", 1, 300, 340)]
+    assert query.batch(BatchLimit(rows=4)) == [("orders", 1, 300, 340)]
     logs.kept["orders"][1].numbered = False
     assert batch_of(logs, maxRecordsPerPartition="7") == [[(0, 0, 70)], [(0, 70, 100)], [(1, 0, 380)]]
 
 
 def test_with_available_now_a_query_ends_with_what_was_there(logs: FakeLogs) -> None:
     query = Query(logs)
-    query.planner.freeze()
+    query.planner.freeze_end()
     logs.add("orders", 0, 5)
     logs.grow("orders", 3)
     logs.add("orders", 2, 5)
     read = []
-    while batch := query.batch(Limit(rows=15)):
+    while batch := query.batch(BatchLimit(rows=15)):
         read += batch
         logs.add("orders", 1, 50)
     assert max(end for _, number, _, end in read if number == 0) == 100
     assert max(end for _, number, _, end in read if number == 1) == 300
     assert {number for _, number, _, _ in read} == {0, 1}
     query.restart()
-    query.planner.freeze()
+    query.planner.freeze_end()
     assert ("orders", 2, 0, 50) in query.batch()
 
 
@@ -188,7 +188,7 @@ def test_a_micro_batch_waits_for_a_minimum_but_not_for_ever(logs: FakeLogs) -> N
 
 def test_what_retention_took_before_it_was_read_stops_the_query(logs: FakeLogs) -> None:
     query = Query(logs)
-    query.batch(Limit(rows=8))
+    query.batch(BatchLimit(rows=8))
     logs.retain("orders", 1, 200)
     with pytest.raises(OffsetOutOfRange, match=r"orders-1 from offset 60 to 200 are gone.*failOnDataLoss"):
         query.batch()
@@ -198,7 +198,7 @@ def test_or_the_query_goes_on_behind_it_and_says_so_once(
     logs: FakeLogs, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = Query(logs, failOnDataLoss="false")
-    query.batch(Limit(rows=8))
+    query.batch(BatchLimit(rows=8))
     logs.retain("orders", 1, 200)
     with caplog.at_level(logging.WARNING):
         assert query.batch() == [("orders", 0, 20, 100), ("orders", 1, 200, 300)]
@@ -210,28 +210,28 @@ def test_or_the_query_goes_on_behind_it_and_says_so_once(
 
 def test_what_is_gone_when_a_planned_batch_is_read_again_stops_the_query_too(logs: FakeLogs) -> None:
     query = Query(logs)
-    start, end = query.place, query.planner.latest(query.place, NO_LIMIT)
+    start, end = query.place, query.planner.plan_end(query.place, NO_LIMIT)
     logs.retain("orders", 0, 50)
     query.restart()
     with pytest.raises(OffsetOutOfRange):
-        query.planner.stream(start, end)
+        query.planner.plan_micro_batch(start, end)
     query.restart(failOnDataLoss="false")
-    tasks = query.planner.stream(start, end)
+    tasks = query.planner.plan_micro_batch(start, end)
     assert [(each.start, each.end) for task in tasks for each in task] == [(50, 100), (0, 300)]
 
 
 def test_a_topic_that_is_gone_when_a_planned_batch_is_read_again(logs: FakeLogs) -> None:
     query = Query(logs)
-    start, end = query.place, query.planner.latest(query.place, NO_LIMIT)
+    start, end = query.place, query.planner.plan_end(query.place, NO_LIMIT)
     logs.delete("orders")
     for made_anew in (False, True):
         if made_anew:
             logs.create("orders", 2)
         query.restart()
         with pytest.raises(UnknownTopic, match="orders was deleted"):
-            query.planner.stream(start, end)
+            query.planner.plan_micro_batch(start, end)
         query.restart(failOnDataLoss="false")
-        assert query.planner.stream(start, end) == []
+        assert query.planner.plan_micro_batch(start, end) == []
 
 
 def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(logs: FakeLogs) -> None:
@@ -248,7 +248,7 @@ def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(logs: FakeLogs) -
 
 def test_a_topic_that_is_made_anew_before_a_query_with_available_now_read_it_is_told(logs: FakeLogs) -> None:
     query = Query(logs)
-    query.planner.freeze()
+    query.planner.freeze_end()
     logs.delete("orders")
     logs.create("orders", 2)
     logs.add("orders", 0, 50)
@@ -297,11 +297,11 @@ def test_a_topic_that_was_read_and_is_gone_is_not_called_unknown_with_available_
     query.batch()
     logs.delete("orders")
     query.restart()
-    query.planner.freeze()
+    query.planner.freeze_end()
     with pytest.raises(UnknownTopic, match="The topic orders was deleted"):
         query.batch()
     query.restart(failOnDataLoss="false")
-    query.planner.freeze()
+    query.planner.freeze_end()
     assert query.batch() == []
 
 
@@ -332,7 +332,7 @@ def test_an_end_below_what_was_read_stops_the_query(logs: FakeLogs) -> None:
     for available_now in (False, True):
         query.restart()
         if available_now:
-            query.planner.freeze()
+            query.planner.freeze_end()
         with pytest.raises(LogTruncated, match="ends at offset 50, and this query had read up to 100"):
             query.batch()
 
@@ -347,10 +347,13 @@ def test_a_checkpoint_counts_more_than_changed_starting_offsets(logs: FakeLogs) 
 
 def test_how_far_the_topics_reach_is_told_without_asking(logs: FakeLogs) -> None:
     query = Query(logs)
-    assert query.planner.seen() is None
-    query.batch(Limit(rows=8))
+    assert query.planner.latest_seen() is None
+    query.batch(BatchLimit(rows=8))
     logs.asked.clear()
-    assert query.planner.seen() == {("orders", 0): Offset(1, 100), ("orders", 1): Offset(1, 300)}
+    assert query.planner.latest_seen() == {
+        ("orders", 0): PartitionOffset(1, 100),
+        ("orders", 1): PartitionOffset(1, 300),
+    }
     assert logs.asked == []
 
 
@@ -382,7 +385,7 @@ def test_a_topic_deleted_while_it_is_looked_at_is_looked_at_again(
 
 
 def batch_of(logs: FakeLogs, **options: str) -> list[list[tuple[int, int, int]]]:
-    tasks = Planner(settings(options, streaming=False), logs).batch()
+    tasks = Planner(settings(options, streaming=False), logs).plan_batch()
     return [[(each.log.partition, each.start, each.end) for each in task] for task in tasks]
 
 
@@ -420,12 +423,12 @@ def test_small_ranges_share_a_task_and_large_ones_do_not() -> None:
 
 def test_a_query_that_reads_nothing_says_why(logs: FakeLogs, caplog: pytest.LogCaptureFixture) -> None:
     Query(logs, subscribePattern="zzz.*")
-    assert Planner(settings({"subscribePattern": "zzz.*"}, streaming=False), logs).batch() == []
+    assert Planner(settings({"subscribePattern": "zzz.*"}, streaming=False), logs).plan_batch() == []
     assert caplog.messages == ["No topic matches subscribePattern 'zzz.*', so nothing is read."] * 2
     caplog.clear()
     times = {"startingTimestamp": "1700000000001", "startingOffsetsByTimestampStrategy": "latest"}
     for last, said in (("1700000000000", 1), ("1700000000001", 0)):
         caplog.clear()
         chosen = {**times, "subscribe": "orders", "servers": "127.0.0.1:1", "endingTimestamp": last}
-        assert Planner(source_settings(chosen, streaming=False), logs).batch() == []
+        assert Planner(parse_source_settings(chosen, streaming=False), logs).plan_batch() == []
         assert len(caplog.messages) == said

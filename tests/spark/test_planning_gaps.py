@@ -7,16 +7,16 @@ import pytest
 from journal import filenames
 from journal.fsck.log_repair import repair
 from tests.spark.stored import small_broker
-from tfmq.spark.file_reader import FolderLogs
-from tfmq.spark.log_reader import Logs
-from tfmq.spark.planner import Limit, Planner
-from tfmq.spark.settings import source_settings
-from tfmq.spark.wire_reader import WireLogs
-from tfmq.testing import SimulatedBroker
+from tfmq.spark.file_reader import FolderLogReader
+from tfmq.spark.log_reader import LogReader
+from tfmq.spark.planner import BatchLimit, Planner
+from tfmq.spark.settings import parse_source_settings
+from tfmq.spark.wire_reader import BrokerLogReader
+from tfmq.testing.broker import SimulatedBroker
 
 DATA = "/data"
 FOLDER = "/data/orders-0"
-LIMITS = (Limit(rows=10), Limit(bytes=500))
+LIMITS = (BatchLimit(rows=10), BatchLimit(bytes=500))
 
 
 def damaged_broker() -> SimulatedBroker:
@@ -34,39 +34,39 @@ def damaged_broker() -> SimulatedBroker:
     return broker
 
 
-def read_through(logs: Logs, limit: Limit, **more: str) -> int:
+def read_through(logs: LogReader, limit: BatchLimit, **more: str) -> int:
     """How many micro-batches a query takes that reads what is there, and goes on where something is gone."""
     options = {"servers": "127.0.0.1:1", "subscribe": "orders", "failOnDataLoss": "false", **more}
-    planner = Planner(source_settings({**options, "startingOffsets": "earliest"}, streaming=True), logs)
-    planner.freeze()
-    place, batches = planner.initial(), 0
-    while (end := planner.latest(place, limit)) != place:
+    planner = Planner(parse_source_settings({**options, "startingOffsets": "earliest"}, streaming=True), logs)
+    planner.freeze_end()
+    place, batches = planner.initial_offsets(), 0
+    while (end := planner.plan_end(place, limit)) != place:
         assert end["orders", 0].offset > place["orders", 0].offset
-        assert planner.stream(place, end)
+        assert planner.plan_micro_batch(place, end)
         place, batches = end, batches + 1
     assert place["orders", 0].offset == logs.bounds(logs.partitions("orders")[0]).end
     return batches
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=["rows", "bytes"])
-def test_more_lost_messages_than_a_micro_batch_may_have_do_not_hold_a_query_up(limit: Limit) -> None:
+def test_more_lost_messages_than_a_micro_batch_may_have_do_not_hold_a_query_up(limit: BatchLimit) -> None:
     """They keep their numbers, and a limit counts numbers."""
     with damaged_broker() as broker:
         broker.stop()
         (mended,) = repair(broker.disk, FOLDER)
         assert mended.lost > 50
         broker.start()
-        with FolderLogs(DATA, broker.disk) as stored, WireLogs(broker.servers) as wire:
+        with FolderLogReader(DATA, broker.disk) as stored, BrokerLogReader(broker.servers) as wire:
             assert read_through(stored, limit) > 40
             assert read_through(wire, limit) > 40
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=["rows", "bytes"])
-def test_damage_does_not_hold_a_query_up_that_goes_on_behind_it(limit: Limit) -> None:
-    with damaged_broker() as broker, FolderLogs(DATA, broker.disk) as stored:
+def test_damage_does_not_hold_a_query_up_that_goes_on_behind_it(limit: BatchLimit) -> None:
+    with damaged_broker() as broker, FolderLogReader(DATA, broker.disk) as stored:
         assert read_through(stored, limit) >= 40
 
 
 def test_tasks_of_so_many_messages_are_planned_also_from_damage_on() -> None:
-    with damaged_broker() as broker, FolderLogs(DATA, broker.disk) as stored:
-        assert read_through(stored, Limit(bytes=500), maxRecordsPerPartition="3") >= 40
+    with damaged_broker() as broker, FolderLogReader(DATA, broker.disk) as stored:
+        assert read_through(stored, BatchLimit(bytes=500), maxRecordsPerPartition="3") >= 40

@@ -5,7 +5,7 @@ import pytest
 
 from tfmq.arrow.schema import SCHEMA
 from tfmq.errors import BadRequest
-from tfmq.spark.schema import arrow_schema, checked, spark_schema
+from tfmq.spark.schema import arrow_schema, check_schema, spark_schema
 
 types = pytest.importorskip("pyspark.sql.types", reason="pyspark is not installed (make setup)")
 
@@ -20,7 +20,7 @@ def test_spark_has_the_columns_of_a_topic() -> None:
 
 def test_a_users_schema_is_a_projection_in_its_own_order() -> None:
     wanted = types.StructType().add("offset", "long").add("value", "binary", nullable=False)
-    found = arrow_schema(checked(wanted))
+    found = arrow_schema(check_schema(wanted))
     assert found == pa.schema([("offset", pa.int64()), pa.field("value", pa.binary(), nullable=False)])
 
 
@@ -41,4 +41,4 @@ def test_what_is_no_projection_is_refused(fields: list[tuple[str, str]], sentenc
     for name, kind in fields:
         wanted = wanted.add(name, kind)
     with pytest.raises(BadRequest, match=sentence):
-        checked(wanted)
+        check_schema(wanted)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from tfmq.errors import OffsetOutOfRange, UnknownTopic
-from tfmq.spark.errors import SAID_MAX, Losses, shown_by_spark
+from tfmq.spark.errors import LOGGED_LOSSES_MAX, LossPolicy, hide_traceback
 
 
-@shown_by_spark
+@hide_traceback
 def fails(sentence: str) -> None:
     try:
         int("x")
@@ -17,13 +17,13 @@ def fails(sentence: str) -> None:
         raise UnknownTopic(sentence) from error
 
 
-@shown_by_spark
+@hide_traceback
 def rows(count: int) -> Iterator[int]:
     yield from range(count)
     raise UnknownTopic("no more rows")
 
 
-@shown_by_spark
+@hide_traceback
 def breaks() -> None:
     raise ZeroDivisionError
 
@@ -70,20 +70,20 @@ def test_rows_come_before_the_error() -> None:
 
 def test_a_loss_stops_the_query_and_says_how_to_go_on() -> None:
     with pytest.raises(OffsetOutOfRange, match=r"^Gone\. The query stops, because failOnDataLoss is true"):
-        Losses(True).lost(OffsetOutOfRange("Gone."))
+        LossPolicy(True).handle_loss(OffsetOutOfRange("Gone."))
 
 
 def test_a_loss_that_is_allowed_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    losses = Losses(False)
+    losses = LossPolicy(False)
     with caplog.at_level(logging.WARNING, "tfmq.spark"):
-        losses.lost(OffsetOutOfRange("Gone."))
-        losses.lost(OffsetOutOfRange("Gone."))
-        losses.lost(OffsetOutOfRange("More is gone."))
+        losses.handle_loss(OffsetOutOfRange("Gone."))
+        losses.handle_loss(OffsetOutOfRange("Gone."))
+        losses.handle_loss(OffsetOutOfRange("More is gone."))
     assert [record.message.split(" The query")[0] for record in caplog.records] == ["Gone.", "More is gone."]
 
 
 def test_what_was_said_is_not_remembered_without_a_bound() -> None:
-    losses = Losses(False)
-    for number in range(SAID_MAX + 10):
-        losses.lost(OffsetOutOfRange(f"{number} is gone."))
-    assert len(losses._said) <= SAID_MAX
+    losses = LossPolicy(False)
+    for number in range(LOGGED_LOSSES_MAX + 10):
+        losses.handle_loss(OffsetOutOfRange(f"{number} is gone."))
+    assert len(losses._logged) <= LOGGED_LOSSES_MAX

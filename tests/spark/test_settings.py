@@ -5,13 +5,13 @@ import pickle
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.spark.settings import SourceSettings, source_settings
+from tfmq.spark.settings import SourceSettings, parse_source_settings
 
 LEAST = {"servers": "127.0.0.1:8367", "subscribe": "orders"}
 
 
 def settings(**options: str) -> SourceSettings:
-    return source_settings({**LEAST, **options}, streaming=True)
+    return parse_source_settings({**LEAST, **options}, streaming=True)
 
 
 def test_what_holds_without_a_word() -> None:
@@ -36,7 +36,7 @@ def test_every_option_arrives() -> None:
 
 
 def test_a_folder_instead_of_a_broker() -> None:
-    found = source_settings({"path": "/var/lib/tfmq", "subscribe": "orders"}, streaming=False)
+    found = parse_source_settings({"path": "/var/lib/tfmq", "subscribe": "orders"}, streaming=False)
     assert found.address == (None, "/var/lib/tfmq", 30.0)
 
 
@@ -78,9 +78,9 @@ def test_numbers_in_another_unit_are_said(
 
 def test_a_broker_or_a_folder_must_be_named() -> None:
     with pytest.raises(BadRequest, match="Give one of the options servers and path"):
-        source_settings({"subscribe": "orders"}, streaming=True)
+        parse_source_settings({"subscribe": "orders"}, streaming=True)
 
 
 def test_progress_is_the_brokers_and_a_folder_has_none() -> None:
     with pytest.raises(BadRequest, match="groupId and path exclude each other"):
-        source_settings({"path": "/tmp", "subscribe": "orders", "groupId": "g"}, streaming=True)
+        parse_source_settings({"path": "/tmp", "subscribe": "orders", "groupId": "g"}, streaming=True)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.spark.schema import check_columns
+from tfmq.spark.schema import check_sink_columns
 
 pytestmark = pytest.mark.usefixtures("spark_can_be_had")
 
@@ -37,7 +37,7 @@ def schema(**columns: str) -> Any:
     ],
 )
 def test_columns_of_these_types_are_taken(columns: dict[str, str]) -> None:
-    check_columns(schema(**columns), "orders")
+    check_sink_columns(schema(**columns), "orders")
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_columns_of_these_types_are_taken(columns: dict[str, str]) -> None:
 )
 def test_others_are_refused_by_name_and_type(columns: dict[str, str], sentence: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        check_columns(schema(**columns), "orders")
+        check_sink_columns(schema(**columns), "orders")
     assert sentence in str(caught.value)
 
 
 def test_a_topic_comes_from_the_option_or_a_column() -> None:
-    check_columns(schema(value="string", topic="string"), "")
+    check_sink_columns(schema(value="string", topic="string"), "")
     with pytest.raises(BadRequest, match="Give the topic to write to"):
-        check_columns(schema(value="string"), "")
+        check_sink_columns(schema(value="string"), "")
 
 
 def test_a_column_that_comes_twice_is_refused() -> None:
@@ -78,4 +78,4 @@ def test_a_column_that_comes_twice_is_refused() -> None:
 
     twice = StructType([StructField("value", StringType()), StructField("value", StringType())])
     with pytest.raises(BadRequest, match="The column value appears twice"):
-        check_columns(twice, "orders")
+        check_sink_columns(twice, "orders")

@@ -3,39 +3,39 @@
 import pytest
 
 from tfmq.errors import BadRequest, ConfigError
-from tfmq.limits import valid_name
-from tfmq.spark.settings import SinkSettings, group_name, sink_settings
+from tfmq.limits import is_valid_name
+from tfmq.spark.settings import SinkSettings, commit_group_name, parse_sink_settings
 
 SERVERS = {"servers": "127.0.0.1:8367"}
 
 
 def test_options_become_settings() -> None:
     given = {**SERVERS, "topic": "orders", "timeout": "5s", "transactionTTL": "2h", "allowOtherTotal": "true"}
-    assert sink_settings(given, streaming=True) == SinkSettings(
+    assert parse_sink_settings(given, streaming=True) == SinkSettings(
         "127.0.0.1:8367", "orders", 5.0, 7_200_000, True
     )
-    assert sink_settings(SERVERS, streaming=True) == SinkSettings("127.0.0.1:8367")
+    assert parse_sink_settings(SERVERS, streaming=True) == SinkSettings("127.0.0.1:8367")
 
 
 def test_an_application_and_its_version_name_a_commit_group() -> None:
     for version in (0, 7):
         given = {**SERVERS, "txnAppId": "nightly", "txnVersion": str(version)}
-        settings = sink_settings(given, streaming=False)
+        settings = parse_sink_settings(given, streaming=False)
         assert (settings.group, settings.sequence) == ("spark-batch-nightly", version)
-    assert group_name("stream", "nightly") != settings.group
+    assert commit_group_name("stream", "nightly") != settings.group
 
 
 def test_each_topic_of_an_application_is_a_commit_group_of_its_own() -> None:
     def group(name: str, topic: str) -> str:
         given = {**SERVERS, "topic": topic, "txnAppId": name, "txnVersion": "1"}
-        return sink_settings(given, streaming=False).group
+        return parse_sink_settings(given, streaming=False).group
 
     assert group("nightly", "orders") == "spark-batch-nightly..orders"
     pairs = [("a", "b-c"), ("a-b", "c"), ("a", ".b"), ("a.b", "c"), ("a", "b..c"), ("n" * 200, "t" * 249)]
     pairs += [("n" * 200, "t" * 248), ("n" * 199, "nt" * 100), ("a", "x" * 249), ("a", "x" * 248)]
     names = [group(*each) for each in pairs]
-    assert len(set(names)) == len(pairs) and all(valid_name(name) for name in names)
-    assert valid_name(group_name("stream", "0" * 36, "t" * 249))
+    assert len(set(names)) == len(pairs) and all(is_valid_name(name) for name in names)
+    assert is_valid_name(commit_group_name("stream", "0" * 36, "t" * 249))
 
 
 @pytest.mark.parametrize(
@@ -76,22 +76,22 @@ def test_each_topic_of_an_application_is_a_commit_group_of_its_own() -> None:
 )
 def test_what_is_wrong_is_told_in_a_sentence(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        sink_settings(given, streaming=False)
+        parse_sink_settings(given, streaming=False)
     assert sentence in str(caught.value)
 
 
 def test_versions_are_of_batch_writes_only() -> None:
     with pytest.raises(BadRequest, match="txnAppId is an option of"):
-        sink_settings({**SERVERS, "txnAppId": "x", "txnVersion": "1"}, streaming=True)
+        parse_sink_settings({**SERVERS, "txnAppId": "x", "txnVersion": "1"}, streaming=True)
 
 
 def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises((BadRequest, ConfigError)):
-        sink_settings({"servers": "::nowhere::"}, streaming=True)
+        parse_sink_settings({"servers": "::nowhere::"}, streaming=True)
 
 
 def test_a_name_is_so_long_at_most_that_a_topic_fits_beside_it() -> None:
     given = {**SERVERS, "txnAppId": "x" * 200, "txnVersion": "1"}
-    assert sink_settings(given, streaming=False).group.endswith("x" * 200)
+    assert parse_sink_settings(given, streaming=False).group.endswith("x" * 200)
     with pytest.raises(BadRequest):
-        sink_settings({**given, "txnAppId": "x" * 201}, streaming=False)
+        parse_sink_settings({**given, "txnAppId": "x" * 201}, streaming=False)

@@ -11,7 +11,7 @@ import pytest
 import tfmq
 from tests.scale import scaled
 from tfmq.cli.main import run
-from tfmq.spark.log_reader import Address, open_logs
+from tfmq.spark.log_reader import SourceAddress, open_log_reader
 from tools.rigs.live_server import LiveServer
 
 COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "tag", "attributes", "id"]
@@ -226,11 +226,11 @@ def await_mark(server: LiveServer, topic: str) -> None:
     """Until the folder shows all that the broker has."""
     deadline = time.monotonic() + WAIT_SECONDS
 
-    def ends(address: Address) -> list[int]:
-        with open_logs(address) as logs:
+    def ends(address: SourceAddress) -> list[int]:
+        with open_log_reader(address) as logs:
             return [each.end for each in logs.all_bounds(logs.partitions(topic))]
 
-    while ends(Address(path=str(server.data))) != ends(Address(servers=server.address)):
+    while ends(SourceAddress(path=str(server.data))) != ends(SourceAddress(servers=server.address)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

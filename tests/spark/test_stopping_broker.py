@@ -15,12 +15,12 @@ from tests.spark.wiretap import Exchange
 from tfmq.errors import Busy, ConnectionFailed
 from tfmq.producer import Producer
 from tfmq.protocol.commands import CommitMember
-from tfmq.spark.log_reader import Address, open_logs
-from tfmq.spark.offsets import Offset
-from tfmq.spark.ranges import Range
-from tfmq.spark.sink_task import GroupClient, Verdict
+from tfmq.spark.log_reader import SourceAddress, open_log_reader
+from tfmq.spark.offsets import PartitionOffset
+from tfmq.spark.ranges import OffsetRange
+from tfmq.spark.sink_task import CommitGroupClient, PendingCommit
 from tfmq.spark.stream_reader import GroupProgress
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 
 STOPPING = Busy("The broker is stopping. Connect again when it is back.")
@@ -37,18 +37,18 @@ def broker(tfmq_broker: SimulatedBroker) -> SimulatedBroker:
 @pytest.mark.parametrize("question", ["ping", "metadata", "locate", "fetch"])
 def test_every_question_of_a_query_is_asked_again(broker: SimulatedBroker, question: str) -> None:
     broker.fail_next(question, STOPPING, times=4)
-    with open_logs(Address(servers=broker.servers)) as logs:
-        assert logs.node()
+    with open_log_reader(SourceAddress(servers=broker.servers)) as logs:
+        assert logs.broker_id()
         assert logs.topics() == ["orders"]
         (log,) = logs.partitions("orders")
         (bounds,) = logs.all_bounds([log])
-        assert logs.at_or_after(log, 0) == 0
-        (chunk,) = logs.chunks(Range(log, bounds.first, bounds.end))
+        assert logs.next_message_offset(log, 0) == 0
+        (chunk,) = logs.read_blocks(OffsetRange(log, bounds.first, bounds.end))
         assert len(chunk.data) == bounds.end
 
 
 def test_one_that_stops_for_ever_is_told_after_the_time(broker: SimulatedBroker) -> None:
-    with open_logs(Address(servers=broker.servers, timeout=5.0)) as logs:
+    with open_log_reader(SourceAddress(servers=broker.servers, timeout=5.0)) as logs:
         broker.fail_next("metadata", STOPPING, times=1000)
         before = broker.clock.now
         with pytest.raises(Busy, match="is stopping"):
@@ -58,9 +58,9 @@ def test_one_that_stops_for_ever_is_told_after_the_time(broker: SimulatedBroker)
 
 @pytest.mark.parametrize("question", ["describe_group", "locate", "reset_group"])
 def test_so_is_the_group_that_gets_the_progress(broker: SimulatedBroker, question: str) -> None:
-    progress = GroupProgress(Address(servers=broker.servers), "spark")
+    progress = GroupProgress(SourceAddress(servers=broker.servers), "spark")
     broker.fail_next(question, STOPPING, times=4)
-    progress.save({("orders", 0): Offset(broker.admin().topic("orders").incarnation, 0)})
+    progress.save({("orders", 0): PartitionOffset(broker.admin().topic("orders").incarnation, 0)})
     assert broker.admin().group("spark").lag == 1
     progress.close()
 
@@ -68,12 +68,12 @@ def test_so_is_the_group_that_gets_the_progress(broker: SimulatedBroker, questio
 @pytest.mark.parametrize("question", ["ping", "metadata", "begin", "prepare", "commit_group"])
 def test_so_are_the_tasks_of_a_sink_and_the_verdict(broker: SimulatedBroker, question: str) -> None:
     broker.fail_next(question, STOPPING, times=4)
-    with GroupClient(broker.servers, 30.0) as client:
+    with CommitGroupClient(broker.servers, 30.0) as client:
         client.connect()
         client.topic("orders")
-        part = client.part(CommitMember("query", 0, "run-1"))
+        part = client.open_part(CommitMember("query", 0, "run-1"))
         part.send(batch(client, [b"two"]))
-        client.commit(Verdict("query", 0, "run-1", part.prepare(), 1))
+        client.commit(PendingCommit("query", 0, "run-1", part.prepare(), 1))
     assert [each.payload for each in broker.sent("orders")] == [b"one", b"two"]
 
 
@@ -85,7 +85,9 @@ def test_a_query_that_has_begun_waits_for_its_broker_from_its_first_question_on(
     for patient, least, most in ((False, 1, 5), (True, 20, 22)):
         began = broker.clock.monotonic()
         with (
-            open_logs(Address(servers=broker.servers, timeout=20.0), patient=patient) as logs,
+            open_log_reader(
+                SourceAddress(servers=broker.servers, timeout=20.0), wait_for_broker=patient
+            ) as logs,
             pytest.raises(ConnectionFailed),
         ):
             logs.topics()
@@ -99,17 +101,17 @@ def test_a_real_one_is_stopped_and_started_under_questions(tmp_path: Path) -> No
     with Producer(server.address) as producer:
         producer.send("orders", "one").result()
     asked, failed, over = [0], [], threading.Event()
-    address = Address(servers=server.address, timeout=60.0)
+    address = SourceAddress(servers=server.address, timeout=60.0)
 
     def ask() -> None:
         try:
-            with open_logs(address) as logs:
+            with open_log_reader(address) as logs:
                 while not over.is_set():
                     (log,) = logs.partitions("orders")
                     (bounds,) = logs.all_bounds([log])
-                    assert [len(chunk.data) for chunk in logs.chunks(Range(log, 0, bounds.end))] == [
-                        bounds.end
-                    ]
+                    assert [
+                        len(chunk.data) for chunk in logs.read_blocks(OffsetRange(log, 0, bounds.end))
+                    ] == [bounds.end]
                     asked[0] += 1
         except Exception as error:
             failed.append(error)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.spark.reading import rows, values
 from tfmq.errors import BadRequest, NotAllowed, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.settings import source_settings
-from tfmq.testing import SimulatedBroker
+from tfmq.spark.settings import parse_source_settings
+from tfmq.testing.broker import SimulatedBroker
 
 datasource = pytest.importorskip(
     "pyspark.sql.streaming.datasource", reason="pyspark is not installed (make setup)"
@@ -36,7 +36,7 @@ def reader(broker: SimulatedBroker, **options: str) -> Any:
     from tfmq.spark.stream_reader import StreamReader
 
     given = {"servers": broker.servers, "subscribe": "orders", "startingOffsets": "earliest", **options}
-    return StreamReader(source_settings(given, streaming=True), spark_schema())
+    return StreamReader(parse_source_settings(given, streaming=True), spark_schema())
 
 
 def latest(made: Any, start: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def test_what_is_gone_stops_the_query_or_not() -> None:
 
 
 def test_a_reader_that_could_not_be_made_says_why_whatever_it_is_asked() -> None:
-    from tfmq.spark.stream_reader import RefusedReader
+    from tfmq.spark.stream_reader import FailedReader as RefusedReader
 
     made = pickle.loads(pickle.dumps(RefusedReader(BadRequest("No such option."))))
     asked = (

@@ -16,7 +16,7 @@ import pytest
 
 import tfmq
 from tfmq.errors import BadRequest, GroupFenced, GroupIncomplete, GroupStale
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.spark.fake_logs import FakeLogs
 from tfmq.errors import BadRequest, UnknownPartition, UnknownTopic
-from tfmq.spark.offsets import Subscription, subscription
+from tfmq.spark.offsets import Subscription, parse_subscription
 
 
 @pytest.fixture
@@ -17,20 +17,20 @@ def logs() -> FakeLogs:
 
 
 def found(logs: FakeLogs, chosen: Subscription, lenient: bool = False) -> list[str]:
-    return [f"{topic}-{number}" for topic, number in chosen.find(logs, lenient=lenient)]
+    return [f"{topic}-{number}" for topic, number in chosen.find_partitions(logs, lenient=lenient)]
 
 
 def test_topics_by_name(logs: FakeLogs) -> None:
-    chosen = subscription({"subscribe": ("payments", "orders")})
+    chosen = parse_subscription({"subscribe": ("payments", "orders")})
     assert found(logs, chosen) == ["orders-0", "orders-1", "payments-0"]
-    assert chosen.wants("orders")
-    assert not chosen.wants("orders-old")
+    assert chosen.includes("orders")
+    assert not chosen.includes("orders-old")
 
 
 def test_topics_by_a_pattern_of_the_whole_name(logs: FakeLogs) -> None:
-    chosen = subscription({"subscribePattern": "orders|pay"})
+    chosen = parse_subscription({"subscribePattern": "orders|pay"})
     assert found(logs, chosen) == ["orders-0", "orders-1"]
-    assert not chosen.wants("orders-old")
+    assert not chosen.includes("orders-old")
 
 
 def test_a_pattern_that_matches_nothing_yet_is_no_error(logs: FakeLogs) -> None:
@@ -38,9 +38,9 @@ def test_a_pattern_that_matches_nothing_yet_is_no_error(logs: FakeLogs) -> None:
 
 
 def test_partitions(logs: FakeLogs) -> None:
-    chosen = subscription({"assign": {"orders": [1]}})
+    chosen = parse_subscription({"assign": {"orders": [1]}})
     assert found(logs, chosen) == ["orders-1"]
-    assert chosen.wants("orders")
+    assert chosen.includes("orders")
 
 
 def test_an_unknown_topic_is_named_with_the_nearest_one(logs: FakeLogs) -> None:
@@ -58,6 +58,6 @@ def test_an_unknown_partition_is_named(logs: FakeLogs) -> None:
 
 def test_exactly_one_way_is_chosen() -> None:
     with pytest.raises(BadRequest, match="subscribe and assign exclude each other"):
-        subscription({"subscribe": ("orders",), "assign": {"orders": [0]}})
+        parse_subscription({"subscribe": ("orders",), "assign": {"orders": [0]}})
     with pytest.raises(BadRequest, match="Give one of the options subscribe, subscribePattern and assign"):
-        subscription({})
+        parse_subscription({})

@@ -11,8 +11,8 @@ import pytest
 from tfmq.errors import BadRequest, GroupFenced, GroupStale, UnknownTopic
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.settings import SinkSettings
-from tfmq.spark.sink_task import GroupClient
-from tfmq.testing import SimulatedBroker
+from tfmq.spark.sink_task import CommitGroupClient
+from tfmq.testing.broker import SimulatedBroker
 
 pytestmark = pytest.mark.usefixtures("spark_can_be_had")
 
@@ -31,11 +31,11 @@ class Task:
         return write_rows(self.settings, CommitMember("query", sequence, run), rows)
 
     def commit(self, *messages: Any, **options: Any) -> Any:
-        from tfmq.spark.sink_task import verdict_of
+        from tfmq.spark.sink_task import collect_commit as verdict_of
 
         verdict = verdict_of(messages)
         assert verdict is not None
-        with GroupClient(self.settings.servers, 30.0) as client:
+        with CommitGroupClient(self.settings.servers, 30.0) as client:
             return client.commit(verdict, **options)
 
     def visible(self) -> list[bytes | None]:
@@ -82,7 +82,7 @@ def test_rows_of_what_is_committed_are_counted_and_not_sent(task: Task) -> None:
 
 
 def test_with_any_total_the_rows_of_what_is_committed_are_not_even_read(tfmq_broker: SimulatedBroker) -> None:
-    task = Task(tfmq_broker, other_total=True)
+    task = Task(tfmq_broker, allow_other_total=True)
     task.commit(task.write(0, [b"a"]))
     read: list[int] = []
 
@@ -152,6 +152,6 @@ def test_wrong_rows_leave_nothing(task: Task) -> None:
 
 
 def test_nothing_told_is_no_verdict() -> None:
-    from tfmq.spark.sink_task import verdict_of
+    from tfmq.spark.sink_task import collect_commit as verdict_of
 
     assert verdict_of([]) is None and verdict_of([None, None]) is None

@@ -22,9 +22,9 @@ from tfmq.errors import (
 )
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Locate
-from tfmq.spark.ranges import PartitionLog, Range
-from tfmq.spark.wire_reader import WireLogs
-from tfmq.testing import SimulatedBroker
+from tfmq.spark.ranges import OffsetRange, PartitionLog
+from tfmq.spark.wire_reader import BrokerLogReader
+from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 
 TOTAL_BYTES = 5 * SEGMENT_BYTES
@@ -46,27 +46,27 @@ def filled() -> Iterator[SimulatedBroker]:
 
 
 @pytest.fixture
-def logs(filled: SimulatedBroker) -> Iterator[WireLogs]:
-    with WireLogs(filled.servers) as made:
+def logs(filled: SimulatedBroker) -> Iterator[BrokerLogReader]:
+    with BrokerLogReader(filled.servers) as made:
         yield made
 
 
-def whole(logs: WireLogs, topic: str = "orders") -> Range:
+def whole(logs: BrokerLogReader, topic: str = "orders") -> OffsetRange:
     log = logs.partitions(topic)[0]
     bounds = logs.bounds(log)
-    return Range(log, bounds.first, bounds.end)
+    return OffsetRange(log, bounds.first, bounds.end)
 
 
-def recorded(logs: WireLogs) -> list[Any]:
+def recorded(logs: BrokerLogReader) -> list[Any]:
     """Every request from now on."""
     asked: list[Any] = []
-    call = logs._link.call
+    call = logs._link.send_request
 
     def recording(request: Any, *rest: Any, **options: Any) -> Any:
         asked.append(request)
         return call(request, *rest, **options)
 
-    logs._link.call = recording  # type: ignore[method-assign]
+    logs._link.send_request = recording  # type: ignore[method-assign]
     return asked
 
 
@@ -77,7 +77,7 @@ def test_topics_and_partitions_as_they_are_now(broker: SimulatedBroker) -> None:
     admin = broker.admin()
     admin.create_topic("b", 2)
     admin.create_topic("a", 1)
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         assert logs.topics() == ["a", "b"]
         assert [log.partition for log in logs.partitions("b")] == [0, 1]
         admin.grow_topic("b", 3)
@@ -91,10 +91,15 @@ def test_topics_and_partitions_as_they_are_now(broker: SimulatedBroker) -> None:
 def test_the_end_is_the_forced_mark_and_ordinals_are_those_of_the_places(broker: SimulatedBroker) -> None:
     producer = broker.producer(acks="written")
     producer.send("orders", "one").result()
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         log = logs.partitions("orders")[0]
-        assert logs.at_time(log, 0) == logs.at_ordinal(log, 1) == logs.at_or_after(log, 99) == 0
-        assert logs.ordinal_at(log, 99) == 0, "written, and not on the disk for sure"
+        assert (
+            logs.offset_at_time(log, 0)
+            == logs.offset_of_ordinal(log, 1)
+            == logs.next_message_offset(log, 99)
+            == 0
+        )
+        assert logs.ordinal_at_or_after(log, 99) == 0, "written, and not on the disk for sure"
         broker.producer().send("orders", "two").result()
         assert logs.bounds(log)[2:] == (0, 2)
         assert logs.all_bounds([log, log]) == [logs.bounds(log)] * 2
@@ -105,7 +110,7 @@ def test_who_asks_for_the_bounds_has_what_is_written_forced(broker: SimulatedBro
     producer = broker.producer(acks="written")
     for topic in ("orders", "bills"):
         broker.admin().create_topic(topic, 1)
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         several = [logs.partitions(topic)[0] for topic in ("orders", "bills")]
         assert [bounds.end for bounds in logs.all_bounds(several)] == [0, 0]
         producer.send("bills", "one").result()
@@ -120,7 +125,7 @@ def test_who_asks_for_the_bounds_has_what_is_written_forced(broker: SimulatedBro
 
 def test_a_disk_that_forces_nothing_holds_nobody_up(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)
         broker.disk.faults.fail("force", times=None)
         broker.disk.faults.fail("sync", times=None)
@@ -129,7 +134,7 @@ def test_a_disk_that_forces_nothing_holds_nobody_up(broker: SimulatedBroker) -> 
         before = broker.clock.now
         assert logs.bounds(every.log).end == every.end
         assert (broker.clock.now - before).total_seconds() <= 1.0
-        assert joined(logs.chunks(every))[0] == 0
+        assert joined(logs.read_blocks(every))[0] == 0
 
 
 def test_places_by_time_number_and_offset(broker: SimulatedBroker) -> None:
@@ -138,79 +143,81 @@ def test_places_by_time_number_and_offset(broker: SimulatedBroker) -> None:
         broker.clock.advance(1.5)
         times.append(broker.clock.wall_ms())
         places.append(producer.send("orders", str(number), partition=0).result().offset)
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         log = logs.partitions("orders")[0]
         bounds = logs.bounds(log)
         for number, (place, time) in enumerate(zip(places, times, strict=True)):
-            assert logs.at_time(log, time) == logs.at_ordinal(log, number) == place
-            assert logs.at_time(log, time - 1499) == place
-            assert logs.at_or_after(log, place) == place
-            assert logs.ordinal_at(log, place) == number
-        assert logs.at_time(log, times[-1] + 1) == logs.at_ordinal(log, 20) == bounds.end
-        assert logs.at_or_after(log, bounds.end + 5) == bounds.end
-        assert logs.ordinal_at(log, bounds.end) == logs.ordinal_at(log, bounds.end + 9) == 20
-        assert logs.at_time(log, -5) == logs.at_ordinal(log, -5) == 0
+            assert logs.offset_at_time(log, time) == logs.offset_of_ordinal(log, number) == place
+            assert logs.offset_at_time(log, time - 1499) == place
+            assert logs.next_message_offset(log, place) == place
+            assert logs.ordinal_at_or_after(log, place) == number
+        assert logs.offset_at_time(log, times[-1] + 1) == logs.offset_of_ordinal(log, 20) == bounds.end
+        assert logs.next_message_offset(log, bounds.end + 5) == bounds.end
+        assert (
+            logs.ordinal_at_or_after(log, bounds.end) == logs.ordinal_at_or_after(log, bounds.end + 9) == 20
+        )
+        assert logs.offset_at_time(log, -5) == logs.offset_of_ordinal(log, -5) == 0
 
 
-def test_any_offset_leads_to_the_next_message(logs: WireLogs) -> None:
+def test_any_offset_leads_to_the_next_message(logs: BrokerLogReader) -> None:
     every = whole(logs)
-    starts = wanted(every, logs.chunks(every))
+    starts = wanted(every, logs.read_blocks(every))
     generator = seeded("offsets")
     for _ in range(scaled(300) + 10):
         offset = generator.randrange(every.end)
-        found = logs.at_or_after(every.log, offset)
+        found = logs.next_message_offset(every.log, offset)
         following = min((start for start in starts if start >= offset), default=every.end)
         assert found == following
         number = sum(start < offset for start in starts)
-        assert logs.ordinal_at(every.log, offset) == number
+        assert logs.ordinal_at_or_after(every.log, offset) == number
 
 
 # Ranges
 
 
-def test_chunks_follow_each_other_and_have_the_range(logs: WireLogs) -> None:
+def test_chunks_follow_each_other_and_have_the_range(logs: BrokerLogReader) -> None:
     every = whole(logs)
-    start, data = joined(logs.chunks(every))
+    start, data = joined(logs.read_blocks(every))
     assert (start, len(data)) == (0, every.end)
-    sizes = [len(chunk.data) for chunk in logs.chunks(every, 100_000)]
+    sizes = [len(chunk.data) for chunk in logs.read_blocks(every, 100_000)]
     assert sum(sizes) == every.end and max(sizes) <= 100_000
-    assert joined(logs.chunks(every, 100_000)) == (0, data)
-    assert list(logs.chunks(Range(every.log, 5, 5))) == []
+    assert joined(logs.read_blocks(every, 100_000)) == (0, data)
+    assert list(logs.read_blocks(OffsetRange(every.log, 5, 5))) == []
 
 
-def test_every_record_is_in_exactly_one_piece(logs: WireLogs) -> None:
+def test_every_record_is_in_exactly_one_piece(logs: BrokerLogReader) -> None:
     every = whole(logs)
-    starts = wanted(every, logs.chunks(every))
+    starts = wanted(every, logs.read_blocks(every))
     for size in (every.end, 300_000, 100_000, 5_000):
         found = logs.split(every, size)
-        assert [start for piece in found for start in wanted(piece, logs.chunks(piece))] == starts
+        assert [start for piece in found for start in wanted(piece, logs.read_blocks(piece))] == starts
         assert (found[0].start, found[-1].end) == (0, every.end)
         even = every.end / len(found)
         assert max(piece.end - piece.start for piece in found) <= max(even, size) + 70_200, "a record more"
-    assert logs.split(Range(every.log, 9, 9), 5) == []
+    assert logs.split(OffsetRange(every.log, 9, 9), 5) == []
 
 
-def test_a_split_asks_once_a_cut_however_much_there_is(logs: WireLogs) -> None:
+def test_a_split_asks_once_a_cut_however_much_there_is(logs: BrokerLogReader) -> None:
     every = whole(logs)
     asked = recorded(logs)
     assert len(logs.split(every, every.end // 10 + 1)) == 10
     assert [type(request) for request in asked] == [Locate] * 9
 
 
-def test_the_next_chunk_is_asked_for_before_one_is_handed_out_and_no_more(logs: WireLogs) -> None:
-    reading = logs.chunks(whole(logs), 65_536)
+def test_the_next_chunk_is_asked_for_before_one_is_handed_out_and_no_more(logs: BrokerLogReader) -> None:
+    reading = logs.read_blocks(whole(logs), 65_536)
     asked = recorded(logs)
     for number in range(5):
         next(reading)
         assert len(asked) == number + 2
 
 
-def test_a_reader_that_ends_early_leaves_nothing_under_way(logs: WireLogs) -> None:
-    reading = logs.chunks(whole(logs), 65_536)
+def test_a_reader_that_ends_early_leaves_nothing_under_way(logs: BrokerLogReader) -> None:
+    reading = logs.read_blocks(whole(logs), 65_536)
     next(reading)
-    assert logs._link.busy
+    assert logs._link.has_pending_requests
     reading.close()  # type: ignore[attr-defined]
-    assert not logs._link.busy
+    assert not logs._link.has_pending_requests
 
 
 # What is not there
@@ -218,23 +225,23 @@ def test_a_reader_that_ends_early_leaves_nothing_under_way(logs: WireLogs) -> No
 
 def test_what_retention_took_is_told(broker: SimulatedBroker) -> None:
     fill(broker, "orders", random.Random(1), 3 * SEGMENT_BYTES)
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         old = whole(logs)
         first = broker.admin().truncate_before("orders", 0, 2 * SEGMENT_BYTES)
         assert first > 0 and logs.bounds(old.log).first == first
-        assert logs.at_or_after(old.log, 0) == logs.at_ordinal(old.log, 0) == first
+        assert logs.next_message_offset(old.log, 0) == logs.offset_of_ordinal(old.log, 0) == first
         with pytest.raises(OffsetOutOfRange, match=rf"orders-0: offsets 0 to {first} were removed") as caught:
-            joined(logs.chunks(old))
+            joined(logs.read_blocks(old))
         assert (caught.value.first, caught.value.end) == (first, old.end)
 
 
 def test_what_lies_behind_the_forced_mark_is_not_there(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)
         written = broker.producer(acks="written").send("orders", "two").result()
         assert written.offset == every.end
-        reading = logs.chunks(Range(every.log, 0, every.end + 100))
+        reading = logs.read_blocks(OffsetRange(every.log, 0, every.end + 100))
         assert joined([next(reading)])[0] == 0
         with pytest.raises(
             OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} is after the durable end"
@@ -244,56 +251,56 @@ def test_what_lies_behind_the_forced_mark_is_not_there(broker: SimulatedBroker) 
 
 def test_a_topic_made_anew_is_another_one(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         old = whole(logs)
         broker.admin().delete_topic("orders")
-        for asked in (lambda: logs.bounds(old.log), lambda: list(logs.chunks(old))):
+        for asked in (lambda: logs.bounds(old.log), lambda: list(logs.read_blocks(old))):
             with pytest.raises(UnknownTopic, match="does not exist any more"):
                 asked()
         broker.admin().create_topic("orders", 1)
-        for asked in (lambda: logs.bounds(old.log), lambda: list(logs.chunks(old))):
+        for asked in (lambda: logs.bounds(old.log), lambda: list(logs.read_blocks(old))):
             with pytest.raises(UnknownTopic, match=r"deleted and created again.*new checkpoint"):
                 asked()
 
 
 def test_a_cut_below_what_was_read_is_noticed(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)
         broker.fail_next("fetch", LogTruncated(cut=7))
         with pytest.raises(LogTruncated, match="orders-0: its end was truncated to offset 7") as caught:
-            joined(logs.chunks(every))
+            joined(logs.read_blocks(every))
         assert caught.value.cut == 7
 
 
-def test_the_epoch_of_an_answer_goes_with_the_next_question(logs: WireLogs) -> None:
+def test_the_epoch_of_an_answer_goes_with_the_next_question(logs: BrokerLogReader) -> None:
     every = whole(logs)
     asked = recorded(logs)
-    joined(logs.chunks(every, 200_000))
+    joined(logs.read_blocks(every, 200_000))
     assert [request.epoch for request in asked] == [-1] + [1] * (len(asked) - 1)
 
 
 def test_a_busy_broker_is_asked_again_until_the_time_is_over(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
-    with WireLogs(broker.servers, timeout=5.0) as logs:
+    with BrokerLogReader(broker.servers, timeout=5.0) as logs:
         every = whole(logs)
         broker.fail_next("fetch", Busy, times=3)
         broker.fail_next("locate", Busy, times=3)
-        assert logs.bounds(every.log).end == len(joined(logs.chunks(every))[1])
+        assert logs.bounds(every.log).end == len(joined(logs.read_blocks(every))[1])
         broker.fail_next("fetch", Busy, times=100)
         before = broker.clock.now
         with pytest.raises(Busy):
-            joined(logs.chunks(every))
+            joined(logs.read_blocks(every))
         assert 2 < (broker.clock.now - before).total_seconds() <= 5
 
 
 def test_a_stopped_partition_is_told_as_it_is(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)
         broker.fail_next("fetch", StorageStopped("It could not be opened."))
         with pytest.raises(StorageStopped, match="could not be opened"):
-            joined(logs.chunks(every))
+            joined(logs.read_blocks(every))
 
 
 # A broker that is away
@@ -301,24 +308,24 @@ def test_a_stopped_partition_is_told_as_it_is(broker: SimulatedBroker) -> None:
 
 def test_nobody_listens_is_told_soon_and_of_a_range_after_the_timeout(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)
     broker.stop()
-    with WireLogs(broker.servers) as logs:
+    with BrokerLogReader(broker.servers) as logs:
         before = broker.clock.now
         with pytest.raises(ConnectionFailed):
             logs.topics()
         assert (broker.clock.now - before).total_seconds() < 5
         before = broker.clock.now
         with pytest.raises(ConnectionFailed, match=r"orders-0 was read up to offset 0; given up after 30 s"):
-            list(logs.chunks(every))
+            list(logs.read_blocks(every))
         assert 29 < (broker.clock.now - before).total_seconds() < 33
         broker.start()
 
 
 def test_time_counts_only_while_somebody_waits(filled: SimulatedBroker) -> None:
-    with WireLogs(filled.servers, timeout=5.0) as logs:
-        reading = logs.chunks(whole(logs), 100_000)
+    with BrokerLogReader(filled.servers, timeout=5.0) as logs:
+        reading = logs.read_blocks(whole(logs), 100_000)
         for chunk in reading:
             assert chunk.data
             filled.clock.advance(60)
@@ -329,11 +336,11 @@ def test_a_broker_that_is_killed_and_comes_back_in_the_middle(tmp_path: Path) ->
     server.start()
     with Producer(server.address) as producer:
         producer.send_many("orders", [b"%09d" % number * 11 for number in range(60_000)]).result()
-    with WireLogs(server.address, timeout=60.0) as logs:
+    with BrokerLogReader(server.address, timeout=60.0) as logs:
         every = whole(logs)
-        expected = joined(logs.chunks(every))
+        expected = joined(logs.read_blocks(every))
         found = []
-        for number, chunk in enumerate(logs.chunks(every, 100_000)):
+        for number, chunk in enumerate(logs.read_blocks(every, 100_000)):
             found.append(chunk)
             if number in (3, 11):
                 server.kill()
@@ -342,14 +349,14 @@ def test_a_broker_that_is_killed_and_comes_back_in_the_middle(tmp_path: Path) ->
         server.kill()
         started = logs._driver.clock()
         with (
-            WireLogs(server.address, timeout=1.0) as hurried,
+            BrokerLogReader(server.address, timeout=1.0) as hurried,
             pytest.raises((ConnectionFailed, TimedOut), match="given up after 1 s"),
         ):
-            list(hurried.chunks(every))
+            list(hurried.read_blocks(every))
         assert logs._driver.clock() - started < 30
 
 
-def test_a_log_of_another_partition_is_not_there(logs: WireLogs) -> None:
+def test_a_log_of_another_partition_is_not_there(logs: BrokerLogReader) -> None:
     log = logs.partitions("orders")[0]
     with pytest.raises(UnknownTopic, match="no number 5"):
         logs.bounds(PartitionLog("orders", 5, log.incarnation, log.log_id + 5))

@@ -127,7 +127,7 @@ def ended(child: int, death: Death, sold: int) -> int:
 def sell_and_exit(sale: Sale, tell: int) -> None:
     code = 1
     try:
-        commit_protocol.perform = deadly(sale.death)
+        commit_protocol.run_step = deadly(sale.death)
         if sale.is_async:
             asyncio.run(sell_async(sale, tell))
         else:
@@ -147,7 +147,7 @@ def die() -> None:
 
 def deadly(death: Death) -> Any:
     """`course.perform` for one who dies at a step."""
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def perform(step: commit_protocol.Step) -> Any:
         if step.name != death.step:

@@ -6,7 +6,7 @@ from sqlalchemy import Table
 from sqlalchemy.engine import Connection, Engine
 
 from tfmq.sql import database as rows
-from tfmq.sql.database import COMMITTED, PREFIX, TABLE, mark, new_xid
+from tfmq.sql.database import COMMITTED, PREFIX, TABLE, new_xid, xid_prefix
 
 
 def put(
@@ -17,14 +17,14 @@ def put(
     table: Table = TABLE,
 ) -> None:
     """The row of `xid`, in the connection's transaction."""
-    identity = rows.identity_of(connection, table)
+    identity = rows.read_identity(connection, table)
     assert identity is not None
-    assert rows.write(connection, table, identity, xid, state, time or rows.now())
+    assert rows.insert_row(connection, table, identity, xid, state, time or rows.utc_now())
 
 
 def identity(engine: Engine, table: Table = TABLE) -> str:
     with engine.connect() as connection:
-        found = rows.identity_of(connection, table)
+        found = rows.read_identity(connection, table)
     assert found is not None
     return found
 
@@ -36,4 +36,4 @@ def some_xid(engine: Engine, table: Table = TABLE) -> str:
 
 def named(engine: Engine, short: str) -> str:
     """`short`, as a transaction of this database is named."""
-    return short if short.startswith(PREFIX) else mark(engine.url, identity(engine)) + short
+    return short if short.startswith(PREFIX) else xid_prefix(engine.url, identity(engine)) + short

@@ -13,7 +13,7 @@ from tests.sql.dying import TOPICS
 from tests.sql.shop import orders
 from tfmq.client.transaction import check_back
 from tfmq.sql import recovery
-from tfmq.sql.decision import UNFINISHED
+from tfmq.sql.decision import UNFINISHED_STATES
 
 PATIENCE_SECONDS = 60.0
 SETTINGS = ("transaction.check_seconds=0.1", "transaction.timeout_seconds=2", "flush.seconds=0.1")
@@ -24,8 +24,8 @@ SETTINGS = ("transaction.check_seconds=0.1", "transaction.timeout_seconds=2", "f
 def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In this process questions are seen, and leftovers looked for, at once."""
     with monkeypatch.context() as patch:
-        patch.setattr(check_back, "LOOK_SECONDS", 0.05)
-        patch.setattr(recovery, "LOOK_SECONDS", 0.1)
+        patch.setattr(check_back, "POLL_SECONDS", 0.05)
+        patch.setattr(recovery, "SCAN_SECONDS", 0.1)
         yield
 
 
@@ -35,7 +35,7 @@ def settled(url: str, servers: str) -> set[int]:
     with tfmq.Producer(servers) as producer, tfmq.Admin(servers) as admin:
         tfmq.sql.check(producer, engine)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while in_doubt := [*admin.transactions(UNFINISHED), *held(url)]:
+        while in_doubt := [*admin.transactions(UNFINISHED_STATES), *held(url)]:
             assert time.monotonic() < deadline, f"still in doubt: {in_doubt}"
             time.sleep(0.02)
     sold = orders(engine)

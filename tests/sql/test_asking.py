@@ -22,7 +22,7 @@ from tfmq.client.transaction.check_back import InDoubt
 from tfmq.errors import BadRequest
 from tfmq.sql import database as rows
 from tfmq.sql.database import COMMITTED, TABLE, transaction_table
-from tfmq.sql.recovery import Answers
+from tfmq.sql.recovery import CheckBackResponder
 from tools.rigs.live_server import LiveServer
 from tools.rigs.postgresql import PostgresServer
 
@@ -56,7 +56,9 @@ def left_in_doubt(
 ) -> str:
     """An owner that died behind the broker's prepare, and behind its own commit if it `decided`."""
     xid = some_xid(engine, table)
-    with tfmq.Producer(server.address, group=group or tfmq.sql.database.group_name(engine.url)) as producer:
+    with tfmq.Producer(
+        server.address, group=group or tfmq.sql.database.default_group_name(engine.url)
+    ) as producer:
         transaction = producer.begin(xid)
         for topic in ("orders", "payments"):
             transaction.send(topic, str(number))
@@ -143,23 +145,26 @@ def test_the_users_own_check_stands_beside_it(sqlite_engine: Engine, server: Liv
 def test_transactions_of_other_databases_are_not_answered_for(
     sqlite_engine: Engine, postgres_engine: Engine
 ) -> None:
-    answers = Answers(sqlite_engine, TABLE)
+    answers = CheckBackResponder(sqlite_engine, TABLE)
     for xid in (some_xid(postgres_engine), "by-hand"):
-        assert answers.answer(about(xid)) is None
+        assert answers.decide(about(xid)) is None
         with sqlite_engine.connect() as connection:
-            assert rows.state_of(connection, TABLE, xid) is None
+            assert rows.read_state(connection, TABLE, xid) is None
 
 
 def test_a_database_that_is_down_does_not_answer(
     postgres: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = create_engine(postgres.url())
-    answers, xid = Answers(engine, TABLE), some_xid(engine)
+    answers, xid = CheckBackResponder(engine, TABLE), some_xid(engine)
     postgres.stop()
     try:
-        assert answers.answer(about(xid)) is None
+        assert answers.decide(about(xid)) is None
         assert (
-            asyncio.run(Answers(async_engine_of(engine).sync_engine, TABLE).answer_async(about(xid))) is None
+            asyncio.run(
+                CheckBackResponder(async_engine_of(engine).sync_engine, TABLE).decide_async(about(xid))
+            )
+            is None
         )
     finally:
         postgres.start()
@@ -181,7 +186,7 @@ def test_a_database_that_comes_back_is_asked_again(
 def test_a_database_without_the_table_does_not_answer(sqlite_engine: Engine) -> None:
     xid = some_xid(sqlite_engine)
     TABLE.drop(sqlite_engine)
-    assert Answers(sqlite_engine, TABLE).answer(about(xid)) is None
+    assert CheckBackResponder(sqlite_engine, TABLE).decide(about(xid)) is None
 
 
 def test_another_table_answers_for_itself(engine: Engine, server: LiveServer) -> None:
@@ -196,8 +201,8 @@ def test_another_table_answers_for_itself(engine: Engine, server: LiveServer) ->
         session.add(Order(number=1))
         tx.send("orders", "1")
     with engine.connect() as connection:
-        assert rows.state_of(connection, mine, tx.xid) == COMMITTED
-        assert rows.state_of(connection, TABLE, tx.xid) is None
+        assert rows.read_state(connection, mine, tx.xid) == COMMITTED
+        assert rows.read_state(connection, TABLE, tx.xid) is None
     mine.drop(engine)
 
 

@@ -7,8 +7,8 @@ from sqlalchemy.engine import make_url
 
 import tfmq
 from tfmq.errors import NotAllowed
-from tfmq.sql.database import group_name
-from tfmq.sql.session import describe, is_closed, join_group, node_of
+from tfmq.sql.database import default_group_name
+from tfmq.sql.session import broker_node, describe_transaction, is_closed, join_group
 
 SHOP, STOCK = make_url("postgresql+psycopg://u:p@db/shop"), make_url("postgresql+psycopg://u:p@db/stock")
 
@@ -17,7 +17,7 @@ def test_a_producer_without_a_group_gets_the_databases() -> None:
     with tfmq.Producer("127.0.0.1:1") as producer:
         join_group(producer, SHOP)
         join_group(producer, SHOP.set(username="another"))
-        assert producer._core.group == group_name(SHOP)
+        assert producer._core.group == default_group_name(SHOP)
 
 
 def test_it_serves_one_database() -> None:
@@ -36,13 +36,13 @@ def test_one_with_a_group_serves_all_its_databases() -> None:
 
 def test_looking_at_a_transaction_does_not_take_it_up(tmp_path: Path) -> None:
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
-        assert node_of(producer) == ""
+        assert broker_node(producer) == ""
         transaction = producer.begin("x")
         transaction.send("orders", "1")
-        assert len(node_of(producer)) == 32
+        assert len(broker_node(producer)) == 32
         with tfmq.Producer(servers) as other:
-            assert describe(other, "x").state == "open"
-            assert describe(other, "y").state == "unknown"
+            assert describe_transaction(other, "x").state == "open"
+            assert describe_transaction(other, "y").state == "unknown"
         assert is_closed(other)
         assert not is_closed(producer)
         assert transaction.commit() == "committed"

@@ -26,11 +26,17 @@ from tfmq.errors import (
 )
 from tfmq.sql import commit_protocol
 from tfmq.sql import database as rows
-from tfmq.sql.commit_protocol import AsyncHands, BlockingHands, Sharing, walk, walk_async
+from tfmq.sql.commit_protocol import (
+    AsyncExecutor,
+    BlockingExecutor,
+    SharedTransaction,
+    run_steps,
+    run_steps_async,
+)
 from tfmq.sql.database import TABLE
-from tfmq.sql.decision import decide, finish, prepared_in
+from tfmq.sql.decision import decide, find_prepared, finish_prepared
 from tfmq.sql.recovery import DECISIONS
-from tfmq.sql.session import SessionPart
+from tfmq.sql.session import SessionParticipant
 
 STEPS = (
     "session is looked at",
@@ -68,12 +74,12 @@ def way(request: pytest.FixtureRequest) -> Way:
     return Way(engine, "two-phase" in words, "asyncio" in words)
 
 
-class BlockingSession(BlockingHands):
+class BlockingSession(BlockingExecutor):
     def in_session(self, work: Any) -> Any:
         return work()
 
 
-class AwaitedSession(AsyncHands):
+class AwaitedSession(AsyncExecutor):
     def __init__(self, session: AsyncSession) -> None:
         super().__init__(session.sync_session.get_bind().engine)
         self.session = session
@@ -99,9 +105,9 @@ class Shop:
         else:
             self._sell()
 
-    def _sharing(self, session: Session, hands: Any) -> Sharing:
-        part = SessionPart(session, TABLE, self.way.two_phase, rows.now)
-        sharing = Sharing(part, hands, self._begin, lambda: "node")
+    def _sharing(self, session: Session, hands: Any) -> SharedTransaction:
+        part = SessionParticipant(session, TABLE, self.way.two_phase, rows.utc_now)
+        sharing = SharedTransaction(part, hands, self._begin, lambda: "node")
         sharing.is_empty = self.is_empty
         return sharing
 
@@ -117,26 +123,26 @@ class Shop:
     def _sell(self) -> None:
         with Session(self.way.engine) as session:
             sharing = self._sharing(session, BlockingSession(self.way.engine))
-            walk(sharing.begin())
+            run_steps(sharing.begin())
             try:
                 self._block(session)
             except BaseException as error:
-                walk(sharing.end(error))
+                run_steps(sharing.end(error))
                 raise
-            walk(sharing.end(None))
+            run_steps(sharing.end(None))
 
     async def _sell_async(self) -> None:
         engine = async_engine_of(self.way.engine)
         try:
             async with AsyncSession(engine) as session:
                 sharing = self._sharing(session.sync_session, AwaitedSession(session))
-                await walk_async(sharing.begin())
+                await run_steps_async(sharing.begin())
                 try:
                     self._block(session.sync_session)
                 except BaseException as error:
-                    await walk_async(sharing.end(error))
+                    await run_steps_async(sharing.end(error))
                     raise
-                await walk_async(sharing.end(None))
+                await run_steps_async(sharing.end(None))
         finally:
             await engine.dispose()
 
@@ -148,8 +154,8 @@ class Shop:
                 decision = decide(connection, TABLE, self.xid, "commit")
                 assert decision is not None
                 getattr(self.broker, decision)()
-            for left in prepared_in(connection):
-                finish(connection, left.gid, DECISIONS[self.broker.state])
+            for left in find_prepared(connection):
+                finish_prepared(connection, left.gid, DECISIONS[self.broker.state])
 
     @property
     def sold(self) -> bool:
@@ -190,7 +196,7 @@ def test_without_messages_the_database_commits_alone(shop: Shop) -> None:
     shop.sell()
     assert (shop.broker.state, orders(shop.way.engine)) == ("rolled_back", [1])
     with shop.way.engine.connect() as connection:
-        assert rows.state_of(connection, TABLE, shop.xid) is None
+        assert rows.read_state(connection, TABLE, shop.xid) is None
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
@@ -200,7 +206,7 @@ def test_a_step_that_fails_leaves_both_or_neither(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, name: str, behind: bool, kind: type[BaseException]
 ) -> None:
     failing = Failing(name, kind("by the test"), behind=behind)
-    monkeypatch.setattr(commit_protocol, "perform", failing)
+    monkeypatch.setattr(commit_protocol, "run_step", failing)
     raised: BaseException | None = None
     try:
         shop.sell()
@@ -217,7 +223,9 @@ def test_a_step_that_fails_leaves_both_or_neither(
 
 
 def test_a_broker_that_takes_no_commit_now_asks_later(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_protocol, "perform", Failing("broker commits", StorageStopped(), behind=False))
+    monkeypatch.setattr(
+        commit_protocol, "run_step", Failing("broker commits", StorageStopped(), behind=False)
+    )
     shop.sell()
     assert shop.broker.state == "prepared"
     shop.settle()
@@ -226,14 +234,14 @@ def test_a_broker_that_takes_no_commit_now_asks_later(shop: Shop, monkeypatch: p
 
 @pytest.mark.parametrize("state", ["rolled_back", "heuristic_rolled_back", "unknown", "damaged"])
 def test_a_broker_that_contradicts_is_told(shop: Shop, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def contradicts(step: commit_protocol.Step) -> Any:
         if step.name == "broker commits":
             shop.broker.state = state
         return really(step)
 
-    monkeypatch.setattr(commit_protocol, "perform", contradicts)
+    monkeypatch.setattr(commit_protocol, "run_step", contradicts)
     with pytest.raises((TransactionRolledBack, HeuristicOutcome, UnknownTransaction, Damaged)) as caught:
         shop.sell()
     note = caught.value.__notes__[-1]
@@ -245,14 +253,14 @@ def test_a_broker_that_contradicts_is_told(shop: Shop, monkeypatch: pytest.Monke
 def test_an_operator_who_committed_it_is_no_contradiction(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def by_hand(step: commit_protocol.Step) -> Any:
         if step.name == "broker commits":
             shop.broker.state = "heuristic_committed"
         return really(step)
 
-    monkeypatch.setattr(commit_protocol, "perform", by_hand)
+    monkeypatch.setattr(commit_protocol, "run_step", by_hand)
     shop.sell()
     assert orders(shop.way.engine) == [1]
 
@@ -260,14 +268,14 @@ def test_an_operator_who_committed_it_is_no_contradiction(
 def test_a_broker_that_gave_up_meanwhile_rolls_the_database_back(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def too_late(step: commit_protocol.Step) -> Any:
         if step.name == "broker prepares":
             shop.broker.times_out()
         return really(step)
 
-    monkeypatch.setattr(commit_protocol, "perform", too_late)
+    monkeypatch.setattr(commit_protocol, "run_step", too_late)
     with pytest.raises(TransactionRolledBack):
         shop.sell()
     assert not shop.sold
@@ -277,7 +285,7 @@ def test_a_question_that_is_answered_before_the_owner_commits_wins(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker asks just when everything is prepared: with two phases that commits, without it has to wait."""
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
     answers = []
     options = {"timeout": 0.1} if shop.way.engine.dialect.name == "sqlite" else {}
     impatient = create_engine(shop.way.engine.url, connect_args=options)
@@ -288,7 +296,7 @@ def test_a_question_that_is_answered_before_the_owner_commits_wins(
                 answers.append(decide(connection, TABLE, shop.xid, "commit"))
         return really(step)
 
-    monkeypatch.setattr(commit_protocol, "perform", asked)
+    monkeypatch.setattr(commit_protocol, "run_step", asked)
     monkeypatch.setattr("tfmq.sql.decision.LOCK_SECONDS", 0.1)
     shop.sell()
     assert answers == ["commit" if shop.way.two_phase else None]
@@ -299,7 +307,7 @@ def test_a_question_that_is_answered_before_the_owner_commits_wins(
 def test_a_question_that_comes_before_the_row_is_written_ends_it(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def asked(step: commit_protocol.Step) -> Any:
         if step.name == "database prepares":
@@ -307,7 +315,7 @@ def test_a_question_that_comes_before_the_row_is_written_ends_it(
                 assert decide(connection, TABLE, shop.xid, "commit") == "rollback"
         return really(step)
 
-    monkeypatch.setattr(commit_protocol, "perform", asked)
+    monkeypatch.setattr(commit_protocol, "run_step", asked)
     with pytest.raises(TransactionRolledBack):
         shop.sell()
     assert not shop.sold
@@ -325,7 +333,7 @@ def kill_sessions(engine: Engine) -> None:
 def test_a_connection_that_breaks_leaves_both_or_neither(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, two_phase: bool
 ) -> None:
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
     broken: list[str] = []
 
     def breaks(step: commit_protocol.Step) -> Any:
@@ -334,7 +342,7 @@ def test_a_connection_that_breaks_leaves_both_or_neither(
             kill_sessions(postgres_engine)
         return really(step)
 
-    monkeypatch.setattr(commit_protocol, "perform", breaks)
+    monkeypatch.setattr(commit_protocol, "run_step", breaks)
     shop = Shop(Way(postgres_engine, two_phase, False))
     prepared = two_phase and name != "database prepares"
     if prepared:
@@ -348,14 +356,14 @@ def test_a_connection_that_breaks_leaves_both_or_neither(
 
 def test_a_lost_answer_to_the_commit_is_looked_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     error = OperationalError("the answer is lost", None, Exception())
-    monkeypatch.setattr(commit_protocol, "perform", Failing("database commits", error, behind=True))
+    monkeypatch.setattr(commit_protocol, "run_step", Failing("database commits", error, behind=True))
     shop.sell()
     assert shop.sold
 
 
 def test_what_a_hook_raises_behind_the_commit_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        commit_protocol, "perform", Failing("database commits", Broken("a hook"), behind=True)
+        commit_protocol, "run_step", Failing("database commits", Broken("a hook"), behind=True)
     )
     with pytest.raises(Broken) as caught:
         shop.sell()
@@ -366,7 +374,7 @@ def test_what_a_hook_raises_behind_the_commit_goes_on(shop: Shop, monkeypatch: p
 def test_a_refused_session_begins_nothing(sqlite_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     TABLE.drop(sqlite_engine)
     failing = Failing("", Broken(), behind=False)
-    monkeypatch.setattr(commit_protocol, "perform", failing)
+    monkeypatch.setattr(commit_protocol, "run_step", failing)
     with pytest.raises(NotAllowed):
         Shop(Way(sqlite_engine, False, False)).sell()
     assert failing.seen == ["session is looked at"]

@@ -20,7 +20,7 @@ from tests.sql.shop import Order, orders
 from tfmq.sql import database as rows
 from tfmq.sql import decision as decisions
 from tfmq.sql.database import ABORTED, TABLE, create_table, new_xid
-from tfmq.sql.decision import Decision, decide, finish, name
+from tfmq.sql.decision import Decision, decide, finish_prepared, prepared_name
 from tools.rigs.postgresql import PostgresServer
 
 
@@ -37,7 +37,7 @@ def owner_writes(connection: Connection, xid: str = "x") -> None:
 def prepared_by_its_owner(engine: Engine, xid: str = "x", number: int = 1) -> Iterator[None]:
     """An owner that died between its database's prepare and the commit."""
     connection = engine.connect()
-    transaction = connection.begin_twophase(name(named(engine, xid), "node"))
+    transaction = connection.begin_twophase(prepared_name(named(engine, xid), "node"))
     session = Session(connection, join_transaction_mode="rollback_only")
     session.add(Order(number=number))
     session.flush()
@@ -122,7 +122,7 @@ def test_what_the_database_holds_prepared_is_finished(
 def test_a_vanished_prepared_transaction_proves_nothing(postgres_engine: Engine) -> None:
     for xid, word, answer in (("x", "COMMIT", "commit"), ("y", "ROLLBACK", "rollback")):
         with prepared_by_its_owner(postgres_engine, xid, ord(xid)):
-            finish_by_hand(postgres_engine, word, name(named(postgres_engine, xid), "node"))
+            finish_by_hand(postgres_engine, word, prepared_name(named(postgres_engine, xid), "node"))
         assert asked(postgres_engine, xid, prepared="commit") == answer
 
 
@@ -146,13 +146,13 @@ def test_a_prepared_transaction_of_another_name_that_holds_the_row_stops_nobody(
 def test_somebody_who_finishes_it_at_the_same_moment_is_no_error(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = finish
+    really = finish_prepared
 
     def gone_already(connection: Connection, gid: str, word: Decision) -> None:
         finish_by_hand(postgres_engine, "COMMIT", gid)
         really(connection, gid, word)
 
-    monkeypatch.setattr(decisions, "finish", gone_already)
+    monkeypatch.setattr(decisions, "finish_prepared", gone_already)
     with prepared_by_its_owner(postgres_engine):
         assert asked(postgres_engine, prepared="rollback") == "commit"
 
@@ -178,7 +178,7 @@ def set_replica(engine: Engine, words: str) -> None:
 
 def test_somebody_who_is_just_finishing_it_is_waited_for(postgres_engine: Engine) -> None:
     """Meanwhile PostgreSQL says that it is busy, and shows no row: with a replica that is no matter of a moment."""
-    gid = name(named(postgres_engine, "x"), "node")
+    gid = prepared_name(named(postgres_engine, "x"), "node")
     with ThreadPoolExecutor(2) as pool, prepared_by_its_owner(postgres_engine):
         with commits_that_wait(postgres_engine):
             other = pool.submit(finish_by_hand, postgres_engine, "COMMIT", gid)
@@ -213,7 +213,7 @@ def test_what_may_not_be_finished_is_no_answer(postgres_engine: Engine) -> None:
 
 
 def test_another_databases_transaction_of_the_same_name_is_left_alone(postgres_engine: Engine) -> None:
-    gid = name(named(postgres_engine, "x"), "node")
+    gid = prepared_name(named(postgres_engine, "x"), "node")
     in_other = create_engine(postgres_engine.url.set(database="template1"))
     connection = in_other.connect()
     transaction = connection.begin_twophase(gid)
@@ -234,7 +234,7 @@ def test_a_table_decides_its_own_transactions_only(engine: Engine) -> None:
     create_table(engine)
     assert asked(engine, xid) is None
     with engine.connect() as connection:
-        assert rows.state_of(connection, TABLE, xid) is None
+        assert rows.read_state(connection, TABLE, xid) is None
 
 
 def test_a_table_without_an_identity_decides_nothing(engine: Engine) -> None:
@@ -318,12 +318,12 @@ def test_a_row_that_is_not_committed_decides_nothing_at_any_isolation_level(tmp_
     engine = create_engine(url, isolation_level="READ UNCOMMITTED")
     rows.create_table(engine)
     with engine.connect() as owner, engine.connect() as asked:
-        identity = rows.identity_of(asked, rows.TABLE)
+        identity = rows.read_identity(asked, rows.TABLE)
         assert identity is not None
         asked.rollback()
         xid = new_xid(engine.url, identity)
         begun = owner.begin()
-        rows.write(owner, rows.TABLE, identity, xid, rows.COMMITTED, rows.now())
+        rows.insert_row(owner, rows.TABLE, identity, xid, rows.COMMITTED, rows.utc_now())
         with pytest.raises(OperationalError, match="locked"):
             decide(asked, rows.TABLE, xid, "commit")
         begun.rollback()

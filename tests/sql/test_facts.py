@@ -12,9 +12,9 @@ from tfmq.sql.database import TABLE, create_table, transaction_table
 from tools.rigs.postgresql import PostgresServer
 
 
-def learned(engine: Engine) -> database.Facts:
+def learned(engine: Engine) -> database.DatabaseCapabilities:
     with engine.connect() as connection:
-        return database.learn(connection, TABLE)
+        return database.read_capabilities(connection, TABLE)
 
 
 def test_sqlite_prepares_nothing(sqlite_engine: Engine) -> None:
@@ -46,24 +46,28 @@ def test_a_table_of_the_users_migrations_gets_its_identity(engine: Engine) -> No
 
 
 def test_what_is_known_is_not_asked_again(engine: Engine) -> None:
-    assert database.known(engine, TABLE) is None
+    assert database.cached_capabilities(engine, TABLE) is None
     found = learned(engine)
-    assert database.known(engine, TABLE) == found
-    database.forget(engine)
-    assert database.known(engine, TABLE) is None
+    assert database.cached_capabilities(engine, TABLE) == found
+    database.discard_capabilities(engine)
+    assert database.cached_capabilities(engine, TABLE) is None
 
 
 def test_what_is_known_of_one_table_is_not_said_of_another(engine: Engine) -> None:
     other = transaction_table(MetaData(), name="other_transaction")
     found = learned(engine)
-    assert database.known(engine, other) is None
+    assert database.cached_capabilities(engine, other) is None
     with engine.connect() as connection, pytest.raises(NotAllowed, match="other_transaction"):
-        database.learn(connection, other)
+        database.read_capabilities(connection, other)
     create_table(engine, other)
     try:
         with engine.connect() as connection:
-            assert database.learn(connection, other).identity != found.identity
-        assert database.known(engine, other) != database.known(engine, TABLE) == found
+            assert database.read_capabilities(connection, other).identity != found.identity
+        assert (
+            database.cached_capabilities(engine, other)
+            != database.cached_capabilities(engine, TABLE)
+            == found
+        )
     finally:
         other.drop(engine)
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.engine import Connection, Engine
 
 from tests.sql.test_course import async_engine_of
-from tfmq.sql.commit_protocol import AsyncHands, BlockingHands, hands_for
+from tfmq.sql.commit_protocol import AsyncExecutor, BlockingExecutor, executor_for
 
 
 def two(connection: Connection) -> int:
@@ -15,16 +15,16 @@ def two(connection: Connection) -> int:
 
 
 def test_a_blocking_engine_is_used_at_once(engine: Engine) -> None:
-    hands = hands_for(engine)
-    assert isinstance(hands, BlockingHands)
+    hands = executor_for(engine)
+    assert isinstance(hands, BlockingExecutor)
     assert hands.on_connection(two) == 2
 
 
 def test_an_asyncio_engine_is_awaited(engine: Engine) -> None:
     async def use() -> int:
         awaited = async_engine_of(engine)
-        hands = hands_for(awaited.sync_engine)
-        assert isinstance(hands, AsyncHands)
+        hands = executor_for(awaited.sync_engine)
+        assert isinstance(hands, AsyncExecutor)
         made = hands.on_connection(two)
         assert inspect.isawaitable(made)
         found = await made
@@ -36,7 +36,7 @@ def test_an_asyncio_engine_is_awaited(engine: Engine) -> None:
 
 def test_the_connection_goes_back(sqlite_engine: Engine) -> None:
     kept: list[Connection] = []
-    BlockingHands(sqlite_engine).on_connection(kept.append)
+    BlockingExecutor(sqlite_engine).on_connection(kept.append)
     assert kept[0].closed
 
     def fails(connection: Connection) -> None:
@@ -44,5 +44,5 @@ def test_the_connection_goes_back(sqlite_engine: Engine) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        BlockingHands(sqlite_engine).on_connection(fails)
+        BlockingExecutor(sqlite_engine).on_connection(fails)
     assert kept[1].closed

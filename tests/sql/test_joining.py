@@ -16,7 +16,7 @@ from tfmq.errors import NotAllowed, NotSupported, TransactionRolledBack
 from tfmq.sql import database
 from tfmq.sql import database as rows
 from tfmq.sql.database import TABLE
-from tfmq.sql.session import SessionPart
+from tfmq.sql.session import SessionParticipant
 from tools.rigs.postgresql import PostgresServer
 
 
@@ -26,12 +26,12 @@ def session(engine: Engine) -> Iterator[Session]:
         yield session
 
 
-def part_of(session: Session, two_phase: bool | None = None) -> SessionPart:
-    return SessionPart(session, TABLE, two_phase, rows.now)
+def part_of(session: Session, two_phase: bool | None = None) -> SessionParticipant:
+    return SessionParticipant(session, TABLE, two_phase, rows.utc_now)
 
 
-def join(part: SessionPart, gid: str = "x") -> None:
-    part.look()
+def join(part: SessionParticipant, gid: str = "x") -> None:
+    part.check_session()
     part.begin(gid)
 
 
@@ -46,7 +46,7 @@ def refused(session: Session, two_phase: bool | None = None) -> str:
 
 def decided(engine: Engine, xid: str = "x") -> str | None:
     with engine.connect() as connection:
-        return rows.state_of(connection, TABLE, xid)
+        return rows.read_state(connection, TABLE, xid)
 
 
 def test_row_and_changes_come_together(engine: Engine, session: Session) -> None:
@@ -326,7 +326,7 @@ def test_one_connection_is_enough(postgres: PostgresServer, postgres_engine: Eng
         for number, before in enumerate([False, True]):
             if before:
                 session.scalars(select(Order)).all()
-            database.forget(small)
+            database.discard_capabilities(small)
             part = part_of(session)
             join(part, f"x{number}")
             session.add(Order(number=number))

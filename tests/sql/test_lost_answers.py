@@ -31,7 +31,7 @@ from tfmq.sql.decision import decide
 def test_a_prepare_whose_answer_is_lost_keeps_no_locks(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def lost(step: commit_protocol.Step) -> Any:
         result = really(step)
@@ -41,7 +41,7 @@ def test_a_prepare_whose_answer_is_lost_keeps_no_locks(
             raise OperationalError("the answer is lost", None, Exception())
         return result
 
-    monkeypatch.setattr(commit_protocol, "perform", lost)
+    monkeypatch.setattr(commit_protocol, "run_step", lost)
     shop = Shop(Way(postgres_engine, True, False))
     with pytest.raises(OperationalError):
         shop.sell()
@@ -53,7 +53,7 @@ def test_what_was_committed_while_the_answer_of_the_broker_was_lost_stays_commit
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have prepared, the broker asks somebody else, and only then its answer fails."""
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def lost(step: commit_protocol.Step) -> Any:
         result = really(step)
@@ -63,7 +63,7 @@ def test_what_was_committed_while_the_answer_of_the_broker_was_lost_stays_commit
             raise TimedOut("the answer is lost")
         return result
 
-    monkeypatch.setattr(commit_protocol, "perform", lost)
+    monkeypatch.setattr(commit_protocol, "run_step", lost)
     shop = Shop(Way(postgres_engine, True, False))
     shop.sell()
     assert shop.sold
@@ -74,7 +74,7 @@ def test_a_prepare_without_an_answer_is_not_taken_back_while_the_database_says_n
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     """Both have prepared, somebody who was asked has committed the database's part, and is about to tell the broker."""
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def lost(step: commit_protocol.Step) -> Any:
         if step.name == "row decides":
@@ -86,7 +86,7 @@ def test_a_prepare_without_an_answer_is_not_taken_back_while_the_database_says_n
             raise kind("the answer is lost")
         return result
 
-    monkeypatch.setattr(commit_protocol, "perform", lost)
+    monkeypatch.setattr(commit_protocol, "run_step", lost)
     shop = Shop(Way(postgres_engine, True, False))
     with pytest.raises(TransactionError if kind is TimedOut else kind) as caught:
         shop.sell()
@@ -96,7 +96,7 @@ def test_a_prepare_without_an_answer_is_not_taken_back_while_the_database_says_n
             True,
         )
     assert shop.broker.state == "prepared"
-    monkeypatch.setattr(commit_protocol, "perform", really)
+    monkeypatch.setattr(commit_protocol, "run_step", really)
     shop.settle()
     assert shop.sold
 
@@ -106,7 +106,7 @@ def test_a_refused_prepare_is_told_as_it_is_although_the_database_says_nothing(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch, refusal: TfmqError
 ) -> None:
     """Then the broker asks nobody, so nobody can have committed the database's part."""
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def refused(step: commit_protocol.Step) -> Any:
         if step.name == "broker prepares":
@@ -115,13 +115,13 @@ def test_a_refused_prepare_is_told_as_it_is_although_the_database_says_nothing(
             raise OperationalError("the database is away", None, Exception())
         return really(step)
 
-    monkeypatch.setattr(commit_protocol, "perform", refused)
+    monkeypatch.setattr(commit_protocol, "run_step", refused)
     shop = Shop(Way(postgres_engine, True, False))
     with pytest.raises(type(refusal)) as caught:
         shop.sell()
     assert caught.value is refusal
     assert shop.broker.state == "rolled_back"
-    monkeypatch.setattr(commit_protocol, "perform", really)
+    monkeypatch.setattr(commit_protocol, "run_step", really)
     shop.settle()
     assert not shop.sold
 
@@ -130,7 +130,7 @@ def test_while_the_database_says_nothing_nothing_is_decided(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit's answer is lost, and the database is away: the error says so, and the broker asks."""
-    really = commit_protocol.perform
+    really = commit_protocol.run_step
 
     def lost(step: commit_protocol.Step) -> Any:
         if step.name == "row decides":
@@ -140,13 +140,13 @@ def test_while_the_database_says_nothing_nothing_is_decided(
             raise OperationalError("the answer is lost", None, Exception())
         return result
 
-    monkeypatch.setattr(commit_protocol, "perform", lost)
+    monkeypatch.setattr(commit_protocol, "run_step", lost)
     shop = Shop(Way(postgres_engine, False, False))
     with pytest.raises(TransactionError, match="not known yet") as caught:
         shop.sell()
     assert caught.value.outcome == "unknown"
     assert shop.broker.state == "prepared"
-    monkeypatch.setattr(commit_protocol, "perform", really)
+    monkeypatch.setattr(commit_protocol, "run_step", really)
     shop.settle()
     assert shop.sold
 
@@ -220,18 +220,18 @@ def test_whatever_fails_while_somebody_else_is_asked_leaves_both_or_neither(
 ) -> None:
     monkeypatch.setattr(decision, "LOCK_SECONDS", 0.05)
     monkeypatch.setattr(decision, "BUSY_SECONDS", 0.01)
-    really, random = commit_protocol.perform, seeded("trouble", two_phase)
+    really, random = commit_protocol.run_step, seeded("trouble", two_phase)
     for number in range(scaled(2000)):
         shop = Shop(Way(postgres_engine, two_phase, False))
         trouble = Trouble(shop, random)
         told = f"case {number}: {trouble}"
-        monkeypatch.setattr(commit_protocol, "perform", trouble)
+        monkeypatch.setattr(commit_protocol, "run_step", trouble)
         raised: BaseException | None = None
         try:
             shop.sell()
         except (TfmqError, SQLAlchemyError, KeyboardInterrupt) as error:
             raised = error
-        monkeypatch.setattr(commit_protocol, "perform", really)
+        monkeypatch.setattr(commit_protocol, "run_step", really)
         trouble.tell()
         shop.settle()
         sold = shop.sold

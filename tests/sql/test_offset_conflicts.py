@@ -23,7 +23,7 @@ from tfmq.errors import Fenced, NotAllowed, NotSupported, StoreFailed
 from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets
 from tfmq.offsets.storage import PartitionName
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 1)
 LATER = 1 << 40
@@ -206,7 +206,7 @@ def test_mysql_would_understand_every_statement() -> None:
     dialect = mysql.dialect()
     made = str(CreateTable(sql.TABLE).compile(dialect=dialect))
     assert "PRIMARY KEY (consumer_group, topic, topic_partition)" in made and "BIGINT NOT NULL" in made
-    key = sql._key("billing", A)
+    key = sql._row_condition("billing", A)
     for statement in (
         sql.TABLE.select().where(key),
         sql.TABLE.update().where(key, sql.TABLE.c.generation <= 3).values(generation=3),

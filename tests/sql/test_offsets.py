@@ -23,7 +23,7 @@ from tfmq.errors import BadRequest, Busy, Fenced, NotAllowed, StoreFailed
 from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets
 from tfmq.offsets.storage import PartitionName
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.postgresql import PostgresServer
 
 ORDERS = PartitionName("orders", 0)
@@ -206,8 +206,8 @@ def test_what_was_refused_does_not_count_as_saved_even_where_the_program_goes_on
     message = next(consumer)
     told: list[Any] = []
     positions = consumer._core.positions
-    positions.saved_elsewhere = told.append  # type: ignore[method-assign]
-    positions.entrusted = told.append  # type: ignore[method-assign]
+    positions.mark_committed_by_transaction = told.append  # type: ignore[method-assign]
+    positions.delegate_to_transaction = told.append  # type: ignore[method-assign]
     open_one().claim("billing", 1 << 40, [ORDERS])
     with Session(fresh) as session, session.begin(), pytest.raises(Fenced):
         where = session.connection() if of_connection else session
@@ -258,7 +258,7 @@ def test_behind_a_loss_that_the_broker_told_the_others_come_again_as_well(
         messages: list[Any] = []
         while len({message.partition for message in messages}) < 2:
             messages = consumer.poll(30)
-        consumer._core.assignment.refused([PartitionName("parts", messages[0].partition)])
+        consumer._core.assignment.partitions_fenced([PartitionName("parts", messages[0].partition)])
         with pytest.raises(Fenced):
             handled(fresh, consumer, messages)
         while messages := consumer.poll(1):

@@ -7,28 +7,37 @@ from sqlalchemy.exc import SQLAlchemyError
 from tests.sql.conftest import prepared_names
 from tests.sql.shop import orders
 from tfmq.errors import NotSupported
-from tfmq.sql.decision import Decision, Prepared, finish, name, prepared_in, rename
+from tfmq.sql.decision import (
+    Decision,
+    PreparedTransaction,
+    find_prepared,
+    finish_prepared,
+    prepared_name,
+    set_prepared_name,
+)
 
 
 def prepare(engine: Engine, gid: str, number: int) -> None:
     """A transaction that nobody finishes."""
     with engine.connect() as connection:
         begun = connection.begin_twophase("another name")
-        rename(connection, gid)
+        set_prepared_name(connection, gid)
         connection.exec_driver_sql(f'INSERT INTO "order" (number) VALUES ({number})')
         begun.prepare()
         connection.invalidate()
 
 
-def found(engine: Engine, *xid: str) -> list[Prepared]:
+def found(engine: Engine, *xid: str) -> list[PreparedTransaction]:
     with engine.connect() as connection:
-        return prepared_in(connection, *xid)
+        return find_prepared(connection, *xid)
 
 
 def test_it_bears_the_name_that_it_is_given(postgres_engine: Engine) -> None:
-    prepare(postgres_engine, name("tfmq.sql.x", "node"), 1)
+    prepare(postgres_engine, prepared_name("tfmq.sql.x", "node"), 1)
     assert prepared_names(postgres_engine) == ["tfmq.sql.x@node"]
-    assert found(postgres_engine, "tfmq.sql.x") == [Prepared("tfmq.sql.x@node", "tfmq.sql.x", "node")]
+    assert found(postgres_engine, "tfmq.sql.x") == [
+        PreparedTransaction("tfmq.sql.x@node", "tfmq.sql.x", "node")
+    ]
 
 
 def test_only_ours_are_found(postgres_engine: Engine) -> None:
@@ -58,8 +67,8 @@ def test_it_is_finished_by_somebody_else(
 ) -> None:
     prepare(postgres_engine, "tfmq.sql.x@n", 1)
     with postgres_engine.connect() as connection:
-        finish(connection, "tfmq.sql.x@n", decision)
-        finish(connection, "tfmq.sql.x@n", decision)  # that it is gone is no error
+        finish_prepared(connection, "tfmq.sql.x@n", decision)
+        finish_prepared(connection, "tfmq.sql.x@n", decision)  # that it is gone is no error
     assert orders(postgres_engine) == kept
 
 
@@ -69,9 +78,9 @@ def test_what_cannot_be_finished_says_why(postgres_engine: Engine) -> None:
         assert driver is not None
         driver.close()
         with pytest.raises(SQLAlchemyError, match="cannot be finished"):
-            finish(connection, "tfmq.sql.x@n", "commit")
+            finish_prepared(connection, "tfmq.sql.x@n", "commit")
 
 
 def test_a_transaction_of_one_phase_has_no_name(postgres_engine: Engine) -> None:
     with postgres_engine.connect() as connection, connection.begin(), pytest.raises(NotSupported):
-        rename(connection, "tfmq.sql.x@n")
+        set_prepared_name(connection, "tfmq.sql.x@n")

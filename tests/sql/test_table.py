@@ -23,8 +23,8 @@ def written(engine: Engine, xid: str, time: datetime = NOW) -> None:
 def test_a_row_says_how_it_ended(engine: Engine) -> None:
     written(engine, "a")
     with engine.connect() as connection:
-        assert rows.state_of(connection, TABLE, "a") == "committed"
-        assert rows.state_of(connection, TABLE, "b") is None
+        assert rows.read_state(connection, TABLE, "a") == "committed"
+        assert rows.read_state(connection, TABLE, "b") is None
 
 
 def test_a_name_is_decided_once(engine: Engine) -> None:
@@ -36,11 +36,11 @@ def test_a_name_is_decided_once(engine: Engine) -> None:
 def test_it_is_made_where_it_is_missing(engine: Engine) -> None:
     TABLE.drop(engine)
     with engine.connect() as connection:
-        assert not rows.exists(connection, TABLE)
+        assert not rows.table_exists(connection, TABLE)
     rows.create_table(engine)
     rows.create_table(engine)
     with engine.connect() as connection:
-        assert rows.exists(connection, TABLE)
+        assert rows.table_exists(connection, TABLE)
 
 
 def test_it_joins_the_tables_that_migrations_look_at(engine: Engine) -> None:
@@ -52,7 +52,7 @@ def test_it_joins_the_tables_that_migrations_look_at(engine: Engine) -> None:
     assert columns == {"xid", "state", "time"}
     with engine.begin() as connection:
         put(connection, "a", COMMITTED, NOW, mine)
-        assert rows.state_of(connection, mine, "a") == "committed"
+        assert rows.read_state(connection, mine, "a") == "committed"
     mine.drop(engine)
 
 
@@ -82,7 +82,7 @@ def test_who_comes_second_to_identify_it_leaves_the_first_one(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = identity(engine)
-    monkeypatch.setattr(rows, "identity_of", lambda connection, table: None)
+    monkeypatch.setattr(rows, "read_identity", lambda connection, table: None)
     rows.ensure_identity(engine, TABLE)
     monkeypatch.undo()
     assert identity(engine) == first
@@ -90,8 +90,8 @@ def test_who_comes_second_to_identify_it_leaves_the_first_one(
 
 def test_nothing_is_written_into_a_table_of_another_identity(engine: Engine) -> None:
     with engine.begin() as connection:
-        assert not rows.write(connection, TABLE, "another", "a", COMMITTED, NOW)
-        assert rows.state_of(connection, TABLE, "a") is None
+        assert not rows.insert_row(connection, TABLE, "another", "a", COMMITTED, NOW)
+        assert rows.read_state(connection, TABLE, "a") is None
 
 
 def test_the_longest_name_fits(engine: Engine) -> None:
@@ -99,11 +99,11 @@ def test_the_longest_name_fits(engine: Engine) -> None:
 
 
 def test_old_rows_go_and_those_in_doubt_stay(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "PRUNED_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(rows, "ROWS_PER_DELETE", 3)
     for number in range(10):
         written(engine, f"old-{number}", NOW - timedelta(days=8))
     written(engine, "young", NOW - timedelta(days=6))
-    gone = rows.delete_before(engine, TABLE, NOW - timedelta(days=7), {"old-3", "old-9"})
+    gone = rows.delete_rows_before(engine, TABLE, NOW - timedelta(days=7), {"old-3", "old-9"})
     with engine.connect() as connection:
         left = list(connection.scalars(select(TABLE.c.xid).order_by(TABLE.c.xid)))
     assert (gone, left) == (8, ["database", "old-3", "old-9", "young"])
@@ -111,13 +111,13 @@ def test_old_rows_go_and_those_in_doubt_stay(engine: Engine, monkeypatch: pytest
 
 def test_times_compare_in_every_time_zone(sqlite_engine: Engine) -> None:
     """SQLite keeps no zone: what is written and what is compared must both be UTC."""
-    written(sqlite_engine, "now", rows.now())
-    assert rows.delete_before(sqlite_engine, TABLE, rows.now() - timedelta(minutes=1), ()) == 0
-    assert rows.delete_before(sqlite_engine, TABLE, rows.now() + timedelta(minutes=1), ()) == 1
+    written(sqlite_engine, "now", rows.utc_now())
+    assert rows.delete_rows_before(sqlite_engine, TABLE, rows.utc_now() - timedelta(minutes=1), ()) == 0
+    assert rows.delete_rows_before(sqlite_engine, TABLE, rows.utc_now() + timedelta(minutes=1), ()) == 1
 
 
 def test_the_clock_tells_utc() -> None:
-    assert rows.now().tzinfo is UTC
+    assert rows.utc_now().tzinfo is UTC
 
 
 def test_making_it_needs_no_rights_where_it_is_there(sqlite_engine: Engine) -> None:

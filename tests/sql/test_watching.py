@@ -16,17 +16,17 @@ from tests.sql.test_course import async_engine_of
 from tests.sql.test_decision import wait_until
 from tests.sql.test_prepared import prepare
 from tfmq.sql import recovery
-from tfmq.sql.decision import name
-from tfmq.sql.recovery import Looked, watch
-from tfmq.sql.session import node_of
+from tfmq.sql.decision import prepared_name
+from tfmq.sql.recovery import ScanResult, start_scanner
+from tfmq.sql.session import broker_node
 from tools.rigs.postgresql import PostgresServer
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "LOOK_SECONDS", 0.05)
-    for each in list(recovery._watches.values()):  # of tests before
-        each.wake()
+    monkeypatch.setattr(recovery, "SCAN_SECONDS", 0.05)
+    for each in list(recovery._scanners.values()):  # of tests before
+        each.scan_now()
     wait_until(lambda: threads() == [])
 
 
@@ -39,18 +39,18 @@ def test_a_leftover_goes_and_the_thread_ends_with_the_producer(
 ) -> None:
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
         producer.begin("any").rollback()
-        watch(producer, postgres_engine)
+        start_scanner(producer, postgres_engine)
         with tfmq.Producer(servers) as another:
-            watch(another, postgres_engine)
+            start_scanner(another, postgres_engine)
             assert len(threads()) == 1
-        prepare(postgres_engine, name("tfmq.sql.x", node_of(producer)), 1)
+        prepare(postgres_engine, prepared_name("tfmq.sql.x", broker_node(producer)), 1)
         wait_until(lambda: prepared_names(postgres_engine) == [])
     wait_until(lambda: threads() == [])
 
 
 def test_a_producer_that_nobody_holds_ends_it_too(postgres_engine: Engine) -> None:
     producer = tfmq.Producer("127.0.0.1:1")
-    watch(producer, postgres_engine)
+    start_scanner(producer, postgres_engine)
     producer.close()
     del producer
     gc.collect()
@@ -60,32 +60,32 @@ def test_a_producer_that_nobody_holds_ends_it_too(postgres_engine: Engine) -> No
 def test_who_comes_later_is_looked_for_at_once(
     postgres_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(recovery, "SCAN_SECONDS", 60.0)
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
         producer.begin("any").rollback()
-        watch(producer, postgres_engine)
+        start_scanner(producer, postgres_engine)
         time.sleep(0.2)
-        prepare(postgres_engine, name("tfmq.sql.x", node_of(producer)), 1)
+        prepare(postgres_engine, prepared_name("tfmq.sql.x", broker_node(producer)), 1)
         with tfmq.Producer(servers) as another:
             another.begin("other").rollback()
-            watch(another, postgres_engine)
+            start_scanner(another, postgres_engine)
             wait_until(lambda: prepared_names(postgres_engine) == [])
 
 
 def test_a_forked_child_begins_its_own(postgres_engine: Engine) -> None:
     with tfmq.Producer("127.0.0.1:1", timeout=0.1) as producer:
-        watch(producer, postgres_engine)
+        start_scanner(producer, postgres_engine)
         child = os.fork()
         if child == 0:
-            os._exit(len(recovery._watches))
+            os._exit(len(recovery._scanners))
         assert os.waitpid(child, 0)[1] == 0
-        assert len(recovery._watches) == 1
+        assert len(recovery._scanners) == 1
 
 
 def test_while_something_waits_it_looks_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "LOOK_SECONDS", 30.0)
-    assert recovery.pause(Looked(finished=1, waiting=0)) == 30.0
-    assert recovery.pause(Looked(finished=0, waiting=1)) == recovery.SOON_SECONDS < 5
+    monkeypatch.setattr(recovery, "SCAN_SECONDS", 30.0)
+    assert recovery.scan_pause(ScanResult(finished=1, waiting=0)) == 30.0
+    assert recovery.scan_pause(ScanResult(finished=0, waiting=1)) == recovery.WAITING_SCAN_SECONDS < 5
 
 
 def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None:
@@ -93,13 +93,13 @@ def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None
         engine = async_engine_of(postgres_engine)
         async with tfmq.aio.Producer(servers) as producer:
             await (await producer.begin("any")).rollback()
-            watch(producer, engine.sync_engine)
-            prepare(postgres_engine, name("tfmq.sql.x", node_of(producer)), 1)
+            start_scanner(producer, engine.sync_engine)
+            prepare(postgres_engine, prepared_name("tfmq.sql.x", broker_node(producer)), 1)
             deadline = time.monotonic() + 10
             while prepared_names(postgres_engine):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)
-        while recovery._watches:
+        while recovery._scanners:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
         await engine.dispose()
@@ -111,8 +111,8 @@ def test_in_a_loop_it_is_a_task(postgres_engine: Engine, tmp_path: Path) -> None
 
 def test_without_a_loop_it_waits_for_one(postgres_engine: Engine) -> None:
     engine = async_engine_of(postgres_engine)
-    watch(tfmq.aio.Producer("127.0.0.1:1"), engine.sync_engine)
-    assert (recovery._watches, threads()) == ({}, [])
+    start_scanner(tfmq.aio.Producer("127.0.0.1:1"), engine.sync_engine)
+    assert (recovery._scanners, threads()) == ({}, [])
 
 
 def test_an_outage_is_told_once_and_ends(
@@ -121,11 +121,11 @@ def test_an_outage_is_told_once_and_ends(
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
         producer.begin("any").rollback()
         postgres.stop()
-        watch(producer, postgres_engine)
+        start_scanner(producer, postgres_engine)
         wait_until(lambda: "scan for orphaned prepared transactions" in caplog.text)
         time.sleep(0.2)
         postgres.start()
         postgres_engine.dispose()
-        prepare(postgres_engine, name("tfmq.sql.x", node_of(producer)), 1)
+        prepare(postgres_engine, prepared_name("tfmq.sql.x", broker_node(producer)), 1)
         wait_until(lambda: prepared_names(postgres_engine) == [])
     assert caplog.text.count("scan for orphaned prepared transactions") == 1

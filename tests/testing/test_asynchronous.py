@@ -9,47 +9,48 @@ import pytest
 import tfmq.aio
 from tests.testing.inside import new_link, new_world
 from tfmq.client.connection.requests import request
-from tfmq.client.operation import Flag, work
+from tfmq.client.operation import Event, run_work
 from tfmq.errors import NotAllowed, TimedOut
 from tfmq.protocol.commands import Ping
-from tfmq.testing import SimulatedBroker, drivers
-from tfmq.testing.drivers import InsideAsyncDriver
-from tfmq.testing.simulation import NothingComes, World
+from tfmq.testing import drivers
+from tfmq.testing.broker import SimulatedBroker
+from tfmq.testing.drivers import SimulatedAsyncDriver
+from tfmq.testing.simulation import NothingComes, Simulation
 
 
 @pytest.fixture
-def world() -> World:
+def world() -> Simulation:
     return new_world()
 
 
-def new_driver(world: World) -> InsideAsyncDriver:
-    return InsideAsyncDriver(new_link(world), world)
+def new_driver(world: Simulation) -> SimulatedAsyncDriver:
+    return SimulatedAsyncDriver(new_link(world), world)
 
 
-def test_a_round_trip_takes_no_time(world: World) -> None:
+def test_a_round_trip_takes_no_time(world: Simulation) -> None:
     driver = new_driver(world)
     before = world.clock.now
     assert asyncio.run(driver.run(request(driver.link, Ping()))).time_ms == world.clock.wall_ms()
     assert world.clock.now == before
 
 
-def test_a_wait_with_an_end_lets_time_go_on_to_it_and_no_further(world: World) -> None:
+def test_a_wait_with_an_end_lets_time_go_on_to_it_and_no_further(world: Simulation) -> None:
     driver = new_driver(world)
     before, real = world.clock.monotonic(), time.monotonic()
-    assert not asyncio.run(driver.wait((Flag(),), 3600))
+    assert not asyncio.run(driver.wait((Event(),), 3600))
     assert world.clock.monotonic() == pytest.approx(before + 3600, abs=2e-6)
     assert time.monotonic() - real < 60
 
 
-def test_time_stands_still_while_any_task_has_something_to_do(world: World) -> None:
+def test_time_stands_still_while_any_task_has_something_to_do(world: Simulation) -> None:
     """Whoever waits for a second gets what another task brings at once, however often that one is put off."""
     driver = new_driver(world)
-    flag = Flag()
+    flag = Event()
 
     async def busy() -> None:
         for _ in range(drivers.IDLE_TURNS - 10):
             await asyncio.sleep(0)
-        flag.settle()
+        flag.complete()
 
     async def both() -> bool:
         done, _ = await asyncio.gather(driver.wait((flag,), 1.0), busy())
@@ -60,13 +61,13 @@ def test_time_stands_still_while_any_task_has_something_to_do(world: World) -> N
     assert world.clock.now == before
 
 
-def test_the_nearest_of_several_ends_comes_first(world: World) -> None:
+def test_the_nearest_of_several_ends_comes_first(world: Simulation) -> None:
     driver = new_driver(world)
     ended: list[tuple[str, float]] = []
     start = world.clock.monotonic()
 
     async def waits(word: str, seconds: float) -> None:
-        await driver.wait((Flag(),), seconds)
+        await driver.wait((Event(),), seconds)
         ended.append((word, round(world.clock.monotonic() - start, 3)))
 
     async def all_of_them() -> None:
@@ -76,26 +77,28 @@ def test_the_nearest_of_several_ends_comes_first(world: World) -> None:
     assert ended == [("second", 1.0), ("minute", 60.0), ("hour", 3600.0)]
 
 
-def test_a_wait_that_nothing_can_end_is_told_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_nothing_can_end_is_told_so(world: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drivers, "REAL_SECONDS", 0.05)
     driver = new_driver(world)
     before = world.clock.now
     with pytest.raises(NothingComes, match="wait for ever"):
-        asyncio.run(driver.wait((Flag(),)))
+        asyncio.run(driver.wait((Event(),)))
     assert world.clock.now == before
 
 
-def test_it_is_not_told_so_while_another_wait_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_not_told_so_while_another_wait_goes_on(
+    world: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(drivers, "REAL_SECONDS", 0.05)
     driver = new_driver(world)
-    flag = Flag()
+    flag = Event()
 
     async def another() -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + 3 * drivers.REAL_SECONDS
         while loop.time() < end:
-            await driver.wait((Flag(),), 10)
-        flag.settle()
+            await driver.wait((Event(),), 10)
+        flag.complete()
 
     async def both() -> None:
         await asyncio.gather(driver.wait((flag,)), another())
@@ -103,7 +106,7 @@ def test_it_is_not_told_so_while_another_wait_goes_on(world: World, monkeypatch:
     asyncio.run(both())
 
 
-def test_work_in_threads_is_waited_for_in_real_time(world: World) -> None:
+def test_work_in_threads_is_waited_for_in_real_time(world: Simulation) -> None:
     driver = new_driver(world)
 
     def slow() -> str:
@@ -111,36 +114,36 @@ def test_work_in_threads_is_waited_for_in_real_time(world: World) -> None:
         return "done"
 
     async def both() -> tuple[str, bool]:
-        started = asyncio.ensure_future(driver.wait((Flag(),), 5))
-        return await driver.run(work(driver.in_threads, slow)), started.done() and await started
+        started = asyncio.ensure_future(driver.wait((Event(),), 5))
+        return await driver.run(run_work(driver.run_in_threads, slow)), started.done() and await started
 
     before = world.clock.now
     done, waited = asyncio.run(both())
     assert (done, waited, world.clock.now) == ("done", False, before)
 
 
-def test_what_such_work_raises_arrives(world: World) -> None:
+def test_what_such_work_raises_arrives(world: Simulation) -> None:
     driver = new_driver(world)
 
     def fails() -> None:
         raise KeyError("x")
 
     async def does() -> None:
-        await driver.run(work(driver.in_threads, fails))
+        await driver.run(run_work(driver.run_in_threads, fails))
 
     with pytest.raises(KeyError):
         asyncio.run(does())
 
 
-def test_without_a_loop_nothing_of_it_is_due(world: World) -> None:
+def test_without_a_loop_nothing_of_it_is_due(world: Simulation) -> None:
     driver = new_driver(world)
     driver.timers.add(1, lambda: pytest.fail("nobody runs it"))
     assert driver.next_time() == float("inf")
     world.clock.advance(hours=1)
-    assert not driver.look()
+    assert not driver.run_due()
 
 
-def test_another_loop_is_refused_while_the_first_one_runs(world: World) -> None:
+def test_another_loop_is_refused_while_the_first_one_runs(world: Simulation) -> None:
     driver = new_driver(world)
     asyncio.run(driver.run(request(driver.link, Ping())))
     loop = asyncio.new_event_loop()
@@ -152,7 +155,7 @@ def test_another_loop_is_refused_while_the_first_one_runs(world: World) -> None:
         loop.close()
 
 
-def test_a_close_reaches_the_broker(world: World) -> None:
+def test_a_close_reaches_the_broker(world: Simulation) -> None:
     driver = new_driver(world)
 
     async def does() -> None:

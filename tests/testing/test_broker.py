@@ -13,7 +13,8 @@ import pytest
 import tfmq
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.producer import delivery
-from tfmq.testing import NothingComes, SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
+from tfmq.testing.simulation import NothingComes
 
 
 @pytest.fixture
@@ -178,7 +179,7 @@ def test_a_group_is_free_when_its_member_was_silent_for_a_session(broker: Simula
     broker.producer().send("orders", "x").result()
     lost = broker.consumer("orders", group="billing", session=30)
     broker.drain(lost)
-    broker._world.clients.remove(lost._driver)  # type: ignore[arg-type]
+    broker._simulation.clients.remove(lost._driver)  # type: ignore[arg-type]
     # Its process hangs: no heartbeat comes any more, and the connection stands.
     heir = broker.consumer("orders", group="billing")
     assert heir.poll(timeout=20) == []
@@ -388,13 +389,13 @@ def test_its_end_delivers_what_lingers_and_closes_everybody(caplog: pytest.LogCa
     with caplog.at_level(logging.ERROR):
         broker.close()
         broker.close()
-        delivery._finish_all()
+        delivery._close_all_at_exit()
     assert [delivery.result().durability for delivery in deliveries] == ["synced", "synced"]
-    assert producer._core.owner not in delivery._open
+    assert producer._core.owner not in delivery._open_producers
     assert caplog.records == []
     with pytest.raises(tfmq.Closed):
         own.send("orders", "z").result()
-    delivery.closed(own._core.owner)
+    delivery.unregister_open(own._core.owner)
 
 
 def test_behind_its_end_its_address_is_nobodys() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tfmq.aio
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 Answers = list[Any]
 

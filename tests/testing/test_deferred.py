@@ -10,7 +10,7 @@ from twisted.internet.defer import gatherResults
 from tests.reactor import pause, play
 from tfmq import twisted
 from tfmq.errors import TimedOut
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture

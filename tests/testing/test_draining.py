@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import tfmq.aio
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture

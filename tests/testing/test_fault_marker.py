@@ -8,7 +8,7 @@ import pytest
 
 import tfmq.testing.broker  # noqa: F401 - before a run inside, which forgets what it has loaded
 from tests import paths
-from tfmq.testing.fault_runs import Accident, Step, chosen
+from tfmq.testing.fault_runs import InjectedFault, Step, sample_faults
 
 pytest_plugins = ["pytester"]
 
@@ -315,6 +315,6 @@ def test_each_fault_finds_the_program_that_it_breaks_and_names_the_step(run_insi
 
 
 def test_what_is_tried_is_spread_evenly_and_the_same_each_time() -> None:
-    accidents = [Accident("crash", Step(number, "FETCH", False)) for number in range(10)]
-    assert chosen(accidents, 10) == accidents
-    assert [each.step.request for each in chosen(accidents, 4)] == [0, 2, 5, 7]
+    accidents = [InjectedFault("crash", Step(number, "FETCH", False)) for number in range(10)]
+    assert sample_faults(accidents, 10) == accidents
+    assert [each.step.request for each in sample_faults(accidents, 4)] == [0, 2, 5, 7]

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 import tfmq
 import tfmq.sql
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 
 @pytest.fixture

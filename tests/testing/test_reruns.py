@@ -23,7 +23,7 @@ def test_good(tfmq_broker):
 
 
 def test_this_pytest_has_what_is_needed(request: pytest.FixtureRequest) -> None:
-    assert fault_runs.lacking(request.node) == []
+    assert fault_runs.missing_attributes(request.node) == []
 
 
 def test_a_pytest_that_lacks_something_is_named_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,7 @@ import pytest
 
 from tfmq.errors import StorageStopped
 from tfmq.message import Message
-from tfmq.testing import SimulatedBroker
-from tfmq.testing.broker import messages, sent_messages
+from tfmq.testing.broker import SimulatedBroker, partition_messages, sent_messages
 
 
 def test_it_gives_messages_with_everything_in_them() -> None:
@@ -49,7 +48,7 @@ def test_a_tombstone_is_a_message_without_payload() -> None:
 
 def test_a_partition_that_could_not_be_opened_is_said() -> None:
     with pytest.raises(StorageStopped, match="orders could not be opened: its disk"):
-        list(messages("orders", "its disk is gone"))
+        list(partition_messages("orders", "its disk is gone"))
 
 
 def test_of_a_stopped_partition_it_gives_what_is_surely_there() -> None:

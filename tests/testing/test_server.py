@@ -9,14 +9,14 @@ from tfmq.config import load
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import BY_REQUEST
 from tfmq.testing.clock import VirtualClock
-from tfmq.testing.server import Server
+from tfmq.testing.server import SimulatedServer
 from tfmq.testing.wire import ClientEnd
 
 
 class Talk:
     """A connection, by hand."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: SimulatedServer) -> None:
         self.server = server
         end = server.connect()
         assert end is not None
@@ -30,7 +30,7 @@ class Talk:
         self.say(commands.Hello(commands.MAGIC, 1, 1, "by hand", {}))
 
     def heard(self) -> list[list[Any]]:
-        while self.server.turn():
+        while self.server.run_turn():
             pass
         try:
             return [frame.header for frame in self.decoder.feed(self.end.recv(1 << 20))]
@@ -38,8 +38,8 @@ class Talk:
             return []
 
 
-def server(**flags: Any) -> Server:
-    made = Server(load(flags={"server.data": "/data", **flags}), VirtualClock(), address="here:1")
+def server(**flags: Any) -> SimulatedServer:
+    made = SimulatedServer(load(flags={"server.data": "/data", **flags}), VirtualClock(), address="here:1")
     made.start()
     return made
 
@@ -64,13 +64,13 @@ def test_status_says_what_a_server_says() -> None:
 
 def test_who_says_no_hello_in_time_is_cut_off() -> None:
     clock = VirtualClock()
-    made = Server(load(flags={"server.data": "/data"}), clock, address="here:1")
+    made = SimulatedServer(load(flags={"server.data": "/data"}), clock, address="here:1")
     made.start()
     talk = Talk(made)
     assert talk.heard() == []
     assert made.next_time() <= clock.monotonic() + made.config.limits["hello_seconds"]
     clock.move(clock.monotonic() + made.config.limits["hello_seconds"])
-    while made.turn():
+    while made.run_turn():
         pass
     with pytest.raises(ConnectionResetError):
         talk.end.recv(1)
@@ -86,11 +86,11 @@ def test_a_stopped_one_takes_no_connection_and_starts_again_on_its_disk() -> Non
     assert not made.running and made.connect() is None
     assert talk.end.recv(10) == b""
     assert made.next_time() == float("inf")
-    assert not made.turn()
+    assert not made.run_turn()
     assert made.disk.closed_unforced == []
     made.start()
     assert made.engine is not None
-    assert made.engine.house.topics.topic("orders").name == "orders"
+    assert made.engine.broker.topics.topic("orders").name == "orders"
     made.start()
     made.stop()
     made.stop()
@@ -110,12 +110,12 @@ def test_a_power_cut_breaks_connections_and_leaves_what_was_forced() -> None:
         talk.end.recv(1)
     made.start()
     assert made.engine is not None
-    assert [topic.name for topic in made.engine.house.topics.all()] == ["orders"]
+    assert [topic.name for topic in made.engine.broker.topics.all()] == ["orders"]
 
 
 def test_connections_are_refused_where_somebody_says_so() -> None:
     answers = [True, False]
-    made = Server(
+    made = SimulatedServer(
         load(flags={"server.data": "/data"}),
         VirtualClock(),
         address="here:1",
@@ -153,7 +153,7 @@ def test_a_start_that_is_forbidden_is_raised_and_can_be_tried_again() -> None:
 
 def test_housekeeping_alone_is_no_reason_to_stop_at_every_second() -> None:
     made = server()
-    while made.turn():
+    while made.run_turn():
         pass
     assert made.next_time() == float("inf")
     assert made.engine is not None and made.engine.next_due() is not None

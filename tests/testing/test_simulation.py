@@ -18,7 +18,7 @@ import pytest
 
 import tfmq
 from tests.scale import SEED, scaled
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 
 STEPS: Final = 60
 RUNS: Final = 300
@@ -278,8 +278,8 @@ class Program:
         engine = self.broker._server.engine
         if engine is None:
             return
-        queue = engine.house.delay.queue
-        waiting = queue._figures.count_now()
+        queue = engine.broker.delay_commands.queue
+        waiting = queue._metrics.count_now()
         there = {name: each for name, each in self.sent.items() if name not in seen and not each.taken_back}
         known = sum(bool(each.handle) and not each.unsure for each in there.values())
         assert known <= waiting <= len(there), f"{waiting} are said to wait, and {known} to {len(there)} do"

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 
 from tfmq.errors import Fenced
-from tfmq.testing import SimulatedBroker
-from tfmq.testing.fault_runs import STRANGER, dismiss, expel, live_groups
+from tfmq.testing.broker import SimulatedBroker
+from tfmq.testing.fault_runs import FOREIGN_MEMBER, expire_members, live_groups, remove_foreign_member
 
 
 def expelled(broker: SimulatedBroker, *, stranger: bool) -> Any:
     """What the broker says of the group while it is so."""
     engine = broker._server.engine
     assert engine is not None
-    expel(engine, "billing", stranger=stranger)
+    expire_members(engine, "billing", stranger=stranger)
     broker.settle()
-    return engine.house.groups.find("billing")
+    return engine.broker.group_coordinator.find("billing")
 
 
 @pytest.mark.parametrize("stranger", [True, False])
@@ -26,19 +26,19 @@ def test_what_was_not_saved_comes_again_and_no_member_is_left_over(stranger: boo
         consumer = broker.consumer("orders", group="billing", commits="manual")
         first = broker.drain(consumer)
         members = expelled(broker, stranger=stranger).members
-        assert (STRANGER in members) is stranger
+        assert (FOREIGN_MEMBER in members) is stranger
         if stranger:
-            assert len(members[STRANGER].owned) == 4
+            assert len(members[FOREIGN_MEMBER].owned) == 4
         engine = broker._server.engine
         assert engine is not None
-        dismiss(engine, "billing")
+        remove_foreign_member(engine, "billing")
         with pytest.raises(Fenced):
             consumer.commit()
         again = broker.drain(consumer)
         assert sorted(message.key or "" for message in again) == sorted(
             message.key or "" for message in first
         )
-        assert list(engine.house.groups.find("billing").members) not in ([], [STRANGER])  # type: ignore[union-attr]
+        assert list(engine.broker.group_coordinator.find("billing").members) not in ([], [FOREIGN_MEMBER])  # type: ignore[union-attr]
         consumer.commit()
 
 
@@ -51,6 +51,6 @@ def test_groups_without_members_have_nothing_to_lose() -> None:
             broker.drain(consumer)
             assert live_groups(engine, ["billing", "mails"]) == ["billing"]
         assert live_groups(engine, ["billing", "mails"]) == []
-        expel(engine, "mails", stranger=True)
-        dismiss(engine, "mails")
+        expire_members(engine, "mails", stranger=True)
+        remove_foreign_member(engine, "mails")
         assert live_groups(engine, ["mails"]) == []

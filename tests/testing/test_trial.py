@@ -6,8 +6,8 @@ import pytest
 
 import tfmq
 import tfmq.aio
-from tfmq.testing import SimulatedBroker
-from tfmq.testing.fault_runs import KINDS, Accident, Step, Trial
+from tfmq.testing.broker import SimulatedBroker
+from tfmq.testing.fault_runs import KINDS, FaultRun, InjectedFault, Step
 
 
 def program(broker: SimulatedBroker) -> list[str]:
@@ -21,11 +21,11 @@ def program(broker: SimulatedBroker) -> list[str]:
     return handled
 
 
-def undergone(accident: Accident | None = None) -> tuple[Trial, list[str], int]:
+def undergone(accident: InjectedFault | None = None) -> tuple[FaultRun, list[str], int]:
     """The trial, what was handled, how many messages the topic has in the end."""
-    trial = Trial(accident)
+    trial = FaultRun(accident)
     with SimulatedBroker() as broker:
-        broker.undergo(trial)
+        broker.attach_fault_run(trial)
         handled = program(broker)
         return trial, handled, len(broker.sent("orders"))
 
@@ -38,15 +38,15 @@ def test_a_run_without_an_accident_notes_what_could_happen() -> None:
     assert names.count("PRODUCE") == 3 and {"JOIN_GROUP", "FETCH", "COMMIT_OFFSETS"} <= set(names)
     assert not trial.requests[names.index("PRODUCE")].members
     assert trial.requests[names.index("FETCH")].members
-    assert len(trial.accidents(["crash"])) == len(names)
-    assert 0 < len(trial.accidents(["rebalance"])) < len(names)
-    assert trial.accidents(["duplicate"])
+    assert len(trial.possible_faults(["crash"])) == len(names)
+    assert 0 < len(trial.possible_faults(["rebalance"])) < len(names)
+    assert trial.possible_faults(["duplicate"])
 
 
 def test_what_a_test_arranges_is_no_step_and_meets_no_accident() -> None:
-    trial = Trial(Accident("crash", Step(1, "PRODUCE", False)))
+    trial = FaultRun(InjectedFault("crash", Step(1, "PRODUCE", False)))
     with SimulatedBroker() as broker:
-        broker.undergo(trial)
+        broker.attach_fault_run(trial)
         with broker.admin() as admin:
             admin.create_topic("orders")
             assert admin.group("billing").generation == 0
@@ -55,13 +55,13 @@ def test_what_a_test_arranges_is_no_step_and_meets_no_accident() -> None:
 
 
 def test_two_runs_have_the_same_steps() -> None:
-    assert undergone()[0].accidents(KINDS) == undergone()[0].accidents(KINDS)
+    assert undergone()[0].possible_faults(KINDS) == undergone()[0].possible_faults(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_accident_happens_at_every_step_and_nothing_is_lost(kind: str) -> None:
     doubled = []
-    for accident in undergone()[0].accidents([kind]):
+    for accident in undergone()[0].possible_faults([kind]):
         trial, handled, count = undergone(accident)
         assert trial.happened and trial.requests[accident.step.request - 1].name == accident.step.name
         assert (set(handled), count) == ({"0", "1", "2"}, 3), str(accident)
@@ -72,10 +72,10 @@ def test_an_accident_happens_at_every_step_and_nothing_is_lost(kind: str) -> Non
 
 def test_a_crash_takes_the_request_with_it_and_a_lost_reply_does_not() -> None:
     for kind, goes_on in (("crash", False), ("lost_reply", True)):
-        trial = Trial(Accident(kind, Step(1, "PRODUCE", False)))
+        trial = FaultRun(InjectedFault(kind, Step(1, "PRODUCE", False)))
         with SimulatedBroker() as broker:
             broker.producer().send("orders", "x").result()
-            broker.undergo(trial)
+            broker.attach_fault_run(trial)
             before = broker._server.engine
             delivery = broker._producers[0].send("orders", "y")
             assert trial.happened and trial.requests[0].name == "PRODUCE"
@@ -93,16 +93,16 @@ def test_asyncio_programs_have_steps_and_accidents_too() -> None:
             found = [message.text for message in await consumer.poll(timeout=60)]
             return found + [message.text for message in await consumer.poll(timeout=60)]
 
-    def handled(accident: Accident | None) -> tuple[Trial, list[str]]:
-        trial = Trial(accident)
+    def handled(accident: InjectedFault | None) -> tuple[FaultRun, list[str]]:
+        trial = FaultRun(accident)
         with SimulatedBroker() as broker, pytest.MonkeyPatch.context() as patch:
             patch.setenv("TFMQ_SERVERS", broker.servers)
-            broker.undergo(trial)
+            broker.attach_fault_run(trial)
             return trial, asyncio.run(main())
 
     plain, found = handled(None)
     assert found == ["1"]
-    accidents = plain.accidents(["duplicate"])
+    accidents = plain.possible_faults(["duplicate"])
     runs = [handled(accident) for accident in accidents]
     assert all(trial.happened for trial, _ in runs)
     assert ["1", "1"] in [texts for _, texts in runs]

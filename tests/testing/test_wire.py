@@ -108,7 +108,7 @@ def test_the_broker_sees_the_end_behind_what_was_sent() -> None:
     line.client.close()
     assert line.broker.deliver()
     assert line.session.frames == [b"last words"]
-    assert line.session.lost and line.broker.gone
+    assert line.session.lost and line.broker.is_lost
     line.broker.send([b"nobody reads this"])
     assert not line.wire.to_client
     assert not line.broker.deliver()
@@ -119,7 +119,7 @@ def test_a_cut_loses_what_was_under_way(how: str) -> None:
     line = Line()
     line.send(b"lost")
     line.broker.send([b"lost too"])
-    line.wire.cut() if how == "network" else line.broker.cut_off("a test")
+    line.wire.break_connection() if how == "network" else line.broker.cut_off("a test")
     assert line.broker.deliver()
     assert line.session.frames == [] and len(line.session.lost) == 1
     with pytest.raises(ConnectionResetError):

@@ -7,10 +7,10 @@ import pytest
 
 from tests.testing.inside import new_driver, new_world
 from tfmq.client.connection.requests import request, sleep
-from tfmq.client.operation import Flag, Operation, Wait
+from tfmq.client.operation import Event, Operation, Wait
 from tfmq.errors import NotAllowed, TimedOut
 from tfmq.protocol.commands import CreateTopic, Fetch, Ping
-from tfmq.testing.simulation import PATIENCE_SECONDS, NothingComes
+from tfmq.testing.simulation import WAIT_SECONDS_MAX, NothingComes
 
 
 def test_a_round_trip_takes_no_time() -> None:
@@ -24,15 +24,15 @@ def test_a_wait_with_an_end_lets_time_go_on_to_it_and_no_further() -> None:
     world = new_world()
     driver = new_driver(world)
     before = world.clock.monotonic()
-    assert not driver.wait((Flag(),), 2.5)
+    assert not driver.wait((Event(),), 2.5)
     assert world.clock.monotonic() == pytest.approx(before + 2.5, abs=2e-6)
 
 
 def test_it_ends_at_what_it_waits_for_not_at_its_own_end() -> None:
     world = new_world()
     driver = new_driver(world)
-    flag, before = Flag(), world.clock.monotonic()
-    driver.call_later(1.0, flag.settle)
+    flag, before = Event(), world.clock.monotonic()
+    driver.call_later(1.0, flag.complete)
     assert driver.wait((flag,), 60)
     assert world.clock.monotonic() == pytest.approx(before + 1, abs=2e-6)
 
@@ -61,10 +61,10 @@ def test_what_is_due_on_the_way_happens_in_order_each_at_its_time() -> None:
 def test_a_wait_that_nothing_can_end_is_told_so_and_moves_nothing() -> None:
     world = new_world()
     driver = new_driver(world)
-    driver.call_later(10, Flag().settle)
+    driver.call_later(10, Event().complete)
     before = world.clock.now
     with pytest.raises(NothingComes, match=r"wait for ever.*09:00:00 UTC.*clock\.advance"):
-        driver.wait((Flag(),))
+        driver.wait((Event(),))
     assert world.clock.now == before
 
 
@@ -74,7 +74,7 @@ def test_a_request_ends_by_itself_so_time_may_go_on_for_it() -> None:
     driver = new_driver(world)
     driver.run(request(driver.link, CreateTopic("orders", 1, {})))
     assert world.server.engine is not None
-    incarnation = world.server.engine.house.topics.topic("orders").incarnation
+    incarnation = world.server.engine.broker.topics.topic("orders").incarnation
     before = world.clock.monotonic()
     reply = driver.run(request(driver.link, Fetch("orders", incarnation, 0, 0, wait_ms=4000), seconds=30))
     assert reply.next == 0
@@ -98,7 +98,7 @@ def test_an_operation_that_waits_again_and_again_for_ever_is_ended() -> None:
     before = world.clock.monotonic()
     with pytest.raises(NothingComes):
         driver.run(tries_for_ever())
-    assert world.clock.monotonic() - before < PATIENCE_SECONDS + 10
+    assert world.clock.monotonic() - before < WAIT_SECONDS_MAX + 10
 
 
 def test_an_operation_may_wait_as_long_as_it_asked_to() -> None:
@@ -127,7 +127,7 @@ def test_work_beside_may_wait_itself() -> None:
     world = new_world()
     driver = new_driver(world)
     answers: list[Any] = []
-    driver.beside(
+    driver.run_in_thread(
         lambda: driver.run(request(driver.link, Ping())), lambda result, error: answers.append(result)
     )
     world.settle()
@@ -155,6 +155,6 @@ def test_the_end_of_the_world_closes_every_client() -> None:
     world = new_world()
     driver = new_driver(world)
     driver.run(request(driver.link, Ping()))
-    world.end()
+    world.close_clients()
     assert driver.closed and world.clients == []
-    world.end()
+    world.close_clients()

@@ -19,10 +19,10 @@ from tests.transaction.targets import Targets
 from tfmq import limits as limits_table
 from tfmq.broker.timers import Timers
 from tfmq.errors import TfmqError
-from tfmq.transaction.coordinator import TransactionHandler
-from tfmq.transaction.model import Piece
-from tfmq.transaction.requests import Begin, GroupCommit, Member, Transact
-from tfmq.transaction.store import JournalTransactionStore
+from tfmq.transaction.coordinator import TransactionCoordinator
+from tfmq.transaction.model import IncomingBatch
+from tfmq.transaction.requests import BeginRequest, CommitGroupMember, GroupCommitRequest, TransactRequest
+from tfmq.transaction.store import TransactionStore
 
 FOLDER = "/data/transactions"
 SETTINGS = {
@@ -77,7 +77,7 @@ class Stream:
         self.sequence = 0
         self.number = 0
 
-    def piece(self, key: int, payloads: Sequence[bytes], sequence: int | None = None) -> Piece:
+    def piece(self, key: int, payloads: Sequence[bytes], sequence: int | None = None) -> IncomingBatch:
         first = self.sequence if sequence is None else sequence
         self.sequence = max(self.sequence, first + len(payloads))
         return piece(self.id, first, key, payloads)
@@ -87,12 +87,12 @@ class Stream:
         return self.number
 
 
-def piece(producer_id: int, sequence: int, key: int, payloads: Sequence[bytes]) -> Piece:
+def piece(producer_id: int, sequence: int, key: int, payloads: Sequence[bytes]) -> IncomingBatch:
     data = b"".join(
         make_record(payload, make_id(producer_id, sequence + n)) for n, payload in enumerate(payloads)
     )
     incarnation, _ = split_id(key)
-    return Piece(key, f"topic{incarnation}", producer_id, sequence, len(payloads), (), data)
+    return IncomingBatch(key, f"topic{incarnation}", producer_id, sequence, len(payloads), (), data)
 
 
 def payloads_of(data: bytes) -> list[bytes]:
@@ -134,25 +134,27 @@ class Desk:
                 self.disk.force_folder(folder.rsplit("/", 1)[0] or "/")
         self.forcer = Forcer(self.disk, self.run, anchor_path=data, clock=self.clock)
         settings: Any = {**SETTINGS, **self.settings}
-        self.store = JournalTransactionStore.open(
+        self.store = TransactionStore.open(
             self.disk,
             self.folder,
             clock=self.clock,
             randomness=lambda size: b"7" * size,
             new_id=lambda: 5,
-            leased_ms=lambda producer_id: self.clock.wall_ms(),
-            force=lambda journal, place, waiter: self.forcer.want(journal, place, waiter, start=False),
+            lease_time=lambda producer_id: self.clock.wall_ms(),
+            request_fsync=lambda journal, place, waiter: self.forcer.want(
+                journal, place, waiter, start=False
+            ),
             run=self.run,
-            limits=limits_table.effective(self.limits),
+            limits=limits_table.effective_limits(self.limits),
             settings=settings,
         )
-        self.handler = TransactionHandler(
+        self.handler = TransactionCoordinator(
             self.store,
             self.targets,
             timers=self.timers,
             clock=self.clock,
             run=self.run,
-            limits=limits_table.effective(self.limits),
+            limits=limits_table.effective_limits(self.limits),
             settings=settings,
         )
         self.recovered = False
@@ -269,12 +271,12 @@ class Desk:
         *,
         session: Session | None = None,
         number: int | None = None,
-        member: Member | None = None,
+        member: CommitGroupMember | None = None,
         turn: bool = True,
         **fields: Any,
     ) -> Answer:
         stream = stream or self.stream()
-        request = Begin(stream.id, number or stream.next_number(), xid, member=member, **fields)
+        request = BeginRequest(stream.id, number or stream.next_number(), xid, member=member, **fields)
         answer = self.ask("begin", request, session or self.session, turn=turn)
         answer.stream = stream  # type: ignore[attr-defined]
         return answer
@@ -336,14 +338,16 @@ class Desk:
     ) -> Answer:
         stream = stream or self.stream()
         pieces = [stream.piece(key, payloads) for key, payloads in batches]
-        request = Transact(stream.id, number or stream.next_number(), pieces, offsets)
+        request = TransactRequest(stream.id, number or stream.next_number(), pieces, offsets)
         answer = self.ask("transact", request, self.session, turn=turn)
         answer.request = request  # type: ignore[attr-defined]
         return answer
 
     def member(self, group: str, sequence: int, run: str = "run", name: str = "", **fields: Any) -> Answer:
         return self.begin(
-            name or f"{group}-{sequence}-{self.streams}", member=Member(group, sequence, run), **fields
+            name or f"{group}-{sequence}-{self.streams}",
+            member=CommitGroupMember(group, sequence, run),
+            **fields,
         )
 
     def commit_group(
@@ -358,7 +362,7 @@ class Desk:
         turn: bool = True,
     ) -> Answer:
         names = [(each.xid, each.epoch) for each in members]
-        request = GroupCommit(group, sequence, run, names, rows, other_total)
+        request = GroupCommitRequest(group, sequence, run, names, rows, other_total)
         return self.ask("commit_group", request, turn=turn)
 
     # Looking

@@ -10,7 +10,7 @@ from itertools import pairwise
 from journal.record.format import split_id
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Row
-from tfmq.transaction.requests import Member
+from tfmq.transaction.requests import CommitGroupMember
 
 KEYS = (ORDERS, ORDERS + 1, BILLS)
 ABSENT, PREPARED, COMMITTED = "absent", "prepared", "committed"
@@ -27,7 +27,7 @@ EXPECTED = {
 class Known:
     """A transaction as its user knows it."""
 
-    def __init__(self, name: str, began: Answer | None, member: Member | None = None) -> None:
+    def __init__(self, name: str, began: Answer | None, member: CommitGroupMember | None = None) -> None:
         self.name, self.began, self.member = name, began, member
         self.messages: dict[int, list[bytes]] = {}
         self.fates = {ABSENT}
@@ -107,7 +107,7 @@ class Life:
 
     def begin_member(self, ahead: int, run: str) -> None:
         self.count += 1
-        member = Member("g", self.sequence + ahead, run)
+        member = CommitGroupMember("g", self.sequence + ahead, run)
         began = self.desk.begin(f"m{self.count}", member=member)
         if began.code == "ok" and began.state == "open":
             self.known.append(Known(began.xid, began, member))
@@ -173,7 +173,7 @@ class Life:
                 known.fates |= {ABSENT}
 
     def lose_session(self) -> None:
-        self.desk.handler.session_lost(self.desk.session)
+        self.desk.handler.session_closed(self.desk.session)
         self.desk.turn()
 
     # The world
@@ -202,12 +202,12 @@ class Life:
         target.full = False
         if target.stopped is not None:
             self.desk.targets.resume(key, keep=self.generator.randint(target.forced, len(target.appends)))
-        self.desk.handler.resumed(key)
+        self.desk.handler.target_resumed(key)
         self.desk.turn()
 
     def delete_topic(self) -> None:
         self.desk.targets.delete(17)
-        self.desk.handler.topic_gone(17)
+        self.desk.handler.topic_deleted(17)
         self.desk.turn()
 
     def disk_trouble(self, kind: str, nth: int) -> None:

@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from journal.fsync import Forcer
-from journal.record.batch import cut_blocks
+from journal.record.batch import split_blocks
 from journal.record.format import make_id, make_log_id, make_record
 from journal.testing import SimulatedClock, SimulatedDisk
 from journal.testing.memory_disk import Moment
-from journal.wal.entry import AppendMsg, Entry, Operation
-from tfmq.apply_target import GroupPlaces
+from journal.wal.entry import AppendMsg, JournalEntry, Operation
+from tfmq.apply_target import GroupPositions
 from tfmq.transaction import states
 from tfmq.transaction.journal_records import Origin
-from tfmq.transaction.model import Decision, Locations, Piece, Slice, Transaction
-from tfmq.transaction.requests import Member
-from tfmq.transaction.store import JournalTransactionStore
-from tfmq.transaction.transaction_table import Ledger
+from tfmq.transaction.model import BatchLocations, Decision, IncomingBatch, Slice, Transaction
+from tfmq.transaction.requests import CommitGroupMember
+from tfmq.transaction.store import TransactionStore
+from tfmq.transaction.transaction_table import TransactionTable
 
 FOLDER = "data/transactions"
 DAY_MS = 86_400_000
@@ -50,10 +50,12 @@ def piece(
     payloads: Sequence[bytes],
     log_id: int = ORDERS,
     block_bytes: int = 65_536,
-) -> Piece:
+) -> IncomingBatch:
     data = records(producer_id, sequence, payloads)
-    blocks = cut_blocks(data, block_bytes)
-    return Piece(log_id, NAMES.get(log_id, "other"), producer_id, sequence, len(payloads), blocks, data)
+    blocks = split_blocks(data, block_bytes)
+    return IncomingBatch(
+        log_id, NAMES.get(log_id, "other"), producer_id, sequence, len(payloads), blocks, data
+    )
 
 
 class Written:
@@ -113,20 +115,20 @@ class Store:
 
     def open(self) -> None:
         forcer = Forcer(self.disk, self.run, anchor_path="data", method="fdatasync", clock=self.clock)
-        self.store = JournalTransactionStore.open(
+        self.store = TransactionStore.open(
             self.disk,
             FOLDER,
             clock=self.clock,
             randomness=self.generator.randbytes,
             new_id=lambda: 4711,
-            leased_ms=lambda producer_id: self.leased_ms(producer_id),
-            force=forcer.want,
+            lease_time=lambda producer_id: self.leased_ms(producer_id),
+            request_fsync=forcer.want,
             run=self.run,
             limits=self.limits,
             settings=self.settings,
-            decided_ms=lambda: self.clock.wall_ms() + self.ahead_ms,
+            decision_time=lambda: self.clock.wall_ms() + self.ahead_ms,
         )
-        self.ledger: Ledger = self.store._ledger
+        self.ledger: TransactionTable = self.store._table
         self.journal = self.store._journal
 
     # Time and threads
@@ -188,7 +190,7 @@ class Store:
         *,
         producer_id: int = 0,
         local: bool = False,
-        member: Member | None = None,
+        member: CommitGroupMember | None = None,
         group: str = "",
     ) -> Origin:
         producer_id = producer_id or self.producer()
@@ -206,7 +208,7 @@ class Store:
         payloads: Sequence[bytes],
         log_id: int = ORDERS,
         block_bytes: int = 65_536,
-    ) -> Piece:
+    ) -> IncomingBatch:
         producer_id = transaction.origin.producer_id
         sequence = self.sequences.get(producer_id, 0)
         self.sequences[producer_id] = sequence + len(payloads)
@@ -220,12 +222,12 @@ class Store:
         block_bytes: int = 65_536,
     ) -> Written:
         written = Written()
-        self.store.add(transaction, self.piece(transaction, payloads, log_id, block_bytes), written)
+        self.store.add_batch(transaction, self.piece(transaction, payloads, log_id, block_bytes), written)
         self.turn()
         return written
 
     def prepare(
-        self, transaction: Transaction, offsets: Sequence[GroupPlaces] = (), expires_ms: int = 0
+        self, transaction: Transaction, offsets: Sequence[GroupPositions] = (), expires_ms: int = 0
     ) -> Written:
         return self._ask(lambda written: self.store.prepare(transaction, offsets, expires_ms, written))
 
@@ -236,10 +238,10 @@ class Store:
         return self._ask(lambda written: self.store.rollback(transaction, written))
 
     def commit_by_hand(self, transaction: Transaction) -> Written:
-        return self._ask(lambda written: self.store.commit_by_hand(transaction, written))
+        return self._ask(lambda written: self.store.heuristic_commit(transaction, written))
 
     def rollback_by_hand(self, transaction: Transaction) -> Written:
-        return self._ask(lambda written: self.store.rollback_by_hand(transaction, written))
+        return self._ask(lambda written: self.store.heuristic_rollback(transaction, written))
 
     def forget(self, transaction: Transaction) -> Written:
         return self._ask(lambda written: self.store.forget(transaction, written))
@@ -264,29 +266,29 @@ class Store:
     def transact(self, payloads: Sequence[bytes] = (b"message",), producer_id: int = 0) -> Transaction:
         """A whole transaction in one append."""
         transaction = self.begin(producer_id=producer_id)
-        self.commit(transaction, pieces=[self.piece(transaction, payloads)])
+        self.commit(transaction, batches=[self.piece(transaction, payloads)])
         return transaction
 
     def settle(self, decision: Decision | None) -> None:
         """All of it is in its partitions, and forced there."""
         assert decision is not None
-        self.store.applied(decision)
-        self.store.settle(decision)
+        self.store.mark_applied(decision)
+        self.store.complete(decision)
 
     def force(self) -> None:
         done: list[Any] = []
-        self.store.when_forced(self.journal.end_offset - 1, done.append)
+        self.store.when_durable(self.journal.end_offset - 1, done.append)
         self.turn()
         assert done == [None] or self.lazy, done
 
     def checkpoint(self) -> None:
         work = self.journal.checkpoint()
         work()
-        self.journal.checkpointed(None)
+        self.journal.checkpoint_done(None)
 
     def slices(self, decision: Decision | None, log_id: int = ORDERS, after: int = 0) -> list[Slice]:
         assert decision is not None
-        return list(self.store.slices(decision, log_id, after))
+        return list(self.store.read_slices(decision, log_id, after))
 
     def payloads(self, decision: Decision | None, log_id: int = ORDERS, after: int = 0) -> bytes:
         """The records that go there, as bytes."""
@@ -319,53 +321,53 @@ def row(transaction: Transaction) -> tuple[Any, ...]:
         transaction.decided_ms,
         transaction.messages,
         transaction.size_bytes,
-        transaction.lost,
-        None if decided else list(Locations(transaction.locations)()),
-        transaction.decision.place if transaction.decision is not None else 0,
+        transaction.lost_messages,
+        None if decided else list(BatchLocations(transaction.locations)()),
+        transaction.decision.lsn if transaction.decision is not None else 0,
     )
 
 
-def decided(ledger: Ledger) -> dict[int, tuple[Any, ...]]:
+def decided(ledger: TransactionTable) -> dict[int, tuple[Any, ...]]:
     """Decided ones that a start applies again until the partitions say that they have them."""
     return {
         epoch: row(each)
         for epoch, each in sorted(ledger.transactions.items())
-        if each.decision is not None and each.state not in states.HEURISTIC
+        if each.decision is not None and each.state not in states.HEURISTIC_STATES
     }
 
 
-def streams_of(ledger: Ledger) -> Any:
+def streams_of(ledger: TransactionTable) -> Any:
     """Without the times at which they were seen: what sent last bears that of the next operation, also a start's."""
-    floor, rows, torn = ledger.streams.dump()
+    floor, rows, torn = ledger.producer_states.dump()
     return floor, [row[:-1] for row in rows], torn
 
 
-def picture(ledger: Ledger) -> dict[str, Any]:
+def picture(ledger: TransactionTable) -> dict[str, Any]:
     """All that a recovery must bring back, but what is open, which it must not, and `decided`."""
     kept = {
         epoch: row(each)
         for epoch, each in sorted(ledger.transactions.items())
-        if each.state != states.OPEN and (each.decision is None or each.state in states.HEURISTIC)
+        if each.state != states.OPEN and (each.decision is None or each.state in states.HEURISTIC_STATES)
     }
     return {
         "transactions": kept,
-        "named": {xid: each.epoch for xid, each in sorted(ledger.named.items()) if each.epoch in kept},
-        "listed": [epoch for epoch in ledger.order.after(0) if epoch in kept],
+        "named": {xid: each.epoch for xid, each in sorted(ledger.by_xid.items()) if each.epoch in kept},
+        "listed": [epoch for epoch in ledger.epoch_index.epochs_after(0) if epoch in kept],
         "members": {
             name: sorted(epoch for epoch in group.members if epoch in kept)
-            for name, group in ledger.groups.by_name.items()
+            for name, group in ledger.commit_groups.by_name.items()
             if any(epoch in kept for epoch in group.members)
         },
         "outcomes": ledger.outcomes.dump(),
         "local outcomes": ledger.local_outcomes.dump(),
         "streams": streams_of(ledger),
-        "groups": ledger.groups.dump(),
+        "groups": ledger.commit_groups.dump(),
         "epochs": ledger.epochs_end,
-        "time": ledger.time_ms,
+        "time": ledger.latest_ms,
     }
 
 
-def entry_of(place: int, content: AppendMsg | Operation) -> Entry:
+def entry_of(place: int, content: AppendMsg | Operation) -> JournalEntry:
     """As the journal gives it back."""
     kind = 1 if isinstance(content, AppendMsg) else 2
-    return Entry(kind, place, 1, content, 0)
+    return JournalEntry(kind, place, 1, content, 0)

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from journal.record.format import records_of, split_id
 from tfmq.apply_target import (
     OFFSETS_KEY,
-    Applied,
+    AppendResult,
+    AppliedCallback,
     CommitOffsets,
+    DurableCallback,
     Effect,
-    Forced,
-    GroupPlaces,
-    Mark,
-    SourceName,
+    GroupPositions,
+    SourceId,
 )
 from tfmq.errors import Busy, DiskFull, Fenced, StorageStopped, UnknownTopic
 
@@ -88,8 +88,8 @@ class Targets:
         self.violations: list[str] = []
         self.before_append: Callable[[], None] = lambda: None
         """Called each time when something is about to become visible."""
-        self._queue: list[tuple[Effect, Applied]] = []
-        self._waiting: list[tuple[Mark, Forced]] = []
+        self._queue: list[tuple[Effect, AppliedCallback]] = []
+        self._waiting: list[tuple[AppendResult, DurableCallback]] = []
 
     def target(self, key: int) -> Target:
         return self.targets.setdefault(key, Target())
@@ -153,7 +153,7 @@ class Targets:
 
     # Destination
 
-    def check(self, key: int, size_bytes: int) -> None:
+    def check_space(self, key: int, size_bytes: int) -> None:
         self._require(key)
         target = self.target(key)
         if target.stopped is not None:
@@ -165,30 +165,30 @@ class Targets:
         if split_id(key)[0] in self.gone:
             raise UnknownTopic()
 
-    def reserve(self, size_bytes: int) -> None:
+    def reserve_bytes(self, size_bytes: int) -> None:
         self.reserved += size_bytes
 
-    def release(self, size_bytes: int) -> None:
+    def release_bytes(self, size_bytes: int) -> None:
         self.reserved -= size_bytes
         assert self.reserved >= 0, "more was released than was reserved"
 
-    def name(self, key: int) -> str | None:
+    def display_name(self, key: int) -> str | None:
         if key == OFFSETS_KEY:
             return "the offsets of groups"
         incarnation, number = split_id(key)
         return None if incarnation in self.gone else f"topic{incarnation}-{number}"
 
-    def applied(self, key: int, source: SourceName) -> tuple[int, int] | None:
+    def last_applied(self, key: int, source: SourceId) -> tuple[int, int] | None:
         return self.target(key).applied
 
-    def settled(self, key: int, source: SourceName) -> tuple[int, int] | None:
+    def last_durable(self, key: int, source: SourceId) -> tuple[int, int] | None:
         target = self.target(key)
         return target.cut(target.forced).applied
 
-    def slice_bytes(self, key: int) -> int:
+    def append_bytes_max(self, key: int) -> int:
         return self.limit
 
-    def apply(self, effect: Effect, done: Applied) -> None:
+    def apply(self, effect: Effect, done: AppliedCallback) -> None:
         self.asked.append(("apply", effect.key, effect.source.high, effect.source.low))
         self._queue.append((effect, done))
 
@@ -207,7 +207,7 @@ class Targets:
                 self.force(key)
         return bool(queue)
 
-    def _write(self, effect: Effect, done: Applied) -> None:
+    def _write(self, effect: Effect, done: AppliedCallback) -> None:
         try:
             self._require(effect.key)
         except UnknownTopic as error:
@@ -220,15 +220,15 @@ class Targets:
         elif target.full:
             done(None, DiskFull())
         elif target.applied is not None and place <= target.applied:
-            done(Mark(effect.key, target.end, ()), None)
+            done(AppendResult(effect.key, target.end, ()), None)
         else:
             offsets = self._append(target, effect, place)
-            done(Mark(effect.key, target.end, offsets), None)
+            done(AppendResult(effect.key, target.end, offsets), None)
 
     def _append(self, target: Target, effect: Effect, place: tuple[int, int]) -> list[int]:
         if isinstance(effect, CommitOffsets):
             for places in effect.groups:
-                target.places[places.group] = tuple(places.places)
+                target.places[places.group] = tuple(places.positions)
             target.appends.append(Append(place, [], 0))
             return []
         records = []
@@ -246,28 +246,28 @@ class Targets:
         target.appends.append(Append(place, records, size))
         return offsets
 
-    def hold(self, key: int, source: SourceName) -> None:
+    def begin_exclusive(self, key: int, source: SourceId) -> None:
         self.target(key).held += 1
         assert self.target(key).held == 1, "holds do not nest"
         self.asked.append(("hold", key))
 
-    def unhold(self, key: int) -> None:
+    def end_exclusive(self, key: int) -> None:
         self.target(key).held = 0
         self.asked.append(("unhold", key))
 
-    def forced(self, mark: Mark) -> bool:
+    def is_durable(self, mark: AppendResult) -> bool:
         if split_id(mark.key)[0] in self.gone and mark.key != OFFSETS_KEY:
             return True
         return self.target(mark.key).forced * 1000 >= mark.end
 
-    def when_forced(self, mark: Mark, done: Forced) -> None:
+    def fsync_to(self, mark: AppendResult, done: DurableCallback) -> None:
         self.asked.append(("force", mark.key))
         self._waiting.append((mark, done))
 
     def _tell_forced(self) -> None:
         waiting, self._waiting = self._waiting, []
         for mark, done in waiting:
-            if self.forced(mark):
+            if self.is_durable(mark):
                 done(None)
             elif self.target(mark.key).stopped is not None:
                 done(StorageStopped())
@@ -279,7 +279,7 @@ class Targets:
         self.target(key).stopped = reason
         self._tell_forced()
 
-    def check_offsets(self, rows: Sequence[Row], session: Any) -> list[GroupPlaces]:
+    def check_offsets(self, rows: Sequence[Row], session: Any) -> list[GroupPositions]:
         found = []
         for row in rows:
             for epoch, (xid, groups) in self.locks.items():
@@ -287,10 +287,10 @@ class Targets:
                     raise Busy(f"locked by {xid} ({epoch})")
             if self.generations.get(row.group, row.generation) != row.generation:
                 raise Fenced()
-            found.append(GroupPlaces(row.group, row.generation, [(16, 0, row.offset, 0, 1)]))
+            found.append(GroupPositions(row.group, row.generation, [(16, 0, row.offset, 0, 1)]))
         return found
 
-    def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPlaces]) -> None:
+    def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:
         known = self.locks.get(epoch, (xid, []))
         self.locks[epoch] = (xid, [*known[1], *(each.group for each in groups)])
 

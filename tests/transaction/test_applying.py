@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from tests.transaction.desk import BILLS, FOLDER, ORDERS, Desk
-from tfmq.transaction.applier import LATE_SECONDS, PAUSE_SECONDS_MAX, TURN_BYTES
+from tfmq.transaction.applier import LATE_SECONDS, RETRY_SECONDS_MAX, TURN_BYTES
 
 
 def test_a_commit_is_answered_when_every_target_has_its_part() -> None:
@@ -87,7 +87,7 @@ def test_damage_of_the_journal_is_told_and_holds_up_what_is_behind_it(
             refused.failure
         )
         assert desk.commit(second).state == "applying"
-        desk.advance(10 * PAUSE_SECONDS_MAX)
+        desk.advance(10 * RETRY_SECONDS_MAX)
     assert desk.visible() == [], "nothing is brought that is not what was sent, and nothing before it"
     assert len(caplog.records) == 1
     assert "0000000000000001.journal" in caplog.text
@@ -103,7 +103,7 @@ def test_offsets_are_told_only_where_they_are_on_the_disk() -> None:
     desk = Desk()
     answer = desk.transact([(ORDERS, [b"1"]), (BILLS, [b"2"]), (ORDERS, [b"3"])])
     assert answer.offsets == [-1, -1, -1]
-    desk.targets.forced = lambda mark: mark.key == ORDERS  # type: ignore[method-assign]
+    desk.targets.is_durable = lambda mark: mark.key == ORDERS  # type: ignore[method-assign]
     answer = desk.transact([(ORDERS, [b"1"]), (BILLS, [b"2"]), (ORDERS, [b"3"])])
     assert answer.offsets[1] == -1
     assert 0 < answer.offsets[0] < answer.offsets[2]
@@ -117,7 +117,7 @@ def test_it_is_idle_when_all_is_brought_or_waits_for_a_target() -> None:
     desk.targets.stop(ORDERS)
     desk.commit(began)
     assert applier.idle
-    desk.handler.resumed(ORDERS)
+    desk.handler.target_resumed(ORDERS)
     assert not applier.idle
 
 
@@ -143,7 +143,7 @@ def test_a_start_does_not_wait_for_a_target_that_takes_nothing() -> None:
     assert again.recovered
     assert again.state(began) == "applying"
     left.resume(ORDERS)
-    again.handler.resumed(ORDERS)
+    again.handler.target_resumed(ORDERS)
     again.turn()
     assert again.visible() == [b"1"]
 
@@ -189,7 +189,7 @@ def test_a_target_that_stopped_before_its_force_is_told_until_it_is_back() -> No
     assert desk.handler.describe("x", 0)["waits_for"].keys() == {"topic17-0"}
     desk.targets.resume(BILLS, keep=0)
     desk.targets.target(BILLS).full = True
-    desk.handler.resumed(BILLS)
+    desk.handler.target_resumed(BILLS)
     desk.turn()
     assert desk.commit(began).state == "applying", "it lost its part, and cannot take it again yet"
     assert desk.handler.status()["applying"] == 1
@@ -210,7 +210,7 @@ def test_a_topic_that_goes_after_its_force_failed_lets_go() -> None:
     desk.targets.fail_force(ORDERS)
     assert desk.handler.status()["applying"] == 1
     desk.targets.delete(16)
-    desk.handler.topic_gone(16)
+    desk.handler.topic_deleted(16)
     desk.advance(1)
     assert desk.handler.status()["applying"] == 0
     assert not desk.store.transactions

@@ -6,7 +6,7 @@ import pytest
 
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk, Session, Stream
 from tfmq.errors import NOT_DONE
-from tfmq.transaction.requests import Member
+from tfmq.transaction.requests import CommitGroupMember
 
 
 def send(
@@ -53,7 +53,7 @@ def test_a_begin_that_is_repeated_gets_the_first_answer() -> None:
     first = desk.begin("x", stream, number=1, timeout_ms=7000)
     again = desk.begin("x", stream, number=1)
     assert again.result == first.result
-    assert desk.store.counts["open"] == 1
+    assert desk.store.state_counts["open"] == 1
     local = desk.begin("", stream, number=2)
     assert desk.begin("", stream, number=2).result == local.result
 
@@ -132,10 +132,10 @@ def test_a_member_of_a_sequence_that_is_committed_has_nothing_to_do() -> None:
     desk.send(member, [b"m"])
     desk.prepare(member)
     desk.commit_group("spark", 4, [member])
-    began = desk.begin("again", member=Member("spark", 4, "run2"))
+    began = desk.begin("again", member=CommitGroupMember("spark", 4, "run2"))
     assert (began.state, began.epoch) == ("done", 0)
-    assert desk.begin("older", member=Member("spark", 3, "run2")).code == "group_stale"
-    assert desk.begin("newer", member=Member("spark", 5, "run2")).state == "open"
+    assert desk.begin("older", member=CommitGroupMember("spark", 3, "run2")).code == "group_stale"
+    assert desk.begin("newer", member=CommitGroupMember("spark", 5, "run2")).state == "open"
 
 
 # Send
@@ -222,7 +222,7 @@ def test_an_ended_transaction_takes_nothing_more(end: str) -> None:
     elif end == "timeout":
         desk.advance(61)
     else:
-        desk.handler.session_lost(desk.session)
+        desk.handler.session_closed(desk.session)
         desk.turn()
     answer = desk.send(began, [b"late"])
     assert (answer.code, answer.failure.outcome) == ("unknown_transaction", NOT_DONE)  # type: ignore[union-attr]
@@ -272,10 +272,10 @@ def test_tiny_batches_of_many_transactions_are_counted_and_free_again_when_they_
     assert [desk.send(one, [b"m"]).code for _ in range(3)] == ["ok", "ok", "busy"]
     assert desk.transact([(ORDERS, [b"m"])]).code == "busy"
     desk = desk.power_cut()
-    assert desk.store.batches == 1
+    assert desk.store.batch_count == 1
     assert [desk.send(desk.begin(f"z{n}"), [b"m"]).code for n in range(3)] == ["ok", "ok", "busy"]
     desk.rollback(two)
-    assert desk.store.batches == 2
+    assert desk.store.batch_count == 2
     assert desk.transact([(ORDERS, [b"m"])]).state == "committed"
 
 

@@ -8,27 +8,27 @@ import pytest
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Row
 from tfmq.errors import StaleEpoch
-from tfmq.transaction.active_transactions import DROPS_REMEMBERED, READ_ONLY_REMEMBERED, Books
+from tfmq.transaction.active_transactions import DROPPED_COUNTS_KEPT, READ_ONLY_KEPT, ActiveTransactions
 
 
-def books(desk: Desk) -> Books:
-    return desk.handler._books
+def books(desk: Desk) -> ActiveTransactions:
+    return desk.handler._active
 
 
 def test_a_transaction_is_found_by_name_and_epoch_only() -> None:
     desk = Desk()
     began = desk.begin("x")
-    assert books(desk).find("x", began.epoch) is not None
-    assert books(desk).find("y", began.epoch) is None
-    assert books(desk).find("x", began.epoch + 1) is None
+    assert books(desk).find_live("x", began.epoch) is not None
+    assert books(desk).find_live("y", began.epoch) is None
+    assert books(desk).find_live("x", began.epoch + 1) is None
     with pytest.raises(StaleEpoch):
-        books(desk).find("x", began.epoch - 1)
+        books(desk).find_live("x", began.epoch - 1)
 
 
 def test_decisions_start_in_the_order_of_their_places_whatever_order_their_forces_are_told_in() -> None:
     desk = Desk()
     waiters = []
-    desk.store.when_forced = lambda place, waiter: waiters.append(waiter)  # type: ignore[method-assign]
+    desk.store.when_durable = lambda place, waiter: waiters.append(waiter)  # type: ignore[method-assign]
     began = [desk.prepared_unforced(f"x{number}", [b"%d" % number]) for number in range(3)]
     waiters.clear()
     for each in began:
@@ -45,11 +45,11 @@ def test_decisions_start_in_the_order_of_their_places_whatever_order_their_force
 def test_what_is_told_from_memory_waits_for_the_disk() -> None:
     desk = Desk(queued=True)
     told = Answer()
-    books(desk).when_sure(lambda error: told(error is None, None))
+    books(desk).when_all_durable(lambda error: told(error is None, None))
     assert told.result is True, "nothing has happened yet"
     desk.transact([(ORDERS, [b"m"])])
     told = Answer()
-    books(desk).when_sure(lambda error: told(error is None, None))
+    books(desk).when_all_durable(lambda error: told(error is None, None))
     assert told.code == "waiting"
     desk.work()
     assert told.result is True
@@ -61,9 +61,9 @@ def test_steps_that_wait_go_on_in_their_order() -> None:
     transaction = desk.store.transactions[began.epoch]
     went: list[int] = []
     for number in range(3):
-        books(desk).later(transaction, lambda number=number: went.append(number))  # type: ignore[misc]
-    books(desk).go_on(transaction)
-    books(desk).go_on(transaction)
+        books(desk).run_after_pending(transaction, lambda number=number: went.append(number))  # type: ignore[misc]
+    books(desk).retry_waiting(transaction)
+    books(desk).retry_waiting(transaction)
     assert went == [0, 1, 2]
 
 
@@ -71,20 +71,20 @@ def test_memories_are_bounded() -> None:
     desk = Desk()
     began = desk.begin("first")
     desk.prepare(began)
-    assert books(desk).was_empty("first", began.epoch)
-    for number in range(READ_ONLY_REMEMBERED):
+    assert books(desk).ended_read_only("first", began.epoch)
+    for number in range(READ_ONLY_KEPT):
         books(desk)._read_only["x", number] = None
     desk.prepare(desk.begin("last"))
-    assert not books(desk).was_empty("first", began.epoch)
+    assert not books(desk).ended_read_only("first", began.epoch)
     desk.targets.delete(16)
-    books(desk)._drops.update(dict.fromkeys(range(-DROPS_REMEMBERED, 0), 1))
+    books(desk)._dropped_counts.update(dict.fromkeys(range(-DROPPED_COUNTS_KEPT, 0), 1))
     kept = desk.begin("drop")
     desk.send(kept, [b"m"], BILLS)
     desk.prepare(kept)
     desk.targets.delete(17)
     desk.commit(kept)
-    assert books(desk).drops(kept.epoch) == 1
-    assert len(books(desk)._drops) == DROPS_REMEMBERED
+    assert books(desk).dropped_messages(kept.epoch) == 1
+    assert len(books(desk)._dropped_counts) == DROPPED_COUNTS_KEPT
 
 
 def test_nobody_is_asked_before_the_prepare_is_on_the_disk() -> None:
@@ -96,11 +96,11 @@ def test_nobody_is_asked_before_the_prepare_is_on_the_disk() -> None:
     desk.prepare(began)
     desk.advance(5)
     early, late = Answer(), Answer()
-    desk.handler.await_checks("shop", 0, desk.session, early)
+    desk.handler.await_check_back("shop", 0, desk.session, early)
     assert early.result == []
     desk.work()
     desk.advance(5)
-    desk.handler.await_checks("shop", 0, desk.session, late)
+    desk.handler.await_check_back("shop", 0, desk.session, late)
     assert [check.xid for check in late.result] == ["x"]
 
 
@@ -114,7 +114,7 @@ def test_a_prepare_that_is_rolled_back_before_its_force_is_never_asked_about() -
     desk.work()
     desk.advance(5)
     answer = Answer()
-    desk.handler.await_checks("shop", 0, desk.session, answer)
+    desk.handler.await_check_back("shop", 0, desk.session, answer)
     assert answer.result == []
 
 
@@ -134,7 +134,7 @@ def test_a_prepare_is_asked_about_although_its_refused_end_was_under_way_when_it
     desk.disk.faults.clear()
     desk.advance(5)
     answer = Answer()
-    desk.handler.await_checks("shop", 0, desk.session, answer)
+    desk.handler.await_check_back("shop", 0, desk.session, answer)
     assert [check.xid for check in answer.result] == ["x"]
 
 
@@ -154,7 +154,7 @@ def test_a_start_has_everything_back_before_it_says_so() -> None:
     assert (again.targets.reserved, list(again.targets.locks)) == (99, [began.epoch])
     answer = Answer()
     again.advance(0.1)
-    again.handler.await_checks("shop", 0, again.session, answer)
+    again.handler.await_check_back("shop", 0, again.session, answer)
     assert [check.xid for check in answer.result] == ["x"]
 
 

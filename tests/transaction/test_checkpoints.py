@@ -13,9 +13,9 @@ def begin_checkpoint(store: Store) -> None:
     """Goes on until the work of a checkpoint waits for a worker."""
     for number in range(100):
         store.send(store.begin(f"on the way {number}"), [bytes(500)])
-        while store.jobs and not store.store._checkpoints.working:
+        while store.jobs and not store.store._checkpointer.running:
             store.step()
-        if store.store._checkpoints.working:
+        if store.store._checkpointer.running:
             return
     raise AssertionError("no checkpoint begins")
 
@@ -40,13 +40,13 @@ def test_item_36_the_owner_goes_on_while_a_checkpoint_is_written() -> None:
     late = store.begin("late")
     store.send(late)
     store.prepare(late)
-    assert store.store._checkpoints.working
+    assert store.store._checkpointer.running
     store.work()
-    assert not store.store._checkpoints.working
+    assert not store.store._checkpointer.running
     life = store.killed()
     found = life.store.transactions[first.epoch]
     assert found.decision is not None and first.decision is not None
-    assert found.decision.place == first.decision.place
+    assert found.decision.lsn == first.decision.lsn
     assert life.store.named["late"].messages == 1
 
 
@@ -62,10 +62,10 @@ def test_a_checkpoint_that_fails_loses_nothing(kind: str, error: int) -> None:
     for _ in range(3):
         store.clock.advance(60)
         store.transact([bytes(400_000)])
-        store.store.tend()
+        store.store.run_housekeeping()
     life = store.killed()
-    assert "x" in life.store.named
-    life.commit(life.store.named["x"])
+    assert "x" in life.store.by_xid
+    life.commit(life.store.by_xid["x"])
     assert life.payloads(life.store.transactions[1].decision).endswith(b"kept")
 
 
@@ -73,8 +73,8 @@ def test_none_begins_while_one_is_written() -> None:
     store = Store(lazy=True, journal_file_bytes=8192)
     begin_checkpoint(store)
     jobs = len(store.jobs)
-    store.store.tend()
-    store.store.tend()
+    store.store.run_housekeeping()
+    store.store.run_housekeeping()
     assert len(store.jobs) == jobs
     store.work()
     assert store.store.idle

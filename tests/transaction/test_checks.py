@@ -5,8 +5,13 @@ from itertools import pairwise
 from journal.testing import SimulatedClock
 from tests.transaction.desk import Answer, Session
 from tfmq.broker.timers import Timers
-from tfmq.transaction.check_back import CHECKS_AT_ONCE, PAUSE_SECONDS_MAX, WAITS_PER_SESSION_MAX, Checks
-from tfmq.transaction.requests import Check
+from tfmq.transaction.check_back import (
+    QUERIES_PER_REPLY,
+    QUERY_PAUSE_SECONDS_MAX,
+    WAITS_PER_SESSION_MAX,
+    CheckBack,
+)
+from tfmq.transaction.requests import CheckBackQuery
 
 
 class Asking:
@@ -15,16 +20,16 @@ class Asking:
     def __init__(self, check_seconds: float = 60, parked_max: int = 100) -> None:
         self.clock = SimulatedClock()
         self.timers = Timers(self.clock)
-        self.checks = Checks(
+        self.checks = CheckBack(
             self.timers,
             check_seconds=check_seconds,
-            parked_max=parked_max,
-            check=lambda epoch: Check("x", epoch, 0, []),
+            waits_max=parked_max,
+            make_query=lambda epoch: CheckBackQuery("x", epoch, 0, []),
         )
 
     def wait(self, group: str = "shop", session: Session | None = None, wait_ms: int = 30_000) -> Answer:
         answer = Answer()
-        answer.cancel = self.checks.wait(group, wait_ms, session or Session(), answer)  # type: ignore[attr-defined]
+        answer.cancel = self.checks.add_wait(group, wait_ms, session or Session(), answer)  # type: ignore[attr-defined]
         return answer
 
     def advance(self, seconds: float) -> None:
@@ -42,7 +47,7 @@ def epochs(answer: Answer) -> list[int]:
 
 def test_a_group_is_asked_after_the_time_and_not_before() -> None:
     asking = Asking()
-    asking.checks.watch(7, "shop", 0)
+    asking.checks.watch_transaction(7, "shop", 0)
     waiting = asking.wait(wait_ms=100_000)
     asking.advance(59)
     assert waiting.code == "waiting"
@@ -52,14 +57,14 @@ def test_a_group_is_asked_after_the_time_and_not_before() -> None:
 
 def test_one_that_has_been_prepared_for_long_is_due_at_once() -> None:
     asking = Asking()
-    asking.checks.watch(7, "shop", 3600)
+    asking.checks.watch_transaction(7, "shop", 3600)
     asking.advance(0)
     assert epochs(asking.wait()) == [7]
 
 
 def test_only_its_own_group_is_asked() -> None:
     asking = Asking()
-    asking.checks.watch(7, "shop", 60)
+    asking.checks.watch_transaction(7, "shop", 60)
     other = asking.wait("other")
     asking.advance(0)
     assert other.code == "waiting"
@@ -73,13 +78,13 @@ def test_a_wait_ends_empty_after_its_time_or_when_it_is_cancelled() -> None:
     second.cancel()
     second.cancel()
     assert epochs(second) == []
-    assert asking.checks.parked == 0
+    assert asking.checks.wait_count == 0
     assert epochs(asking.wait(wait_ms=0)) == []
 
 
 def test_pauses_grow_up_to_a_bound() -> None:
     asking = Asking(check_seconds=60)
-    asking.checks.watch(7, "shop", 60)
+    asking.checks.watch_transaction(7, "shop", 60)
     asking.advance(0)
     told = []
     for _ in range(12):
@@ -89,37 +94,37 @@ def test_pauses_grow_up_to_a_bound() -> None:
         told.append(asking.clock.monotonic())
     gaps = [round(later - earlier) for earlier, later in pairwise(told)]
     assert gaps[:5] == [60, 120, 240, 480, 960]
-    assert max(gaps) == PAUSE_SECONDS_MAX
-    assert asking.checks.asked(7)[0] == len(told)
+    assert max(gaps) == QUERY_PAUSE_SECONDS_MAX
+    assert asking.checks.query_history(7)[0] == len(told)
 
 
 def test_clients_of_a_group_take_turns() -> None:
     asking = Asking(check_seconds=10)
-    asking.checks.watch(7, "shop", 10)
+    asking.checks.watch_transaction(7, "shop", 10)
     clients = [Session("a"), Session("b"), Session("c")]
     for client in clients:
         asking.wait(session=client, wait_ms=10_000_000)
     asked = []
     for _ in range(6):
-        count = asking.checks.asked(7)[0]
-        while asking.checks.asked(7)[0] == count:
+        count = asking.checks.query_history(7)[0]
+        while asking.checks.query_history(7)[0] == count:
             asking.advance(5)
-        asked.append(asking.checks.asked(7)[1])
+        asked.append(asking.checks.query_history(7)[1])
         asking.wait(session=next(each for each in clients if each.identity == asked[-1]), wait_ms=10_000_000)
     assert asked == ["a", "b", "c", "a", "b", "c"]
 
 
 def test_what_ended_is_not_asked_about() -> None:
     asking = Asking()
-    asking.checks.watch(7, "shop", 60)
-    asking.checks.watch(8, "shop", 60)
+    asking.checks.watch_transaction(7, "shop", 60)
+    asking.checks.watch_transaction(8, "shop", 60)
     asking.advance(0)
-    asking.checks.unwatch(7)
-    asking.checks.unwatch(7)
+    asking.checks.unwatch_transaction(7)
+    asking.checks.unwatch_transaction(7)
     assert epochs(asking.wait()) == [8]
-    asking.checks.watch(9, "shop", 0)
-    asking.checks.unwatch(9)
-    asking.checks.unwatch(8)
+    asking.checks.watch_transaction(9, "shop", 0)
+    asking.checks.unwatch_transaction(9)
+    asking.checks.unwatch_transaction(8)
     waiting = asking.wait(wait_ms=10_000_000)
     asking.advance(5000)
     assert waiting.code == "waiting"
@@ -127,11 +132,11 @@ def test_what_ended_is_not_asked_about() -> None:
 
 def test_a_pile_is_shared_between_clients() -> None:
     asking = Asking()
-    for epoch in range(CHECKS_AT_ONCE + 5):
-        asking.checks.watch(epoch, "shop", 60)
+    for epoch in range(QUERIES_PER_REPLY + 5):
+        asking.checks.watch_transaction(epoch, "shop", 60)
     asking.advance(0)
     first, second = epochs(asking.wait()), epochs(asking.wait())
-    assert (len(first), len(second)) == (CHECKS_AT_ONCE, 5)
+    assert (len(first), len(second)) == (QUERIES_PER_REPLY, 5)
     assert not set(first) & set(second)
 
 
@@ -139,11 +144,11 @@ def test_a_lost_client_is_not_asked_and_gets_no_answer() -> None:
     asking, lost = Asking(), Session()
     waiting = asking.wait(session=lost)
     asking.checks.session_lost(lost)
-    asking.checks.watch(7, "shop", 60)
+    asking.checks.watch_transaction(7, "shop", 60)
     asking.advance(100)
     assert waiting.code == "waiting"
-    assert asking.checks.parked == 0
-    assert asking.checks.asked(7)[0] == 0
+    assert asking.checks.wait_count == 0
+    assert asking.checks.query_history(7)[0] == 0
     assert epochs(asking.wait()) == [7]
 
 
@@ -156,7 +161,7 @@ def test_too_many_clients_are_told_so() -> None:
 
 def test_closing_ends_every_wait_and_asks_nobody() -> None:
     asking = Asking()
-    asking.checks.watch(7, "shop", 0)
+    asking.checks.watch_transaction(7, "shop", 0)
     waiting = asking.wait(wait_ms=1_000_000)
     asking.checks.close()
     assert epochs(waiting) == []
@@ -170,4 +175,4 @@ def test_one_client_cannot_take_every_place_to_wait() -> None:
     assert [answer.code for answer in answers[-2:]] == ["waiting", "busy"]
     assert asking.wait().code == "waiting"
     asking.checks.session_lost(greedy)
-    assert asking.checks.parked == 1
+    assert asking.checks.wait_count == 1

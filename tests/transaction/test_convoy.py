@@ -8,9 +8,9 @@ import pytest
 from journal.disk import RealDisk
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Targets
-from tfmq.apply_target import Mark
+from tfmq.apply_target import AppendResult
 from tfmq.transaction import applier
-from tfmq.transaction.applier import CONVOYS_MAX, WINDOW_BYTES, Pace
+from tfmq.transaction.applier import CHUNKED_MAX, WINDOW_BYTES, InFlightWindow
 
 MIB = 1 << 20
 
@@ -136,7 +136,7 @@ def test_a_large_one_that_is_there_is_over_with_the_next_start() -> None:
 
 def test_one_that_ended_makes_room_for_the_next() -> None:
     desk = Desk()
-    for number in range(CONVOYS_MAX + 1):
+    for number in range(CHUNKED_MAX + 1):
         assert desk.commit(large(desk, 2, xid=f"big-{number}")).state == "committed"
 
 
@@ -161,7 +161,7 @@ def test_a_target_that_fails_in_the_middle_is_let_go_and_goes_on_where_it_is() -
     assert answer.state == "applying"
     assert desk.targets.target(ORDERS).held == 0
     desk.targets.target(ORDERS).full = False
-    desk.handler.resumed(ORDERS)
+    desk.handler.target_resumed(ORDERS)
     desk.turn()
     desk.work()
     assert numbers(desk) == list(range(6))
@@ -175,7 +175,7 @@ def test_a_topic_that_goes_in_the_middle_ends_it() -> None:
     while len(desk.visible()) < 2:
         desk.step()
     desk.targets.delete(16)
-    desk.handler.topic_gone(16)
+    desk.handler.topic_deleted(16)
     desk.work()
     assert (answer.state, answer.dropped) == ("committed", 6)
 
@@ -213,30 +213,30 @@ class Forgetful(Targets):
 
 
 def test_many_large_ones_take_turns() -> None:
-    pace = Pace(Targets())
+    pace = InFlightWindow(Targets())
     begun: list[int] = []
-    for number in range(CONVOYS_MAX + 2):
-        pace.enter(lambda number=number: begun.append(number))  # type: ignore[misc]
-    assert begun == list(range(CONVOYS_MAX))
-    pace.leave()
-    assert begun == list(range(CONVOYS_MAX + 1))
-    for _ in range(CONVOYS_MAX + 1):
-        pace.leave()
-    pace.enter(lambda: begun.append(99))
+    for number in range(CHUNKED_MAX + 2):
+        pace.acquire_slot(lambda number=number: begun.append(number))  # type: ignore[misc]
+    assert begun == list(range(CHUNKED_MAX))
+    pace.release_slot()
+    assert begun == list(range(CHUNKED_MAX + 1))
+    for _ in range(CHUNKED_MAX + 1):
+        pace.release_slot()
+    pace.acquire_slot(lambda: begun.append(99))
     assert begun[-1] == 99
 
 
 def test_a_slice_larger_than_the_window_goes_alone() -> None:
     targets = Targets()
     targets.automatic = False
-    pace = Pace(targets)
+    pace = InFlightWindow(targets)
     went: list[str] = []
-    pace.take(10, lambda: went.append("small"))
-    pace.take(2 * WINDOW_BYTES, lambda: went.append("large"))
-    pace.take(10, lambda: went.append("behind"))
+    pace.acquire(10, lambda: went.append("small"))
+    pace.acquire(2 * WINDOW_BYTES, lambda: went.append("large"))
+    pace.acquire(10, lambda: went.append("behind"))
     assert went == ["small"]
-    pace.not_written(10)
+    pace.release(10)
     assert went == ["small", "large"]
-    pace.written(Mark(ORDERS, 0, ()), 2 * WINDOW_BYTES)
+    pace.release_when_durable(AppendResult(ORDERS, 0, ()), 2 * WINDOW_BYTES)
     targets.force(ORDERS)
     assert went == ["small", "large", "behind"]

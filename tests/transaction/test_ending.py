@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from journal.errors import Corrupt
-from journal.wal.entry import KIND_FILLER, Entry, Filler
+from journal.wal.entry import KIND_FILLER, JournalEntry, LostEntries
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tfmq.errors import NOT_DONE, UNKNOWN
 from tfmq.transaction import store
@@ -176,7 +176,7 @@ def test_a_local_one_of_the_time_before_a_repair_is_unknown() -> None:
     desk = Desk()
     began = left_by_a_crash(desk)
     again = desk.kill()
-    again.store._ledger.apply(Entry(KIND_FILLER, again.store.end_place, 60, Filler(60), 0))
+    again.store._table.apply(JournalEntry(KIND_FILLER, again.store.end_lsn, 60, LostEntries(60), 0))
     answer = again.commit(began, one_phase=True)
     assert (answer.code, outcome(answer)) == ("unknown_transaction", UNKNOWN)
 
@@ -275,7 +275,7 @@ def test_a_rollback_of_an_open_one_never_fails() -> None:
     desk.send(began, [b"m"])
     full(desk, None)
     assert desk.rollback(began).state == "rolled_back"
-    assert desk.store.counts["open"] == 0
+    assert desk.store.state_counts["open"] == 0
 
 
 def test_a_rollback_that_could_not_be_written_leaves_a_prepared_one_prepared() -> None:
@@ -460,9 +460,9 @@ def test_a_prepared_one_that_lost_messages_can_be_rolled_back() -> None:
     before = Desk()
     began = split(before)
     desk = before.damaged(b"damaged")
-    kept = desk.store.size_bytes, desk.store.batches
+    kept = desk.store.retained_bytes, desk.store.batch_count
     assert desk.rollback(began).state == "rolled_back"
-    assert (desk.store.size_bytes, desk.store.batches) == (0, 0) != kept
+    assert (desk.store.retained_bytes, desk.store.batch_count) == (0, 0) != kept
     desk.stop()
     assert desk.again(desk.disk, desk.targets).handler.list(None, 0, 10)[0] == []
 
@@ -504,7 +504,7 @@ def test_damage_in_what_a_partition_has_already_costs_nothing() -> None:
     began = split(before)
     journal = before.store._journal
     journal.checkpoint()()
-    journal.checkpointed(None)
+    journal.checkpoint_done(None)
     before.targets.automatic = False  # nothing is settled: a start looks whether the partitions have it
     before.commit(began)
     desk = before.damaged(b"damaged", clean=False)

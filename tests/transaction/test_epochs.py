@@ -15,7 +15,7 @@ from tests.scale import scaled
 from tests.transaction.desk import FOLDER, Desk
 from tests.transaction.stores import Store
 from tfmq.errors import Busy, DiskFull, StorageStopped
-from tfmq.transaction.store import AHEAD, RANGE, Epochs, first_epoch
+from tfmq.transaction.store import EPOCH_RANGE, RENEW_BELOW, EpochAllocator, first_epoch
 
 Forced = Callable[[BaseException | None], None]
 
@@ -25,7 +25,7 @@ class Leases:
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, Forced]] = []
-        self.epochs = Epochs(lambda end, forced: self.asked.append((end, forced)))
+        self.epochs = EpochAllocator(lambda end, forced: self.asked.append((end, forced)))
 
     def answer(self, error: BaseException | None = None) -> int:
         end, forced = self.asked.pop(0)
@@ -35,39 +35,41 @@ class Leases:
 
 def test_the_first_epoch_of_a_start_is_beyond_what_a_folder_gave_that_this_one_is_an_older_copy_of() -> None:
     begun = 1_800_000_000_000
-    went_on = first_epoch(5 * RANGE, begun)
-    assert went_on > 5 * RANGE
-    assert first_epoch(5 * RANGE, begun + 9_000) > went_on + RANGE
-    assert first_epoch(went_on + RANGE, begun - 9_000) == went_on + RANGE, "a clock that was set back"
+    went_on = first_epoch(5 * EPOCH_RANGE, begun)
+    assert went_on > 5 * EPOCH_RANGE
+    assert first_epoch(5 * EPOCH_RANGE, begun + 9_000) > went_on + EPOCH_RANGE
+    assert first_epoch(went_on + EPOCH_RANGE, begun - 9_000) == went_on + EPOCH_RANGE, (
+        "a clock that was set back"
+    )
     assert first_epoch(1, begun) == 1, "a new folder is no copy"
     assert first_epoch(5, 1 << 62) < 1 << 62, "a clock that is wrong by centuries"
 
 
 def test_epochs_rise_one_by_one() -> None:
     leases = Leases()
-    leases.epochs.start(5, 5 + RANGE)
-    assert [leases.epochs.take() for _ in range(3)] == [5, 6, 7]
+    leases.epochs.set_range(5, 5 + EPOCH_RANGE)
+    assert [leases.epochs.allocate() for _ in range(3)] == [5, 6, 7]
     assert leases.asked == []
 
 
 def test_the_next_range_is_leased_ahead_once() -> None:
     leases = Leases()
-    leases.epochs.start(1, 1 + AHEAD)
-    first = [leases.epochs.take() for _ in range(10)]
+    leases.epochs.set_range(1, 1 + RENEW_BELOW)
+    first = [leases.epochs.allocate() for _ in range(10)]
     assert first == list(range(1, 11)) and len(leases.asked) == 1
-    assert leases.answer() == 1 + AHEAD + RANGE
-    leases.epochs.take()
+    assert leases.answer() == 1 + RENEW_BELOW + EPOCH_RANGE
+    leases.epochs.allocate()
     assert leases.asked == []
 
 
 def test_nothing_is_given_out_before_its_range_is_forced() -> None:
     leases = Leases()
-    leases.epochs.start(5, 6)
-    assert leases.epochs.take() == 5
+    leases.epochs.set_range(5, 6)
+    assert leases.epochs.allocate() == 5
     with pytest.raises(Busy, match="wait"):
-        leases.epochs.take()
+        leases.epochs.allocate()
     leases.answer()
-    assert leases.epochs.take() == 6
+    assert leases.epochs.allocate() == 6
 
 
 @pytest.mark.parametrize(
@@ -75,15 +77,15 @@ def test_nothing_is_given_out_before_its_range_is_forced() -> None:
 )
 def test_a_lease_that_failed_is_told_and_tried_again(error: Exception, told: type[Exception]) -> None:
     leases = Leases()
-    leases.epochs.start(5, 5)
+    leases.epochs.set_range(5, 5)
     with pytest.raises(Busy):
-        leases.epochs.take()
+        leases.epochs.allocate()
     leases.answer(error)
     for _ in range(2):
         with pytest.raises(told):
-            leases.epochs.take()
+            leases.epochs.allocate()
     leases.answer()
-    assert leases.epochs.take() == 5
+    assert leases.epochs.allocate() == 5
 
 
 # With the journal
@@ -109,15 +111,15 @@ def test_no_epoch_is_used_twice_over_any_crash() -> None:
 
 def test_a_range_that_runs_out_is_followed_by_another() -> None:
     store = Store()
-    store.store._epochs.start(5, 6)
+    store.store._epochs.set_range(5, 6)
     assert store.begin().epoch == 5
     with pytest.raises(Busy):
         store.begin()
     store.turn()
     after = store.begin().epoch
     assert after == 6
-    assert store.ledger.epochs_end >= 6 + RANGE
-    assert store.power_cut().begin().epoch >= 6 + RANGE
+    assert store.ledger.epochs_end >= 6 + EPOCH_RANGE
+    assert store.power_cut().begin().epoch >= 6 + EPOCH_RANGE
 
 
 def test_a_start_on_a_full_disk_gives_epochs_when_there_is_space() -> None:
@@ -126,7 +128,7 @@ def test_a_start_on_a_full_disk_gives_epochs_when_there_is_space() -> None:
     disk = Moment(store.disk).crash(keep="everything")
     disk.space_bytes = 0
     life = store.next(disk)
-    assert set(life.store.named) == {"x"}, "everything is back"
+    assert set(life.store.by_xid) == {"x"}, "everything is back"
     with pytest.raises(Busy):
         life.begin()
     life.turn()
@@ -142,14 +144,14 @@ def test_a_start_on_a_full_disk_gives_epochs_when_there_is_space() -> None:
 def test_epochs_whose_lease_a_repair_gave_up_are_not_given_out_again() -> None:
     """Their transactions stand behind it, or were lost with it: their owners may come with them."""
     desk = Desk()
-    lease = desk.store.end_place
+    lease = desk.store.end_lsn
     desk = desk.kill()
-    assert desk.store.end_place > lease, "a start leases epochs"
+    assert desk.store.end_lsn > lease, "a start leases epochs"
     prepared, lost = desk.prepared("x"), desk.begin("lost")
     damaged = desk.disk.crash(keep="everything")
     path = max(f"{FOLDER}/{name}" for name in damaged.list(FOLDER) if name.endswith(".journal"))
     content = bytearray(damaged.read_file(path))
-    at = len(content) - (desk.store.end_place - lease)
+    at = len(content) - (desk.store.end_lsn - lease)
     content[at + HEADER_SIZE] ^= 1
     damaged.write_file(path, bytes(content))
     assert repair_journal(damaged, FOLDER)

@@ -6,16 +6,16 @@ import pytest
 
 from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
 from tests.transaction.targets import Row
-from tfmq.apply_target import GroupPlaces
+from tfmq.apply_target import GroupPositions
 from tfmq.errors import NOT_DONE, DiskFull
 from tfmq.transaction.journal_records import Origin
-from tfmq.transaction.requests import Member
+from tfmq.transaction.requests import CommitGroupMember
 
 
 def member(
     desk: Desk, name: str, sequence: int = 1, *, run: str = "run", key: int = ORDERS, prepare: bool = True
 ) -> Answer:
-    began = desk.begin(name, member=Member("spark", sequence, run))
+    began = desk.begin(name, member=CommitGroupMember("spark", sequence, run))
     assert desk.send(began, [name.encode()], key).code == "ok"
     if prepare:
         assert desk.prepare(began).code == "ok"
@@ -101,7 +101,7 @@ def test_an_older_sequence_is_refused_for_ever() -> None:
     desk.advance(3600)
     again = desk.power_cut()
     assert again.commit_group("spark", 4, []).code == "group_stale"
-    assert again.begin("b", member=Member("spark", 4, "run")).code == "group_stale"
+    assert again.begin("b", member=CommitGroupMember("spark", 4, "run")).code == "group_stale"
 
 
 def test_leftovers_up_to_the_sequence_are_dropped_and_later_members_are_not() -> None:
@@ -134,8 +134,8 @@ def test_a_repeat_drops_what_is_left_over_by_then() -> None:
     desk = Desk()
     good = member(desk, "good")
     desk.commit_group("spark", 1, [good])
-    left = desk.store.begin(Origin("left", False, 77, 1, 0, member=Member("spark", 1, "run")))
-    desk.store.prepare(left, [GroupPlaces("g", 1, [])], 0, lambda place, error: None)
+    left = desk.store.begin(Origin("left", False, 77, 1, 0, member=CommitGroupMember("spark", 1, "run")))
+    desk.store.prepare(left, [GroupPositions("g", 1, [])], 0, lambda place, error: None)
     desk.turn()
     assert left.state == "prepared"
     answer = desk.commit_group("spark", 1, [good])
@@ -169,7 +169,7 @@ def test_a_member_is_told_that_its_sequence_is_done_only_when_that_is_on_the_dis
     members = [member(desk, "a")]
     desk.queued = True
     committing = desk.commit_group("spark", 1, members)
-    began = desk.begin("b", member=Member("spark", 1, "run2"))
+    began = desk.begin("b", member=CommitGroupMember("spark", 1, "run2"))
     assert (committing.code, began.code) == ("waiting", "waiting")
     desk.work()
     assert began.state == "done"
@@ -178,9 +178,9 @@ def test_a_member_is_told_that_its_sequence_is_done_only_when_that_is_on_the_dis
 def test_a_settled_commit_keeps_nothing_in_memory() -> None:
     desk = Desk()
     desk.commit_group("spark", 1, [member(desk, "a")])
-    assert desk.handler._groups._courses
+    assert desk.handler._group_commands._last_progress
     desk.advance(1)
-    assert not desk.handler._groups._courses
+    assert not desk.handler._group_commands._last_progress
 
 
 def test_a_commit_that_could_not_be_written_changes_nothing_and_can_come_again() -> None:
@@ -209,7 +209,7 @@ def test_a_target_that_is_gone_or_stopped_does_not_refuse_prepared_members() -> 
     answer = desk.commit_group("spark", 1, members)
     assert (answer.state, answer.dropped) == ("applying", 1)
     desk.targets.resume(ORDERS)
-    desk.handler.resumed(ORDERS)
+    desk.handler.target_resumed(ORDERS)
     desk.turn()
     assert desk.commit_group("spark", 1, members).result == ("committed", True, 0, 1)
     assert desk.visible() == [b"a"]
@@ -219,7 +219,7 @@ def test_offsets_of_members_are_locked_and_saved_with_the_group() -> None:
     desk = Desk()
     members = []
     for number in range(2):
-        began = desk.begin(f"x{number}", member=Member("spark", 1, "run"))
+        began = desk.begin(f"x{number}", member=CommitGroupMember("spark", 1, "run"))
         desk.prepare(began, [Row(f"g{number}", 1, 10 + number)])
         members.append(began)
     assert len(desk.targets.locks) == 2
@@ -238,7 +238,7 @@ def test_an_abort_ends_the_run_and_fences_it_also_after_a_start() -> None:
         "prepared",
     ]
     for each in (desk, desk.power_cut()):
-        assert each.begin("late", member=Member("spark", 1, "run")).code == "group_fenced"
+        assert each.begin("late", member=CommitGroupMember("spark", 1, "run")).code == "group_fenced"
         assert each.commit_group("spark", 1, [other], run="run").code == "group_fenced"
         assert each.ask("abort_group", "spark", 1, "run").state == "aborted"
     assert desk.commit_group("spark", 1, [other], run="run2").state == "committed"
@@ -250,7 +250,7 @@ def test_a_run_that_was_aborted_is_shut_out_and_its_group_forgotten_a_day_later(
     assert desk.ask("abort_group", "spark", 1, "run").state == "aborted"
     assert desk.prepare(late).code != "ok" and desk.state(late) == "rolled_back"
     for each in (desk, desk.power_cut()):
-        assert each.begin("b", member=Member("spark", 1, "run")).code == "group_fenced"
+        assert each.begin("b", member=CommitGroupMember("spark", 1, "run")).code == "group_fenced"
         (row,) = each.handler.list_groups("", 100)[0]
         assert (row["sequence"], row["members"], row["runs_fenced"]) == (-1, 0, 1)
     each.clock.advance(86_401)
@@ -263,7 +263,7 @@ def test_an_abort_after_the_commit_changes_nothing() -> None:
     good = member(desk, "a")
     desk.commit_group("spark", 1, [good])
     assert desk.ask("abort_group", "spark", 1, "run").state == "committed"
-    assert desk.begin("b", member=Member("spark", 2, "run")).code == "ok", "the run is not fenced"
+    assert desk.begin("b", member=CommitGroupMember("spark", 2, "run")).code == "ok", "the run is not fenced"
 
 
 def test_an_abort_behind_a_commit_of_the_same_moment_is_too_late() -> None:
@@ -310,7 +310,7 @@ def test_too_many_groups_are_refused() -> None:
     desk = Desk(limits={"commit_groups": 1})
     desk.commit_group("spark", 1, [])
     assert desk.commit_group("flink", 1, []).code == "not_allowed"
-    assert desk.begin("x", member=Member("flink", 1, "run")).code == "not_allowed"
+    assert desk.begin("x", member=CommitGroupMember("flink", 1, "run")).code == "not_allowed"
 
 
 def test_a_group_on_a_stopped_journal_is_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.transaction.desk import ORDERS, Answer, Desk
 from tfmq.errors import NOT_DONE, TransactionError
-from tfmq.transaction.requests import Member
+from tfmq.transaction.requests import CommitGroupMember
 
 # The states in which a step can find a transaction.
 
@@ -101,7 +101,7 @@ def time_over(desk: Desk, began: Answer) -> None:
 
 
 def session_lost(desk: Desk, began: Answer) -> None:
-    desk.handler.session_lost(desk.session)
+    desk.handler.session_closed(desk.session)
     desk.turn()
 
 
@@ -240,7 +240,7 @@ def test_a_broker_that_stops_takes_no_more_and_answers_what_it_took() -> None:
     desk.prepare(began)
     desk.work()
     parked = Answer()
-    desk.handler.await_checks("shop", 60_000, desk.session, parked)
+    desk.handler.await_check_back("shop", 60_000, desk.session, parked)
     answer = desk.commit(began, turn=False)
     stopped: list[bool] = []
     desk.handler.stop(lambda: stopped.append(True))
@@ -253,7 +253,7 @@ def test_a_broker_that_stops_takes_no_more_and_answers_what_it_took() -> None:
     ):
         assert (refused.code, refused.failure.outcome) == ("busy", NOT_DONE)  # type: ignore[union-attr]
     late = Answer()
-    desk.handler.await_checks("shop", 60_000, desk.session, late)
+    desk.handler.await_check_back("shop", 60_000, desk.session, late)
     assert (parked.result, late.code) == ([], "busy")
     desk.work()
     assert (stopped, answer.state) == ([True], "committed")
@@ -278,14 +278,14 @@ def test_a_session_that_is_lost_after_the_stop_touches_nothing() -> None:
     began = desk.begin("")
     desk.send(began, [b"m"])
     desk.stop()
-    desk.handler.session_lost(desk.session)
+    desk.handler.session_closed(desk.session)
     assert desk.store.idle
     assert desk.store.transactions[began.epoch].state == "open"
 
 
 def test_nothing_ends_by_time_while_a_broker_stops() -> None:
     desk = Desk(queued=True)
-    member = desk.begin("x", member=Member("spark", 1, "run"))
+    member = desk.begin("x", member=CommitGroupMember("spark", 1, "run"))
     desk.send(member, [b"m"])
     desk.prepare(member, ttl_ms=1000)
     desk.work()
@@ -301,7 +301,7 @@ def test_a_group_is_asked_about_what_was_prepared_for_long() -> None:
     desk.send(began, [b"m"])
     desk.prepare(began)
     answer = Answer()
-    desk.handler.await_checks("shop", 100_000, desk.session, answer)
+    desk.handler.await_check_back("shop", 100_000, desk.session, answer)
     desk.advance(59)
     assert answer.code == "waiting"
     desk.advance(2)
@@ -309,7 +309,7 @@ def test_a_group_is_asked_about_what_was_prepared_for_long() -> None:
     assert (check.xid, check.epoch, check.topics) == ("x", began.epoch, ["topic16"])
     desk.rollback(began)
     silent = Answer()
-    cancel = desk.handler.await_checks("shop", 1_000_000, desk.session, silent)
+    cancel = desk.handler.await_check_back("shop", 1_000_000, desk.session, silent)
     desk.advance(5000)
     cancel()
     assert silent.result == []
@@ -318,8 +318,8 @@ def test_a_group_is_asked_about_what_was_prepared_for_long() -> None:
 def test_a_lost_session_is_not_asked() -> None:
     desk = Desk()
     answer = Answer()
-    desk.handler.await_checks("shop", 100_000, desk.session, answer)
-    desk.handler.session_lost(desk.session)
+    desk.handler.await_check_back("shop", 100_000, desk.session, answer)
+    desk.handler.session_closed(desk.session)
     began = desk.begin("x", group="shop")
     desk.send(began, [b"m"])
     desk.prepare(began)

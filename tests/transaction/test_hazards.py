@@ -10,7 +10,7 @@ import pytest
 
 from tests.transaction.desk import BILLS, FOLDER, ORDERS, Answer, Desk
 from tests.transaction.targets import Targets
-from tfmq.transaction.requests import Transact
+from tfmq.transaction.requests import TransactRequest
 
 
 class Probe:
@@ -96,7 +96,7 @@ def test_hazard_02_an_append_that_fails_is_not_called_done_and_is_done_later(tro
         if again is desk:
             desk.targets.resume(ORDERS)
             desk.targets.target(ORDERS).full = False
-            desk.handler.resumed(ORDERS)
+            desk.handler.target_resumed(ORDERS)
             desk.turn()
         assert (again.state(began), again.visible()) == ("committed", [b"m"])
 
@@ -119,7 +119,7 @@ def test_hazard_03_item_34_an_answer_means_that_the_record_is_on_the_disk_and_th
             assert b"%d" % number in again.visible(ORDERS + number % 3)
             told.append(number)
 
-        desk.handler.transact(Transact(request.id, 1, pieces), desk.session, done)
+        desk.handler.transact(TransactRequest(request.id, 1, pieces), desk.session, done)
 
     for number in range(12):
         transact(number)
@@ -137,7 +137,7 @@ def test_hazard_06_the_journal_keeps_what_the_partitions_have_not_forced() -> No
         desk.advance(1.1)
     assert len([name for name in desk.disk.list(FOLDER) if name.endswith(".journal")]) > 5
     desk.store._journal.checkpoint()()
-    desk.store._journal.checkpointed(None)
+    desk.store._journal.checkpoint_done(None)
     again = desk.power_cut()
     assert again.visible() == payloads
 
@@ -149,7 +149,7 @@ def test_item_25_the_journal_lets_go_of_what_the_partitions_have_forced() -> Non
         desk.advance(1.1)
     for _ in range(2):
         desk.store._journal.checkpoint()()
-        desk.store._journal.checkpointed(None)
+        desk.store._journal.checkpoint_done(None)
     assert desk.handler.status()["journal_bytes"] < 20 * 20_000
 
 
@@ -266,7 +266,7 @@ def test_item_36_a_checkpoint_at_any_moment_of_a_commit_keeps_it(moment: str) ->
 
     def checkpoint() -> None:
         desk.store._journal.checkpoint()()
-        desk.store._journal.checkpointed(None)
+        desk.store._journal.checkpoint_done(None)
 
     began = desk.prepared("x", [b"1", b"2"])
     if moment == "prepared":
@@ -289,7 +289,7 @@ def test_hazard_12_a_rollback_behind_a_checkpoint_stays_one() -> None:
     desk = Desk()
     began = desk.prepared("x")
     desk.store._journal.checkpoint()()
-    desk.store._journal.checkpointed(None)
+    desk.store._journal.checkpoint_done(None)
     desk.rollback(began)
     again = desk.power_cut()
     assert (again.state(began), again.visible()) == ("rolled_back", [])

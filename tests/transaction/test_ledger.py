@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import NewerFormat
-from journal.wal.entry import FORGET, KIND_FILLER, AppendMsg, Entry, Filler, Operation
+from journal.wal.entry import FORGET, KIND_FILLER, AppendMsg, JournalEntry, LostEntries, Operation
 from tests.scale import scaled
 from tests.transaction.stores import (
     BILLS,
@@ -30,24 +30,24 @@ from tests.transaction.stores import (
     picture,
     piece,
 )
-from tfmq.apply_target import GroupPlaces
+from tfmq.apply_target import GroupPositions
 from tfmq.transaction import journal_records, snapshot, states
 from tfmq.transaction.commit_groups import CommitGroups
 from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.model import Transaction
 from tfmq.transaction.outcomes import Outcomes
-from tfmq.transaction.producer_state import Streams
-from tfmq.transaction.requests import Member
-from tfmq.transaction.transaction_table import Ledger
+from tfmq.transaction.producer_state import ProducerStates
+from tfmq.transaction.requests import CommitGroupMember
+from tfmq.transaction.transaction_table import TransactionTable
 
 
-def make_ledger() -> Ledger:
+def make_ledger() -> TransactionTable:
     """Small memories, so that expiry and limits are part of every run."""
-    return Ledger(
-        outcomes=Outcomes(outcomes_max=40, keep_ms=DAY_MS),
-        local_outcomes=Outcomes(outcomes_max=20, keep_ms=DAY_MS // 24),
-        streams=Streams(streams_max=12, idle_ms=DAY_MS, leased_ms=lambda _: 1 << 60),
-        groups=CommitGroups(groups_max=3, fences_max=100),
+    return TransactionTable(
+        outcomes=Outcomes(outcomes_max=40, retention_ms=DAY_MS),
+        local_outcomes=Outcomes(outcomes_max=20, retention_ms=DAY_MS // 24),
+        producer_states=ProducerStates(producers_max=12, idle_ms=DAY_MS, lease_time=lambda _: 1 << 60),
+        commit_groups=CommitGroups(groups_max=3, fences_max=100),
     )
 
 
@@ -58,8 +58,8 @@ class Life:
         self.random = random.Random(seed)
         self.ledger = make_ledger()
         self.ledger.load(b"")
-        self.ledger.recovered(NoHolds())
-        self.entries: list[Entry] = []
+        self.ledger.finish_recovery(NoHolds())
+        self.entries: list[JournalEntry] = []
         self.place = 100
         self.epoch = 0
         self.time_ms = 1_000_000_000_000
@@ -68,7 +68,7 @@ class Life:
         self.sequence = {"g": 0, "h": 0}
         self.snapshots: list[tuple[int, Callable[[], bytes]]] = []
         self.settled_at: dict[int, int] = {}
-        self.enter(journal_records.Epochs(1 << 20, self.time_ms, b"k" * 16))
+        self.enter(journal_records.EpochLeaseRecord(1 << 20, self.time_ms, b"k" * 16))
 
     def enter(self, operation: journal_records.Operation) -> None:
         self.append(operation, Operation(*journal_records.pack(operation)))
@@ -77,9 +77,9 @@ class Life:
         self.place += self.random.randrange(1, 200)
         self.entries.append(entry_of(self.place, content))
         if isinstance(said, AppendMsg):
-            self.ledger.message(self.place, said)
+            self.ledger.apply_batch(self.place, said)
         else:
-            self.ledger.enter(self.place, said)
+            self.ledger.apply_operation(self.place, said)
 
     # Steps
 
@@ -92,9 +92,9 @@ class Life:
         found = [each for each in self.ledger.transactions.values() if each.state in wanted]
         return self.random.choice(found) if found else None
 
-    def begin(self, member: Member | None = None) -> Transaction:
+    def begin(self, member: CommitGroupMember | None = None) -> Transaction:
         self.epoch += 1
-        live = self.ledger.named
+        live = self.ledger.by_xid
         xid = self.random.choice([x for x in ("a", "b", "c", "", "", f"n{self.epoch}") if x not in live])
         if member is not None:
             xid = f"m{self.epoch}"
@@ -102,7 +102,7 @@ class Life:
         number = self.random.randrange(1 << 20) + self.epoch
         local = not xid or self.random.random() < 0.2
         origin = Origin(xid, local, self.producer, number, self.time_ms, "", "me", member)
-        return self.ledger.begin(self.epoch, origin)
+        return self.ledger.add_open(self.epoch, origin)
 
     def send(self, transaction: Transaction | None = None) -> None:
         transaction = transaction or self.some(states.OPEN)
@@ -121,8 +121,8 @@ class Life:
         transaction = transaction or self.some(states.OPEN)
         if transaction is not None:
             topics = tuple(transaction.topics.items())
-            offsets = (GroupPlaces("readers", 3, ((50, 0, 17, 0, 1),)),) * self.random.randrange(2)
-            said = journal_records.Prepare(
+            offsets = (GroupPositions("readers", 3, ((50, 0, 17, 0, 1),)),) * self.random.randrange(2)
+            said = journal_records.PrepareRecord(
                 transaction.epoch,
                 self.time_ms,
                 transaction.origin,
@@ -136,11 +136,11 @@ class Life:
 
     def commit(self) -> None:
         if (transaction := self.some(states.PREPARED)) is not None:
-            self.enter(journal_records.Commit(transaction.epoch, self.time_ms))
+            self.enter(journal_records.CommitRecord(transaction.epoch, self.time_ms))
 
     def rollback(self) -> None:
         if (transaction := self.some(states.PREPARED)) is not None:
-            self.enter(journal_records.Rollback(transaction.epoch, self.time_ms))
+            self.enter(journal_records.RollbackRecord(transaction.epoch, self.time_ms))
 
     def whole(self) -> None:
         transaction = self.begin()
@@ -148,14 +148,16 @@ class Life:
             self.send(transaction)
         topics = tuple(transaction.topics.items())
         self.enter(
-            journal_records.LocalCommit(
+            journal_records.LocalCommitRecord(
                 transaction.epoch, self.time_ms, transaction.origin, topics, (), transaction.messages
             )
         )
 
     def give_up(self) -> None:
         if (transaction := self.some(states.OPEN)) is not None:
-            self.enter(journal_records.LocalRollback(transaction.epoch, self.time_ms, transaction.origin))
+            self.enter(
+                journal_records.LocalRollbackRecord(transaction.epoch, self.time_ms, transaction.origin)
+            )
 
     def discard(self) -> None:
         if (transaction := self.some(states.OPEN)) is not None:
@@ -163,25 +165,29 @@ class Life:
 
     def by_hand(self) -> None:
         if (transaction := self.some(states.PREPARED)) is not None:
-            kind = self.random.choice((journal_records.HeuristicCommit, journal_records.HeuristicRollback))
+            kind = self.random.choice(
+                (journal_records.HeuristicCommitRecord, journal_records.HeuristicRollbackRecord)
+            )
             self.enter(kind(transaction.epoch, self.time_ms))
 
     def forget(self) -> None:
-        transaction = self.some(*states.HEURISTIC)
-        if transaction is not None and transaction.settled:
-            self.enter(journal_records.Forget(transaction.epoch, self.time_ms))
+        transaction = self.some(*states.HEURISTIC_STATES)
+        if transaction is not None and transaction.obsolete:
+            self.enter(journal_records.ForgetRecord(transaction.epoch, self.time_ms))
 
     def settle(self) -> None:
         transaction = self.some(states.APPLYING, states.HEURISTIC_COMMITTED)
-        if transaction is not None and not transaction.settled:
+        if transaction is not None and not transaction.obsolete:
             assert transaction.decision is not None
             for each in transaction.decision.transactions:
                 self.settled_at[each.epoch] = len(self.entries)
-            self.ledger.settle(transaction.decision)
+            self.ledger.complete(transaction.decision)
 
     def member(self) -> None:
         group = self.random.choice(("g", "h"))
-        transaction = self.begin(Member(group, self.sequence[group] + 1, self.random.choice(("r1", "r2"))))
+        transaction = self.begin(
+            CommitGroupMember(group, self.sequence[group] + 1, self.random.choice(("r1", "r2")))
+        )
         self.send(transaction)
         if self.random.random() < 0.8:
             self.prepare(transaction)
@@ -189,11 +195,11 @@ class Life:
     def commit_group(self) -> None:
         group = self.random.choice(("g", "h"))
         sequence = self.sequence[group] + 1
-        known = self.ledger.groups.by_name.get(group)
+        known = self.ledger.commit_groups.by_name.get(group)
         prepared = [e for e in known.members if self.ledger.transactions[e].prepared_ms] if known else []
         members = [e for e in prepared if self.random.random() < 0.7]
         dropped = [e for e in prepared if e not in members]
-        said = journal_records.GroupCommit(
+        said = journal_records.GroupCommitRecord(
             group, sequence, "r1", len(members), members, dropped, self.time_ms
         )
         if members:
@@ -204,26 +210,28 @@ class Life:
         group = self.random.choice(("g", "h"))
         dropped = [
             epoch
-            for epoch in self.ledger.groups.of_run(group, "r2")
+            for epoch in self.ledger.commit_groups.find_run_members(group, "r2")
             if self.ledger.transactions[epoch].prepared_ms
         ]
-        self.enter(journal_records.GroupAbort(group, self.sequence[group] + 1, "r2", dropped, self.time_ms))
+        self.enter(
+            journal_records.GroupAbortRecord(group, self.sequence[group] + 1, "r2", dropped, self.time_ms)
+        )
 
     def forget_group(self) -> None:
         if self.random.random() < 0.1:
-            self.enter(journal_records.GroupForget(self.random.choice(("g", "h")), self.time_ms))
+            self.enter(journal_records.GroupForgetRecord(self.random.choice(("g", "h")), self.time_ms))
 
     def lease(self) -> None:
-        self.enter(journal_records.Epochs(self.ledger.epochs_end + 10, self.time_ms, b"x" * 16))
+        self.enter(journal_records.EpochLeaseRecord(self.ledger.epochs_end + 10, self.time_ms, b"x" * 16))
 
     def move(self) -> None:
         """A batch is carried forward, as relocation does."""
         transaction = self.some(states.PREPARED)
-        places = list(transaction.places()) if transaction is not None else []
+        places = list(transaction.batch_lsns()) if transaction is not None else []
         if transaction is None or not places:
             return
         place = self.random.choice(places)
-        (old,) = (each for each in self.entries if each.place == place)
+        (old,) = (each for each in self.entries if each.lsn == place)
         assert isinstance(old.content, AppendMsg)
         copy = old.content._replace(moved_from=place)
         self.append(copy, copy)
@@ -254,17 +262,17 @@ STEPS = (
 class NoHolds:
     """The journal is not part of these tests."""
 
-    def adopt(self, transaction: Transaction) -> None: ...
-    def add(self, transaction: Transaction, place: int) -> None: ...
-    def release(self, transaction: Transaction) -> None: ...
+    def adopt_recovered(self, transaction: Transaction) -> None: ...
+    def add_batch(self, transaction: Transaction, lsn: int) -> None: ...
+    def release_all(self, transaction: Transaction) -> None: ...
 
 
-def replayed(data: bytes, entries: Sequence[Entry]) -> Ledger:
+def replayed(data: bytes, entries: Sequence[JournalEntry]) -> TransactionTable:
     ledger = make_ledger()
     ledger.load(data)
     for entry in entries:
         ledger.apply(entry)
-    ledger.recovered(NoHolds())
+    ledger.finish_recovery(NoHolds())
     return ledger
 
 
@@ -297,7 +305,7 @@ def test_the_locations_of_what_is_found_again_are_those_that_were_sent() -> None
             life.step()
         everything = replayed(b"", life.entries)
         for epoch, each in life.ledger.transactions.items():
-            if each.state != states.OPEN and not each.settled:
+            if each.state != states.OPEN and not each.obsolete:
                 assert list(everything.transactions[epoch].locations) == list(each.locations), f"seed {seed}"
 
 
@@ -309,9 +317,9 @@ def test_item_18_what_was_never_prepared_is_gone_after_a_start_and_leaves_nothin
     for _ in range(3):
         life.send(life.begin())
     found = replayed(b"", life.entries)
-    assert not found.transactions and not found.named and not found.kept.batches
-    assert not any(found.counts.values())
-    assert list(found.order.after(0)) == []
+    assert not found.transactions and not found.by_xid and not found.retained_size.batch_count
+    assert not any(found.state_counts.values())
+    assert list(found.epoch_index.epochs_after(0)) == []
 
 
 def test_what_is_open_in_a_snapshot_can_be_prepared_behind_it() -> None:
@@ -350,19 +358,19 @@ def test_hazard_12_a_checkpoint_anywhere_in_a_commit_leaves_no_orphan(at: int) -
         assert not found.transactions
     else:
         decision = found.transactions[transaction.epoch].decision
-        assert decision is not None and decision.place == life.place
+        assert decision is not None and decision.lsn == life.place
     origin = transaction.origin
-    assert found.outcome(origin.xid) == life.ledger.outcome(origin.xid)
+    assert found.find_outcome(origin.xid) == life.ledger.find_outcome(origin.xid)
 
 
 def test_a_decision_over_several_transactions_comes_back_in_their_order() -> None:
     life = Life(4)
-    made = [life.begin(Member("g", 1, "r1")) for _ in range(3)]
+    made = [life.begin(CommitGroupMember("g", 1, "r1")) for _ in range(3)]
     for each in made:
         life.send(each)
         life.prepare(each)
     epochs = [each.epoch for each in reversed(made)]
-    life.enter(journal_records.GroupCommit("g", 1, "r1", 7, epochs, [], life.time_ms))
+    life.enter(journal_records.GroupCommitRecord("g", 1, "r1", 7, epochs, [], life.time_ms))
     for found in (
         replayed(b"", life.entries),
         replayed(life.ledger.dump()(), []),
@@ -370,13 +378,17 @@ def test_a_decision_over_several_transactions_comes_back_in_their_order() -> Non
         decisions = [found.transactions[epoch].decision for epoch in epochs]
         assert decisions[0] is not None and all(each is decisions[0] for each in decisions)
         assert [each.epoch for each in decisions[0].transactions] == epochs
-        assert decisions[0].place == life.place
+        assert decisions[0].lsn == life.place
 
 
 def test_a_record_of_a_transaction_that_is_not_there_is_damage() -> None:
     ledger = make_ledger()
     ledger.load(b"")
-    for said in (journal_records.Commit(5, 1), journal_records.Rollback(5, 1), journal_records.Forget(5, 1)):
+    for said in (
+        journal_records.CommitRecord(5, 1),
+        journal_records.RollbackRecord(5, 1),
+        journal_records.ForgetRecord(5, 1),
+    ):
         with pytest.raises(ValueError, match="no transaction 5"):
             ledger.apply(entry_of(100, Operation(*journal_records.pack(said))))
 
@@ -405,11 +417,11 @@ def test_missing_messages_are_damage_unless_a_repair_says_why() -> None:
         rest = [each for each in life.entries if each is not entry]
         with pytest.raises(ValueError, match="but its record states"):
             replayed(b"", rest)
-        filler = Entry(KIND_FILLER, entry.place, entry.size, Filler(entry.size), 0)
+        filler = JournalEntry(KIND_FILLER, entry.lsn, entry.size, LostEntries(entry.size), 0)
         repaired = [filler if each is entry else each for each in life.entries]
         found = replayed(b"", repaired).transactions[transaction.epoch]
-        assert found.messages == transaction.messages and found.lost == entry.content.count
-        assert numbers(found) == [each for each in numbers(transaction) if each[1] != entry.place], (
+        assert found.messages == transaction.messages and found.lost_messages == entry.content.count
+        assert numbers(found) == [each for each in numbers(transaction) if each[1] != entry.lsn], (
             f"entry {number}: messages keep their numbers"
         )
 
@@ -419,7 +431,7 @@ def numbers(transaction: Transaction) -> list[tuple[int, int]]:
     found, number = [], 1
     for each in transaction.locations():
         if each.log_id:
-            found.append((number, each.place))
+            found.append((number, each.lsn))
         number += each.count
     return found
 
@@ -427,15 +439,15 @@ def numbers(transaction: Transaction) -> list[tuple[int, int]]:
 def test_behind_a_repair_a_record_without_its_transaction_is_left_out() -> None:
     ledger = make_ledger()
     ledger.load(b"")
-    ledger.apply(Entry(KIND_FILLER, 50, 60, Filler(60), 0))
+    ledger.apply(JournalEntry(KIND_FILLER, 50, 60, LostEntries(60), 0))
     for said in (
-        journal_records.Commit(5, 1),
-        journal_records.Rollback(5, 1),
-        journal_records.GroupCommit("g", 1, "r", 3, [5], [6], 1),
+        journal_records.CommitRecord(5, 1),
+        journal_records.RollbackRecord(5, 1),
+        journal_records.GroupCommitRecord("g", 1, "r", 3, [5], [6], 1),
     ):
         ledger.apply(entry_of(200, Operation(*journal_records.pack(said))))
     assert not ledger.transactions
-    assert ledger.groups.by_name["g"].last is not None
+    assert ledger.commit_groups.by_name["g"].last_commit is not None
 
 
 def test_behind_a_repair_epochs_count_as_given_out_where_a_record_has_them() -> None:
@@ -444,23 +456,23 @@ def test_behind_a_repair_epochs_count_as_given_out_where_a_record_has_them() -> 
         transaction = life.begin()
         life.send(transaction)
         life.prepare(transaction)
-    filler = Entry(KIND_FILLER, 50, 60, Filler(60), 0)
+    filler = JournalEntry(KIND_FILLER, 50, 60, LostEntries(60), 0)
     rest = [each for each in life.entries if isinstance(each.content, AppendMsg) or not is_lease(each)]
     found = replayed(b"", [filler, *rest])
     assert found.epochs_end == max(found.transactions) + 1 > 3
 
 
-def is_lease(entry: Entry) -> bool:
+def is_lease(entry: JournalEntry) -> bool:
     assert isinstance(entry.content, Operation)
-    return isinstance(journal_records.unpack(*entry.content), journal_records.Epochs)
+    return isinstance(journal_records.unpack(*entry.content), journal_records.EpochLeaseRecord)
 
 
 def test_times_only_go_forward_whatever_the_wall_clock_does() -> None:
     ledger = make_ledger()
     ledger.load(b"")
-    ledger.enter(1, journal_records.Epochs(10, 5000, b"k"))
-    ledger.enter(2, journal_records.Epochs(11, 3000, b"l"))
-    assert ledger.time_ms == 5000
+    ledger.apply_operation(1, journal_records.EpochLeaseRecord(10, 5000, b"k"))
+    ledger.apply_operation(2, journal_records.EpochLeaseRecord(11, 3000, b"l"))
+    assert ledger.latest_ms == 5000
     assert ledger.outcomes.key == b"k"
 
 
@@ -468,17 +480,17 @@ def test_time_that_goes_on_forgets_outcomes_and_streams() -> None:
     life = Life(10)
     for local in (False, True):
         life.epoch += 1
-        life.ledger.begin(life.epoch, Origin(f"x{local}", local, 900 + local, 1, 0))
+        life.ledger.add_open(life.epoch, Origin(f"x{local}", local, 900 + local, 1, 0))
         origin = life.ledger.transactions[life.epoch].origin
-        life.enter(journal_records.LocalRollback(life.epoch, life.time_ms, origin))
+        life.enter(journal_records.LocalRollbackRecord(life.epoch, life.time_ms, origin))
     for _ in range(50):
         life.epoch += 1
-        origin = life.ledger.begin(life.epoch, Origin(f"n{life.epoch}", False, 0, 0, 0)).origin
-        life.enter(journal_records.LocalRollback(life.epoch, life.time_ms, origin))
-    assert life.ledger.streams.floor == 0 and len(life.ledger.outcomes) > 35
+        origin = life.ledger.add_open(life.epoch, Origin(f"n{life.epoch}", False, 0, 0, 0)).origin
+        life.enter(journal_records.LocalRollbackRecord(life.epoch, life.time_ms, origin))
+    assert life.ledger.producer_states.expired_id == 0 and len(life.ledger.outcomes) > 35
     life.time_ms += 2 * DAY_MS
     life.lease()
-    assert life.ledger.streams.floor == 901 and len(life.ledger.streams) == 0
+    assert life.ledger.producer_states.expired_id == 901 and len(life.ledger.producer_states) == 0
     assert len(life.ledger.outcomes) <= 2 and len(life.ledger.local_outcomes) == 0
 
 
@@ -491,30 +503,30 @@ def test_each_snapshot_has_the_places_of_its_time() -> None:
     for _ in range(3):
         life.move()
         life.snapshot()
-        places.append(list(transaction.places()))
+        places.append(list(transaction.batch_lsns()))
         assert len(places[-1]) == 1, "a copy is no new message"
         life.move()
     for (_, pack), expected in zip(life.snapshots, places, strict=True):
-        assert list(replayed(pack(), []).transactions[transaction.epoch].places()) == expected
+        assert list(replayed(pack(), []).transactions[transaction.epoch].batch_lsns()) == expected
 
 
 def test_epochs_never_go_back() -> None:
     ledger = make_ledger()
     ledger.load(b"")
-    ledger.enter(1, journal_records.Epochs(10, 1, b"k"))
-    ledger.enter(2, journal_records.Epochs(7, 1, b"k"))
+    ledger.apply_operation(1, journal_records.EpochLeaseRecord(10, 1, b"k"))
+    ledger.apply_operation(2, journal_records.EpochLeaseRecord(7, 1, b"k"))
     assert ledger.epochs_end == 10
 
 
 def test_the_latest_of_a_name_is_the_one_that_is_named() -> None:
     life = Life(7)
-    first = life.ledger.begin(1, Origin("x", False, 1, 1, 0))
-    second = life.ledger.begin(2, Origin("x", False, 1, 2, 0))
+    first = life.ledger.add_open(1, Origin("x", False, 1, 1, 0))
+    second = life.ledger.add_open(2, Origin("x", False, 1, 2, 0))
     life.ledger.remove(first)
-    assert life.ledger.named == {"x": second}
+    assert life.ledger.by_xid == {"x": second}
     life.ledger.remove(second)
     life.ledger.remove(second)
-    assert not life.ledger.named and not any(life.ledger.counts.values())
+    assert not life.ledger.by_xid and not any(life.ledger.state_counts.values())
 
 
 def test_messages_of_a_transaction_that_is_over_are_not_counted() -> None:
@@ -522,7 +534,7 @@ def test_messages_of_a_transaction_that_is_over_are_not_counted() -> None:
     transaction = life.begin()
     life.ledger.remove(transaction)
     life.send(transaction)
-    assert not life.ledger.transactions and life.ledger.kept.size_bytes == 0
+    assert not life.ledger.transactions and life.ledger.retained_size.size_bytes == 0
 
 
 def test_bytes_are_counted_while_the_journal_keeps_them() -> None:
@@ -532,17 +544,17 @@ def test_bytes_are_counted_while_the_journal_keeps_them() -> None:
         life.send(each)
         life.prepare(each)
     sizes = [each.size_bytes for each in (one, two, three)]
-    assert life.ledger.kept.size_bytes == sum(sizes)
-    life.enter(journal_records.Rollback(one.epoch, life.time_ms))
-    life.enter(journal_records.HeuristicRollback(two.epoch, life.time_ms))
-    assert life.ledger.kept.size_bytes == sizes[2]
-    life.enter(journal_records.HeuristicCommit(three.epoch, life.time_ms))
-    assert life.ledger.kept.size_bytes == sizes[2]
+    assert life.ledger.retained_size.size_bytes == sum(sizes)
+    life.enter(journal_records.RollbackRecord(one.epoch, life.time_ms))
+    life.enter(journal_records.HeuristicRollbackRecord(two.epoch, life.time_ms))
+    assert life.ledger.retained_size.size_bytes == sizes[2]
+    life.enter(journal_records.HeuristicCommitRecord(three.epoch, life.time_ms))
+    assert life.ledger.retained_size.size_bytes == sizes[2]
     life.settle()
-    assert life.ledger.kept.size_bytes == 0
-    life.enter(journal_records.Forget(three.epoch, life.time_ms))
-    assert life.ledger.kept.size_bytes == 0
-    assert life.ledger.outcome(three.xid) is not None or not three.xid
+    assert life.ledger.retained_size.size_bytes == 0
+    life.enter(journal_records.ForgetRecord(three.epoch, life.time_ms))
+    assert life.ledger.retained_size.size_bytes == 0
+    assert life.ledger.find_outcome(three.xid) is not None or not three.xid
 
 
 def test_a_snapshot_of_a_later_version_is_refused() -> None:

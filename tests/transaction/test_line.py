@@ -7,9 +7,9 @@ import pytest
 from journal.record.format import make_log_id
 from tests.transaction.desk import BILLS, ORDERS, Desk
 from tests.transaction.targets import Row
-from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, Applied, Effect, Schedule
+from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, AppendDelayed, AppliedCallback, Effect
 from tfmq.errors import StorageStopped
-from tfmq.transaction.applier import PAUSE_SECONDS, PAUSE_SECONDS_MAX
+from tfmq.transaction.applier import RETRY_SECONDS, RETRY_SECONDS_MAX
 
 
 def applies(desk: Desk, key: int) -> list[tuple[int, int]]:
@@ -37,11 +37,11 @@ def test_neighbours_that_are_too_much_for_one_effect_go_in_several() -> None:
 
 def test_delayed_batches_share_an_effect_and_each_counts_from_its_own_decision() -> None:
     desk = Desk()
-    seen: list[Schedule] = []
+    seen: list[AppendDelayed] = []
     really = desk.targets.apply
 
-    def noted(effect: Effect, done: Applied) -> None:
-        assert isinstance(effect, Schedule)
+    def noted(effect: Effect, done: AppliedCallback) -> None:
+        assert isinstance(effect, AppendDelayed)
         seen.append(effect)
         really(effect, done)
 
@@ -76,10 +76,10 @@ def test_decisions_come_in_their_order_also_behind_a_target_that_was_stopped() -
     assert [answer.state for answer in answers] == ["applying"] * 4
     assert desk.visible() == [b"0"]
     desk.targets.resume(ORDERS)
-    desk.handler.resumed(ORDERS)
+    desk.handler.target_resumed(ORDERS)
     desk.turn()
     assert desk.visible() == [b"0", b"1", b"2", b"3", b"4"]
-    assert desk.store.counts["applying"] == 0
+    assert desk.store.state_counts["applying"] == 0
 
 
 def test_a_full_target_is_tried_again_by_itself_after_growing_pauses() -> None:
@@ -88,11 +88,11 @@ def test_a_full_target_is_tried_again_by_itself_after_growing_pauses() -> None:
     desk.targets.target(ORDERS).full = True
     assert desk.commit(began).state == "applying"
     for _ in range(12):
-        desk.advance(PAUSE_SECONDS_MAX)
+        desk.advance(RETRY_SECONDS_MAX)
     tries = len(applies(desk, ORDERS))
     assert 12 <= tries <= 18
     desk.targets.target(ORDERS).full = False
-    desk.advance(PAUSE_SECONDS_MAX)
+    desk.advance(RETRY_SECONDS_MAX)
     assert desk.visible() == [b"m"]
     assert desk.handler.status()["waits_for"] == []
 
@@ -103,7 +103,7 @@ def test_the_first_pause_is_short() -> None:
     desk.targets.target(ORDERS).full = True
     desk.commit(began)
     desk.targets.target(ORDERS).full = False
-    desk.advance(PAUSE_SECONDS)
+    desk.advance(RETRY_SECONDS)
     assert desk.visible() == [b"m"]
 
 
@@ -133,14 +133,14 @@ def test_what_was_written_in_spite_of_an_error_is_not_written_again_with_what_ca
     desk = Desk()
     really = desk.targets._write
 
-    def answer_lost(effect: Effect, done: Applied) -> None:
+    def answer_lost(effect: Effect, done: AppliedCallback) -> None:
         desk.targets._write = really  # type: ignore[method-assign]
         really(effect, lambda mark, error: done(None, StorageStopped(reason="its answer was lost")))
 
     desk.targets._write = answer_lost  # type: ignore[method-assign]
     for payload in (b"1", b"2"):
         assert desk.transact([(ORDERS, [payload])]).state == "applying"
-    desk.advance(PAUSE_SECONDS)
+    desk.advance(RETRY_SECONDS)
     assert desk.visible() == [b"1", b"2"]
 
 
@@ -179,7 +179,7 @@ def test_a_partition_that_lost_what_was_not_forced_gets_it_again_when_it_is_back
     desk.targets.fail_force(ORDERS)
     assert desk.commit(began).state == "applying"
     desk.targets.resume(ORDERS, keep=2)
-    desk.handler.resumed(ORDERS)
+    desk.handler.target_resumed(ORDERS)
     desk.turn()
     assert desk.visible() == [b"0", b"1", b"2", b"3", b"4"]
     assert desk.visible(BILLS) == [b"b0", b"b1", b"b2"]
@@ -212,7 +212,7 @@ def test_a_topic_that_goes_while_its_messages_wait_lets_the_transaction_end() ->
     desk.targets.stop(ORDERS)
     assert desk.commit(began).state == "applying"
     desk.targets.delete(16)
-    desk.handler.topic_gone(16)
+    desk.handler.topic_deleted(16)
     desk.turn()
     assert desk.commit(began).dropped == 2
     assert desk.handler.status()["applying"] == 0

@@ -5,7 +5,7 @@ import pytest
 from tests.transaction.desk import BILLS, ORDERS, Desk
 from tests.transaction.targets import Row
 from tfmq.transaction.queries import TARGETS_DESCRIBED
-from tfmq.transaction.requests import Member
+from tfmq.transaction.requests import CommitGroupMember
 
 
 def xids(
@@ -100,7 +100,7 @@ def test_a_row_names_few_topics_and_a_description_many() -> None:
 
 def test_a_description_has_more_and_knows_what_is_over() -> None:
     desk = Desk()
-    began = desk.begin("x", member=Member("spark", 3, "run"))
+    began = desk.begin("x", member=CommitGroupMember("spark", 3, "run"))
     desk.prepare(began, [Row("g", 1, 5)], ttl_ms=60_000)
     found = desk.handler.describe("x", began.epoch)
     assert (found["offset_groups"], found["commit_group"], found["sequence"], found["run"]) == (
@@ -136,7 +136,7 @@ def test_a_description_says_who_was_asked() -> None:
     desk = Desk()
     began = desk.prepared("x", group="shop")
     desk.advance(61)
-    desk.handler.await_checks("shop", 1000, desk.session, lambda result, error: None)
+    desk.handler.await_check_back("shop", 1000, desk.session, lambda result, error: None)
     found = desk.handler.describe("x", began.epoch)
     assert (found["asked"], found["asked_last"]) == (1, "shop@127.0.0.1:5000")
 
@@ -202,7 +202,7 @@ def test_a_state_that_a_power_cut_could_take_back_is_called_what_is_under_way() 
 
 def test_a_page_looks_at_a_bounded_number_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A filter that fits nothing must not walk all of a million in one request."""
-    monkeypatch.setattr("tfmq.transaction.queries.LOOKED_MAX", 4)
+    monkeypatch.setattr("tfmq.transaction.queries.SCANNED_MAX", 4)
     desk = Desk()
     began = [desk.begin(f"x{number}") for number in range(10)]
     desk.prepared("wanted")

@@ -11,38 +11,38 @@ import pytest
 from journal.wal import entry
 from tests import paths
 from tests.scale import scaled, seeded
-from tfmq.apply_target import GroupPlaces
+from tfmq.apply_target import GroupPositions
 from tfmq.transaction import journal_records
 from tfmq.transaction.journal_records import Origin
-from tfmq.transaction.requests import Member
+from tfmq.transaction.requests import CommitGroupMember
 
 GOLDEN = paths.TESTS / "golden" / "operations.hex"
 
 ORIGIN = Origin("order-42", False, 4000, 7, 1_700_000_000_000, "payments", "a client", None)
-MEMBER = ORIGIN._replace(xid="part-1", member=Member("query", 12, "run-1"))
-OFFSETS = (GroupPlaces("readers", 5, ((50, 0, 1234, 0, 1), (50, 1, 99, 3, -1))),)
+MEMBER = ORIGIN._replace(xid="part-1", member=CommitGroupMember("query", 12, "run-1"))
+OFFSETS = (GroupPositions("readers", 5, ((50, 0, 1234, 0, 1), (50, 1, 99, 3, -1))),)
 TOPICS = ((50 << 24, "orders"), (51 << 24 | 3, "bills"))
 
 ALL: dict[str, journal_records.Operation] = {
-    "prepare": journal_records.Prepare(17, 1_700_000_000_500, ORIGIN, TOPICS, OFFSETS, 12, 0),
-    "prepare of a member": journal_records.Prepare(
+    "prepare": journal_records.PrepareRecord(17, 1_700_000_000_500, ORIGIN, TOPICS, OFFSETS, 12, 0),
+    "prepare of a member": journal_records.PrepareRecord(
         18, 1_700_000_000_500, MEMBER, TOPICS, (), 1, 1_700_086_400_000
     ),
-    "commit": journal_records.Commit(17, 1_700_000_000_600),
-    "rollback": journal_records.Rollback(17, 1_700_000_000_600),
-    "local commit": journal_records.LocalCommit(
+    "commit": journal_records.CommitRecord(17, 1_700_000_000_600),
+    "rollback": journal_records.RollbackRecord(17, 1_700_000_000_600),
+    "local commit": journal_records.LocalCommitRecord(
         19, 1_700_000_000_700, Origin("", True, 4001, 1, 1_700_000_000_690), TOPICS[:1], (), 10
     ),
-    "local rollback": journal_records.LocalRollback(20, 1_700_000_000_800, ORIGIN),
-    "heuristic commit": journal_records.HeuristicCommit(17, 1_700_000_000_900),
-    "heuristic rollback": journal_records.HeuristicRollback(17, 1_700_000_000_900),
-    "forget": journal_records.Forget(17, 1_700_000_001_000),
-    "epochs": journal_records.Epochs(1 << 20, 1_700_000_000_000, bytes(range(16))),
-    "group commit": journal_records.GroupCommit(
+    "local rollback": journal_records.LocalRollbackRecord(20, 1_700_000_000_800, ORIGIN),
+    "heuristic commit": journal_records.HeuristicCommitRecord(17, 1_700_000_000_900),
+    "heuristic rollback": journal_records.HeuristicRollbackRecord(17, 1_700_000_000_900),
+    "forget": journal_records.ForgetRecord(17, 1_700_000_001_000),
+    "epochs": journal_records.EpochLeaseRecord(1 << 20, 1_700_000_000_000, bytes(range(16))),
+    "group commit": journal_records.GroupCommitRecord(
         "query", 12, "run-1", 1000, (18, 21), (22,), 1_700_000_002_000
     ),
-    "group abort": journal_records.GroupAbort("query", 13, "run-2", (23,), 1_700_000_003_000),
-    "group forget": journal_records.GroupForget("query", 1_700_000_004_000),
+    "group abort": journal_records.GroupAbortRecord("query", 13, "run-2", (23,), 1_700_000_003_000),
+    "group forget": journal_records.GroupForgetRecord("query", 1_700_000_004_000),
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scale import scaled
-from tfmq.transaction.outcomes import EVERYTHING, MERGED_RUNS, NEWEST_MAX, ROW_SIZE, Outcome, Outcomes
+from tfmq.transaction.outcomes import ALL_EPOCHS, MERGED_RUNS, NEWEST_MAX, ROW_SIZE, Outcome, Outcomes
 from tfmq.transaction.states import COMMITTED, ROLLED_BACK
 
 DAY_MS = 86_400_000
@@ -21,15 +21,15 @@ BYTES_EACH = 40
 
 
 def make(outcomes_max: int = 100_000, keep_ms: int = WEEK_MS) -> Outcomes:
-    outcomes = Outcomes(outcomes_max=outcomes_max, keep_ms=keep_ms)
+    outcomes = Outcomes(outcomes_max=outcomes_max, retention_ms=keep_ms)
     outcomes.key = b"a key of sixteen"
     return outcomes
 
 
 def test_an_outcome_is_found_by_its_name() -> None:
     outcomes = make()
-    outcomes.record("order-1", 17, COMMITTED, 1000)
-    outcomes.record("order-2", 18, ROLLED_BACK, 2000)
+    outcomes.add_outcome("order-1", 17, COMMITTED, 1000)
+    outcomes.add_outcome("order-2", 18, ROLLED_BACK, 2000)
     assert outcomes.find("order-1") == Outcome(17, COMMITTED, 1000)
     assert outcomes.find("order-2") == Outcome(18, ROLLED_BACK, 2000)
     assert outcomes.find("order-3") is None
@@ -38,7 +38,7 @@ def test_an_outcome_is_found_by_its_name() -> None:
 def test_of_one_name_the_latest_is_found_and_every_epoch() -> None:
     outcomes = make(outcomes_max=32)
     for epoch in range(1, 12):
-        outcomes.record("again", epoch, (COMMITTED, ROLLED_BACK)[epoch % 2], epoch)
+        outcomes.add_outcome("again", epoch, (COMMITTED, ROLLED_BACK)[epoch % 2], epoch)
         assert outcomes.find("again") == Outcome(epoch, (COMMITTED, ROLLED_BACK)[epoch % 2], epoch)
         for earlier in range(1, epoch + 1):
             found = outcomes.find("again", earlier)
@@ -54,7 +54,7 @@ def test_it_finds_what_a_dict_finds(seed: int, outcomes_max: int) -> None:
     for epoch in range(1, 200 + 2 * outcomes_max):
         xid = f"x{generator.randrange(outcomes_max * 2)}"
         state = generator.choice((COMMITTED, ROLLED_BACK))
-        outcomes.record(xid, epoch, state, epoch)
+        outcomes.add_outcome(xid, epoch, state, epoch)
         known[xid] = Outcome(epoch, state, epoch)
         order.append(xid)
         assert len(outcomes) <= outcomes_max
@@ -70,7 +70,7 @@ def test_a_week_is_remembered_and_not_much_more() -> None:
         now_ms = hour * 3_600_000
         outcomes.expire(now_ms)
         for each in range(300):
-            outcomes.record(f"{hour}/{each}", hour * 300 + each + 1, COMMITTED, now_ms)
+            outcomes.add_outcome(f"{hour}/{each}", hour * 300 + each + 1, COMMITTED, now_ms)
         for back in (1, 24, 24 * 7 - 12):
             if hour >= back:
                 assert outcomes.find(f"{hour - back}/50") is not None, f"{back} hours later"
@@ -83,29 +83,29 @@ def test_it_knows_below_which_epoch_it_may_have_forgotten_one() -> None:
     for outcomes in (make(64, keep_ms=10_000), make(64)):
         dropped = 0
         for epoch in range(1, 400):
-            outcomes.record(f"x{epoch}", epoch, COMMITTED, epoch * 100)
+            outcomes.add_outcome(f"x{epoch}", epoch, COMMITTED, epoch * 100)
             outcomes.expire(epoch * 100)
             gone = [each for each in range(1, epoch + 1) if outcomes.find(f"x{each}") is None]
-            assert outcomes.forgotten == max(gone, default=0)
+            assert outcomes.expired_epoch == max(gone, default=0)
             dropped += bool(gone)
         assert dropped
 
 
 def test_after_a_repair_nothing_is_known_to_be_all_until_new_epochs_are_leased() -> None:
     outcomes = make()
-    outcomes.record("x", 17, COMMITTED, 1000)
-    outcomes.lost()
-    assert outcomes.forgotten == EVERYTHING
-    outcomes.leased(100)
-    assert outcomes.forgotten == 99
-    outcomes.leased(200)
-    assert outcomes.forgotten == 99
+    outcomes.add_outcome("x", 17, COMMITTED, 1000)
+    outcomes.mark_entries_lost()
+    assert outcomes.expired_epoch == ALL_EPOCHS
+    outcomes.mark_epochs_leased(100)
+    assert outcomes.expired_epoch == 99
+    outcomes.mark_epochs_leased(200)
+    assert outcomes.expired_epoch == 99
 
 
 def test_a_dump_of_an_earlier_release_does_not_say_what_it_has_forgotten() -> None:
     outcomes = make()
     outcomes.load(make().dump()[:4])
-    assert outcomes.forgotten == EVERYTHING
+    assert outcomes.expired_epoch == ALL_EPOCHS
 
 
 def test_900_000_outcomes_take_at_most_40_bytes_each() -> None:
@@ -114,7 +114,7 @@ def test_900_000_outcomes_take_at_most_40_bytes_each() -> None:
     gc.collect()
     tracemalloc.start()
     for epoch in range(1, count + 1):
-        outcomes.record(f"transaction-{epoch}", epoch, COMMITTED, epoch)
+        outcomes.add_outcome(f"transaction-{epoch}", epoch, COMMITTED, epoch)
     gc.collect()
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -137,13 +137,13 @@ def test_a_snapshot_goes_on_as_if_nothing_had_been(seed: int, at: int) -> None:
             second = make(64)
             second.load(first.dump())
             break
-        first.record(f"x{generator.randrange(40)}", epoch, COMMITTED, epoch)
+        first.add_outcome(f"x{generator.randrange(40)}", epoch, COMMITTED, epoch)
     else:
         return
     for epoch in range(at, at + 100):
         xid = f"x{generator.randrange(40)}"
         for each in (first, second):
-            each.record(xid, epoch, ROLLED_BACK, epoch)
+            each.add_outcome(xid, epoch, ROLLED_BACK, epoch)
             each.expire(epoch)
     assert first.dump() == second.dump(), f"seed {seed}"
     assert len(first) == len(second)
@@ -151,7 +151,7 @@ def test_a_snapshot_goes_on_as_if_nothing_had_been(seed: int, at: int) -> None:
 
 def test_names_are_not_kept_and_another_key_finds_nothing() -> None:
     outcomes, other = make(), make()
-    outcomes.record("secret", 1, COMMITTED, 1)
+    outcomes.add_outcome("secret", 1, COMMITTED, 1)
     key, *rest = outcomes.dump()
     assert b"secret" not in repr((key, rest)).encode()
     other.load((b"another key ....", *rest))

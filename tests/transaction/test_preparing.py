@@ -122,7 +122,7 @@ def test_item_28_an_empty_prepare_is_read_only_and_the_end() -> None:
     assert desk.rollback(began).state == "rolled_back"
     assert desk.state(began) == "read_only"
     assert desk.begin("x").code == "ok"
-    assert desk.store.counts["open"] == 1
+    assert desk.store.state_counts["open"] == 1
 
 
 @pytest.mark.parametrize("trouble", ["stopped", "full", "gone", "space"])

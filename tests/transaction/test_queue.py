@@ -11,8 +11,8 @@ from journal.errors import Full, Stopped
 from journal.wal.store import JournalOptions, JournalStore
 from tests.transaction.stores import ORDERS, Store, Written, piece
 from tfmq.transaction import states
-from tfmq.transaction.journal_writer import APPEND_BYTES, CACHED_BYTES, CACHED_BYTES_MAX
-from tfmq.transaction.model import Piece, Transaction
+from tfmq.transaction.journal_writer import APPEND_BYTES, CACHED_TOTAL_BYTES, CACHED_TRANSACTION_BYTES
+from tfmq.transaction.model import IncomingBatch, Transaction
 
 
 def appends(store: Store) -> list[int]:
@@ -30,7 +30,7 @@ def appends(store: Store) -> list[int]:
 
 def queue(store: Store, transaction: Transaction, payload: bytes = b"m") -> Written:
     written = Written()
-    store.store.add(transaction, store.piece(transaction, [payload]), written)
+    store.store.add_batch(transaction, store.piece(transaction, [payload]), written)
     return written
 
 
@@ -51,7 +51,7 @@ def test_everybody_is_told_in_order_after_all_of_it_is_folded() -> None:
     told: list[tuple[str, str]] = []
     one, two = store.begin("one"), store.begin("two")
     for each in (one, two):
-        store.store.add(each, store.piece(each, [b"m"]), lambda *_: None)
+        store.store.add_batch(each, store.piece(each, [b"m"]), lambda *_: None)
         store.store.prepare(each, (), 0, lambda *_, each=each: told.append((each.xid, two.state)))  # type: ignore[misc]
     store.turn()
     assert told == [("one", states.PREPARED), ("two", states.PREPARED)]
@@ -75,7 +75,7 @@ def test_many_large_ones_are_several_appends() -> None:
     counts = appends(store)
     made = [store.begin(f"x{n}") for n in range(5)]
     for each in made:
-        store.store.add(each, store.piece(each, [bytes(3 << 20)]), lambda *_: None)
+        store.store.add_batch(each, store.piece(each, [bytes(3 << 20)]), lambda *_: None)
     store.turn()
     assert counts == [2, 2, 1] and APPEND_BYTES < 9 << 20
 
@@ -117,7 +117,7 @@ def test_what_waits_owns_its_bytes() -> None:
         found = store.piece(each, [payload])
         buffer = bytearray(found.data)
         buffers.append(buffer)
-        store.store.add(each, found._replace(data=memoryview(buffer)), lambda *_: None)
+        store.store.add_batch(each, found._replace(data=memoryview(buffer)), lambda *_: None)
     for buffer in buffers:
         buffer[:] = bytes(len(buffer))
     store.work()
@@ -135,7 +135,7 @@ def test_what_is_gathered_when_a_file_is_begun_owns_its_bytes() -> None:
     store.turn()
     found = store.piece(transaction, [bytes(3000), b"mine"])
     buffer = bytearray(found.data)
-    store.store.add(transaction, found._replace(data=memoryview(buffer)), lambda *_: None)
+    store.store.add_batch(transaction, found._replace(data=memoryview(buffer)), lambda *_: None)
     store.turn()
     buffer[:] = bytes(len(buffer))
     store.work()
@@ -154,7 +154,7 @@ def test_what_is_queued_behind_what_is_gathered_owns_its_bytes(monkeypatch: pyte
     for payload in (bytes(3000), b"behind"):
         found = store.piece(transaction, [payload])
         buffers.append(bytearray(found.data))
-        store.store.add(transaction, found._replace(data=memoryview(buffers[-1])), lambda *_: None)
+        store.store.add_batch(transaction, found._replace(data=memoryview(buffers[-1])), lambda *_: None)
     store.turn()
     assert store.jobs, "a file is begun for the first of them"
     for buffer in buffers:
@@ -172,10 +172,12 @@ def test_a_file_that_cannot_be_begun_refuses_what_waits() -> None:
     store.disk.space_bytes = 0
     store.work()
     assert isinstance(first.error, Full) and isinstance(second.error, Full)
-    assert transaction.queued == 0 and transaction.messages == 1
+    assert transaction.queued_messages == 0 and transaction.messages == 1
     store.disk.space_bytes = None
     store.sequences[transaction.origin.producer_id] = 1
-    assert not store.store.streams.check(transaction.origin.producer_id, transaction.epoch, 1, 1, 0)
+    assert not store.store.producer_states.is_duplicate(
+        transaction.origin.producer_id, transaction.epoch, 1, 1, 0
+    )
     again = queue(store, transaction)
     store.work()
     assert again.place
@@ -190,7 +192,7 @@ def test_hazard_04_a_prepare_that_cannot_be_written_leaves_the_transaction_open(
     store.send(transaction)
     store.disk.faults.fail("write", error=errno.ENOSPC)
     assert isinstance(store.prepare(transaction).error, Full)
-    assert transaction.state == states.OPEN and store.store.named == {"x": transaction}
+    assert transaction.state == states.OPEN and store.store.by_xid == {"x": transaction}
     assert not store.killed().store.transactions, "not prepared after a restart either"
     assert store.prepare(transaction).place
     assert transaction.state == states.PREPARED
@@ -212,13 +214,13 @@ def test_a_frame_that_cannot_be_written_leaves_nothing_of_itself() -> None:
     producer_id = transaction.origin.producer_id
     found = piece(producer_id, 0, [b"m"])
     store.disk.faults.fail("write", error=errno.ENOSPC)
-    assert isinstance(store.commit(transaction, pieces=[found]).error, Full)
-    assert transaction.state == states.OPEN and transaction.empty
+    assert isinstance(store.commit(transaction, batches=[found]).error, Full)
+    assert transaction.state == states.OPEN and transaction.is_empty
     store.store.discard(transaction)
     assert not store.store.transactions
     again = store.begin(producer_id=producer_id)
-    assert not store.store.streams.check(producer_id, again.epoch, 0, 1, 0)
-    assert store.commit(again, pieces=[found]).place
+    assert not store.store.producer_states.is_duplicate(producer_id, again.epoch, 0, 1, 0)
+    assert store.commit(again, batches=[found]).place
     assert store.payloads(again.decision) == found.data
 
 
@@ -227,15 +229,15 @@ def test_behind_a_refused_append_nothing_is_written_that_was_queued_with_it() ->
     store = Store()
     transaction = store.begin("x")
     counts = appends(store)
-    large = [Piece(*store.piece(transaction, [bytes(5 << 20)])) for _ in range(2)]
+    large = [IncomingBatch(*store.piece(transaction, [bytes(5 << 20)])) for _ in range(2)]
     waiting = [Written(), Written()]
     for each, written in zip(large, waiting, strict=True):
-        store.store.add(transaction, each, written)
+        store.store.add_batch(transaction, each, written)
     store.disk.faults.fail("write", error=errno.ENOSPC)
     store.turn()
     assert [type(each.error) for each in waiting] == [Full, Full]
-    assert len(counts) == 1 and transaction.empty
-    assert not store.killed().journal.files[0].holds
+    assert len(counts) == 1 and transaction.is_empty
+    assert not store.killed().journal.files[0].references
 
 
 def test_a_stopped_journal_refuses_and_says_so() -> None:
@@ -245,7 +247,7 @@ def test_a_stopped_journal_refuses_and_says_so() -> None:
     done: list[Any] = []
     other = store.begin("y")
     store.send(other)
-    store.store.when_forced(store.journal.end_offset - 1, done.append)
+    store.store.when_durable(store.journal.end_offset - 1, done.append)
     store.turn()
     assert isinstance(done[0], Stopped) and store.store.stopped is not None
     assert isinstance(store.commit(transaction).error, Stopped)
@@ -263,7 +265,7 @@ def test_one_force_serves_all_who_begin_to_wait_in_a_turn() -> None:
     for number in range(20):
         transaction = store.begin(f"x{number}")
         store.store.prepare(
-            transaction, (), 0, lambda place, error: store.store.when_forced(place, done.append)
+            transaction, (), 0, lambda place, error: store.store.when_durable(place, done.append)
         )
     store.turn()
     assert done == [None] * 20
@@ -276,7 +278,7 @@ def test_what_is_forced_need_not_wait() -> None:
     place = store.prepare(transaction).place
     store.force()
     done: list[Any] = []
-    store.store.when_forced(place, done.append)
+    store.store.when_durable(place, done.append)
     assert done == [None] and not store.store.due
 
 
@@ -285,7 +287,7 @@ def test_nobody_is_told_before_the_force_has_ended() -> None:
     transaction = store.begin("x")
     place = store.prepare(transaction).place
     done: list[Any] = []
-    store.store.when_forced(place, done.append)
+    store.store.when_durable(place, done.append)
     assert store.store.due
     store.turn()
     assert done == [] and store.journal.forced_offset <= place
@@ -308,24 +310,24 @@ def test_much_that_nobody_waits_for_is_forced_all_the_same(monkeypatch: pytest.M
 
 
 def test_small_whole_transactions_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.transaction.journal_writer.CACHED_BYTES_MAX", 250)
+    monkeypatch.setattr("tfmq.transaction.journal_writer.CACHED_TOTAL_BYTES", 250)
     store = Store()
     made = [store.transact([bytes(80)]) for _ in range(3)]
-    assert [each.cached is not None for each in made] == [True, True, False]
+    assert [each.cached_batches is not None for each in made] == [True, True, False]
     for each in made:
         store.settle(each.decision)
-    assert store.store._queue.cached_bytes == 0
-    assert store.transact([bytes(80)]).cached is not None
-    assert CACHED_BYTES_MAX > 1 << 20
+    assert store.store._writer.cached_bytes == 0
+    assert store.transact([bytes(80)]).cached_batches is not None
+    assert CACHED_TOTAL_BYTES > 1 << 20
 
 
 def test_large_ones_and_those_that_came_in_pieces_are_not() -> None:
     store = Store()
-    assert store.transact([bytes(CACHED_BYTES)]).cached is None
+    assert store.transact([bytes(CACHED_TRANSACTION_BYTES)]).cached_batches is None
     transaction = store.begin("x")
     store.send(transaction)
-    store.commit(transaction, pieces=[store.piece(transaction, [b"more"])])
-    assert transaction.cached is None
+    store.commit(transaction, batches=[store.piece(transaction, [b"more"])])
+    assert transaction.cached_batches is None
     assert store.payloads(transaction.decision).endswith(b"more")
 
 
@@ -334,9 +336,9 @@ def test_a_kept_one_owns_its_bytes() -> None:
     transaction = store.begin()
     found = store.piece(transaction, [b"precious"])
     buffer = bytearray(found.data)
-    store.commit(transaction, pieces=[found._replace(data=memoryview(buffer))])
+    store.commit(transaction, batches=[found._replace(data=memoryview(buffer))])
     buffer[:] = bytes(len(buffer))
-    assert transaction.cached is not None and bytes(transaction.cached[0].data) == found.data
+    assert transaction.cached_batches is not None and bytes(transaction.cached_batches[0].data) == found.data
 
 
 def test_the_sizes_that_are_asked_for_are_those_that_are_written() -> None:
@@ -351,7 +353,7 @@ def test_the_sizes_that_are_asked_for_are_those_that_are_written() -> None:
 
     transaction = store.begin("x")
     for blocks in (64, 65_536):
-        store.store.add(
+        store.store.add_batch(
             transaction, store.piece(transaction, [bytes(50)] * 4, ORDERS, blocks), lambda *_: None
         )
     store.store.prepare(transaction, (), 0, lambda *_: None)

@@ -8,7 +8,7 @@ from journal import errors as journal
 from tfmq import errors
 from tfmq.errors import NOT_DONE, UNKNOWN
 from tfmq.transaction import rejections, states
-from tfmq.transaction.requests import Member
+from tfmq.transaction.requests import CommitGroupMember
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from tfmq.transaction.requests import Member
 def test_an_error_of_the_journal_says_whether_it_happened(
     error: Exception, kind: type[errors.TfmqError]
 ) -> None:
-    before, after = rejections.of_journal(error), rejections.not_forced(error)
+    before, after = rejections.from_journal_error(error), rejections.durability_unknown(error)
     assert type(before) is type(after) is kind
     assert before.outcome == NOT_DONE, "nothing was written"
     assert after.outcome == UNKNOWN, "it is written, and may be on the disk"
@@ -33,18 +33,18 @@ def test_an_error_of_the_journal_says_whether_it_happened(
 
 def test_an_error_of_ours_stays_what_it_is() -> None:
     error = errors.Fenced()
-    assert rejections.of_journal(error) is rejections.of_step(error) is error
+    assert rejections.from_journal_error(error) is rejections.from_command_error(error) is error
 
 
 def test_a_wrong_step_names_the_state() -> None:
-    told = rejections.of_step(states.WrongStep(states.OPEN, "x"))
+    told = rejections.from_command_error(states.InvalidTransition(states.OPEN, "x"))
     assert isinstance(told, errors.TransactionState)
     assert told.details["state"] == "open"
 
 
 def test_what_nobody_expected_stands_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "tfmq.transaction"):
-        told = rejections.of_step(ZeroDivisionError())
+        told = rejections.from_command_error(ZeroDivisionError())
     assert isinstance(told, errors.ServerError)
     assert "ZeroDivisionError" in caplog.text
 
@@ -53,8 +53,8 @@ def test_sentences_name_what_they_are_about() -> None:
     assert "12" in str(rejections.not_open(12))
     assert rejections.not_open(12).outcome == NOT_DONE
     assert "order-1" in str(rejections.wrong_state("order-1", "open", "it needs more"))
-    assert "order-1" in str(rejections.incomplete("order-1"))
-    assert rejections.by_hand("heuristic_committed").state == "heuristic_committed"
-    assert "spark" in str(rejections.group_done(Member("spark", 3, "run")))
-    assert "mended" not in str(rejections.stopped("its disk failed"))
-    assert "its disk failed" in str(rejections.stopped("its disk failed"))
+    assert "order-1" in str(rejections.missing_batch("order-1"))
+    assert rejections.heuristic_outcome("heuristic_committed").state == "heuristic_committed"
+    assert "spark" in str(rejections.group_committed(CommitGroupMember("spark", 3, "run")))
+    assert "mended" not in str(rejections.journal_stopped("its disk failed"))
+    assert "its disk failed" in str(rejections.journal_stopped("its disk failed"))

@@ -13,7 +13,7 @@ from journal.wal.store import JournalFileInfo
 from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, picture
 from tfmq.transaction import states
-from tfmq.transaction.compaction import ALIVE_FACTOR, FILES_MIN, plan
+from tfmq.transaction.compaction import FILES_MIN, LIVE_FACTOR, plan_round
 from tfmq.transaction.model import Transaction
 
 FILE_BYTES = 16 << 10
@@ -34,14 +34,14 @@ def traffic(store: Store, count_bytes: int, *, housekeeping: bool = True) -> Non
 
 def house(store: Store) -> None:
     store.clock.advance(1)
-    store.store.tend()
+    store.store.run_housekeeping()
     store.work()
 
 
 def bounded(store: Store) -> None:
     for _ in range(120):
         house(store)
-    limit = max(ALIVE_FACTOR * store.store.size_bytes, BOUND) + TURNS * FILE_BYTES
+    limit = max(LIVE_FACTOR * store.store.retained_bytes, BOUND) + TURNS * FILE_BYTES
     assert store.journal.size_bytes <= limit, [tuple(each) for each in store.journal.files]
 
 
@@ -56,14 +56,14 @@ def test_item_25_journal_files_are_reclaimed() -> None:
 def test_one_old_prepared_transaction_does_not_pin_the_journal() -> None:
     store = Store(journal_file_bytes=FILE_BYTES)
     old = store.prepared("old", [b"first", b"second"])
-    places = list(old.places())
+    places = list(old.batch_lsns())
     traffic(store, 60 * FILE_BYTES)
     bounded(store)
     assert len(store.journal.files) <= FILES_MIN + TURNS
     life = store.killed()
     assert life.journal.recovery.walked_bytes < TURNS * FILE_BYTES, "the start reads little of it"
-    found = life.store.named["old"]
-    assert list(found.places()) != places or store.journal.files[0].first <= places[0]
+    found = life.store.by_xid["old"]
+    assert list(found.batch_lsns()) != places or store.journal.files[0].first <= places[0]
     life.commit(found)
     assert life.payloads(found.decision).endswith(b"second")
 
@@ -78,17 +78,17 @@ def test_many_old_ones_in_as_many_files_are_gathered() -> None:
             transaction, [f"{number}".encode() * 20], random.Random(number).choice((ORDERS, BILLS))
         )
         sent[transaction.xid] = found.data
-        store.store.add(transaction, found, lambda *_: None)
+        store.store.add_batch(transaction, found, lambda *_: None)
         store.prepare(transaction)
         traffic(store, FILE_BYTES)
     bounded(store)
-    held = sum(file.holds > 0 for file in store.journal.files)
+    held = sum(file.references > 0 for file in store.journal.files)
     assert held <= FILES_MIN, "they pinned a file each"
     for life in (store, store.killed(), store.power_cut(), store.killed().closed()):
         for xid, data in sent.items():
-            transaction = life.store.named[xid]
+            transaction = life.store.by_xid[xid]
             (location,) = transaction.locations()
-            entry = life.journal.read(location.place)
+            entry = life.journal.read(location.lsn)
             assert isinstance(entry.content, AppendMsg)
             assert bytes(entry.content.data) == data, xid
             assert entry.content.epoch == transaction.epoch and entry.content.log_id == location.log_id
@@ -101,7 +101,7 @@ def test_batches_keep_their_order_and_their_bytes() -> None:
     for number in range(100):
         found = store.piece(transaction, [b"%d" % number, bytes(50)], (ORDERS, BILLS)[number % 3 == 0])
         data += found.data if found.log_id == ORDERS else b""
-        store.store.add(transaction, found, lambda *_: None)
+        store.store.add_batch(transaction, found, lambda *_: None)
         store.turn()
         if number % 10 == 9:
             traffic(store, 3 * FILE_BYTES)
@@ -110,9 +110,9 @@ def test_batches_keep_their_order_and_their_bytes() -> None:
     traffic(store, 20 * FILE_BYTES)
     bounded(store)
     life = store.killed()
-    found_again = life.store.named["long"]
+    found_again = life.store.by_xid["long"]
     assert list(found_again.locations) == list(transaction.locations)
-    places = list(transaction.places())
+    places = list(transaction.batch_lsns())
     assert places != sorted(places) or places[0] > store.journal.files[0].first
     life.commit(found_again)
     assert life.payloads(found_again.decision) == data
@@ -121,8 +121,8 @@ def test_batches_keep_their_order_and_their_bytes() -> None:
 def test_a_transaction_that_ends_while_it_is_carried_is_not_carried_on() -> None:
     store = Store(lazy=True, journal_file_bytes=FILE_BYTES)
     made = pin(store)
-    store.store.tend()
-    assert store.store._relocation.working
+    store.store.run_housekeeping()
+    assert store.store._compaction.running
     store.commit(made[0])
     store.rollback(made[1])
     store.work()
@@ -130,17 +130,17 @@ def test_a_transaction_that_ends_while_it_is_carried_is_not_carried_on() -> None
     for _ in range(40):
         house(store)
     life = store.killed()
-    assert set(life.store.named) == {"old-0", *[each.xid for each in made[2:]]}
-    assert life.payloads(life.store.named["old-0"].decision)
-    life.commit(life.store.named["old-2"])
+    assert set(life.store.by_xid) == {"old-0", *[each.xid for each in made[2:]]}
+    assert life.payloads(life.store.by_xid["old-0"].decision)
+    life.commit(life.store.by_xid["old-2"])
     life.work()
-    assert life.payloads(life.store.named["old-2"].decision)
+    assert life.payloads(life.store.by_xid["old-2"].decision)
 
 
 def pin(store: Store) -> list[Transaction]:
     """Prepared transactions in so many files that they must be carried."""
     made: list[Transaction] = []
-    while not store.store._relocation.needed:
+    while not store.store._compaction.needed:
         made.append(store.begin(f"old-{len(made)}"))
         store.send(made[-1])
         store.prepare(made[-1])
@@ -152,7 +152,7 @@ def traffic_lazily(store: Store, count_bytes: int) -> None:
     end = store.journal.end_offset + count_bytes
     while store.journal.end_offset < end:
         transaction = store.begin()
-        store.store.commit(transaction, lambda *_: None, pieces=[store.piece(transaction, [bytes(1000)])])
+        store.store.commit(transaction, lambda *_: None, batches=[store.piece(transaction, [bytes(1000)])])
         store.turn()
         while transaction.decision is None:
             store.step()
@@ -164,14 +164,14 @@ def test_a_decision_in_the_same_turn_comes_before_the_copy() -> None:
     """The copy is written behind the decision: it changes nothing, live as in a replay."""
     store = Store(lazy=True, journal_file_bytes=FILE_BYTES)
     old = pin(store)[0]
-    store.store.tend()
-    while store.store._relocation.working and not store.store._queue._queue:
+    store.store.run_housekeeping()
+    while store.store._compaction.running and not store.store._writer._queue:
         work, done = store.jobs.pop(0)
         done(work(), None)
-    assert store.store._queue._queue, "the copy is queued"
-    copy = store.store._queue._queue.pop()
+    assert store.store._writer._queue, "the copy is queued"
+    copy = store.store._writer._queue.pop()
     store.store.commit(old, lambda *_: None)
-    store.store._queue._queue.append(copy)
+    store.store._writer._queue.append(copy)
     before = list(old.locations)
     store.work()
     assert old.decision is not None and list(old.locations) == before
@@ -183,14 +183,14 @@ def test_a_file_that_cannot_be_read_stays_and_the_others_are_emptied() -> None:
     store = Store(journal_file_bytes=FILE_BYTES)
     made = [store.prepared("bad", [b"rotten"])]
     file = store.disk.open_write(f"{FOLDER}/{journal_name(1)}")
-    while not store.store._relocation.needed:
+    while not store.store._compaction.needed:
         traffic(store, FILE_BYTES, housekeeping=False)
         made.append(store.prepared(f"good-{len(made)}", [b"sound"]))
     file.pwritev([b"R"], file.pread(FILE_BYTES, 0).find(b"rotten"))
-    before = [next(each.places()) for each in made]
+    before = [next(each.batch_lsns()) for each in made]
     for _ in range(120):
         house(store)
-    after = [next(each.places()) for each in made]
+    after = [next(each.batch_lsns()) for each in made]
     assert after[0] == before[0]
     assert after[1] > before[-1], "the next oldest has moved"
     bounded(store)
@@ -202,8 +202,8 @@ def test_a_file_that_cannot_be_read_stays_and_the_others_are_emptied() -> None:
 def test_while_there_is_no_space_nothing_is_lost() -> None:
     store = Store(journal_file_bytes=FILE_BYTES)
     old = store.prepared("old", [b"kept"])
-    relocation = store.store._relocation
-    tend, relocation.tend = relocation.tend, lambda: None  # type: ignore[method-assign]
+    relocation = store.store._compaction
+    tend, relocation.run_if_needed = relocation.run_if_needed, lambda: None  # type: ignore[method-assign]
     traffic(store, 12 * FILE_BYTES)
     held = [store.prepared(f"held-{n}", [bytes(900)]) for n in range(FILES_MIN * 18)]
     for each in held[::2]:
@@ -211,13 +211,13 @@ def test_while_there_is_no_space_nothing_is_lost() -> None:
     store.disk.space_bytes = 0
     tend()
     store.work()
-    assert not relocation.working
+    assert not relocation.running
     store.disk.space_bytes = None
-    relocation.tend = tend  # type: ignore[method-assign]
+    relocation.run_if_needed = tend  # type: ignore[method-assign]
     bounded(store)
     for life in (store, store.killed()):
-        assert life.journal.read(next(life.store.named["old"].places()))
-        assert len(life.store.named) == 1 + len(held) // 2
+        assert life.journal.read(next(life.store.by_xid["old"].batch_lsns()))
+        assert len(life.store.by_xid) == 1 + len(held) // 2
     store.commit(old)
     assert store.payloads(old.decision).endswith(b"kept")
 
@@ -228,7 +228,7 @@ def test_while_there_is_no_space_nothing_is_lost() -> None:
 def made(*rows: tuple[int, int]) -> tuple[Any, int]:
     transaction = Transaction(1, Store().origin("x"))
     for place, size in rows:
-        transaction.locations.add(place, ORDERS, 1, size)
+        transaction.locations.add_batch(place, ORDERS, 1, size)
     return transaction.locations, len(transaction.locations)
 
 
@@ -237,22 +237,22 @@ FILES = [JournalFileInfo(number, number * 1000, 1000, 1) for number in range(1, 
 
 def test_files_less_than_half_alive_are_emptied_but_never_the_last() -> None:
     rows = [made((1100, 400), (2100, 300), (2500, 300)), made((3100, 10), (4100, 10))]
-    assert list(plan(rows, FILES, frozenset())) == [1100, 3100]
-    assert list(plan(rows, FILES, frozenset({1}))) == [3100]
+    assert list(plan_round(rows, FILES, frozenset())) == [1100, 3100]
+    assert list(plan_round(rows, FILES, frozenset({1}))) == [3100]
 
 
 def test_what_is_lost_or_came_later_is_not_moved() -> None:
     locations, words = made((1100, 10), (0, 0))
-    locations.add(1200, ORDERS, 1, 10)
-    assert list(plan([(locations, words)], FILES, frozenset())) == [1100]
+    locations.add_batch(1200, ORDERS, 1, 10)
+    assert list(plan_round([(locations, words)], FILES, frozenset())) == [1100]
 
 
 def test_a_round_takes_so_much_and_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfmq.transaction.compaction.ROUND_BYTES", 250)
+    monkeypatch.setattr("tfmq.transaction.compaction.BYTES_PER_ROUND", 250)
     rows = [made((3100, 100), (1100, 200))]
-    assert list(plan(rows, FILES, frozenset())) == [1100]
-    monkeypatch.setattr("tfmq.transaction.compaction.ROUND_BYTES", 5)
-    assert list(plan(rows, FILES, frozenset())) == [1100], "at least one file"
+    assert list(plan_round(rows, FILES, frozenset())) == [1100]
+    monkeypatch.setattr("tfmq.transaction.compaction.BYTES_PER_ROUND", 5)
+    assert list(plan_round(rows, FILES, frozenset())) == [1100], "at least one file"
 
 
 def test_while_more_lies_there_than_may_there_is_a_file_to_empty() -> None:
@@ -265,8 +265,8 @@ def test_while_more_lies_there_than_may_there_is_a_file_to_empty() -> None:
             for _ in range(generator.randrange(1, 4)):
                 rows.append(made((file.first + generator.randrange(900), generator.randrange(1, 150))))
         alive = sum(locations[2] & 0xFFFFFFFF for locations, _ in rows)
-        if 1000 * len(files) > ALIVE_FACTOR * alive:
-            assert len(plan(rows, files, frozenset())) > 0, f"seed {seed}"
+        if 1000 * len(files) > LIVE_FACTOR * alive:
+            assert len(plan_round(rows, files, frozenset())) > 0, f"seed {seed}"
 
 
 def test_only_prepared_ones_move() -> None:
@@ -277,13 +277,13 @@ def test_only_prepared_ones_move() -> None:
         store.send(each)
     store.prepare(decided)
     store.commit(decided)
-    still = [list(each.places()) for each in (opened, decided)]
+    still = [list(each.batch_lsns()) for each in (opened, decided)]
     moving = pin(store)
-    before = next(moving[0].places())
+    before = next(moving[0].batch_lsns())
     for _ in range(20):
         house(store)
-    assert next(moving[0].places()) > before
-    assert [list(each.places()) for each in (opened, decided)] == still
+    assert next(moving[0].batch_lsns()) > before
+    assert [list(each.batch_lsns()) for each in (opened, decided)] == still
     assert opened.state == states.OPEN
     assert store.payloads(decided.decision)
 

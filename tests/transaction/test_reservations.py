@@ -6,20 +6,20 @@ from tests.transaction.desk import BILLS, ORDERS
 from tests.transaction.targets import Targets
 from tfmq import limits
 from tfmq.errors import Busy, DiskFull, StorageStopped, TransactionTooLarge, UnknownTopic
-from tfmq.transaction.active_transactions import Reservations
+from tfmq.transaction.active_transactions import SpaceReservations
 from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.model import Transaction
 
 
-def reservations(targets: Targets | None = None, **values: int) -> Reservations:
-    return Reservations(targets or Targets(), {**limits.effective({}), **values})
+def reservations(targets: Targets | None = None, **values: int) -> SpaceReservations:
+    return SpaceReservations(targets or Targets(), {**limits.effective_limits({}), **values})
 
 
 def transaction(size_bytes: int = 0, batches: int = 0) -> Transaction:
     made = Transaction(1, Origin("x", False, 1, 1, 0))
     made.size_bytes = size_bytes
     for number in range(batches):
-        made.locations.add(number, ORDERS, 1, 1)
+        made.locations.add_batch(number, ORDERS, 1, 1)
     return made
 
 
@@ -28,7 +28,7 @@ def test_space_is_set_aside_for_every_target_together() -> None:
     targets.space = 100
     space = reservations(targets)
     assert space.reserve({ORDERS: 40, BILLS: 60}) == 100
-    assert targets.reserved == space.reserved == 100
+    assert targets.reserved == space.reserved_bytes == 100
     with pytest.raises(DiskFull):
         space.reserve({ORDERS: 1})
     space.release(60)
@@ -56,7 +56,7 @@ def test_after_a_start_space_is_set_aside_whether_or_not_it_is_there() -> None:
     targets.space = 10
     space = reservations(targets)
     space.restore(50)
-    assert targets.reserved == space.reserved == 50
+    assert targets.reserved == space.reserved_bytes == 50
 
 
 def test_a_transaction_above_its_bytes_is_refused_by_name() -> None:

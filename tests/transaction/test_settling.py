@@ -8,11 +8,17 @@ from typing import Any, cast
 from journal.testing import SimulatedClock
 from tests.transaction.desk import BILLS, ORDERS
 from tests.transaction.targets import Append, Targets
-from tfmq.apply_target import Delayed, Mark
+from tfmq.apply_target import AppendResult, StoredDelayedBatch
 from tfmq.broker.timers import Timers
 from tfmq.transaction.applier import Applier
-from tfmq.transaction.apply_progress import RETRY_SECONDS, SOON_SECONDS, Course, Part, Settling
-from tfmq.transaction.model import Decision, Target
+from tfmq.transaction.apply_progress import (
+    FSYNC_DELAY_SECONDS,
+    RETRY_SECONDS,
+    ApplyProgress,
+    ApplyTask,
+    FlushTracker,
+)
+from tfmq.transaction.model import Decision, TargetPart
 
 
 class Scene:
@@ -24,19 +30,19 @@ class Scene:
         self.targets = Targets()
         self.targets.automatic = False
         self.settled: list[int] = []
-        self.settling = Settling(
-            self.targets, self.timers, lambda course: self.settled.append(course.decision.place)
+        self.settling = FlushTracker(
+            self.targets, self.timers, lambda course: self.settled.append(course.decision.lsn)
         )
 
-    def write(self, key: int, *courses: Course) -> None:
+    def write(self, key: int, *courses: ApplyProgress) -> None:
         """One append with a part of each of the courses."""
         target = self.targets.target(key)
-        place = courses[-1].decision.place
+        place = courses[-1].decision.lsn
         target.appends.append(Append((place, 1), [], 0))
-        parts = [Part(course, Target(key, "topic", 1, 10, 1)) for course in courses]
-        self.settling.add(Mark(key, target.end, ()), parts)
+        parts = [ApplyTask(course, TargetPart(key, "topic", 1, 10, 1)) for course in courses]
+        self.settling.add_written(AppendResult(key, target.end, ()), parts)
 
-    def advance(self, seconds: float = 2 * SOON_SECONDS) -> None:
+    def advance(self, seconds: float = 2 * FSYNC_DELAY_SECONDS) -> None:
         end = self.clock.monotonic() + seconds
         while (due := self.timers.next_due()) is not None and due <= end:
             self.clock.advance(max(0.0, due - self.clock.monotonic()))
@@ -47,8 +53,8 @@ class Scene:
         return [asked[1] for asked in self.targets.asked if asked[0] == "force"]
 
 
-def course(place: int) -> Course:
-    made = Course(Decision(place, 0, ()))
+def course(place: int) -> ApplyProgress:
+    made = ApplyProgress(Decision(place, 0, ()))
     made.applied = True
     return made
 
@@ -70,9 +76,9 @@ def test_many_share_one_force_and_nobody_waits_for_long() -> None:
     scene = Scene()
     for place in range(100, 150):
         scene.write(ORDERS, course(place))
-    scene.advance(0.9 * SOON_SECONDS)
+    scene.advance(0.9 * FSYNC_DELAY_SECONDS)
     assert scene.forces() == []
-    scene.advance(0.2 * SOON_SECONDS)
+    scene.advance(0.2 * FSYNC_DELAY_SECONDS)
     assert scene.forces() == [ORDERS]
     scene.targets.force()
     assert scene.settled == list(range(100, 150))
@@ -109,7 +115,7 @@ def test_one_that_is_not_applied_everywhere_waits() -> None:
     scene.targets.force()
     scene.advance()
     assert scene.settled == []
-    assert each.unforced == 0, "whoever ends it sees that all of it is on the disk"
+    assert each.undurable_parts == 0, "whoever ends it sees that all of it is on the disk"
 
 
 def test_after_a_failed_force_nothing_is_settled_and_it_is_asked_again_later() -> None:
@@ -129,10 +135,10 @@ def test_a_target_that_came_back_is_asked_for_everything_not_known_to_be_there()
     scene.write(ORDERS, first)
     scene.write(ORDERS, second, third)
     scene.write(BILLS, third)
-    parts = scene.settling.take_back(ORDERS)
-    assert [part.course for part in parts] == [first, second, third]
-    assert [each.unforced for each in (first, second, third)] == [0, 0, 1]
-    assert scene.settling.take_back(ORDERS) == []
+    parts = scene.settling.remove_undurable(ORDERS)
+    assert [part.progress for part in parts] == [first, second, third]
+    assert [each.undurable_parts for each in (first, second, third)] == [0, 0, 1]
+    assert scene.settling.remove_undurable(ORDERS) == []
     scene.targets.force()
     scene.advance()
     assert scene.settled == [300]
@@ -148,7 +154,7 @@ def test_what_is_for_a_topic_that_is_gone_needs_no_force() -> None:
 
 def force_all(scene: Scene) -> Callable[[], int]:
     ended: list[bool] = []
-    scene.settling.force_all(lambda: ended.append(True))
+    scene.settling.fsync_all(lambda: ended.append(True))
     return lambda: len(ended)
 
 
@@ -174,21 +180,21 @@ def test_due_times_are_given_back_also_where_a_sweep_sees_the_force_before_they_
     """A force tells those who asked one after the other: the first sweeps what the others wait to hear of."""
     scene, each, settled = Scene(), course(100), list[Decision]()
     each.offsets = [-1]
-    store = cast(Any, SimpleNamespace(journal_id=5, settle=settled.append))
+    store = cast(Any, SimpleNamespace(journal_id=5, complete=settled.append))
     applier = Applier(
         store,
         scene.targets,
         timers=scene.timers,
         run=lambda work, done: None,
-        release=lambda size: None,
-        ended=lambda ended: None,
+        release_space=lambda size: None,
+        on_applied=lambda ended: None,
     )
-    scene.settling = applier.settling
-    delayed = Delayed(7, 0, array("Q", [1, 2, 3]))
-    applier.note_delayed(Mark(ORDERS, 1000, (), [delayed]), [(each, [0], [delayed])])
+    scene.settling = applier.flush_tracker
+    delayed = StoredDelayedBatch(7, 0, array("Q", [1, 2, 3]))
+    applier.record_delayed(AppendResult(ORDERS, 1000, (), [delayed]), [(each, [0], [delayed])])
     scene.write(ORDERS, each)
     scene.targets.target(ORDERS).forced = 1
     scene.advance()
     scene.targets.force(ORDERS)
     assert each.delayed == {0: delayed} and settled == [each.decision]
-    assert applier.dues == 0
+    assert applier.due_words == 0

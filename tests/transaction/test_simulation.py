@@ -429,7 +429,7 @@ class Simulation(RuleBasedStateMachine):
         self.trouble = max(0, self.trouble - 1)
         if self.trouble == 1:
             self.settle_faults()
-            if self.broker.engine.transactions_map()["journal"] != "open":
+            if self.broker.engine.transaction_status_fields()["journal"] != "open":
                 self.restart()
             self.resume()
 

@@ -13,12 +13,19 @@ from journal.errors import Corrupt, Lost
 from journal.filenames import journal_name
 from journal.record.batch import Batch, verify_batch
 from journal.record.format import records_of
-from journal.wal.entry import AppendMsg, Entry
+from journal.wal.entry import AppendMsg, JournalEntry
 from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, entry_of, piece
 from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.transaction.model import ROW_WORDS, SIZE_BITS, Slice
-from tfmq.transaction.slicer import PART, SLICE_BYTES, first_row, slices, slices_at_once, slices_of
+from tfmq.transaction.slicer import (
+    CONTINUED,
+    SLICE_BYTES,
+    first_row,
+    read_slices,
+    read_slices_nowait,
+    slice_cached,
+)
 
 MIB = 1 << 20
 
@@ -30,7 +37,7 @@ class Journal:
         self.contents: dict[int, AppendMsg] = {}
         self.reads: list[int] = []
 
-    def read(self, place: int, size: int) -> Entry:
+    def read(self, place: int, size: int) -> JournalEntry:
         self.reads.append(place)
         found = self.contents[place]
         assert size >= len(found.data)
@@ -73,7 +80,7 @@ def check(found: list[Slice], slice_bytes: int) -> None:
     """Each slice is what a partition takes: verified blocks, sizes and counts that add up."""
     for each in found:
         assert each.size_bytes == sum(len(batch.data) for batch in each.batches)
-        assert len(each.pieces) == len(each.batches) > 0
+        assert len(each.batch_indexes) == len(each.batches) > 0
         blocks = sum(len(batch.blocks) for batch in each.batches)
         assert each.size_bytes <= slice_bytes or blocks == 1
         for data, cut, producer_id, sequence, count in each.batches:
@@ -91,12 +98,12 @@ def test_slices_hold_every_message_once_and_in_order(
     seed: int, count: int, largest: int, block_bytes: int, slice_bytes: int
 ) -> None:
     journal, rows, everything = made(seed, count, largest, block_bytes)
-    found = list(slices(journal.read, rows, ORDERS, 0, slice_bytes))
+    found = list(read_slices(journal.read, rows, ORDERS, 0, slice_bytes))
     check(found, slice_bytes)
     assert whole(found) == everything, f"seed {seed}"
-    lasts = [each.last for each in found]
+    lasts = [each.last_ordinal for each in found]
     assert lasts == sorted(set(lasts)) and lasts[-1:] == numbers(rows)[-1:]
-    first_pieces = [index for each in found for index in each.pieces if index != PART]
+    first_pieces = [index for each in found for index in each.batch_indexes if index != CONTINUED]
     assert first_pieces == list(rows[3::ROW_WORDS])
 
 
@@ -107,12 +114,14 @@ def test_after_any_message_the_rest_comes_and_nothing_else(seed: int, count: int
     positions = [each.position for each in records_of(everything)] + [len(everything)]
     known = numbers(rows)
     for after in range(known[-1] + 2 if known else 1):
-        found = list(slices(journal.read, rows, ORDERS, after, slice_bytes))
+        found = list(read_slices(journal.read, rows, ORDERS, after, slice_bytes))
         check(found, slice_bytes)
         skipped = sum(number <= after for number in known)
         assert whole(found) == everything[positions[skipped] :], f"seed {seed} after {after}"
-        cached = slices_of(batches_of(journal), rows, ORDERS, after, slice_bytes)
-        assert whole(cached) == whole(found) and [s.last for s in cached] == [s.last for s in found]
+        cached = slice_cached(batches_of(journal), rows, ORDERS, after, slice_bytes)
+        assert whole(cached) == whole(found) and [s.last_ordinal for s in cached] == [
+            s.last_ordinal for s in found
+        ]
 
 
 def batches_of(journal: Journal) -> list[Batch]:
@@ -125,9 +134,9 @@ def batches_of(journal: Journal) -> list[Batch]:
 def test_a_resumption_goes_on_at_the_end_of_any_slice() -> None:
     for seed in range(scaled(300)):
         journal, rows, everything = made(seed, 6, 3000, 1000)
-        found = list(slices(journal.read, rows, ORDERS, 0, 2500))
+        found = list(read_slices(journal.read, rows, ORDERS, 0, 2500))
         for number, each in enumerate(found):
-            rest = list(slices(journal.read, rows, ORDERS, each.last, 2500))
+            rest = list(read_slices(journal.read, rows, ORDERS, each.last_ordinal, 2500))
             assert whole(found[: number + 1]) + whole(rest) == everything, f"seed {seed}"
 
 
@@ -138,17 +147,17 @@ def test_a_delayed_batch_is_never_cut() -> None:
         log_id = ARRIVALS_KEY if each.log_id == ORDERS else each.log_id
         journal.contents[place] = each._replace(log_id=log_id)
     for found in (
-        list(slices(journal.read, rows, ARRIVALS_KEY, 0, 500)),
-        slices_of(batches_of(journal), rows, ARRIVALS_KEY, 0, 500),
+        list(read_slices(journal.read, rows, ARRIVALS_KEY, 0, 500)),
+        slice_cached(batches_of(journal), rows, ARRIVALS_KEY, 0, 500),
     ):
         assert whole(found) == everything
-        assert [each.pieces for each in found] == [[index] for index in rows[3::ROW_WORDS]]
+        assert [each.batch_indexes for each in found] == [[index] for index in rows[3::ROW_WORDS]]
 
 
 def test_only_what_is_needed_is_read() -> None:
     journal, rows, _ = made(3, 20, 100, 1000)
     middle = rows[5 * ROW_WORDS + 1]
-    list(slices(journal.read, rows, ORDERS, middle - 1))
+    list(read_slices(journal.read, rows, ORDERS, middle - 1))
     assert journal.reads == list(rows[5 * ROW_WORDS :: ROW_WORDS])
 
 
@@ -171,7 +180,7 @@ def test_an_entry_that_is_not_the_batch_is_damage(wrong: str) -> None:
     }
     journal.contents[place] = changed[wrong]
     with pytest.raises(Corrupt, match="not the batch"):
-        list(slices(journal.read, rows, ORDERS, 0))
+        list(read_slices(journal.read, rows, ORDERS, 0))
 
 
 @pytest.mark.parametrize("which", ["first", "middle", "last", "all"])
@@ -182,34 +191,34 @@ def test_what_a_repair_gave_up_is_left_out_and_the_position_goes_on(which: str) 
     lost = {"first": places[:1], "middle": places[2:4], "last": places[-1:], "all": places}[which]
     left = b"".join(bytes(journal.contents[place].data) for place in places if place not in lost)
 
-    def read(place: int, size: int) -> Entry:
+    def read(place: int, size: int) -> JournalEntry:
         if place in lost:
             raise Lost("a file", 0, 1, "a repair has closed the gap")
         return journal.read(place, size)
 
     for slice_bytes in (200, SLICE_BYTES):
-        found = list(slices(read, rows, ORDERS, 0, slice_bytes))
+        found = list(read_slices(read, rows, ORDERS, 0, slice_bytes))
         assert whole(found) == left
-        assert found[-1].last == numbers(rows)[-1], "a partition then has all that there is"
-        assert [each.last for each in found] == sorted({each.last for each in found})
-        middle = found[len(found) // 2].last
-        assert whole(list(slices(read, rows, ORDERS, middle, slice_bytes))) == whole(
-            [each for each in found if each.last > middle]
+        assert found[-1].last_ordinal == numbers(rows)[-1], "a partition then has all that there is"
+        assert [each.last_ordinal for each in found] == sorted({each.last_ordinal for each in found})
+        middle = found[len(found) // 2].last_ordinal
+        assert whole(list(read_slices(read, rows, ORDERS, middle, slice_bytes))) == whole(
+            [each for each in found if each.last_ordinal > middle]
         )
-    assert slices_at_once(read, rows, ORDERS, 0) is None
+    assert read_slices_nowait(read, rows, ORDERS, 0) is None
 
 
 def test_what_is_little_and_in_the_cache_comes_at_once() -> None:
     journal, rows, everything = made(5, 10, 100, 1000)
-    found = slices_at_once(journal.read, rows, ORDERS, 0)
+    found = read_slices_nowait(journal.read, rows, ORDERS, 0)
     assert found is not None and whole(found) == everything
-    assert slices_at_once(lambda place, size: None, rows, ORDERS, 0) is None
+    assert read_slices_nowait(lambda place, size: None, rows, ORDERS, 0) is None
     large, many, _ = made(6, 40, 60_000, 65_536)
     assert sum(both & 0xFFFFFFFF for both in many[2::ROW_WORDS]) > SLICE_BYTES
-    assert slices_at_once(large.read, many, ORDERS, 0) is None
+    assert read_slices_nowait(large.read, many, ORDERS, 0) is None
     assert large.reads == [], "what is too much is not even read"
     last = numbers(many)[-1]
-    assert slices_at_once(large.read, many, ORDERS, last) == []
+    assert read_slices_nowait(large.read, many, ORDERS, last) == []
 
 
 # With the journal
@@ -220,9 +229,9 @@ def test_a_small_whole_transaction_is_not_read_again() -> None:
     transaction = store.transact([b"one", b"two"])
     assert transaction.decision is not None
     store.journal.read_cached = store.journal.read = None  # type: ignore[method-assign, assignment]
-    found = store.store.slices_cached(transaction.decision, ORDERS)
-    assert found is not None and [each.last for each in found] == [2]
-    rest = store.store.slices_cached(transaction.decision, ORDERS, 1)
+    found = store.store.read_slices_nowait(transaction.decision, ORDERS)
+    assert found is not None and [each.last_ordinal for each in found] == [2]
+    rest = store.store.read_slices_nowait(transaction.decision, ORDERS, 1)
     assert rest is not None and whole(rest) == whole(found)[23:]
 
 
@@ -233,23 +242,23 @@ def test_a_large_one_is_read_in_slices_and_verified() -> None:
         store.send(transaction, [bytes(50_000)] * 2)
     store.commit(transaction)
     decision = transaction.decision
-    assert decision is not None and store.store.slices_cached(decision, ORDERS) is None
+    assert decision is not None and store.store.read_slices_nowait(decision, ORDERS) is None
     found = store.slices(decision)
     check(found, SLICE_BYTES)
-    assert len(found) == 4 and found[-1].last == 80
+    assert len(found) == 4 and found[-1].last_ordinal == 80
     assert sum(each.size_bytes for each in found) == transaction.size_bytes
 
 
 def test_a_bit_that_turned_in_the_journal_is_found_before_it_reaches_a_partition() -> None:
     store = Store()
     transaction = store.prepared("x", [b"precious"])
-    (place,) = transaction.places()
+    (place,) = transaction.batch_lsns()
     life = store.killed()
     file = life.disk.open_write(f"{FOLDER}/{journal_name(1)}")
     at = file.pread(1 << 16, 0).find(b"precious")
     file.pwritev([b"P"], at)
-    found = life.store.named["x"]
+    found = life.store.by_xid["x"]
     life.commit(found)
-    assert next(found.places()) == place
+    assert next(found.batch_lsns()) == place
     with pytest.raises(Corrupt):
         life.slices(found.decision)

@@ -15,26 +15,26 @@ from tests import paths
 from tests.scale import scaled, seeded
 from tests.transaction.stores import BILLS, ORDERS, Store, decided, picture, piece, row
 from tests.transaction.test_ledger import make_ledger
-from tfmq.apply_target import GroupPlaces
+from tfmq.apply_target import GroupPositions
 from tfmq.transaction import journal_records, snapshot, states
 from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.model import Decision, Transaction
-from tfmq.transaction.outcomes import EVERYTHING
-from tfmq.transaction.requests import Member
-from tfmq.transaction.snapshot import Head
-from tfmq.transaction.transaction_table import Ledger
+from tfmq.transaction.outcomes import ALL_EPOCHS
+from tfmq.transaction.requests import CommitGroupMember
+from tfmq.transaction.snapshot import SnapshotHead
+from tfmq.transaction.transaction_table import TransactionTable
 
 GOLDEN = paths.TESTS / "golden" / "ledger.hex"
-HEAD = Head(1234, 5678, ((1,), (2,), (3,), (4,)))
+HEAD = SnapshotHead(1234, 5678, ((1,), (2,), (3,), (4,)))
 
 
 def made(epoch: int, state: str = states.PREPARED) -> Transaction:
-    origin = Origin(f"x{epoch}", False, 100, epoch, 7, "group", "owner", Member("q", 3, "r"))
+    origin = Origin(f"x{epoch}", False, 100, epoch, 7, "group", "owner", CommitGroupMember("q", 3, "r"))
     transaction = Transaction(epoch, origin)
     transaction.state = state
     transaction.topics = {ORDERS: "orders", BILLS: "bills"}
-    transaction.offsets = (GroupPlaces("readers", 3, ((50, 0, 17, 0, 1),)),)
-    transaction.locations.add(1000 + epoch, ORDERS, 3, 77)
+    transaction.offsets = (GroupPositions("readers", 3, ((50, 0, 17, 0, 1),)),)
+    transaction.locations.add_batch(1000 + epoch, ORDERS, 3, 77)
     transaction.messages, transaction.size_bytes = 3, 77
     if state != states.OPEN:
         transaction.prepared_ms, transaction.expires_ms = 50, 60
@@ -42,7 +42,7 @@ def made(epoch: int, state: str = states.PREPARED) -> Transaction:
 
 
 def again(*transactions: Transaction) -> list[Transaction]:
-    head, found = snapshot.restore(snapshot.capture(HEAD, transactions)())
+    head, found = snapshot.decode(snapshot.capture(HEAD, transactions)())
     assert head == HEAD
     return found
 
@@ -90,16 +90,16 @@ def test_a_decision_comes_back_with_its_place() -> None:
     transaction.decision = Decision(99, 70, (transaction,))
     (found,) = again(transaction)
     assert found.decision is not None
-    assert (found.decision.place, found.decision.time_ms, found.decided_ms) == (99, 70, 70)
+    assert (found.decision.lsn, found.decision.time_ms, found.decided_ms) == (99, 70, 70)
     assert found.decision.transactions == (found,)
 
 
 def test_what_is_settled_keeps_its_counts() -> None:
     transaction = made(5, states.HEURISTIC_ROLLED_BACK)
-    transaction.settled, transaction.decided_ms = True, 70
+    transaction.obsolete, transaction.decided_ms = True, 70
     del transaction.locations[:]
     (found,) = again(transaction)
-    assert (found.messages, found.size_bytes, found.decided_ms, found.settled) == (3, 77, 70, True)
+    assert (found.messages, found.size_bytes, found.decided_ms, found.obsolete) == (3, 77, 70, True)
 
 
 def test_what_happens_after_the_capture_is_not_in_it() -> None:
@@ -107,11 +107,11 @@ def test_what_happens_after_the_capture_is_not_in_it() -> None:
     before = [list(each.locations) for each in (opened, prepared)]
     pack = snapshot.capture(HEAD, [opened, prepared])
     opened.topics[77] = "later"
-    opened.locations.add(9, 77, 1, 1)
+    opened.locations.add_batch(9, 77, 1, 1)
     opened.offsets, opened.prepared_ms, opened.state = ((),), 80, states.PREPARED  # type: ignore[assignment]
-    prepared.state, prepared.settled = states.APPLYING, True
+    prepared.state, prepared.obsolete = states.APPLYING, True
     prepared.decision = Decision(99, 70, (prepared,))
-    found = snapshot.restore(pack())[1]
+    found = snapshot.decode(pack())[1]
     assert [each.state for each in found] == [states.OPEN, states.PREPARED]
     assert [list(each.locations) for each in found] == before
     assert 77 not in found[0].topics and not found[0].prepared_ms and found[1].decision is None
@@ -136,28 +136,32 @@ def test_packing_runs_beside_the_owner() -> None:
         store.send(opened)
     thread.join(60)
     assert not thread.is_alive()
-    transactions = snapshot.restore(found[0])[1]
+    transactions = snapshot.decode(found[0])[1]
     assert len(transactions) == len(live) + 1
     assert {each.state for each in transactions[:-1]} == {states.PREPARED}
-    assert transactions[-1].locations.rows == 1
+    assert transactions[-1].locations.batch_count == 1
 
 
-def golden_ledger() -> Ledger:
+def golden_ledger() -> TransactionTable:
     """A bit of everything that a snapshot can hold."""
     ledger = make_ledger()
     ledger.load(b"")
-    ledger.enter(100, journal_records.Epochs(1000, 5000, b"a key of sixteen"))
-    for epoch, member in ((1, None), (2, Member("q", 3, "r")), (3, Member("q", 3, "r"))):
+    ledger.apply_operation(100, journal_records.EpochLeaseRecord(1000, 5000, b"a key of sixteen"))
+    for epoch, member in (
+        (1, None),
+        (2, CommitGroupMember("q", 3, "r")),
+        (3, CommitGroupMember("q", 3, "r")),
+    ):
         origin = Origin(f"x{epoch}", False, 100 + epoch, 1, 4000, "payments", "a client", member)
         sent = piece(100 + epoch, 0, [b"one", b"two"])
-        ledger.message(200 * epoch, AppendMsg(epoch, ORDERS, *sent[2:]))
-        offsets = (GroupPlaces("readers", 3, ((50, 0, 17, 0, 1),)),)
-        said = journal_records.Prepare(epoch, 6000, origin, ((ORDERS, "orders"),), offsets, 2, 0)
-        ledger.enter(200 * epoch + 100, said)
-    ledger.enter(800, journal_records.GroupCommit("q", 3, "r", 4, (3, 2), (), 7000))
-    ledger.enter(900, journal_records.GroupAbort("q", 4, "s", (), 7000))
+        ledger.apply_batch(200 * epoch, AppendMsg(epoch, ORDERS, *sent[2:]))
+        offsets = (GroupPositions("readers", 3, ((50, 0, 17, 0, 1),)),)
+        said = journal_records.PrepareRecord(epoch, 6000, origin, ((ORDERS, "orders"),), offsets, 2, 0)
+        ledger.apply_operation(200 * epoch + 100, said)
+    ledger.apply_operation(800, journal_records.GroupCommitRecord("q", 3, "r", 4, (3, 2), (), 7000))
+    ledger.apply_operation(900, journal_records.GroupAbortRecord("q", 4, "s", (), 7000))
     local = Origin("local-4", True, 104, 1, 7000)
-    ledger.enter(1000, journal_records.LocalRollback(4, 7000, local))
+    ledger.apply_operation(1000, journal_records.LocalRollbackRecord(4, 7000, local))
     return ledger
 
 
@@ -167,7 +171,7 @@ def test_the_bytes_are_those_of_the_golden_file() -> None:
     found = make_ledger()
     found.load(data)
     assert picture(found) == picture(golden_ledger()) and decided(found) == decided(golden_ledger())
-    assert set(found.transactions) == {1, 2, 3} and found.outcome("x2") is not None
+    assert set(found.transactions) == {1, 2, 3} and found.find_outcome("x2") is not None
 
 
 def test_a_snapshot_of_an_earlier_release_claims_nothing_of_what_it_has_forgotten() -> None:
@@ -175,14 +179,14 @@ def test_a_snapshot_of_an_earlier_release_claims_nothing_of_what_it_has_forgotte
     ledger = golden_ledger()
     dump = ledger.local_outcomes.dump
     ledger.local_outcomes.dump = lambda: dump()[:4]  # type: ignore[method-assign]
-    streams = ledger.streams.dump()
-    ledger.streams.dump = lambda: streams[:2]  # type: ignore[method-assign]
+    streams = ledger.producer_states.dump()
+    ledger.producer_states.dump = lambda: streams[:2]  # type: ignore[method-assign]
     found = make_ledger()
     found.load(ledger.dump()())
-    assert found.streams.torn and not ledger.streams.torn
-    assert found.local_outcomes.forgotten == EVERYTHING and found.outcomes.forgotten == 0
-    found.enter(1100, journal_records.Epochs(2000, 8000, b""))
-    assert found.local_outcomes.forgotten == 1999
+    assert found.producer_states.entries_lost and not ledger.producer_states.entries_lost
+    assert found.local_outcomes.expired_epoch == ALL_EPOCHS and found.outcomes.expired_epoch == 0
+    found.apply_operation(1100, journal_records.EpochLeaseRecord(2000, 8000, b""))
+    assert found.local_outcomes.expired_epoch == 1999
 
 
 def test_damage_is_refused_with_value_error_and_nothing_else() -> None:
@@ -195,9 +199,9 @@ def test_damage_is_refused_with_value_error_and_nothing_else() -> None:
         for _ in range(generator.randrange(1, 3)):
             bad[generator.randrange(len(bad))] ^= 1 << generator.randrange(8)
         with contextlib.suppress(ValueError, NewerFormat):
-            snapshot.restore(bytes(bad))
+            snapshot.decode(bytes(bad))
         with contextlib.suppress(ValueError, NewerFormat):
-            snapshot.restore(bytes(bad[: generator.randrange(len(bad))]))
+            snapshot.decode(bytes(bad[: generator.randrange(len(bad))]))
 
 
 def test_an_unknown_state_is_damage() -> None:
@@ -210,9 +214,9 @@ def test_a_later_version_is_refused_and_more_fields_are_not() -> None:
     unpacker = msgpack.Unpacker(use_list=False)
     unpacker.feed(data)
     head = unpacker.unpack()
-    assert snapshot.restore(msgpack.packb((*head, "new")))[0] == HEAD
+    assert snapshot.decode(msgpack.packb((*head, "new")))[0] == HEAD
     with pytest.raises(NewerFormat):
-        snapshot.restore(msgpack.packb((snapshot.VERSION + 1, *head[1:])))
+        snapshot.decode(msgpack.packb((snapshot.VERSION + 1, *head[1:])))
 
 
 def test_capturing_makes_no_object_for_each_transaction() -> None:
@@ -222,4 +226,4 @@ def test_capturing_makes_no_object_for_each_transaction() -> None:
     before = len(gc.get_objects())
     pack = snapshot.capture(HEAD, transactions)
     assert len(gc.get_objects()) - before < 50
-    assert len(snapshot.restore(pack())[1]) == len(transactions)
+    assert len(snapshot.decode(pack())[1]) == len(transactions)

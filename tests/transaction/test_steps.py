@@ -8,8 +8,8 @@ import pytest
 from tests.transaction.desk import ORDERS, Answer, Desk, Session
 from tfmq.errors import NOT_DONE, TfmqError
 from tfmq.transaction import rejections
-from tfmq.transaction.commands import again, answer
-from tfmq.transaction.requests import Member
+from tfmq.transaction.commands import reply_when_durable, retry_command
+from tfmq.transaction.requests import CommitGroupMember
 
 
 def full(desk: Desk) -> None:
@@ -20,12 +20,12 @@ def full(desk: Desk) -> None:
 def test_an_answer_is_an_error_where_its_force_failed() -> None:
     for told, refusal, error, code in (
         ("well", None, None, "ok"),
-        (None, rejections.committed(5), None, "transaction_committed"),
+        (None, rejections.already_committed(5), None, "transaction_committed"),
         ("well", None, OSError(), "internal_error"),
-        (None, rejections.committed(5), OSError(), "internal_error"),
+        (None, rejections.already_committed(5), OSError(), "internal_error"),
     ):
         done = Answer()
-        answer(done, told, error, refusal)
+        reply_when_durable(done, told, error, refusal)
         assert done.code == code
 
 
@@ -34,7 +34,7 @@ def test_a_step_that_had_to_wait_tells_its_refusal() -> None:
         raise TfmqError("no", outcome=NOT_DONE)
 
     done = Answer()
-    again(refuse, (done,), done)
+    retry_command(refuse, (done,), done)
     assert done.code == "error"
 
 
@@ -71,7 +71,7 @@ def test_an_unprepared_one_runs_out_of_time_also_on_a_full_or_stopped_disk() -> 
         desk.send(began, [b"m"])
         desk.disk.faults.fail("write", times=None, error=error)
         desk.advance(61)
-        assert desk.store.counts["open"] == 0
+        assert desk.store.state_counts["open"] == 0
         assert desk.handler.list(["open"], 0, 10)[:2] == ([], False)
         assert desk.state(began) == "unknown"
 
@@ -84,7 +84,7 @@ def test_a_lost_session_ends_its_local_transactions_and_no_others() -> None:
     for began in (local, named, prepared, another):
         desk.send(began, [b"m"])
     desk.ask("prepare", prepared.xid, prepared.epoch, None, (), mine)
-    desk.handler.session_lost(mine)
+    desk.handler.session_closed(mine)
     desk.turn()
     states = [desk.state(began) for began in (local, named, prepared, another)]
     assert states == ["rolled_back", "open", "prepared", "open"]
@@ -96,7 +96,7 @@ def test_a_session_that_is_lost_during_a_commit_does_not_stop_it() -> None:
     desk.send(began, [b"m"])
     desk.work()
     desk.commit(began, one_phase=True, turn=False)
-    desk.handler.session_lost(desk.session)
+    desk.handler.session_closed(desk.session)
     desk.turn()
     desk.work()
     assert desk.visible() == [b"m"]
@@ -108,7 +108,7 @@ def test_a_session_that_is_lost_during_a_commit_that_fails_ends_it() -> None:
     desk.send(began, [b"m"])
     full(desk)
     desk.commit(began, one_phase=True, turn=False)
-    desk.handler.session_lost(desk.session)
+    desk.handler.session_closed(desk.session)
     desk.turn()
     assert desk.state(began) == "rolled_back"
 
@@ -146,7 +146,7 @@ def test_a_member_cannot_be_prepared_when_its_sequence_is_over() -> None:
     desk.prepare(first)
     desk.ask("abort_group", "spark", 1, "run")
     assert desk.prepare(late).code == "transaction_rolled_back", "an abort ends the open ones, too"
-    other = desk.begin("other", member=Member("spark", 1, "run2"))
+    other = desk.begin("other", member=CommitGroupMember("spark", 1, "run2"))
     desk.send(other, [b"m"])
     assert desk.prepare(other).state == "prepared"
 

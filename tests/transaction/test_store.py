@@ -23,7 +23,7 @@ from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, decided, pict
 from tfmq.errors import DiskFull, StorageStopped
 from tfmq.transaction import states
 from tfmq.transaction.model import Transaction
-from tfmq.transaction.requests import Member
+from tfmq.transaction.requests import CommitGroupMember
 from tfmq.transaction.store import LOCAL_OUTCOMES_MAX
 
 
@@ -115,19 +115,19 @@ def test_what_was_forced_is_there_after_any_power_cut() -> None:
                 sent[epoch] = max(sent.get(epoch, 0), each.messages)
         forced = store.journal.forced_offset
         durable = {
-            each.epoch: each.decision.place
+            each.epoch: each.decision.lsn
             for each in store.store.transactions.values()
-            if each.decision is not None and each.decision.place < forced
+            if each.decision is not None and each.decision.lsn < forced
         }
         for disk in crash_states(Moment(store.disk), 6, random.Random(seed)):
             life = store.next(disk)
             for epoch, place in durable.items():
                 found = life.store.transactions[epoch]
-                assert found.decision is not None and found.decision.place == place, f"seed {seed}"
+                assert found.decision is not None and found.decision.lsn == place, f"seed {seed}"
             for epoch, each in life.store.transactions.items():
-                assert each.messages <= sent[epoch] and not each.lost, f"seed {seed}"
+                assert each.messages <= sent[epoch] and not each.lost_messages, f"seed {seed}"
                 for location in each.locations():
-                    content = life.journal.read(location.place).content
+                    content = life.journal.read(location.lsn).content
                     assert isinstance(content, AppendMsg) and content.epoch == epoch, f"seed {seed}"
 
 
@@ -149,7 +149,7 @@ def test_hazard_08_the_checkpoint_before_the_newest_gives_the_same() -> None:
             deeds.act()
             if step % 10 == 0:
                 store.clock.advance(30)
-                store.store.tend()
+                store.store.run_housekeeping()
         before = kept(store)
         disk = Moment(store.disk).crash(keep="everything")
         spoil(disk, 1)
@@ -177,22 +177,22 @@ def test_item_18_an_unfinished_local_transaction_is_rolled_back_at_recovery() ->
         store.send(each)
     store.force()
     for life in (store.killed(), store.power_cut(), store.closed()):
-        assert not life.store.transactions and not life.store.named
-        assert {each.epoch for each in life.store.dropped} >= {named.epoch}
-        assert life.store.size_bytes == 0
-        assert not any(file.holds for file in life.journal.files)
+        assert not life.store.transactions and not life.store.by_xid
+        assert {each.epoch for each in life.store.rolled_back_at_start} >= {named.epoch}
+        assert life.store.retained_bytes == 0
+        assert not any(file.references for file in life.journal.files)
 
 
 def test_item_21_a_prepared_transaction_survives_with_its_messages() -> None:
     store = Store()
     transaction = store.prepared("x", [b"first", b"second"])
-    data = store.journal.read(next(transaction.places())).content
+    data = store.journal.read(next(transaction.batch_lsns())).content
     assert isinstance(data, AppendMsg)
     sent = bytes(data.data)
     life = store
     for way in (Store.killed, Store.power_cut, Store.closed, Store.killed):
         life = way(life)
-        found = life.store.named["x"]
+        found = life.store.by_xid["x"]
         assert (found.state, found.epoch) == (states.PREPARED, transaction.epoch)
         assert found.origin == transaction.origin
     life.commit(found)
@@ -205,14 +205,14 @@ def test_item_22_prepare_then_commit_and_prepare_then_rollback_survive_reopen(
     verb: str, way: Callable[[Store], Store]
 ) -> None:
     store = way(store_with_prepared())
-    transaction = store.store.named["x"]
+    transaction = store.store.by_xid["x"]
     getattr(store, verb)(transaction)
     store.force()
     life = way(way(store))
-    outcome = life.store.outcome("x", transaction.epoch)
+    outcome = life.store.find_outcome("x", transaction.epoch)
     if verb == "commit":
         found = life.store.transactions[transaction.epoch]
-        assert found.decision is not None and found.decision.place == transaction.decision.place  # type: ignore[union-attr]
+        assert found.decision is not None and found.decision.lsn == transaction.decision.lsn  # type: ignore[union-attr]
         assert life.payloads(found.decision).endswith(b"message")
         assert outcome is not None and outcome.state == states.COMMITTED
     else:
@@ -236,8 +236,8 @@ def test_item_23_a_start_needs_no_more_than_what_is_behind_the_checkpoint_and_wh
         store.settle(store.transact([bytes(100)]).decision)
     life = store.killed()
     assert life.journal.recovery.walked_bytes <= 3 * 8192
-    assert life.journal.files[0].first <= next(old.places()), "its file is still there"
-    assert next(life.store.named["old"].places()) == next(old.places())
+    assert life.journal.files[0].first <= next(old.batch_lsns()), "its file is still there"
+    assert next(life.store.by_xid["old"].batch_lsns()) == next(old.batch_lsns())
 
 
 def test_item_25_the_journal_does_not_grow_with_what_is_over() -> None:
@@ -247,7 +247,7 @@ def test_item_25_the_journal_does_not_grow_with_what_is_over() -> None:
         store.settle(store.transact([bytes(200)]).decision)
         if number % 100 == 0:
             store.clock.advance(60)
-            store.store.tend()
+            store.store.run_housekeeping()
             sizes.append(store.journal.size_bytes)
     assert max(sizes) <= 5 * 8192, sizes
 
@@ -261,15 +261,15 @@ def test_item_27_and_hazard_09_a_heuristic_outcome_persists_over_kill_9_from_the
     getattr(store, verb)(transaction)
     store.force()
     for life in (store.killed(), store.power_cut(), store.closed()):
-        found = life.store.named["x"]
-        assert found.state == transaction.state in states.HEURISTIC
+        found = life.store.by_xid["x"]
+        assert found.state == transaction.state in states.HEURISTIC_STATES
         assert found.decided_ms == transaction.decided_ms
         if verb == "commit_by_hand":
             assert life.payloads(found.decision).endswith(b"message"), "it is still to be applied"
             life.settle(found.decision)
         life.forget(found)
         life.force()
-        assert life.power_cut().store.named == {}
+        assert life.power_cut().store.by_xid == {}
 
 
 # Hazards
@@ -280,14 +280,14 @@ def test_hazard_11_a_recovered_transaction_names_logs_and_places_and_holds_nothi
     store = Store(journal_file_bytes=4096)
     store.prepared("x", [b"first"], ORDERS)
     life = store.killed()
-    found = life.store.named["x"]
+    found = life.store.by_xid["x"]
     for _ in range(40):
         life.settle(life.transact([bytes(300)]).decision)
     life.clock.advance(60)
-    life.store.tend()
+    life.store.run_housekeeping()
     life.commit(found)
     (only,) = life.slices(found.decision, ORDERS)
-    assert bytes(only.batches[0].data).endswith(b"first") and only.last == 1
+    assert bytes(only.batches[0].data).endswith(b"first") and only.last_ordinal == 1
     assert all(isinstance(each, int) for each in found.locations)
 
 
@@ -299,8 +299,8 @@ def test_hazard_12_a_checkpoint_at_any_step_of_a_commit_leaves_no_orphan(step: i
         lambda: store.send(transaction),
         lambda: store.prepare(transaction),
         lambda: store.commit(transaction),
-        lambda: store.store.applied(transaction.decision),  # type: ignore[arg-type]
-        lambda: store.store.settle(transaction.decision),  # type: ignore[arg-type]
+        lambda: store.store.mark_applied(transaction.decision),  # type: ignore[arg-type]
+        lambda: store.store.complete(transaction.decision),  # type: ignore[arg-type]
     ]
     for number, each in enumerate(steps):
         if number == step:
@@ -309,7 +309,7 @@ def test_hazard_12_a_checkpoint_at_any_step_of_a_commit_leaves_no_orphan(step: i
     if step == len(steps):
         store.checkpoint()
     for life in (store.killed(), store.killed().killed()):
-        outcome = life.store.outcome("x")
+        outcome = life.store.find_outcome("x")
         assert outcome is not None and outcome.state == states.COMMITTED
         if step == len(steps):
             assert not life.store.transactions
@@ -329,7 +329,7 @@ def test_hazard_13_replay_does_not_ask_for_topics_and_goes_on_whatever_became_of
     found = life.store.transactions[gone.epoch]
     assert found.decision is not None and list(found.decision.targets) == [77 << 24]
     life.settle(found.decision)
-    life.commit(life.store.named["behind"])
+    life.commit(life.store.by_xid["behind"])
     assert life.payloads(life.store.transactions[behind.epoch].decision).endswith(b"message")
 
 
@@ -346,7 +346,7 @@ def test_hazard_05_a_bad_record_in_the_middle_stops_the_start_and_nothing_behind
         store.next(disk)
     assert name in str(caught.value)
     file.pwritev([b"one"], before.find(b"one"))
-    assert set(store.next(disk).store.named) == {"one", "two"}
+    assert set(store.next(disk).store.by_xid) == {"one", "two"}
 
 
 # Names
@@ -357,12 +357,12 @@ def test_a_newer_transaction_of_a_name_is_not_the_older_one() -> None:
     first = store.prepared("x")
     store.commit(first)
     second = store.prepared("x")
-    assert store.store.named["x"] is second and second.epoch > first.epoch
+    assert store.store.by_xid["x"] is second and second.epoch > first.epoch
     store.settle(first.decision)
-    assert store.store.named["x"] is second
+    assert store.store.by_xid["x"] is second
     store.rollback(second)
     for life in (store, store.killed()):
-        latest, older = life.store.outcome("x"), life.store.outcome("x", first.epoch)
+        latest, older = life.store.find_outcome("x"), life.store.find_outcome("x", first.epoch)
         assert latest is not None and latest.epoch == second.epoch and latest.state == states.ROLLED_BACK
         assert older is not None and older.state == states.COMMITTED
 
@@ -373,9 +373,9 @@ def test_outcomes_of_local_ones_do_not_push_out_those_that_have_names() -> None:
     for number in range(100):
         store.commit(store.begin(f"local-{number}", local=True))
     for life in (store, store.killed()):
-        assert life.store.outcome("named") is not None
-        assert life.store.outcome("local-99") is not None
-        assert life.store.outcome("local-0") is not None, f"{LOCAL_OUTCOMES_MAX} of them are remembered"
+        assert life.store.find_outcome("named") is not None
+        assert life.store.find_outcome("local-99") is not None
+        assert life.store.find_outcome("local-0") is not None, f"{LOCAL_OUTCOMES_MAX} of them are remembered"
 
 
 def test_those_without_a_name_leave_no_outcome() -> None:
@@ -394,8 +394,8 @@ def test_pages_of_the_list_are_in_order_of_epochs_also_after_a_start() -> None:
         store.rollback(each)
     left = [each.epoch for each in made if each.state == states.PREPARED]
     for life in (store, store.killed()):
-        assert [each.epoch for each in life.store.listed()] == left
-        assert [each.epoch for each in life.store.listed(left[7])] == left[8:]
+        assert [each.epoch for each in life.store.transactions_after()] == left
+        assert [each.epoch for each in life.store.transactions_after(left[7])] == left[8:]
 
 
 def test_counts_go_with_the_states() -> None:
@@ -406,15 +406,15 @@ def test_counts_go_with_the_states() -> None:
         found = dict.fromkeys(states.STATES, 0)
         for each in store.store.transactions.values():
             found[each.state] += 1
-        assert store.store.counts == found
+        assert store.store.state_counts == found
 
 
 def test_a_check_says_what_stands_against_a_decision() -> None:
     store = Store()
     store.disk.space_bytes = 10_000
-    store.store.check(100)
+    store.store.require_space(100)
     with pytest.raises(DiskFull):
-        store.store.check(1 << 30)
+        store.store.require_space(1 << 30)
 
 
 def test_a_stopped_journal_is_told() -> None:
@@ -422,10 +422,10 @@ def test_a_stopped_journal_is_told() -> None:
     store.send(store.begin("x"))
     store.disk.faults.fail("force")
     done: list[Any] = []
-    store.store.when_forced(store.journal.end_offset - 1, done.append)
+    store.store.when_durable(store.journal.end_offset - 1, done.append)
     store.turn()
     with pytest.raises(StorageStopped) as caught:
-        store.store.check(1)
+        store.store.require_space(1)
     assert caught.value.outcome == "not done"
     status = store.store.status()
     assert status["journal"] == store.store.stopped and status["journal_bytes"] > 0
@@ -448,14 +448,17 @@ def test_a_rollback_that_a_power_cut_could_take_back_is_told_as_under_way() -> N
     prepared, opened = store.prepared("x"), store.begin("y")
     for each in (prepared, opened):
         store.rollback(each)
-    assert store.store.ending("x") is prepared and store.store.ending("x", prepared.epoch) is prepared
-    assert store.store.ending("x", 99) is None
-    assert store.store.ending("y") is None, "it ends in a power cut, too"
-    assert store.power_cut().store.named["x"].state == states.PREPARED
+    assert (
+        store.store.find_pending_rollback("x") is prepared
+        and store.store.find_pending_rollback("x", prepared.epoch) is prepared
+    )
+    assert store.store.find_pending_rollback("x", 99) is None
+    assert store.store.find_pending_rollback("y") is None, "it ends in a power cut, too"
+    assert store.power_cut().store.by_xid["x"].state == states.PREPARED
     store.force()
-    assert store.store.ending("x") is None
+    assert store.store.find_pending_rollback("x") is None
     store.transact()
-    assert store.ledger.ending == {}
+    assert store.ledger.pending_rollbacks == {}
 
 
 # Sizes and times
@@ -468,7 +471,7 @@ def many() -> tuple[Store, int]:
     store = Store()
     for number in range(count):
         transaction = store.begin(f"order-{number}", group="payments")
-        store.store.add(
+        store.store.add_batch(
             transaction, piece(transaction.origin.producer_id, 0, [b"a message of some bytes"]), _ignore
         )
         store.store.prepare(transaction, (), 0, _ignore)
@@ -493,7 +496,7 @@ def test_a_start_with_100_000_prepared_reads_every_byte_about_once(many: tuple[S
     reads: list[int] = []
     count_reads(disk, reads)
     life = store.next(disk)
-    assert len(life.store.named) == count
+    assert len(life.store.by_xid) == count
     found = life.journal.recovery
     if end == "closed":
         assert found.replayed == 0, "the snapshot has it all"
@@ -536,7 +539,7 @@ def snapshot_of(disk: SimulatedDisk) -> str:
 def test_100_000_prepared_are_listed_without_scanning(many: tuple[Store, int]) -> None:
     """Item 28: a page from the middle looks at what lies in it, and at nothing else."""
     store, count = many
-    epochs = [each.epoch for each in store.store.listed()]
+    epochs = [each.epoch for each in store.store.transactions_after()]
     assert len(epochs) == count
     looked: list[int] = []
 
@@ -547,9 +550,10 @@ def test_100_000_prepared_are_listed_without_scanning(many: tuple[Store, int]) -
 
     seen = Looked(store.store.transactions)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.ledger.order, "_live", seen)
+        patch.setattr(store.ledger.epoch_index, "_transactions", seen)
         found = [
-            each.epoch for each, _ in zip(store.store.listed(epochs[count // 2]), range(100), strict=False)
+            each.epoch
+            for each, _ in zip(store.store.transactions_after(epochs[count // 2]), range(100), strict=False)
         ]
     assert found == epochs[count // 2 + 1 : count // 2 + 101]
     assert set(looked) <= set(epochs[count // 2 + 1 : count // 2 + 102])
@@ -577,23 +581,23 @@ def test_frames_of_a_turn_are_one_write_and_are_not_read_again() -> None:
     made = []
     for each in found:
         made.append(store.begin(producer_id=each.producer_id))
-        store.store.commit(made[-1], _ignore, pieces=(each,))
+        store.store.commit(made[-1], _ignore, batches=(each,))
     store.turn()
     for transaction, each in zip(made, found, strict=True):
         decision = transaction.decision
         assert decision is not None
-        (only,) = store.store.slices_cached(decision, ORDERS) or ()
-        assert (only.last, bytes(only.batches[0].data)) == (10, each.data)
+        (only,) = store.store.read_slices_nowait(decision, ORDERS) or ()
+        assert (only.last_ordinal, bytes(only.batches[0].data)) == (10, each.data)
         store.settle(decision)
     counts = store.disk.faults.counts
     assert (counts["write"], counts["read"]) == (writes + 1, reads)
-    assert not store.store.transactions and store.store.size_bytes == 0
+    assert not store.store.transactions and store.store.retained_bytes == 0
 
 
 def test_everything_at_once_on_one_disk() -> None:
     """A bit of all of it, closed and opened: groups, hands, names, offsets, two partitions."""
     store = Store()
-    member = store.prepared("m", member=Member("q", 1, "r"))
+    member = store.prepared("m", member=CommitGroupMember("q", 1, "r"))
     store.store.commit_group("q", 1, "r", 1, [member], [], _ignore)
     hand = store.prepared("h", log_id=BILLS)
     store.commit_by_hand(hand)
@@ -609,4 +613,4 @@ def test_a_disk_that_has_nothing_yet_gets_a_journal() -> None:
     disk.make_folder("data")
     store = Store(disk)
     store.prepared("x")
-    assert "x" in store.killed().store.named
+    assert "x" in store.killed().store.by_xid

@@ -3,7 +3,7 @@
 from journal.testing import SimulatedClock
 from tests.scale import seeded
 from tfmq.broker.timers import Timers
-from tfmq.transaction.deadlines import DEAD_MIN, Deadlines
+from tfmq.transaction.deadlines import STALE_ENTRIES_MIN, Deadlines
 
 
 class Watch:
@@ -32,8 +32,8 @@ class Watch:
 
 def test_nothing_is_called_before_its_time_and_each_once_behind_it() -> None:
     watch = Watch()
-    watch.deadlines.set(1, 60)
-    watch.deadlines.set(2, 30)
+    watch.deadlines.set_deadline(1, 60)
+    watch.deadlines.set_deadline(2, 30)
     watch.advance(29.9)
     assert watch.epochs == []
     watch.advance(0.2)
@@ -46,8 +46,8 @@ def test_nothing_is_called_before_its_time_and_each_once_behind_it() -> None:
 
 def test_a_later_setting_replaces_the_earlier() -> None:
     watch = Watch()
-    watch.deadlines.set(1, 10)
-    watch.deadlines.set(1, 40)
+    watch.deadlines.set_deadline(1, 10)
+    watch.deadlines.set_deadline(1, 40)
     watch.advance(39)
     assert watch.epochs == []
     watch.advance(2)
@@ -56,9 +56,9 @@ def test_a_later_setting_replaces_the_earlier() -> None:
 
 def test_what_was_cleared_is_not_called() -> None:
     watch = Watch()
-    watch.deadlines.set(1, 10)
-    watch.deadlines.clear(1)
-    watch.deadlines.clear(2)
+    watch.deadlines.set_deadline(1, 10)
+    watch.deadlines.clear_deadline(1)
+    watch.deadlines.clear_deadline(2)
     watch.advance(100)
     assert watch.epochs == []
     assert 1 not in watch.deadlines
@@ -66,7 +66,7 @@ def test_what_was_cleared_is_not_called() -> None:
 
 def test_closed_deadlines_call_nothing() -> None:
     watch = Watch()
-    watch.deadlines.set(1, 10)
+    watch.deadlines.set_deadline(1, 10)
     watch.deadlines.close()
     watch.advance(100)
     assert watch.epochs == []
@@ -78,10 +78,10 @@ def test_one_that_is_called_may_set_another() -> None:
 
     def over(epoch: int) -> None:
         if epoch < 3:
-            again.set(epoch + 1, 5)
+            again.set_deadline(epoch + 1, 5)
 
     again = Deadlines(watch.timers, over)
-    again.set(1, 5)
+    again.set_deadline(1, 5)
     watch.advance(11)
     assert 3 in again
     watch.advance(5)
@@ -91,11 +91,11 @@ def test_one_that_is_called_may_set_another() -> None:
 def test_settings_that_are_over_do_not_pile_up() -> None:
     watch = Watch()
     for round_number in range(20):
-        for epoch in range(DEAD_MIN):
-            watch.deadlines.set(epoch, 1000 - round_number)
-        for epoch in range(DEAD_MIN):
-            watch.deadlines.clear(epoch)
-    assert len(watch.deadlines._heap) <= 3 * DEAD_MIN
+        for epoch in range(STALE_ENTRIES_MIN):
+            watch.deadlines.set_deadline(epoch, 1000 - round_number)
+        for epoch in range(STALE_ENTRIES_MIN):
+            watch.deadlines.clear_deadline(epoch)
+    assert len(watch.deadlines._heap) <= 3 * STALE_ENTRIES_MIN
 
 
 def test_many_come_in_the_order_of_their_times() -> None:
@@ -105,9 +105,9 @@ def test_many_come_in_the_order_of_their_times() -> None:
     for epoch in range(300):
         seconds = generator.uniform(0, 100)
         wanted[epoch] = seconds
-        watch.deadlines.set(epoch, seconds)
+        watch.deadlines.set_deadline(epoch, seconds)
     for epoch in generator.sample(range(300), 100):
-        watch.deadlines.clear(epoch)
+        watch.deadlines.clear_deadline(epoch)
         del wanted[epoch]
     watch.advance(101)
     assert sorted(watch.epochs) == sorted(wanted)

@@ -4,11 +4,11 @@ import errno
 
 import pytest
 
-from journal.wal.entry import KIND_FILLER, Entry, Filler
+from journal.wal.entry import KIND_FILLER, JournalEntry, LostEntries
 from tests.transaction.desk import BILLS, FOLDER, ORDERS, Answer, Desk, Stream, piece
 from tests.transaction.targets import Row
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull
-from tfmq.transaction.requests import Transact
+from tfmq.transaction.requests import TransactRequest
 
 
 def repeat(desk: Desk, answer: Answer) -> Answer:
@@ -137,7 +137,7 @@ def test_one_that_is_refused_leaves_nothing_and_can_come_again(trouble: str) -> 
     desk.targets.gone.clear()
     desk.targets.generations.clear()
     desk.targets.targets.clear()
-    request = answer.__dict__["request"]._replace(pieces=[piece(stream.id, 0, ORDERS, [b"1"])])
+    request = answer.__dict__["request"]._replace(batches=[piece(stream.id, 0, ORDERS, [b"1"])])
     assert desk.ask("transact", request, desk.session).state == "committed"
     assert (desk.visible(), desk.targets.saved("g")) == ([b"1"], 50)
 
@@ -155,9 +155,9 @@ def test_sequences_are_contiguous_over_its_batches() -> None:
     desk = Desk()
     stream = Stream(55)
     pieces = [piece(55, 0, ORDERS, [b"1", b"2"]), piece(55, 3, BILLS, [b"3"])]
-    assert desk.ask("transact", Transact(55, 1, pieces), desk.session).code == "sequence_gap"
+    assert desk.ask("transact", TransactRequest(55, 1, pieces), desk.session).code == "sequence_gap"
     pieces = [piece(55, 0, ORDERS, [b"1", b"2"]), piece(55, 2, BILLS, [b"3"])]
-    assert desk.ask("transact", Transact(55, 1, pieces), desk.session).state == "committed"
+    assert desk.ask("transact", TransactRequest(55, 1, pieces), desk.session).state == "committed"
     stream.sequence = 3
     desk.transact([(ORDERS, [b"4"])], stream, number=2)
     assert desk.visible() == [b"1", b"2", b"4"]
@@ -207,8 +207,8 @@ def test_one_whose_stream_a_power_cut_took_is_told_as_a_gap() -> None:
 def test_after_a_repair_a_gap_proves_nothing() -> None:
     """What is missing may have been lost behind the answer: then "not done" is not certain."""
     first, again = lost_behind_a_rollback(Desk(queued=True))
-    ledger = again.store._ledger
-    ledger.apply(Entry(KIND_FILLER, again.store.end_place, 60, Filler(60), 0))
+    ledger = again.store._table
+    ledger.apply(JournalEntry(KIND_FILLER, again.store.end_lsn, 60, LostEntries(60), 0))
     answer = repeat(again, first)
     assert (answer.code, answer.failure.outcome) == ("unknown_producer", UNKNOWN)  # type: ignore[union-attr]
     ledger.load(ledger.dump()())

@@ -12,15 +12,15 @@ from tests.transaction.stores import BILLS, ORDERS, Store
 from tfmq.transaction import states
 from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.model import (
-    LOST,
+    LOST_LOG_ID,
     ROW_WORDS,
+    BatchLocation,
+    BatchLocations,
     Decision,
-    Location,
-    Locations,
-    Target,
+    TargetPart,
     Transaction,
-    packed,
-    unpacked,
+    pack_locations,
+    unpack_locations,
 )
 
 ORIGIN = Origin("x", False, 100, 1, 0)
@@ -29,26 +29,26 @@ LOCATION_BYTES = 48
 
 
 def test_locations_come_back_as_they_were_added() -> None:
-    locations = Locations()
-    rows = [Location(1 << 62, ORDERS, 1 << 20, (1 << 32) - 1), Location(7, BILLS, 1, 21)]
+    locations = BatchLocations()
+    rows = [BatchLocation(1 << 62, ORDERS, 1 << 20, (1 << 32) - 1), BatchLocation(7, BILLS, 1, 21)]
     for each in rows:
-        locations.add(*each)
-    assert list(locations()) == rows and locations.rows == 2
-    copy = Locations(locations)
+        locations.add_batch(*each)
+    assert list(locations()) == rows and locations.batch_count == 2
+    copy = BatchLocations(locations)
     copy[0] = 5
     assert list(locations()) == rows, "a copy is a copy"
 
 
 def test_packed_locations_are_the_same_on_every_machine() -> None:
-    locations = Locations()
-    locations.add(0x0102030405060708, ORDERS, 1, 2)
-    data = packed(locations[:])
+    locations = BatchLocations()
+    locations.add_batch(0x0102030405060708, ORDERS, 1, 2)
+    data = pack_locations(locations[:])
     assert data[:8] == bytes(range(1, 9))
-    assert list(unpacked(data)()) == list(locations())
+    assert list(unpack_locations(data)()) == list(locations())
     with pytest.raises(ValueError, match="end inside a location"):
-        unpacked(data[:16])
+        unpack_locations(data[:16])
     with pytest.raises(ValueError):
-        unpacked(data[:17])
+        unpack_locations(data[:17])
 
 
 def test_a_2_gb_transaction_takes_little_memory() -> None:
@@ -58,7 +58,7 @@ def test_a_2_gb_transaction_takes_little_memory() -> None:
     tracemalloc.start()
     transaction = Transaction(1, ORIGIN)
     for number in range(count):
-        transaction.locations.add(number * 10_300, ORDERS, 100, 10_240)
+        transaction.locations.add_batch(number * 10_300, ORDERS, 100, 10_240)
     gc.collect()
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -68,11 +68,11 @@ def test_a_2_gb_transaction_takes_little_memory() -> None:
 def test_a_transaction_is_empty_until_something_is_on_its_way() -> None:
     store = Store(lazy=True)
     transaction = store.begin("x")
-    assert transaction.empty
-    store.store.add(transaction, store.piece(transaction, [b"m"]), lambda *_: None)
-    assert not transaction.empty and transaction.queued == 1
+    assert transaction.is_empty
+    store.store.add_batch(transaction, store.piece(transaction, [b"m"]), lambda *_: None)
+    assert not transaction.is_empty and transaction.queued_messages == 1
     store.turn()
-    assert not transaction.empty and (transaction.queued, transaction.messages) == (0, 1)
+    assert not transaction.is_empty and (transaction.queued_messages, transaction.messages) == (0, 1)
 
 
 def decided(*batches: tuple[int, int], epochs: int = 1) -> Decision:
@@ -83,7 +83,7 @@ def decided(*batches: tuple[int, int], epochs: int = 1) -> Decision:
         transaction.topics = {ORDERS: "orders", BILLS: "bills"}
         part = batches[epoch * len(batches) // epochs : (epoch + 1) * len(batches) // epochs]
         for number, (log_id, count) in enumerate(part):
-            transaction.locations.add(1000 * (epoch + 1) + number, log_id, count, count * 30)
+            transaction.locations.add_batch(1000 * (epoch + 1) + number, log_id, count, count * 30)
         made.append(transaction)
     return Decision(9999, 0, made)
 
@@ -91,8 +91,8 @@ def decided(*batches: tuple[int, int], epochs: int = 1) -> Decision:
 def test_messages_are_counted_from_one_over_all_partitions() -> None:
     decision = decided((ORDERS, 3), (BILLS, 2), (ORDERS, 4))
     assert decision.targets == {
-        ORDERS: Target(ORDERS, "orders", 7, 210, 9),
-        BILLS: Target(BILLS, "bills", 2, 60, 5),
+        ORDERS: TargetPart(ORDERS, "orders", 7, 210, 9),
+        BILLS: TargetPart(BILLS, "bills", 2, 60, 5),
     }
     assert [r[:2] for r in rows(decision, ORDERS)] == [(1000, 1), (1002, 6)]
     assert [r[3] for r in rows(decision, ORDERS)] == [0, 2]
@@ -101,18 +101,18 @@ def test_messages_are_counted_from_one_over_all_partitions() -> None:
 
 
 def rows(decision: Decision, log_id: int) -> list[tuple[int, ...]]:
-    words = decision.rows(log_id)
+    words = decision.partition_rows(log_id)
     return [tuple(words[at : at + ROW_WORDS]) for at in range(0, len(words), ROW_WORDS)]
 
 
 def test_messages_of_several_transactions_are_counted_on() -> None:
     decision = decided((ORDERS, 3), (BILLS, 2), (ORDERS, 4), (ORDERS, 1), epochs=2)
     assert [r[:2] for r in rows(decision, ORDERS)] == [(1000, 1), (2000, 6), (2001, 10)]
-    assert decision.targets[ORDERS].last == 10
+    assert decision.targets[ORDERS].last_ordinal == 10
 
 
 def test_lost_messages_keep_their_numbers_and_go_nowhere() -> None:
-    decision = decided((ORDERS, 3), (LOST, 5), (ORDERS, 1))
+    decision = decided((ORDERS, 3), (LOST_LOG_ID, 5), (ORDERS, 1))
     assert [r[:2] for r in rows(decision, ORDERS)] == [(1000, 1), (1002, 9)]
     assert list(decision.targets) == [ORDERS]
 
@@ -120,9 +120,9 @@ def test_lost_messages_keep_their_numbers_and_go_nowhere() -> None:
 def test_what_was_counted_is_counted_again_after_release() -> None:
     decision = decided((ORDERS, 3))
     before = decision.targets
-    decision.release()
-    assert decision.rows(ORDERS)[1] == 1
-    decision.release()
+    decision.release_memory()
+    assert decision.partition_rows(ORDERS)[1] == 1
+    decision.release_memory()
     assert decision.targets == before
 
 
@@ -142,6 +142,6 @@ def test_the_steps_of_a_transaction_show_in_its_state() -> None:
     seen.append(transaction.state)
     decision = transaction.decision
     assert decision is not None
-    store.store.applied(decision)
+    store.store.mark_applied(decision)
     seen.append(transaction.state)
     assert seen == [states.OPEN, states.PREPARED, states.APPLYING, states.COMMITTED]

@@ -15,9 +15,20 @@ from random import Random
 from typing import Any
 
 from tfmq.offsets.storage import PartitionName
-from tfmq.zookeeper.group_coordinator import Coordinator, Course
-from tfmq.zookeeper.paths import Layout
-from tfmq.zookeeper.session import CHANGES, Children, Create, Cut, Delete, Node, Read, ReadAll, Request, Write
+from tfmq.zookeeper.group_coordinator import MembershipStateMachine, RequestSteps
+from tfmq.zookeeper.paths import NodePaths
+from tfmq.zookeeper.session import (
+    WRITES,
+    ConnectionLost,
+    CreateNode,
+    DeleteNode,
+    GetChildren,
+    GetNode,
+    GetNodes,
+    Node,
+    Request,
+    SetNode,
+)
 
 SESSION_SECONDS = 10.0
 PING_SECONDS = SESSION_SECONDS / 3
@@ -96,28 +107,28 @@ class Server:
                 member.told()
 
     def answer(self, member: Member, session: int, request: Request) -> Any:
-        if isinstance(request, Children):
+        if isinstance(request, GetChildren):
             self.watches.setdefault(request.path + "/*", {})[member] = None
             return sorted(
                 path.rpartition("/")[2] for path in self.nodes if path.rpartition("/")[0] == request.path
             )
-        if isinstance(request, Read):
+        if isinstance(request, GetNode):
             self.watches.setdefault(request.path, {})[member] = None
             return self.nodes.get(request.path)
-        if isinstance(request, ReadAll):
+        if isinstance(request, GetNodes):
             return [self.nodes.get(path) for path in request.paths]
         return self.change(session, request)
 
-    def change(self, session: int, request: Create | Write | Delete) -> Any:
+    def change(self, session: int, request: CreateNode | SetNode | DeleteNode) -> Any:
         self.changes += 1
         node = self.nodes.get(request.path)
-        if isinstance(request, Create):
+        if isinstance(request, CreateNode):
             if node is not None:
                 return None
             made = self.nodes[request.path] = Node(request.data, session, self.changes, 0)
             self.tell(request.path)
             return made
-        if isinstance(request, Write):
+        if isinstance(request, SetNode):
             if node is not None:
                 self.nodes[request.path] = node._replace(data=request.data, version=node.version + 1)
             return node is not None
@@ -155,14 +166,14 @@ class Member:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
-        self.coordinator = Coordinator(Layout("/meta"), "billing", name, SESSION_SECONDS)
-        self.coordinator.wants(world.partitions)
+        self.coordinator = MembershipStateMachine(NodePaths("/meta"), "billing", name, SESSION_SECONDS)
+        self.coordinator.set_topics(world.partitions)
         self.connection = 0
         """Counts connections; 0: none."""
         self.connections = itertools.count(1)
         self.session = 0
         self.frozen = self.dead = False
-        self.course: Course | None = None
+        self.course: RequestSteps | None = None
         self.asked_at = 0.0
         self.reached: dict[PartitionName, tuple[int, int]] = {}
         self.working: set[PartitionName] = set()
@@ -197,12 +208,12 @@ class Member:
     def hears(self, connection: int) -> None:
         """A watch of a connection that is gone says nothing; behind the next one all is looked at."""
         if self.connection == connection:
-            self.coordinator.look()
+            self.coordinator.request_round()
 
     # Its own life
 
     def looks_at_topics(self) -> None:
-        self.coordinator.wants(self.world.partitions)
+        self.coordinator.set_topics(self.world.partitions)
 
     def later(self, seconds: float, what: Callable[[], object]) -> None:
         """`what`, then, or as soon as the process runs again."""
@@ -224,14 +235,14 @@ class Member:
         self.connection = next(self.connections)
         if not self.session or not self.world.server.touch(self.session):
             if self.session:
-                self.coordinator.lost()
+                self.coordinator.on_session_lost()
                 self.course = None
             self.session = self.world.server.begin()
-        self.coordinator.connected(self.session)
+        self.coordinator.on_connected(self.session)
         self.ping(self.connection)
 
     def notices_cut(self) -> None:
-        self.coordinator.cut()
+        self.coordinator.on_disconnected()
         self.abandon()
         self.connect()
 
@@ -240,10 +251,10 @@ class Member:
         if course is not None:
             self.throw(course)
 
-    def throw(self, course: Course) -> None:
+    def throw(self, course: RequestSteps) -> None:
         try:
-            course.throw(Cut())
-        except Cut:
+            course.throw(ConnectionLost())
+        except ConnectionLost:
             return
         raise AssertionError("a course went on behind a cut")
 
@@ -258,24 +269,24 @@ class Member:
 
     def live(self) -> None:
         if self.course is None and self.connection:
-            self.course = self.coordinator.next_course(self.world.time.now)
+            self.course = self.coordinator.next_steps(self.world.time.now)
             if self.course is not None:
                 self.proceed(self.course, None)
         self.work()
         self.later(0.05 + self.world.random.random() * 0.3, self.live)
 
-    def proceed(self, course: Course, answer: Any) -> None:
+    def proceed(self, course: RequestSteps, answer: Any) -> None:
         try:
             request = course.send(answer)
         except StopIteration:
             self.course = None
-        except Cut:
+        except ConnectionLost:
             self.course = None
-            self.coordinator.look()
+            self.coordinator.request_round()
         else:
             self.ask(course, request)
 
-    def ask(self, course: Course, request: Request) -> None:
+    def ask(self, course: RequestSteps, request: Request) -> None:
         """Half of what is on its way when a connection breaks is done; the answer never comes."""
         connection, session, asked_at = self.connection, self.session, self.world.time.now
 
@@ -294,8 +305,8 @@ class Member:
         def returns(answer: Any) -> None:
             if self.connection != connection or self.course is not course:
                 return
-            if isinstance(request, CHANGES):
-                self.coordinator.heard(asked_at)
+            if isinstance(request, WRITES):
+                self.coordinator.on_write_answered(asked_at)
             self.proceed(course, answer)
 
         self.world.time.after(self.world.delay(), arrives)
@@ -304,13 +315,13 @@ class Member:
 
     def may_hand_out(self) -> dict[PartitionName, int]:
         """What it would hand out now, if it asked."""
-        share = self.coordinator.share()
+        share = self.coordinator.assignment()
         if self.dead or self.world.time.now >= share.until:
             return {}
-        return {name: number for name, number in share.granted.items() if name not in share.revoked}
+        return {name: number for name, number in share.assigned.items() if name not in share.revoked}
 
     def work(self) -> None:
-        share = self.coordinator.share()
+        share = self.coordinator.assignment()
         for name in sorted(share.revoked - self.working):
             self.coordinator.release([name])
         for name, generation in self.may_hand_out().items():

@@ -7,13 +7,13 @@ import pytest
 from kazoo import exceptions
 
 from tfmq.errors import Closed, NotAllowed, NotSupported, StoreFailed
-from tfmq.zookeeper.connection import Connection, new_client, results, translated
-from tfmq.zookeeper.group_coordinator import Coordination
+from tfmq.zookeeper.connection import ZooKeeperConnection, new_client, translate_errors, wait_results
+from tfmq.zookeeper.group_coordinator import GroupMembership
 from tfmq.zookeeper.paths import zookeeper_address
 
 
 def test_a_connection_is_made_when_it_is_first_used_and_kept(address: str) -> None:
-    connection = Connection(zookeeper_address(address))
+    connection = ZooKeeperConnection(zookeeper_address(address))
     with connection.client() as first:
         first.ensure_path("/tfmq-connection")
     with connection.client() as second:
@@ -26,7 +26,7 @@ def test_a_connection_is_made_when_it_is_first_used_and_kept(address: str) -> No
 
 
 def test_a_forked_child_has_a_session_of_its_own(address: str) -> None:
-    connection = Connection(zookeeper_address(address))
+    connection = ZooKeeperConnection(zookeeper_address(address))
     with connection.client() as client:
         parents = client.client_id[0]
     reading, writing = os.pipe()
@@ -48,9 +48,9 @@ def test_a_forked_child_has_a_session_of_its_own(address: str) -> None:
 
 
 def test_results_come_in_order_with_errors_in_their_places(address: str) -> None:
-    connection = Connection(zookeeper_address(address))
+    connection = ZooKeeperConnection(zookeeper_address(address))
     with connection.client() as client:
-        found = results([client.get_async("/"), client.get_async("/is-not-there")])
+        found = wait_results([client.get_async("/"), client.get_async("/is-not-there")])
     assert found[0][0] == b"" and isinstance(found[1], exceptions.NoNodeError)
     connection.close()
 
@@ -66,7 +66,10 @@ def test_results_come_in_order_with_errors_in_their_places(address: str) -> None
     ],
 )
 def test_kazoos_errors_become_ours(raised: type[Exception], expected: type[Exception]) -> None:
-    with pytest.raises(expected, match="zookeeper://a:1/meta"), translated(zookeeper_address("a:1/meta")):
+    with (
+        pytest.raises(expected, match="zookeeper://a:1/meta"),
+        translate_errors(zookeeper_address("a:1/meta")),
+    ):
         raise raised()
 
 
@@ -77,4 +80,4 @@ def test_without_kazoo_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(
         NotSupported, match=r"tfmq\[zookeeper\]"
     ):  # where the consumer is made, not in its thread
-        Coordination("a", "group", "member", session_seconds=10, changed=lambda: None)
+        GroupMembership("a", "group", "member", session_seconds=10, on_change=lambda: None)

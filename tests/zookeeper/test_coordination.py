@@ -14,7 +14,7 @@ from tests.zookeeper.conftest import until
 from tests.zookeeper.worker import GROUP, TOPIC
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.storage import PartitionName
-from tfmq.zookeeper.group_coordinator import Coordination, uptime
+from tfmq.zookeeper.group_coordinator import GroupMembership, boot_time
 from tools.rigs.zookeeper import ZooKeeperServer
 
 SESSION_SECONDS = 30.0
@@ -27,30 +27,30 @@ class Joined:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.members: dict[str, Coordination] = {}
+        self.members: dict[str, GroupMembership] = {}
         self.changes: dict[str, int] = {}
 
     def join(
         self, name: str, partitions: int = 4, address: str = "", seconds: float = SESSION_SECONDS
-    ) -> Coordination:
+    ) -> GroupMembership:
         def changed() -> None:
             self.changes[name] = self.changes.get(name, 0) + 1
 
-        member = self.members[name] = Coordination(
-            address or self.address, GROUP, name, session_seconds=seconds, changed=changed
+        member = self.members[name] = GroupMembership(
+            address or self.address, GROUP, name, session_seconds=seconds, on_change=changed
         )
-        member.wants({TOPIC: range(partitions)})
+        member.set_topics({TOPIC: range(partitions)})
         return member
 
     def releasing(self) -> None:
         """Everybody gives up at once what is revoked."""
         for member in self.members.values():
-            member.release(member.share().revoked)
+            member.release(member.assignment().revoked)
 
     def shares(self) -> dict[str, list[int]]:
         self.releasing()
         return {
-            name: sorted(each.partition for each in member.share().granted)
+            name: sorted(each.partition for each in member.assignment().assigned)
             for name, member in self.members.items()
         }
 
@@ -74,7 +74,7 @@ def test_members_share_the_partitions_as_they_come_and_go(group: Joined, nodes: 
     until(lambda: group.shares() == {"b": [0, 1, 2, 3]})
     assert group.changes["b"] >= 2
     for member in group.members.values():
-        member.wants({TOPIC: range(5)})
+        member.set_topics({TOPIC: range(5)})
     until(lambda: group.shares() == {"b": [0, 1, 2, 3, 4]})
 
 
@@ -82,24 +82,24 @@ def test_item_30_ten_partitions_over_three_and_then_four_members(group: Joined) 
     for name in ("a", "b", "c"):
         group.join(name, 10)
     until(lambda: group.shares() == {"a": [0, 1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]})
-    before = group.members["a"].share().granted
+    before = group.members["a"].assignment().assigned
     group.join("d", 10)
     until(lambda: group.shares() == {"a": [0, 1, 2], "b": [3, 4, 5], "c": [6, 7], "d": [8, 9]})
-    kept = group.members["a"].share().granted
+    kept = group.members["a"].assignment().assigned
     assert kept.items() <= before.items(), "who keeps a partition is not disturbed in it"
 
 
 def test_a_partition_stays_with_its_owner_until_that_gives_it_up(group: Joined) -> None:
     first = group.join("b", 2)
-    until(lambda: len(first.share().granted) == 2)
+    until(lambda: len(first.assignment().assigned) == 2)
     second = group.join("a", 2)
-    moving = until(lambda: first.share().revoked)
+    moving = until(lambda: first.assignment().revoked)
     assert moving == {PartitionName(TOPIC, 0)}
-    assert until(lambda: second.why_idle).startswith("waiting until their owners finish")
-    before = first.share().granted
-    assert len(before) == 2 and not second.share().granted
+    assert until(lambda: second.idle_reason).startswith("waiting until their owners finish")
+    before = first.assignment().assigned
+    assert len(before) == 2 and not second.assignment().assigned
     first.release(moving)
-    after = until(lambda: second.share().granted)
+    after = until(lambda: second.assignment().assigned)
     assert after[PartitionName(TOPIC, 0)] > max(before.values())
     assert second.generation == after[PartitionName(TOPIC, 0)]
 
@@ -108,13 +108,13 @@ def test_an_idle_member_says_why(group: Joined) -> None:
     group.join("a", 1)
     until(lambda: group.shares() == {"a": [0]})
     second = group.join("b", 1)
-    until(lambda: "2 members" in second.why_idle)
-    assert "tfmq topic grow" in second.why_idle and not group.members["a"].why_idle
+    until(lambda: "2 members" in second.idle_reason)
+    assert "tfmq topic grow" in second.idle_reason and not group.members["a"].idle_reason
 
 
-def expire(member: Coordination) -> None:
+def expire(member: GroupMembership) -> None:
     """End the session of `member` at the server, as if its time were over."""
-    client = member._runner.client
+    client = member._session_thread.client
     assert client is not None
     other = KazooClient(member.address.hosts, client_id=client.client_id)
     other.start()
@@ -126,11 +126,15 @@ def test_a_session_that_ends_takes_all_with_it_and_the_next_registers_again(
     group: Joined, nodes: Any, root: str
 ) -> None:
     member = group.join("a")
-    before = until(lambda: dict(member.share().granted) if len(member.share().granted) == 4 else None)
+    before = until(
+        lambda: dict(member.assignment().assigned) if len(member.assignment().assigned) == 4 else None
+    )
     expire(member)
-    until(lambda: not member.share().granted)
-    assert member.share().until < uptime()
-    after = until(lambda: dict(member.share().granted) if len(member.share().granted) == 4 else None)
+    until(lambda: not member.assignment().assigned)
+    assert member.assignment().until < boot_time()
+    after = until(
+        lambda: dict(member.assignment().assigned) if len(member.assignment().assigned) == 4 else None
+    )
     assert min(after.values()) > max(before.values())
     assert nodes.exists(f"{root}/consumers/{GROUP}/ids/a")
 
@@ -140,13 +144,15 @@ def test_a_cut_connection_stops_handing_out_and_a_short_one_loses_nothing(
 ) -> None:
     with proxied(zookeeper.address) as proxy:
         member = group.join("a", address=f"zookeeper://{proxy.address}{root}")
-        before = until(lambda: dict(member.share().granted) if len(member.share().granted) == 4 else None)
-        until(lambda: member.share().until > uptime())
+        before = until(
+            lambda: dict(member.assignment().assigned) if len(member.assignment().assigned) == 4 else None
+        )
+        until(lambda: member.assignment().until > boot_time())
         changes = group.changes["a"]
         proxy.cut()
         until(lambda: group.changes["a"] > changes)  # it is told at once
-        until(lambda: member.share().until > uptime())
-        assert member.share().granted == before
+        until(lambda: member.assignment().until > boot_time())
+        assert member.assignment().assigned == before
         member.close()
 
 
@@ -155,18 +161,18 @@ def test_handing_out_ends_although_nobody_says_that_the_connection_is_gone(
 ) -> None:
     with proxied(zookeeper.address) as proxy:
         member = group.join("a", address=f"zookeeper://{proxy.address}{root}", seconds=SHORT_SECONDS)
-        until(lambda: len(member.share().granted) == 4 and member.share().until > uptime())
+        until(lambda: len(member.assignment().assigned) == 4 and member.assignment().until > boot_time())
         proxy.up = lambda data: b""
         proxy.cut_when_short = False
-        swallowed_at = uptime()
-        ends = [member.share().until]
-        while ends[-1] > uptime():
+        swallowed_at = boot_time()
+        ends = [member.assignment().until]
+        while ends[-1] > boot_time():
             time.sleep(0.01)
-            ends.append(member.share().until)
+            ends.append(member.assignment().until)
         assert max(ends) < swallowed_at + SHORT_SECONDS
         group.join("b")
-        until(lambda: group.members["b"].share().granted)
-        assert uptime() >= member.share().until
+        until(lambda: group.members["b"].assignment().assigned)
+        assert boot_time() >= member.assignment().until
         member.close()
 
 
@@ -175,38 +181,38 @@ def test_a_node_that_may_not_be_made_is_a_final_failure(group: Joined, nodes: An
     nodes.set_acls(f"{root}/consumers", [make_digest_acl("a", "b", all=True)])
     member = group.join("a")
     assert isinstance(until(lambda: member.failure), NotAllowed)
-    assert "does not allow" in member.why_idle
+    assert "does not allow" in member.idle_reason
 
 
 def test_one_that_cannot_be_reached_says_so() -> None:
     now = [1000.0]
-    member = Coordination(
-        "127.0.0.1:1", GROUP, "a", session_seconds=1, changed=lambda: None, clock=lambda: now[0]
+    member = GroupMembership(
+        "127.0.0.1:1", GROUP, "a", session_seconds=1, on_change=lambda: None, clock=lambda: now[0]
     )
-    member.wants({TOPIC: [0]})
-    assert member.why_idle == "" and member.generation == 0
+    member.set_topics({TOPIC: [0]})
+    assert member.idle_reason == "" and member.generation == 0
     now[0] += 5
-    assert "does not answer" in member.why_idle
+    assert "does not answer" in member.idle_reason
     member.close()
     member.close()
-    member.wants({TOPIC: [0]})
+    member.set_topics({TOPIC: [0]})
     with pytest.raises(BadRequest):
-        Coordination("", GROUP, "a", session_seconds=1, changed=lambda: None)
+        GroupMembership("", GROUP, "a", session_seconds=1, on_change=lambda: None)
 
 
 def test_a_forked_child_joins_by_itself_and_leaves_the_parent_alone(
     group: Joined, nodes: Any, root: str
 ) -> None:
     member = group.join("a")
-    until(lambda: len(member.share().granted) == 4)
+    until(lambda: len(member.assignment().assigned) == 4)
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            member.renew("b")
-            assert not member.share().granted
-            member.wants({TOPIC: range(4)})
-            until(lambda: len(member.share().granted) == 2)
+            member.restart_as("b")
+            assert not member.assignment().assigned
+            member.set_topics({TOPIC: range(4)})
+            until(lambda: len(member.assignment().assigned) == 2)
             member.close()
             code = 0
         finally:
@@ -218,14 +224,14 @@ def test_a_forked_child_joins_by_itself_and_leaves_the_parent_alone(
 
 def test_a_machine_that_slept_is_sure_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    member = Coordination(
-        "127.0.0.1:1", GROUP, "a", session_seconds=10, changed=lambda: None, clock=lambda: now[0]
+    member = GroupMembership(
+        "127.0.0.1:1", GROUP, "a", session_seconds=10, on_change=lambda: None, clock=lambda: now[0]
     )
-    assert not member.is_sure()
-    member._coordinator.connected(7)
-    member._coordinator.heard(100.0)
-    assert member.is_sure()
+    assert not member.may_deliver()
+    member._state_machine.on_connected(7)
+    member._state_machine.on_write_answered(100.0)
+    assert member.may_deliver()
     now[0] = 105.0
-    assert not member.is_sure()
+    assert not member.may_deliver()
     monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 3600.0}.__getitem__)
-    assert uptime() == 3600.0, "what has passed asleep, too"
+    assert boot_time() == 3600.0, "what has passed asleep, too"

@@ -2,13 +2,13 @@
 
 import logging
 
-from tfmq.zookeeper.connection import AGAIN_SECONDS, TEXTS_MAX, Sparing
+from tfmq.zookeeper.connection import REMEMBERED_MESSAGES_MAX, REPEAT_SECONDS, ThrottledLogFilter
 
 
 class Said:
     def __init__(self) -> None:
         self.now = 1000.0
-        self.sparing = Sparing(lambda: self.now)
+        self.sparing = ThrottledLogFilter(lambda: self.now)
 
     def __call__(self, text: str, level: int = logging.WARNING) -> bool:
         return self.sparing.filter(logging.LogRecord("kazoo", level, "", 0, "%s", (text,), None))
@@ -17,7 +17,7 @@ class Said:
 def test_the_same_words_are_said_once_a_minute() -> None:
     said = Said()
     assert [said("refused"), said("refused"), said("timed out")] == [True, False, True]
-    said.now += AGAIN_SECONDS - 0.1
+    said.now += REPEAT_SECONDS - 0.1
     assert not said("refused")
     said.now += 0.2
     assert said("refused")
@@ -29,5 +29,5 @@ def test_what_is_no_warning_is_not_said() -> None:
 
 def test_words_that_are_never_the_same_are_not_kept() -> None:
     said = Said()
-    assert all(said(f"number {number}") for number in range(3 * TEXTS_MAX))
-    assert len(said.sparing._said_at) <= TEXTS_MAX
+    assert all(said(f"number {number}") for number in range(3 * REMEMBERED_MESSAGES_MAX))
+    assert len(said.sparing._logged_at) <= REMEMBERED_MESSAGES_MAX

@@ -14,7 +14,7 @@ from tests.offsets.struggle import OpenShaky
 from tests.zookeeper.conftest import until
 from tfmq.errors import Damaged, Fenced, StoreFailed
 from tfmq.offsets.storage import StoredOffset
-from tfmq.testing import SimulatedBroker
+from tfmq.testing.broker import SimulatedBroker
 from tfmq.zookeeper import connection
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 from tools.rigs.zookeeper import ZooKeeperServer
@@ -182,7 +182,7 @@ def test_a_consumer_goes_on_where_its_group_was(address: str, nodes: Any, root: 
 
 
 def test_a_zookeeper_that_is_gone_is_passing_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "RESPONSE_SECONDS", 0.3)
     storage = ZooKeeperOffsets("zookeeper://127.0.0.1:1/meta")
     with pytest.raises(StoreFailed, match=r"127\.0\.0\.1:1") as caught:
         storage.read("billing", [A])

@@ -12,7 +12,7 @@ from tests.zookeeper.conftest import until
 from tfmq.errors import NotSupported, StoreFailed
 from tfmq.zookeeper import connection, session
 from tfmq.zookeeper.paths import zookeeper_address
-from tfmq.zookeeper.session import Course, Create, Cut, Read, Runner
+from tfmq.zookeeper.session import ConnectionLost, CreateNode, GetNode, RequestSteps, SessionThread
 from tools.rigs.zookeeper import ZooKeeperServer
 
 
@@ -28,30 +28,30 @@ class Asker:
         self.answers: list[Any] = []
         self.is_due = False
 
-    def connected(self, session: int) -> None:
+    def on_connected(self, session: int) -> None:
         self.told.append("connected")
         self.session = session
         self.is_due = True
 
-    def cut(self) -> None:
+    def on_disconnected(self) -> None:
         self.told.append("cut")
         self.changed = True
 
-    def lost(self) -> None:
+    def on_session_lost(self) -> None:
         self.told.append("lost")
         self.session = 0
 
-    def look(self) -> None:
+    def request_round(self) -> None:
         self.told.append("look")
         self.is_due = True
 
-    def heard(self, asked_at: float) -> None:
+    def on_write_answered(self, asked_at: float) -> None:
         self.told.append("heard")
 
-    def due(self) -> float:
+    def next_due(self) -> float:
         return 0.0 if self.is_due else float("inf")
 
-    def next_course(self, now: float) -> Course | None:
+    def next_steps(self, now: float) -> RequestSteps | None:
         if not self.is_due:
             return None
         self.is_due = False
@@ -59,9 +59,9 @@ class Asker:
 
     def course(self) -> Generator[Any, Any, None]:
         try:
-            self.answers.append((yield Create(self.path, b"")))
-            self.answers.append((yield Read(self.path)))
-        except Cut:
+            self.answers.append((yield CreateNode(self.path, b"")))
+            self.answers.append((yield GetNode(self.path)))
+        except ConnectionLost:
             self.answers.append("cut")
             raise
         self.changed = True
@@ -76,7 +76,7 @@ def test_questions_are_answered_in_turn_and_changes_are_told(
     zookeeper: ZooKeeperServer, nodes: Any, root: str, told: threading.Event
 ) -> None:
     asker = Asker(f"{root}/a")
-    running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
+    running = SessionThread(zookeeper_address(zookeeper.address), asker, told.set)
     running.start()
     assert told.wait(60)
     assert [node.session for node in asker.answers] == [asker.session, asker.session]
@@ -92,9 +92,9 @@ def test_questions_are_answered_in_turn_and_changes_are_told(
 def test_only_what_was_cut_short_is_asked_again_without_a_change(
     zookeeper: ZooKeeperServer, root: str, told: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(session, "RETRY_SECONDS", 0.0)
     asker = Asker(f"{root}/a")
-    running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
+    running = SessionThread(zookeeper_address(zookeeper.address), asker, told.set)
     running.start()
     assert told.wait(60)
     told.clear()
@@ -107,7 +107,7 @@ def test_a_session_gets_as_much_time_as_zookeeper_gives(
     zookeeper: ZooKeeperServer, root: str, told: threading.Event
 ) -> None:
     asker = Asker(f"{root}/a", session_seconds=3600.0)
-    running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
+    running = SessionThread(zookeeper_address(zookeeper.address), asker, told.set)
     running.start()
     until(lambda: asker.session)
     assert asker.session_seconds == pytest.approx(60.0)  # maxSessionTimeout of the rig
@@ -117,17 +117,17 @@ def test_a_session_gets_as_much_time_as_zookeeper_gives(
 def test_a_broken_connection_is_told_before_anything_else(
     zookeeper: ZooKeeperServer, root: str, told: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "ANSWER_SECONDS", 5.0)
+    monkeypatch.setattr(connection, "RESPONSE_SECONDS", 5.0)
     with proxied(zookeeper.address) as proxy:
         asker = Asker(f"{root}/a", 20.0)
-        running = Runner(zookeeper_address(proxy.address), asker, told.set)
+        running = SessionThread(zookeeper_address(proxy.address), asker, told.set)
         running.start()
         assert told.wait(60)
         session = asker.session
         proxy.down = lambda data: None  # the question arrives, the answer does not
         with running.condition:
             asker.answers.clear()
-            asker.look()
+            asker.request_round()
             running.wake()
         until(lambda: "cut" in asker.told)
         until(lambda: asker.answers)
@@ -144,10 +144,10 @@ def test_what_nobody_expected_is_told_and_not_a_thread_that_is_gone(
 ) -> None:
     class Faulty(Asker):
         def course(self) -> Generator[Any, Any, None]:
-            yield Read(self.path)
+            yield GetNode(self.path)
             raise RuntimeError("planted")
 
-    running = Runner(zookeeper_address(zookeeper.address), Faulty(f"{root}/a"), told.set)
+    running = SessionThread(zookeeper_address(zookeeper.address), Faulty(f"{root}/a"), told.set)
     running.start()
     assert told.wait(60)
     assert isinstance(running.failure, StoreFailed) and not running.failure.retriable
@@ -159,13 +159,13 @@ def test_behind_a_close_nothing_is_asked(
     zookeeper: ZooKeeperServer, root: str, told: threading.Event
 ) -> None:
     asker = Asker(f"{root}/a")
-    running = Runner(zookeeper_address(zookeeper.address), asker, told.set)
+    running = SessionThread(zookeeper_address(zookeeper.address), asker, told.set)
     running.start()
     assert told.wait(60)
     running.close(30)
     count = len(asker.answers)
     with running.condition:
-        asker.look()
+        asker.request_round()
         running.wake()
     time.sleep(0.05)
     assert len(asker.answers) == count and running.client is None
@@ -179,4 +179,4 @@ def test_a_kazoo_that_hides_the_time_of_a_session_is_refused(
 
     monkeypatch.setattr(session, "new_client", lambda *_: Client())
     with pytest.raises(NotSupported, match="kazoo"):
-        Runner(zookeeper_address("a"), Asker("/a"), told.set).start()
+        SessionThread(zookeeper_address("a"), Asker("/a"), told.set).start()

@@ -17,9 +17,9 @@ from tests.e2e.proxy import proxied
 from tests.offsets.contract import PLACE, A
 from tests.zookeeper.conftest import until
 from tfmq.errors import NotAllowed, NotSupported, StoreFailed
-from tfmq.server.server import registering
+from tfmq.server.server import registration_updater
 from tfmq.zookeeper import connection, group_coordinator, registration
-from tfmq.zookeeper.group_coordinator import Coordination, uptime
+from tfmq.zookeeper.group_coordinator import GroupMembership, boot_time
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 from tfmq.zookeeper.registration import Registration
 from tools.rigs.live_server import LiveServer
@@ -32,8 +32,8 @@ NOBODY = "127.0.0.1:1"
 def said_anew() -> None:
     """What kazoo said in the test before is said again."""
     for each in connection.logger.filters:
-        assert isinstance(each, connection.Sparing)
-        each.forget()
+        assert isinstance(each, connection.ThrottledLogFilter)
+        each.clear()
 
 
 def consumer_of(server: LiveServer, **options: Any) -> tfmq.Consumer[Any]:
@@ -48,12 +48,12 @@ def test_one_of_an_ensemble_is_enough_and_the_root_need_not_be_there(
     assert storage.read("billing", [A]) == {}
     storage.save("billing", 1, {A: PLACE})
     storage.close()
-    member = Coordination(address, "billing", "a", session_seconds=10, changed=lambda: None)
-    member.wants({"orders": [0]})
-    until(lambda: member.share().granted)
+    member = GroupMembership(address, "billing", "a", session_seconds=10, on_change=lambda: None)
+    member.set_topics({"orders": [0]})
+    until(lambda: member.assignment().assigned)
     member.close()
     broker = Registration(address, "here:8367", session_seconds=10)
-    broker.wants({"orders": 4})
+    broker.set_topics({"orders": 4})
     until(lambda: broker.registered)
     assert nodes.get(f"{root}/far/down/brokers/ids/0/master")[0] == b"here:8367"
     broker.close(30)
@@ -85,7 +85,7 @@ def test_a_broker_that_may_not_register_says_so_and_serves(
     forbidden: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = Registration(forbidden, "here:8367", session_seconds=10)
-    broker.wants({"orders": 4})
+    broker.set_topics({"orders": 4})
     until(lambda: "This broker is not registered" in caplog.text)
     assert "tfmq brings no credentials" in caplog.text and "Traceback" not in caplog.text
     broker.close(30)
@@ -127,7 +127,7 @@ def wrong(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_a_wrong_address_keeps_a_member_waiting_and_says_so(
     server: LiveServer, wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(group_coordinator, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(group_coordinator, "UNREACHABLE_SECONDS", 0.2)
     with consumer_of(server, coordinator=f"zookeeper://{wrong}/meta") as consumer:
         assert consumer.poll(0.1) == []
         until(lambda: consumer.stats()["note"] == f"zookeeper://{wrong}/meta does not answer.")
@@ -146,23 +146,23 @@ def test_a_zookeeper_that_drops_every_question_is_said(
     zookeeper: ZooKeeperServer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that wants credentials in the first place does so."""
-    monkeypatch.setattr(group_coordinator, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(group_coordinator, "UNREACHABLE_SECONDS", 0.2)
     with proxied(zookeeper.address) as proxy:
         proxy.up = only_greetings
-        member = Coordination(
-            f"{proxy.address}{root}", "billing", "a", session_seconds=10, changed=lambda: None
+        member = GroupMembership(
+            f"{proxy.address}{root}", "billing", "a", session_seconds=10, on_change=lambda: None
         )
-        member.wants({"orders": [0]})
-        until(lambda: member.why_idle == f"zookeeper://{proxy.address}{root} does not answer.")
+        member.set_topics({"orders": [0]})
+        until(lambda: member.idle_reason == f"zookeeper://{proxy.address}{root} does not answer.")
         proxy.up = None
-        until(lambda: member.share().until > uptime() and not member.why_idle)
+        until(lambda: member.assignment().until > boot_time() and not member.idle_reason)
         member.close()
 
 
 def test_a_wrong_address_of_the_offsets_is_waited_for_and_said(
     server: LiveServer, wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "RESPONSE_SECONDS", 0.2)
     with tfmq.Producer(server.address) as producer:
         producer.send("troubles", "1").result()
     with consumer_of(server, offsets=f"zookeeper://{wrong}/meta") as consumer:
@@ -175,7 +175,7 @@ def test_a_wrong_address_of_the_offsets_is_waited_for_and_said(
 def test_what_is_no_zookeeper_is_called_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "RESPONSE_SECONDS", 0.2)
     with somebody_else(b"\0\0\0\2no") as address, caplog.at_level(logging.WARNING, "tfmq.zookeeper"):
         storage = ZooKeeperOffsets(f"zookeeper://{address}")
         with pytest.raises(StoreFailed):
@@ -188,8 +188,8 @@ def test_a_broker_says_once_that_zookeeper_is_away(caplog: pytest.LogCaptureFixt
     now = [1000.0]
     broker = Registration(NOBODY, "here:8367", clock=lambda: now[0])
     for _ in range(4):
-        broker.wants({"orders": 4})
-        now[0] += registration.PATIENCE_SECONDS / 2
+        broker.set_topics({"orders": 4})
+        now[0] += registration.UNREACHABLE_SECONDS / 2
     broker.close(30)
     (said,) = [each for each in caplog.messages if "registers when it is back" in each]
     assert said.startswith(f"zookeeper://{NOBODY}/meta does not answer")
@@ -213,4 +213,4 @@ def test_without_kazoo_a_consumer_is_not_made(server: LiveServer, option: str) -
 @pytest.mark.usefixtures("without_kazoo")
 def test_without_kazoo_a_server_does_not_start() -> None:
     with pytest.raises(NotSupported, match=r'pip install "tfmq\[zookeeper\]"'):
-        registering(f"{NOBODY}/meta", "127.0.0.1:8367", lambda *_: None, dict)
+        registration_updater(f"{NOBODY}/meta", "127.0.0.1:8367", lambda *_: None, dict)

@@ -12,7 +12,7 @@ import time
 
 from tfmq.errors import Fenced, TfmqError
 from tfmq.offsets.storage import PartitionName, StoredOffset
-from tfmq.zookeeper.group_coordinator import Coordination, uptime
+from tfmq.zookeeper.group_coordinator import GroupMembership, boot_time
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 
 HANDLING_SECONDS = 0.001
@@ -23,21 +23,21 @@ GROUP = "billing"
 
 class Worker:
     def __init__(self, address: str, member: str, seconds: float, partitions: int, log: str) -> None:
-        self.coordination = Coordination(
-            address, GROUP, member, session_seconds=seconds, changed=lambda: None
+        self.coordination = GroupMembership(
+            address, GROUP, member, session_seconds=seconds, on_change=lambda: None
         )
         self.storage = ZooKeeperOffsets(address)
         self.log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.reached: dict[PartitionName, tuple[int, int]] = {}
-        self.coordination.wants({TOPIC: range(partitions)})
+        self.coordination.set_topics({TOPIC: range(partitions)})
 
     def run(self) -> None:
         while True:
-            share = self.coordination.share()
+            share = self.coordination.assignment()
             for name in share.revoked:
                 self.save(name)
             self.coordination.release(share.revoked)
-            for name, generation in share.granted.items():
+            for name, generation in share.assigned.items():
                 if name not in share.revoked:
                     self.hand_out(name, generation)
             time.sleep(HANDLING_SECONDS)
@@ -45,9 +45,9 @@ class Worker:
     def hand_out(self, name: PartitionName, generation: int) -> None:
         if self.reached.get(name, (0, 0))[0] != generation and not self.claim(name, generation):
             return
-        began = uptime()
-        share = self.coordination.share()
-        if began >= share.until or share.granted.get(name) != generation:
+        began = boot_time()
+        share = self.coordination.assignment()
+        if began >= share.until or share.assigned.get(name) != generation:
             return
         known, offset = self.reached[name]
         time.sleep(HANDLING_SECONDS)
@@ -68,7 +68,7 @@ class Worker:
         if name not in self.reached:
             return
         generation, offset = self.reached[name]
-        began = uptime()
+        began = boot_time()
         try:
             self.storage.save(GROUP, generation, {name: StoredOffset(offset)})
         except Fenced:
@@ -79,7 +79,7 @@ class Worker:
             self.write(began, name, generation, offset, "saved")
 
     def write(self, began: float, name: PartitionName, generation: int, offset: int, what: str) -> None:
-        now = uptime()
+        now = boot_time()
         line = f"{began:.6f} {now:.6f} {name.partition} {generation} {offset} {what}\n"
         os.write(self.log, line.encode())
 

@@ -21,10 +21,10 @@ from tfmq import limits
 from tfmq.errors import DecodeFailed
 from tfmq.message import BORN_AT, BORN_MS_MAX, KEY, TAG, Attribute, decode_attribute
 
-NAMES: Final = ("key", "tag")
+DECODED_COLUMNS: Final = ("key", "tag")
 
 
-class Unreadable(DecodeFailed):
+class UnreadableAttribute(DecodeFailed):
     """The attribute of row `row` cannot be decoded."""
 
     def __init__(self, row: int, reason: str) -> None:
@@ -32,7 +32,7 @@ class Unreadable(DecodeFailed):
         self.row = row
 
 
-class Attributes:
+class AttributeColumn:
     """The attributes of all rows: bytes `begins` to `ends` of `data`.
 
     Rows not `having` one are null.
@@ -45,17 +45,17 @@ class Attributes:
         self._having = having
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> AttributeLayout:
         """The byte ranges of their fields."""
-        return layout_of(self._data, self._begins, self._ends, self._having)
+        return find_layout(self._data, self._begins, self._ends, self._having)
 
     def column(self) -> pa.BinaryArray:
         """Return the undecoded attributes."""
         if not self._having.any():
             return pa.nulls(len(self._having), pa.binary())
-        return byte_strings(self._data, self._begins, self._ends, self._having)
+        return gather_bytes(self._data, self._begins, self._ends, self._having)
 
-    def fields(self, *names: str, lenient: bool = False) -> dict[str, pa.Array]:
+    def decode_fields(self, *names: str, lenient: bool = False) -> dict[str, pa.Array]:
         """Return columns by name, from DECODED_COLUMNS: keys (strings as UTF-8) and tags; null if missing.
 
         With `lenient`, an invalid attribute has neither key nor tag.
@@ -66,13 +66,13 @@ class Attributes:
             return {name: pa.nulls(len(self._having), types[name]) for name in names}
         layout = self.layout
         rest = np.flatnonzero(~layout.plain)
-        if not _is_text(self._data, layout):
+        if not _all_text_valid(self._data, layout):
             rest = np.flatnonzero(self._having)
-        slow = self._decoded(rest, lenient)
+        slow = self._decode_rows(rest, lenient)
         found = {}
         for name in names:
             span = layout.keys if name == "key" else layout.tags
-            column = byte_strings(self._data, span.begins, span.ends, span.there).cast(types[name])
+            column = gather_bytes(self._data, span.begins, span.ends, span.present).cast(types[name])
             if len(rest):
                 mask = np.zeros(len(self._having), dtype=bool)
                 mask[rest] = True
@@ -80,7 +80,7 @@ class Attributes:
             found[name] = column
         return found
 
-    def _decoded(self, rows: Array, lenient: bool) -> dict[str, list[Any]]:
+    def _decode_rows(self, rows: Array, lenient: bool) -> dict[str, list[Any]]:
         """Decode key and tag of `rows` one by one; each distinct attribute once."""
         known: dict[bytes, Attribute] = {}
         keys: list[bytes | None] = []
@@ -94,7 +94,7 @@ class Attributes:
                     attribute = known[data] = decode_attribute(data) if data else Attribute()
                 except DecodeFailed as error:
                     if not lenient:
-                        raise Unreadable(row, str(error)) from None
+                        raise UnreadableAttribute(row, str(error)) from None
                     attribute = known[data] = Attribute()
             key = attribute.key
             keys.append(key.encode() if isinstance(key, str) else key)
@@ -102,17 +102,17 @@ class Attributes:
         return {"key": keys, "tag": tags}
 
 
-def _is_text(data: Buffer, layout: Layout) -> bool:
+def _all_text_valid(data: Buffer, layout: AttributeLayout) -> bool:
     """Return whether all string keys and tags are valid UTF-8."""
-    return _text_holds(data, layout.keys) and _text_holds(data, layout.tags)
+    return _text_valid(data, layout.keys) and _text_valid(data, layout.tags)
 
 
-def _text_holds(data: Buffer, span: Span) -> bool:
+def _text_valid(data: Buffer, span: FieldSpans) -> bool:
     rows = np.flatnonzero(span.text)
     if not len(rows):
         return True
     try:
-        byte_strings(data, span.begins[rows], span.ends[rows]).cast(pa.string())
+        gather_bytes(data, span.begins[rows], span.ends[rows]).cast(pa.string())
     except pa.ArrowInvalid:
         return False
     return True
@@ -124,7 +124,7 @@ POSITION_MAX: Final = (1 << 31) - 1
 """Arrow's binary columns have 31-bit offsets."""
 
 
-def numbers(data: Buffer, positions: Array, type: str) -> Array:
+def read_numbers(data: Buffer, positions: Array, type: str) -> Array:
     """Return the unsigned big-endian numbers ("u4", "u8") at `positions`, all inside `data`."""
     size = np.dtype(type).itemsize
     if len(data) < size:
@@ -134,7 +134,7 @@ def numbers(data: Buffer, positions: Array, type: str) -> Array:
     return found.byteswap() if sys.byteorder == "little" else found
 
 
-def byte_strings(data: Buffer, begins: Array, ends: Array, valid: Array | None = None) -> pa.BinaryArray:
+def gather_bytes(data: Buffer, begins: Array, ends: Array, valid: Array | None = None) -> pa.BinaryArray:
     """Copy `data[begin:end]` of each pair into a binary column; null if not `valid`.
 
     The pairs must be in order and not overlap.
@@ -150,14 +150,14 @@ def byte_strings(data: Buffer, begins: Array, ends: Array, valid: Array | None =
     alternating = pa.BinaryArray.from_buffers(
         pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), pa.py_buffer(data)]
     )
-    found = alternating.filter(every_second(2 * count - 1))
+    found = alternating.filter(every_second_mask(2 * count - 1))
     if valid is None or valid.all():
         return found
     _, offsets, values = found.buffers()
-    return pa.BinaryArray.from_buffers(pa.binary(), count, [bitmap(valid), offsets, values])
+    return pa.BinaryArray.from_buffers(pa.binary(), count, [validity_bitmap(valid), offsets, values])
 
 
-def edges_of(column: pa.BinaryArray) -> tuple[Buffer, Array]:
+def column_edges(column: pa.BinaryArray) -> tuple[Buffer, Array]:
     """Return (data, offsets) of a binary column without a copy.
 
     Value n is data[offsets[n]:offsets[n + 1]].
@@ -167,13 +167,13 @@ def edges_of(column: pa.BinaryArray) -> tuple[Buffer, Array]:
     return memoryview(values if values is not None else b""), edges
 
 
-def every_second(count: int) -> pa.BooleanArray:
+def every_second_mask(count: int) -> pa.BooleanArray:
     """Return the column True, False, True, ... of length `count`."""
     bits = pa.py_buffer(b"\x55" * (count // 8 + 1))
     return pa.BooleanArray.from_buffers(pa.bool_(), count, [None, bits])
 
 
-def bitmap(valid: Array) -> pa.Buffer:
+def validity_bitmap(valid: Array) -> pa.Buffer:
     """Return an Arrow validity bitmap."""
     return pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
 
@@ -195,7 +195,7 @@ _IS_TEXT[0xA0:0xC0] = True
 _IS_TEXT[[0xD9, 0xDA]] = True
 
 
-class Span(NamedTuple):
+class FieldSpans(NamedTuple):
     """Byte ranges of one field in all attributes, from `begins` to `ends`, without its header.
 
     Rows without the field are not `present`; their begin and end are the same position inside the attribute.
@@ -204,11 +204,11 @@ class Span(NamedTuple):
 
     begins: Array
     ends: Array
-    there: Array
+    present: Array
     text: Array
 
 
-class Layout(NamedTuple):
+class AttributeLayout(NamedTuple):
     """Byte ranges of the fields of all attributes.
 
     `plain`: the attribute was decoded here; others have empty spans that are not `present`. `birth_times`:
@@ -216,51 +216,51 @@ class Layout(NamedTuple):
     """
 
     plain: Array
-    heads: Span
-    keys: Span
-    tags: Span
+    birth_times: FieldSpans
+    keys: FieldSpans
+    tags: FieldSpans
 
 
-def layout_of(data: Buffer, begins: Array, ends: Array, having: Array) -> Layout:
+def find_layout(data: Buffer, begins: Array, ends: Array, having: Array) -> AttributeLayout:
     """Return the layout of the attributes at `begins` to `ends`.
 
     Rows not `having` one are plain and empty.
     """
-    reader = _Reader(data)
+    reader = _FieldReader(data)
     begins = begins.astype(np.int64)
-    first = reader.byte(begins)
+    first = reader.bytes_at(begins)
     plain = having & (ends > begins) & (first & _MAP_MASK == _MAP)
     left = np.where(plain, first & 0x0F, 0).astype(np.int64)
     cursor = begins + 1
-    cursor, left, plain = reader.born(cursor, left, plain)
+    cursor, left, plain = reader.skip_birth_time(cursor, left, plain)
     heads = (begins + 1, cursor)
-    cursor, left, plain, keys = reader.string(KEY, cursor, left, plain)
-    cursor, left, plain, tags = reader.string(TAG, cursor, left, plain)
-    plain &= tags.text | ~tags.there
+    cursor, left, plain, keys = reader.skip_string(KEY, cursor, left, plain)
+    cursor, left, plain, tags = reader.skip_string(TAG, cursor, left, plain)
+    plain &= tags.text | ~tags.present
     plain &= (left == 0) & (cursor == ends)
     plain &= keys.ends - keys.begins <= limits.KEY_BYTES
     plain &= tags.ends - tags.begins <= limits.TAG_BYTES
     nothing = np.zeros(len(begins), dtype=bool)
-    return Layout(
+    return AttributeLayout(
         plain | ~having,
-        _only(Span(*heads, plain, nothing), plain, begins),
-        _only(keys, plain, begins),
-        _only(tags, plain, begins),
+        _plain_only(FieldSpans(*heads, plain, nothing), plain, begins),
+        _plain_only(keys, plain, begins),
+        _plain_only(tags, plain, begins),
     )
 
 
-def _only(span: Span, plain: Array, begins: Array) -> Span:
+def _plain_only(span: FieldSpans, plain: Array, begins: Array) -> FieldSpans:
     if plain.all():
         return span
-    return Span(
+    return FieldSpans(
         np.where(plain, span.begins, begins),
         np.where(plain, span.ends, begins),
-        span.there & plain,
+        span.present & plain,
         span.text & plain,
     )
 
 
-class _Reader:
+class _FieldReader:
     """Decodes one field of every attribute per step.
 
     A step beyond the end of an attribute reads other bytes, so the final comparison with the end fails. A
@@ -271,38 +271,38 @@ class _Reader:
         self._data = data if len(data) else b"\0"
         self._bytes: Any = np.frombuffer(self._data, np.uint8)
 
-    def byte(self, positions: Array) -> Array:
+    def bytes_at(self, positions: Array) -> Array:
         found: Array = self._bytes.take(positions, mode="clip")
         return found
 
-    def born(self, cursor: Array, left: Array, plain: Array) -> tuple[Array, Array, Array]:
+    def skip_birth_time(self, cursor: Array, left: Array, plain: Array) -> tuple[Array, Array, Array]:
         """Skip the birth time; return the new cursors, remaining field counts and plain flags."""
-        there = (left > 0) & (self.byte(cursor) == BORN_AT)
-        kind = self.byte(cursor + 1)
+        there = (left > 0) & (self.bytes_at(cursor) == BORN_AT)
+        kind = self.bytes_at(cursor + 1)
         sizes = _NUMBER_SIZE[kind]
         plain = plain & ~(there & (sizes == 0))
         long = np.flatnonzero(there & (kind == _U64))
         places = np.minimum(cursor[long] + 2, len(self._data) - 8)
         if len(long) and len(self._data) >= 8:
-            plain[long] &= numbers(self._data, places, "u8") <= BORN_MS_MAX
+            plain[long] &= read_numbers(self._data, places, "u8") <= BORN_MS_MAX
         return cursor + there * (1 + sizes), left - there, plain
 
-    def string(
+    def skip_string(
         self, number: int, cursor: Array, left: Array, plain: Array
-    ) -> tuple[Array, Array, Array, Span]:
+    ) -> tuple[Array, Array, Array, FieldSpans]:
         """Skip field `number`.
 
         Return the new cursors, remaining field counts, plain flags and its spans.
         """
-        there = (left > 0) & (self.byte(cursor) == number)
-        kind = self.byte(cursor + 1)
+        there = (left > 0) & (self.bytes_at(cursor) == number)
+        kind = self.bytes_at(cursor + 1)
         heads = _HEAD_SIZE[kind]
         plain = plain & ~(there & (heads == 0))
-        second = self.byte(cursor + 2).astype(np.int64)
+        second = self.bytes_at(cursor + 2).astype(np.int64)
         lengths = np.where(heads == 1, kind & 0x1F, second)
         wide = heads == 3
         if wide.any():
-            lengths = np.where(wide, second << 8 | self.byte(cursor + 3), lengths)
+            lengths = np.where(wide, second << 8 | self.bytes_at(cursor + 3), lengths)
         begins = cursor + there * (1 + heads)
         ends = begins + there * lengths
-        return ends, left - there, plain, Span(begins, ends, there, there & _IS_TEXT[kind])
+        return ends, left - there, plain, FieldSpans(begins, ends, there, there & _IS_TEXT[kind])

@@ -18,23 +18,31 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from journal.record.batch import BLOCK_SIZE_MAX
-from journal.record.block import Block, blocks_of, find_next_control
-from journal.record.block_trailer import BIT_MORE_FOLLOWS, CONTROL_SIZE, CONTROL_VERSION, BadControl
+from journal.record.block import Block, blocks_of, find_next_trailer
+from journal.record.block_trailer import BIT_MORE_FOLLOWS, TRAILER_SIZE, TRAILER_VERSION, BadBlockTrailer
 from journal.record.format import (
     FLAG_ATTRIBUTE,
     FLAG_CODEC_MASK,
-    FLAG_CONTROL,
     FLAG_FILLER,
     FLAG_TOMBSTONE,
+    FLAG_TRAILER,
     FLAG_VERSION_MASK,
     HEADER_SIZE,
     BadRecord,
     Buffer,
-    body_holds,
+    checksum_matches,
     records_of,
     split_body,
 )
-from tfmq.arrow.attributes import NAMES, POSITION_MAX, Array, Attributes, Unreadable, byte_strings, numbers
+from tfmq.arrow.attributes import (
+    DECODED_COLUMNS,
+    POSITION_MAX,
+    Array,
+    AttributeColumn,
+    UnreadableAttribute,
+    gather_bytes,
+    read_numbers,
+)
 from tfmq.arrow.schema import SCHEMA
 from tfmq.errors import BadRequest, Damaged, DecodeFailed
 
@@ -44,7 +52,7 @@ _ATTRIBUTE_SIZE: Final = 4
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
 
-class Rows(NamedTuple):
+class MessageRows(NamedTuple):
     """The messages to decode, as columns.
 
     Begin and end of each record, begin of its attribute and payload, its flag, and the index of its block.
@@ -98,40 +106,44 @@ class Decoder:
         if len(data) > POSITION_MAX:
             raise BadRequest(f"At most {POSITION_MAX} bytes are decoded at once, not {len(data)}.")
         if not len(data):
-            return _empty(self.schema)
-        found = self._checked(data, offset)
+            return _empty_batch(self.schema)
+        found = self._checked_rows(data, offset)
         if found is None:
-            error = Inspector(self.topic, self.partition, self.log_id, self.verify).find(bytes(data), offset)
+            error = DamageLocator(self.topic, self.partition, self.log_id, self.verify).find_error(
+                bytes(data), offset
+            )
             assert error is not None, "the blocks are refused and nothing is wrong with them"
             raise error
         rows, controls = found
-        rows = _between(rows, start - offset, None if end is None else end - offset)
+        rows = _select_range(rows, start - offset, None if end is None else end - offset)
         return self._columns(data, offset, rows, controls)
 
-    def _checked(self, data: Buffer, offset: int) -> tuple[Rows, Controls] | None:
+    def _checked_rows(self, data: Buffer, offset: int) -> tuple[MessageRows, BlockTrailers] | None:
         """Return the messages and block trailers; None if a check fails."""
         try:
             positions = record_positions(data)
         except BrokenChain:
             return None
-        flags = numbers(data, positions + 16, "u4")
-        indexes = np.flatnonzero(flags == FLAG_CONTROL)
+        flags = read_numbers(data, positions + 16, "u4")
+        indexes = np.flatnonzero(flags == FLAG_TRAILER)
         if not len(indexes) or indexes[-1] != len(positions) - 1:
             return None
-        if positions[-1] + CONTROL_SIZE > len(data):
+        if positions[-1] + TRAILER_SIZE > len(data):
             return None
-        controls = Controls(data, positions[indexes])
-        rows = _rows(data, positions, flags, indexes)
-        ordinals = _ordinals(data, positions, flags, indexes)
-        if rows is None or not controls.hold(offset, self.log_id, ordinals):
+        controls = BlockTrailers(data, positions[indexes])
+        rows = _message_rows(data, positions, flags, indexes)
+        ordinals = _ordinal_counts(data, positions, flags, indexes)
+        if rows is None or not controls.match(offset, self.log_id, ordinals):
             return None
-        if self.verify != "none" and not controls.cover():
+        if self.verify != "none" and not controls.checksums_match():
             return None
-        if self.verify == "message" and not _own_checksums_hold(data, rows):
+        if self.verify == "message" and not _record_checksums_match(data, rows):
             return None
         return rows, controls
 
-    def _columns(self, data: Buffer, offset: int, rows: Rows, controls: Controls) -> pa.RecordBatch:
+    def _columns(
+        self, data: Buffer, offset: int, rows: MessageRows, controls: BlockTrailers
+    ) -> pa.RecordBatch:
         made: dict[str, Any] = {}
         names = set(self.schema.names)
         count = len(rows.positions)
@@ -139,7 +151,7 @@ class Decoder:
             made.update(self._attributes(data, offset, rows))
         if "value" in names:
             valid = rows.flags & FLAG_TOMBSTONE == 0
-            made["value"] = byte_strings(data, rows.payloads, rows.ends, valid)
+            made["value"] = gather_bytes(data, rows.payloads, rows.ends, valid)
         if "topic" in names:
             made["topic"] = pa.repeat(self.topic, count)
         if "partition" in names:
@@ -150,37 +162,37 @@ class Decoder:
             times = controls.column("append_time").astype(np.int64) * 1000
             made["timestamp"] = pa.array(times[rows.blocks]).view(_TIME)
         if "id" in names:
-            made["id"] = numbers(data, rows.positions + 8, "u8").view(np.int64)
+            made["id"] = read_numbers(data, rows.positions + 8, "u8").view(np.int64)
         arrays = [
             made[name] if isinstance(made[name], pa.Array) else pa.array(made[name])
             for name in self.schema.names
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _attributes(self, data: Buffer, offset: int, rows: Rows) -> dict[str, pa.Array]:
+    def _attributes(self, data: Buffer, offset: int, rows: MessageRows) -> dict[str, pa.Array]:
         found: dict[str, pa.Array] = {}
-        attributes = Attributes(data, rows.attributes, rows.payloads, rows.flags & FLAG_ATTRIBUTE != 0)
+        attributes = AttributeColumn(data, rows.attributes, rows.payloads, rows.flags & FLAG_ATTRIBUTE != 0)
         if "attributes" in self.schema.names:
             found["attributes"] = attributes.column()
-        names = [name for name in NAMES if name in self.schema.names]
+        names = [name for name in DECODED_COLUMNS if name in self.schema.names]
         try:
-            return found | (attributes.fields(*names, lenient=self.lenient) if names else {})
-        except Unreadable as error:
+            return found | (attributes.decode_fields(*names, lenient=self.lenient) if names else {})
+        except UnreadableAttribute as error:
             place = f"{self.topic}-{self.partition} at offset {rows.positions[error.row] + offset}"
             raise DecodeFailed(f"{place}: {error} Without the columns key and tag it can be read.") from None
 
 
-def _rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> Rows | None:
+def _message_rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> MessageRows | None:
     """Return the messages; None if a record is invalid."""
     ends = np.empty_like(positions)
     ends[:-1] = positions[1:]
     ends[-1] = len(data)
     blocks = np.repeat(np.arange(len(indexes)), np.diff(indexes, prepend=-1))
-    keep = flags & (FLAG_CONTROL | FLAG_FILLER) == 0
-    if (flags[flags != FLAG_CONTROL] & LOW_FLAGS & ~np.uint32(KNOWN_FLAGS)).any():
+    keep = flags & (FLAG_TRAILER | FLAG_FILLER) == 0
+    if (flags[flags != FLAG_TRAILER] & LOW_FLAGS & ~np.uint32(KNOWN_FLAGS)).any():
         return None
     positions, ends, flags, blocks = positions[keep], ends[keep], flags[keep], blocks[keep]
-    if not numbers(data, positions + 8, "u8").all():
+    if not read_numbers(data, positions + 8, "u8").all():
         return None
     attributes = positions + HEADER_SIZE
     payloads = attributes.copy()
@@ -189,49 +201,49 @@ def _rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> R
         begins = attributes[having] + _ATTRIBUTE_SIZE
         if (begins > ends[having]).any():
             return None
-        behind = begins + numbers(data, begins - _ATTRIBUTE_SIZE, "u4")
+        behind = begins + read_numbers(data, begins - _ATTRIBUTE_SIZE, "u4")
         if (behind > ends[having]).any():
             return None
         attributes[having] = begins
         payloads[having] = behind
     if ((flags & FLAG_TOMBSTONE != 0) & (payloads != ends)).any():
         return None
-    return Rows(positions, ends, attributes, payloads, flags, blocks)
+    return MessageRows(positions, ends, attributes, payloads, flags, blocks)
 
 
-def _ordinals(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> Array:
+def _ordinal_counts(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> Array:
     """Return the number of ordinals per block: one per message, and the count of each filler."""
-    counts = (flags != FLAG_CONTROL).astype(np.int64)
+    counts = (flags != FLAG_TRAILER).astype(np.int64)
     fillers = np.flatnonzero((flags & FLAG_FILLER != 0) & (counts != 0))
-    counts[fillers] = numbers(data, positions[fillers] + 4, "u4")
+    counts[fillers] = read_numbers(data, positions[fillers] + 4, "u4")
     return np.diff(np.cumsum(counts)[indexes], prepend=0)
 
 
-def _own_checksums_hold(data: Buffer, rows: Rows) -> bool:
+def _record_checksums_match(data: Buffer, rows: MessageRows) -> bool:
     view = memoryview(data)
     pairs = zip((rows.positions + HEADER_SIZE).tolist(), rows.ends.tolist(), strict=True)
     found = [crc32(view[begin:end]) for begin, end in pairs]
-    return bool(found == numbers(data, rows.positions + 4, "u4").tolist())
+    return bool(found == read_numbers(data, rows.positions + 4, "u4").tolist())
 
 
-def _between(rows: Rows, start: int, end: int | None) -> Rows:
+def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows:
     """Return the rows with positions in [start, end)."""
     first = int(np.searchsorted(rows.positions, start))
     last = len(rows.positions) if end is None else int(np.searchsorted(rows.positions, end))
     if first == 0 and last == len(rows.positions):
         return rows
-    return Rows(*(column[first : max(first, last)] for column in rows))
+    return MessageRows(*(column[first : max(first, last)] for column in rows))
 
 
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
+def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 Positions = npt.NDArray[np.int64]
 
-ROW_COUNT_MIN: Final = 16
+RUN_COUNT_MIN: Final = 16
 """With fewer records of one size, a loop is as fast as comparing columns."""
-WALK_BYTES: Final = BLOCK_SIZE_MAX
+LOOP_BYTES: Final = BLOCK_SIZE_MAX
 """Bytes of records of mixed sizes to loop over before columns are tried again."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
@@ -250,15 +262,15 @@ def record_positions(data: Buffer) -> Positions:
     """
     pieces: list[Any] = []
     position, end = 0, len(data)
-    count = ROW_COUNT_MIN
+    count = RUN_COUNT_MIN
     try:
         while position < end:
-            size, count = _row(data, position, max(2 * count, ROW_COUNT_MIN))
+            size, count = _find_run(data, position, max(2 * count, RUN_COUNT_MIN))
             stop = position + count * size
             if count:
                 pieces.append(np.arange(position, stop, size, dtype=np.int64))
             walked: list[int] = []
-            position = _walk(data, stop, stop if count else position + WALK_BYTES, walked)
+            position = _append_positions(data, stop, stop if count else position + LOOP_BYTES, walked)
             pieces.append(np.array(walked, dtype=np.int64))
     except StructError:
         raise BrokenChain from None
@@ -267,7 +279,7 @@ def record_positions(data: Buffer) -> Positions:
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
 
-def _walk(data: Buffer, position: int, stop: int, found: list[int]) -> int:
+def _append_positions(data: Buffer, position: int, stop: int, found: list[int]) -> int:
     """Append positions to `found` up to the first block trailer that ends after `stop`.
 
     Returns: the position after it.
@@ -278,12 +290,12 @@ def _walk(data: Buffer, position: int, stop: int, found: list[int]) -> int:
         length, flag = unpack(data, position)
         add(position)
         position += HEADER_SIZE + length
-        if flag == FLAG_CONTROL and position > stop:
+        if flag == FLAG_TRAILER and position > stop:
             break
     return position
 
 
-def _row(data: Buffer, position: int, guess: int) -> tuple[int, int]:
+def _find_run(data: Buffer, position: int, guess: int) -> tuple[int, int]:
     """Return (size, count) of the run of records of one size at `position`.
 
     Count 0 for a short run. More than `guess` records are only compared if that many have the same size.
@@ -291,15 +303,15 @@ def _row(data: Buffer, position: int, guess: int) -> tuple[int, int]:
     length, _ = _LENGTH_FLAG.unpack_from(data, position)
     size = HEADER_SIZE + length
     most = min(len(data) - position, BLOCK_SIZE_MAX) // size
-    if most < ROW_COUNT_MIN:
+    if most < RUN_COUNT_MIN:
         return size, 0
-    count = _same(data, position, size, min(most, guess))
+    count = _run_length(data, position, size, min(most, guess))
     if guess <= count < most:
-        count = _same(data, position, size, most)
-    return size, count if count >= ROW_COUNT_MIN else 0
+        count = _run_length(data, position, size, most)
+    return size, count if count >= RUN_COUNT_MIN else 0
 
 
-def _same(data: Buffer, position: int, size: int, most: int) -> int:
+def _run_length(data: Buffer, position: int, size: int, most: int) -> int:
     """Return how many of the next `most` records have `size` bytes, like the one at `position`."""
     lengths: Any = np.ndarray((most,), np.uint32, data, position, (size,))
     same = lengths == lengths[0]
@@ -307,7 +319,7 @@ def _same(data: Buffer, position: int, size: int, most: int) -> int:
     return most if same[first] else first
 
 
-CONTROL: Final = np.dtype(
+TRAILER: Final = np.dtype(
     [
         ("length", ">u4"),
         ("checksum", ">u4"),
@@ -332,7 +344,7 @@ CONTROL: Final = np.dtype(
 """Fields of journal.record.block_trailer.CONTROL_RECORD."""
 
 
-class Controls:
+class BlockTrailers:
     """The block trailers at `positions` of `data`, as columns; `data` begins with a block.
 
     `starts`: positions of the blocks.
@@ -343,8 +355,8 @@ class Controls:
         self.positions = positions
         self.starts = np.empty_like(positions)
         self.starts[0] = 0
-        self.starts[1:] = positions[:-1] + CONTROL_SIZE
-        every: Any = np.ndarray((len(data) - CONTROL_SIZE + 1,), CONTROL, data, 0, (1,))
+        self.starts[1:] = positions[:-1] + TRAILER_SIZE
+        every: Any = np.ndarray((len(data) - TRAILER_SIZE + 1,), TRAILER, data, 0, (1,))
         self._fields = every[positions]
 
     def column(self, name: str) -> Array:
@@ -352,7 +364,7 @@ class Controls:
         column: Array = self._fields[name]
         return column.astype(np.uint64 if column.dtype.itemsize == 8 else np.int64)
 
-    def hold(self, offset: int, log_id: int, ordinals: Sequence[int] | Array) -> bool:
+    def match(self, offset: int, log_id: int, ordinals: Sequence[int] | Array) -> bool:
         """Check every trailer: its checksum, and its fields against the data.
 
         `offset` is the offset of the first byte; `ordinals` the number of ordinals in each block.
@@ -361,27 +373,27 @@ class Controls:
         records = self.column("records")
         first = self.column("first_ordinal").astype(np.int64)
         return bool(
-            (self.column("length") == CONTROL.itemsize - HEADER_SIZE).all()
+            (self.column("length") == TRAILER.itemsize - HEADER_SIZE).all()
             and (self.column("id") == np.uint64(log_id)).all()
-            and (self.column("version") == CONTROL_VERSION).all()
+            and (self.column("version") == TRAILER_VERSION).all()
             and (self.column("bits") <= BIT_MORE_FOLLOWS).all()
             and (self.column("size") == sizes).all()
             and (self.column("offset") == (self.starts + offset).astype(np.uint64)).all()
             and (records == ordinals).all()
             and (first[1:] == first[:-1] + records[:-1]).all()
-            and self._own_checksums_hold()
+            and self._own_checksums_match()
         )
 
-    def cover(self) -> bool:
+    def checksums_match(self) -> bool:
         """Return whether the CRC-32 of every block matches its trailer."""
         view = self.data
         pairs = zip(self.starts.tolist(), self.positions.tolist(), strict=True)
         return bool([crc32(view[start:end]) for start, end in pairs] == self.column("crc").tolist())
 
-    def _own_checksums_hold(self) -> bool:
+    def _own_checksums_match(self) -> bool:
         view = self.data
         bodies = [position + HEADER_SIZE for position in self.positions.tolist()]
-        size = CONTROL_SIZE - HEADER_SIZE
+        size = TRAILER_SIZE - HEADER_SIZE
         return bool([crc32(view[at : at + size]) for at in bodies] == self.column("checksum").tolist())
 
 
@@ -391,7 +403,7 @@ BAD_RECORDS_NAMED: Final = 5
 """Most records named in an error sentence."""
 
 
-class Inspector:
+class DamageLocator:
     """Finds the first error in damaged or unreadable data of one partition.
 
     It checks block by block, which is slow, so that the error names block and record. `verify` is as in
@@ -403,30 +415,30 @@ class Inspector:
         self.log_id = log_id
         self.verify = verify
 
-    def find(self, data: bytes, offset: int) -> Damaged | DecodeFailed | None:
+    def find_error(self, data: bytes, offset: int) -> Damaged | DecodeFailed | None:
         """Return the first error in `data`, which begins at `offset`; None if there is none."""
         block_offset = offset
         try:
             for block in blocks_of(data, offset, self.log_id, verify=self.verify != "none"):
                 block_offset = block.next
-                error = self._in_block(block)
+                error = self._find_in_block(block)
                 if error is not None:
                     return error
-        except BadControl as bad:
+        except BadBlockTrailer as bad:
             if bad.version is not None:
-                return DecodeFailed(f"{self._where(block_offset)}: {bad.reason}; use a newer client.")
-            return self._damaged(data, block_offset, offset, bad.reason)
+                return DecodeFailed(f"{self._location(block_offset)}: {bad.reason}; use a newer client.")
+            return self._damaged_from(data, block_offset, offset, bad.reason)
         except BadRecord as bad:
-            return self._damaged(data, block_offset, offset, bad.reason)
+            return self._damaged_from(data, block_offset, offset, bad.reason)
         return None
 
-    def _in_block(self, block: Block) -> Damaged | DecodeFailed | None:
+    def _find_in_block(self, block: Block) -> Damaged | DecodeFailed | None:
         """Return the first error of a record in a block that is valid as a whole."""
         ordinals = 0
         for record in records_of(block.data):
             record_offset, kind = block.offset + record.position, record.flag & LOW_FLAGS
             if kind & ~KNOWN_FLAGS:
-                return DecodeFailed(f"{self._where(record_offset)}: {_unknown(kind)}")
+                return DecodeFailed(f"{self._location(record_offset)}: {_describe_unknown_flag(kind)}")
             if kind & FLAG_FILLER:
                 ordinals += record.checksum
                 continue
@@ -435,59 +447,61 @@ class Inspector:
             try:
                 _, payload = split_body(body, kind)
             except BadRecord as bad:
-                return self._in(block, f"the record at offset {record_offset}: {bad.reason}")
+                return self._block_damaged(block, f"the record at offset {record_offset}: {bad.reason}")
             if kind & FLAG_TOMBSTONE and len(payload):
                 reason = "a tombstone has a payload, which means nothing in this release."
-                return DecodeFailed(f"{self._where(record_offset)}: {reason}")
+                return DecodeFailed(f"{self._location(record_offset)}: {reason}")
             if not record.id:
-                return self._in(block, f"the record at offset {record_offset} has the id 0")
-            if self.verify == "message" and not body_holds(block.data, record):
-                return self._in(block, f"the record at offset {record_offset} fails its own checksum")
+                return self._block_damaged(block, f"the record at offset {record_offset} has the id 0")
+            if self.verify == "message" and not checksum_matches(block.data, record):
+                return self._block_damaged(
+                    block, f"the record at offset {record_offset} fails its own checksum"
+                )
         if ordinals != block.control.records:
             reason = f"{ordinals} records where {block.control.records} are announced"
-            return self._in(block, reason)
+            return self._block_damaged(block, reason)
         return None
 
-    def _in(self, block: Block, reason: str) -> Damaged:
-        return self._sentence(block.offset, block.next, reason)
+    def _block_damaged(self, block: Block, reason: str) -> Damaged:
+        return self._make_error(block.offset, block.next, reason)
 
-    def _damaged(self, data: bytes, block_offset: int, offset: int, reason: str) -> Damaged:
+    def _damaged_from(self, data: bytes, block_offset: int, offset: int, reason: str) -> Damaged:
         """Return the error for the block at `block_offset`, with the next readable offset."""
         start = block_offset - offset
-        claim = find_next_control(data, start, offset=offset, log_id=self.log_id)
+        claim = find_next_trailer(data, start, offset=offset, log_id=self.log_id)
         following = offset + len(data)
         if claim is not None:
-            begins = claim.control.offset
-            following = begins if begins > block_offset else claim.control.next
+            begins = claim.trailer.offset
+            following = begins if begins > block_offset else claim.trailer.next
             if begins == block_offset:
-                reason += _bad_records(data[start : claim.position], block_offset)
-        return self._sentence(block_offset, following, reason)
+                reason += _name_bad_records(data[start : claim.position], block_offset)
+        return self._make_error(block_offset, following, reason)
 
-    def _sentence(self, first: int, next: int, reason: str) -> Damaged:
+    def _make_error(self, first: int, next: int, reason: str) -> Damaged:
         return Damaged(
-            f"{self._where(first)} is damaged up to offset {next}: {reason}.", first=first, next=next
+            f"{self._location(first)} is damaged up to offset {next}: {reason}.", first=first, next=next
         )
 
-    def _where(self, offset: int) -> str:
+    def _location(self, offset: int) -> str:
         return f"{self.name} at offset {offset}"
 
 
-def _unknown(kind: int) -> str:
+def _describe_unknown_flag(kind: int) -> str:
     if kind & FLAG_CODEC_MASK:
         return "a compressed batch, which this release cannot read; use a newer client."
     if kind & FLAG_VERSION_MASK:
         return f"a record of format version {kind >> 12}, which this release cannot read; use a newer client."
-    if kind & FLAG_CONTROL:
+    if kind & FLAG_TRAILER:
         return "a control record stands inside a block."
     return f"the flag {kind:#06x} has bits that this release does not know; use a newer client."
 
 
-def _bad_records(records: bytes, offset: int) -> str:
+def _name_bad_records(records: bytes, offset: int) -> str:
     """Return the end of a sentence that names the records with wrong checksums."""
     bad: list[int] = []
     try:
         for record in records_of(records):
-            if not record.flag & FLAG_FILLER and not body_holds(records, record):
+            if not record.flag & FLAG_FILLER and not checksum_matches(records, record):
                 bad.append(offset + record.position)
     except BadRecord as broken:
         return f"; from offset {offset + broken.position} on no records can be told apart"

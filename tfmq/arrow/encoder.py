@@ -25,7 +25,7 @@ from journal.record.format import (
     tag_hash,
 )
 from tfmq import limits
-from tfmq.arrow.attributes import Array, Attributes, Unreadable, byte_strings, edges_of
+from tfmq.arrow.attributes import Array, AttributeColumn, UnreadableAttribute, column_edges, gather_bytes
 from tfmq.bounded_msgpack import pack, unpack
 from tfmq.errors import BadRequest, MessageTooLarge
 from tfmq.message import KEY, TAG
@@ -69,9 +69,9 @@ def encode(
         )
     if not count:
         return Encoded(b"", 0, [])
-    batch = _plain(batch)
+    batch = _select_columns(batch)
     values = batch.column("value")
-    parts = parts_of(batch, lenient=lenient)
+    parts = build_parts(batch, lenient=lenient)
     payloads = values.fill_null(b"") if values.null_count else values
     sizes = pc.binary_length(payloads).to_numpy().astype(np.int64)
     if int(sizes.max()) > message_bytes:
@@ -89,11 +89,11 @@ def encode(
     headers["checksum"] = np.fromiter(map(crc32, bodies.to_numpy(zero_copy_only=False)), np.uint32, count)
     headers["id"] = np.arange(count, dtype=np.uint64) + np.uint64(make_id(producer_id, sequence))
     headers["flag"] = _flags(values, parts)
-    data = _joined(headers, bodies)
-    return Encoded(data, count, _blocks(data, np.cumsum(sizes + HEADER_SIZE)))
+    data = _join_records(headers, bodies)
+    return Encoded(data, count, _divide_blocks(data, np.cumsum(sizes + HEADER_SIZE)))
 
 
-def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _select_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return only the columns of COLUMNS, as binary and string.
 
     Raises: BadRequest.
@@ -119,25 +119,25 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
-def _flags(values: pa.BinaryArray, parts: Parts | None) -> Array:
+def _flags(values: pa.BinaryArray, parts: AttributeParts | None) -> Array:
     flags = np.zeros(len(values), dtype=np.uint32)
     if values.null_count:
         flags[values.is_null().to_numpy(zero_copy_only=False)] = FLAG_TOMBSTONE
     if parts is not None:
-        flags |= parts.having.astype(np.uint32) * np.uint32(FLAG_ATTRIBUTE)
-        flags |= parts.hashes << np.uint32(FLAG_TAG_SHIFT)
+        flags |= parts.has_attribute.astype(np.uint32) * np.uint32(FLAG_ATTRIBUTE)
+        flags |= parts.tag_hashes << np.uint32(FLAG_TAG_SHIFT)
     return flags
 
 
-def _joined(headers: Array, bodies: pa.BinaryArray) -> memoryview:
+def _join_records(headers: Array, bodies: pa.BinaryArray) -> memoryview:
     column = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(HEADER_SIZE), len(headers), [None, pa.py_buffer(headers)]
     )
-    data, edges = edges_of(pc.binary_join_element_wise(column.cast(pa.binary()), bodies, b""))
+    data, edges = column_edges(pc.binary_join_element_wise(column.cast(pa.binary()), bodies, b""))
     return memoryview(data)[int(edges[0]) : int(edges[-1])]
 
 
-def _blocks(data: Buffer, ends: Array) -> Blocks:
+def _divide_blocks(data: Buffer, ends: Array) -> Blocks:
     """Divide the records into blocks of at most BLOCK_BYTES, or one record."""
     blocks: Blocks = []
     view = memoryview(data)
@@ -152,12 +152,12 @@ def _blocks(data: Buffer, ends: Array) -> Blocks:
 
 _MAP: Final = 0x80
 _MAPS: Final = pa.array([bytes([_MAP | count]) for count in range(4)], pa.binary())
-_NOTHING: Final = 0
+_NULL_SHAPE: Final = 0
 _TAG_SHIFT: Final = 32
 """Bit position of the tag's shape in a combined shape; the key's shape has fewer bits."""
 
 
-class Parts(NamedTuple):
+class AttributeParts(NamedTuple):
     """Encoded attribute parts of all records.
 
     `pieces`: columns without nulls whose concatenation follows the record header; the attribute with its
@@ -165,11 +165,11 @@ class Parts(NamedTuple):
     """
 
     pieces: list[pa.BinaryArray]
-    having: Array
-    hashes: Array
+    has_attribute: Array
+    tag_hashes: Array
 
 
-class Old(NamedTuple):
+class GivenAttributes(NamedTuple):
     """Decoded column `attributes`.
 
     `keys` are bytes (`text`: it was a string), `tags` strings. Attributes that are `plain` have no other
@@ -178,14 +178,14 @@ class Old(NamedTuple):
     """
 
     plain: Array
-    heads: pa.BinaryArray
-    counts: Array
+    birth_times: pa.BinaryArray
+    birth_counts: Array
     keys: pa.BinaryArray
     text: Array
     tags: pa.StringArray
 
 
-def parts_of(batch: pa.RecordBatch, *, lenient: bool = False) -> Parts | None:
+def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributeParts | None:
     """Return the attribute parts of the records; None if no record has an attribute.
 
     The columns are binary or string. `attributes` is used as given. A column `key` or `tag` replaces that
@@ -202,76 +202,82 @@ def parts_of(batch: pa.RecordBatch, *, lenient: bool = False) -> Parts | None:
     if all(batch.column(name).null_count == len(batch) for name in names):
         return None
     given = {name: batch.column(name) for name in names}
-    key = _checked("key", given["key"], limits.KEY_BYTES) if "key" in given else None
-    tag = _checked("tag", given["tag"], limits.TAG_BYTES) if "tag" in given else None
+    key = _require_valid("key", given["key"], limits.KEY_BYTES) if "key" in given else None
+    tag = _require_valid("tag", given["tag"], limits.TAG_BYTES) if "tag" in given else None
     tag = _without_empty(tag) if tag is not None else None
     old_bytes = given.get("attributes")
     if old_bytes is None or old_bytes.null_count == len(batch):
-        return _of_key_and_tag(key, tag)
-    old = _read(old_bytes, lenient)
+        return _parts_from_key_and_tag(key, tag)
+    old = _decode_given(old_bytes, lenient)
     key = old.keys if key is None else key
     tag = old.tags if tag is None else tag
-    same_key, same_tag = _same(key, old.keys), _same(tag, old.tags)
+    same_key, same_tag = _equal_rows(key, old.keys), _equal_rows(tag, old.tags)
     changed = ~(same_key & same_tag)
     new = old_bytes
     if changed.any():
         text = np.where(same_key, old.text, pa.types.is_string(key.type))
-        new = pc.if_else(pa.array(changed), _joined_attributes(old, key, text, tag), old_bytes)
-        new = _rewritten(new, np.flatnonzero(changed & ~old.plain), old_bytes, key, same_key, tag, same_tag)
-    _checked("attribute (key, tag and properties together)", new, limits.ATTRIBUTE_BYTES)
+        new = pc.if_else(pa.array(changed), _build_attributes(old, key, text, tag), old_bytes)
+        new = _rewrite_rows(
+            new, np.flatnonzero(changed & ~old.plain), old_bytes, key, same_key, tag, same_tag
+        )
+    _require_valid("attribute (key, tag and properties together)", new, limits.ATTRIBUTE_BYTES)
     having: Array = new.is_valid().to_numpy(zero_copy_only=False)
-    return Parts([_sized(new)], having, _hashes(tag))
+    return AttributeParts([_with_size(new)], having, _tag_hashes(tag))
 
 
-def _of_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) -> Parts:
+def _parts_from_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) -> AttributeParts:
     """Return attributes that contain only key and tag; at least one of the columns is given."""
     shape: Any = np.int64(0)
     hashes: Any = np.uint32(0)
     pieces = []
     if key is not None:
-        shape = _shapes(key, pa.types.is_string(key.type))
+        shape = _value_shapes(key, pa.types.is_string(key.type))
         pieces.append(key)
     if tag is not None:
-        tags = _shapes(tag, True)
+        tags = _value_shapes(tag, True)
         shape = shape | tags << _TAG_SHIFT
-        hashes = _hashes(tag)
-        pieces += [_chosen(tags, partial(_head, TAG)), tag]
+        hashes = _tag_hashes(tag)
+        pieces += [_bytes_by_shape(tags, partial(_field_header, TAG)), tag]
     pieces = [
         each.cast(pa.binary()).fill_null(b"") if each.null_count else each.cast(pa.binary())
         for each in pieces
     ]
-    return Parts([_chosen(shape, _begin), *pieces], shape != _NOTHING, hashes)
+    return AttributeParts([_bytes_by_shape(shape, _attribute_start), *pieces], shape != _NULL_SHAPE, hashes)
 
 
-def _begin(shape: int) -> bytes:
+def _attribute_start(shape: int) -> bytes:
     """Return the attribute's bytes before the key, with its size, for a combined shape."""
-    if shape == _NOTHING:
+    if shape == _NULL_SHAPE:
         return b""
     tag, key = divmod(shape, 1 << _TAG_SHIFT)
-    head = _head(KEY, key)
-    rest = len(_head(TAG, tag)) + sum((each - 1) >> 1 for each in (key, tag) if each != _NOTHING)
+    head = _field_header(KEY, key)
+    rest = len(_field_header(TAG, tag)) + sum((each - 1) >> 1 for each in (key, tag) if each != _NULL_SHAPE)
     size = 1 + len(head) + rest
-    return size.to_bytes(4, "big") + bytes([_MAP | (key != _NOTHING) + (tag != _NOTHING)]) + head
+    return size.to_bytes(4, "big") + bytes([_MAP | (key != _NULL_SHAPE) + (tag != _NULL_SHAPE)]) + head
 
 
-def _read(old: pa.BinaryArray, lenient: bool) -> Old:
-    data, edges = edges_of(old)
+def _decode_given(old: pa.BinaryArray, lenient: bool) -> GivenAttributes:
+    data, edges = column_edges(old)
     begins, ends = edges[:-1], edges[1:]
-    attributes = Attributes(data, begins, ends, old.is_valid().to_numpy(zero_copy_only=False))
+    attributes = AttributeColumn(data, begins, ends, old.is_valid().to_numpy(zero_copy_only=False))
     try:
-        fields = attributes.fields("key", "tag", lenient=lenient)
-    except Unreadable as error:
+        fields = attributes.decode_fields("key", "tag", lenient=lenient)
+    except UnreadableAttribute as error:
         raise BadRequest(f"The attributes of row {error.row} cannot be sent. {error}") from None
     layout = attributes.layout
-    heads = byte_strings(data, layout.heads.begins, layout.heads.ends)
-    counts = (layout.heads.ends > layout.heads.begins).astype(np.uint8)
-    return Old(layout.plain, heads, counts, fields["key"], layout.keys.text, _without_empty(fields["tag"]))
+    heads = gather_bytes(data, layout.birth_times.begins, layout.birth_times.ends)
+    counts = (layout.birth_times.ends > layout.birth_times.begins).astype(np.uint8)
+    return GivenAttributes(
+        layout.plain, heads, counts, fields["key"], layout.keys.text, _without_empty(fields["tag"])
+    )
 
 
-def _joined_attributes(old: Old, key: pa.Array, text: Array, tag: pa.StringArray) -> pa.BinaryArray:
+def _build_attributes(
+    old: GivenAttributes, key: pa.Array, text: Array, tag: pa.StringArray
+) -> pa.BinaryArray:
     """Return attributes of the given birth time, key and tag; null if all are missing."""
     counts = (
-        old.counts
+        old.birth_counts
         + key.is_valid().to_numpy(zero_copy_only=False)
         + tag.is_valid().to_numpy(zero_copy_only=False)
     )
@@ -279,35 +285,35 @@ def _joined_attributes(old: Old, key: pa.Array, text: Array, tag: pa.StringArray
     key, tag = key.cast(pa.binary()), tag.cast(pa.binary())
     pieces = [
         maps,
-        old.heads,
-        _heads(KEY, key, text),
+        old.birth_times,
+        _field_headers(KEY, key, text),
         key,
-        _heads(TAG, tag, np.ones(len(tag), dtype=bool)),
+        _field_headers(TAG, tag, np.ones(len(tag), dtype=bool)),
         tag,
     ]
     found = pc.binary_join_element_wise(*(each.fill_null(b"") for each in pieces), b"")
     return pc.if_else(pa.array(counts > 0), found, pa.scalar(None, pa.binary()))
 
 
-def _heads(number: int, values: pa.BinaryArray, text: Array) -> pa.BinaryArray:
+def _field_headers(number: int, values: pa.BinaryArray, text: Array) -> pa.BinaryArray:
     """Return the bytes before each value in a map: field number and msgpack header.
 
     Empty for null.
     """
-    return _chosen(_shapes(values, text), partial(_head, number))
+    return _bytes_by_shape(_value_shapes(values, text), partial(_field_header, number))
 
 
-def _shapes(values: pa.Array, text: Array | bool) -> Array:
+def _value_shapes(values: pa.Array, text: Array | bool) -> Array:
     """Return one number per value for its length and type (string or bytes); _NOTHING for null."""
     lengths: Array = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
     shapes: Array = (lengths << 1 | text) + 1
     if not values.null_count:
         return shapes
     valid = values.is_valid().to_numpy(zero_copy_only=False)
-    return np.where(valid, shapes, _NOTHING)
+    return np.where(valid, shapes, _NULL_SHAPE)
 
 
-def _chosen(shapes: Array, made: Callable[[int], bytes]) -> pa.BinaryArray:
+def _bytes_by_shape(shapes: Array, made: Callable[[int], bytes]) -> pa.BinaryArray:
     """Return `made(shape)` for each shape, computed once per distinct shape."""
     distinct = pa.array(shapes).dictionary_encode()
     return pa.array([made(each) for each in distinct.dictionary.to_pylist()], pa.binary()).take(
@@ -315,15 +321,15 @@ def _chosen(shapes: Array, made: Callable[[int], bytes]) -> pa.BinaryArray:
     )
 
 
-def _head(number: int, shape: int) -> bytes:
-    if shape == _NOTHING:
+def _field_header(number: int, shape: int) -> bytes:
+    if shape == _NULL_SHAPE:
         return b""
     length, text = divmod(shape - 1, 2)
     packed = pack("x" * length if text else bytes(length))
     return pack(number) + packed[: len(packed) - length]
 
 
-def _rewritten(
+def _rewrite_rows(
     column: pa.BinaryArray,
     rows: Array,
     old: pa.BinaryArray,
@@ -343,25 +349,25 @@ def _rewritten(
             if not same:
                 fields.pop(number, None)
                 fields.update({number: value.as_py()} if value.is_valid else {})
-        made.append(pack(dict(sorted(fields.items(), key=_order))) if fields else None)
+        made.append(pack(dict(sorted(fields.items(), key=_field_order))) if fields else None)
     mask = np.zeros(len(column), dtype=bool)
     mask[rows] = True
     return pc.replace_with_mask(column, pa.array(mask), pa.array(made, pa.binary()))
 
 
-def _order(field: tuple[Any, Any]) -> tuple[int, int]:
+def _field_order(field: tuple[Any, Any]) -> tuple[int, int]:
     """Sort key of a field: numbers first, ascending; unknown names keep their order after them."""
     name = field[0]
     return (0, name) if isinstance(name, int) else (1, 0)
 
 
-def _sized(attributes: pa.BinaryArray) -> pa.BinaryArray:
+def _with_size(attributes: pa.BinaryArray) -> pa.BinaryArray:
     lengths = pc.binary_length(attributes).fill_null(0).to_numpy().astype(">u4")
     sizes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(attributes), [None, pa.py_buffer(lengths)])
     return pc.binary_join_element_wise(sizes.cast(pa.binary()), attributes, b"").fill_null(b"")
 
 
-def _hashes(tags: pa.StringArray) -> Array:
+def _tag_hashes(tags: pa.StringArray) -> Array:
     distinct = tags.dictionary_encode()
     hashes = pa.array([tag_hash(each) for each in distinct.dictionary.to_pylist()], pa.uint32())
     found: Array = hashes.take(distinct.indices).fill_null(0).to_numpy(zero_copy_only=False)
@@ -373,7 +379,7 @@ def _without_empty(tags: pa.StringArray) -> pa.StringArray:
     return pc.if_else(pc.equal(tags, ""), pa.scalar(None, pa.string()), tags)
 
 
-def _same(new: pa.Array, old: pa.Array) -> Array:
+def _equal_rows(new: pa.Array, old: pa.Array) -> Array:
     """Return where both columns have the same bytes or both are null."""
     if new is old:
         return np.ones(len(new), dtype=bool)
@@ -383,7 +389,7 @@ def _same(new: pa.Array, old: pa.Array) -> Array:
     return found
 
 
-def _checked(name: str, column: pa.Array, most: int) -> pa.Array:
+def _require_valid(name: str, column: pa.Array, most: int) -> pa.Array:
     """Check length and UTF-8 of all values; return the column.
 
     Raises: BadRequest, MessageTooLarge with the row.

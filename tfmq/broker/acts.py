@@ -15,27 +15,27 @@ from tfmq.protocol import commands
 
 log = logging.getLogger("tfmq.broker")
 
-RESULT_SHOWN: Final = 1000
+RESULT_CHARACTERS_MAX: Final = 1000
 """Characters of a result that are logged."""
 
 
-class Act(NamedTuple):
+class LoggedCommand(NamedTuple):
     """How one command is told. `done`: what the reply's fields say. With `operator` only what an operator's client
     asked for is told: programs do the same as their daily work. `refused`: what is said of an error instead of its
     sentence, "" for the sentence.
     """
 
-    what: Callable[[Any], str]
-    done: Callable[..., str] = lambda *fields: "done"
-    operator: bool = False
+    describe_request: Callable[[Any], str]
+    describe_result: Callable[..., str] = lambda *fields: "done"
+    operator_only: bool = False
     refused: Callable[[Any, BaseException], str] = lambda asked, error: ""
 
 
-class Recorded:
+class LoggingReply:
     """Wrapper around a `Reply` that logs the result before it is sent."""
 
-    def __init__(self, reply: Reply, session: Session, act: Act, request: Any) -> None:
-        self._reply, self._session, self._act, self._request = reply, session, act, request
+    def __init__(self, reply: Reply, session: Session, command: LoggedCommand, request: Any) -> None:
+        self._reply, self._session, self._command, self._request = reply, session, command, request
 
     @property
     def correlation(self) -> int:
@@ -45,29 +45,34 @@ class Recorded:
         self._reply.body_done()
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
-        self._log(self._act.done(*fields))
+        self._log(self._command.describe_result(*fields))
         self._reply.ok(*fields, body=body)
 
     def error(self, error: BaseException) -> None:
         known = isinstance(error, TfmqError) and error.outcome == NOT_DONE
-        sentence = self._act.refused(self._request, error) or error
+        sentence = self._command.refused(self._request, error) or error
         self._log(f"{'not done' if known else 'failed, outcome unknown'}: {sentence}")
         self._reply.error(error)
 
     def _log(self, result: str) -> None:
         # An error sentence may quote the request: a line break in it would forge a log line.
-        result = "".join(letter if letter.isprintable() else "?" for letter in result[:RESULT_SHOWN])
-        log.info("%s, asked by %s: %s", self._act.what(self._request), self._session.identity, result)
+        result = "".join(letter if letter.isprintable() else "?" for letter in result[:RESULT_CHARACTERS_MAX])
+        log.info(
+            "%s, asked by %s: %s",
+            self._command.describe_request(self._request),
+            self._session.identity,
+            result,
+        )
 
 
-def recorded(method: Callable[[Any, Any, Body, Reply, Session], None]) -> Any:
+def log_command(method: Callable[[Any, Any, Body, Reply, Session], None]) -> Any:
     """Decorate a command method so that each call is logged as `LOGGED_COMMANDS` says."""
 
     @wraps(method)
     def command(self: Any, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        act = ACTS[type(request)]
-        if session.operator or not act.operator:
-            reply = Recorded(reply, session, act, request)
+        act = LOGGED_COMMANDS[type(request)]
+        if session.operator or not act.operator_only:
+            reply = LoggingReply(reply, session, act, request)
         method(self, request, body, reply, session)
 
     return command
@@ -86,42 +91,42 @@ def _without_topic(asked: commands.AddSchedule, error: BaseException) -> str:
     )
 
 
-def _schedule(word: str) -> Act:
-    return Act(lambda asked: f"{word} schedule {asked.name}")
+def _schedule_command(word: str) -> LoggedCommand:
+    return LoggedCommand(lambda asked: f"{word} schedule {asked.name}")
 
 
-ACTS: Final[dict[type[Any], Act]] = {
-    commands.CreateTopic: Act(
+LOGGED_COMMANDS: Final[dict[type[Any], LoggedCommand]] = {
+    commands.CreateTopic: LoggedCommand(
         lambda asked: f"create topic {asked.topic}",
         lambda incarnation, partitions: f"done, {partitions} partitions",
     ),
-    commands.GrowTopic: Act(
+    commands.GrowTopic: LoggedCommand(
         lambda asked: f"grow topic {asked.topic} to {asked.partitions} partitions",
         lambda partitions: f"done, {partitions} partitions",
     ),
-    commands.DeleteTopic: Act(
+    commands.DeleteTopic: LoggedCommand(
         lambda asked: f"delete topic {asked.topic}",
         lambda deleted: "done" if deleted else "not done: there is none, or not of that incarnation",
     ),
-    commands.SetTopic: Act(
+    commands.SetTopic: LoggedCommand(
         lambda asked: f"set topic {asked.topic}",
         lambda settings: f"done, its own settings are {settings}",
     ),
-    commands.ResumePartition: Act(
+    commands.ResumePartition: LoggedCommand(
         lambda asked: f"resume {asked.topic}-{asked.partition}", lambda state: f"it is {state}"
     ),
-    commands.Truncate: Act(
+    commands.Truncate: LoggedCommand(
         lambda asked: f"truncate {asked.topic}-{asked.partition} before offset {asked.before_offset}",
         lambda first: f"done, it begins at offset {first}",
     ),
-    commands.ResetGroup: Act(
+    commands.ResetGroup: LoggedCommand(
         lambda asked: f"reset group {asked.group}", lambda committed: f"done, {committed} offsets"
     ),
-    commands.DeleteGroup: Act(
+    commands.DeleteGroup: LoggedCommand(
         lambda asked: f"delete group {asked.group}",
         lambda deleted: "done" if deleted else "not done: there is none",
     ),
-    commands.CommitTransaction: Act(
+    commands.CommitTransaction: LoggedCommand(
         lambda asked: (
             f"commit {'what is left of ' if asked.force else ''}transaction {asked.xid!r} of epoch {asked.epoch}"
             f"{_heuristic(asked)}"
@@ -129,47 +134,47 @@ ACTS: Final[dict[type[Any], Act]] = {
         lambda state, dropped, offsets, delayed, lost: (
             state + (f", {lost} messages are lost" if lost else "")
         ),
-        operator=True,
+        operator_only=True,
     ),
-    commands.RollbackTransaction: Act(
+    commands.RollbackTransaction: LoggedCommand(
         lambda asked: f"roll back transaction {asked.xid!r} of epoch {asked.epoch}{_heuristic(asked)}",
         lambda state: state,
-        operator=True,
+        operator_only=True,
     ),
-    commands.ForgetTransaction: Act(
+    commands.ForgetTransaction: LoggedCommand(
         lambda asked: f"forget transaction {asked.xid!r} of epoch {asked.epoch}",
         lambda forgotten: "done" if forgotten else "not done: nothing of it was remembered",
     ),
-    commands.CommitGroup: Act(
+    commands.CommitGroup: LoggedCommand(
         lambda asked: f"commit sequence {asked.sequence} of commit group {asked.group}",
         lambda state, *more: state,
-        operator=True,
+        operator_only=True,
     ),
-    commands.AbortCommitGroup: Act(
+    commands.AbortCommitGroup: LoggedCommand(
         lambda asked: f"abort sequence {asked.sequence} of commit group {asked.group}",
         lambda state: state,
-        operator=True,
+        operator_only=True,
     ),
-    commands.ForgetCommitGroup: Act(
+    commands.ForgetCommitGroup: LoggedCommand(
         lambda asked: f"forget commit group {asked.group}",
         lambda forgotten: "done" if forgotten else "not done: there is none",
     ),
-    commands.CancelDelayed: Act(
-        lambda asked: f"cancel delayed message {asked.handle!r}", lambda state: state, operator=True
+    commands.CancelDelayed: LoggedCommand(
+        lambda asked: f"cancel delayed message {asked.handle!r}", lambda state: state, operator_only=True
     ),
-    commands.RescheduleDelayed: Act(
+    commands.RescheduleDelayed: LoggedCommand(
         lambda asked: f"reschedule delayed message {asked.handle!r}",
         lambda state, handle: f"{state} {handle}".rstrip(),
-        operator=True,
+        operator_only=True,
     ),
-    commands.AddSchedule: Act(
+    commands.AddSchedule: LoggedCommand(
         lambda asked: f"add schedule {asked.name} for topic {asked.topic}",
         lambda schedule, made: "done" if made else "it is there already",
         refused=_without_topic,
     ),
-    commands.PauseSchedule: _schedule("pause"),
-    commands.ResumeSchedule: _schedule("resume"),
-    commands.RemoveSchedule: Act(
+    commands.PauseSchedule: _schedule_command("pause"),
+    commands.ResumeSchedule: _schedule_command("resume"),
+    commands.RemoveSchedule: LoggedCommand(
         lambda asked: f"remove schedule {asked.name}",
         lambda removed: "done" if removed else "not done: there is none",
     ),

@@ -13,13 +13,13 @@ from typing import Any, Final
 from tfmq.broker.reply import Run, Session
 from tfmq.errors import Busy
 
-WAITING_MAX: Final = 100_000
+QUEUED_JOBS_MAX: Final = 100_000
 """Each queued job takes a few hundred bytes, and the client that asked for it may have disconnected."""
 
-Waiting = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
+QueuedJob = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 
 
-class Lane:
+class BoundedExecutor:
     """A `Run` that uses at most `at_once` workers of another `Run`.
 
     Slow jobs that clients ask for therefore cannot delay fsyncs and segment rolls. Jobs above that number are queued
@@ -27,55 +27,55 @@ class Lane:
     `queued_max` jobs are queued, the next one fails immediately with `Busy`.
     """
 
-    def __init__(self, run: Run, at_once: int, waiting_max: int = WAITING_MAX) -> None:
+    def __init__(self, run: Run, at_once: int, queued_max: int = QUEUED_JOBS_MAX) -> None:
         self._run = run
         self._free = at_once
-        self._waiting_max = waiting_max
-        self._waiting: dict[object, deque[Waiting]] = {}
-        self._count = 0
+        self._queued_max = queued_max
+        self._queues: dict[object, deque[QueuedJob]] = {}
+        self._queued = 0
 
     def run(
         self,
         work: Callable[[], Any],
         done: Callable[[Any, BaseException | None], None],
-        who: object = None,
+        caller: object = None,
     ) -> None:
         """Run `work` in a worker, then call `done(result, error)`.
 
         `caller` identifies the queue for round-robin.
         """
         if self._free:
-            self._begin(work, done)
-        elif self._count >= self._waiting_max:
+            self._start(work, done)
+        elif self._queued >= self._queued_max:
             done(None, Busy())
         else:
-            self._count += 1
-            self._waiting.setdefault(who, deque()).append((work, done))
+            self._queued += 1
+            self._queues.setdefault(caller, deque()).append((work, done))
 
-    def _begin(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def _start(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self._free -= 1
-        self._run(work, partial(self._ended, done))
+        self._run(work, partial(self._job_done, done))
 
-    def _ended(
+    def _job_done(
         self, done: Callable[[Any, BaseException | None], None], result: Any, error: BaseException | None
     ) -> None:
         self._free += 1
-        while self._free and self._waiting:
-            who = next(iter(self._waiting))
-            line = self._waiting.pop(who)
+        while self._free and self._queues:
+            who = next(iter(self._queues))
+            line = self._queues.pop(who)
             first = line.popleft()
-            self._count -= 1
+            self._queued -= 1
             if line:
-                self._waiting[who] = line
-            self._begin(*first)
+                self._queues[who] = line
+            self._start(*first)
         done(result, error)
 
 
-RESUME_PART = 2
+RESUME_FRACTION = 2
 """A paused session is resumed when half of its limit is free again, to avoid rapid toggling at the limit."""
 
 
-class Share:
+class SessionUsage:
     """Pending bytes of one session, and whether the session is paused."""
 
     __slots__ = ("bytes", "paused")
@@ -85,7 +85,7 @@ class Share:
         self.paused = False
 
 
-class Quotas:
+class Backpressure:
     """Limits on pending bytes and requests, per session and for the whole broker.
 
     A session above its own limit is paused: its unread bytes stay in its socket. Above the broker's limit a request
@@ -95,40 +95,42 @@ class Quotas:
 
     def __init__(self, limits: Mapping[str, int]) -> None:
         self.set_limits(limits)
-        self.bytes = 0
-        self.requests = 0
-        self._shares: dict[Session, Share] = {}
+        self.pending_bytes = 0
+        self.pending_requests = 0
+        self._usage: dict[Session, SessionUsage] = {}
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
         """Replace the limits. Requests that are already pending may exceed them."""
-        self.bytes_max = limits["pending_bytes"]
+        self.pending_bytes_max = limits["pending_bytes"]
         self.session_bytes_max = limits["pending_bytes_per_session"]
-        self.requests_max = limits["pending_requests"]
+        self.pending_requests_max = limits["pending_requests"]
 
-    def take(self, session: Session, size_bytes: int) -> None:
+    def acquire(self, session: Session, size_bytes: int) -> None:
         """Count one more pending request. Raises Busy if the broker has no room for it."""
-        if self.requests >= self.requests_max or (self.bytes and self.bytes + size_bytes > self.bytes_max):
+        if self.pending_requests >= self.pending_requests_max or (
+            self.pending_bytes and self.pending_bytes + size_bytes > self.pending_bytes_max
+        ):
             raise Busy(
                 "The broker waits for its disk and accepts no more requests for now. Wait a little and try again."
             )
-        share = self._shares.get(session)
+        share = self._usage.get(session)
         if share is None:
-            share = self._shares[session] = Share()
-        self.bytes += size_bytes
-        self.requests += 1
+            share = self._usage[session] = SessionUsage()
+        self.pending_bytes += size_bytes
+        self.pending_requests += 1
         share.bytes += size_bytes
         if share.bytes >= self.session_bytes_max and not share.paused:
             share.paused = True
             session.pause()
 
-    def give(self, session: Session, size_bytes: int) -> None:
+    def release(self, session: Session, size_bytes: int) -> None:
         """Release a request of `size_bytes` after its reply."""
-        self.bytes -= size_bytes
-        self.requests -= 1
-        share = self._shares[session]
+        self.pending_bytes -= size_bytes
+        self.pending_requests -= 1
+        share = self._usage[session]
         share.bytes -= size_bytes
-        if share.paused and share.bytes * RESUME_PART <= self.session_bytes_max:
+        if share.paused and share.bytes * RESUME_FRACTION <= self.session_bytes_max:
             share.paused = False
             session.resume()
         if not share.bytes:
-            del self._shares[session]
+            del self._usage[session]

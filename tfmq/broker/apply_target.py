@@ -15,22 +15,22 @@ from tfmq.apply_target import (
     ARRIVALS_KEY,
     OFFSETS_KEY,
     Append,
-    Applied,
+    AppendDelayed,
+    AppendResult,
+    AppliedCallback,
     CommitOffsets,
+    DurableCallback,
     Effect,
-    Forced,
-    GroupPlaces,
-    Mark,
-    Schedule,
-    SourceName,
+    GroupPositions,
+    SourceId,
 )
 from tfmq.broker import reply
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.catalog_state import DELETING
-from tfmq.broker.groups.offset_commands import GroupOffsets
-from tfmq.broker.groups.offsets import OffsetEffects, OffsetLocks
-from tfmq.broker.partition import GONE, EffectWork, Partition, Work
-from tfmq.broker.produce import Writes
+from tfmq.broker.groups.offset_commands import OffsetCommands
+from tfmq.broker.groups.offsets import OffsetLocks, TransactionOffsetQueue
+from tfmq.broker.partition import TOPIC_DELETED, EffectAppend, Partition, PendingAppend
+from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.reply import Session
 from tfmq.broker.topics import Topics
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, MessageTooLarge, StorageStopped, TfmqError, UnknownTopic
@@ -39,22 +39,22 @@ from tfmq.protocol.commands import TransactionOffsets
 OFFSETS_NAME: Final = "the offsets of groups"
 ARRIVALS_NAME: Final = "the delayed messages"
 
-SLICE_BYTES: Final = 256 << 10
+TRANSACTION_APPEND_BYTES: Final = 256 << 10
 """Maximum size of one append of a transaction, unless a single batch is larger: other appends wait for it."""
 
 
-class DelayedTarget(Protocol):
+class DelayedAppends(Protocol):
     """The part of `tfmq.broker.delay_commands.DelayCommands` that effects need."""
 
     @property
     def partition(self) -> Partition: ...
 
-    def work(self, effect: Schedule, done: Applied) -> Work:
+    def pending_append(self, effect: AppendDelayed, done: AppliedCallback) -> PendingAppend:
         """Return the queued append that writes `effect` exactly once."""
         ...
 
 
-class BrokerDestination:
+class BrokerApplyTarget:
     """Apply target for decided transactions and schedules. `Destination` specifies each method."""
 
     def __init__(
@@ -64,81 +64,81 @@ class BrokerDestination:
         data: str,
         topics: Topics,
         catalog: Catalog,
-        writes: Writes,
-        offset_effects: OffsetEffects,
+        writes: ProduceHandler,
+        offset_effects: TransactionOffsetQueue,
         locks: OffsetLocks,
-        group_offsets: GroupOffsets,
+        group_offsets: OffsetCommands,
     ) -> None:
         self._disk, self._data = disk, data
         self._topics, self._catalog, self._writes = topics, catalog, writes
         self._offset_effects, self._locks = offset_effects, locks
         self._group_offsets = group_offsets
         self._reserved_bytes = 0
-        self.delayed: DelayedTarget | None = None
+        self.delayed: DelayedAppends | None = None
         """Target of delayed messages; set when the arrival log is opened, after the partitions."""
 
     # Disk space
 
-    def check(self, key: int, size_bytes: int) -> None:
-        stopped = self._catalog.log.stopped if key == OFFSETS_KEY else self._partition(key).log.stopped
+    def check_space(self, key: int, size_bytes: int) -> None:
+        stopped = self._catalog.log.stopped if key == OFFSETS_KEY else self._open_partition(key).log.stopped
         if stopped is not None:
             error = StorageStopped(reason=stopped, outcome=NOT_DONE)
-            raise reply.of_arrivals(error) if key == ARRIVALS_KEY else error
+            raise reply.arrival_log_error(error) if key == ARRIVALS_KEY else error
         if self._reserved_bytes + size_bytes > self._disk.free_space(self._data):
             raise DiskFull()
 
-    def reserve(self, size_bytes: int) -> None:
+    def reserve_bytes(self, size_bytes: int) -> None:
         self._reserved_bytes += size_bytes
 
-    def release(self, size_bytes: int) -> None:
+    def release_bytes(self, size_bytes: int) -> None:
         self._reserved_bytes -= size_bytes
 
     # Targets
 
-    def name(self, key: int) -> str | None:
+    def display_name(self, key: int) -> str | None:
         if key == OFFSETS_KEY:
             return OFFSETS_NAME
         if key == ARRIVALS_KEY:
             return ARRIVALS_NAME
         incarnation, number = split_id(key)
-        row = None if self._gone(incarnation) else self._catalog.register.topics.get(incarnation)
+        row = None if self._is_deleted(incarnation) else self._catalog.state.topics.get(incarnation)
         return None if row is None else f"{row.name}-{number}"
 
-    def _gone(self, incarnation: int) -> bool:
+    def _is_deleted(self, incarnation: int) -> bool:
         """Return whether the topic is deleted or being deleted. An incarnation is never reused."""
-        row = self._catalog.register.topics.get(incarnation)
+        row = self._catalog.state.topics.get(incarnation)
         return row is None or (row.state == DELETING and self._topics.by_incarnation(incarnation) is None)
 
-    def _partition(self, key: int) -> Partition:
+    def _open_partition(self, key: int) -> Partition:
         """Return the open partition.
 
         Raises UnknownTopic if it was deleted, StorageStopped if it is not open.
         """
-        partition = self._find(key)
+        partition = self._find_partition(key)
         if partition is not None:
             return partition
         incarnation = split_id(key)[0]
-        if key != ARRIVALS_KEY and self._gone(incarnation):
-            raise UnknownTopic(GONE.format(name=f"of incarnation {incarnation}"))
-        raise StorageStopped(f"The partition {self.name(key)} could not be opened.", outcome=NOT_DONE)
+        if key != ARRIVALS_KEY and self._is_deleted(incarnation):
+            raise UnknownTopic(TOPIC_DELETED.format(name=f"of incarnation {incarnation}"))
+        raise StorageStopped(f"The partition {self.display_name(key)} could not be opened.", outcome=NOT_DONE)
 
-    def _find(self, key: int) -> Partition | None:
+    def _find_partition(self, key: int) -> Partition | None:
         if key == ARRIVALS_KEY:
             return None if self.delayed is None else self.delayed.partition
         return self._topics.find_partition(*split_id(key))
 
-    def applied(self, key: int, source: SourceName) -> tuple[int, int] | None:
+    def last_applied(self, key: int, source: SourceId) -> tuple[int, int] | None:
         kind, source_id = source
         if key == OFFSETS_KEY:
-            return self._catalog.register.applied.get(source_id) if kind == SOURCE_TRANSACTION else None
-        partition = self._find(key)
+            return self._catalog.state.applied_lsns.get(source_id) if kind == SOURCE_TRANSACTION else None
+        partition = self._find_partition(key)
         return None if partition is None else partition.log.applied(kind, source_id)
 
-    def settled(self, key: int, source: SourceName) -> tuple[int, int] | None:
+    def last_durable(self, key: int, source: SourceId) -> tuple[int, int] | None:
         if key == OFFSETS_KEY:
             log = self._catalog.log
-            return None if log.stopped is not None or log.waits_for_space else self.applied(key, source)
-        partition = self._find(key)
+            return None if log.stopped is not None or log.waits_for_space else self.last_applied(key, source)
+        partition = self._find_partition(key)
         return None if partition is None else partition.log.settled(*source)
 
     def check_batch(self, partition: Partition, batch: Batch) -> None:
@@ -152,51 +152,59 @@ class BrokerDestination:
             raise MessageTooLarge(size_bytes=size, max_bytes=most)
         partition.log.check(batch)
 
-    def slice_bytes(self, key: int) -> int:
+    def append_bytes_max(self, key: int) -> int:
         """Return the maximum bytes of records for one `Append` to `key`."""
-        partition = self._find(key)
-        return SLICE_BYTES if partition is None else min(SLICE_BYTES, partition.append_bytes_max)
+        partition = self._find_partition(key)
+        return (
+            TRANSACTION_APPEND_BYTES
+            if partition is None
+            else min(TRANSACTION_APPEND_BYTES, partition.append_bytes_max)
+        )
 
     # Effects
 
-    def apply(self, effect: Effect, done: Applied) -> None:
+    def apply(self, effect: Effect, done: AppliedCallback) -> None:
         if isinstance(effect, CommitOffsets):
-            self._offset_effects.put(effect, done)
+            self._offset_effects.enqueue(effect, done)
             return
         try:
-            partition = self._partition(effect.key)
+            partition = self._open_partition(effect.key)
         except TfmqError as error:
             done(None, error)
             return
         if isinstance(effect, Append):
-            self._writes.put(partition, EffectWork(effect, done))
+            self._writes.enqueue(partition, EffectAppend(effect, done))
         elif self.delayed is not None:
-            self._writes.put(partition, self.delayed.work(effect, done))
+            self._writes.enqueue(partition, self.delayed.pending_append(effect, done))
 
-    def hold(self, key: int, source: SourceName) -> None:
+    def begin_exclusive(self, key: int, source: SourceId) -> None:
         partition = self._topics.find_partition(*split_id(key))
         if partition is not None:
-            partition.hold(source)
+            partition.begin_exclusive(source)
 
-    def unhold(self, key: int) -> None:
+    def end_exclusive(self, key: int) -> None:
         partition = self._topics.find_partition(*split_id(key))
         if partition is not None:
-            self._writes.unhold(partition)
+            self._writes.end_exclusive(partition)
 
     # Durability
 
-    def forced(self, mark: Mark) -> bool:
+    def is_durable(self, mark: AppendResult) -> bool:
         if mark.key == OFFSETS_KEY:
-            return _forced(self._catalog.log, mark.end)
-        partition = self._find(mark.key)
-        return self._gone(split_id(mark.key)[0]) if partition is None else _forced(partition.log, mark.end)
+            return _is_durable(self._catalog.log, mark.end)
+        partition = self._find_partition(mark.key)
+        return (
+            self._is_deleted(split_id(mark.key)[0])
+            if partition is None
+            else _is_durable(partition.log, mark.end)
+        )
 
-    def when_forced(self, mark: Mark, done: Forced) -> None:
+    def fsync_to(self, mark: AppendResult, done: DurableCallback) -> None:
         if mark.key == OFFSETS_KEY:
-            self._catalog.when_forced(done, mark.end)
+            self._catalog.when_durable(done, mark.end)
             return
         try:
-            partition = self._partition(mark.key)
+            partition = self._open_partition(mark.key)
         except UnknownTopic:
             done(None)
             return
@@ -205,33 +213,33 @@ class BrokerDestination:
             return
         if mark.end > partition.log.end_offset:
             # The resume of the partition truncated it. `applied` returns what is left.
-            done(StorageStopped(f"The end of {self.name(mark.key)} was lost.", outcome=UNKNOWN))
+            done(StorageStopped(f"The end of {self.display_name(mark.key)} was lost.", outcome=UNKNOWN))
             return
 
         def forced(error: BaseException | None) -> None:
-            gone = isinstance(error, UnknownTopic) and partition.gone
+            gone = isinstance(error, UnknownTopic) and partition.deleted
             done(None if error is None or gone else reply.client_error(error, UNKNOWN))
 
-        partition.when_forced(mark.end, forced)
+        partition.when_durable(mark.end, forced)
 
     # Group offsets
 
-    def check_offsets(self, rows: Sequence[TransactionOffsets], session: Session) -> list[GroupPlaces]:
+    def check_offsets(self, rows: Sequence[TransactionOffsets], session: Session) -> list[GroupPositions]:
         found = []
         for row in rows:
-            places = self._group_offsets.places(row.group, row.member, row.generation, row.offsets)
+            places = self._group_offsets.transaction_rows(row.group, row.member, row.generation, row.offsets)
             if places:
-                found.append(GroupPlaces(row.group, row.generation, places))
+                found.append(GroupPositions(row.group, row.generation, places))
         return found
 
-    def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPlaces]) -> None:
+    def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:
         self._locks.lock(epoch, xid, groups)
 
     def unlock_offsets(self, epoch: int) -> None:
         self._locks.unlock(epoch)
 
 
-def _forced(log: Log, end: int) -> bool:
+def _is_durable(log: Log, end: int) -> bool:
     """Return whether the log is durable up to `end`."""
     # While recovery waits for disk space, `Log.applied` includes appends after the end, which may still be lost.
     return end <= log.forced_offset and not (log.waits_for_space and end >= log.end_offset)

@@ -14,48 +14,48 @@ from journal.clock import Clock
 from journal.disk import Disk, File, Lock
 from journal.errors import JournalError
 from journal.filenames import join
-from journal.fsync import Forceable, Forcer, Waiter
-from journal.linux_aio import Begin, Flight, Landed
+from journal.fsync import Forcer, FsyncTarget, Waiter
+from journal.linux_aio import AioFsync, FsyncCallback, StartFsync
 from journal.log.log import Log
 from journal.log.segments import LogOptions
 from journal.record.format import HEADER_SIZE
 from tfmq.broker import log_offsets
-from tfmq.broker.admission import Lane, Quotas
-from tfmq.broker.apply_target import BrokerDestination
-from tfmq.broker.catalog import Catalog, Leases
+from tfmq.broker.admission import Backpressure, BoundedExecutor
+from tfmq.broker.apply_target import BrokerApplyTarget
+from tfmq.broker.catalog import Catalog, IdAllocator
 from tfmq.broker.catalog_state import TopicRow
-from tfmq.broker.delay_commands import Delay
-from tfmq.broker.fetch import Polls
-from tfmq.broker.groups.coordinator import Groups
-from tfmq.broker.groups.offset_commands import GroupOffsets
-from tfmq.broker.groups.offsets import OffsetEffects, OffsetLocks, Offsets
+from tfmq.broker.delay_commands import DelayCommands
+from tfmq.broker.fetch import FetchHandler
+from tfmq.broker.groups.coordinator import GroupCoordinator
+from tfmq.broker.groups.offset_commands import OffsetCommands
+from tfmq.broker.groups.offsets import GroupOffsetStore, OffsetLocks, TransactionOffsetQueue
 from tfmq.broker.log_offsets import Retention
 from tfmq.broker.partition import Partition
-from tfmq.broker.partition_dirs import Folders, Opened
-from tfmq.broker.produce import Writes
-from tfmq.broker.producer_state import Producers
-from tfmq.broker.reply import STOPPING, Randomness, Reply, Run, Session, not_done
+from tfmq.broker.partition_dirs import OpenedPartition, PartitionDirs
+from tfmq.broker.produce import ProduceHandler
+from tfmq.broker.producer_state import ProducerState
+from tfmq.broker.reply import STOPPING, Randomness, Reply, Run, Session, not_done_error
 from tfmq.broker.reserve import FullDiskLog
-from tfmq.broker.schedule_commands import Schedules
+from tfmq.broker.schedule_commands import ScheduleCommands
 from tfmq.broker.timers import Timers
-from tfmq.broker.topic_admin import FIXED, TopicChanges
-from tfmq.broker.topics import Topic, Topics, describe_topic, state_of, why_stopped
-from tfmq.broker.transaction_commands import Transactions
+from tfmq.broker.topic_admin import CREATION_ONLY_KEY, TopicAdmin
+from tfmq.broker.topics import Topic, Topics, describe_topic, partition_state, stop_reason
+from tfmq.broker.transaction_commands import TransactionCommands
 from tfmq.config import DEFAULT, Config
 from tfmq.errors import Busy
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds, Locate
 from tfmq.settings import TOPIC_KEYS
-from tfmq.transaction.coordinator import TransactionHandler
-from tfmq.transaction.store import JournalTransactionStore
+from tfmq.transaction.coordinator import TransactionCoordinator
+from tfmq.transaction.store import TransactionStore
 
 log = logging.getLogger("tfmq.broker")
 
-READS_AT_ONCE: Final = 3
-CHORES_AT_ONCE: Final = 2
+READ_WORKERS: Final = 3
+TOPIC_WORKERS: Final = 2
 """Workers for reads and for topic changes. The server has more workers, for fsyncs and segment rolls."""
 
 
-class House:
+class Broker:
     """All components of the broker.
 
     `startup` sets the attributes from `lock` on, which need the disk.
@@ -65,8 +65,8 @@ class House:
     node: str
     forcer: Forcer
     catalog: Catalog
-    delay: Delay
-    transactions: Transactions
+    delay_commands: DelayCommands
+    transaction_commands: TransactionCommands
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class House:
         clock: Clock,
         run: Run,
         randomness: Randomness,
-        begin_force: Begin | None = None,
+        begin_force: StartFsync | None = None,
     ) -> None:
         self.config, self.disk, self.clock, self.randomness = config, disk, clock, randomness
         self.data = config.server.data
@@ -84,129 +84,131 @@ class House:
         """Shared with the components as one mutable mapping, so that a changed limit takes effect everywhere."""
         self.timers = Timers(clock)
         self.full_disk = FullDiskLog(self.timers)
-        self.quotas = Quotas(self.limits)
-        self.jobs = 0
+        self.backpressure = Backpressure(self.limits)
+        self.running_jobs = 0
         self.started = clock.monotonic()
-        self.open = False
-        self.starting = True
+        self.is_open = False
+        self.is_starting = True
         """No turns run yet: worker jobs, and what would complete in a later turn, run immediately."""
-        self.strangers: list[str] = []
-        self.begin_force = None if begin_force is None else partial(self._begin, begin_force)
+        self.unknown_folders: list[str] = []
+        self.begin_force = None if begin_force is None else partial(self._start_fsync, begin_force)
         self._run = run
         self._stopped: Callable[[], None] | None = None
 
-    def join(self) -> None:
+    def create_components(self) -> None:
         """Create the components that need the catalog."""
-        self.reads = Lane(self.run, READS_AT_ONCE)
-        self.chores = Lane(self.run, CHORES_AT_ONCE)
-        self.topics = Topics(self.catalog.register)
-        self.leases = Leases(self.catalog, self.clock)
-        self.folders = Folders(
+        self.read_executor = BoundedExecutor(self.run, READ_WORKERS)
+        self.topic_executor = BoundedExecutor(self.run, TOPIC_WORKERS)
+        self.topics = Topics(self.catalog.state)
+        self.id_allocator = IdAllocator(self.catalog, self.clock)
+        self.partition_dirs = PartitionDirs(
             disk=self.disk,
             data=self.data,
             clock=self.clock,
             options=self.log_options,
-            producers=self.producers,
-            partition=self._partition,
+            producers=self.new_producer_state,
+            partition=self._new_partition,
         )
-        self.changes = TopicChanges(
+        self.topic_admin = TopicAdmin(
             topics=self.topics,
             catalog=self.catalog,
-            leases=self.leases,
-            folders=self.folders,
-            run=self.chores.run,
+            leases=self.id_allocator,
+            folders=self.partition_dirs,
+            run=self.topic_executor.run,
             limits=self.limits,
             partitions_default=lambda name, own: self.settings(name, own)["topics.partitions"],
             auto_create=lambda: self.config.topics.auto_create,
-            gone=self._gone,
-            resumed=self._resumed,
-            made=self._made,
+            deleted=self._topic_deleted,
+            resumed=self._partition_resumed,
+            created=self._topic_created,
             apply=self.apply_settings,
-            fixed=self.fixed_settings,
+            configured=self.configured_settings,
         )
-        self.writes = Writes(
+        self.produce_handler = ProduceHandler(
             partition=self.topics.partition,
-            quotas=self.quotas,
+            quotas=self.backpressure,
             record_bytes_max=self.limits["message_bytes"] + self.limits["attribute_bytes"] + HEADER_SIZE,
-            run=self.reads.run,
+            run=self.read_executor.run,
             now_ms=self.clock.wall_ms,
-            lease=partial(self.leases.take, 1),
+            lease=partial(self.id_allocator.allocate, 1),
         )
-        self._join_readers()
+        self._create_readers()
 
-    def _join_readers(self) -> None:
+    def _create_readers(self) -> None:
         """Create the components that need topics: fetches, groups, apply target, schedules."""
-        self.polls = Polls(self.limits, topics=self.topics, timers=self.timers, reads=self.reads)
-        self.locks = OffsetLocks()
-        self.offsets = Offsets(
-            self.catalog, self.topics, self.reads.run, self.limits["group_offsets"], self.locks
+        self.fetches = FetchHandler(
+            self.limits, topics=self.topics, timers=self.timers, read_executor=self.read_executor
         )
-        self.groups = Groups(
+        self.offset_locks = OffsetLocks()
+        self.group_offset_store = GroupOffsetStore(
+            self.catalog, self.topics, self.read_executor.run, self.limits["group_offsets"], self.offset_locks
+        )
+        self.group_coordinator = GroupCoordinator(
             catalog=self.catalog,
-            offsets=self.offsets,
+            offsets=self.group_offset_store,
             topics=self.topics,
             timers=self.timers,
             randomness=self.randomness,
             limits=self.limits,
         )
-        self.group_offsets = GroupOffsets(self.groups, self.offsets, self.timers)
-        self.offset_effects = OffsetEffects(self.catalog)
-        self.destination = BrokerDestination(
+        self.offset_commands = OffsetCommands(self.group_coordinator, self.group_offset_store, self.timers)
+        self.transaction_offsets = TransactionOffsetQueue(self.catalog)
+        self.apply_target = BrokerApplyTarget(
             disk=self.disk,
             data=self.data,
             topics=self.topics,
             catalog=self.catalog,
-            writes=self.writes,
-            offset_effects=self.offset_effects,
-            locks=self.locks,
-            group_offsets=self.group_offsets,
+            writes=self.produce_handler,
+            offset_effects=self.transaction_offsets,
+            locks=self.offset_locks,
+            group_offsets=self.offset_commands,
         )
         self.retention = Retention(topics=self.topics, timers=self.timers, clock=self.clock)
-        self.schedules = Schedules(
+        self.schedule_commands = ScheduleCommands(
             catalog=self.catalog,
-            destination=self.destination,
+            destination=self.apply_target,
             topics=self.topics,
-            leases=self.leases,
+            leases=self.id_allocator,
             timers=self.timers,
             clock=self.clock,
-            run=self.chores.run,
+            run=self.topic_executor.run,
             limits=self.limits,
         )
 
-    def _made(self, topic: Topic) -> None:
-        self.schedules.topic_made(topic)
-        self.groups.topic_changed(topic.name)
-        self.polls.topic_changed(topic)
+    def _topic_created(self, topic: Topic) -> None:
+        self.schedule_commands.topic_created(topic)
+        self.group_coordinator.topic_changed(topic.name)
+        self.fetches.topic_changed(topic)
 
-    def _gone(self, incarnation: int) -> None:
-        self.groups.topic_changed(self.catalog.register.topics[incarnation].name)
-        self.transactions.handler.topic_gone(incarnation)
-        self.delay.queue.topic_gone(incarnation)
+    def _topic_deleted(self, incarnation: int) -> None:
+        self.group_coordinator.topic_changed(self.catalog.state.topics[incarnation].name)
+        self.transaction_commands.coordinator.topic_deleted(incarnation)
+        self.delay_commands.queue.topic_deleted(incarnation)
 
-    def _resumed(self, log_id: int) -> None:
-        self.transactions.handler.resumed(log_id)
-        self.delay.queue.resumed(log_id)
-        self.schedules.resumed(log_id)
+    def _partition_resumed(self, log_id: int) -> None:
+        self.transaction_commands.coordinator.target_resumed(log_id)
+        self.delay_commands.queue.target_resumed(log_id)
+        self.schedule_commands.partition_resumed(log_id)
 
-    def join_transactions(self, store: JournalTransactionStore) -> None:
+    def create_transactions(self, store: TransactionStore) -> None:
         """Create the components that need the transaction journal."""
-        handler = TransactionHandler(
+        handler = TransactionCoordinator(
             store,
-            self.destination,
+            self.apply_target,
             timers=self.timers,
             clock=self.clock,
             run=self.run,
             limits=self.limits,
             settings=self.transaction_settings,
         )
-        self.transactions = Transactions(
+        self.transaction_commands = TransactionCommands(
             handler=handler,
             store=store,
-            delay=self.delay,
-            destination=self.destination,
+            delay=self.delay_commands,
+            destination=self.apply_target,
             topics=self.topics,
-            writes=self.writes,
-            quotas=self.quotas,
+            writes=self.produce_handler,
+            quotas=self.backpressure,
             clock=self.clock,
         )
 
@@ -232,7 +234,7 @@ class House:
             retention_seconds=values["retention.seconds"],
             retention_bytes=values["retention.bytes"],
             retention_action="archive" if archive else "delete",
-            archive_folder=self.folders.archive_folder(name, number) if archive else None,
+            archive_folder=self.partition_dirs.archive_folder(name, number) if archive else None,
             state_bytes=values["log.state_bytes"],
             verify=values["log.verify"],
         )
@@ -255,7 +257,7 @@ class House:
         """Use another configuration. Only the keys that `tfmq.config.reloaded` allows may differ."""
         self.config = config
         self.limits.update(config.limits)
-        self.quotas.set_limits(self.limits)
+        self.backpressure.set_limits(self.limits)
         for topic in self.topics.all():
             self.apply_settings(topic)
 
@@ -272,22 +274,22 @@ class House:
                 if has_archives or options.archive_folder is None:
                     partition.set_options(options)
                 else:
-                    self._apply_with_archive(topic, partition, options.archive_folder)
+                    self._apply_after_archive(topic, partition, options.archive_folder)
 
-    def _apply_with_archive(self, topic: Topic, partition: Partition, folder: str) -> None:
+    def _apply_after_archive(self, topic: Topic, partition: Partition, folder: str) -> None:
         def made(result: Any, error: BaseException | None) -> None:
             if error is not None:
                 log.error(
                     "the settings of %s-%d stay as they were, its archive cannot be made: %s",
                     partition.name, partition.number, error,
                 )  # fmt: skip
-            elif not partition.gone:
+            elif not partition.deleted:
                 # Read the settings again: they may have changed while the folder was created.
                 partition.set_options(self.log_options(topic.name, partition.number, topic.settings))
 
-        self.chores.run(partial(self.folders.make_archive, folder), made)
+        self.topic_executor.run(partial(self.partition_dirs.create_archive, folder), made)
 
-    def fixed_settings(self, name: str) -> dict[str, str]:
+    def configured_settings(self, name: str) -> dict[str, str]:
         """Return the settings that the configuration fixes for a topic, each with its origin.
 
         They override its own.
@@ -299,31 +301,31 @@ class House:
 
     def effective_settings(self, topic: Topic) -> dict[str, list[Any]]:
         """Return the effective settings of a topic: key -> [value, origin]."""
-        values, fixed = self.settings(topic.name, topic.settings), self.fixed_settings(topic.name)
+        values, fixed = self.settings(topic.name, topic.settings), self.configured_settings(topic.name)
         found = {}
         for key in TOPIC_KEYS:
             origin = "topic" if key in topic.settings else self.config.origins.get(key, DEFAULT)
-            if key != FIXED:
+            if key != CREATION_ONLY_KEY:
                 found[key] = [values[key], fixed.get(key, origin)]
         return found
 
-    def producers(self) -> Producers:
+    def new_producer_state(self) -> ProducerState:
         """Create the producer state for one log."""
-        return Producers(
+        return ProducerState(
             remembered=self.limits["batches_remembered"],
-            streams_max=self.limits["producers_per_partition"],
+            entries_max=self.limits["producers_per_partition"],
             idle_ms=self.limits["producer_idle_seconds"] * 1000,
-            leased_ms=self.catalog.register.leased_ms,
+            leased_ms=self.catalog.state.lease_time_ms,
         )
 
-    def _partition(self, topic: TopicRow, opened: Opened) -> Partition:
+    def _new_partition(self, topic: TopicRow, opened: OpenedPartition) -> Partition:
         return Partition(
             topic.name,
             topic.incarnation,
             opened.number,
             opened.log,
             opened.producers,
-            force=self.want,
+            force=self.request_fsync,
             run=self.run,
             timers=self.timers,
             full_disk=self.full_disk,
@@ -334,96 +336,96 @@ class House:
 
     def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work` in a worker, and count it, so that a stop can wait for its end."""
-        self.jobs += 1
+        self.running_jobs += 1
 
         def ended(result: Any, error: BaseException | None) -> None:
-            self.jobs -= 1
+            self.running_jobs -= 1
             done(result, error)
 
-        (run_at_once if self.starting else self._run)(work, ended)
+        (run_immediately if self.is_starting else self._run)(work, ended)
 
-    def _begin(self, begin: Begin, file: File, landed: Landed) -> Flight | None:
+    def _start_fsync(self, begin: StartFsync, file: File, landed: FsyncCallback) -> AioFsync | None:
         """Start an fsync without a worker.
 
         Returns None during startup, when no completion could be received.
         """
-        return None if self.starting else begin(file, landed)
+        return None if self.is_starting else begin(file, landed)
 
-    def want(self, wanted: Forceable, offset: int, waiter: Waiter) -> None:
+    def request_fsync(self, wanted: FsyncTarget, offset: int, waiter: Waiter) -> None:
         """Request an fsync.
 
         It starts at the end of the turn, so that one covers all logs written in the turn.
         """
         self.forcer.want(wanted, offset, waiter, start=False)
 
-    def turn_ended(self) -> None:
+    def end_turn(self) -> None:
         """Write what is queued and start an fsync.
 
         Repeat until no component has work that can be done now.
         """
         busy = True
         while busy:
-            busy = self.transactions.handler.write()
-            busy = self.delay.queue.write() or busy
-            busy = self.offset_effects.write() or busy
-            busy = self.groups.balance() or busy
+            busy = self.transaction_commands.coordinator.write()
+            busy = self.delay_commands.queue.write() or busy
+            busy = self.transaction_offsets.write() or busy
+            busy = self.group_coordinator.balance() or busy
             busy = self.catalog.write() or busy
-            busy = self.writes.write() or busy
+            busy = self.produce_handler.write() or busy
             if not busy:
                 self.forcer.start()
-                busy = self._due()
+                busy = self._has_due_work()
         if self._stopped is not None:
-            self._try_stop()
+            self._stop_if_idle()
 
-    def _due(self) -> bool:
+    def _has_due_work(self) -> bool:
         return (
             self.catalog.due
-            or self.writes.due
-            or self.transactions.handler.due
-            or self.delay.queue.due
-            or self.offset_effects.due
-            or self.groups.due
+            or self.produce_handler.due
+            or self.transaction_commands.coordinator.due
+            or self.delay_commands.queue.due
+            or self.transaction_offsets.due
+            or self.group_coordinator.due
         )
 
     def require_open(self) -> None:
-        if not self.open:
+        if not self.is_open:
             raise Busy(STOPPING)
 
     # Commands that involve several components
 
-    def locate(self, request: Locate, reply: Reply, session: Session) -> None:
+    def locate_offset(self, request: Locate, reply: Reply, session: Session) -> None:
         partition = self.topics.partition(request.topic, request.incarnation, request.partition)
-        log_offsets.locate(request, partition, partial(self.reads.run, who=session), reply)
+        log_offsets.locate(request, partition, partial(self.read_executor.run, caller=session), reply)
 
-    def describe(self, request: DescribeTopic, reply: Reply, session: Session) -> None:
+    def describe_topic(self, request: DescribeTopic, reply: Reply, session: Session) -> None:
         """Answer DESCRIBE_TOPIC."""
         # In a worker, because the age of a partition's first record is read from the disk.
         topic = self.topics.topic(request.topic)
 
         def described(result: Any, error: BaseException | None) -> None:
             if error is not None:
-                reply.error(not_done(error))
+                reply.error(not_done_error(error))
             else:
                 reply.ok({**result, "effective": effective})
 
         effective = self.effective_settings(topic)
-        self.reads.run(partial(describe_topic, topic), described, session)
+        self.read_executor.run(partial(describe_topic, topic), described, session)
 
-    def lease(self, request: LeaseProducerIds, reply: Reply) -> None:
+    def lease_producer_ids(self, request: LeaseProducerIds, reply: Reply) -> None:
         def taken(first: int, error: BaseException | None) -> None:
             if error is not None:
-                reply.error(not_done(error))
+                reply.error(not_done_error(error))
             else:
                 reply.ok(first, request.count)
 
-        self.leases.take(request.count, taken)
+        self.id_allocator.allocate(request.count, taken)
 
     def status(self) -> dict[str, Any]:
         """Return the fields of STATUS.
 
         Counters start with the broker and count storage, not traffic.
         """
-        return status(self)
+        return broker_status(self)
 
     # Stopping
 
@@ -432,33 +434,33 @@ class House:
 
         `done()` is called when the logs are closed; see `RequestHandler.stop`.
         """
-        self.open = False
-        self.folders.stopping = True
+        self.is_open = False
+        self.partition_dirs.is_stopping = True
         self._stopped = done
-        self.polls.close()
-        self.groups.stop()
+        self.fetches.close()
+        self.group_coordinator.stop()
         self.retention.stop()
-        self.schedules.stop()
-        self.transactions.stop()
-        self.delay.stop()
-        self.turn_ended()
+        self.schedule_commands.stop()
+        self.transaction_commands.stop()
+        self.delay_commands.stop()
+        self.end_turn()
 
-    def _try_stop(self) -> None:
+    def _stop_if_idle(self) -> None:
         """Close the logs once no worker job, queue or fsync is pending."""
-        if self.jobs or not self.forcer.idle or self._stopped is None:
+        if self.running_jobs or not self.forcer.idle or self._stopped is None:
             return
-        if not self.transactions.stopped or not self.delay.stopped:
+        if not self.transaction_commands.stopped or not self.delay_commands.stopped:
             return
         done, self._stopped = self._stopped, None
         self._run(self._close_all, partial(self._closed, done))
 
     def _close_all(self) -> None:
         for partition in self.topics.partitions():
-            close(partition.log, f"{partition.name}-{partition.number}")
-        close(self.delay.partition.log, "the arrivals of delayed messages")
-        close(self.delay, "the buckets of delayed messages")
-        close(self.catalog.log, "the catalog")
-        close(self.transactions.store, "the transaction journal")
+            close_cleanly(partition.log, f"{partition.name}-{partition.number}")
+        close_cleanly(self.delay_commands.partition.log, "the arrivals of delayed messages")
+        close_cleanly(self.delay_commands, "the buckets of delayed messages")
+        close_cleanly(self.catalog.log, "the catalog")
+        close_cleanly(self.transaction_commands.store, "the transaction journal")
 
     def _closed(self, done: Callable[[], None], result: Any, error: BaseException | None) -> None:
         self.forcer.close()
@@ -468,7 +470,7 @@ class House:
         done()
 
 
-def run_at_once(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+def run_immediately(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
     """Run `work` immediately in this thread; a `Run` without workers."""
     try:
         result = work()
@@ -478,7 +480,7 @@ def run_at_once(work: Callable[[], Any], done: Callable[[Any, BaseException | No
         done(result, None)
 
 
-def close(closing: Log | Delay | JournalTransactionStore, name: str) -> None:
+def close_cleanly(closing: Log | DelayCommands | TransactionStore, name: str) -> None:
     """Close a log cleanly. If that fails, log the error: the next start recovers the log."""
     try:
         closing.close()
@@ -486,17 +488,17 @@ def close(closing: Log | Delay | JournalTransactionStore, name: str) -> None:
         log.error("%s could not be closed cleanly: %s", name, str(error) or "out of memory")
 
 
-def status(house: House) -> dict[str, Any]:
+def broker_status(house: Broker) -> dict[str, Any]:
     """Return the fields of STATUS.
 
     Nothing is read from the disk; counters start with the broker.
     """
     partitions = list(house.topics.partitions())
     stopped = [
-        {"topic": topic.name, "partition": number, "reason": why_stopped(each)}
+        {"topic": topic.name, "partition": number, "reason": stop_reason(each)}
         for topic in house.topics.all()
         for number, each in enumerate(topic.partitions)
-        if state_of(each) == "stopped"
+        if partition_state(each) == "stopped"
     ]
     return {
         "node": house.node,
@@ -504,18 +506,18 @@ def status(house: House) -> dict[str, Any]:
         "data": house.data,
         "topics": len(house.topics),
         "partitions": house.topics.partition_count(),
-        "groups": len(house.catalog.register.groups),
+        "groups": len(house.catalog.state.groups),
         "messages": sum(each.log.count for each in partitions),
         "bytes": sum(each.log.size_bytes for each in partitions),
         "stopped": stopped,
         "damaged": [{"topic": each.name, "partition": each.number} for each in partitions if each.log.damage],
-        "unknown_folders": house.strangers,
+        "unknown_folders": house.unknown_folders,
         "catalog": house.catalog.log.stopped or "open",
         "free_bytes": house.disk.free_space(house.data),
-        "parked_fetches": house.polls.count,
-        "pending_bytes": house.quotas.bytes,
+        "parked_fetches": house.fetches.parked_count,
+        "pending_bytes": house.backpressure.pending_bytes,
         "forces": house.forcer.forces,
-        "transactions": house.transactions.handler.status(),
-        "delay": house.delay.status(),
-        "schedules": house.schedules.status(),
+        "transactions": house.transaction_commands.coordinator.status(),
+        "delay": house.delay_commands.status(),
+        "schedules": house.schedule_commands.status(),
     }

@@ -17,22 +17,22 @@ from typing import Any, Final, NamedTuple
 from journal.clock import Clock
 from journal.disk import Disk, write_all
 from journal.errors import Corrupt, Full, JournalError, NewerFormat
-from journal.filenames import is_trace, join, parse_segment_name, parse_state_name, segment_name
-from journal.fsck.log_verify import Stretch, survey
-from journal.log.checkpoint import REWRITE_SECONDS, MarkFile
+from journal.filenames import is_trace, join, parse_log_snapshot_name, parse_segment_name, segment_name
+from journal.fsck.log_verify import DamagedRange, scan_segment
+from journal.log.checkpoint import REWRITE_SECONDS, LogCheckpointFile
 from journal.log.log import Log
 from journal.log.segment import Segment
 from journal.log.segments import LogOptions
 from journal.record.batch import Batch
-from journal.record.block_trailer import CONTROL_VERSION
+from journal.record.block_trailer import TRAILER_VERSION
 from journal.record.format import PRODUCER_ID_MAX, SEQUENCE_COUNT, make_id, make_log_id, make_record
 from tfmq.broker import reply
-from tfmq.broker.catalog_state import DELETE, GONE, LEASE, Register, pack
+from tfmq.broker.catalog_state import DELETE, GONE, LEASE, CatalogState, encode_entry
 from tfmq.broker.partition import Waiter
 from tfmq.broker.reply import Run
-from tfmq.broker.reserve import Reserve
+from tfmq.broker.reserve import SpaceReserve
 from tfmq.broker.timers import Timers
-from tfmq.data_dir import VERSION_NAME, Version, decode_version, encode_version
+from tfmq.data_dir import VERSION_NAME, VersionFile, decode_version, encode_version
 from tfmq.errors import UNKNOWN, Busy, DiskFull, ServerError, StorageStopped, TfmqError
 
 logger = logging.getLogger("tfmq.broker")
@@ -55,11 +55,11 @@ APPEND_BYTES: Final = 1 << 20
 """Maximum bytes of one append, unless a single change is larger: small changes never add up to a segment."""
 
 
-MAKES_ROOM: Final = frozenset({DELETE, GONE})
+FREES_SPACE: Final = frozenset({DELETE, GONE})
 """Entries after which files are deleted: on a full disk the space reserve is released for them."""
 
 
-class Change(NamedTuple):
+class CatalogChange(NamedTuple):
     """Entries that are appended together or not at all, with their packed form.
 
     `done` is called when the entries are durable, or with `wait_durable` False as soon as they are appended.
@@ -69,12 +69,12 @@ class Change(NamedTuple):
     packed: list[bytes]
     size_bytes: int
     done: Waiter
-    forced: bool
+    wait_durable: bool
 
     @property
-    def makes_room(self) -> bool:
+    def frees_space(self) -> bool:
         """Whether files are deleted after this change."""
-        return any(entry[0] in MAKES_ROOM for entry in self.entries)
+        return any(entry[0] in FREES_SPACE for entry in self.entries)
 
 
 class Catalog:
@@ -87,23 +87,23 @@ class Catalog:
     def __init__(
         self,
         log: Log,
-        register: Register,
-        reserve: Reserve,
+        register: CatalogState,
+        reserve: SpaceReserve,
         force: Callable[[Log, int, Waiter], None],
         run: Run,
         timers: Timers,
     ) -> None:
         self.log = log
-        self.register = register
+        self.state = register
         self.reserve = reserve
         self._force = force
         self._run = run
-        self._queue: deque[Change] = deque()
+        self._queue: deque[CatalogChange] = deque()
         self._queued_bytes = 0
         self._sequence = 0
-        self._working = False
+        self._preparing = False
         self._timers = timers
-        self._note_armed = False
+        self._checkpoint_scheduled = False
 
     @classmethod
     def open(
@@ -121,7 +121,7 @@ class Catalog:
         """
         _require_whole(disk, folder)
 
-        register = Register()
+        register = CatalogState()
         options = LogOptions(
             segment_bytes=SEGMENT_BYTES, state_bytes=SEGMENT_BYTES, suffix=SUFFIX, verify="records"
         )
@@ -139,12 +139,14 @@ class Catalog:
             )
             raise Corrupt(folder, 0, log.first_offset, reason)
         if log.stopped is not None:
-            _resume(log)
-        reserve = Reserve(disk, folder, clock, run)
+            _resume_log(log)
+        reserve = SpaceReserve(disk, folder, clock, run)
         reserve.open()
         return cls(log, register, reserve, force, run, timers)
 
-    def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], forced: bool = True) -> None:
+    def submit(
+        self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], wait_durable: bool = True
+    ) -> None:
         """Queue entries for the append at the end of the turn, all of them or none.
 
         `done(None)` is called when they are durable, or with `wait_durable` False as soon as they are appended (no
@@ -152,7 +154,7 @@ class Catalog:
         else "unknown".
         """
         entries = (entry, *more)
-        packed = [pack(each) for each in entries]
+        packed = [encode_entry(each) for each in entries]
         size = sum(map(len, packed))
         if len(self._queue) >= ENTRIES_MAX or (self._queue and self._queued_bytes + size > BYTES_MAX):
             done(Busy("The broker's catalog waits for its disk. Wait a little and try again."))
@@ -160,31 +162,31 @@ class Catalog:
             done(StorageStopped(f"The broker's catalog takes no writes: {self.log.stopped}. "
                                 "Repair the disk and start the broker again.", outcome="not done"))  # fmt: skip
         else:
-            self._queue.append(Change(entries, packed, size, done, forced))
+            self._queue.append(CatalogChange(entries, packed, size, done, wait_durable))
             self._queued_bytes += size
 
-    def enter(self, entry: Sequence[Any]) -> None:
+    def append_now(self, entry: Sequence[Any]) -> None:
         """Append and fsync one entry immediately; used at the start.
 
         Raises what `Log.append` and `Log.force` raise.
         """
-        batch = self._batch([pack(entry)])
+        batch = self._make_batch([encode_entry(entry)])
         try:
             self.log.append([batch])
         except Full:
-            if entry[0] not in MAKES_ROOM or not self.reserve.give():
+            if entry[0] not in FREES_SPACE or not self.reserve.release_piece():
                 raise
             self.log.append([batch])
-        self.register.enter(entry)
+        self.state.apply_entry(entry)
         self.log.force()
-        self._arm_note()
+        self._schedule_checkpoint()
 
     @property
     def due(self) -> bool:
         """Whether `write` has work."""
-        return bool(self._queue) and not self._working
+        return bool(self._queue) and not self._preparing
 
-    def when_forced(self, done: Waiter, offset: int | None = None) -> None:
+    def when_durable(self, done: Waiter, offset: int | None = None) -> None:
         """Call `done(None)` once the catalog is durable, or `done(error)`.
 
         It must be durable up to `offset`, by default up to its current end.
@@ -193,30 +195,30 @@ class Catalog:
             # The state includes entries after the log's end, whose durability is not certain.
             done(DiskFull())
         else:
-            self._wait(self.log.end_offset if offset is None else offset, [done])
+            self._notify_when_durable(self.log.end_offset if offset is None else offset, [done])
 
     def write(self) -> bool:
         """Append queued entries, up to the size of one append. Return whether there were any."""
         if not self.due:
             return False
-        queue = self._gather()
-        batch = self._batch([record for change in queue for record in change.packed])
+        queue = self._next_append()
+        batch = self._make_batch([record for change in queue for record in change.packed])
         try:
             work = self.log.before_append(len(batch.data))
         except Exception as error:
-            self._refused(queue, reply.not_done(error))
+            self._reject(queue, reply.not_done_error(error))
             return True
         if work is None:
             self._append(queue, batch)
         else:
-            self._working = True
-            done = partial(self._worked, queue, batch)
-            self._run(partial(self._file_work, work), done)
+            self._preparing = True
+            done = partial(self._prepared, queue, batch)
+            self._run(partial(self._prepare_append, work), done)
         return True
 
-    def _gather(self) -> list[Change]:
+    def _next_append(self) -> list[CatalogChange]:
         """Take from the queue the first changes that fit one append; at least one."""
-        gathered: list[Change] = []
+        gathered: list[CatalogChange] = []
         size = 0
         while self._queue and (not gathered or size + self._queue[0].size_bytes <= APPEND_BYTES):
             gathered.append(self._queue.popleft())
@@ -224,7 +226,7 @@ class Catalog:
         self._queued_bytes -= size
         return gathered
 
-    def _file_work(self, work: Callable[[], None]) -> None:
+    def _prepare_append(self, work: Callable[[], None]) -> None:
         """Do the file work that must precede an append, then delete segments that no snapshot needs.
 
         Runs in a worker.
@@ -234,43 +236,45 @@ class Catalog:
         if before > self.log.first_offset:
             self.log.truncate_before(before)
 
-    def _worked(self, queue: list[Change], batch: Batch, result: Any, error: BaseException | None) -> None:
-        self._working = False
+    def _prepared(
+        self, queue: list[CatalogChange], batch: Batch, result: Any, error: BaseException | None
+    ) -> None:
+        self._preparing = False
         if error is not None:
-            self._refused(queue, reply.not_done(error))
+            self._reject(queue, reply.not_done_error(error))
         else:
             self._append(queue, batch)
 
-    def _append(self, queue: list[Change], batch: Batch) -> None:
+    def _append(self, queue: list[CatalogChange], batch: Batch) -> None:
         try:
             (answer,) = self.log.append([batch])
         except Exception as error:
-            self._refused(queue, reply.client_error(error))
+            self._reject(queue, reply.client_error(error))
             return
         self.reserve.refill()
         for change in queue:
             for entry in change.entries:
-                self.register.enter(entry)
-        waiting = [change.done for change in queue if change.forced]
+                self.state.apply_entry(entry)
+        waiting = [change.done for change in queue if change.wait_durable]
         if waiting:
-            self._wait(answer.end_offset, waiting)
+            self._notify_when_durable(answer.end_offset, waiting)
         for change in queue:
-            if not change.forced:
+            if not change.wait_durable:
                 change.done(None)
 
-    def _refused(self, queue: list[Change], error: TfmqError) -> None:
+    def _reject(self, queue: list[CatalogChange], error: TfmqError) -> None:
         """Reject `queue`, of which nothing was written.
 
         Changes that free space are retried with the space reserve.
         """
-        urgent = [change for change in queue if change.makes_room] if isinstance(error, DiskFull) else []
-        if urgent and self.reserve.give():
-            queue = [change for change in queue if not change.makes_room]
+        urgent = [change for change in queue if change.frees_space] if isinstance(error, DiskFull) else []
+        if urgent and self.reserve.release_piece():
+            queue = [change for change in queue if not change.frees_space]
             self._queue.extendleft(reversed(urgent))
             self._queued_bytes += sum(change.size_bytes for change in urgent)
-        _tell(queue, error)
+        _notify(queue, error)
 
-    def _batch(self, packed: list[bytes]) -> Batch:
+    def _make_batch(self, packed: list[bytes]) -> Batch:
         if self._sequence + len(packed) > SEQUENCE_COUNT:
             self._sequence = 0
         first = self._sequence
@@ -280,11 +284,11 @@ class Catalog:
         ]
         return Batch(b"".join(records), (), PRODUCER_ID, first, len(packed))
 
-    def _wait(self, offset: int, waiters: Sequence[Waiter]) -> None:
+    def _notify_when_durable(self, offset: int, waiters: Sequence[Waiter]) -> None:
         def forced(error: BaseException | None) -> None:
             known = None if error is None else reply.client_error(error, UNKNOWN)
             if error is None:
-                self._arm_note()
+                self._schedule_checkpoint()
             for waiter in waiters:
                 waiter(known)
 
@@ -293,23 +297,23 @@ class Catalog:
         else:
             self._force(self.log, offset, forced)
 
-    def _arm_note(self) -> None:
+    def _schedule_checkpoint(self) -> None:
         """Schedule a rewrite of the checkpoint.
 
         It records what is durable even if no other fsync follows; with it, the next start detects a truncated catalog.
         """
-        if not self._note_armed:
-            self._note_armed = True
-            self._timers.after(REWRITE_SECONDS, self._note, deferrable=True)
+        if not self._checkpoint_scheduled:
+            self._checkpoint_scheduled = True
+            self._timers.after(REWRITE_SECONDS, self._write_checkpoint, deferrable=True)
 
-    def _note(self) -> None:
-        self._note_armed = False
+    def _write_checkpoint(self) -> None:
+        self._checkpoint_scheduled = False
         work = self.log.note_work()
         if work is not None:
-            self._run(work, _loud)
+            self._run(work, _raise_error)
 
 
-def _loud(result: Any, error: BaseException | None) -> None:
+def _raise_error(result: Any, error: BaseException | None) -> None:
     if error is not None:
         raise error
 
@@ -324,14 +328,14 @@ def _require_whole(disk: Disk, folder: str) -> None:
     """
     children = disk.list(folder)
     bases = sorted(base for name in children if (base := parse_segment_name(name, SUFFIX)) is not None)
-    states = [offset for name in children if (offset := parse_state_name(name)) is not None]
+    states = [offset for name in children if (offset := parse_log_snapshot_name(name)) is not None]
     is_damaged = False
     try:
-        marks = MarkFile(disk, folder, LOG_ID).read()
+        marks = LogCheckpointFile(disk, folder, LOG_ID).read()
     except (Corrupt, IsADirectoryError):
         marks = None  # recovery reports it
         is_damaged = True
-    forced = max([*states, marks.forced if marks is not None else 0])
+    forced = max([*states, marks.durable if marks is not None else 0])
     first = marks.first if marks is not None else 0
     if any(disk.is_folder(join(folder, segment_name(base, SUFFIX))) for base in bases):
         return  # recovery reports that, too
@@ -357,17 +361,17 @@ def _require_sound(disk: Disk, folder: str, base: int, forced: int) -> None:
     """
     segment = Segment.open(disk, folder, base, LOG_ID, writable=False, suffix=SUFFIX)
     try:
-        for item in survey(segment):
-            if isinstance(item, Stretch) and base + item.first < forced:
-                if item.version is not None and item.version > CONTROL_VERSION:
-                    raise NewerFormat(segment.path, item.version, CONTROL_VERSION)
+        for item in scan_segment(segment):
+            if isinstance(item, DamagedRange) and base + item.first < forced:
+                if item.version is not None and item.version > TRAILER_VERSION:
+                    raise NewerFormat(segment.path, item.version, TRAILER_VERSION)
                 reason = f"{item.reason}; the broker does not start on a damaged catalog"
                 raise Corrupt(segment.path, base + item.first, base + item.next, reason)
     finally:
         segment.close()
 
 
-def _resume(log: Log) -> None:
+def _resume_log(log: Log) -> None:
     """Resume a stopped catalog at startup: there is no command for it while the broker runs.
 
     Everything that was acked is durable, and recovery verifies the rest again. If the resume fails, the broker starts
@@ -380,12 +384,12 @@ def _resume(log: Log) -> None:
         logger.error("the catalog stays stopped: %s", error)
 
 
-def _tell(queue: list[Change], error: TfmqError) -> None:
+def _notify(queue: list[CatalogChange], error: TfmqError) -> None:
     for change in queue:
         change.done(error)
 
 
-def read_version(disk: Disk, folder: str) -> Version:
+def read_version(disk: Disk, folder: str) -> VersionFile:
     """Read the version file in the existing `folder`. Raises NewerFormat, Corrupt, OSError."""
     path = join(folder, VERSION_NAME)
     file = disk.open_read(path)
@@ -412,7 +416,7 @@ def write_version(disk: Disk, folder: str, node: str) -> None:
     disk.force_folder(folder)
 
 
-RANGE: Final = 4096
+ID_RANGE: Final = 4096
 """Ids leased with one catalog entry, to share its fsync. 2^40 ids suffice for a range per second for 8 years,
 or a range per hour for 30,000."""
 
@@ -423,13 +427,13 @@ folder that is started 16 seconds after the original leased its last range reuse
 CLOCK_ID_MAX: Final = PRODUCER_ID_MAX // 2
 """A clock that is wrong by centuries uses up at most half of all ids. The true time reaches this in 2091."""
 
-RANGE_SECONDS: Final = 3600.0
+ID_RANGE_SECONDS: Final = 3600.0
 """The unused rest of an older range is discarded; far below the time after which ids expire."""
 
-Taken = Callable[[int, BaseException | None], None]
+IdsCallback = Callable[[int, BaseException | None], None]
 
 
-class Leases:
+class IdAllocator:
     """Allocator of producer ids and topic incarnations, which are never reused.
 
     A range of ids is leased with a durable catalog entry before its first id is allocated. What is left of a range
@@ -444,17 +448,17 @@ class Leases:
         self._catalog = catalog
         self._clock = clock
         self._next = self._end = 0
-        self._since = 0.0
-        self._waiting: deque[tuple[int, Taken]] = deque()
+        self._leased_at = 0.0
+        self._waiting: deque[tuple[int, IdsCallback]] = deque()
 
-    def take(self, count: int, taken: Taken) -> None:
+    def allocate(self, count: int, done: IdsCallback) -> None:
         """Allocate `count` contiguous ids, at most ID_RANGE.
 
         Calls `done(first, None)` or `done(0, error)`.
 
         `done` is called immediately if the current range suffices, else when the next range is durable.
         """
-        self._waiting.append((count, taken))
+        self._waiting.append((count, done))
         if len(self._waiting) == 1:
             self._serve()
 
@@ -462,17 +466,17 @@ class Leases:
         """Serve waiting requests in order; lease another range if the current one does not suffice."""
         while self._waiting:
             count, taken = self._waiting[0]
-            if self._next + count > self._end or self._clock.monotonic() - self._since > RANGE_SECONDS:
-                self._refill()
+            if self._next + count > self._end or self._clock.monotonic() - self._leased_at > ID_RANGE_SECONDS:
+                self._lease_range()
                 return
             first = self._next
             self._next += count
             self._waiting.popleft()
             taken(first, None)
 
-    def _refill(self) -> None:
-        begin = self._begin()
-        end = begin + RANGE
+    def _lease_range(self) -> None:
+        begin = self._range_start()
+        end = begin + ID_RANGE
         if end > PRODUCER_ID_MAX:
             self._fail(ServerError("All 2^40 ids have been given out; this data folder cannot go on."))
             return
@@ -482,17 +486,17 @@ class Leases:
             if error is not None:
                 self._fail(error)
                 return
-            self._next, self._end, self._since = begin, end, since
+            self._next, self._end, self._leased_at = begin, end, since
             self._serve()
 
         self._catalog.submit((LEASE, end, self._clock.wall_ms()), forced)
 
-    def _begin(self) -> int:
+    def _range_start(self) -> int:
         """Return the start of the next range.
 
         Ids between the counter and the clock's number are skipped.
         """
-        register = self._catalog.register
+        register = self._catalog.state
         if not register.leases:
             return register.next_id
         seconds = self._clock.wall_ms() // 1000 - CLOCK_BEGIN_SECONDS

@@ -37,7 +37,7 @@ CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
 ID_FIRST: Final = LEASED_ID_FIRST
 """Ids below are the house's own (the catalog's log and its records), never leased."""
 
-ID_SLACK: Final = 1 << 20
+LOST_IDS_MAX: Final = 1 << 20
 """Ids skipped after the highest known one when the catalog has lost its counter: they may have been leased since.
 
 40 bits have room for a million such repairs.
@@ -65,7 +65,7 @@ class TopicRow(NamedTuple):
     settings: dict[str, Any]
 
 
-class Place(NamedTuple):
+class CommittedOffset(NamedTuple):
     """The committed read position of a group in a partition.
 
     `generation` is the one that committed it.
@@ -81,29 +81,29 @@ Key = tuple[int, int]
 """(topic incarnation, partition). A new topic of the same name has another incarnation, so it inherits no offsets."""
 
 
-class Owner(NamedTuple):
+class PartitionOwner(NamedTuple):
     """The owner of a partition in a group.
 
     `generation` is the one that assigned it, `session_ms` the owner's session timeout.
     """
 
     member: str
-    grant: int
+    generation: int
     session_ms: int
 
 
-class GroupRow:
+class GroupState:
     """The last generation of a group, the owners of its partitions, and its offsets."""
 
     __slots__ = ("generation", "offsets", "owners")
 
     def __init__(self, generation: int = 0) -> None:
         self.generation = generation
-        self.owners: dict[Key, Owner] = {}
-        self.offsets: dict[Key, Place] = {}
+        self.owners: dict[Key, PartitionOwner] = {}
+        self.offsets: dict[Key, CommittedOffset] = {}
 
 
-class Register:
+class CatalogState:
     """The catalog's state: `topics` by incarnation, `groups` by name, counters and schedules."""
 
     def __init__(self) -> None:
@@ -114,22 +114,22 @@ class Register:
         self.generation = 0
         self.leases: list[tuple[int, int]] = []
         self.topics: dict[int, TopicRow] = {}
-        self.groups: dict[str, GroupRow] = {}
+        self.groups: dict[str, GroupState] = {}
         self.offsets_count = 0
         self.owners_count = 0
         """Counts over all groups."""
-        self.applied: dict[int, tuple[int, int]] = {}
+        self.applied_lsns: dict[int, tuple[int, int]] = {}
         """Highest applied LSN (high, low) of each transaction journal whose offsets are included, by the journal's
         id."""
         self.journal_id = 0
         """Id of the transaction journal that belongs to this catalog; 0 before it exists."""
         self.delay_store = 0
         """Id of the delay store that belongs to this catalog; 0 before it exists."""
-        self.schedules = ScheduleBook()
+        self.schedules = ScheduleTable()
         self.node = ""
         """The node's id, as in DATA/meta/version; "" in a catalog of an older version, which lacks it."""
 
-    def leased_ms(self, producer_id: int) -> int | None:
+    def lease_time_ms(self, producer_id: int) -> int | None:
         """Return the latest time (ms) at which the id's range may have been leased.
 
         Return None if it never was.
@@ -144,13 +144,13 @@ class Register:
 
     # Entries
 
-    def enter(self, entry: Sequence[Any]) -> None:
+    def apply_entry(self, entry: Sequence[Any]) -> None:
         """Apply one entry.
 
         Raises ValueError if it is invalid or does not fit, NewerFormat for an unknown kind.
         """
         kind, *fields = entry
-        rule = self._RULES.get(kind)
+        rule = self._ENTRY_RULES.get(kind)
         if rule is None:
             raise NewerFormat(f"catalog entry {kind!r}", kind if isinstance(kind, int) else 0, KIND_MAX)
         try:
@@ -188,7 +188,7 @@ class Register:
     def _delete(self, incarnation: int) -> None:
         self.topics[incarnation] = self.topics[incarnation]._replace(state=DELETING)
 
-    def _gone(self, incarnation: int) -> None:
+    def _topic_gone(self, incarnation: int) -> None:
         del self.topics[incarnation]
         for group in self.groups.values():
             for key in [key for key in group.offsets if key[0] == incarnation]:
@@ -203,20 +203,20 @@ class Register:
 
         `member` is ignored: in older catalogs it owned the whole group.
         """
-        row = self._numbered(group, generation)
+        row = self._set_generation(group, generation)
         self.owners_count -= len(row.owners)
         row.owners.clear()
 
     def _group_owners(self, group: str, generation: int, changes: Sequence[Sequence[Any]]) -> None:
         """Assign partitions to members. The member "" releases them."""
-        row = self._numbered(group, generation)
+        row = self._set_generation(group, generation)
         self.owners_count -= len(row.owners)
         for member, session_ms, keys in changes:
             for incarnation, partition in keys:
                 if not member:
                     row.owners.pop((incarnation, partition), None)
                 elif incarnation in self.topics:
-                    row.owners[incarnation, partition] = Owner(member, generation, session_ms)
+                    row.owners[incarnation, partition] = PartitionOwner(member, generation, session_ms)
         self.owners_count += len(row.owners)
 
     def _group_gone(self, group: str) -> None:
@@ -226,28 +226,28 @@ class Register:
             self.offsets_count -= len(row.offsets)
             self.owners_count -= len(row.owners)
 
-    def _numbered(self, group: str, generation: int) -> GroupRow:
-        row = self.groups.setdefault(group, GroupRow())
+    def _set_generation(self, group: str, generation: int) -> GroupState:
+        row = self.groups.setdefault(group, GroupState())
         row.generation = generation
         self.generation = max(self.generation, generation)
         return row
 
     def _offsets(self, group: str, generation: int, places: Sequence[Sequence[int]]) -> None:
-        row = self.groups.setdefault(group, GroupRow())
+        row = self.groups.setdefault(group, GroupState())
         self.offsets_count -= len(row.offsets)
         for incarnation, partition, offset, index, epoch in places:
             if incarnation in self.topics:
-                row.offsets[incarnation, partition] = Place(offset, index, epoch, generation)
+                row.offsets[incarnation, partition] = CommittedOffset(offset, index, epoch, generation)
         self.offsets_count += len(row.offsets)
 
     def _tx_offsets(self, journal_id: int, high: int, low: int, groups: Sequence[Sequence[Any]]) -> None:
         """Apply offsets that a transaction committed, unless they are applied already."""
         place = (high, low)
-        if journal_id in self.applied and place <= self.applied[journal_id]:
+        if journal_id in self.applied_lsns and place <= self.applied_lsns[journal_id]:
             return
         for group, generation, places in groups:
             self._offsets(group, generation, places)
-        self.applied[journal_id] = place
+        self.applied_lsns[journal_id] = place
 
     def _journal(self, journal_id: int) -> None:
         self.journal_id = journal_id
@@ -256,24 +256,24 @@ class Register:
         self.delay_store = store_id
 
     def _schedule(self, *fields: Any) -> None:
-        self.schedules.schedule(*fields)
+        self.schedules.add(*fields)
 
     def _schedule_gone(self, schedule_id: int) -> None:
-        self.schedules.gone(schedule_id)
+        self.schedules.remove(schedule_id)
 
     def _schedule_state(self, *fields: Any) -> None:
-        self.schedules.state(*fields)
+        self.schedules.set_state(*fields)
 
     def _node(self, node: str) -> None:
         self.node = node
 
-    _RULES: dict[int, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
+    _ENTRY_RULES: dict[int, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         LEASE: _lease,
         CREATE: _create,
         GROW: _grow,
         READY: _ready,
         DELETE: _delete,
-        GONE: _gone,
+        GONE: _topic_gone,
         GENERATION: _generation,
         OFFSETS: _offsets,
         TX_OFFSETS: _tx_offsets,
@@ -296,25 +296,25 @@ class Register:
         if not data:
             return
         try:
-            version, next_id, generation, leases, topics, groups, *later = unpack(data)
+            version, next_id, generation, leases, topics, groups, *later = decode_entry(data)
             if version > SNAPSHOT_VERSION:
                 raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
             self.next_id, self.generation = next_id, generation
             self.leases = [(first, time_ms) for first, time_ms in leases]
             self.topics = {fields[1]: TopicRow(*fields) for fields in topics}
             for name, number, owners, places in groups:
-                row = self.groups[name] = GroupRow(number)
-                row.offsets = {(place[0], place[1]): Place(*place[2:]) for place in places}
+                row = self.groups[name] = GroupState(number)
+                row.offsets = {(place[0], place[1]): CommittedOffset(*place[2:]) for place in places}
                 if version >= SNAPSHOT_WITH_OWNERS:
-                    row.owners = {(each[0], each[1]): Owner(*each[2:]) for each in owners}
+                    row.owners = {(each[0], each[1]): PartitionOwner(*each[2:]) for each in owners}
                 self.offsets_count += len(row.offsets)
                 self.owners_count += len(row.owners)
             if version >= SNAPSHOT_WITH_JOURNAL:
                 self.journal_id, places, *later = later
-                self.applied = {journal_id: (high, low) for journal_id, high, low in places}
+                self.applied_lsns = {journal_id: (high, low) for journal_id, high, low in places}
             if version >= SNAPSHOT_WITH_DELAY:
                 self.delay_store, schedules, *later = later
-                self.schedules = ScheduleBook(ScheduleRow(*fields) for fields in schedules)
+                self.schedules = ScheduleTable(ScheduleRow(*fields) for fields in schedules)
             if version >= SNAPSHOT_WITH_NODE:
                 self.node, *later = later
         except (TypeError, IndexError) as error:
@@ -322,31 +322,34 @@ class Register:
 
     def dump(self) -> bytes:
         groups = [
-            (name, row.generation, _rows(row.owners), _rows(row.offsets)) for name, row in self.groups.items()
+            (name, row.generation, _rows_by_key(row.owners), _rows_by_key(row.offsets))
+            for name, row in self.groups.items()
         ]
         topics = list(self.topics.values())
-        applied = [(journal_id, *place) for journal_id, place in self.applied.items()]
+        applied = [(journal_id, *place) for journal_id, place in self.applied_lsns.items()]
         before = (SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups)
-        return pack((*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node))
+        return encode_entry(
+            (*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node)
+        )
 
     def apply(self, block: Block) -> None:
         """Apply the entries of one block; called by recovery."""
         for record in records_of(block.data):
             if not record.flag & FLAG_FILLER:
                 body = block.data[record.position + HEADER_SIZE : record.position + record.size]
-                self.enter(unpack(bytes(body)))
+                self.apply_entry(decode_entry(bytes(body)))
 
 
-def _rows(values: Mapping[Key, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _rows_by_key(values: Mapping[Key, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [(*key, *value) for key, value in values.items()]
 
 
-def pack(entry: Sequence[Any]) -> bytes:
+def encode_entry(entry: Sequence[Any]) -> bytes:
     """Return an entry, or a snapshot, as bytes."""
     return bytes(msgpack.packb(entry))
 
 
-def unpack(data: bytes) -> Any:
+def decode_entry(data: bytes) -> Any:
     """Decode what `encode_entry` returned. Raises ValueError."""
     try:
         return msgpack.unpackb(data, use_list=False)
@@ -354,7 +357,7 @@ def unpack(data: bytes) -> Any:
         raise ValueError(f"not msgpack: {error}") from error
 
 
-ROW_BYTES: Final = 512
+SCHEDULE_ROW_BYTES: Final = 512
 """Approximate memory of a schedule besides its payload and attribute."""
 
 
@@ -385,14 +388,14 @@ class ScheduleRow(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """Approximate size in memory and in each snapshot."""
-        return ROW_BYTES + len(self.attribute) + len(self.payload or b"")
+        return SCHEDULE_ROW_BYTES + len(self.attribute) + len(self.payload or b"")
 
-    def says_the_same(self, other: ScheduleRow) -> bool:
+    def same_definition(self, other: ScheduleRow) -> bool:
         """Return whether both schedules have the same definition."""
         return self[1:9] == other[1:9]
 
 
-class ScheduleBook:
+class ScheduleTable:
     """The schedules of the catalog, by name and by id."""
 
     def __init__(self, rows: Iterable[ScheduleRow] = ()) -> None:
@@ -400,7 +403,7 @@ class ScheduleBook:
         self._ids: dict[str, int] = {}
         self.size_bytes = 0
         for row in rows:
-            self._put(row)
+            self._insert(row)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -411,27 +414,27 @@ class ScheduleBook:
     def find(self, name: str) -> ScheduleRow | None:
         return self._by_id.get(self._ids.get(name, 0))
 
-    def row(self, id: int) -> ScheduleRow | None:
+    def find_by_id(self, id: int) -> ScheduleRow | None:
         return self._by_id.get(id)
 
     # Entries
 
-    def schedule(self, *fields: Any) -> None:
+    def add(self, *fields: Any) -> None:
         """Add a schedule, replacing one of the same name. Raises ValueError if the id exists."""
         row = ScheduleRow(*fields)
         if row.id in self._by_id:
             raise ValueError(f"the schedule {row.id} is there already")
-        self.gone(self._ids.get(row.name, 0))
-        self._put(row)
+        self.remove(self._ids.get(row.name, 0))
+        self._insert(row)
 
-    def gone(self, id: int) -> None:
+    def remove(self, id: int) -> None:
         """Remove a schedule; no error if it does not exist."""
         row = self._by_id.pop(id, None)
         if row is not None:
             del self._ids[row.name]
             self.size_bytes -= row.size_bytes
 
-    def state(self, id: int, incarnation: int, partition: int, through_ms: int, paused: bool) -> None:
+    def set_state(self, id: int, incarnation: int, partition: int, through_ms: int, paused: bool) -> None:
         """Set target, progress and pause of a schedule; no error if it does not exist."""
         row = self._by_id.get(id)
         if row is not None:
@@ -439,7 +442,7 @@ class ScheduleBook:
                 incarnation=incarnation, partition=partition, through_ms=through_ms, paused=paused
             )
 
-    def _put(self, row: ScheduleRow) -> None:
+    def _insert(self, row: ScheduleRow) -> None:
         self._by_id[row.id] = row
         self._ids[row.name] = row.id
         self.size_bytes += row.size_bytes

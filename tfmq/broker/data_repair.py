@@ -18,37 +18,54 @@ from typing import Any, Final, cast
 from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, JournalError
-from journal.fsck.log_repair import Repaired, repair
+from journal.fsck.log_repair import RepairedRange, repair
 from journal.fsck.log_verify import (
     DAMAGE,
     STOPPED,
+    DamagedRange,
     Finding,
     Progress,
-    Report,
-    Stretch,
+    VerifyReport,
     find_log_id,
-    survey,
+    scan_segment,
     verify,
 )
-from journal.fsck.wal_repair import NO_PLACE, JournalRepaired, repair_journal
-from journal.fsck.wal_verify import JournalSurvey, is_journal, verify_journal
-from journal.log.checkpoint import MarkFile, Marks, Snapshot, Snapshots, read_log_id, read_snapshot
+from journal.fsck.wal_repair import NO_LSN, RepairedJournalRange, repair_journal
+from journal.fsck.wal_verify import JournalScan, is_journal, verify_journal
+from journal.log.checkpoint import (
+    LogCheckpoint,
+    LogCheckpointFile,
+    Snapshot,
+    SnapshotFiles,
+    read_log_id,
+    read_snapshot,
+)
 from journal.log.segment import Segment
 from journal.record.block import Block
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, make_log_id, records_of
 from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
-from tfmq.broker.catalog_state import CREATE, DELETING, GONE, GROW, ID_SLACK, LEASE, READY, Register, unpack
+from tfmq.broker.catalog_state import (
+    CREATE,
+    DELETING,
+    GONE,
+    GROW,
+    LEASE,
+    LOST_IDS_MAX,
+    READY,
+    CatalogState,
+    decode_entry,
+)
 from tfmq.data_dir import (
+    FOLDER_MISSING,
     FOLDER_NAMES,
     LOSSES,
-    LOST,
-    MARKS,
     META_NAME,
-    OWN,
+    OWN_FOLDERS,
+    START_FILES,
     VERSION_NAME,
-    is_brokers,
-    is_log,
+    is_broker_folder,
+    is_partition_folder,
     new_delay_advice,
     new_journal_advice,
 )
@@ -56,19 +73,19 @@ from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.arrivals.log import LOG_ID as ARRIVALS_LOG_ID
 from tfmq.delay.buckets.fsck import (
     ARRIVALS_NAME,
-    BucketRepaired,
-    BucketSurvey,
-    is_delay,
+    BucketScan,
+    RepairedBucket,
+    is_bucket_folder,
     repair_buckets,
     verify_buckets,
 )
 from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
-from tfmq.delay.buckets.recovery import is_house_name
+from tfmq.delay.buckets.recovery import is_bucket_file_name
 
 META_NAMES: Final = frozenset({VERSION_NAME, "reserve", "new-journal", "new-delay"})
 """Names of files in DATA/meta other than the catalog's."""
 
-GENERATION_SLACK: Final = 1 << 20
+LOST_GENERATIONS_MAX: Final = 1 << 20
 """Generations skipped after the last known one: they may have been assigned in lost entries."""
 
 OFFSET_STEP: Final = 4096
@@ -76,14 +93,14 @@ OFFSET_STEP: Final = 4096
 
 NO_SNAPSHOT: Final = Snapshot(0, 0, 0, {}, b"")
 
-NOT_KNOWN: Final = (
+UNKNOWN_NOTE: Final = (
     "not known: what was entered since (offsets of groups, schedules, settings of topics, topics deleted);"
     " ids go on far above the known ones"
 )
 
 
 @dataclass(frozen=True)
-class Mended:
+class RepairedFile:
     """One repaired file: its fault, and a note on what was done and what is unknown."""
 
     file: str
@@ -99,17 +116,17 @@ def is_data_folder(disk: Disk, path: str) -> bool:
     if not disk.is_folder(path):
         return False
     children = disk.list(path)
-    if is_log(children):
+    if is_partition_folder(children):
         return False
-    if OWN.intersection(children):
+    if OWN_FOLDERS.intersection(children):
         return True
-    started = bool(MARKS.intersection(children))
-    return started and is_brokers(children, lambda name: disk.list(filenames.join(path, name)))
+    started = bool(START_FILES.intersection(children))
+    return started and is_broker_folder(children, lambda name: disk.list(filenames.join(path, name)))
 
 
 def _had_broker(disk: Disk, data: str) -> bool:
     """Return whether a broker was ever started in the folder, so that it must have a catalog."""
-    return bool(MARKS.intersection(disk.list(data)))
+    return bool(START_FILES.intersection(disk.list(data)))
 
 
 def wrong_paths(disk: Disk, data: str) -> list[OSError]:
@@ -118,7 +135,7 @@ def wrong_paths(disk: Disk, data: str) -> list[OSError]:
     These are folders in place of files, files in place of folders, dangling links, and unreadable paths.
     """
     found: list[OSError] = []
-    for path, is_folder in _wanted(disk, data):
+    for path, is_folder in _typed_paths(disk, data):
         try:
             if is_folder:
                 disk.list(path)
@@ -129,7 +146,7 @@ def wrong_paths(disk: Disk, data: str) -> list[OSError]:
     return found
 
 
-def _wanted(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
+def _typed_paths(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
     """Yield the paths whose names determine their type, and whether the type is folder.
 
     A file that is only named like a partition's folder is skipped, because it may be unrelated.
@@ -153,14 +170,14 @@ def _wanted(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
                 yield filenames.join(folder, child), name == DELAY_FOLDER and child == ARRIVALS_NAME
     arrivals = filenames.join(filenames.join(data, DELAY_FOLDER), ARRIVALS_NAME)
     for child in _children(disk, arrivals):
-        if filenames.known_in_partition(child, ARRIVALS_SUFFIX) and not filenames.is_aside(child):
+        if filenames.is_partition_file(child, ARRIVALS_SUFFIX) and not filenames.is_set_aside(child):
             yield filenames.join(arrivals, child), False
 
 
 def _known_partitions(disk: Disk, data: str) -> set[tuple[str, int]]:
     """Return the partitions in the catalog; empty if it cannot be read."""
     try:
-        topics = CatalogSurvey(disk, data).register.topics
+        topics = CatalogSurvey(disk, data).state.topics
     except (JournalError, OSError):
         return set()
     return {(row.name, number) for row in topics.values() for number in range(row.target)}
@@ -178,18 +195,18 @@ def _children(disk: Disk, folder: str) -> list[str]:
 
 
 def _is_known(folder: str, child: str) -> bool:
-    if filenames.is_aside(child):
+    if filenames.is_set_aside(child):
         return False
     if folder == META_NAME:
-        return child in META_NAMES or filenames.known_in_partition(child, SUFFIX)
+        return child in META_NAMES or filenames.is_partition_file(child, SUFFIX)
     if folder == DELAY_FOLDER:
-        return child == ARRIVALS_NAME or is_house_name(child)
+        return child == ARRIVALS_NAME or is_bucket_file_name(child)
     if folder == filenames.TRANSACTIONS_FOLDER:
-        return filenames.known_in_transactions(child)
-    return folder != "archive" and filenames.known_in_partition(child)
+        return filenames.is_transactions_file(child)
+    return folder != "archive" and filenames.is_partition_file(child)
 
 
-def put_aside(disk: Disk, path: str) -> str:
+def rename_damaged(disk: Disk, path: str) -> str:
     """Rename a file or folder to `PATH.damaged` (with a number if that name exists).
 
     Return the new path.
@@ -203,7 +220,7 @@ def put_aside(disk: Disk, path: str) -> str:
     return kept
 
 
-def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended]:
+def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[RepairedFile]:
     """Rename files in place of folders, and folders in place of files.
 
     Raises OSError for what only an operator can repair: missing access rights, a dangling link.
@@ -217,12 +234,12 @@ def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended
         is_folder = isinstance(error, IsADirectoryError)
         reason = "a folder where a file belongs" if is_folder else "no folder, where a folder belongs"
         path = str(error.filename)
-        kept = path + filenames.DAMAGED_SUFFIX if dry_run else put_aside(disk, path)
-        done.append(Mended(path, reason, f"put aside as {kept}; what it took the place of is gone"))
+        kept = path + filenames.DAMAGED_SUFFIX if dry_run else rename_damaged(disk, path)
+        done.append(RepairedFile(path, reason, f"put aside as {kept}; what it took the place of is gone"))
     return done
 
 
-class Hiding:
+class DiskWithoutPaths:
     """A read-only view of a disk without some of its paths, for tools that must ignore them."""
 
     def __init__(self, disk: Disk, hidden: frozenset[str]) -> None:
@@ -248,7 +265,7 @@ class Hiding:
 # Missing folders
 
 
-def missing_folders(disk: Disk, data: str, register: Register) -> list[tuple[str, str, str]]:
+def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple[str, str, str]]:
     """Return (path, reason, advice) for folders in the catalog that are missing or empty.
 
     Folders that the operator has discarded, and unreadable ones, which are reported separately, are left out.
@@ -277,10 +294,10 @@ def lost_partition(disk: Disk, folder: str) -> Corrupt | None:
     place = filenames.parse_partition_folder(os.path.basename(folder))
     try:
         log_id = read_log_id(disk, folder)
-        marks = MarkFile(disk, folder, log_id).read() if log_id is not None else None
+        marks = LogCheckpointFile(disk, folder, log_id).read() if log_id is not None else None
     except JournalError:
         return None
-    if place is None or marks is None or not (marks.stopped or "").startswith(LOST):
+    if place is None or marks is None or not (marks.stopped or "").startswith(FOLDER_MISSING):
         return None
     advice = f"Put back the folder, in the place of this one; or start, then {_resume(*place)}"
     return Corrupt(folder, 0, 0, f"{marks.stopped}. {advice}")
@@ -290,7 +307,7 @@ def _resume(topic: str, number: int) -> str:
     return f"give up what it held: tfmq topic resume {topic} --partition {number}"
 
 
-def lost_is_damage(report: Report) -> Report:
+def lost_is_damage(report: VerifyReport) -> VerifyReport:
     """What was in a folder that a start made anew is lost, which is no mere stop."""
     report.findings = [
         replace(each, what=each.what.removeprefix(STOPPED), weight=DAMAGE)
@@ -311,7 +328,7 @@ def _is_gone(disk: Disk, path: str) -> bool:
 # The version file
 
 
-def version_fault(disk: Disk, data: str, catalog: Register) -> tuple[str, bool]:
+def version_fault(disk: Disk, data: str, catalog: CatalogState) -> tuple[str, bool]:
     """Return why DATA/meta/version cannot be used ("" if it can), and whether the file exists.
 
     Raises NewerFormat, OSError.
@@ -328,11 +345,11 @@ def version_fault(disk: Disk, data: str, catalog: Register) -> tuple[str, bool]:
     return "", True
 
 
-def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended]:
+def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[RepairedFile]:
     """Rewrite DATA/meta/version if it is missing, damaged, or from another data folder."""
     meta = filenames.join(data, META_NAME)
     path = filenames.join(meta, VERSION_NAME)
-    catalog = CatalogSurvey(disk, data).register
+    catalog = CatalogSurvey(disk, data).state
     fault, is_there = version_fault(disk, data, catalog)
     if not fault:
         return []
@@ -345,9 +362,9 @@ def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mend
         )
     if not dry_run:
         if is_there:
-            put_aside(disk, path)
+            rename_damaged(disk, path)
         write_version(disk, meta, node)
-    return [Mended(path, fault, note)]
+    return [RepairedFile(path, fault, note)]
 
 
 # The catalog
@@ -365,15 +382,15 @@ class CatalogSurvey:
 
     disk: Disk
     data: str
-    register: Register = field(default_factory=Register)
+    state: CatalogState = field(default_factory=CatalogState)
     faults: list[tuple[str, str]] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
     is_complete: bool = True
-    lacks: bool = False
+    lost_entries: bool = False
     """Whether entries are lost, inside or outside of the snapshot."""
-    mark_fault: str = ""
+    checkpoint_fault: str = ""
     snapshot: Snapshot = NO_SNAPSHOT
-    marks: Marks | None = None
+    checkpoint: LogCheckpoint | None = None
     end: int = 0
     ordinal: int = 0
     epoch: int = 0
@@ -384,57 +401,59 @@ class CatalogSurvey:
         children = self.disk.list(self.folder) if self.disk.is_folder(self.folder) else []
         found = (filenames.parse_segment_name(name, SUFFIX) for name in children)
         bases = sorted(base for base in found if base is not None)
-        self._read_mark(filenames.mark_name() in children)
+        self._read_checkpoint(filenames.log_checkpoint_name() in children)
         self._read_snapshots(children)
-        marks, snapshot = self.marks, self.snapshot
+        marks, snapshot = self.checkpoint, self.snapshot
         first = marks.first if marks is not None else bases[0] if bases else 0
-        forced = max(snapshot.offset, marks.forced if marks is not None else 0)
-        self.ordinal = max(snapshot.ordinal, marks.forced_ordinal if marks is not None else 0)
+        forced = max(snapshot.offset, marks.durable if marks is not None else 0)
+        self.ordinal = max(snapshot.ordinal, marks.durable_ordinal if marks is not None else 0)
         self.epoch = marks.epoch if marks is not None else 0
         if not bases and marks is not None and marks.clean and forced == first and snapshot.offset == first:
             self.end = first
             return
         if not bases:
-            self._fault(self.folder, "the log of the catalog is missing", snapshot.offset)
+            self._add_fault(self.folder, "the log of the catalog is missing", snapshot.offset)
         if snapshot.offset < first:
             reason = f"the snapshot is missing or damaged, and the entries before {first} were deleted"
-            self._fault(self.folder, reason, filenames.OFFSET_MAX)
+            self._add_fault(self.folder, reason, filenames.OFFSET_MAX)
         end = self._read_segments(bases, first, forced)
         # Unless the checkpoint proves a clean close, more entries may have followed.
-        closed = marks is not None and marks.clean and marks.forced == snapshot.offset
-        self.is_complete &= closed or not self.lacks
-        if self.mark_fault:
-            self.faults.append((filenames.join(self.folder, filenames.mark_name()), self.mark_fault))
+        closed = marks is not None and marks.clean and marks.durable == snapshot.offset
+        self.is_complete &= closed or not self.lost_entries
+        if self.checkpoint_fault:
+            self.faults.append(
+                (filenames.join(self.folder, filenames.log_checkpoint_name()), self.checkpoint_fault)
+            )
         self.end = max(self.end, end, forced, *bases)
 
-    def _fault(self, path: str, reason: str, next: int) -> None:
+    def _add_fault(self, path: str, reason: str, next: int) -> None:
         """Record a fault that lost the entries before the offset `next`.
 
         Entries before the snapshot are in it.
         """
         self.faults.append((path, reason))
-        self.lacks = True
+        self.lost_entries = True
         self.is_complete &= next <= self.snapshot.offset
 
-    def _read_mark(self, is_there: bool) -> None:
+    def _read_checkpoint(self, is_there: bool) -> None:
         if not is_there:
             return
         try:
-            self.marks = MarkFile(self.disk, self.folder, LOG_ID).read()
+            self.checkpoint = LogCheckpointFile(self.disk, self.folder, LOG_ID).read()
         except Corrupt as error:
-            self.mark_fault = error.reason
+            self.checkpoint_fault = error.reason
 
     def _read_snapshots(self, children: list[str]) -> None:
-        offsets = (filenames.parse_state_name(name) for name in children)
+        offsets = (filenames.parse_log_snapshot_name(name) for name in children)
         for offset in sorted((offset for offset in offsets if offset is not None), reverse=True):
-            path = filenames.join(self.folder, filenames.state_name(offset))
+            path = filenames.join(self.folder, filenames.log_snapshot_name(offset))
             self.end = max(self.end, offset)
             try:
                 snapshot = read_snapshot(self.disk, self.folder, offset, LOG_ID)
-                self.register.load(snapshot.state)
+                self.state.load(snapshot.state)
             except (Corrupt, ValueError) as error:
                 self.notes.append((path, error.reason if isinstance(error, Corrupt) else str(error)))
-                self.register = Register()
+                self.state = CatalogState()
                 continue
             self.snapshot = snapshot
             return
@@ -449,27 +468,27 @@ class CatalogSurvey:
                 pending = (path, f"bytes are missing before it, from {end}", base)
             segment = Segment.open(self.disk, self.folder, base, LOG_ID, writable=False, suffix=SUFFIX)
             try:
-                for item in survey(segment):
+                for item in scan_segment(segment):
                     if pending is not None:
-                        self._fault(*pending)
+                        self._add_fault(*pending)
                         pending = None
-                    if isinstance(item, Stretch):
+                    if isinstance(item, DamagedRange):
                         torn = base + item.next
                         pending = (path, f"damaged from {base + item.first} to {torn}: {item.reason}", torn)
                     else:
                         end = item.next
-                        forced = max(forced, min(item.control.forced, item.offset))
-                        self._take(path, item)
+                        forced = max(forced, min(item.control.durable_offset, item.offset))
+                        self._apply_block(path, item)
             finally:
                 segment.close()
         # Bytes after the last valid block count as lost only up to the offset that is known to have been durable.
         if pending is not None and end < forced:
-            self._fault(pending[0], pending[1], forced)
+            self._add_fault(pending[0], pending[1], forced)
         elif bases and end < forced:
-            self._fault(self.folder, f"the log ends at {end}, and {forced} was on the disk", forced)
+            self._add_fault(self.folder, f"the log ends at {end}, and {forced} was on the disk", forced)
         return max(end, torn)
 
-    def _take(self, path: str, block: Block) -> None:
+    def _apply_block(self, path: str, block: Block) -> None:
         control = block.control
         self.ordinal = max(self.ordinal, control.next_ordinal)
         self.epoch = max(self.epoch, control.epoch)
@@ -478,27 +497,27 @@ class CatalogSurvey:
             return
         for record in records_of(block.data):
             if record.flag & FLAG_FILLER:
-                self._fault(path, f"entries at {block.offset} were lost", block.next)
+                self._add_fault(path, f"entries at {block.offset} were lost", block.next)
                 continue
             try:
                 body = block.data[record.position + HEADER_SIZE : record.position + record.size]
-                self.register.enter(unpack(bytes(body)))
+                self.state.apply_entry(decode_entry(bytes(body)))
             except ValueError as error:
-                self._fault(path, f"an entry does not fit: {error}", block.next)
+                self._add_fault(path, f"an entry does not fit: {error}", block.next)
 
 
 def verify_catalog(disk: Disk, data: str) -> list[Finding]:
     """Return what is wrong with the catalog as a whole and with the version file."""
     survey = CatalogSurvey(disk, data)
     findings = [Finding(path, 0, 0, reason, "catalog", DAMAGE) for path, reason in survey.faults]
-    fault, _ = version_fault(disk, data, survey.register)
+    fault, _ = version_fault(disk, data, survey.state)
     if fault:
         path = filenames.join(filenames.join(data, META_NAME), VERSION_NAME)
         findings.append(Finding(path, 0, 0, fault, "version", DAMAGE))
     return findings
 
 
-def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mended]:
+def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[RepairedFile]:
     """Rebuild the catalog of `data` if a start would reject it.
 
     The notes name what is unknown afterwards.
@@ -508,20 +527,23 @@ def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Mend
     found = CatalogSurvey(disk, data)
     if not found.faults:
         return []
-    register = found.register
-    taken_over = [] if found.is_complete else _take_over(disk, data, register)
+    register = found.state
+    taken_over = [] if found.is_complete else _add_from_folders(disk, data, register)
     note = "rebuilt from its snapshot, which has everything"
     if not found.is_complete:
         offset = found.snapshot.offset
         of = f"the snapshot at {offset} and what can be read after it" if offset else "what can be read"
-        note = "; ".join([f"rebuilt from {of}, and the folders", *taken_over, NOT_KNOWN])
+        note = "; ".join([f"rebuilt from {of}, and the folders", *taken_over, UNKNOWN_NOTE])
     if not dry_run:
-        _write(disk, found)
+        _write_catalog(disk, found)
     (path, reason), *more = found.faults
-    return [Mended(path, reason, note), *(Mended(path, reason, "as above") for path, reason in more)]
+    return [
+        RepairedFile(path, reason, note),
+        *(RepairedFile(path, reason, "as above") for path, reason in more),
+    ]
 
 
-def _take_over(disk: Disk, data: str, register: Register) -> list[str]:
+def _add_from_folders(disk: Disk, data: str, register: CatalogState) -> list[str]:
     """Add to the catalog's state what only the folders know, and reserve all ids found.
 
     Return a sentence for each addition.
@@ -538,26 +560,26 @@ def _take_over(disk: Disk, data: str, register: Register) -> list[str]:
             topics[incarnation] = (topic, max(number + 1, topics.get(incarnation, ("", 0))[1]))
     for incarnation, (topic, count) in sorted(topics.items()):
         known = max(known, incarnation)
-        said += _take_topic(register, incarnation, topic, count)
-    known = max(known, *(_take_stores(disk, data, register)))
-    register.enter((LEASE, known + 1 + ID_SLACK, register.leases[-1][1] if register.leases else 0))
-    register.generation += GENERATION_SLACK
+        said += _add_topic(register, incarnation, topic, count)
+    known = max(known, *(_add_stores(disk, data, register)))
+    register.apply_entry((LEASE, known + 1 + LOST_IDS_MAX, register.leases[-1][1] if register.leases else 0))
+    register.generation += LOST_GENERATIONS_MAX
     return said
 
 
-def _take_topic(register: Register, incarnation: int, topic: str, count: int) -> list[str]:
+def _add_topic(register: CatalogState, incarnation: int, topic: str, count: int) -> list[str]:
     row = register.topics.get(incarnation)
     if row is not None and row.target >= count:
         return []
     if row is not None:
-        register.enter((GROW, incarnation, count))
-        register.enter((READY, incarnation))
+        register.apply_entry((GROW, incarnation, count))
+        register.apply_entry((READY, incarnation))
         return [f"topic {topic} has {count} partitions by its folders"]
     for other in [each for each in register.topics.values() if each.name == topic]:
         # The folders of this name belong to this incarnation, so the other topic was deleted.
-        register.enter((GONE, other.incarnation))
-    register.enter((CREATE, topic, incarnation, count, {}))
-    register.enter((READY, incarnation))
+        register.apply_entry((GONE, other.incarnation))
+    register.apply_entry((CREATE, topic, incarnation, count, {}))
+    register.apply_entry((READY, incarnation))
     return [f"topic {topic} with {count} partitions taken from its folders, without settings of its own"]
 
 
@@ -579,7 +601,7 @@ def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> 
     return next((log_id for log_id in ids if log_id is not None), None)
 
 
-def _take_stores(disk: Disk, data: str, register: Register) -> tuple[int, int]:
+def _add_stores(disk: Disk, data: str, register: CatalogState) -> tuple[int, int]:
     """Return the ids of the transaction journal and of the delay store; 0 for a missing one."""
     journal_id = store_id = 0
     transactions, delay = (
@@ -587,11 +609,11 @@ def _take_stores(disk: Disk, data: str, register: Register) -> tuple[int, int]:
         filenames.join(data, DELAY_FOLDER),
     )
     if disk.is_folder(transactions):
-        journal = JournalSurvey(disk, transactions)
+        journal = JournalScan(disk, transactions)
         journal_id = journal.identity[0] if journal.identity is not None else 0
         journal.close()
     if disk.is_folder(delay):
-        buckets = BucketSurvey(disk, delay)
+        buckets = BucketScan(disk, delay)
         store_id = buckets.identity.store_id if buckets.identity is not None else 0
         buckets.close()
     register.journal_id = register.journal_id or journal_id
@@ -599,7 +621,7 @@ def _take_stores(disk: Disk, data: str, register: Register) -> tuple[int, int]:
     return journal_id, store_id
 
 
-def _write(disk: Disk, found: CatalogSurvey) -> None:
+def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
     """Write the rebuilt catalog, then rename the old files."""
     # The snapshot first, then the checkpoint that lets the log begin there: a power cut leaves the old or the new
     # catalog.
@@ -610,19 +632,21 @@ def _write(disk: Disk, found: CatalogSurvey) -> None:
     offset = (found.end // OFFSET_STEP + 1) * OFFSET_STEP
     time_ms = max(found.append_time, found.snapshot.append_time)
     for path, _ in found.notes:
-        put_aside(disk, path)
-    known = [name for name in disk.list(folder) if filenames.known_in_partition(name, SUFFIX)]
-    old = [name for name in known if not filenames.is_aside(name) and name != filenames.mark_name()]
-    snapshots = Snapshots(disk, folder, LOG_ID)
-    snapshots.newest(offset)
-    snapshots.write(Snapshot(offset, found.ordinal, time_ms, found.snapshot.sources, found.register.dump()))
+        rename_damaged(disk, path)
+    known = [name for name in disk.list(folder) if filenames.is_partition_file(name, SUFFIX)]
+    old = [
+        name for name in known if not filenames.is_set_aside(name) and name != filenames.log_checkpoint_name()
+    ]
+    snapshots = SnapshotFiles(disk, folder, LOG_ID)
+    snapshots.load_newest(offset)
+    snapshots.write(Snapshot(offset, found.ordinal, time_ms, found.snapshot.sources, found.state.dump()))
     disk.create(filenames.join(folder, filenames.segment_name(offset, SUFFIX))).close()
     disk.force_folder(folder)
-    marks = Marks(offset, found.ordinal, offset, found.ordinal, time_ms, found.epoch + 1)
-    MarkFile(disk, folder, LOG_ID).settle(marks)
+    marks = LogCheckpoint(offset, found.ordinal, offset, found.ordinal, time_ms, found.epoch + 1)
+    LogCheckpointFile(disk, folder, LOG_ID).write_durably(marks)
     for name in old:
         if disk.exists(filenames.join(folder, name)):  # the new snapshot may have deleted obsolete ones
-            put_aside(disk, filenames.join(folder, name))
+            rename_damaged(disk, filenames.join(folder, name))
 
 
 # The whole data folder
@@ -643,7 +667,7 @@ def _has_log(disk: Disk, folder: str, suffix: str) -> bool:
     if not disk.is_folder(folder):
         return False
     names = disk.list(folder)
-    return filenames.mark_name() in names or any(
+    return filenames.log_checkpoint_name() in names or any(
         filenames.parse_segment_name(name, suffix) is not None or filenames.is_trace(name) for name in names
     )
 
@@ -654,39 +678,39 @@ def _has_segments(disk: Disk, folder: str, suffix: str) -> bool:
     return any(filenames.parse_segment_name(name, suffix) is not None for name in disk.list(folder))
 
 
-def applied_place(disk: Disk, data: str) -> int:
+def applied_lsn(disk: Disk, data: str) -> int:
     """Return the highest LSN of the transaction journal that a log or the catalog has applied.
 
     Return NO_PLACE if there is none.
     """
-    journal = JournalSurvey(disk, filenames.join(data, filenames.TRANSACTIONS_FOLDER))
+    journal = JournalScan(disk, filenames.join(data, filenames.TRANSACTIONS_FOLDER))
     journal.close()
     if journal.identity is None:
-        return NO_PLACE
+        return NO_LSN
     source = (SOURCE_TRANSACTION, journal.identity[0])
-    places = [_applied_of(disk, folder, suffix, source) for folder, suffix in logs_of(disk, data)]
-    places.append(CatalogSurvey(disk, data).register.applied.get(source[1], (NO_PLACE, 0))[0])
+    places = [_applied_lsn_of(disk, folder, suffix, source) for folder, suffix in logs_of(disk, data)]
+    places.append(CatalogSurvey(disk, data).state.applied_lsns.get(source[1], (NO_LSN, 0))[0])
     return max(places)
 
 
-def _applied_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -> int:
+def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -> int:
     """Return the highest LSN of `source` in a log.
 
     It is in the newest snapshot or in the block trailers after that.
     """
     log_id = _log_id(disk, folder, suffix)
     if log_id is None:
-        return NO_PLACE
-    snapshot, _ = Snapshots(disk, folder, log_id).newest(filenames.OFFSET_MAX)
+        return NO_LSN
+    snapshot, _ = SnapshotFiles(disk, folder, log_id).load_newest(filenames.OFFSET_MAX)
     snapshot = snapshot or NO_SNAPSHOT
-    place = snapshot.sources.get(source, (NO_PLACE, 0))[0]
+    place = snapshot.sources.get(source, (NO_LSN, 0))[0]
     for name in disk.list(folder):
         base = filenames.parse_segment_name(name, suffix)
         if base is None or base + disk.size(filenames.join(folder, name)) <= snapshot.offset:
             continue
         segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
         try:
-            for block in segment.sound_blocks(max(0, snapshot.offset - base)):
+            for block in segment.valid_blocks(max(0, snapshot.offset - base)):
                 if (block.control.source_kind, block.control.source_id) == source:
                     place = max(place, block.control.source_high)
         finally:
@@ -694,25 +718,25 @@ def _applied_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -
     return place
 
 
-def _spilled(disk: Disk, data: str) -> dict[int, int]:
+def _arrivals_in_buckets(disk: Disk, data: str) -> dict[int, int]:
     """Return {offset: number} up to which arrivals are in the buckets.
 
     A start reads the arrival log from there.
     """
     delay = filenames.join(data, DELAY_FOLDER)
-    if not is_delay(disk, delay):
+    if not is_bucket_folder(disk, delay):
         return {}
-    buckets = BucketSurvey(disk, delay)
+    buckets = BucketScan(disk, delay)
     buckets.close()
     found = buckets.checkpoint
-    return {} if found is None else {found.offset: found.number}
+    return {} if found is None else {found.spilled_offset: found.spilled_number}
 
 
 def _log_ids(disk: Disk, data: str) -> dict[str, int]:
     """The id of each log by the name of its folder: partitions' as the catalog has them, and that of the arrivals."""
     found = {ARRIVALS_NAME: ARRIVALS_LOG_ID}
     if _had_broker(disk, data):
-        for row in CatalogSurvey(disk, data).register.topics.values():
+        for row in CatalogSurvey(disk, data).state.topics.values():
             for number in range(row.target):
                 name = filenames.partition_folder(row.name, number)
                 found[name] = make_log_id(row.incarnation, number)
@@ -721,29 +745,29 @@ def _log_ids(disk: Disk, data: str) -> dict[str, int]:
 
 def verify_data(
     disk: Disk, data: str, *, records: bool = False, progress: Progress | None = None
-) -> list[Report]:
+) -> list[VerifyReport]:
     """Verify every file of a data folder. Return one report per part.
 
     Raises NewerFormat, OSError.
     """
     wrong = wrong_paths(disk, data)
-    shapes = Report()
+    shapes = VerifyReport()
     for error in wrong:
-        shapes.findings.append(Finding(str(error.filename), 0, 0, _in_words(error), "file"))
-    view = cast(Disk, Hiding(disk, frozenset(str(error.filename) for error in wrong)))
+        shapes.findings.append(Finding(str(error.filename), 0, 0, _describe_error(error), "file"))
+    view = cast(Disk, DiskWithoutPaths(disk, frozenset(str(error.filename) for error in wrong)))
     reports = [shapes]
     for folder, suffix in logs_of(view, data):
         found = verify(view, folder, records=records, suffix=suffix, progress=progress)
         reports.append(lost_is_damage(found))
     meta = filenames.join(data, META_NAME)
-    reports.append(Report())
+    reports.append(VerifyReport())
     if _has_segments(view, meta, SUFFIX):
         reports[-1] = verify(view, meta, records=records, suffix=SUFFIX, progress=progress)
         others = reports[-1].findings
         reports[-1].findings = [each for each in others if os.path.basename(each.file) not in META_NAMES]
-    if _had_broker(view, data) and not any(_keeps_from(error, meta) for error in wrong):
+    if _had_broker(view, data) and not any(_makes_unreadable(error, meta) for error in wrong):
         reports[-1].findings += verify_catalog(view, data)
-        for path, reason, _ in missing_folders(disk, data, CatalogSurvey(view, data).register):
+        for path, reason, _ in missing_folders(disk, data, CatalogSurvey(view, data).state):
             reports[-1].findings.append(Finding(path, 0, 0, reason, "folder", DAMAGE))
     transactions, delay = (
         filenames.join(data, filenames.TRANSACTIONS_FOLDER),
@@ -751,12 +775,12 @@ def verify_data(
     )
     if is_journal(view, transactions):
         reports.append(verify_journal(view, transactions, records=records, progress=progress))
-    if is_delay(view, delay):
+    if is_bucket_folder(view, delay):
         reports.append(verify_buckets(view, delay, records=records, progress=progress))
     return reports
 
 
-def _keeps_from(error: OSError, folder: str) -> bool:
+def _makes_unreadable(error: OSError, folder: str) -> bool:
     """Return whether `folder`, or a file in it, is unreadable.
 
     What is missing in it cannot be detected then.
@@ -767,7 +791,7 @@ def _keeps_from(error: OSError, folder: str) -> bool:
     return folder in (path, os.path.dirname(path))
 
 
-def _in_words(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     if isinstance(error, IsADirectoryError):
         return "a folder where a file belongs"
     if isinstance(error, NotADirectoryError):
@@ -778,56 +802,56 @@ def _in_words(error: OSError) -> str:
 
 
 @dataclass
-class DataRepaired:
+class DataRepairResult:
     """What the repair of a data folder did, by part.
 
     `failed` are the parts that could not be repaired.
     """
 
-    folder: list[Mended] = field(default_factory=list)
-    logs: list[Repaired] = field(default_factory=list)
-    journal: list[JournalRepaired] = field(default_factory=list)
-    buckets: list[BucketRepaired] = field(default_factory=list)
-    refused: list[Corrupt] = field(default_factory=list)
+    folder: list[RepairedFile] = field(default_factory=list)
+    logs: list[RepairedRange] = field(default_factory=list)
+    journal: list[RepairedJournalRange] = field(default_factory=list)
+    buckets: list[RepairedBucket] = field(default_factory=list)
+    failed: list[Corrupt] = field(default_factory=list)
 
 
-def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepaired:
+def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairResult:
     """Repair every part of a data folder, independently of the others.
 
     Raises NewerFormat, Full, OSError.
     """
-    done = DataRepaired(repair_paths(disk, data, dry_run=dry_run))
+    done = DataRepairResult(repair_paths(disk, data, dry_run=dry_run))
     hidden = frozenset(mended.file for mended in done.folder)
-    view = cast(Disk, Hiding(disk, hidden)) if dry_run else disk
+    view = cast(Disk, DiskWithoutPaths(disk, hidden)) if dry_run else disk
     log_ids = _log_ids(view, data)
     for folder, suffix in logs_of(view, data):
         try:
-            starts = _spilled(view, data) if suffix == ARRIVALS_SUFFIX else {}
+            starts = _arrivals_in_buckets(view, data) if suffix == ARRIVALS_SUFFIX else {}
             expected = log_ids.get(os.path.basename(folder))
             done.logs += repair(
                 view, folder, dry_run=dry_run, suffix=suffix, starts=starts, expected=expected
             )
-            done.refused += filter(None, [lost_partition(view, folder)])
+            done.failed += filter(None, [lost_partition(view, folder)])
         except Corrupt as error:
-            done.refused.append(error)
+            done.failed.append(error)
     transactions, delay = (
         filenames.join(data, filenames.TRANSACTIONS_FOLDER),
         filenames.join(data, DELAY_FOLDER),
     )
     if is_journal(view, transactions):
         try:
-            known = applied_place(view, data)
-            done.journal += repair_journal(view, transactions, dry_run=dry_run, known=known)
+            known = applied_lsn(view, data)
+            done.journal += repair_journal(view, transactions, dry_run=dry_run, known_lsn=known)
         except Corrupt as error:
-            done.refused.append(error)
-    if is_delay(view, delay):
+            done.failed.append(error)
+    if is_bucket_folder(view, delay):
         try:
             done.buckets += repair_buckets(view, delay, dry_run=dry_run)
         except Corrupt as error:
-            done.refused.append(error)
+            done.failed.append(error)
     if _had_broker(view, data):
         done.folder += repair_catalog(view, data, dry_run=dry_run)
         done.folder += repair_version(view, data, dry_run=dry_run)
-        for path, reason, advice in missing_folders(view, data, CatalogSurvey(view, data).register):
-            done.refused.append(Corrupt(path, 0, 0, f"{reason}. {advice}"))
+        for path, reason, advice in missing_folders(view, data, CatalogSurvey(view, data).state):
+            done.failed.append(Corrupt(path, 0, 0, f"{reason}. {advice}"))
     return done

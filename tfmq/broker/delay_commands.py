@@ -8,19 +8,33 @@ from typing import Any, Final
 from journal.errors import BadBatch
 from journal.log.writer import size_bound
 from journal.record.batch import Batch
-from journal.record.block_trailer import holds_control_header
+from journal.record.block_trailer import contains_trailer_header
 from journal.record.format import HEADER_SIZE, split_id
-from tfmq.apply_target import ARRIVALS_KEY, Applied, Schedule
-from tfmq.broker.admission import Quotas
-from tfmq.broker.catalog_state import Register
-from tfmq.broker.delayed_produce import Arrivals, DelayedSend, ScheduleWork, wrap
-from tfmq.broker.partition import Partition, Work
-from tfmq.broker.produce import REQUEST_BYTES, Writes
+from tfmq.apply_target import ARRIVALS_KEY, AppendDelayed, AppliedCallback
+from tfmq.broker.admission import Backpressure
+from tfmq.broker.catalog_state import CatalogState
+from tfmq.broker.delayed_produce import (
+    ArrivalPartition,
+    DelayedEffectAppend,
+    DelayedProduceAppend,
+    wrap_batch,
+)
+from tfmq.broker.partition import Partition, PendingAppend
+from tfmq.broker.produce import REQUEST_BYTES, ProduceHandler
 from tfmq.broker.reply import Body, Reply, Session, client_error
 from tfmq.broker.topics import Topics, no_partition
-from tfmq.delay.buckets.store import Buckets
+from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
-from tfmq.delay.requests import UNKNOWN, Described, Histogram, Listed, Pending, Query, Rescheduled, Turn
+from tfmq.delay.requests import (
+    UNKNOWN,
+    Histogram,
+    ListPage,
+    ListQuery,
+    MessageState,
+    PendingMessage,
+    RescheduleResult,
+    Turn,
+)
 from tfmq.errors import BadRequest, Busy, DecodeFailed, MessageTooLarge
 from tfmq.message import Attribute, decode_attribute
 from tfmq.protocol.commands import (
@@ -33,20 +47,20 @@ from tfmq.protocol.commands import (
     SucceedProducer,
     TransactionBatch,
 )
-from tfmq.protocol.delayed_handle import Handle, issuer, parse_handle, print_handle
+from tfmq.protocol.delayed_handle import Handle, format_handle, issuer, parse_handle
 from tfmq.protocol.schema import DUE_BYTES, DUE_MAX
-from tfmq.transaction.model import Piece
+from tfmq.transaction.model import IncomingBatch
 
-NOT_HERE: Final = "The handle {text} is of another broker, or of data that this one had before."
+FOREIGN_HANDLE: Final = "The handle {text} is of another broker, or of data that this one had before."
 PAGE_BYTES: Final = 1 << 20
 """Maximum bytes of a page's rows, so that the page fits one reply header whatever keys the messages have."""
-ROW_BYTES: Final = 1 << 10
+ROW_BYTES_MAX: Final = 1 << 10
 """Maximum size of a row besides the message's key and tag."""
 TRANSACTION_TOPIC: Final = "(delayed)"
 """Topic name shown to users for the delayed messages of a transaction, which share one target."""
 
 
-class Delay:
+class DelayCommands:
     """Delayed delivery.
 
     One method per command, called by the request handler; each replies once, or raises.
@@ -58,14 +72,14 @@ class Delay:
     def __init__(
         self,
         *,
-        partition: Arrivals,
+        partition: ArrivalPartition,
         queue: DelayQueue,
-        buckets: Buckets,
+        buckets: BucketStore,
         node: str,
         topics: Topics,
-        register: Register,
-        writes: Writes,
-        quotas: Quotas,
+        register: CatalogState,
+        writes: ProduceHandler,
+        quotas: Backpressure,
         limits: Mapping[str, int],
         levels: Sequence[float],
         lost: int = 0,
@@ -74,7 +88,7 @@ class Delay:
         self._buckets, self._levels = buckets, levels
         self.issuer = issuer(node, buckets.store_id)
         self._topics, self._register, self._writes, self._quotas = topics, register, writes, quotas
-        self._limits, self._lost = limits, lost
+        self._limits, self._lost_messages = limits, lost
         self.stopped = False
         """No operation is in progress any more."""
 
@@ -101,7 +115,7 @@ class Delay:
         start.
         """
         found = self.queue.status()
-        found["damaged"] += self._lost
+        found["damaged"] += self._lost_messages
         arrivals = self.partition.log.stopped or "open"
         return {**found, "arrivals": arrivals, "levels": list(self._levels)}
 
@@ -113,8 +127,8 @@ class Delay:
         Raises UnknownTopic, UnknownPartition, StorageStopped, BadBatch, BadRequest, MessageTooLarge, Busy.
         """
         data = bytes(body)  # one copy, because it is scanned, checked and measured
-        target = self._checked(request, data)
-        work = DelayedSend(
+        target = self._checked_target(request, data)
+        work = DelayedProduceAppend(
             request,
             data,
             reply,
@@ -124,22 +138,24 @@ class Delay:
             store_id=self.issuer,
             log_id=target.log.log_id,
         )
-        self._quotas.take(session, work.size_bytes + REQUEST_BYTES)
-        self._writes.put(self.partition, work)
+        self._quotas.acquire(session, work.size_bytes + REQUEST_BYTES)
+        self._writes.enqueue(self.partition, work)
 
-    def piece(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> Piece:
+    def transaction_batch(
+        self, request: Produce | TransactionBatch, producer_id: int, data: Body
+    ) -> IncomingBatch:
         """Return a delayed batch of a transaction in the form that its journal stores.
 
         Raises what `send` raises.
         """
-        target = self._checked(request, data)
+        target = self._checked_target(request, data)
         batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
         self.partition.log.check(batch)
-        wrapped = wrap(target.log.log_id, request.topic, request.due or b"", batch)
+        wrapped = wrap_batch(target.log.log_id, request.topic, request.due or b"", batch)
         most = self.partition.log.options.segment_bytes
         if size_bound(len(wrapped.data)) > most:
             raise MessageTooLarge(size_bytes=size_bound(len(wrapped.data)), max_bytes=most)
-        return Piece(
+        return IncomingBatch(
             ARRIVALS_KEY,
             TRANSACTION_TOPIC,
             producer_id,
@@ -149,7 +165,7 @@ class Delay:
             wrapped.data,
         )
 
-    def _checked(self, request: Produce | TransactionBatch, data: Body) -> Partition:
+    def _checked_target(self, request: Produce | TransactionBatch, data: Body) -> Partition:
         """Return the target partition after checking that it would accept the messages."""
         due = request.due or b""
         if len(due) != DUE_BYTES * request.count:
@@ -158,13 +174,13 @@ class Delay:
             )
         if request.count * HEADER_SIZE > len(data):
             raise BadBatch(f"{request.count} records cannot be in {len(data)} bytes")
-        self._writes.refuse_large(request.blocks, len(data))
+        self._writes.check_record_size(request.blocks, len(data))
         target = self._topics.partition(request.topic, request.incarnation, request.partition)
         size = size_bound(max([block[0] for block in request.blocks], default=len(data)))
         most = target.log.options.segment_bytes
         if size > most:
             raise MessageTooLarge(size_bytes=size, max_bytes=most)
-        if holds_control_header(bytes(data), target.log.log_id):
+        if contains_trailer_header(bytes(data), target.log.log_id):
             raise BadBatch("it holds a control record of the partition that it is for")
         self._require_room(request.count, len(data))
         return target
@@ -181,20 +197,20 @@ class Delay:
                 f"Delayed messages of {self.queue.pending_bytes} bytes wait; limits.delayed_bytes is the most that may."
             )
 
-    def succeed(self, request: SucceedProducer, reply: Reply) -> None:
+    def succeed_producer(self, request: SucceedProducer, reply: Reply) -> None:
         """Close a producer id in the arrival log."""
-        self._writes.succeed_on(self.partition, request.producer_id, reply)
-        self.queue.watch()
+        self._writes.succeed_in_partition(self.partition, request.producer_id, reply)
+        self.queue.schedule_maintenance()
 
-    def work(self, effect: Schedule, done: Applied) -> Work:
+    def pending_append(self, effect: AppendDelayed, done: AppliedCallback) -> PendingAppend:
         """Return the queued append for delayed batches of decided transactions."""
-        return ScheduleWork(effect, done, self.queue)
+        return DelayedEffectAppend(effect, done, self.queue)
 
     # One delayed message
 
     def cancel(self, request: CancelDelayed, reply: Reply, session: Session) -> None:
         handle = parse_handle(request.handle)
-        done = self._pending(reply, session, _one)
+        done = self._reply_when_done(reply, session, _single_field)
         if self._is_own(handle):
             self.queue.cancel(handle.log_id, _turn(handle), done)
         else:
@@ -202,32 +218,32 @@ class Delay:
 
     def reschedule(self, request: RescheduleDelayed, reply: Reply, session: Session) -> None:
         handle = parse_handle(request.handle)
-        done = self._pending(reply, session, partial(self._rescheduled, handle.log_id))
+        done = self._reply_when_done(reply, session, partial(self._reschedule_fields, handle.log_id))
         if self._is_own(handle):
             due = request.due.to_bytes(DUE_BYTES, "big")
             self.queue.reschedule(handle.log_id, _turn(handle), due, done)
         else:
-            done(Rescheduled(UNKNOWN), None)
+            done(RescheduleResult(UNKNOWN), None)
 
-    def _rescheduled(self, log_id: int, found: Rescheduled) -> tuple[str, str]:
-        return found.state, "" if found.turn is None else self._handle(log_id, found.turn)
+    def _reschedule_fields(self, log_id: int, found: RescheduleResult) -> tuple[str, str]:
+        return found.state, "" if found.turn is None else self._handle_text(log_id, found.turn)
 
     def describe(self, request: DescribeDelayed, reply: Reply, session: Session) -> None:
         handle = parse_handle(request.handle)
-        done = self._pending(reply, session, partial(self._described, request.handle, handle))
+        done = self._reply_when_done(reply, session, partial(self._describe_fields, request.handle, handle))
         if self._is_own(handle):
             self.queue.describe(handle.log_id, _turn(handle), done)
         else:
-            done(Described(UNKNOWN, _turn(handle)), None)
+            done(MessageState(UNKNOWN, _turn(handle)), None)
 
-    def _described(self, text: str, handle: Handle, found: Described) -> tuple[dict[str, Any]]:
+    def _describe_fields(self, text: str, handle: Handle, found: MessageState) -> tuple[dict[str, Any]]:
         known: dict[str, Any] = {"handle": text, "state": found.state}
         if found.pending is not None:
-            known = self._row(found.pending) | known
+            known = self._list_row(found.pending) | known
         elif self._is_own(handle):
-            known |= self._where(handle.log_id) | {"due_ms": found.turn.due}
+            known |= self._partition_fields(handle.log_id) | {"due_ms": found.turn.due}
         if found.turn != _turn(handle):
-            known["handle_now"] = self._handle(handle.log_id, found.turn)
+            known["handle_now"] = self._handle_text(handle.log_id, found.turn)
         return (known,)
 
     def _is_own(self, handle: Handle) -> bool:
@@ -237,32 +253,32 @@ class Delay:
 
     def list(self, request: ListDelayed, reply: Reply, session: Session) -> None:
         """Return a page of the waiting messages. Raises UnknownTopic, BadRequest."""
-        keys = self._keys(request.topic, request.partition)
+        keys = self._log_filter(request.topic, request.partition)
         after = None
         if request.after:
             handle = parse_handle(request.after)
             if not self._is_own(handle):
-                raise BadRequest(NOT_HERE.format(text=request.after))
+                raise BadRequest(FOREIGN_HANDLE.format(text=request.after))
             after = _turn(handle)
         end_due = request.end_due + (request.end_due == DUE_MAX)
-        query = Query(request.first_due, end_due, after, request.limit, keys, request.key)
-        self.queue.list(query, self._pending(reply, session, self._listed))
+        query = ListQuery(request.first_due, end_due, after, request.limit, keys, request.key)
+        self.queue.list(query, self._reply_when_done(reply, session, self._list_fields))
 
-    def _listed(self, found: Listed) -> tuple[Any, ...]:
-        count = _fitting(found.rows)
-        rows = [self._row(each) for each in found.rows[:count]]
+    def _list_fields(self, found: ListPage) -> tuple[Any, ...]:
+        count = _rows_per_page(found.rows)
+        rows = [self._list_row(each) for each in found.rows[:count]]
         if count < len(found.rows):
             return rows, True, rows[-1]["handle"]
         # Only the due time and number position the next page, so the log id in this handle is not used.
-        after = "" if found.after is None else self._handle(ARRIVALS_KEY, found.after)
+        after = "" if found.after is None else self._handle_text(ARRIVALS_KEY, found.after)
         return rows, found.more, after
 
     def histogram(self, request: DelayedHistogram, reply: Reply, session: Session) -> None:
         """Count waiting messages by due time. Raises UnknownTopic."""
-        done = self._pending(reply, session, _histogram)
-        self.queue.histogram(request.edges, self._keys(request.topic, None), done)
+        done = self._reply_when_done(reply, session, _histogram_fields)
+        self.queue.histogram(request.edges, self._log_filter(request.topic, None), done)
 
-    def _keys(self, name: str, number: int | None) -> Callable[[int], bool] | None:
+    def _log_filter(self, name: str, number: int | None) -> Callable[[int], bool] | None:
         """Return a filter on log ids for topic `name` and partition `number`; None: all."""
         if not name:
             return None if number is None else lambda key: split_id(key)[1] == number
@@ -275,7 +291,7 @@ class Delay:
 
     # Replies
 
-    def _pending(
+    def _reply_when_done(
         self, reply: Reply, session: Session, fields: Callable[[Any], Sequence[Any]]
     ) -> Callable[[Any, BaseException | None], None]:
         """Return a callback that replies with `fields(result)`.
@@ -284,10 +300,10 @@ class Delay:
 
         Raises Busy.
         """
-        self._quotas.take(session, REQUEST_BYTES)
+        self._quotas.acquire(session, REQUEST_BYTES)
 
         def done(result: Any, error: BaseException | None) -> None:
-            self._quotas.give(session, REQUEST_BYTES)
+            self._quotas.release(session, REQUEST_BYTES)
             if error is not None:
                 reply.error(client_error(error))
             else:
@@ -295,31 +311,31 @@ class Delay:
 
         return done
 
-    def _handle(self, log_id: int, turn: Turn) -> str:
-        return print_handle(Handle(self.issuer, log_id, turn.due, turn.number))
+    def _handle_text(self, log_id: int, turn: Turn) -> str:
+        return format_handle(Handle(self.issuer, log_id, turn.due, turn.number))
 
-    def _row(self, pending: Pending) -> dict[str, Any]:
+    def _list_row(self, pending: PendingMessage) -> dict[str, Any]:
         """Return a waiting message as a list row."""
-        attribute = _attribute(pending.attribute)
+        attribute = _decode_attribute(pending.attribute)
         return {
-            "handle": self._handle(pending.key, Turn(pending.due, pending.number)),
+            "handle": self._handle_text(pending.key, Turn(pending.due, pending.number)),
             "state": "pending",
             "due_ms": pending.due,
-            **self._where(pending.key),
+            **self._partition_fields(pending.key),
             "key": attribute.key,
             "tag": attribute.tag,
             "size": pending.size_bytes,
             "born_ms": attribute.born_ms,
         }
 
-    def _where(self, log_id: int) -> dict[str, Any]:
+    def _partition_fields(self, log_id: int) -> dict[str, Any]:
         """Return topic and partition of a log id; topic "" if it was deleted."""
         incarnation, number = split_id(log_id)
         row = self._register.topics.get(incarnation)
         return {"topic": "" if row is None else row.name, "partition": number}
 
 
-def _attribute(data: bytes | None) -> Attribute:
+def _decode_attribute(data: bytes | None) -> Attribute:
     """Decode a record's attribute; an empty one if the sender used another format."""
     try:
         return Attribute() if data is None else decode_attribute(data)
@@ -327,9 +343,9 @@ def _attribute(data: bytes | None) -> Attribute:
         return Attribute()
 
 
-def _fitting(rows: Sequence[Pending]) -> int:
+def _rows_per_page(rows: Sequence[PendingMessage]) -> int:
     """Return how many rows fit one page: all, unless their keys are long; at least one."""
-    sizes = accumulate(ROW_BYTES + len(each.attribute or b"") for each in rows)
+    sizes = accumulate(ROW_BYTES_MAX + len(each.attribute or b"") for each in rows)
     return max(1, sum(size <= PAGE_BYTES for size in sizes))
 
 
@@ -337,9 +353,9 @@ def _turn(handle: Handle) -> Turn:
     return Turn(handle.due, handle.number)
 
 
-def _one(result: Any) -> tuple[Any]:
+def _single_field(result: Any) -> tuple[Any]:
     return (result,)
 
 
-def _histogram(found: Histogram) -> tuple[Any, ...]:
+def _histogram_fields(found: Histogram) -> tuple[Any, ...]:
     return list(found.counts), found.pending

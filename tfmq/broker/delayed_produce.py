@@ -17,26 +17,26 @@ from zlib import crc32
 from journal.log.log import Log
 from journal.record.batch import PLAIN, Appended, Batch
 from journal.record.format import HEADER_SIZE, LENGTH, Buffer
-from tfmq.apply_target import Applied, Delayed, Mark, Schedule
+from tfmq.apply_target import AppendDelayed, AppendResult, AppliedCallback, StoredDelayedBatch
 from tfmq.broker import reply
-from tfmq.broker.partition import EffectWork, Partition, Staged, Waiter
-from tfmq.broker.produce import Send, Writes
-from tfmq.broker.producer_state import Answer, Repeat
+from tfmq.broker.partition import EffectAppend, Partition, StagedAppends, Waiter
+from tfmq.broker.produce import ProduceAppend, ProduceHandler
+from tfmq.broker.producer_state import DuplicateBatch, StoredBatch
 from tfmq.broker.reply import Body, Reply, Session
 from tfmq.delay.arrivals import header as notes
-from tfmq.delay.arrivals.header import PRODUCER_ID, Note
-from tfmq.delay.arrivals.log import batches_of, note_before
+from tfmq.delay.arrivals.header import PRODUCER_ID, ArrivalHeader
+from tfmq.delay.arrivals.log import arrival_batches, header_before
 from tfmq.delay.due_time import (
     ABSOLUTE_FLAG,
     DUE_MAX,
     RELATIVE,
     RELATIVE_FLAG,
     WORD,
-    Dues,
-    dues_of,
-    effective,
-    word_bytes,
-    words,
+    DueTimes,
+    decode_words,
+    due_times_of,
+    effective_due_times,
+    encode_words,
 )
 from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
 from tfmq.protocol.commands import ORDINAL_UNKNOWN, DelayedBatch, Produce
@@ -46,7 +46,7 @@ INCARNATION: Final = 2
 """Reserved for the broker, below every topic's incarnation: log id `tfmq.apply_target.ARRIVALS_KEY`."""
 
 
-class Arrivals(Partition):
+class ArrivalPartition(Partition):
     """The arrival log as a partition.
 
     It has no topic and no fetches; only a restart resumes it after a stop.
@@ -56,13 +56,13 @@ class Arrivals(Partition):
         return "repair the disk, then start the broker again"
 
 
-class ArrivalsLanding:
+class ArrivalLogAdapter:
     """The arrival log as the delay queue uses it, for cancellations and new due times.
 
     Implements `tfmq.delay.requests.ArrivalLog`.
     """
 
-    def __init__(self, partition: Partition, writes: Writes) -> None:
+    def __init__(self, partition: Partition, writes: ProduceHandler) -> None:
         self._partition = partition
         self._writes = writes
 
@@ -78,29 +78,29 @@ class ArrivalsLanding:
         """Append `batches` in one write, after everything queued before."""
         stopped = self._partition.log.stopped
         if stopped is not None:
-            done(None, reply.of_arrivals(StorageStopped(reason=stopped, outcome=NOT_DONE)))
+            done(None, reply.arrival_log_error(StorageStopped(reason=stopped, outcome=NOT_DONE)))
         else:
-            self._writes.put(self._partition, HouseWork(batches, done))
+            self._writes.enqueue(self._partition, DelayQueueAppend(batches, done))
 
     def when_forced(self, offset: int, waiter: Waiter) -> None:
         def forced(error: BaseException | None) -> None:
-            waiter(None if error is None else reply.of_arrivals(reply.client_error(error, UNKNOWN)))
+            waiter(None if error is None else reply.arrival_log_error(reply.client_error(error, UNKNOWN)))
 
-        self._partition.when_forced(offset, forced)
+        self._partition.when_durable(offset, forced)
 
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
         """Truncate the log in a worker, with no append at the same time."""
-        self._partition.exclusively(partial(self._partition.log.truncate_before, offset), done)
+        self._partition.run_exclusively(partial(self._partition.log.truncate_before, offset), done)
 
 
-class HouseWork:
+class DelayQueueAppend:
     """Append by the delay queue: arrival headers, and copies of records after them.
 
     Copies have the ids of their first producers, so they are not the next sequence of any producer. They are an
     append of their own.
     """
 
-    effect = False
+    is_effect = False
     source = PLAIN
 
     def __init__(
@@ -113,55 +113,57 @@ class HouseWork:
         self.size_bytes = sum(len(batch.data) for batch in batches)
         self.alone = any(batch.producer_id != PRODUCER_ID for batch in batches)
 
-    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+    def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
         return self._batches
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
         self._done(answers, None)
 
-    def refused(self, error: BaseException) -> None:
-        self._done(None, reply.of_arrivals(error))
+    def rejected(self, error: BaseException) -> None:
+        self._done(None, reply.arrival_log_error(error))
 
-    def keep(self, *, staged: bool = False) -> None:
+    def copy_bytes(self, *, staged: bool = False) -> None:
         """Its bytes are its own."""
 
 
 """Do nothing: the batches own their bytes."""
 
 
-NOTE_BYTES: Final = 512
+HEADER_BYTES_MAX: Final = 512
 """Maximum size of an arrival header besides its due times: record header, fields, and topic name."""
 DUE_WORDS: Final = 2
 """A due time takes one word on the wire and one in the arrival header."""
-BATCHES_OF_ONE: Final = 2
+BATCHES_PER_ARRIVAL: Final = 2
 """Batches per arrival: the header and the records."""
 
-_FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
+_FLAG_TABLE: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 """Translation of a due word's first byte to the message's flag."""
 
 
-class Queue(Protocol):
+class ArrivalQueue(Protocol):
     """The methods of `tfmq.delay.delay_queue.DelayQueue` that arrivals need."""
 
     def now_ms(self) -> int: ...
-    def taken_ms(self) -> int: ...
+    def now_rounded_up_ms(self) -> int: ...
     def ahead_ms(self) -> int: ...
-    def expect(self, due_min: int) -> int: ...
-    def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None: ...
-    def failed(self, ticket: int) -> None: ...
+    def begin_append(self, due_min: int) -> int: ...
+    def append_written(
+        self, ticket: int, header: ArrivalHeader, records: Buffer, answer: Appended
+    ) -> None: ...
+    def append_failed(self, ticket: int) -> None: ...
 
 
-class Landed(NamedTuple):
+class ExpectedArrival(NamedTuple):
     """A batch to be appended.
 
     `ticket` is the queue's ticket for the expected arrival.
     """
 
-    note: Note
+    header: ArrivalHeader
     ticket: int
 
 
-class DelayedSend(Send):
+class DelayedProduceAppend(ProduceAppend):
     """Append of one PRODUCE with due times.
 
     Producer sequences and acks work as for any other produce.
@@ -170,7 +172,7 @@ class DelayedSend(Send):
     fails, so that it fires nothing later in between.
     """
 
-    __slots__ = ("_landed", "_log_id", "_note", "_number", "_queue", "_store_id")
+    __slots__ = ("_expected", "_first_number", "_header", "_log_id", "_queue", "_store_id")
 
     def __init__(
         self,
@@ -178,187 +180,196 @@ class DelayedSend(Send):
         body: Body,
         reply: Reply,
         session: Session,
-        writes: Writes,
+        writes: ProduceHandler,
         *,
-        queue: Queue,
+        queue: ArrivalQueue,
         store_id: int,
         log_id: int,
     ) -> None:
         super().__init__(request, body, reply, session, writes)
         self._queue, self._store_id, self._log_id = queue, store_id, log_id
-        self.size_bytes = len(body) + DUE_WORDS * len(request.due or b"") + NOTE_BYTES
-        self._landed: Landed | None = None
-        self._note: Note | None = None
+        self.size_bytes = len(body) + DUE_WORDS * len(request.due or b"") + HEADER_BYTES_MAX
+        self._expected: ExpectedArrival | None = None
+        self._header: ArrivalHeader | None = None
         """Arrival header of the stored batch; None if it is no longer known."""
-        self._number = 0
+        self._first_number = 0
 
-    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
-        self._forget()
-        found = super().batches(partition, staged)
+    def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
+        self._withdraw()
+        found = super().prepare(partition, staged)
         if found is None:
             return None
         request, queue, ((data, blocks, *stream),) = self._request, self._queue, found
         ahead = queue.ahead_ms()
-        dues = effective(request.due or b"", request.count, queue.taken_ms(), ahead)
-        note = notes.arrival(self._log_id, request.topic, dues, len(data), ahead)
-        batches = batches_of(note, data, blocks, *stream)
-        self._landed = Landed(note, queue.expect(dues.low))
+        dues = effective_due_times(request.due or b"", request.count, queue.now_rounded_up_ms(), ahead)
+        note = notes.arrival_header(self._log_id, request.topic, dues, len(data), ahead)
+        batches = arrival_batches(note, data, blocks, *stream)
+        self._expected = ExpectedArrival(note, queue.begin_append(dues.low))
         return batches
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        landed, self._landed = self._landed, None
+        landed, self._expected = self._expected, None
         assert landed is not None
-        (_, answer), self._note = answers, landed.note
-        self._number = answer.first_ordinal
-        self._queue.arrived(landed.ticket, landed.note, self._body, answer)
+        (_, answer), self._header = answers, landed.header
+        self._first_number = answer.first_ordinal
+        self._queue.append_written(landed.ticket, landed.header, self._body, answer)
         super().appended(partition, [answer])
 
-    def keep(self, *, staged: bool = False) -> None:
+    def copy_bytes(self, *, staged: bool = False) -> None:
         """Copy the records; the queue reads them after the append."""
-        if not self._kept:
+        if not self._body_released:
             self._body = bytes(self._body)
-            self._body_done()
+            self._release_body()
 
-    def _repeat(self, partition: Partition, repeat: Repeat) -> None:
+    def _answer_duplicate(self, partition: Partition, repeat: DuplicateBatch) -> None:
         """Answer a duplicate with the stored due times.
 
         They are in the log until the buckets contain them.
         """
-        self._number = repeat.answer.first_ordinal
+        self._first_number = repeat.stored.first_ordinal
         self._run(
-            partial(note_before, partition.log, self._number), partial(self._found, partition, repeat.answer)
+            partial(header_before, partition.log, self._first_number),
+            partial(self._duplicate_read, partition, repeat.stored),
         )
 
-    def _found(
-        self, partition: Partition, answer: Answer, note: Note | None, error: BaseException | None
+    def _duplicate_read(
+        self,
+        partition: Partition,
+        answer: StoredBatch,
+        note: ArrivalHeader | None,
+        error: BaseException | None,
     ) -> None:
         if error is not None:
-            self.refused(reply.client_error(error, UNKNOWN))
+            self.rejected(reply.client_error(error, UNKNOWN))
             return
-        if note is not None and note.records == self._request.count:
-            self._note = note
-        self._settle(partition, answer.end, (), True, answer)
+        if note is not None and note.record_count == self._request.count:
+            self._header = note
+        self._reply_when_durable(partition, answer.end_offset, (), True, answer)
 
-    def _ok(self, *fields: Any) -> None:
+    def _reply_ok(self, *fields: Any) -> None:
         """Reply as for any produce, but without offsets: the records are not in their partition yet."""
         _, durability, repeated, append_time, _ = fields
-        super()._ok([], durability, repeated, append_time, ORDINAL_UNKNOWN, self._delayed())
+        super()._reply_ok([], durability, repeated, append_time, ORDINAL_UNKNOWN, self._delayed_batch())
 
-    def _delayed(self) -> DelayedBatch | None:
-        note = self._note
+    def _delayed_batch(self) -> DelayedBatch | None:
+        note = self._header
         if note is None:
             return None
-        return DelayedBatch(self._store_id, note.log_id, self._number, word_bytes(note.dues.times))
+        return DelayedBatch(self._store_id, note.log_id, self._first_number, encode_words(note.dues.times))
 
-    def refused(self, error: BaseException) -> None:
-        self._forget()
-        super().refused(reply.of_arrivals(error))
+    def rejected(self, error: BaseException) -> None:
+        self._withdraw()
+        super().rejected(reply.arrival_log_error(error))
 
-    def _forget(self) -> None:
+    def _withdraw(self) -> None:
         """Withdraw the expected batch, which is not written."""
-        landed, self._landed = self._landed, None
+        landed, self._expected = self._expected, None
         if landed is not None:
-            self._queue.failed(landed.ticket)
+            self._queue.append_failed(landed.ticket)
 
 
-class ScheduleWork(EffectWork):
+class DelayedEffectAppend(EffectAppend):
     """Append of delayed batches of decided transactions, once per LSN.
 
     Delays count from the decision.
     """
 
-    def __init__(self, effect: Schedule, done: Applied, queue: Queue) -> None:
+    def __init__(self, effect: AppendDelayed, done: AppliedCallback, queue: ArrivalQueue) -> None:
         super().__init__(effect, done)
         self._wrapped = self._batches
         self._decided_ms = effect.decided_ms
         self._queue = queue
-        self._landed: list[tuple[Landed, Buffer]] = []
+        self._expected: list[tuple[ExpectedArrival, Buffer]] = []
 
-    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
-        self._forget()
+    def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
+        self._withdraw()
         self._batches = []
-        if super().batches(partition, staged) is None:
+        if super().prepare(partition, staged) is None:
             return None
         for wrapped, decided_ms in zip(self._wrapped, self._decided_ms, strict=True):
-            asked, records = unwrap(wrapped)
+            asked, records = unwrap_batch(wrapped)
             ahead = self._queue.ahead_ms()
-            dues = effective_at(asked.dues, decided_ms, self._queue.now_ms(), ahead)
-            self._add(notes.arrival(asked.log_id, asked.topic, dues, asked.size_bytes, ahead), records)
+            dues = effective_due_times_at(asked.dues, decided_ms, self._queue.now_ms(), ahead)
+            self._add_arrival(
+                notes.arrival_header(asked.log_id, asked.topic, dues, asked.size_bytes, ahead), records
+            )
         return self._batches
 
-    def _add(self, note: Note, records: Batch) -> None:
+    def _add_arrival(self, note: ArrivalHeader, records: Batch) -> None:
         """Add one arrival.
 
         The header format ensures that no block trailer header appears where two batches meet.
         """
-        self._batches += batches_of(note, *records)
-        self._landed.append((Landed(note, self._queue.expect(note.dues.low)), records.data))
+        self._batches += arrival_batches(note, *records)
+        self._expected.append((ExpectedArrival(note, self._queue.begin_append(note.dues.low)), records.data))
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        landed, self._landed = self._landed, []
+        landed, self._expected = self._expected, []
         delayed = []
-        for (each, records), answer in zip(landed, answers[1::BATCHES_OF_ONE], strict=True):
-            self._queue.arrived(each.ticket, each.note, records, answer)
-            dues = each.note.dues
+        for (each, records), answer in zip(landed, answers[1::BATCHES_PER_ARRIVAL], strict=True):
+            self._queue.append_written(each.ticket, each.header, records, answer)
+            dues = each.header.dues
             times = dues.times[:1] if dues.low == dues.high else dues.times
-            delayed.append(Delayed(each.note.log_id, answer.first_ordinal, times))
-        self._done(Mark(self._key, answers[-1].end_offset, (), delayed), None)
+            delayed.append(StoredDelayedBatch(each.header.log_id, answer.first_ordinal, times))
+        self._done(AppendResult(self._key, answers[-1].end_offset, (), delayed), None)
 
-    def refused(self, error: BaseException) -> None:
-        self._forget()
-        super().refused(reply.of_arrivals(error))
+    def rejected(self, error: BaseException) -> None:
+        self._withdraw()
+        super().rejected(reply.arrival_log_error(error))
 
-    def _forget(self) -> None:
-        landed, self._landed = self._landed, []
+    def _withdraw(self) -> None:
+        landed, self._expected = self._expected, []
         for each, _ in landed:
-            self._queue.failed(each.ticket)
+            self._queue.append_failed(each.ticket)
 
 
-def wrap(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
+def wrap_batch(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
     """Return a delayed batch as the transaction journal stores it.
 
     It is an arrival header followed by the records.
 
     The header has the due times as the client set them. `count` remains the count of the records.
     """
-    asked = words(due)
+    asked = decode_words(due)
     times = array("Q", map(DUE_MAX.__and__, asked))
-    note = notes.encode_note(notes.arrival(log_id, topic, dues_of(times, _flags(due)), len(batch.data)))
+    note = notes.encode_header(
+        notes.arrival_header(log_id, topic, due_times_of(times, _absolute_flags(due)), len(batch.data))
+    )
     data = b"".join((note, batch.data))
     blocks = [(len(note), 1, crc32(note)), *batch.blocks] if batch.blocks else []
     return batch._replace(data=data, blocks=blocks)
 
 
-def unwrap(wrapped: Batch) -> tuple[Note, Batch]:
+def unwrap_batch(wrapped: Batch) -> tuple[ArrivalHeader, Batch]:
     """Split what `wrap_batch` returned. Raises BadArrivalHeader, NewerFormat."""
     data = memoryview(wrapped.data)
     size = HEADER_SIZE + LENGTH.unpack_from(data)[0]
-    note = notes.decode_note(data[:size])
+    note = notes.decode_header(data[:size])
     return note, wrapped._replace(data=data[size:], blocks=wrapped.blocks[1:])
 
 
-def effective_at(asked: Dues, decided_ms: int, now_ms: int, ahead_ms: int) -> Dues:
+def effective_due_times_at(asked: DueTimes, decided_ms: int, now_ms: int, ahead_ms: int) -> DueTimes:
     """Return the due times of a transaction decided at `decided_ms` and written at `now_ms`.
 
     Both are broker time, `ahead_ms` ahead of the wall clock. A delay counts from the decision; no message is due before
     the next ms.
     """
-    dues = effective(_wire(asked), len(asked.times), decided_ms, ahead_ms)
+    dues = effective_due_times(_requested_words(asked), len(asked.times), decided_ms, ahead_ms)
     if dues.low > now_ms:
         return dues
-    return dues_of(array("Q", map(max, dues.times, repeat(now_ms + 1))), dues.absolute)
+    return due_times_of(array("Q", map(max, dues.times, repeat(now_ms + 1))), dues.absolute)
 
 
-def _wire(asked: Dues) -> bytes:
+def _requested_words(asked: DueTimes) -> bytes:
     """Return due times in the form in which the client sent them."""
     if ABSOLUTE_FLAG not in asked.absolute:
-        return word_bytes(array("Q", map(RELATIVE.__or__, asked.times)))
+        return encode_words(array("Q", map(RELATIVE.__or__, asked.times)))
     if RELATIVE_FLAG not in asked.absolute:
-        return word_bytes(asked.times)
+        return encode_words(asked.times)
     pairs = zip(asked.times, asked.absolute, strict=True)
-    return word_bytes(array("Q", [time if absolute else time | RELATIVE for time, absolute in pairs]))
+    return encode_words(array("Q", [time if absolute else time | RELATIVE for time, absolute in pairs]))
 
 
-def _flags(due: bytes) -> bytes:
+def _absolute_flags(due: bytes) -> bytes:
     """Return one byte per message: whether an absolute time was set instead of a delay."""
-    return due[::WORD].translate(_FLAGS)
+    return due[::WORD].translate(_FLAG_TABLE)

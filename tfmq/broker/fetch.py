@@ -17,11 +17,11 @@ from zlib import crc32
 from journal.errors import BelowStart, BeyondEnd
 from journal.log.log import Log, Upto
 from journal.record.batch import Chunk
-from journal.record.block_trailer import CONTROL_SIZE, decode_control
-from journal.record.format import FLAG_CONTROL, FLAG_TAG_SHIFT, HEADER_SIZE, BadRecord
+from journal.record.block_trailer import TRAILER_SIZE, decode_trailer
+from journal.record.format import FLAG_TAG_SHIFT, FLAG_TRAILER, HEADER_SIZE, BadRecord
 from tfmq.broker import reply
-from tfmq.broker.admission import Lane
-from tfmq.broker.partition import GONE, Partition
+from tfmq.broker.admission import BoundedExecutor
+from tfmq.broker.partition import TOPIC_DELETED, Partition
 from tfmq.broker.reply import Reply, Session
 from tfmq.broker.timers import Timer, Timers
 from tfmq.broker.topics import Topic, Topics
@@ -30,21 +30,33 @@ from tfmq.protocol.commands import EPOCH_UNKNOWN, READ_WRITTEN, Fetch
 
 logger = logging.getLogger("tfmq.broker")
 
-BUSY = "Too many fetches wait already. Close idle consumers, or raise limits.{limit} on the server."
+TOO_MANY_FETCHES = (
+    "Too many fetches wait already. Close idle consumers, or raise limits.{limit} on the server."
+)
 
-FILTER_BYTES: Final = 64 << 10
+FILTER_BYTES_INLINE: Final = 64 << 10
 """Larger reads are filtered in a worker: 8 MiB of small records take a tenth of a second."""
 
-Found = tuple[Chunk, list[memoryview] | None]
+FilteredRead = tuple[Chunk, list[memoryview] | None]
 """A fetch response, and its matching blocks if it has been filtered already."""
 
 
-class Poll:
+class FetchInProgress:
     """One FETCH in progress. `offset` advances past blocks that the tag filter left out."""
 
     __slots__ = (
-        "answered", "epoch", "max_bytes", "offset", "partition", "reading", "reply", "session", "tags", "timer",
-        "until", "upto",
+        "answered",
+        "deadline",
+        "epoch",
+        "max_bytes",
+        "offset",
+        "partition",
+        "reading",
+        "reply",
+        "session",
+        "tags",
+        "timer",
+        "upto",
     )  # fmt: skip
 
     def __init__(self, request: Fetch, partition: Partition, reply: Reply, session: Session) -> None:
@@ -54,18 +66,18 @@ class Poll:
         self.max_bytes = request.max_bytes
         self.upto: Upto = "written" if request.read == READ_WRITTEN else "forced"
         self.tags = None if request.tags is None else frozenset(request.tags)
-        self.until = 0.0
+        self.deadline = 0.0
         self.timer: Timer | None = None
         self.reading = False
         self.answered = False
 
-    def limit(self) -> int:
+    def readable_end(self) -> int:
         """Return the offset up to which the request may read."""
         log = self.partition.log
         return log.end_offset if self.upto == "written" else log.forced_offset
 
 
-class Polls:
+class FetchHandler:
     """Fetch commands, and the parked fetches by session."""
 
     def __init__(
@@ -74,15 +86,15 @@ class Polls:
         *,
         topics: Topics,
         timers: Timers,
-        reads: Lane,
+        read_executor: BoundedExecutor,
     ) -> None:
         self._limits = limits
         self._topics = topics
-        self._timers, self._reads = timers, reads
+        self._timers, self._read_executor = timers, read_executor
         self._short = 0
         """Fetches that were refused for want of memory."""
-        self._sessions: dict[Session, dict[int, Poll]] = {}
-        self.count = 0
+        self._sessions: dict[Session, dict[int, FetchInProgress]] = {}
+        self.parked_count = 0
 
     def fetch(self, request: Fetch, reply: Reply, session: Session) -> None:
         """Answer or park a fetch.
@@ -90,18 +102,18 @@ class Polls:
         Raises UnknownTopic, UnknownPartition, StorageStopped, and what reading raises.
         """
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
-        poll = Poll(request, partition, reply, session)
+        poll = FetchInProgress(request, partition, reply, session)
         poll.max_bytes = min(poll.max_bytes, self._limits["fetch_bytes"])
         wait_ms = min(request.wait_ms, self._limits["fetch_wait_ms"])
-        poll.until = self._timers.now() + wait_ms / 1000 if wait_ms else 0.0
-        self._look(poll)
+        poll.deadline = self._timers.now() + wait_ms / 1000 if wait_ms else 0.0
+        self._try_read(poll)
 
     def cancel(self, session: Session, correlation: int) -> bool:
         """End a parked fetch with an empty reply. Return whether there was one."""
         poll = self._sessions.get(session, {}).get(correlation)
         if poll is None:
             return False
-        self._nothing(poll)
+        self._reply_empty(poll)
         return True
 
     def topic_changed(self, topic: Topic) -> None:
@@ -111,73 +123,80 @@ class Polls:
             for poll in list(partition.parked) if isinstance(partition, Partition) else ():
                 if poll.session not in told:
                     told.add(poll.session)
-                    self._nothing(poll)
+                    self._reply_empty(poll)
 
     def close(self) -> None:
         """Answer all parked fetches with an error; the broker is stopping."""
         for waiting in list(self._sessions.values()):
             for poll in list(waiting.values()):
-                self._error(poll, Busy(reply.STOPPING))
+                self._reply_error(poll, Busy(reply.STOPPING))
 
     # Reading
 
-    def _look(self, poll: Poll) -> None:
+    def _try_read(self, poll: FetchInProgress) -> None:
         if poll.reading:
             return
         log = poll.partition.log
         try:
-            if poll.partition.gone:
-                raise UnknownTopic(GONE.format(name=poll.partition.name))
+            if poll.partition.deleted:
+                raise UnknownTopic(TOPIC_DELETED.format(name=poll.partition.name))
             chunk = None
-            if poll.tags is None or min(poll.limit() - poll.offset, poll.max_bytes) <= FILTER_BYTES:
+            if (
+                poll.tags is None
+                or min(poll.readable_end() - poll.offset, poll.max_bytes) <= FILTER_BYTES_INLINE
+            ):
                 chunk = log.read_cached(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
         except Exception as error:
-            self._failed(poll, error)
+            self._read_failed(poll, error)
             return
         if chunk is None:
             poll.reading = True
-            self._reads.run(partial(self._search, poll), partial(self._read, poll), poll.session)
+            self._read_executor.run(
+                partial(self._read_and_filter, poll), partial(self._read_done, poll), poll.session
+            )
         else:
-            self._found(poll, chunk, None)
+            self._reply_or_park(poll, chunk, None)
 
     @staticmethod
-    def _search(poll: Poll) -> Found:
+    def _read_and_filter(poll: FetchInProgress) -> FilteredRead:
         """Read and filter; in a worker."""
         log = poll.partition.log
         chunk = log.read(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
-        return chunk, None if poll.tags is None else _wanted(poll, chunk)
+        return chunk, None if poll.tags is None else _matching_blocks(poll, chunk)
 
-    def _read(self, poll: Poll, found: Found | None, error: BaseException | None) -> None:
+    def _read_done(
+        self, poll: FetchInProgress, found: FilteredRead | None, error: BaseException | None
+    ) -> None:
         poll.reading = False
         if poll.answered:
             return
         if error is not None or found is None:
-            self._failed(poll, error or RuntimeError("a read ended without a result"))
+            self._read_failed(poll, error or RuntimeError("a read ended without a result"))
         else:
-            self._found(poll, *found)
+            self._reply_or_park(poll, *found)
 
-    def _found(self, poll: Poll, chunk: Chunk, blocks: list[memoryview] | None) -> None:
+    def _reply_or_park(self, poll: FetchInProgress, chunk: Chunk, blocks: list[memoryview] | None) -> None:
         if not chunk.data:
             self._park(poll)
         elif poll.tags is None:
-            self._ok(poll, chunk, memoryview(chunk.data))
+            self._reply_ok(poll, chunk, memoryview(chunk.data))
         else:
-            self._filtered(poll, chunk, _wanted(poll, chunk) if blocks is None else blocks)
+            self._reply_filtered(poll, chunk, _matching_blocks(poll, chunk) if blocks is None else blocks)
 
-    def _filtered(self, poll: Poll, chunk: Chunk, blocks: list[memoryview]) -> None:
+    def _reply_filtered(self, poll: FetchInProgress, chunk: Chunk, blocks: list[memoryview]) -> None:
         """Reply with the matching blocks.
 
         Without any, an empty reply advances the reader immediately if there is more to read, which bounds the work of
         one request, and after the first read, so that the reader knows when it is at the end. Otherwise the fetch is
         parked.
         """
-        if blocks or chunk.next < poll.limit() or poll.timer is None:
-            self._ok(poll, chunk, blocks)
+        if blocks or chunk.next < poll.readable_end() or poll.timer is None:
+            self._reply_ok(poll, chunk, blocks)
         else:
             poll.offset = chunk.next
             self._park(poll)
 
-    def _failed(self, poll: Poll, error: BaseException) -> None:
+    def _read_failed(self, poll: FetchInProgress, error: BaseException) -> None:
         """Park a fetch at the end of what it may read; reply with any other error."""
         if isinstance(error, BeyondEnd) and poll.offset <= poll.partition.log.end_offset:
             self._park(poll)
@@ -187,75 +206,77 @@ class Polls:
             if self._short & (self._short - 1) == 0:
                 name = f"{poll.partition.name}-{poll.partition.number}"
                 logger.error("out of memory, a fetch of %s was refused; %d so far", name, self._short)
-        self._error(poll, read_error(error, poll.partition))
+        self._reply_error(poll, read_error(error, poll.partition))
 
     # Parking
 
-    def _park(self, poll: Poll) -> None:
-        if not poll.until or self._timers.now() >= poll.until:
-            self._nothing(poll)
+    def _park(self, poll: FetchInProgress) -> None:
+        if not poll.deadline or self._timers.now() >= poll.deadline:
+            self._reply_empty(poll)
             return
         if poll.timer is None:
-            self._enter(poll)
+            self._add_parked(poll)
             if poll.answered:
                 return
         partition = poll.partition
-        partition.parked[poll] = partial(self._woken, poll)
+        partition.parked[poll] = partial(self._retry_parked, poll)
         if poll.upto == "forced":
-            partition.ask_force()
+            partition.request_fsync()
 
-    def _woken(self, poll: Poll) -> None:
-        if poll.partition.gone or poll.limit() > poll.offset:
-            self._look(poll)
+    def _retry_parked(self, poll: FetchInProgress) -> None:
+        if poll.partition.deleted or poll.readable_end() > poll.offset:
+            self._try_read(poll)
 
-    def _enter(self, poll: Poll) -> None:
+    def _add_parked(self, poll: FetchInProgress) -> None:
         """Add a fetch to the parked ones; reply Busy if there are too many."""
         mine = self._sessions.get(poll.session)
         for limit, count in (
-            ("parked_fetches", self.count),
+            ("parked_fetches", self.parked_count),
             ("parked_fetches_per_session", len(mine or ())),
         ):
             if count >= self._limits[limit]:
-                self._error(poll, Busy(BUSY.format(limit=limit)))
+                self._reply_error(poll, Busy(TOO_MANY_FETCHES.format(limit=limit)))
                 return
         if mine is not None and poll.reply.correlation in mine:
-            self._error(
+            self._reply_error(
                 poll, BadRequest("A fetch of this correlation number waits already: take another one.")
             )
             return
-        self.count += 1
-        poll.timer = self._timers.idle_after(poll.until - self._timers.now(), partial(self._nothing, poll))
+        self.parked_count += 1
+        poll.timer = self._timers.after_rounded(
+            poll.deadline - self._timers.now(), partial(self._reply_empty, poll)
+        )
         if mine is not None:
             mine[poll.reply.correlation] = poll
         else:
             self._sessions[poll.session] = {poll.reply.correlation: poll}
             poll.session.on_close(partial(self._session_closed, poll.session))
 
-    def _forget(self, poll: Poll) -> None:
+    def _remove_parked(self, poll: FetchInProgress) -> None:
         poll.answered = True
         poll.partition.parked.pop(poll, None)
         if poll.timer is not None:
             self._timers.cancel(poll.timer)
             poll.timer = None
-            self.count -= 1
+            self.parked_count -= 1
             self._sessions.get(poll.session, {}).pop(poll.reply.correlation, None)
 
     def _session_closed(self, session: Session) -> None:
         for poll in list(self._sessions.pop(session, {}).values()):
-            self._error(poll, Abandoned())
+            self._reply_error(poll, Abandoned())
 
     # Replies
 
-    def _nothing(self, poll: Poll) -> None:
+    def _reply_empty(self, poll: FetchInProgress) -> None:
         """Reply with an empty response at the reader's offset."""
-        self._ok(poll, Chunk(poll.offset, poll.offset, poll.offset, b""), b"")
+        self._reply_ok(poll, Chunk(poll.offset, poll.offset, poll.offset, b""), b"")
 
-    def _error(self, poll: Poll, error: BaseException) -> None:
-        self._forget(poll)
+    def _reply_error(self, poll: FetchInProgress, error: BaseException) -> None:
+        self._remove_parked(poll)
         poll.reply.error(error)
 
-    def _ok(self, poll: Poll, chunk: Chunk, body: Any) -> None:
-        self._forget(poll)
+    def _reply_ok(self, poll: FetchInProgress, chunk: Chunk, body: Any) -> None:
+        self._remove_parked(poll)
         log = poll.partition.log
         poll.reply.ok(
             chunk.start,
@@ -271,7 +292,7 @@ class Polls:
         )
 
 
-def _wanted(poll: Poll, chunk: Chunk) -> list[memoryview]:
+def _matching_blocks(poll: FetchInProgress, chunk: Chunk) -> list[memoryview]:
     """Return the blocks of `chunk` that match the fetch's tags."""
     return blocks_with(chunk.data, poll.tags or (), chunk.start, poll.partition.log.log_id)
 
@@ -279,8 +300,8 @@ def _wanted(poll: Poll, chunk: Chunk) -> list[memoryview]:
 def read_error(error: BaseException, partition: Partition) -> BaseException:
     """Return the client error for a failed read, with the log's current range."""
     log: Log = partition.log
-    if partition.gone:
-        return UnknownTopic(GONE.format(name=partition.name))
+    if partition.deleted:
+        return UnknownTopic(TOPIC_DELETED.format(name=partition.name))
     if isinstance(error, BelowStart | BeyondEnd):
         return OffsetOutOfRange(first=log.first_offset, end=log.end_offset, offset=error.offset)
     return reply.of_read(error)
@@ -303,10 +324,12 @@ def blocks_with(
     and the reader, which verifies every block, reports the damage.
     """
     view = memoryview(data)
-    return [view[start:end] for start, end in _stretches(view, frozenset(wanted), offset, log_id)]
+    return [view[start:end] for start, end in _matching_ranges(view, frozenset(wanted), offset, log_id)]
 
 
-def _stretches(data: memoryview, wanted: frozenset[int], offset: int, log_id: int) -> list[tuple[int, int]]:
+def _matching_ranges(
+    data: memoryview, wanted: frozenset[int], offset: int, log_id: int
+) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     unpack, size = LENGTH_FLAG.unpack_from, len(data)
     position = start = 0
@@ -315,10 +338,10 @@ def _stretches(data: memoryview, wanted: frozenset[int], offset: int, log_id: in
         while position < size:
             length, flag = unpack(data, position)
             position += HEADER_SIZE + length
-            if flag & FLAG_CONTROL:
+            if flag & FLAG_TRAILER:
                 if matches:
-                    _extend(found, start, position)
-                elif not _proven(data, start, position, offset, log_id):
+                    _add_range(found, start, position)
+                elif not _is_valid_block(data, start, position, offset, log_id):
                     break
                 start, matches = position, False
             elif flag >> FLAG_TAG_SHIFT in wanted:
@@ -326,22 +349,22 @@ def _stretches(data: memoryview, wanted: frozenset[int], offset: int, log_id: in
     except StructError:
         pass
     if start < size:
-        _extend(found, start, size)
+        _add_range(found, start, size)
     return found
 
 
-def _proven(data: memoryview, start: int, end: int, offset: int, log_id: int) -> bool:
+def _is_valid_block(data: memoryview, start: int, end: int, offset: int, log_id: int) -> bool:
     """Return whether a valid block reaches from `start` to `end`, trailer included."""
-    at = end - CONTROL_SIZE
+    at = end - TRAILER_SIZE
     try:
-        control = decode_control(data, at, log_id)
+        control = decode_trailer(data, at, log_id)
     except BadRecord:
         return False
     whole = control.size == at - start and control.offset == offset + start
     return whole and crc32(data[start:at]) == control.crc
 
 
-def _extend(found: list[tuple[int, int]], start: int, end: int) -> None:
+def _add_range(found: list[tuple[int, int]], start: int, end: int) -> None:
     """Append [start, end), merged with the last part if they touch."""
     if found and found[-1][1] == start:
         start = found.pop()[0]

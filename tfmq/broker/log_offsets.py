@@ -32,7 +32,7 @@ ONE_BLOCK: Final = 1
 """Fewer bytes than any block has: a read returns only the block that contains the offset."""
 
 
-class Place(NamedTuple):
+class RecordLocation(NamedTuple):
     """Start of a record. `ordinal` is ORDINAL_UNKNOWN if damage makes it uncountable."""
 
     offset: int
@@ -81,37 +81,37 @@ def ordinal_of(log: Log, offset: int) -> int:
     return block.control.first_ordinal + before
 
 
-def find(log: Log, by: int, value: int) -> Place:
+def find_location(log: Log, by: int, value: int) -> RecordLocation:
     """Return what LOCATE asks for; a value outside the log gives its nearest end."""
     if by == BY_EARLIEST:
-        return Place(log.first_offset, log.first_ordinal)
+        return RecordLocation(log.first_offset, log.first_ordinal)
     if by == BY_LATEST:
-        return Place(*log.forced_place)
+        return RecordLocation(*log.forced_place)
     if by == BY_ORDINAL:
-        return Place(*log.offset_of_ordinal(value))
+        return RecordLocation(*log.offset_of_ordinal(value))
     if by == BY_TIME_MS:
-        return _with_ordinal(log, log.offset_of_time(value))
-    return _with_ordinal(log, log.seek_offset(min(max(value, log.first_offset), log.end_offset)))
+        return _location_at(log, log.offset_of_time(value))
+    return _location_at(log, log.seek_offset(min(max(value, log.first_offset), log.end_offset)))
 
 
-def _with_ordinal(log: Log, offset: int) -> Place:
-    return Place(offset, ordinal_of(log, offset))
+def _location_at(log: Log, offset: int) -> RecordLocation:
+    return RecordLocation(offset, ordinal_of(log, offset))
 
 
 def locate(request: Locate, partition: Partition, run: Run, reply: Reply) -> None:
     """Answer LOCATE, from memory if possible, else in a worker."""
     log = partition.log
 
-    def found(place: Place | None, error: BaseException | None) -> None:
+    def found(place: RecordLocation | None, error: BaseException | None) -> None:
         if error is not None or place is None:
             reply.error(read_error(error or RuntimeError("no result"), partition))
             return
         reply.ok(*place, log.epoch, log.first_offset, log.end_offset, log.forced_offset, log.end_ordinal)
 
     if request.by in (BY_EARLIEST, BY_LATEST):
-        found(find(log, request.by, request.value), None)
+        found(find_location(log, request.by, request.value), None)
     else:
-        run(partial(find, log, request.by, request.value), found)
+        run(partial(find_location, log, request.by, request.value), found)
 
 
 log = logging.getLogger("tfmq.broker")
@@ -129,50 +129,50 @@ class Retention:
 
     def __init__(self, *, topics: Topics, timers: Timers, clock: Clock) -> None:
         self._topics, self._timers, self._clock = topics, timers, clock
-        self._left: deque[Partition] = deque()
-        self._others: list[Partition] = []
+        self._remaining: deque[Partition] = deque()
+        self._extra_partitions: list[Partition] = []
         self._stopped = False
 
-    def also(self, partition: Partition) -> None:
+    def add_partition(self, partition: Partition) -> None:
         """Add a partition without a topic: only its idle producers are expired."""
-        self._others.append(partition)
+        self._extra_partitions.append(partition)
 
     def start(self) -> None:
         """Schedule the first round."""
-        self._timers.after(ROUND_SECONDS, self._round, deferrable=True)
+        self._timers.after(ROUND_SECONDS, self._start_round, deferrable=True)
 
     def stop(self) -> None:
         """Stop; the rest of the current round is left to the next start."""
         self._stopped = True
-        self._left.clear()
+        self._remaining.clear()
 
-    def _round(self) -> None:
+    def _start_round(self) -> None:
         if self._stopped:
             return
-        if not self._left:
-            self._left.extend((*self._topics.partitions(), *self._others))
-            self._next()
-        self._timers.after(ROUND_SECONDS, self._round, deferrable=True)
+        if not self._remaining:
+            self._remaining.extend((*self._topics.partitions(), *self._extra_partitions))
+            self._process_next()
+        self._timers.after(ROUND_SECONDS, self._start_round, deferrable=True)
 
-    def _next(self) -> None:
+    def _process_next(self) -> None:
         """Process the next partition that has something to do."""
-        while self._left:
-            partition = self._left.popleft()
-            if partition.gone or partition.working:
+        while self._remaining:
+            partition = self._remaining.popleft()
+            if partition.deleted or partition.file_work_running:
                 continue
             partition.producers.expire(self._clock.wall_ms())
             options = partition.log.options
             if options.roll_seconds or options.retention_bytes:
                 retain = partial(partition.log.retain, self._clock.wall_ms())
-                partition.exclusively(retain, partial(self._retained, partition))
+                partition.run_exclusively(retain, partial(self._retained, partition))
                 return
 
     def _retained(self, partition: Partition, names: list[str] | None, error: BaseException | None) -> None:
-        if error is not None and not partition.gone:
+        if error is not None and not partition.deleted:
             log.error("retention of %s-%d failed: %s", partition.name, partition.number, error)
         elif names:
             log.info("retention of %s-%d removed %d segments", partition.name, partition.number, len(names))
-        self._next()
+        self._process_next()
 
     def truncate(self, request: Truncate, reply: Reply) -> None:
         """Delete whole segments before an offset.
@@ -184,7 +184,7 @@ class Retention:
             raise StorageStopped(reason=partition.log.stopped, outcome=NOT_DONE)
 
         def truncated(first: int | None, error: BaseException | None) -> None:
-            if isinstance(error, Stopped | OSError) and not partition.gone:
+            if isinstance(error, Stopped | OSError) and not partition.deleted:
                 # The new start may be durable although the deletion failed, so the outcome is unknown.
                 reply.error(client_error(error, UNKNOWN))
             elif error is not None:
@@ -192,4 +192,4 @@ class Retention:
             else:
                 reply.ok(first)
 
-        partition.exclusively(partial(partition.log.truncate_before, request.before_offset), truncated)
+        partition.run_exclusively(partial(partition.log.truncate_before, request.before_offset), truncated)

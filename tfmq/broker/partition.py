@@ -13,11 +13,11 @@ from journal.log.checkpoint import REWRITE_SECONDS
 from journal.log.log import Log
 from journal.log.segments import LogOptions
 from journal.record.batch import Appended, Batch, Source
-from journal.record.block_trailer import holds_control_header
+from journal.record.block_trailer import contains_trailer_header
 from journal.record.format import HEADER_SIZE
-from tfmq.apply_target import Append, Mark, Schedule, SourceName
+from tfmq.apply_target import Append, AppendDelayed, AppendResult, SourceId
 from tfmq.broker import reply
-from tfmq.broker.producer_state import Producers
+from tfmq.broker.producer_state import ProducerState
 from tfmq.broker.reply import Run
 from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.timers import Timers
@@ -26,9 +26,9 @@ from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, 
 
 logger = logging.getLogger("tfmq.broker")
 
-GONE = "The topic {name} was deleted."
+TOPIC_DELETED = "The topic {name} was deleted."
 
-SEGMENT_PART: Final = 2
+APPENDS_PER_SEGMENT: Final = 2
 """An append takes at most half a segment, block trailers included, unless a single batch is larger."""
 
 Waiter = Callable[[BaseException | None], None]
@@ -51,7 +51,7 @@ class Partition:
         incarnation: int,
         number: int,
         log: Log,
-        producers: Producers,
+        producers: ProducerState,
         *,
         force: Callable[[Log, int, Waiter], None],
         run: Run,
@@ -63,23 +63,23 @@ class Partition:
         self.log = log
         self.producers = producers
         self.parked: dict[Any, Callable[[], None]] = {}
-        self.gone = False
-        self.working = False
-        self._queue: deque[Work] = deque()
-        self._held: SourceName | None = None
+        self.deleted = False
+        self.file_work_running = False
+        self._queue: deque[PendingAppend] = deque()
+        self._exclusive_source: SourceId | None = None
         """The only source whose effects are appended now."""
-        self._behind: deque[Work] = deque()
+        self._blocked: deque[PendingAppend] = deque()
         """Appends that wait until the exclusive use ends."""
         self._force, self._run, self._timers = force, run, timers
         self._append_bytes_max = append_bytes_max
-        self.append_bytes_max = min(append_bytes_max, log.options.segment_bytes // SEGMENT_PART)
-        self._waiting: dict[int, list[Waiter]] = {}
-        self._asked = 0
-        self._flush_armed = self._note_armed = False
-        self._idle: list[Callable[[], None]] = []
-        self._half_known = False
+        self.append_bytes_max = min(append_bytes_max, log.options.segment_bytes // APPENDS_PER_SEGMENT)
+        self._durability_waiters: dict[int, list[Waiter]] = {}
+        self._requested_offset = 0
+        self._flush_timer_set = self._checkpoint_scheduled = False
+        self._idle_callbacks: list[Callable[[], None]] = []
+        self._state_incomplete = False
         self._full_disk = full_disk
-        self._told: str | None = None
+        self._logged_stop: str | None = None
         """The stop reason that has been logged already."""
 
     @property
@@ -91,50 +91,50 @@ class Partition:
 
     # Writing
 
-    def put(self, work: Work) -> bool:
+    def enqueue(self, work: PendingAppend) -> bool:
         """Queue an append for the next `write`. Return whether it is the first in the queue."""
-        if self._held is not None and not _comes_from(work, self._held):
-            work.keep()
-            self._behind.append(work)
+        if self._exclusive_source is not None and not _is_effect_of(work, self._exclusive_source):
+            work.copy_bytes()
+            self._blocked.append(work)
             return False
         self._queue.append(work)
-        if self.working:
-            work.keep()
+        if self.file_work_running:
+            work.copy_bytes()
         return len(self._queue) == 1
 
-    def hold(self, source: SourceName) -> None:
+    def begin_exclusive(self, source: SourceId) -> None:
         """Append only effects of `source` until `end_exclusive`.
 
         A rejected effect of `source` ends the exclusive use, so that the queue cannot wait forever.
         """
-        self._held = source
+        self._exclusive_source = source
 
-    def unhold(self) -> bool:
+    def end_exclusive(self) -> bool:
         """End the exclusive use, if any. Return whether appends can be written now."""
-        self._held = None
-        self._queue.extend(self._behind)
-        self._behind.clear()
-        return bool(self._queue) and not self.working
+        self._exclusive_source = None
+        self._queue.extend(self._blocked)
+        self._blocked.clear()
+        return bool(self._queue) and not self.file_work_running
 
     def write(self) -> None:
         """Write everything queued, unless file work is in progress.
 
         Its completion continues with the queue.
         """
-        while self._queue and not self.working:
-            staged = self._gather()
+        while self._queue and not self.file_work_running:
+            staged = self._stage_queued()
             if not staged.items:
                 continue
-            work = self._file_work(staged)
+            work = self._start_append(staged)
             if work is None:
                 continue
-            self.working = True
-            staged.keep()
+            self.file_work_running = True
+            staged.copy_bytes()
             for waiting in self._queue:
-                waiting.keep()
-            self._run(work, partial(self._worked, staged))
+                waiting.copy_bytes()
+            self._run(work, partial(self._file_work_done, staged))
 
-    def _file_work(self, staged: Staged) -> Callable[[], None] | None:
+    def _start_append(self, staged: StagedAppends) -> Callable[[], None] | None:
         """Return what must run in a worker before the append.
 
         Return None if it was appended or rejected immediately.
@@ -142,88 +142,88 @@ class Partition:
         try:
             work = self.log.before_append(staged.size_bytes, staged.source)
         except Exception as error:
-            self._refuse(staged, reply.not_done(error))
+            self._reject_staged(staged, reply.not_done_error(error))
             return None
         if work is None:
             self._append(staged)
         return work
 
-    def _worked(self, staged: Staged, result: Any, error: BaseException | None) -> None:
-        self.working = False
+    def _file_work_done(self, staged: StagedAppends, result: Any, error: BaseException | None) -> None:
+        self.file_work_running = False
         if error is not None:
-            self._refuse(staged, reply.not_done(error))
+            self._reject_staged(staged, reply.not_done_error(error))
         else:
             self._append(staged)
         self.write()
-        self._tell_idle()
+        self._run_idle_callbacks()
 
-    def _gather(self) -> Staged:
-        staged = Staged()
+    def _stage_queued(self) -> StagedAppends:
+        staged = StagedAppends()
         while self._queue:
             work = self._queue[0]
-            if not staged.takes(work, self.append_bytes_max):
+            if not staged.accepts(work, self.append_bytes_max):
                 break
             try:
-                batches = self._checked(work, staged)
-            except NotYet:
+                batches = self._prepare(work, staged)
+            except FlushStagedFirst:
                 break
             except Exception as error:
-                self._refuse_all([self._queue.popleft()], reply.not_done(error))
+                self._reject_all([self._queue.popleft()], reply.not_done_error(error))
                 continue
             self._queue.popleft()
             if batches is not None:
                 staged.add(work, batches)
         return staged
 
-    def _checked(self, work: Work, staged: Staged) -> list[Batch] | None:
-        if self.gone:
-            raise UnknownTopic(GONE.format(name=self.name))
-        if self._half_known:
+    def _prepare(self, work: PendingAppend, staged: StagedAppends) -> list[Batch] | None:
+        if self.deleted:
+            raise UnknownTopic(TOPIC_DELETED.format(name=self.name))
+        if self._state_incomplete:
             raise StorageStopped(reason=self.log.stopped or "", outcome=UNKNOWN)
-        batches = work.batches(self, staged)
+        batches = work.prepare(self, staged)
         if batches is None:
             return None
         if self.log.stopped is not None:
             raise StorageStopped(reason=self.log.stopped, outcome=NOT_DONE)
         before = staged.tail
-        if work.effect:
-            if batches and self._spurious(before, batches[0]):
-                raise NotYet
+        if work.is_effect:
+            if batches and self._forms_trailer_header(before, batches[0]):
+                raise FlushStagedFirst
             return batches
         for batch in batches:
             self.log.check(batch, before)
             before = tail_of(batch)
         return batches
 
-    def _spurious(self, before: bytes, batch: Batch) -> bool:
+    def _forms_trailer_header(self, before: bytes, batch: Batch) -> bool:
         """Return whether a trailer's header would appear where two batches meet; see `Log.check`."""
         seam = before + bytes(batch.data[:HEADER_SIZE])
-        return bool(before) and holds_control_header(seam, self.log.log_id)
+        return bool(before) and contains_trailer_header(seam, self.log.log_id)
 
-    def _append(self, staged: Staged) -> None:
+    def _append(self, staged: StagedAppends) -> None:
         batches = [batch for _, each in staged.items for batch in each]
         source = staged.source
         try:
-            if self.gone:
-                raise UnknownTopic(GONE.format(name=self.name))
-            answers = self._to_log(batches, source)
+            if self.deleted:
+                raise UnknownTopic(TOPIC_DELETED.format(name=self.name))
+            answers = self._append_to_log(batches, source)
         except Exception as error:
-            self._refuse(staged, _append_error(error))
+            self._reject_staged(staged, _append_error(error))
             return
         self._appended(staged, answers)
 
-    def _to_log(self, batches: list[Batch], source: Source) -> list[Appended]:
+    def _append_to_log(self, batches: list[Batch], source: Source) -> list[Appended]:
         if batches:
             return self.log.append(batches, source, checked=True)
         return [self.log.append_control(source)]
 
-    def _appended(self, staged: Staged, answers: list[Appended]) -> None:
-        if self._told is not None:
-            self._told = None
+    def _appended(self, staged: StagedAppends, answers: list[Appended]) -> None:
+        if self._logged_stop is not None:
+            self._logged_stop = None
             logger.info("%s-%d takes messages again", self.name, self.number)
-        if self._full_disk.full and any(batches for _, batches in staged.items):
+        if self._full_disk.is_full and any(batches for _, batches in staged.items):
             self._full_disk.appended(staged.size_bytes)
-        self.wake()  # readers of written records first: they have waited longest
+        self.wake_parked()  # readers of written records first: they have waited longest
         at = 0
         for work, batches in staged.items:
             count = len(batches) or 1
@@ -231,35 +231,35 @@ class Partition:
             at += count
         self._flush()
         if self.parked and self.log.forced_offset < self.log.end_offset:
-            self.ask_force()
+            self.request_fsync()
 
-    def _refuse(self, staged: Staged, error: TfmqError) -> None:
-        self._tell_trouble(error, staged.size_bytes)
-        self._refuse_all([work for work, _ in staged.items], error)
+    def _reject_staged(self, staged: StagedAppends, error: TfmqError) -> None:
+        self._log_trouble(error, staged.size_bytes)
+        self._reject_all([work for work, _ in staged.items], error)
 
-    def _refuse_all(self, works: list[Work], error: TfmqError) -> None:
-        for work in (*works, *self._followers(works[0])):
-            work.refused(error)
+    def _reject_all(self, works: list[PendingAppend], error: TfmqError) -> None:
+        for work in (*works, *self._take_followers(works[0])):
+            work.rejected(error)
 
-    def _followers(self, refused: Work) -> list[Work]:
+    def _take_followers(self, refused: PendingAppend) -> list[PendingAppend]:
         """Remove and return the queued appends that must be rejected with a rejected effect.
 
         These are the later effects of the same source: the highest applied LSN counts, so none may be applied past a
         missing one.
         """
-        if not refused.effect:
+        if not refused.is_effect:
             return []
         source = refused.source[:2]
-        if source == self._held:
-            self.unhold()
-        followers = [each for each in (*self._queue, *self._behind) if _comes_from(each, source)]
-        self._queue = deque(each for each in self._queue if not _comes_from(each, source))
-        self._behind = deque(each for each in self._behind if not _comes_from(each, source))
+        if source == self._exclusive_source:
+            self.end_exclusive()
+        followers = [each for each in (*self._queue, *self._blocked) if _is_effect_of(each, source)]
+        self._queue = deque(each for each in self._queue if not _is_effect_of(each, source))
+        self._blocked = deque(each for each in self._blocked if not _is_effect_of(each, source))
         return followers
 
     # Fsync
 
-    def when_forced(self, offset: int, waiter: Waiter) -> None:
+    def when_durable(self, offset: int, waiter: Waiter) -> None:
         """Call `waiter(None)` once the log is durable up to `offset`, or `waiter(error)`.
 
         It is called immediately if that is so already.
@@ -271,41 +271,41 @@ class Partition:
         if offset <= self.log.forced_offset:
             waiter(None)
             return
-        waiting = self._waiting.get(offset)
+        waiting = self._durability_waiters.get(offset)
         if waiting is not None:
             waiting.append(waiter)
             return
-        self._waiting[offset] = [waiter]
-        self._asked = max(self._asked, offset)
-        self._force(self.log, offset, partial(self._forced, offset))
+        self._durability_waiters[offset] = [waiter]
+        self._requested_offset = max(self._requested_offset, offset)
+        self._force(self.log, offset, partial(self._fsync_done, offset))
 
-    def ask_force(self) -> None:
+    def request_fsync(self) -> None:
         """Request an fsync of what is written, unless one is requested already."""
-        if self.log.end_offset > max(self._asked, self.log.forced_offset):
-            self.when_forced(self.log.end_offset, _nobody)
+        if self.log.end_offset > max(self._requested_offset, self.log.forced_offset):
+            self.when_durable(self.log.end_offset, _ignore_result)
 
-    def _forced(self, offset: int, error: BaseException | None) -> None:
+    def _fsync_done(self, offset: int, error: BaseException | None) -> None:
         if error is not None:
-            self._asked = 0
-            if self.gone:
-                error = UnknownTopic(GONE.format(name=self.name))
-            self._tell_trouble(error)
-        elif not self._note_armed:
-            self._note_armed = True
-            self._timers.after(REWRITE_SECONDS, self._note_alarm, deferrable=True)
-        self.wake()
-        for waiter in self._waiting.pop(offset):
+            self._requested_offset = 0
+            if self.deleted:
+                error = UnknownTopic(TOPIC_DELETED.format(name=self.name))
+            self._log_trouble(error)
+        elif not self._checkpoint_scheduled:
+            self._checkpoint_scheduled = True
+            self._timers.after(REWRITE_SECONDS, self._write_checkpoint, deferrable=True)
+        self.wake_parked()
+        for waiter in self._durability_waiters.pop(offset):
             waiter(error)
 
-    def _note_alarm(self) -> None:
+    def _write_checkpoint(self) -> None:
         """Rewrite the checkpoint with the current durable offset.
 
         Programs that read the files directly see it even without another fsync.
         """
-        self._note_armed = False
-        work = None if self.gone else self.log.note_work()
+        self._checkpoint_scheduled = False
+        work = None if self.deleted else self.log.note_work()
         if work is not None:
-            self._run(work, _loud)
+            self._run(work, _raise_error)
 
     def _flush(self) -> None:
         """Request an fsync if the flush settings demand it now, else set a timer for it."""
@@ -313,14 +313,14 @@ class Partition:
         if due is None:
             return
         if due <= self._timers.now():
-            self.ask_force()
-        elif not self._flush_armed:
-            self._flush_armed = True
-            self._timers.after(due - self._timers.now(), self._flush_alarm)
+            self.request_fsync()
+        elif not self._flush_timer_set:
+            self._flush_timer_set = True
+            self._timers.after(due - self._timers.now(), self._flush_timer_fired)
 
-    def _flush_alarm(self) -> None:
-        self._flush_armed = False
-        if not self.gone and self.log.stopped is None:
+    def _flush_timer_fired(self) -> None:
+        self._flush_timer_set = False
+        if not self.deleted and self.log.stopped is None:
             self._flush()
 
     def set_options(self, options: LogOptions) -> None:
@@ -329,48 +329,50 @@ class Partition:
         Its data that is not durable yet is flushed by the new options.
         """
         self.log.set_options(options)
-        self.append_bytes_max = min(self._append_bytes_max, options.segment_bytes // SEGMENT_PART)
+        self.append_bytes_max = min(self._append_bytes_max, options.segment_bytes // APPENDS_PER_SEGMENT)
         if self.log.stopped is None:
             self._flush()
 
     # Parked fetches and exclusive work
 
-    def wake(self) -> None:
+    def wake_parked(self) -> None:
         """Retry everything that is parked on this partition."""
         for look in list(self.parked.values()):
             look()
 
-    def retire(self, done: Callable[[], None]) -> None:
+    def close_for_deletion(self, done: Callable[[], None]) -> None:
         """Fail everything that waits, because the topic is deleted.
 
         `done()` once no worker uses the log.
         """
-        self.gone = True
-        self.unhold()
-        if not self.working:
+        self.deleted = True
+        self.end_exclusive()
+        if not self.file_work_running:
             self.write()
-        self.wake()
+        self.wake_parked()
         self.when_idle(done)
 
     def when_idle(self, done: Callable[[], None]) -> None:
         """Call `done()` when no file work of this partition runs."""
-        self._idle.append(done)
-        self._tell_idle()
+        self._idle_callbacks.append(done)
+        self._run_idle_callbacks()
 
-    def exclusively(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def run_exclusively(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         """Run `work` in a worker, with no append at the same time; the queue waits."""
 
         def begin() -> None:
-            self.working = True
+            self.file_work_running = True
             for waiting in self._queue:
-                waiting.keep()
+                waiting.copy_bytes()
             self._run(work, end)
 
         def end(result: Any, error: BaseException | None) -> None:
-            self.working = False
+            self.file_work_running = False
             done(result, error)
             self.write()
-            self._tell_idle()
+            self._run_idle_callbacks()
 
         self.when_idle(begin)
 
@@ -382,33 +384,33 @@ class Partition:
         """
 
         def ended(result: Any, error: BaseException | None) -> None:
-            self._half_known = error is not None
-            self._refuse_effects()
+            self._state_incomplete = error is not None
+            self._reject_effects()
             done(result, error)
 
-        self.exclusively(self.log.resume, ended)
+        self.run_exclusively(self.log.resume, ended)
 
-    def _refuse_effects(self) -> None:
+    def _reject_effects(self) -> None:
         """Reject all queued effects."""
         # Recovery may have truncated effects of the same source, which must be applied again before later ones.
-        self.unhold()
-        waiting, self._queue = self._queue, deque(each for each in self._queue if not each.effect)
+        self.end_exclusive()
+        waiting, self._queue = self._queue, deque(each for each in self._queue if not each.is_effect)
         for each in waiting:
-            if each.effect:
-                each.refused(StorageStopped(reason="it was resumed meanwhile", outcome=NOT_DONE))
+            if each.is_effect:
+                each.rejected(StorageStopped(reason="it was resumed meanwhile", outcome=NOT_DONE))
 
-    def _tell_trouble(self, error: BaseException, size_bytes: int = 0) -> None:
+    def _log_trouble(self, error: BaseException, size_bytes: int = 0) -> None:
         """Puts a stop, a full disk or a want of descriptors into the server's log, once until it is over."""
         files = reply.is_of_files(error)
         if self.log.stopped is None and (files or isinstance(error, DiskFull)):
             self._full_disk.refused(f"{self.name}-{self.number}", size_bytes, files=files)
-        self.tell_stop()
+        self.log_stop()
 
-    def tell_stop(self) -> None:
+    def log_stop(self) -> None:
         """Log a stop, once until it ends."""
         reason = self.log.stopped
-        if reason is not None and reason != self._told:
-            self._told = reason
+        if reason is not None and reason != self._logged_stop:
+            self._logged_stop = reason
             logger.error("%s-%d takes no messages: %s; %s", self.name, self.number, reason, self.advice())
 
     def advice(self) -> str:
@@ -418,14 +420,14 @@ class Partition:
             return f"put back what is gone with the server stopped, or give up what it held: {resume}"
         return f"repair the disk, then: {resume}"
 
-    def _tell_idle(self) -> None:
-        while self._idle and not self.working:
-            self._idle.pop(0)()
+    def _run_idle_callbacks(self) -> None:
+        while self._idle_callbacks and not self.file_work_running:
+            self._idle_callbacks.pop(0)()
 
 
-def _comes_from(work: Work, source: SourceName) -> bool:
+def _is_effect_of(work: PendingAppend, source: SourceId) -> bool:
     """Return whether the append is an effect of that source."""
-    return work.effect and work.source[:2] == source
+    return work.is_effect and work.source[:2] == source
 
 
 def _append_error(error: BaseException) -> TfmqError:
@@ -439,26 +441,28 @@ def _append_error(error: BaseException) -> TfmqError:
     return known
 
 
-def _loud(result: Any, error: BaseException | None) -> None:
+def _raise_error(result: Any, error: BaseException | None) -> None:
     if error is not None:
         raise error
 
 
-def _nobody(error: BaseException | None) -> None:
+def _ignore_result(error: BaseException | None) -> None:
     """Ignore the result of an fsync. A failed one has stopped the log, which logs it."""
 
 
-class EffectWork:
+class EffectAppend:
     """Append of an effect of a transaction or a schedule, applied exactly once.
 
     Producer sequences are not checked, because they were checked when the producer sent the records. `done(mark,
     None)` is called when the effect is written, also if it was before; `done(None, error)` when it is not.
     """
 
-    effect = True
+    is_effect = True
 
     def __init__(
-        self, effect: Append | Schedule, done: Callable[[Mark | None, BaseException | None], None]
+        self,
+        effect: Append | AppendDelayed,
+        done: Callable[[AppendResult | None, BaseException | None], None],
     ) -> None:
         self._batches = list(effect.batches)
         self._key = effect.key
@@ -467,42 +471,42 @@ class EffectWork:
         self.alone = not self._batches
         self.size_bytes = sum(len(batch.data) for batch in effect.batches)
 
-    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+    def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
         place = (self.source.high, self.source.low)
         applied = partition.log.applied(self.source.kind, self.source.id)
         if applied is not None and place <= applied:
             if partition.log.stopped is not None:
                 # Nothing reads from a stopped log, and the effect may be lost: only a resume can tell.
                 raise StorageStopped(reason=partition.log.stopped, outcome=UNKNOWN)
-            self._done(Mark(self._key, partition.log.end_offset, ()), None)
+            self._done(AppendResult(self._key, partition.log.end_offset, ()), None)
             return None
         if staged.items and place <= staged.source[2:]:
-            raise NotYet
+            raise FlushStagedFirst
         return self._batches
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
         offsets = [answer.positions[0][1] for answer in answers] if self._batches else []
-        self._done(Mark(self._key, answers[-1].end_offset, offsets), None)
+        self._done(AppendResult(self._key, answers[-1].end_offset, offsets), None)
 
-    def refused(self, error: BaseException) -> None:
+    def rejected(self, error: BaseException) -> None:
         self._done(None, error)
 
-    def keep(self, *, staged: bool = False) -> None:
+    def copy_bytes(self, *, staged: bool = False) -> None:
         """Do nothing: the batches own their bytes."""
 
 
-class Work(Protocol):
+class PendingAppend(Protocol):
     """A queued append. Exactly one of `appended` and `rejected` is called."""
 
     size_bytes: int
     alone: bool
     """It must not share an append with others, even of the same source."""
-    effect: bool
+    is_effect: bool
     """It is an effect of a transaction or a schedule. Its batches were validated when the producer sent them, their
     bytes verified again when read back, and they do not change until the append is complete."""
     source: Source
 
-    def batches(self, partition: Partition, staged: Staged) -> list[Batch] | None:
+    def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
         """Return what to append.
 
         Return None if the request was answered without an append (a duplicate, a rejection).
@@ -515,11 +519,11 @@ class Work(Protocol):
         """Handle the completed append, which is not durable yet."""
         ...
 
-    def refused(self, error: BaseException) -> None:
+    def rejected(self, error: BaseException) -> None:
         """Handle that nothing was written."""
         ...
 
-    def keep(self, *, staged: bool = False) -> None:
+    def copy_bytes(self, *, staged: bool = False) -> None:
         """Copy the bytes, and release the receive buffer: the append waits longer than this turn.
 
         `staged`: the batches have been copied already, and `prepare` is not called again.
@@ -527,11 +531,11 @@ class Work(Protocol):
         ...
 
 
-class NotYet(Exception):
+class FlushStagedFirst(Exception):
     """The staged appends must be written before this one can be prepared."""
 
 
-class Staged:
+class StagedAppends:
     """Queued appends that are combined into one append of the log.
 
     An append names one source. So only appends of the same source are combined: plain produce requests, or effects of
@@ -540,13 +544,13 @@ class Staged:
     """
 
     def __init__(self) -> None:
-        self.items: list[tuple[Work, list[Batch]]] = []
+        self.items: list[tuple[PendingAppend, list[Batch]]] = []
         self.size_bytes = 0
         self.next_sequences: dict[int, int] = {}
         self.tail = b""
         """The last bytes, which the next batch follows directly."""
 
-    def takes(self, work: Work, size_bytes_max: int) -> bool:
+    def accepts(self, work: PendingAppend, size_bytes_max: int) -> bool:
         """Return whether `work` may be added: enough room, and the same source."""
         if not self.items:
             return True
@@ -555,7 +559,7 @@ class Staged:
             return False
         return work.source is first.source or work.source[:2] == first.source[:2]
 
-    def add(self, work: Work, batches: list[Batch]) -> None:
+    def add(self, work: PendingAppend, batches: list[Batch]) -> None:
         self.items.append((work, batches))
         self.size_bytes += work.size_bytes
         for batch in batches:
@@ -567,14 +571,14 @@ class Staged:
         """The source in the block trailers: that of the last append, whose LSN is the highest."""
         return self.items[-1][0].source
 
-    def keep(self) -> None:
+    def copy_bytes(self) -> None:
         """Copy the bytes of everything staged, as `PendingAppend.copy_bytes` does."""
         for number, (work, batches) in enumerate(self.items):
-            if work.effect:
+            if work.is_effect:
                 continue
             own = [batch._replace(data=bytes(batch.data)) for batch in batches]
             self.items[number] = (work, own)
-            work.keep(staged=True)
+            work.copy_bytes(staged=True)
 
 
 def tail_of(batch: Batch) -> bytes:

@@ -10,40 +10,46 @@ from typing import Any, Final, NamedTuple
 from journal.clock import Clock
 from journal.disk import Disk, File
 from journal.errors import JournalError
-from journal.filenames import join, mark_name, parse_partition_folder, parse_segment_name, partition_folder
+from journal.filenames import (
+    join,
+    log_checkpoint_name,
+    parse_partition_folder,
+    parse_segment_name,
+    partition_folder,
+)
 from journal.log.checkpoint import WrongLog
 from journal.log.log import Log
 from journal.log.segments import LogOptions
 from journal.record.format import make_log_id
 from tfmq.broker.catalog_state import TopicRow
 from tfmq.broker.partition import Partition
-from tfmq.broker.producer_state import Producers
+from tfmq.broker.producer_state import ProducerState
 from tfmq.broker.reply import STOPPING
-from tfmq.broker.topics import Topic, Unopened
-from tfmq.data_dir import LOST, misplaced
+from tfmq.broker.topics import OpenError, Topic
+from tfmq.data_dir import FOLDER_MISSING, path_error_advice
 from tfmq.errors import Busy
 
 log = logging.getLogger("tfmq.broker")
 
-ASIDE_PREFIX: Final = "deleted~"
+DELETED_PREFIX: Final = "deleted~"
 """No topic name contains `~`."""
 
 ARCHIVE_NAME: Final = "archive"
-HOUSE_NAMES: Final = frozenset({"meta", "transactions", "delay", ARCHIVE_NAME, "lock"})
+RESERVED_NAMES: Final = frozenset({"meta", "transactions", "delay", ARCHIVE_NAME, "lock"})
 
 DESCRIPTORS_LEFT: Final = 8
 """File descriptors that a new topic must leave: connections, and segment rolls of other logs, need them."""
 
 
-class Opened(NamedTuple):
+class OpenedPartition(NamedTuple):
     """A partition's open log, with the producer state that recovery rebuilt."""
 
     number: int
     log: Log
-    producers: Producers
+    producers: ProducerState
 
 
-class Folders:
+class PartitionDirs:
     """All partition folders in the data folder `data`.
 
     A folder belongs to the topic incarnation whose log id its checkpoint contains; other folders are never used.
@@ -58,13 +64,13 @@ class Folders:
         data: str,
         clock: Clock,
         options: Callable[[str, int, Mapping[str, Any]], LogOptions],
-        producers: Callable[[], Producers],
-        partition: Callable[[TopicRow, Opened], Partition],
+        producers: Callable[[], ProducerState],
+        partition: Callable[[TopicRow, OpenedPartition], Partition],
     ) -> None:
         self._disk, self._data, self._clock = disk, data, clock
         self._options, self._producers = options, producers
-        self.partition = partition
-        self.stopping = False
+        self.new_partition = partition
+        self.is_stopping = False
         """No topic is created or grown any more, not even one that is in progress."""
 
     def path(self, name: str, number: int) -> str:
@@ -72,7 +78,7 @@ class Folders:
 
     # Create
 
-    def make(self, topic: TopicRow, made: list[str] | None = None) -> list[Opened]:
+    def create_missing(self, topic: TopicRow, made: list[str] | None = None) -> list[OpenedPartition]:
         """Create and open the partitions that the topic lacks.
 
         On error none of them stays open.
@@ -81,10 +87,10 @@ class Folders:
         these are deleted on failure: an existing folder may contain data. Raises OSError, Full, Corrupt (WrongLog:
         another topic's folder), Busy once the broker is stopping.
         """
-        opened: list[Opened] = []
+        opened: list[OpenedPartition] = []
         try:
             for number in range(topic.partitions, topic.target):
-                if self.stopping:
+                if self.is_stopping:
                     raise Busy(STOPPING)
                 path = self.path(topic.name, number)
                 if not self._disk.exists(path):
@@ -109,34 +115,34 @@ class Folders:
             for each in spare:
                 each.close()
 
-    def abandon(self, opened: list[Opened]) -> None:
+    def abandon(self, opened: list[OpenedPartition]) -> None:
         """Close the logs of a topic that was not created."""
         for each in opened:
             each.log.abandon("its topic could not be made")
 
-    def prepare(self, topic: Topic, settings: Mapping[str, Any]) -> None:
+    def create_archives(self, topic: Topic, settings: Mapping[str, Any]) -> None:
         """Create the archive folders that the topic needs with these settings. Raises OSError, Full."""
         for number in range(len(topic.partitions)):
             archive = self._options(topic.name, number, settings).archive_folder
             if archive is not None:
-                self.make_archive(archive)
+                self.create_archive(archive)
 
-    def _open_own(self, topic: TopicRow, number: int, names: list[str]) -> Opened:
+    def _open_own(self, topic: TopicRow, number: int, names: list[str]) -> OpenedPartition:
         """Opens what is new, or was begun before: until it has its marks that has nothing but an empty file."""
         path = self.path(topic.name, number)
         begun = all(
             parse_segment_name(name) is not None and not self._disk.size(join(path, name)) for name in names
         )
-        if mark_name() not in names and not begun:
+        if log_checkpoint_name() not in names and not begun:
             raise WrongLog(path, 0, 0, "the folder has files and no marks")
         return self.open(topic, number)
 
-    def open(self, topic: TopicRow, number: int) -> Opened:
+    def open(self, topic: TopicRow, number: int) -> OpenedPartition:
         """Open one log, with recovery. Raises what `Log.open` raises."""
         producers = self._producers()
         options = self._options(topic.name, number, topic.settings)
         if options.archive_folder is not None:
-            self.make_archive(options.archive_folder)
+            self.create_archive(options.archive_folder)
         opened = Log.open(
             self._disk,
             self.path(topic.name, number),
@@ -145,14 +151,14 @@ class Folders:
             options=options,
             state=producers,
         )
-        say_recovery(opened)
-        return Opened(number, opened, producers)
+        log_recovery(opened)
+        return OpenedPartition(number, opened, producers)
 
     def archive_folder(self, name: str, number: int) -> str:
         """Return the folder for archived segments of a partition."""
         return join(join(self._data, ARCHIVE_NAME), partition_folder(name, number))
 
-    def make_archive(self, path: str) -> None:
+    def create_archive(self, path: str) -> None:
         """Create the folder for archived segments, unless it exists. Raises OSError, Full."""
         above = join(self._data, ARCHIVE_NAME)
         for folder, parent in ((above, self._data), (path, above)):
@@ -167,9 +173,9 @@ class Folders:
 
         A missing folder is created again with its log stopped, so that an operator decides before it is written.
         """
-        return Topic(topic, [self.open_or_why(topic, number) for number in range(topic.partitions)])
+        return Topic(topic, [self.open_or_reason(topic, number) for number in range(topic.partitions)])
 
-    def open_or_why(self, topic: TopicRow, number: int) -> Partition | Unopened:
+    def open_or_reason(self, topic: TopicRow, number: int) -> Partition | OpenError:
         path = self.path(topic.name, number)
         try:
             is_there = self._disk.exists(path)
@@ -179,16 +185,16 @@ class Folders:
                 self._disk.force_folder(self._data)
             opened = self.open(topic, number)
             if missing:
-                opened.log.stop(f"{LOST}: its content is lost, unless you restore it")
+                opened.log.stop(f"{FOLDER_MISSING}: its content is lost, unless you restore it")
         except (OSError, JournalError) as error:
-            reason = str(misplaced(error, self._data) or error)
+            reason = str(path_error_advice(error, self._data) or error)
             log.error("partition %s-%d is not served: %s", topic.name, number, reason)
             return reason
-        partition = self.partition(topic, opened)
-        partition.tell_stop()
+        partition = self.new_partition(topic, opened)
+        partition.log_stop()
         return partition
 
-    def strangers(self, topics: Mapping[int, TopicRow]) -> list[str]:
+    def unknown_folders(self, topics: Mapping[int, TopicRow]) -> list[str]:
         """Return folders that are named like partitions but belong to no topic.
 
         They are not touched.
@@ -197,53 +203,53 @@ class Folders:
         found = []
         for name in self._disk.list(self._data):
             place = parse_partition_folder(name)
-            if place is not None and place not in known and name not in HOUSE_NAMES:
+            if place is not None and place not in known and name not in RESERVED_NAMES:
                 found.append(name)
         return found
 
     # Delete
 
-    def remove(self, made: list[str]) -> None:
+    def delete_created(self, made: list[str]) -> None:
         """Delete folders that `create_missing` created; their logs are closed."""
         for path in made:
             if self._disk.exists(path):
-                self._remove(path)
+                self._delete_folder(path)
         self._disk.force_folder(self._data)
 
-    def put_aside(self, name: str, incarnation: int, count: int) -> list[str]:
+    def rename_deleted(self, name: str, incarnation: int, count: int) -> list[str]:
         """Rename a deleted topic's folders, durably; return their new paths. Safe to repeat."""
         paths = []
         for number in range(count):
             path = self.path(name, number)
-            aside = join(self._data, f"{ASIDE_PREFIX}{incarnation}-{number}")
+            aside = join(self._data, f"{DELETED_PREFIX}{incarnation}-{number}")
             if self._disk.exists(path):
                 self._disk.rename(path, aside)
             paths.append(aside)
         self._disk.force_folder(self._data)
         return paths
 
-    def aside(self) -> list[str]:
+    def list_deleted(self) -> list[str]:
         """Return renamed folders of deleted topics that still exist."""
         return [
-            join(self._data, name) for name in self._disk.list(self._data) if name.startswith(ASIDE_PREFIX)
+            join(self._data, name) for name in self._disk.list(self._data) if name.startswith(DELETED_PREFIX)
         ]
 
-    def unlink(self, paths: list[str]) -> None:
+    def delete_renamed(self, paths: list[str]) -> None:
         """Delete renamed folders. What cannot be deleted is left for the next start."""
         for path in paths:
             try:
                 if self._disk.exists(path):
-                    self._remove(path)
+                    self._delete_folder(path)
             except OSError as error:
                 log.warning("%s of a deleted topic could not be removed: %s", path, error)
 
-    def _remove(self, path: str) -> None:
+    def _delete_folder(self, path: str) -> None:
         for name in self._disk.list(path):
             self._disk.unlink(join(path, name))
         self._disk.remove_folder(path)
 
 
-def say_recovery(opened: Log, *, damage: bool = True) -> None:
+def log_recovery(opened: Log, *, damage: bool = True) -> None:
     """Logs what recovery has found and done: an operator learns of damage before a reader does. Without `damage`
     where that is mended before anything is served.
     """

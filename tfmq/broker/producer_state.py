@@ -9,21 +9,21 @@ import msgpack
 
 from journal.errors import NewerFormat
 from journal.record.batch import Appended
-from journal.record.block import Block, Run, runs
-from journal.record.block_trailer import SOURCE_PLAIN, SOURCE_SUCCESSION, Control
+from journal.record.block import Block, ProducerRun, producer_runs
+from journal.record.block_trailer import SOURCE_PLAIN, SOURCE_SUCCESSION, BlockTrailer
 from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 
 SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_NAME: Final = "the producers' snapshot"
 
-STREAMS_SLACK: Final = 2
+PRODUCERS_OVERSHOOT: Final = 2
 """Factor over the limit at which a new producer id evicts the longest idle one without waiting for `expire`."""
 
-LeasedMs = Callable[[int], int | None]
+LeaseTimeMs = Callable[[int], int | None]
 """Returns the latest time (wall clock, ms) at which an id was leased; None if it never was."""
 
 
-class Answer(NamedTuple):
+class StoredBatch(NamedTuple):
     """A batch in the log with the fields of its reply.
 
     `end_offset` is the end of the append that contains it.
@@ -33,16 +33,16 @@ class Answer(NamedTuple):
     records: int
     positions: Sequence[tuple[int, int]]
     first_ordinal: int
-    end: int
+    end_offset: int
     append_time: int
 
     @property
-    def next(self) -> int:
+    def next_sequence(self) -> int:
         """The sequence after its last record."""
         return self.sequence + self.records
 
 
-class Repeat(NamedTuple):
+class DuplicateBatch(NamedTuple):
     """The reply for a range of sequences that is already in the log.
 
     `first_offset_walk` is None or (offset, records): the range starts that many records after that offset, and the
@@ -50,26 +50,26 @@ class Repeat(NamedTuple):
     were merged.
     """
 
-    answer: Answer
-    walk: tuple[int, int] | None
+    stored: StoredBatch
+    first_offset_walk: tuple[int, int] | None
 
 
-class Stream:
+class ProducerEntry:
     """One producer id in this partition.
 
     `next_sequence` is the expected one; `successor` is 0 while it is open.
     """
 
-    __slots__ = ("batches", "next", "seen_ms", "successor")
+    __slots__ = ("batches", "next_sequence", "seen_ms", "successor")
 
     def __init__(self, remembered: int) -> None:
-        self.next = 0
+        self.next_sequence = 0
         self.seen_ms = 0
         self.successor = 0
-        self.batches: deque[Answer] = deque(maxlen=remembered)
+        self.batches: deque[StoredBatch] = deque(maxlen=remembered)
 
 
-class Producers:
+class ProducerState:
     """The producer ids of one partition, the longest idle first.
 
     The sequences of a producer id are contiguous within a partition. For each id the last sequence and the most
@@ -82,70 +82,72 @@ class Producers:
     one. Ids are allocated in increasing order, so that the floor never rejects a newer id.
     """
 
-    def __init__(self, *, remembered: int, streams_max: int, idle_ms: int, leased_ms: LeasedMs) -> None:
+    def __init__(self, *, remembered: int, entries_max: int, idle_ms: int, leased_ms: LeaseTimeMs) -> None:
         self.floor = 0
         self._remembered = remembered
-        self._streams_max = streams_max
+        self._entries_max = entries_max
         self._idle_ms = idle_ms
         self._leased_ms = leased_ms
-        self._streams: dict[int, Stream] = {}
-        self._joined = False
+        self._entries: dict[int, ProducerEntry] = {}
+        self._append_continues = False
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self._entries)
 
     @property
-    def highest(self) -> int:
+    def highest_id(self) -> int:
         """The highest id known from this log; 0 if there is none."""
-        known = (max(producer_id, stream.successor) for producer_id, stream in self._streams.items())
+        known = (max(producer_id, stream.successor) for producer_id, stream in self._entries.items())
         return max(known, default=self.floor)
 
     # Validate
 
     def check(
         self, producer_id: int, sequence: int, records: int, *, gaps: bool, now_ms: int
-    ) -> Repeat | None:
+    ) -> DuplicateBatch | None:
         """Return None if the batch is the next one, a `DuplicateBatch` if it is in the log.
 
         `gaps` (acks none) also allows a later sequence. Raises StaleProducer, UnknownProducer, SequenceGap, BadRequest.
         """
-        stream = self._streams.get(producer_id)
+        stream = self._entries.get(producer_id)
         if stream is None:
-            self.require_new(producer_id, now_ms)
+            self.require_known_new(producer_id, now_ms)
             if sequence and not gaps:
                 raise UnknownProducer(producer_id=producer_id)
             return None
         if stream.successor:
-            raise StaleProducer(successor=stream.successor, last=stream.next - 1)
-        if sequence == stream.next:
+            raise StaleProducer(successor=stream.successor, last=stream.next_sequence - 1)
+        if sequence == stream.next_sequence:
             return None
-        if sequence > stream.next:
+        if sequence > stream.next_sequence:
             if gaps:
                 return None
-            raise SequenceGap(expected=stream.next, found=sequence)
-        return _repeat(stream, sequence, records)
+            raise SequenceGap(expected=stream.next_sequence, found=sequence)
+        return _find_duplicate(stream, sequence, records)
 
-    def require_new(self, producer_id: int, now_ms: int) -> None:
+    def require_known_new(self, producer_id: int, now_ms: int) -> None:
         """Raise UnknownProducer for an id without state that may have been removed."""
         leased = self._leased_ms(producer_id)
         if producer_id <= self.floor or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
 
-    def closed(self, producer_id: int) -> tuple[int, int] | None:
+    def closed_id(self, producer_id: int) -> tuple[int, int] | None:
         """Return (successor, last sequence or -1) of a closed id, else None."""
-        stream = self._streams.get(producer_id)
-        return (stream.successor, stream.next - 1) if stream is not None and stream.successor else None
+        stream = self._entries.get(producer_id)
+        return (
+            (stream.successor, stream.next_sequence - 1) if stream is not None and stream.successor else None
+        )
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the last sequence of an id in this log; -1 if there is none."""
-        stream = self._streams.get(producer_id)
-        return stream.next - 1 if stream is not None else -1
+        stream = self._entries.get(producer_id)
+        return stream.next_sequence - 1 if stream is not None else -1
 
     # Record appends
 
-    def record(self, producer_id: int, sequence: int, records: int, appended: Appended) -> None:
+    def record_batch(self, producer_id: int, sequence: int, records: int, appended: Appended) -> None:
         """Record an appended batch."""
-        answer = Answer(
+        answer = StoredBatch(
             sequence,
             records,
             appended.positions,
@@ -153,53 +155,53 @@ class Producers:
             appended.end_offset,
             appended.append_time,
         )
-        self._add(producer_id, answer)
+        self._add_batch(producer_id, answer)
 
     def close(self, producer_id: int, successor: int, last_sequence: int, append_time: int) -> None:
         """Record that `producer_id` was closed by a block in the log."""
-        stream = self._touch(producer_id, append_time)
+        stream = self._touch_entry(producer_id, append_time)
         stream.successor = successor
-        stream.next = last_sequence + 1
+        stream.next_sequence = last_sequence + 1
         stream.batches.clear()
 
     def expire(self, now_ms: int) -> int:
         """Remove ids that are idle too long, and the longest idle of too many. Return how many."""
-        before = len(self._streams)
-        while self._streams:
-            stream = next(iter(self._streams.values()))
-            if len(self._streams) <= self._streams_max and stream.seen_ms + self._idle_ms >= now_ms:
+        before = len(self._entries)
+        while self._entries:
+            stream = next(iter(self._entries.values()))
+            if len(self._entries) <= self._entries_max and stream.seen_ms + self._idle_ms >= now_ms:
                 break
-            self._forget_idlest()
-        return before - len(self._streams)
+            self._evict_idlest()
+        return before - len(self._entries)
 
-    def _forget_idlest(self) -> None:
-        producer_id = next(iter(self._streams))
-        del self._streams[producer_id]
+    def _evict_idlest(self) -> None:
+        producer_id = next(iter(self._entries))
+        del self._entries[producer_id]
         self.floor = max(self.floor, producer_id)
 
-    def _touch(self, producer_id: int, seen_ms: int) -> Stream:
+    def _touch_entry(self, producer_id: int, seen_ms: int) -> ProducerEntry:
         """Return the entry of an id, created if necessary, as the most recently used one."""
-        stream = self._streams.pop(producer_id, None)
+        stream = self._entries.pop(producer_id, None)
         if stream is None:
-            stream = Stream(self._remembered)
-            if len(self._streams) >= STREAMS_SLACK * self._streams_max:
-                self._forget_idlest()
-        self._streams[producer_id] = stream
+            stream = ProducerEntry(self._remembered)
+            if len(self._entries) >= PRODUCERS_OVERSHOOT * self._entries_max:
+                self._evict_idlest()
+        self._entries[producer_id] = stream
         stream.seen_ms = seen_ms
         return stream
 
-    def _add(self, producer_id: int, answer: Answer) -> None:
-        stream = self._touch(producer_id, answer.append_time)
+    def _add_batch(self, producer_id: int, answer: StoredBatch) -> None:
+        stream = self._touch_entry(producer_id, answer.append_time)
         stream.batches.append(answer)
-        stream.next = answer.next
+        stream.next_sequence = answer.next_sequence
 
     # journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
         """Replace the state by a snapshot; b"" is the empty state. Raises ValueError, NewerFormat."""
-        self._streams.clear()
+        self._entries.clear()
         self.floor = 0
-        self._joined = False
+        self._append_continues = False
         if not data:
             return
         try:
@@ -208,21 +210,23 @@ class Producers:
                 raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
             self.floor = floor
             for producer_id, *fields in streams:
-                self._streams[producer_id] = self._loaded(*fields)
+                self._entries[producer_id] = self._decode_entry(*fields)
         except (TypeError, msgpack.UnpackException) as error:
             raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
 
-    def _loaded(self, next_sequence: int, seen_ms: int, successor: int, batches: Sequence[Any]) -> Stream:
-        stream = Stream(self._remembered)
-        stream.next, stream.seen_ms, stream.successor = next_sequence, seen_ms, successor
-        stream.batches.extend(Answer(*fields) for fields in batches)
+    def _decode_entry(
+        self, next_sequence: int, seen_ms: int, successor: int, batches: Sequence[Any]
+    ) -> ProducerEntry:
+        stream = ProducerEntry(self._remembered)
+        stream.next_sequence, stream.seen_ms, stream.successor = next_sequence, seen_ms, successor
+        stream.batches.extend(StoredBatch(*fields) for fields in batches)
         return stream
 
     def dump(self) -> bytes:
         """Return a snapshot: version, floor, and every id, the longest idle first."""
         streams = [
-            (producer_id, each.next, each.seen_ms, each.successor, list(each.batches))
-            for producer_id, each in self._streams.items()
+            (producer_id, each.next_sequence, each.seen_ms, each.successor, list(each.batches))
+            for producer_id, each in self._entries.items()
         ]
         return bytes(msgpack.packb((SNAPSHOT_VERSION, self.floor, streams)))
 
@@ -231,37 +235,37 @@ class Producers:
         found = []
         ordinal = block.control.first_ordinal
         if block.control.source_kind == SOURCE_PLAIN:
-            for run in runs(block):
+            for run in producer_runs(block):
                 found.append((ordinal, run))
                 ordinal += run.count
         self.apply_runs(block.control, found)
 
-    def apply_runs(self, control: Control, found: Iterable[tuple[int, Run]]) -> None:
+    def apply_runs(self, control: BlockTrailer, found: Iterable[tuple[int, ProducerRun]]) -> None:
         """Apply a block's runs that producers sent, each with the ordinal of its first record."""
         if control.source_kind == SOURCE_SUCCESSION:
             self.close(control.source_id, control.source_high, control.source_low - 1, control.append_time)
         elif control.source_kind == SOURCE_PLAIN:
             for ordinal, run in found:
                 positions = ((0, run.offset),)
-                answer = Answer(
+                answer = StoredBatch(
                     run.first_sequence, run.count, positions, ordinal, control.next, control.append_time
                 )
                 self._apply_run(run.producer_id, answer)
-        self._joined = control.more_follows
+        self._append_continues = control.more_follows
 
-    def _apply_run(self, producer_id: int, run: Answer) -> None:
+    def _apply_run(self, producer_id: int, run: StoredBatch) -> None:
         """Add a run, merged with the previous one if both may be one batch.
 
         They must be in the same append, without a gap in between.
         """
-        stream = self._streams.get(producer_id)
+        stream = self._entries.get(producer_id)
         last = stream.batches[-1] if stream is not None and stream.batches else None
-        if stream is None or last is None or not self._joined or not _touches(last, run):
-            self._add(producer_id, run)
+        if stream is None or last is None or not self._append_continues or not _is_contiguous(last, run):
+            self._add_batch(producer_id, run)
             return
         stream.batches.pop()
         positions = (*last.positions, (last.records, run.positions[0][1]))
-        self._add(
+        self._add_batch(
             producer_id,
             run._replace(
                 sequence=last.sequence,
@@ -272,42 +276,48 @@ class Producers:
         )
 
 
-def _touches(last: Answer, run: Answer) -> bool:
-    return last.next == run.sequence and last.first_ordinal + last.records == run.first_ordinal
+def _is_contiguous(last: StoredBatch, run: StoredBatch) -> bool:
+    return last.next_sequence == run.sequence and last.first_ordinal + last.records == run.first_ordinal
 
 
-def _repeat(stream: Stream, sequence: int, records: int) -> Repeat:
+def _find_duplicate(stream: ProducerEntry, sequence: int, records: int) -> DuplicateBatch:
     """Return the reply to sequences below the expected one.
 
     Raises BadRequest if some are new, UnknownProducer if the reply is not known any more.
     """
-    if sequence + records > stream.next:
+    if sequence + records > stream.next_sequence:
         raise BadRequest(
-            f"Sequences {sequence}..{stream.next - 1} of this batch are stored and the rest is not: repeat"
+            f"Sequences {sequence}..{stream.next_sequence - 1} of this batch are stored and the rest is not: repeat"
             " batches as they were, or take a successor id."
         )
     known = [
-        batch for batch in stream.batches if batch.next > sequence and batch.sequence < sequence + records
+        batch
+        for batch in stream.batches
+        if batch.next_sequence > sequence and batch.sequence < sequence + records
     ]
-    if not known or known[0].sequence > sequence or any(a.next != b.sequence for a, b in pairwise(known)):
+    if (
+        not known
+        or known[0].sequence > sequence
+        or any(a.next_sequence != b.sequence for a, b in pairwise(known))
+    ):
         raise UnknownProducer(
             f"Sequences {sequence}..{sequence + records - 1} were sent before, too long ago to know their"
             " answer, or were skipped. Take a successor id: its answer says how far the stream came."
         )
-    return _joined_answer(known, sequence, records)
+    return _combine_batches(known, sequence, records)
 
 
-def _joined_answer(known: list[Answer], sequence: int, records: int) -> Repeat:
+def _combine_batches(known: list[StoredBatch], sequence: int, records: int) -> DuplicateBatch:
     places = [(batch.sequence + index, offset) for batch in known for index, offset in batch.positions]
     before = max(place for place in places if place[0] <= sequence)
     positions = [(at - sequence, offset) for at, offset in places if sequence < at < sequence + records]
     first = known[0]
-    answer = Answer(
+    answer = StoredBatch(
         sequence,
         records,
         [(0, before[1]), *positions],
         first.first_ordinal + sequence - first.sequence,
-        known[-1].end,
+        known[-1].end_offset,
         first.append_time,
     )
-    return Repeat(answer, (before[1], sequence - before[0]) if before[0] < sequence else None)
+    return DuplicateBatch(answer, (before[1], sequence - before[0]) if before[0] < sequence else None)

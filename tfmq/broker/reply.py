@@ -114,13 +114,13 @@ def is_of_files(error: BaseException) -> bool:
     return isinstance(error, errors.Busy) and error.sentence == NO_FILES
 
 
-def _of_system(error: OSError) -> TfmqError:
+def _from_os_error(error: OSError) -> TfmqError:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return errors.Busy(NO_FILES)
     return errors.ServerError(UNREADABLE, errno=error.errno or 0)
 
 
-def _of_room(error: journal.Full) -> TfmqError:
+def _from_full(error: journal.Full) -> TfmqError:
     """Map a full disk to DiskFull, and a lack of file descriptors to Busy."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EMFILE, errno.ENFILE):
         return errors.Busy(NO_FILES)
@@ -129,7 +129,7 @@ def _of_room(error: journal.Full) -> TfmqError:
 
 # Journal errors as client errors. The first matching class is used. Sentences for clients never contain paths, which
 # are only in the server's log.
-ROWS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
+JOURNAL_ERRORS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.BelowStart, lambda e: errors.OffsetOutOfRange(first=e.first, end=-1, offset=e.offset)),
     (journal.BeyondEnd, lambda e: errors.OffsetOutOfRange(first=-1, end=e.end, offset=e.offset)),
     (journal.NotARecord, lambda e: errors.NotARecord(offset=e.offset)),
@@ -137,11 +137,11 @@ ROWS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.Corrupt, lambda e: errors.Damaged(first=e.first, next=e.next, reason=e.reason)),
     (journal.BadBatch, lambda e: errors.BadRequest(f"The batch breaks a rule of the format: {e.reason}.")),
     (journal.TooLarge, lambda e: errors.MessageTooLarge(size_bytes=e.size_bytes, max_bytes=e.max_bytes)),
-    (journal.Full, _of_room),
+    (journal.Full, _from_full),
     (journal.Stopped, lambda e: errors.StorageStopped(reason=e.reason)),
     (journal.Closed, lambda e: errors.Busy(STOPPING)),
     (journal.JournalError, lambda e: errors.ServerError()),
-    (OSError, _of_system),
+    (OSError, _from_os_error),
 )
 
 
@@ -150,7 +150,7 @@ def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqEr
     if isinstance(error, TfmqError):
         known = error
     else:
-        known = _translated(error)
+        known = _from_journal_error(error)
         # Not sent; for the server's log.
         known.__cause__ = error
     if outcome is not None:
@@ -160,10 +160,10 @@ def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqEr
 
 def of_read(error: BaseException) -> TfmqError:
     """What a reader gets for `error`: a read without memory changed nothing, and may be asked for again."""
-    return errors.Busy(NO_MEMORY) if isinstance(error, MemoryError) else not_done(error)
+    return errors.Busy(NO_MEMORY) if isinstance(error, MemoryError) else not_done_error(error)
 
 
-def of_arrivals(error: BaseException) -> TfmqError:
+def arrival_log_error(error: BaseException) -> TfmqError:
     """Return `client_error` for the arrival log, whose stop only a restart lifts."""
     known = client_error(error)
     if isinstance(known, errors.StorageStopped):
@@ -171,13 +171,13 @@ def of_arrivals(error: BaseException) -> TfmqError:
     return known
 
 
-def not_done(error: BaseException) -> TfmqError:
+def not_done_error(error: BaseException) -> TfmqError:
     """Return `client_error` for a request without effect. A `TfmqError` keeps its own outcome."""
     return client_error(error, None if isinstance(error, TfmqError) else NOT_DONE)
 
 
-def _translated(error: BaseException) -> TfmqError:
-    for kind, build in ROWS:
+def _from_journal_error(error: BaseException) -> TfmqError:
+    for kind, build in JOURNAL_ERRORS:
         if isinstance(error, kind):
             return build(error)
     return errors.ServerError()

@@ -9,23 +9,23 @@ from typing import Any, TypeAlias
 
 from journal.clock import Clock
 from journal.disk import Disk
-from journal.linux_aio import Begin
-from tfmq.broker.acts import recorded
-from tfmq.broker.broker import House
+from journal.linux_aio import StartFsync
+from tfmq.broker.acts import log_command
+from tfmq.broker.broker import Broker
 from tfmq.broker.reply import Body, Randomness, Reply, Run, Session, client_error
 from tfmq.broker.startup import start
 from tfmq.config import Config
 
-Method: TypeAlias = Callable[["Engine", Any, Body, Reply, Session], None]
+Method: TypeAlias = Callable[["RequestHandler", Any, Body, Reply, Session], None]
 
 
-def answered(method: Method) -> Method:
+def reply_errors(method: Method) -> Method:
     """Decorate a command method so that an exception becomes the error reply."""
 
     @functools.wraps(method)
-    def command(self: "Engine", request: Any, body: Body, reply: Reply, session: Session) -> None:
+    def command(self: "RequestHandler", request: Any, body: Body, reply: Reply, session: Session) -> None:
         try:
-            self.house.require_open()
+            self.broker.require_open()
             method(self, request, body, reply, session)
         except Exception as error:
             reply.error(client_error(error))
@@ -33,7 +33,7 @@ def answered(method: Method) -> Method:
     return command
 
 
-class Engine:
+class RequestHandler:
     """The whole broker on one data folder.
 
     Call `start()` first and `stop(done)` last, all in one thread.
@@ -56,292 +56,292 @@ class Engine:
         clock: Clock,
         run: Run,
         randomness: Randomness,
-        begin_force: Begin | None = None,
+        begin_force: StartFsync | None = None,
     ) -> None:
-        self.house = House(config, disk, clock, run, randomness, begin_force)
+        self.broker = Broker(config, disk, clock, run, randomness, begin_force)
 
     def start(self) -> None:
         """Open the data folder: lock, catalog, logs. Call it before listening.
 
         Raises what prevents a start, with a sentence for the operator.
         """
-        start(self.house)
+        start(self.broker)
 
     def stop(self, done: Callable[[], None]) -> None:
         """Reject new requests, complete the accepted ones, close the logs, call `done()`."""
-        self.house.stop(done)
+        self.broker.stop(done)
 
     def tick(self, now: float) -> float | None:
         """Run timers due at `now` (monotonic seconds).
 
         Return when the next one is due; None if none is.
         """
-        return self.house.timers.tick(now)
+        return self.broker.timers.tick(now)
 
     def next_due(self) -> float | None:
         """Return when `tick` must be called next. Ask again after every `end_turn`."""
-        return self.house.timers.next_due()
+        return self.broker.timers.next_due()
 
-    def turn_ended(self) -> None:
+    def end_turn(self) -> None:
         """Write the requests of this poll, one append per partition, and start their fsync."""
-        self.house.turn_ended()
+        self.broker.end_turn()
 
     def reload(self, config: Config) -> None:
         """Use another configuration. Only the keys that `tfmq.config.reloaded` allows may differ."""
-        self.house.reload(config)
+        self.broker.reload(config)
 
     @property
     def node(self) -> str:
         """This broker's permanent id, created at the first start."""
-        return self.house.node
+        return self.broker.node
 
     # Broker
 
-    @answered
+    @reply_errors
     def ping(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        reply.ok(self.house.clock.wall_ms())
+        reply.ok(self.broker.clock.wall_ms())
 
-    @answered
+    @reply_errors
     def status(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        reply.ok(self.status_map())
+        reply.ok(self.status_fields())
 
-    def status_map(self) -> dict[str, Any]:
+    def status_fields(self) -> dict[str, Any]:
         """Return the broker's part of STATUS; the server adds connections and memory."""
-        return self.house.status()
+        return self.broker.status()
 
-    @answered
+    @reply_errors
     def cancel(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        parts = (self.house.polls, self.house.transactions, self.house.groups)
+        parts = (self.broker.fetches, self.broker.transaction_commands, self.broker.group_coordinator)
         reply.ok(any(each.cancel(session, request.target) for each in parts))
 
     # Topics
 
     def partition_counts(self) -> dict[str, int]:
         """Return the number of partitions by topic."""
-        return {topic.name: len(topic.partitions) for topic in self.house.topics.all()}
+        return {topic.name: len(topic.partitions) for topic in self.broker.topics.all()}
 
-    @answered
+    @reply_errors
     def metadata(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.changes.metadata(request, reply, session)
+        self.broker.topic_admin.metadata(request, reply, session)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def create_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.changes.create(request, reply)
+        self.broker.topic_admin.create(request, reply)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def grow_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.changes.grow(request, reply)
+        self.broker.topic_admin.grow(request, reply)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def delete_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.changes.delete(request, reply)
+        self.broker.topic_admin.delete(request, reply)
 
-    @answered
+    @reply_errors
     def describe_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.describe(request, reply, session)
+        self.broker.describe_topic(request, reply, session)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def resume_partition(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.changes.resume(request, reply)
+        self.broker.topic_admin.resume(request, reply)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def truncate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.retention.truncate(request, reply)
+        self.broker.retention.truncate(request, reply)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def set_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.changes.set(request, reply)
+        self.broker.topic_admin.set(request, reply)
 
     # Producing
 
-    @answered
+    @reply_errors
     def lease_producer_ids(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.lease(request, reply)
+        self.broker.lease_producer_ids(request, reply)
 
-    @answered
+    @reply_errors
     def produce(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         if request.transaction is not None:
-            self.house.transactions.send(request, body, reply, session)
+            self.broker.transaction_commands.send(request, body, reply, session)
         elif request.due is not None:
-            self.house.delay.send(request, body, reply, session)
+            self.broker.delay_commands.send(request, body, reply, session)
         else:
-            self.house.writes.produce(request, body, reply, session)
+            self.broker.produce_handler.produce(request, body, reply, session)
 
-    @answered
+    @reply_errors
     def succeed_producer(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         if request.topic:
-            self.house.writes.succeed(request, reply)
+            self.broker.produce_handler.succeed(request, reply)
         else:
-            self.house.delay.succeed(request, reply)
+            self.broker.delay_commands.succeed_producer(request, reply)
 
     # Delayed messages
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def cancel_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.delay.cancel(request, reply, session)
+        self.broker.delay_commands.cancel(request, reply, session)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def reschedule_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.delay.reschedule(request, reply, session)
+        self.broker.delay_commands.reschedule(request, reply, session)
 
-    @answered
+    @reply_errors
     def list_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.delay.list(request, reply, session)
+        self.broker.delay_commands.list(request, reply, session)
 
-    @answered
+    @reply_errors
     def describe_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.delay.describe(request, reply, session)
+        self.broker.delay_commands.describe(request, reply, session)
 
-    @answered
+    @reply_errors
     def delayed_histogram(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.delay.histogram(request, reply, session)
+        self.broker.delay_commands.histogram(request, reply, session)
 
     # Consuming
 
-    @answered
+    @reply_errors
     def fetch(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.polls.fetch(request, reply, session)
+        self.broker.fetches.fetch(request, reply, session)
 
-    @answered
+    @reply_errors
     def locate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.locate(request, reply, session)
+        self.broker.locate_offset(request, reply, session)
 
     # Groups
 
-    @answered
+    @reply_errors
     def join_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.groups.join(request, reply, session)
+        self.broker.group_coordinator.join(request, reply, session)
 
-    @answered
+    @reply_errors
     def heartbeat(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.groups.heartbeat(request, reply, session)
+        self.broker.group_coordinator.heartbeat(request, reply, session)
 
-    @answered
+    @reply_errors
     def leave_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.groups.leave(request, reply)
+        self.broker.group_coordinator.leave(request, reply)
 
-    @answered
+    @reply_errors
     def commit_offsets(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.group_offsets.commit(request, reply, session)
+        self.broker.offset_commands.commit(request, reply, session)
 
-    @answered
+    @reply_errors
     def read_offsets(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.offsets.read(request, reply)
+        self.broker.group_offset_store.read(request, reply)
 
-    @answered
+    @reply_errors
     def list_groups(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        reply.ok(self.house.groups.list())
+        reply.ok(self.broker.group_coordinator.list())
 
-    @answered
+    @reply_errors
     def describe_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.groups.describe(request, reply)
+        self.broker.group_coordinator.describe(request, reply)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def reset_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.group_offsets.reset(request, reply)
+        self.broker.offset_commands.reset(request, reply)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def delete_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.group_offsets.delete(request, reply)
+        self.broker.offset_commands.delete(request, reply)
 
     # Transactions
 
-    def transactions_map(self) -> Mapping[str, Any]:
+    def transaction_status_fields(self) -> Mapping[str, Any]:
         """Return the "transactions" part of STATUS, without reading partitions."""
-        return self.house.transactions.handler.status()
+        return self.broker.transaction_commands.coordinator.status()
 
-    @answered
+    @reply_errors
     def begin_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.begin(request, reply, session)
+        self.broker.transaction_commands.begin(request, reply, session)
 
-    @answered
+    @reply_errors
     def prepare_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.prepare(request, reply, session)
+        self.broker.transaction_commands.prepare(request, reply, session)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def commit_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.commit(request, reply, session)
+        self.broker.transaction_commands.commit(request, reply, session)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def rollback_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.rollback(request, reply, session)
+        self.broker.transaction_commands.rollback(request, reply, session)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def forget_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.forget(request, reply, session)
+        self.broker.transaction_commands.forget(request, reply, session)
 
-    @answered
+    @reply_errors
     def transact(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.transact(request, body, reply, session)
+        self.broker.transaction_commands.transact(request, body, reply, session)
 
-    @answered
+    @reply_errors
     def list_transactions(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.list_transactions(request, reply)
+        self.broker.transaction_commands.list_transactions(request, reply)
 
-    @answered
+    @reply_errors
     def describe_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.describe(request, reply)
+        self.broker.transaction_commands.describe(request, reply)
 
-    @answered
+    @reply_errors
     def await_checks(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.await_checks(request, reply, session)
+        self.broker.transaction_commands.await_checks(request, reply, session)
 
     # Commit groups
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.commit_group(request, reply, session)
+        self.broker.transaction_commands.commit_group(request, reply, session)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def abort_commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.abort_group(request, reply, session)
+        self.broker.transaction_commands.abort_group(request, reply, session)
 
-    @answered
+    @reply_errors
     def list_commit_groups(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.list_groups(request, reply)
+        self.broker.transaction_commands.list_groups(request, reply)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def forget_commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.transactions.forget_group(request, reply, session)
+        self.broker.transaction_commands.forget_group(request, reply, session)
 
     # Schedules
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def add_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.schedules.add(request, body, reply)
+        self.broker.schedule_commands.add(request, body, reply)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def pause_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.schedules.pause(request, reply)
+        self.broker.schedule_commands.pause(request, reply)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def resume_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.schedules.resume(request, reply)
+        self.broker.schedule_commands.resume(request, reply)
 
-    @recorded
-    @answered
+    @log_command
+    @reply_errors
     def remove_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.schedules.remove(request, reply)
+        self.broker.schedule_commands.remove(request, reply)
 
-    @answered
+    @reply_errors
     def list_schedules(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.house.schedules.list(request, reply)
+        self.broker.schedule_commands.list(request, reply)

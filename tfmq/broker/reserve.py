@@ -19,18 +19,18 @@ NAME: Final = "reserve"
 PIECE_BYTES: Final = 256 << 10
 """Space for one change. Its entry is small, but a file system allocates whole blocks and may need some itself."""
 
-PIECES: Final = 4
+PIECE_COUNT: Final = 4
 """A deletion has two entries. The rest is for a roll of the catalog and for a second deletion."""
 
-SIZE_BYTES: Final = PIECES * PIECE_BYTES
+SIZE_BYTES: Final = PIECE_COUNT * PIECE_BYTES
 
-ROOM_BYTES: Final = 8 * SIZE_BYTES
+FREE_BYTES_MIN: Final = 8 * SIZE_BYTES
 """The file is created only if this much space is free: the last space of a small disk is for messages."""
 
 RETRY_SECONDS: Final = 10.0
 """Time between attempts to restore the file."""
 
-QUIET_SECONDS: Final = 10.0
+RECOVERED_SECONDS: Final = 10.0
 """The disk counts as no longer full when messages were appended and none rejected for this long.
 
 On a full disk small appends still succeed between rejected ones, and clients retry several times per second.
@@ -43,7 +43,7 @@ class FullDiskLog:
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
-        self.full = self._armed = self._appended = self._is_of_files = False
+        self.is_full = self._armed = self._appended = self._is_of_files = False
         self._refused_at = 0.0
         self._refused_bytes = 0
         """Size of the smallest rejected append."""
@@ -51,9 +51,9 @@ class FullDiskLog:
     def refused(self, partition: str, size_bytes: int, *, files: bool = False) -> None:
         """An append of `size_bytes` to `partition` was refused for want of space, or with `files` of a descriptor."""
         self._refused_at, self._appended = self._timers.now(), False
-        self._refused_bytes = min(self._refused_bytes, size_bytes) if self.full else size_bytes
-        if not self.full:
-            self.full = True
+        self._refused_bytes = min(self._refused_bytes, size_bytes) if self.is_full else size_bytes
+        if not self.is_full:
+            self.is_full = True
             self._is_of_files = files
             if files:
                 logger.error(
@@ -73,29 +73,29 @@ class FullDiskLog:
 
         It is evidence of free space, unless it is smaller than what was rejected just now.
         """
-        if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + QUIET_SECONDS:
+        if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + RECOVERED_SECONDS:
             self._appended = True
-            self._arm()
+            self._set_timer()
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         if not self._armed:
             self._armed = True
-            wait = max(0.0, self._refused_at + QUIET_SECONDS - self._timers.now())
-            self._timers.after(wait, self._look, deferrable=True)
+            wait = max(0.0, self._refused_at + RECOVERED_SECONDS - self._timers.now())
+            self._timers.after(wait, self._check_recovered, deferrable=True)
 
-    def _look(self) -> None:
+    def _check_recovered(self) -> None:
         self._armed = False
         if not self._appended:
             return  # rejected again since; the next append sets the timer
-        if self._timers.now() < self._refused_at + QUIET_SECONDS:
-            self._arm()
+        if self._timers.now() < self._refused_at + RECOVERED_SECONDS:
+            self._set_timer()
             return
-        self.full = self._appended = False
+        self.is_full = self._appended = False
         found = "files can be opened" if self._is_of_files else "there is space on the disk"
         logger.info("%s: partitions take messages again", found)
 
 
-class Reserve:
+class SpaceReserve:
     """The reserve file: released piece by piece so that topics can be deleted on a full disk.
 
     Deleting topics is the usual reaction to a full disk, and each deletion must first be written to the catalog. If the
@@ -120,13 +120,13 @@ class Reserve:
 
         Never raises: the broker works without the file.
         """
-        self._size = _quietly(self.fill)
+        self._size = _size_or_zero(self.fill)
 
-    def give(self) -> bool:
+    def release_piece(self) -> bool:
         """Free one piece of space on the disk. Return False if none is left."""
         if self._filling or self._size < PIECE_BYTES:
             return False
-        self._size = _quietly(lambda: self._cut(self._size - PIECE_BYTES))
+        self._size = _size_or_zero(lambda: self._truncate(self._size - PIECE_BYTES))
         self._not_before = self._clock.monotonic() + RETRY_SECONDS
         logger.warning("the disk is full: %d bytes are left of the room for deletions", self._size)
         return True
@@ -143,7 +143,7 @@ class Reserve:
             self._filling = False
             self._size = 0 if error is not None else size
 
-        self._run(lambda: _quietly(self.fill), filled)
+        self._run(lambda: _size_or_zero(self.fill), filled)
 
     def fill(self) -> int:
         """Write what is missing of the file if the disk has enough space. Return its size in bytes.
@@ -153,7 +153,7 @@ class Reserve:
         """
         exists = self._disk.exists(self._path)
         size = self._disk.size(self._path) if exists else 0
-        if size >= SIZE_BYTES or self._disk.free_space(self._folder) < ROOM_BYTES:
+        if size >= SIZE_BYTES or self._disk.free_space(self._folder) < FREE_BYTES_MIN:
             return size
         file = self._disk.open_write(self._path) if exists else self._disk.create(self._path)
         try:
@@ -166,7 +166,7 @@ class Reserve:
             file.close()
         return SIZE_BYTES
 
-    def _cut(self, size: int) -> int:
+    def _truncate(self, size: int) -> int:
         file = self._disk.open_write(self._path)
         try:
             file.truncate(size)
@@ -175,7 +175,7 @@ class Reserve:
         return size
 
 
-def _quietly(work: Callable[[], int]) -> int:
+def _size_or_zero(work: Callable[[], int]) -> int:
     """Return the size that `work` returns; 0 if it fails, which is logged."""
     try:
         return work()

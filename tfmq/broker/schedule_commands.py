@@ -13,24 +13,24 @@ from functools import partial
 from typing import Any
 
 from journal.clock import Clock
-from tfmq.broker.apply_target import BrokerDestination
-from tfmq.broker.catalog import Catalog, Leases
+from tfmq.broker.apply_target import BrokerApplyTarget
+from tfmq.broker.catalog import Catalog, IdAllocator
 from tfmq.broker.catalog_state import SCHEDULE_GONE, ScheduleRow
 from tfmq.broker.reply import Body, Reply, Run, client_error
-from tfmq.broker.scheduler import PAUSED, WAITING, ScheduleFiring, ScheduleRun
+from tfmq.broker.scheduler import PAUSED, WAITING, RunningSchedule, Scheduler
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topic, Topics, no_partition
-from tfmq.delay.cron import RULES
+from tfmq.delay.cron import MISFIRE_RULES
 from tfmq.errors import BadRequest, MessageTooLarge, NotAllowed, UnknownPartition, UnknownSchedule
 from tfmq.protocol.commands import AddSchedule, ListSchedules, PauseSchedule, RemoveSchedule, ResumeSchedule
 
 logger = logging.getLogger("tfmq.broker")
 
-Then = Callable[[BaseException | None], None]
-End = Callable[[], None]
+ErrorCallback = Callable[[BaseException | None], None]
+EndCallback = Callable[[], None]
 
 
-class Schedules:
+class ScheduleCommands:
     """All schedules. The catalog stores the definitions, the partitions what was sent.
 
     Every change is durable in the catalog before its reply. A schedule is bound to one partition of one incarnation
@@ -43,9 +43,9 @@ class Schedules:
         self,
         *,
         catalog: Catalog,
-        destination: BrokerDestination,
+        destination: BrokerApplyTarget,
         topics: Topics,
-        leases: Leases,
+        leases: IdAllocator,
         timers: Timers,
         clock: Clock,
         run: Run,
@@ -53,43 +53,43 @@ class Schedules:
     ) -> None:
         self._catalog, self._topics, self._leases = catalog, topics, leases
         self._clock, self._limits = clock, limits
-        self._book = catalog.register.schedules
-        self._runs: dict[str, ScheduleRun] = {}
+        self._table = catalog.state.schedules
+        self._running: dict[str, RunningSchedule] = {}
         self._changing: dict[str, deque[Callable[[], None]]] = {}
         self._adding: dict[str, int] = {}
         """Sizes of the schedules that are being added."""
-        self.firing = ScheduleFiring(
+        self.scheduler = Scheduler(
             destination=destination, topics=topics, timers=timers, clock=clock, run=run, bind=self._bind
         )
 
     def start(self) -> None:
         """Load all schedules and start sending."""
-        for row in self._book:
-            run = self._runs[row.name] = ScheduleRun(row, kept=True)
+        for row in self._table:
+            run = self._running[row.name] = RunningSchedule(row, kept=True)
             if run.trouble:
                 logger.error("the schedule %s cannot run: %s", row.name, run.trouble)
-            self.firing.put(run)
+            self.scheduler.add(run)
         for topic in self._topics.all():
-            self.topic_made(topic)
-        self.firing.start()
+            self.topic_created(topic)
+        self.scheduler.start()
 
     def stop(self) -> None:
         """Stop sending."""
-        self.firing.stop()
+        self.scheduler.stop()
 
-    def topic_made(self, topic: Topic) -> None:
+    def topic_created(self, topic: Topic) -> None:
         """Bind schedules to a topic that was created or has more partitions."""
-        for run in self._runs.values():
+        for run in self._running.values():
             if run.row.topic == topic.name and run.row.incarnation != topic.incarnation:
                 self._bind(run)
 
-    def resumed(self, log_id: int) -> None:
+    def partition_resumed(self, log_id: int) -> None:
         """Retry schedules of a partition that accepts writes again."""
-        self.firing.resumed(log_id)
+        self.scheduler.partition_resumed(log_id)
 
     def status(self) -> dict[str, Any]:
         """Return the "schedules" part of STATUS."""
-        states = [run.state(self.firing.trouble(run)) for run in self._runs.values()]
+        states = [run.state(self.scheduler.trouble(run)) for run in self._running.values()]
         return {
             "schedules": len(states),
             "paused": states.count(PAUSED),
@@ -107,57 +107,59 @@ class Schedules:
                 f"The schedule's payload, key, tag and properties have {size} bytes, the broker takes"
                 f" {self._limits['schedule_payload_bytes']} (limits.schedule_payload_bytes)."
             )
-        if request.misfire not in RULES:
-            raise BadRequest(f"There is no misfire rule {request.misfire!r}: it is {', '.join(RULES)}.")
+        if request.misfire not in MISFIRE_RULES:
+            raise BadRequest(
+                f"There is no misfire rule {request.misfire!r}: it is {', '.join(MISFIRE_RULES)}."
+            )
         now = self._clock.wall_ms()
         row = ScheduleRow(0, *request[:5], request.attribute, payload, request.misfire, now, 0, 0, now)
-        self._alone(request.name, reply, partial(self._add, ScheduleRun(row), reply))
+        self._serialize(request.name, reply, partial(self._add, RunningSchedule(row), reply))
 
-    def _add(self, asked: ScheduleRun, reply: Reply, end: End) -> None:
+    def _add(self, asked: RunningSchedule, reply: Reply, end: EndCallback) -> None:
         row = asked.row
-        known = self._runs.get(row.name)
-        if known is not None and known.row.says_the_same(row):
-            reply.ok(self._whole(known), False)
+        known = self._running.get(row.name)
+        if known is not None and known.row.same_definition(row):
+            reply.ok(self._describe_fully(known), False)
             end()
             return
         topic = self._topics.topic(row.topic)
         number = chosen_partition(asked, topic)
-        self._refuse_more(row, known)
+        self._check_limits(row, known)
         self._adding[row.name] = row.size_bytes
-        finish = partial(self._finish, reply, end, row.name)
+        finish = partial(self._reply_fields, reply, end, row.name)
 
         def leased(id: int, error: BaseException | None) -> None:
             if error is not None:
                 finish(error)
                 return
-            run = ScheduleRun(row._replace(id=id, incarnation=topic.incarnation, partition=number))
+            run = RunningSchedule(row._replace(id=id, incarnation=topic.incarnation, partition=number))
             try:
-                self.firing.check(run, [run.batch(0)])
+                self.scheduler.check_batches(run, [run.batch(0)])
             except Exception as error:
                 finish(error)
                 return
-            self._catalog.submit(run.made_entry(), partial(self._made, run, finish))
+            self._catalog.submit(run.add_entry(), partial(self._added, run, finish))
 
-        self._leases.take(1, leased)
+        self._leases.allocate(1, leased)
 
-    def _made(self, run: ScheduleRun, finish: Callable[..., None], error: BaseException | None) -> None:
+    def _added(self, run: RunningSchedule, finish: Callable[..., None], error: BaseException | None) -> None:
         if error is not None:
             finish(error)
             return
-        self._runs[run.row.name] = run
-        self.firing.put(run)
+        self._running[run.row.name] = run
+        self.scheduler.add(run)
         self._bind_if_changed(run)
-        finish(None, self._whole(run), True)
+        finish(None, self._describe_fully(run), True)
 
-    def _refuse_more(self, row: ScheduleRow, known: ScheduleRun | None) -> None:
+    def _check_limits(self, row: ScheduleRow, known: RunningSchedule | None) -> None:
         if known is not None:
             raise NotAllowed(
                 f"There is another schedule {row.name} already: remove it first (tfmq schedule remove {row.name}), or"
                 " choose another name."
             )
-        if len(self._runs) + len(self._adding) >= self._limits["schedules"]:
-            raise NotAllowed(f"The broker has {len(self._runs)} schedules, its limit (limits.schedules).")
-        size = self._book.size_bytes + sum(self._adding.values()) + row.size_bytes
+        if len(self._running) + len(self._adding) >= self._limits["schedules"]:
+            raise NotAllowed(f"The broker has {len(self._running)} schedules, its limit (limits.schedules).")
+        size = self._table.size_bytes + sum(self._adding.values()) + row.size_bytes
         if size > self._limits["schedules_bytes"]:
             raise NotAllowed(
                 "All schedules together would be larger than the broker's limit (limits.schedules_bytes)."
@@ -167,23 +169,23 @@ class Schedules:
 
     def list(self, request: ListSchedules, reply: Reply) -> None:
         """Reply with one page of schedules, by name."""
-        names = sorted(name for name in self._runs if name > request.after)
+        names = sorted(name for name in self._running if name > request.after)
         if request.name:
             names = [name for name in names if name == request.name]
         page = names[: request.limit]
-        describe = self._whole if request.name else self._described
-        reply.ok([describe(self._runs[name]) for name in page], len(names) > len(page))
+        describe = self._describe_fully if request.name else self._describe
+        reply.ok([describe(self._running[name]) for name in page], len(names) > len(page))
 
-    def _described(self, run: ScheduleRun) -> dict[str, Any]:
-        firing = self.firing
-        return run.described(firing.sent(run), firing.upcoming(run), firing.trouble(run))
+    def _describe(self, run: RunningSchedule) -> dict[str, Any]:
+        firing = self.scheduler
+        return run.description(firing.last_sent(run), firing.next_shown(run), firing.trouble(run))
 
-    def _whole(self, run: ScheduleRun) -> dict[str, Any]:
+    def _describe_fully(self, run: RunningSchedule) -> dict[str, Any]:
         """Return a schedule with its content.
 
         Only for a reply about one schedule: lists could become too large.
         """
-        return self._described(run) | run.content()
+        return self._describe(run) | run.content_fields()
 
     # Changes
 
@@ -192,114 +194,114 @@ class Schedules:
 
         The reply is sent when that is durable; no message is started afterwards.
         """
-        self._alone(request.name, reply, partial(self._pause, request.name, reply))
+        self._serialize(request.name, reply, partial(self._pause, request.name, reply))
 
-    def _pause(self, name: str, reply: Reply, end: End) -> None:
-        run = self._run(name)
+    def _pause(self, name: str, reply: Reply, end: EndCallback) -> None:
+        run = self._find_run(name)
         if run.row.paused:
-            reply.ok(self._whole(run))
+            reply.ok(self._describe_fully(run))
             end()
             return
-        self._change(run, partial(self._answer, run, reply, end), paused=True)
+        self._change(run, partial(self._reply_schedule, run, reply, end), paused=True)
 
     def resume(self, request: ResumeSchedule, reply: Reply) -> None:
         """Resume a schedule from now on.
 
         Times that passed during the pause are not treated as missed.
         """
-        self._alone(request.name, reply, partial(self._resume, request.name, reply))
+        self._serialize(request.name, reply, partial(self._resume, request.name, reply))
 
-    def _resume(self, name: str, reply: Reply, end: End) -> None:
-        run, now = self._run(name), self._clock.wall_ms()
-        answer = partial(self._answer, run, reply, end)
-        if self.firing.clock_behind(run):
-            self._anew(run, now, reply, end)
+    def _resume(self, name: str, reply: Reply, end: EndCallback) -> None:
+        run, now = self._find_run(name), self._clock.wall_ms()
+        answer = partial(self._reply_schedule, run, reply, end)
+        if self.scheduler.is_clock_behind(run):
+            self._restart_with_new_id(run, now, reply, end)
         elif run.row.paused:
             self._change(run, answer, paused=False, through_ms=now)
         else:
             answer(None)
 
-    def _anew(self, run: ScheduleRun, now: int, reply: Reply, end: End) -> None:
+    def _restart_with_new_id(self, run: RunningSchedule, now: int, reply: Reply, end: EndCallback) -> None:
         """Restart a schedule under another id, because the clock is before its last sent time.
 
         The LSNs of one source only increase, so the old id could not send for the earlier times.
         """
         name = run.row.name
-        finish = partial(self._finish, reply, end, name)
+        finish = partial(self._reply_fields, reply, end, name)
 
         def leased(id: int, error: BaseException | None) -> None:
             if error is not None:
                 finish(error)
                 return
-            new = ScheduleRun(run.row._replace(id=id, through_ms=now, paused=False))
-            run.changing = True
-            self._catalog.submit(new.made_entry(), partial(made, new))
+            new = RunningSchedule(run.row._replace(id=id, through_ms=now, paused=False))
+            run.is_changing = True
+            self._catalog.submit(new.add_entry(), partial(made, new))
 
-        def made(new: ScheduleRun, error: BaseException | None) -> None:
-            run.changing = False
+        def made(new: RunningSchedule, error: BaseException | None) -> None:
+            run.is_changing = False
             if error is not None:
-                self.firing.plan(run)
+                self.scheduler.plan(run)
                 finish(error)
                 return
-            self.firing.drop(run)
-            self._runs[name] = new
-            self.firing.put(new)
-            finish(None, self._whole(new))
+            self.scheduler.remove(run)
+            self._running[name] = new
+            self.scheduler.add(new)
+            finish(None, self._describe_fully(new))
 
-        self._leases.take(1, leased)
+        self._leases.allocate(1, leased)
 
     def remove(self, request: RemoveSchedule, reply: Reply) -> None:
         """Remove a schedule. Reply whether one with that id existed."""
-        self._alone(request.name, reply, partial(self._remove, request, reply))
+        self._serialize(request.name, reply, partial(self._remove, request, reply))
 
-    def _remove(self, request: RemoveSchedule, reply: Reply, end: End) -> None:
-        run = self._runs.get(request.name)
+    def _remove(self, request: RemoveSchedule, reply: Reply, end: EndCallback) -> None:
+        run = self._running.get(request.name)
         if run is None or request.id not in (0, run.row.id):
             reply.ok(False)
             end()
             return
-        run.changing = True
+        run.is_changing = True
 
         def gone(error: BaseException | None) -> None:
-            run.changing = False
+            run.is_changing = False
             if error is None:
-                self.firing.drop(run)
-                del self._runs[request.name]
+                self.scheduler.remove(run)
+                del self._running[request.name]
             else:
-                self.firing.plan(run)
-            self._finish(reply, end, request.name, error, True)
+                self.scheduler.plan(run)
+            self._reply_fields(reply, end, request.name, error, True)
 
         self._catalog.submit((SCHEDULE_GONE, run.row.id), gone)
 
-    def _bind(self, run: ScheduleRun) -> None:
+    def _bind(self, run: RunningSchedule) -> None:
         """Bind a schedule to its topic's current incarnation, from now on."""
-        self._alone(run.row.name, None, partial(self._bind_alone, run))
+        self._serialize(run.row.name, None, partial(self._bind_serialized, run))
 
-    def _bind_if_changed(self, run: ScheduleRun) -> None:
+    def _bind_if_changed(self, run: RunningSchedule) -> None:
         topic = self._topics.find(run.row.topic)
         if topic is not None and topic.incarnation != run.row.incarnation:
             self._bind(run)
 
-    def _bind_alone(self, run: ScheduleRun, end: End) -> None:
+    def _bind_serialized(self, run: RunningSchedule, end: EndCallback) -> None:
         topic = self._topics.find(run.row.topic)
-        if self._runs.get(run.row.name) is not run:
+        if self._running.get(run.row.name) is not run:
             end()
             return
         if topic is None or topic.incarnation == run.row.incarnation:
-            self.firing.plan(run)
+            self.scheduler.plan(run)
             end()
             return
         now = self._clock.wall_ms()
         try:
             number = chosen_partition(run, topic)
         except UnknownPartition as error:
-            self.firing.leave_out(run, str(error))
+            self.scheduler.skip_due(run, str(error))
             end()
             return
 
         def bound(error: BaseException | None) -> None:
             if error is not None:
-                self.firing.park(run, error)
+                self.scheduler.retry_later(run, error)
             else:
                 run.trouble = ""
             end()
@@ -308,34 +310,38 @@ class Schedules:
 
     # Helpers
 
-    def _run(self, name: str) -> ScheduleRun:
+    def _find_run(self, name: str) -> RunningSchedule:
         """Return a running schedule. Raises UnknownSchedule."""
-        run = self._runs.get(name)
+        run = self._running.get(name)
         if run is None:
             raise UnknownSchedule(f"There is no schedule {name}. Look at the list: tfmq schedule list.")
         return run
 
-    def _change(self, run: ScheduleRun, then: Then, **changed: Any) -> None:
+    def _change(self, run: RunningSchedule, then: ErrorCallback, **changed: Any) -> None:
         """Change the schedule's state in the catalog; nothing is sent until that is durable."""
-        run.changing = True
+        run.is_changing = True
 
         def forced(error: BaseException | None) -> None:
-            run.changing = False
+            run.is_changing = False
             if error is None:
-                run.now_is(run.row._replace(**changed))
-            self.firing.plan(run)
+                run.replace_row(run.row._replace(**changed))
+            self.scheduler.plan(run)
             then(error)
 
         self._catalog.submit(run.state_entry(**changed), forced)
 
-    def _answer(self, run: ScheduleRun, reply: Reply, end: End, error: BaseException | None) -> None:
+    def _reply_schedule(
+        self, run: RunningSchedule, reply: Reply, end: EndCallback, error: BaseException | None
+    ) -> None:
         if error is not None:
             reply.error(client_error(error))
         else:
-            reply.ok(self._whole(run))
+            reply.ok(self._describe_fully(run))
         end()
 
-    def _finish(self, reply: Reply, end: End, name: str, error: BaseException | None, *fields: Any) -> None:
+    def _reply_fields(
+        self, reply: Reply, end: EndCallback, name: str, error: BaseException | None, *fields: Any
+    ) -> None:
         self._adding.pop(name, None)
         if error is not None:
             reply.error(client_error(error))
@@ -343,12 +349,12 @@ class Schedules:
             reply.ok(*fields)
         end()
 
-    def _alone(self, name: str, reply: Reply | None, change: Callable[[End], None]) -> None:
+    def _serialize(self, name: str, reply: Reply | None, change: Callable[[EndCallback], None]) -> None:
         """Serialize changes of one name.
 
         `change(end)` calls `end` when it is complete, or raises immediately.
         """
-        begin = partial(self._begin, name, reply, change)
+        begin = partial(self._start_change, name, reply, change)
         waiting = self._changing.get(name)
         if waiting is not None:
             waiting.append(begin)
@@ -356,16 +362,16 @@ class Schedules:
         self._changing[name] = deque()
         begin()
 
-    def _begin(self, name: str, reply: Reply | None, change: Callable[[End], None]) -> None:
+    def _start_change(self, name: str, reply: Reply | None, change: Callable[[EndCallback], None]) -> None:
         try:
-            change(partial(self._end, name))
+            change(partial(self._end_change, name))
         except Exception as error:
-            self._end(name)
+            self._end_change(name)
             if reply is None:
                 raise
             reply.error(client_error(error))
 
-    def _end(self, name: str) -> None:
+    def _end_change(self, name: str) -> None:
         waiting = self._changing[name]
         if waiting:
             waiting.popleft()()
@@ -373,7 +379,7 @@ class Schedules:
             del self._changing[name]
 
 
-def chosen_partition(run: ScheduleRun, topic: Topic) -> int:
+def chosen_partition(run: RunningSchedule, topic: Topic) -> int:
     """Return the target partition.
 
     It is the requested one, else chosen by the message key as producers do, else by the name.

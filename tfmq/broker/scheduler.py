@@ -15,15 +15,15 @@ from journal.record.batch import Batch, Source
 from journal.record.block_trailer import SOURCE_SCHEDULE
 from journal.record.format import FLAG_TOMBSTONE, SEQUENCE_COUNT, make_id, make_log_id, make_record, tag_flag
 from tfmq import limits
-from tfmq.apply_target import Append, Mark, SourceName
+from tfmq.apply_target import Append, AppendResult, SourceId
 from tfmq.broker import reply
-from tfmq.broker.apply_target import BrokerDestination
+from tfmq.broker.apply_target import BrokerApplyTarget
 from tfmq.broker.catalog_state import SCHEDULE, SCHEDULE_STATE, ScheduleRow
 from tfmq.broker.partition import tail_of
 from tfmq.broker.reply import Run
 from tfmq.broker.timers import Timer, Timers
 from tfmq.broker.topics import Topics
-from tfmq.delay.cron import ALL, GRACE_MS, MINUTE_MS, Cron, to_send, zone_text
+from tfmq.delay.cron import GRACE_MS, MINUTE_MS, SEND_ALL, CronSchedule, moments_to_send, zone_text
 from tfmq.errors import BadRequest, DiskFull, StorageStopped, TfmqError, UnknownTopic
 from tfmq.message import Attribute, decode_attribute, encode_attribute
 
@@ -41,7 +41,7 @@ CLOCK_BEHIND: Final = (
 )
 
 
-class ScheduleFiring:
+class Scheduler:
     """The running schedules. All calls come from the broker's thread.
 
     The target partition records what was sent: the scheduled time is the position of the schedule's source in the
@@ -54,214 +54,216 @@ class ScheduleFiring:
     def __init__(
         self,
         *,
-        destination: BrokerDestination,
+        destination: BrokerApplyTarget,
         topics: Topics,
         timers: Timers,
         clock: Clock,
         run: Run,
-        bind: Callable[[ScheduleRun], None],
+        bind: Callable[[RunningSchedule], None],
     ) -> None:
         """`bind(run)` is called if the topic of a schedule exists with another incarnation."""
         self._destination, self._topics, self._clock = destination, topics, clock
         self._run, self._bind = run, bind
-        self._watch = ScheduleWatch(
-            timers=timers, clock=clock, meet=self._meet, set_back=self._clock_set_back
+        self._timer = ScheduleTimer(
+            timers=timers, clock=clock, meet=self._process, set_back=self._clock_set_back
         )
 
     def start(self) -> None:
         """Start sending due messages."""
-        self._watch.start()
+        self._timer.start()
 
     def stop(self) -> None:
         """Stop sending; appends in progress complete."""
-        self._watch.stop()
+        self._timer.stop()
 
-    def put(self, run: ScheduleRun) -> None:
+    def add(self, run: RunningSchedule) -> None:
         """Start a schedule."""
-        self._watch.runs[run.row.id] = run
-        self._note_sure(run)
+        self._timer.schedules[run.row.id] = run
+        self._record_durable(run)
         self.plan(run)
 
-    def drop(self, run: ScheduleRun) -> None:
+    def remove(self, run: RunningSchedule) -> None:
         """Stop a schedule; its append in progress is still written."""
-        self._watch.drop(run)
+        self._timer.remove(run)
 
-    def plan(self, run: ScheduleRun) -> None:
+    def plan(self, run: RunningSchedule) -> None:
         """Compute the next time of a schedule, after a change of it or of the clock."""
-        self._watch.at(run, self.next_of(run))
+        self._timer.process_at(run, self.next_unresolved(run))
 
-    def resumed(self, log_id: int) -> None:
+    def partition_resumed(self, log_id: int) -> None:
         """Retry the schedules of a partition that was resumed.
 
         The resume may have truncated sent messages.
         """
-        for run in self._watch.runs.values():
-            if run.key == log_id and not run.sending and not self._watch.is_parked(run):
+        for run in self._timer.schedules.values():
+            if run.key == log_id and not run.is_sending and not self._timer.is_parked(run):
                 self.plan(run)
-        self._watch.retry(log_id)
+        self._timer.retry_now(log_id)
 
     # State
 
-    def next_of(self, run: ScheduleRun) -> int | None:
+    def next_unresolved(self, run: RunningSchedule) -> int | None:
         """Return the first time that is not resolved yet, possibly in the past; None while paused."""
         if run.row.paused or run.cron is None:
             return None
-        return run.cron.next_after(self.settled(run))
+        return run.cron.next_after(self.resolved_until(run))
 
-    def settled(self, run: ScheduleRun) -> int:
+    def resolved_until(self, run: RunningSchedule) -> int:
         """Return the time up to which nothing is sent any more.
 
         Messages in a stopped partition that are not known to be durable do not count: a resume may truncate them.
         """
-        known = self.sent(run)
-        if known > run.sure_ms and self._stopped(run):
+        known = self.last_sent(run)
+        if known > run.durable_ms and self._is_target_stopped(run):
             known = 0
-        return max(run.row.through_ms, known, run.sure_ms, run.passed_ms)
+        return max(run.row.through_ms, known, run.durable_ms, run.skipped_ms)
 
-    def sent(self, run: ScheduleRun) -> int:
+    def last_sent(self, run: RunningSchedule) -> int:
         """Return the latest time in the partition's trailers, durable or not; 0 for none."""
-        applied = self._destination.applied(run.key, run.source)
+        applied = self._destination.last_applied(run.key, run.source)
         return 0 if applied is None else applied[0]
 
-    def upcoming(self, run: ScheduleRun) -> int | None:
+    def next_shown(self, run: RunningSchedule) -> int | None:
         """Return the next time after what the partition contains, for display; None while paused."""
         if run.row.paused or run.cron is None:
             return None
-        return run.cron.next_after(max(self.settled(run), self.sent(run)))
+        return run.cron.next_after(max(self.resolved_until(run), self.last_sent(run)))
 
-    def _stopped(self, run: ScheduleRun) -> bool:
+    def _is_target_stopped(self, run: RunningSchedule) -> bool:
         try:
-            self._destination.check(run.key, 0)
+            self._destination.check_space(run.key, 0)
         except StorageStopped:
             return True
         except (DiskFull, UnknownTopic):
             pass
         return False
 
-    def _note_sure(self, run: ScheduleRun) -> None:
+    def _record_durable(self, run: RunningSchedule) -> None:
         """Record as durable what the partition contains, unless it is stopped or waits for space."""
-        settled = self._destination.settled(run.key, run.source)
+        settled = self._destination.last_durable(run.key, run.source)
         if settled is not None:
-            run.sure_ms = settled[0]
+            run.durable_ms = settled[0]
 
-    def trouble(self, run: ScheduleRun) -> str:
+    def trouble(self, run: RunningSchedule) -> str:
         """Return why the schedule does not send, or will not; "" if it does."""
         if run.cron is None:
             return run.trouble
         if self._topics.by_incarnation(run.row.incarnation) is None:
             return run.trouble or TOPIC_GONE.format(topic=run.row.topic)
-        return run.trouble or (CLOCK_BEHIND if self.clock_behind(run) else "")
+        return run.trouble or (CLOCK_BEHIND if self.is_clock_behind(run) else "")
 
-    def clock_behind(self, run: ScheduleRun) -> bool:
+    def is_clock_behind(self, run: RunningSchedule) -> bool:
         """Return whether the clock is before the last sent time, as after setting it back."""
-        return self.settled(run) - self._clock.wall_ms() >= GRACE_MS
+        return self.resolved_until(run) - self._clock.wall_ms() >= GRACE_MS
 
     def _clock_set_back(self, now: int) -> None:
         """Plan again the times that were skipped and that occur again."""
-        for run in list(self._watch.runs.values()):
-            run.passed_ms = min(run.passed_ms, now)
-            if not run.sending and not self._watch.is_parked(run):
+        for run in list(self._timer.schedules.values()):
+            run.skipped_ms = min(run.skipped_ms, now)
+            if not run.is_sending and not self._timer.is_parked(run):
                 self.plan(run)
 
-    def _may_send(self, run: ScheduleRun) -> bool:
+    def _may_send(self, run: RunningSchedule) -> bool:
         """Return whether the schedule runs. After a change or a resume, `plan` is called again."""
-        here = self._watch.runs.get(run.row.id) is run
-        return self._watch.on and here and not run.changing and not run.row.paused
+        here = self._timer.schedules.get(run.row.id) is run
+        return self._timer.is_started and here and not run.is_changing and not run.row.paused
 
     # Due times
 
-    def _meet(self, run: ScheduleRun) -> None:
+    def _process(self, run: RunningSchedule) -> None:
         """Process a schedule that is due, or that was due and could not send."""
         cron = run.cron
-        if run.sending or cron is None or not self._may_send(run):
+        if run.is_sending or cron is None or not self._may_send(run):
             return
         topic = self._topics.find(run.row.topic)
         if topic is None:
-            self.leave_out(run, TOPIC_GONE.format(topic=run.row.topic))
+            self.skip_due(run, TOPIC_GONE.format(topic=run.row.topic))
             return
         if topic.incarnation != run.row.incarnation:
             self._bind(run)
             return
         try:
-            self._destination.check(run.key, 0)
+            self._destination.check_space(run.key, 0)
         except Exception as error:
-            self.park(run, error)
+            self.retry_later(run, error)
             return
-        self._look_up(run, cron)
+        self._find_due_times(run, cron)
 
-    def _look_up(self, run: ScheduleRun, cron: Cron) -> None:
+    def _find_due_times(self, run: RunningSchedule, cron: CronSchedule) -> None:
         """Determine which times to send; in a worker if that takes long."""
-        after, now = self.settled(run), self._clock.wall_ms()
-        many = run.row.misfire == ALL and len(list(islice(cron.between(after, now), 2))) > 1
-        found = partial(to_send, cron, run.row.misfire, after, now)
+        after, now = self.resolved_until(run), self._clock.wall_ms()
+        many = run.row.misfire == SEND_ALL and len(list(islice(cron.moments_between(after, now), 2))) > 1
+        found = partial(moments_to_send, cron, run.row.misfire, after, now)
         if not many:
-            self._found(run, found(), None)
+            self._due_times_found(run, found(), None)
             return
-        run.sending = True
-        self._run(found, lambda *result: self._watch.soon(partial(self._found, run, *result)))
+        run.is_sending = True
+        self._run(found, lambda *result: self._timer.run_soon(partial(self._due_times_found, run, *result)))
 
-    def _found(self, run: ScheduleRun, moments: list[int] | None, error: BaseException | None) -> None:
-        run.sending = False
+    def _due_times_found(
+        self, run: RunningSchedule, moments: list[int] | None, error: BaseException | None
+    ) -> None:
+        run.is_sending = False
         if error is not None:
-            self.park(run, error)
+            self.retry_later(run, error)
         elif moments:
-            self._go_on(run, moments)
+            self._send_if_allowed(run, moments)
         elif self._may_send(run):
-            self.leave_out(run)
+            self.skip_due(run)
 
-    def leave_out(self, run: ScheduleRun, trouble: str = "") -> None:
+    def skip_due(self, run: RunningSchedule, trouble: str = "") -> None:
         """Skip what is due by now. `trouble` is the reason; "" if the misfire rule says so."""
         if trouble:
             logger.warning("the schedule %s skips what is due: %s", run.row.name, trouble)
         run.trouble = trouble
-        run.passed_ms = self._clock.wall_ms()
+        run.skipped_ms = self._clock.wall_ms()
         self.plan(run)
 
-    def park(self, run: ScheduleRun, error: BaseException) -> None:
+    def retry_later(self, run: RunningSchedule, error: BaseException) -> None:
         """Retry the schedule at the next round. The error is logged once."""
         trouble = str(reply.client_error(error))
         if trouble != run.trouble:
             logger.warning("the schedule %s cannot send, and tries again: %s", run.row.name, trouble)
         run.trouble = trouble
-        run.sending = False
-        self._watch.park(run)
+        run.is_sending = False
+        self._timer.retry_later(run)
 
     # Appends
 
-    def _go_on(self, run: ScheduleRun, moments: list[int]) -> None:
+    def _send_if_allowed(self, run: RunningSchedule, moments: list[int]) -> None:
         """Send for these times, as far as they still count after a resume or a new binding."""
-        run.sending = False
+        run.is_sending = False
         if not self._may_send(run):
             return
-        settled = self.settled(run)
+        settled = self.resolved_until(run)
         moments = [moment for moment in moments if moment > settled]
         if moments:
             self._send(run, moments)
         else:
             self.plan(run)
 
-    def _send(self, run: ScheduleRun, moments: list[int]) -> None:
+    def _send(self, run: RunningSchedule, moments: list[int]) -> None:
         """Append as many messages as fit one append; the rest follows when it is durable."""
         try:
-            append, count = self._append(run, moments)
+            append, count = self._make_append(run, moments)
         except Exception as error:
-            self.leave_out(run, str(reply.client_error(error)))
+            self.skip_due(run, str(reply.client_error(error)))
             return
-        run.sending = True
-        self._destination.apply(append, partial(self._written, run, moments[count:]))
+        run.is_sending = True
+        self._destination.apply(append, partial(self._append_written, run, moments[count:]))
 
-    def _append(self, run: ScheduleRun, moments: list[int]) -> tuple[Append, int]:
+    def _make_append(self, run: RunningSchedule, moments: list[int]) -> tuple[Append, int]:
         """Return the append and its count of messages.
 
         Raises BadBatch, MessageTooLarge for a message that the partition cannot accept.
         """
         size = len(run.batch(moments[0]).data)
-        count = min(max(1, self._destination.slice_bytes(run.key) // size), MESSAGES_AT_ONCE)
+        count = min(max(1, self._destination.append_bytes_max(run.key) // size), MESSAGES_AT_ONCE)
         append = run.append(moments[:count])
-        self.check(run, append.batches)
+        self.check_batches(run, append.batches)
         return append, len(append.batches)
 
-    def check(self, run: ScheduleRun, batches: Sequence[Batch]) -> None:
+    def check_batches(self, run: RunningSchedule, batches: Sequence[Batch]) -> None:
         """Check that the partition would accept the batches.
 
         Raises BadBatch, MessageTooLarge, UnknownTopic.
@@ -276,26 +278,26 @@ class ScheduleFiring:
                 partition.log.check(batch, before)
             before = tail_of(batch)
 
-    def _written(
-        self, run: ScheduleRun, rest: list[int], mark: Mark | None, error: BaseException | None
+    def _append_written(
+        self, run: RunningSchedule, rest: list[int], mark: AppendResult | None, error: BaseException | None
     ) -> None:
         if error is not None or mark is None:
-            self.park(run, error or RuntimeError("an effect ended without a mark"))
+            self.retry_later(run, error or RuntimeError("an effect ended without a mark"))
         else:
-            self._destination.when_forced(mark, partial(self._forced, run, rest))
+            self._destination.fsync_to(mark, partial(self._append_durable, run, rest))
 
-    def _forced(self, run: ScheduleRun, rest: list[int], error: BaseException | None) -> None:
+    def _append_durable(self, run: RunningSchedule, rest: list[int], error: BaseException | None) -> None:
         if error is not None:
-            self.park(run, error)
+            self.retry_later(run, error)
             return
-        self._note_sure(run)
+        self._record_durable(run)
         if run.trouble:
             logger.info("the schedule %s sends again", run.row.name)
             run.trouble = ""
         if rest:
-            self._watch.soon(partial(self._go_on, run, rest))
+            self._timer.run_soon(partial(self._send_if_allowed, run, rest))
         else:
-            run.sending = False
+            run.is_sending = False
             if self._may_send(run):
                 self.plan(run)
 
@@ -307,7 +309,7 @@ TIME_PROPERTY: Final = "scheduled_for"
 ACTIVE, PAUSED, WAITING = "active", "paused", "waiting"
 
 
-class ScheduleRun:
+class RunningSchedule:
     """A running schedule: its row in the catalog, its times, and the records made from it.
 
     Raises BadRequest, DecodeFailed for an invalid row. A row that is stored already (`kept`) raises nothing: such a
@@ -318,28 +320,28 @@ class ScheduleRun:
         self.row = row
         self.next_ms: int | None = None
         """When the schedule is processed next, by the wall clock."""
-        self.sure_ms = 0
+        self.durable_ms = 0
         """Messages for times up to here are durable in the partition it is bound to now."""
-        self.passed_ms = 0
+        self.skipped_ms = 0
         """Times up to here were skipped; never in the future."""
         self.trouble = ""
         """Why due messages are not sent, in one sentence."""
-        self.sending = False
-        self.changing = False
+        self.is_sending = False
+        self.is_changing = False
         """A change is being written to the catalog; nothing is sent meanwhile."""
-        self.cron: Cron | None = None
+        self.cron: CronSchedule | None = None
         """None if the row is invalid, for example because its time zone does not exist any more."""
         self._attribute: Attribute | None = None
         try:
-            self.cron = Cron(row.cron, row.timezone)
+            self.cron = CronSchedule(row.cron, row.timezone)
             self._attribute = decode_attribute(row.attribute) if row.attribute else None
-            self._refuse_own_properties()
+            self._check_properties()
         except TfmqError as error:
             if not kept:
                 raise
             self.cron, self.trouble = None, str(error)
 
-    def _refuse_own_properties(self) -> None:
+    def _check_properties(self) -> None:
         given = self._attribute.properties if self._attribute is not None else {}
         for name in (NAME_PROPERTY, TIME_PROPERTY):
             if name in given:
@@ -349,10 +351,10 @@ class ScheduleRun:
                 f"A schedule's message has {limits.PROPERTIES - 2:d} properties at most, and two of its own."
             )
 
-    def now_is(self, row: ScheduleRow) -> None:
+    def replace_row(self, row: ScheduleRow) -> None:
         """Replace the row."""
         if (row.incarnation, row.partition) != (self.row.incarnation, self.row.partition):
-            self.sure_ms = 0
+            self.durable_ms = 0
         self.row = row
 
     @property
@@ -361,7 +363,7 @@ class ScheduleRun:
         return make_log_id(self.row.incarnation, self.row.partition)
 
     @property
-    def source(self) -> SourceName:
+    def source(self) -> SourceId:
         return SOURCE_SCHEDULE, self.row.id
 
     @property
@@ -387,7 +389,7 @@ class ScheduleRun:
         record = make_record(row.payload or b"", make_id(row.id, sequence), flag, attribute)
         return Batch(record, (), row.id, sequence, 1)
 
-    def made_entry(self) -> tuple[Any, ...]:
+    def add_entry(self) -> tuple[Any, ...]:
         """Return the catalog entry that adds the schedule."""
         return (SCHEDULE, *self.row[:-1])
 
@@ -399,7 +401,7 @@ class ScheduleRun:
     def state(self, trouble: str) -> str:
         return PAUSED if self.row.paused else WAITING if trouble else ACTIVE
 
-    def described(self, last_ms: int, next_ms: int | None, trouble: str) -> dict[str, Any]:
+    def description(self, last_ms: int, next_ms: int | None, trouble: str) -> dict[str, Any]:
         """Return the schedule as replies describe it."""
         row, given = self.row, self._attribute
         return {
@@ -420,28 +422,28 @@ class ScheduleRun:
             "properties": len(given.properties) if given is not None else 0,
         }
 
-    def content(self) -> dict[str, Any]:
+    def content_fields(self) -> dict[str, Any]:
         """Return payload and attribute, for a reply about this schedule alone."""
         return {"payload": self.row.payload, "attribute": self.row.attribute}
 
 
-LOOK_SECONDS: Final = 10.0
+ROUND_SECONDS: Final = 10.0
 """Interval of rounds: a step of the wall clock, or the end of a machine's sleep, is noticed this late at most. Far
 below a minute, which is the resolution of cron."""
 
 PORTION_STEPS: Final = 100
 PORTION_SECONDS: Final = 0.005
 """Limits of the work in one turn: thousands of schedules may be due at 9 a.m. or after a downtime."""
-BETWEEN_SECONDS: Final = 0.005
+PAUSE_SECONDS: Final = 0.005
 """Pause between such turns."""
 
-STALE_MAX: Final = 64
+OBSOLETE_ENTRIES_MAX: Final = 64
 """Obsolete entries in the heap before it is rebuilt."""
 
 Step = Callable[[], None]
 
 
-class ScheduleWatch:
+class ScheduleTimer:
     """Timer that processes due schedules.
 
     Calls `meet(run)` for each due schedule, and `set_back(now)` when the wall clock was set back.
@@ -456,123 +458,123 @@ class ScheduleWatch:
         *,
         timers: Timers,
         clock: Clock,
-        meet: Callable[[ScheduleRun], None],
+        meet: Callable[[RunningSchedule], None],
         set_back: Callable[[int], None],
     ) -> None:
         self._timers, self._clock = timers, clock
-        self._meet, self._set_back = meet, set_back
-        self.runs: dict[int, ScheduleRun] = {}
-        self.on = False
+        self._process, self._set_back = meet, set_back
+        self.schedules: dict[int, RunningSchedule] = {}
+        self.is_started = False
         self._heap: list[tuple[int, int]] = []
         self._steps: deque[Step] = deque()
-        self._parked: dict[int, ScheduleRun] = {}
+        self._parked: dict[int, RunningSchedule] = {}
         self._retry_at = 0.0
         self._alarm: Timer | None = None
         """Timer for the next due schedule."""
         self._round: Timer | None = None
         """Timer for rounds, which detect clock changes and sleep. Deferrable, because a simulation has neither."""
-        self._looked_ms = 0
-        self._looking = False
+        self._last_wall_ms = 0
+        self._in_portion = False
 
     def start(self) -> None:
         """Start processing due schedules."""
-        self.on = True
-        self._looked_ms = self._clock.wall_ms()
-        self._set_alarm()
+        self.is_started = True
+        self._last_wall_ms = self._clock.wall_ms()
+        self._set_timers()
 
     def stop(self) -> None:
         """Stop processing."""
-        self.on = False
+        self.is_started = False
         for timer in (self._alarm, self._round):
             if timer is not None:
                 self._timers.cancel(timer)
 
-    def drop(self, run: ScheduleRun) -> None:
+    def remove(self, run: RunningSchedule) -> None:
         """Remove a schedule."""
-        self.runs.pop(run.row.id, None)
+        self.schedules.pop(run.row.id, None)
         self._parked.pop(run.row.id, None)
 
-    def at(self, run: ScheduleRun, moment_ms: int | None) -> None:
+    def process_at(self, run: RunningSchedule, moment_ms: int | None) -> None:
         """Process the schedule at `moment_ms` instead of any earlier plan; None: not at all."""
         self._parked.pop(run.row.id, None)
         run.next_ms = moment_ms
         if moment_ms is not None:
             heapq.heappush(self._heap, (moment_ms, run.row.id))
-            self._sweep()
-            self._set_alarm()
+            self._rebuild_heap()
+            self._set_timers()
 
-    def soon(self, step: Step) -> None:
+    def run_soon(self, step: Step) -> None:
         """Run `step()` in the next portion that has room for it."""
         self._steps.append(step)
-        if self.on and not self._looking:
-            self._wake_in(0.0)
+        if self.is_started and not self._in_portion:
+            self._run_within(0.0)
 
-    def park(self, run: ScheduleRun) -> None:
+    def retry_later(self, run: RunningSchedule) -> None:
         """Process the schedule every ROUND_SECONDS, until `process_at` is called for it."""
-        if self.runs.get(run.row.id) is run and self.on:
+        if self.schedules.get(run.row.id) is run and self.is_started:
             if not self._parked:
-                self._retry_at = self._timers.now() + LOOK_SECONDS
+                self._retry_at = self._timers.now() + ROUND_SECONDS
             self._parked[run.row.id] = run
-            self._wake_in(LOOK_SECONDS)
+            self._run_within(ROUND_SECONDS)
 
-    def is_parked(self, run: ScheduleRun) -> bool:
+    def is_parked(self, run: RunningSchedule) -> bool:
         return run.row.id in self._parked
 
-    def retry(self, log_id: int) -> None:
+    def retry_now(self, log_id: int) -> None:
         """Retry all parked schedules now, if the log is the target of one of them."""
         if any(run.key == log_id for run in self._parked.values()):
             self._retry_at = self._timers.now()
-            self._wake_in(0.0)
+            self._run_within(0.0)
 
     # Portions
 
-    def _set_alarm(self) -> None:
+    def _set_timers(self) -> None:
         """Set the timers for the next due schedule and for the next round."""
-        if not self.on or self._looking or not self.runs:
+        if not self.is_started or self._in_portion or not self.schedules:
             return
         if self._heap:
-            self._wake_in(max((self._heap[0][0] - self._clock.wall_ms()) / 1000, 0.0))
+            self._run_within(max((self._heap[0][0] - self._clock.wall_ms()) / 1000, 0.0))
         if self._parked:
-            self._wake_in(max(self._retry_at - self._timers.now(), 0.0))
-        if _over(self._round):
-            self._round = self._timers.after(LOOK_SECONDS, self._go_round, deferrable=True)
+            self._run_within(max(self._retry_at - self._timers.now(), 0.0))
+        if _is_finished(self._round):
+            self._round = self._timers.after(ROUND_SECONDS, self._run_round, deferrable=True)
 
-    def _go_round(self) -> None:
+    def _run_round(self) -> None:
         """Check the clock, unless the other timer does so now anyway."""
         alarm = self._alarm
-        if alarm is not None and not _over(alarm) and alarm.due <= self._timers.now() + BETWEEN_SECONDS:
-            self._set_alarm()
+        if alarm is not None and not _is_finished(alarm) and alarm.due <= self._timers.now() + PAUSE_SECONDS:
+            self._set_timers()
         else:
-            self._look()
+            self._run_portion()
 
-    def _wake_in(self, seconds: float) -> None:
+    def _run_within(self, seconds: float) -> None:
         """Run the next portion in at most `seconds`."""
         alarm = self._alarm
-        if alarm is not None and not _over(alarm):
+        if alarm is not None and not _is_finished(alarm):
             if alarm.due <= self._timers.now() + seconds:
                 return
             self._timers.cancel(alarm)
-        self._alarm = self._timers.after(seconds, self._look)
+        self._alarm = self._timers.after(seconds, self._run_portion)
 
-    def _look(self) -> None:
-        self._looking = True
+    def _run_portion(self) -> None:
+        self._in_portion = True
         try:
-            more = self._portion(self._clock.wall_ms())
+            more = self._do_portion(self._clock.wall_ms())
         finally:
-            self._looking = False
+            self._in_portion = False
         if more:
-            self._wake_in(BETWEEN_SECONDS)
+            self._run_within(PAUSE_SECONDS)
         else:
-            self._set_alarm()
+            self._set_timers()
 
-    def _portion(self, now: int) -> bool:
+    def _do_portion(self, now: int) -> bool:
         """Do one portion of the work that is due. Return whether there is more."""
-        if now < self._looked_ms:
+        if now < self._last_wall_ms:
             self._set_back(now)
-        self._looked_ms = now
+        self._last_wall_ms = now
         if self._parked and self._timers.now() >= self._retry_at:
             parked, self._parked = self._parked, {}
-            self._steps.extend(partial(self._meet, run) for run in parked.values())
+            self._steps.extend(partial(self._process, run) for run in parked.values())
         end = self._timers.now() + PORTION_SECONDS
         for _ in range(PORTION_STEPS):
             step = self._next_step(now)
@@ -588,17 +590,19 @@ class ScheduleWatch:
             return self._steps.popleft()
         while self._heap and self._heap[0][0] <= now:
             moment, id = heapq.heappop(self._heap)
-            run = self.runs.get(id)
+            run = self.schedules.get(id)
             if run is not None and run.next_ms == moment:
-                return partial(self._meet, run)
+                return partial(self._process, run)
         return None
 
-    def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self.runs) + STALE_MAX:
-            self._heap = [(run.next_ms, run.row.id) for run in self.runs.values() if run.next_ms is not None]
+    def _rebuild_heap(self) -> None:
+        if len(self._heap) > 2 * len(self.schedules) + OBSOLETE_ENTRIES_MAX:
+            self._heap = [
+                (run.next_ms, run.row.id) for run in self.schedules.values() if run.next_ms is not None
+            ]
             heapq.heapify(self._heap)
 
 
-def _over(timer: Timer | None) -> bool:
+def _is_finished(timer: Timer | None) -> bool:
     """Return whether the timer has run or is cancelled."""
     return timer is None or timer.call is None

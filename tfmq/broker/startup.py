@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple, cast
 
-from journal.disk import is_no_folder
+from journal.disk import not_a_folder_error
 from journal.errors import Corrupt, Full, JournalError, NewerFormat
 from journal.filenames import (
     DAMAGED_SUFFIX,
     LOCK_NAME,
     TRANSACTIONS_FOLDER,
+    is_partition_file,
     join,
-    known_in_partition,
     parse_partition_folder,
 )
 from journal.fsck.log_repair import repair
 from journal.fsync import Forcer
 from journal.log.log import Log
 from journal.record.block_trailer import SOURCE_DELAY, SOURCE_TRANSACTION
-from tfmq.broker.broker import House
+from tfmq.broker.broker import Broker
 from tfmq.broker.catalog import SUFFIX, Catalog, read_version, write_version
 from tfmq.broker.catalog_state import (
     CREATING,
@@ -33,36 +33,42 @@ from tfmq.broker.catalog_state import (
     DELETING,
     GONE,
     GROWING,
-    ID_SLACK,
     JOURNAL,
     LEASE,
+    LOST_IDS_MAX,
     NODE,
     OPEN,
     READY,
     TopicRow,
 )
-from tfmq.broker.delay_commands import Delay
-from tfmq.broker.delayed_produce import INCARNATION, NAME, Arrivals, ArrivalsLanding
-from tfmq.broker.partition_dirs import HOUSE_NAMES, say_recovery
-from tfmq.broker.producer_state import Producers
+from tfmq.broker.delay_commands import DelayCommands
+from tfmq.broker.delayed_produce import INCARNATION, NAME, ArrivalLogAdapter, ArrivalPartition
+from tfmq.broker.partition_dirs import RESERVED_NAMES, log_recovery
+from tfmq.broker.producer_state import ProducerState
 from tfmq.broker.topics import Topic
-from tfmq.data_dir import FOLDER_NAMES, VERSION_NAME, is_log, new_delay_advice, new_journal_advice
+from tfmq.data_dir import (
+    FOLDER_NAMES,
+    VERSION_NAME,
+    is_partition_folder,
+    new_delay_advice,
+    new_journal_advice,
+)
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID, SEGMENT_BYTES, arrival_options, damaged_ranges
-from tfmq.delay.arrivals.state import ArrivalState
-from tfmq.delay.buckets.store import Buckets
+from tfmq.delay.arrivals.state import ArrivalLogState
+from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
 from tfmq.delay.requests import DelaySettings
-from tfmq.transaction.store import JournalTransactionStore
+from tfmq.transaction.store import TransactionStore
 
 log = logging.getLogger("tfmq.broker")
 
 
-def data_folder(house: House) -> None:
+def create_data_folder(house: Broker) -> None:
     """Create the data folder and DATA/meta, with missing parent folders."""
     for name in FOLDER_NAMES:
         path = join(house.data, name)
         if house.disk.exists(path) and not house.disk.is_folder(path):
-            raise is_no_folder(path)
+            raise not_a_folder_error(path)
     if house.disk.exists(join(house.meta, VERSION_NAME)):
         return
     # Until the version file exists, an earlier start may have ended between creating a folder and fsyncing its parent.
@@ -83,19 +89,19 @@ def _above(path: str) -> str:
     return head or ("/" if path.startswith("/") else ".")
 
 
-def lock(house: House) -> None:
+def lock_data_folder(house: Broker) -> None:
     """Lock the data folder: only one broker may use it."""
     house.lock = house.disk.lock(join(house.data, LOCK_NAME))
 
 
-def meta(house: House) -> None:
+def version_file(house: Broker) -> None:
     """Read or create the version file: the data folder's format and the node's id."""
     if not house.disk.exists(join(house.meta, VERSION_NAME)):
         # Partitions without a version file are an incomplete copy. A new catalog would allocate the ids of their
         # producers again; the first batches of the new producers would look like duplicates, and be acked without
         # being stored.
         for name in house.disk.list(house.data):
-            if _is_partition(house, name) and name not in HOUSE_NAMES:
+            if _is_partition(house, name) and name not in RESERVED_NAMES:
                 path = join(house.meta, VERSION_NAME)
                 raise Corrupt(
                     path, 0, 0, f"it is missing, and there are partitions ({name}) that it belongs to"
@@ -104,7 +110,7 @@ def meta(house: House) -> None:
     house.node = read_version(house.disk, house.meta).node
 
 
-def _is_partition(house: House, name: str) -> bool:
+def _is_partition(house: Broker, name: str) -> bool:
     """Return whether the folder `name` contains a partition's log.
 
     Unrelated folders may be named like one.
@@ -113,11 +119,11 @@ def _is_partition(house: House, name: str) -> bool:
     return (
         parse_partition_folder(name) is not None
         and house.disk.is_folder(path)
-        and is_log(house.disk.list(path))
+        and is_partition_folder(house.disk.list(path))
     )
 
 
-def forcer(house: House) -> None:
+def create_forcer(house: Broker) -> None:
     """Create the group commit of all logs.
 
     Its anchor file is opened before the first write, so that every write error is reported to it.
@@ -132,36 +138,38 @@ def forcer(house: House) -> None:
     )
 
 
-def catalog(house: House) -> None:
+def open_catalog(house: Broker) -> None:
     """Open the catalog.
 
     Raises Corrupt if it is missing: a new one would contain none of the topics.
     """
     children = house.disk.list(house.meta)
-    if not any(known_in_partition(name, SUFFIX) for name in children):
+    if not any(is_partition_file(name, SUFFIX) for name in children):
         for name in house.disk.list(house.data):
             if _is_partition(house, name) or name in (TRANSACTIONS_FOLDER, DELAY_FOLDER):
                 raise Corrupt(
                     house.meta, 0, 0, f"the catalog is missing, and there is {name} that it belongs to"
                 )
-    house.catalog = Catalog.open(house.disk, house.meta, house.clock, house.want, house.run, house.timers)
+    house.catalog = Catalog.open(
+        house.disk, house.meta, house.clock, house.request_fsync, house.run, house.timers
+    )
     _bind_node(house)
-    house.join()
+    house.create_components()
 
 
-def _bind_node(house: House) -> None:
+def _bind_node(house: Broker) -> None:
     """Check that version file and catalog have the same node id; store it where it is missing.
 
     Handles of delayed messages, dead letters and Spark checkpoints contain the id. Raises Corrupt if the two differ.
     """
-    known = house.catalog.register.node
+    known = house.catalog.state.node
     if known and known != house.node:
         reason = f"it names the node {house.node}, and the catalog beside it is of node {known}"
         raise Corrupt(join(house.meta, VERSION_NAME), 0, 0, reason)
     try:
         if not known and house.catalog.log.stopped is None:
-            house.catalog.enter((NODE, house.node))
-        if not read_version(house.disk, house.meta).checked:
+            house.catalog.append_now((NODE, house.node))
+        if not read_version(house.disk, house.meta).has_checksum:
             write_version(house.disk, house.meta, house.node)
     except Full as error:
         log.warning(
@@ -169,110 +177,110 @@ def _bind_node(house: House) -> None:
         )
 
 
-def finish_deletions(house: House) -> None:
+def finish_deletions(house: Broker) -> None:
     """Finish decided deletions of topics, and delete the files of deleted topics."""
     if house.catalog.log.stopped is not None:
         return
     for topic in _in_state(house, DELETING):
-        house.folders.put_aside(topic.name, topic.incarnation, topic.target)
-        house.catalog.enter((GONE, topic.incarnation))
-    house.folders.unlink(house.folders.aside())
+        house.partition_dirs.rename_deleted(topic.name, topic.incarnation, topic.target)
+        house.catalog.append_now((GONE, topic.incarnation))
+    house.partition_dirs.delete_renamed(house.partition_dirs.list_deleted())
 
 
-def finish_creations(house: House) -> None:
+def finish_creations(house: Broker) -> None:
     """Create the missing partitions of topics whose creation or growth was interrupted."""
     if house.catalog.log.stopped is not None:
         return
     for topic in _in_state(house, CREATING) + _in_state(house, GROWING):
         try:
-            for opened in house.folders.make(topic):
+            for opened in house.partition_dirs.create_missing(topic):
                 opened.log.close()
         except (OSError, JournalError) as error:
             log.error(
                 "the topic %s cannot be finished now, the next start tries again: %s", topic.name, error
             )
         else:
-            house.catalog.enter((READY, topic.incarnation))
+            house.catalog.append_now((READY, topic.incarnation))
 
 
-def logs(house: House) -> None:
+def open_partitions(house: Broker) -> None:
     """Open every partition's log, with recovery and its producer state."""
     for topic in _in_state(house, OPEN) + _in_state(house, GROWING):
-        house.topics.put(house.folders.open_all(topic))
-    house.strangers = house.folders.strangers(house.catalog.register.topics)
-    for name in house.strangers:
+        house.topics.add(house.partition_dirs.open_all(topic))
+    house.unknown_folders = house.partition_dirs.unknown_folders(house.catalog.state.topics)
+    for name in house.unknown_folders:
         log.warning("%s is no partition of a known topic and is left alone", name)
 
 
-def ids(house: House) -> None:
+def skip_known_ids(house: Broker) -> None:
     """Skip ids that only partitions know, as after restoring an older catalog."""
-    known = max((each.producers.highest for each in house.topics.partitions()), default=0)
-    if known >= house.catalog.register.next_id:
+    known = max((each.producers.highest_id for each in house.topics.partitions()), default=0)
+    if known >= house.catalog.state.next_id:
         log.error("the catalog is older than the partitions: ids up to %d were given out before", known)
-        house.catalog.enter((LEASE, known + 1 + ID_SLACK, house.clock.wall_ms()))
+        house.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, house.clock.wall_ms()))
 
 
-def delay(house: House) -> None:
+def start_delay(house: Broker) -> None:
     """Open delayed delivery.
 
     This precedes the start of transactions, because decided transactions may add delayed messages.
     """
     store = open_delay(house)
     try:
-        join_delay(house, store)
+        create_delay(house, store)
     except BaseException:
         store.abandon("the start failed")
         raise
     recover_delay(house)
 
 
-def transactions(house: House) -> None:
+def start_transactions(house: Broker) -> None:
     """Open the transaction journal and apply decided transactions."""
-    house.join_transactions(open_store(house))
+    house.create_transactions(open_transaction_store(house))
     recover_transactions(house)
 
 
-def housekeeping(house: House) -> None:
+def start_housekeeping(house: Broker) -> None:
     """Start retention, delayed delivery, schedules and the groups' session timeouts.
 
     Then accept requests.
     """
     house.retention.start()
-    house.delay.queue.start()
-    house.schedules.start()
-    house.groups.start()
-    house.starting = False
-    house.open = True
+    house.delay_commands.queue.start()
+    house.schedule_commands.start()
+    house.group_coordinator.start()
+    house.is_starting = False
+    house.is_open = True
 
 
-STEPS: Final[tuple[Callable[[House], None], ...]] = (
-    data_folder,
-    lock,
-    meta,
-    forcer,
-    catalog,
+STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
+    create_data_folder,
+    lock_data_folder,
+    version_file,
+    create_forcer,
+    open_catalog,
     finish_deletions,
     finish_creations,
-    logs,
-    ids,
-    delay,
-    transactions,
-    housekeeping,
+    open_partitions,
+    skip_known_ids,
+    start_delay,
+    start_transactions,
+    start_housekeeping,
 )
 
 
-def start(house: House) -> None:
+def start(house: Broker) -> None:
     """Run all steps.
 
     Raises Locked, NewerFormat, Corrupt, OSError, Full if the broker cannot start.
     """
     began = house.clock.monotonic()
     try:
-        with uncollected():
+        with garbage_collection_disabled():
             for step in STEPS:
                 step(house)
     except BaseException:
-        let_go(house)
+        close_after_failure(house)
         raise
     log.info(
         "%d topics, %d partitions opened in %.3f s",
@@ -283,7 +291,7 @@ def start(house: House) -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def garbage_collection_disabled() -> Iterator[None]:
     """Disable garbage collection.
 
     What a start allocates stays alive. Scanning it repeatedly took half of the start time with 100,000 prepared
@@ -298,14 +306,14 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def let_go(house: House) -> None:
+def close_after_failure(house: Broker) -> None:
     """Close what a failed start has opened. No request was acked, so nothing needs an fsync."""
     for topic in house.topics.all() if hasattr(house, "topics") else ():
         _abandon(topic)
-    if hasattr(house, "delay"):
-        house.delay.abandon("the start failed")
-    if hasattr(house, "transactions"):
-        house.transactions.store.abandon("the start failed")
+    if hasattr(house, "delay_commands"):
+        house.delay_commands.abandon("the start failed")
+    if hasattr(house, "transaction_commands"):
+        house.transaction_commands.store.abandon("the start failed")
     if hasattr(house, "catalog"):
         house.catalog.log.abandon("the start failed")
     if hasattr(house, "lock"):
@@ -318,8 +326,8 @@ def _abandon(topic: Topic) -> None:
             partition.log.abandon("the start failed")
 
 
-def _in_state(house: House, state: str) -> list[TopicRow]:
-    return [topic for topic in house.catalog.register.topics.values() if topic.state == state]
+def _in_state(house: Broker, state: str) -> list[TopicRow]:
+    return [topic for topic in house.catalog.state.topics.values() if topic.state == state]
 
 
 # Delayed delivery. The delay store is opened before any decided transaction is applied, because these may add delayed
@@ -342,15 +350,15 @@ class DelayStore(NamedTuple):
     """The files of delayed delivery: arrival log, its state, buckets of waiting messages."""
 
     log: Log
-    state: ArrivalState
-    buckets: Buckets
+    state: ArrivalLogState
+    buckets: BucketStore
     lost: int = 0
     """Messages lost through damage of the arrival log."""
 
     @property
-    def producers(self) -> Producers:
+    def producers(self) -> ProducerState:
         """Producer state of the arrival log."""
-        return cast(Producers, self.state.producers)
+        return cast(ProducerState, self.state.producers)
 
     def abandon(self, reason: str) -> None:
         """Close the store without writing anything."""
@@ -358,7 +366,7 @@ class DelayStore(NamedTuple):
         self.buckets.abandon()
 
 
-def open_delay(house: House) -> DelayStore:
+def open_delay(house: Broker) -> DelayStore:
     """Open the delay store of this data folder.
 
     Raises Corrupt, NewerFormat, OSError, Full, Stopped.
@@ -368,7 +376,7 @@ def open_delay(house: House) -> DelayStore:
         _require_new_delay(house, folder)
         house.disk.make_folder(folder)
     house.disk.force_folder(house.data)
-    buckets = Buckets.open(
+    buckets = BucketStore.open(
         house.disk, folder, new_id=lambda: _new_delay_id(house, folder), randomness=house.randomness
     )
     try:
@@ -379,7 +387,7 @@ def open_delay(house: House) -> DelayStore:
         raise
     try:
         _require_newest_delay(house, folder, store)
-        _adopt_delay(house, store)
+        _update_catalog_from_delay(house, store)
     except BaseException:
         store.abandon("the start failed")
         raise
@@ -389,17 +397,17 @@ def open_delay(house: House) -> DelayStore:
     return store
 
 
-def _require_new_delay(house: House, folder: str) -> None:
+def _require_new_delay(house: Broker, folder: str) -> None:
     """Raise Corrupt unless there never was a delay store, or the operator discarded it."""
-    if house.catalog.register.delay_store and not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):
+    if house.catalog.state.delay_store and not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):
         raise Corrupt(folder, 0, 0, f"the store of delayed messages is missing. {_delay_advice(house)}")
 
 
-def _delay_advice(house: House) -> str:
+def _delay_advice(house: Broker) -> str:
     return new_delay_advice(house.meta)
 
 
-def _new_delay_id(house: House, folder: str) -> int:
+def _new_delay_id(house: Broker, folder: str) -> int:
     """Return the id of a new delay store, which is in the catalog before the store exists.
 
     A start that is interrupted in between finds the marker file and creates another store. Raises Corrupt, Stopped,
@@ -410,21 +418,21 @@ def _new_delay_id(house: House, folder: str) -> int:
     if not house.disk.exists(word):
         house.disk.create(word).close()
         house.disk.force_folder(house.meta)
-    store_id = house.catalog.register.next_id
-    house.catalog.enter((LEASE, store_id + 1, house.clock.wall_ms()))
-    house.catalog.enter((DELAY_STORE, store_id))
+    store_id = house.catalog.state.next_id
+    house.catalog.append_now((LEASE, store_id + 1, house.clock.wall_ms()))
+    house.catalog.append_now((DELAY_STORE, store_id))
     return store_id
 
 
-def _require_own_delay(house: House, folder: str, buckets: Buckets) -> None:
+def _require_own_delay(house: Broker, folder: str, buckets: BucketStore) -> None:
     """Raise Corrupt unless this is the store that the catalog names."""
-    known = house.catalog.register.delay_store
+    known = house.catalog.state.delay_store
     if known and known != buckets.store_id:
         reason = f"it holds the delayed messages of store {buckets.store_id}, and store {known} belongs to this data"
         raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(house)}")
 
 
-def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
+def _open_arrivals(house: Broker, folder: str, buckets: BucketStore) -> DelayStore:
     path = join(folder, ARRIVALS_NAME)
     is_there = house.disk.exists(path)
     if not is_there or not house.disk.list(path):
@@ -437,18 +445,18 @@ def _open_arrivals(house: House, folder: str, buckets: Buckets) -> DelayStore:
     house.disk.force_folder(folder)
     opened, state = _open_arrival_log(house, path)
     if not damaged_ranges(opened, buckets.spilled_offset):
-        say_recovery(opened)
+        log_recovery(opened)
         return DelayStore(opened, state, buckets)
     opened.abandon("it is damaged")
-    say_recovery(opened, damage=False)  # what comes of the damage is told below, once
+    log_recovery(opened, damage=False)  # what comes of the damage is told below, once
     lost = _repair_arrivals(house, path, {buckets.spilled_offset: buckets.spilled_number})
     opened, state = _open_arrival_log(house, path)
-    say_recovery(opened)
+    log_recovery(opened)
     return DelayStore(opened, state, buckets, lost)
 
 
-def _open_arrival_log(house: House, path: str) -> tuple[Log, ArrivalState]:
-    state = ArrivalState(house.producers())
+def _open_arrival_log(house: Broker, path: str) -> tuple[Log, ArrivalLogState]:
+    state = ArrivalLogState(house.new_producer_state())
     flush = house.config.flush
     opened = Log.open(
         house.disk,
@@ -463,7 +471,7 @@ def _open_arrival_log(house: House, path: str) -> tuple[Log, ArrivalState]:
     return opened, state
 
 
-def _repair_arrivals(house: House, path: str, starts: Mapping[int, int]) -> int:
+def _repair_arrivals(house: Broker, path: str, starts: Mapping[int, int]) -> int:
     """Repair the arrival log where it is damaged and not in the buckets yet.
 
     This is the same repair as in `tfmq log repair`.
@@ -493,7 +501,7 @@ def _repair_arrivals(house: House, path: str, starts: Mapping[int, int]) -> int:
     return sum(each.lost for each in repaired)
 
 
-def _segment_bytes(house: House) -> int:
+def _segment_bytes(house: Broker) -> int:
     """Return the segment size: an append is at most a frame and its due times, and must fit."""
     return max(SEGMENT_BYTES, 2 * house.limits["frame_bytes"])
 
@@ -513,7 +521,7 @@ def _resume_arrivals(arrivals: Log) -> None:
         log.error("the arrivals of delayed messages stay stopped: %s", error)
 
 
-def _require_newest_delay(house: House, folder: str, store: DelayStore) -> None:
+def _require_newest_delay(house: Broker, folder: str, store: DelayStore) -> None:
     """Raise Corrupt if the delay store is older than what depends on it.
 
     Buckets are filled from the arrival log, and a message is delivered only after its arrival is durable. So the
@@ -538,32 +546,32 @@ def _require_newest_delay(house: House, folder: str, store: DelayStore) -> None:
             raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(house)}")
 
 
-def _adopt_delay(house: House, store: DelayStore) -> None:
+def _update_catalog_from_delay(house: Broker, store: DelayStore) -> None:
     """Add what the store knows to a catalog that is older, so that no id is allocated twice."""
-    register = house.catalog.register
+    register = house.catalog.state
     if house.catalog.log.stopped is not None:
         return
     if not register.delay_store:
-        house.catalog.enter((DELAY_STORE, store.buckets.store_id))
-    known = max(store.producers.highest, store.buckets.store_id)
+        house.catalog.append_now((DELAY_STORE, store.buckets.store_id))
+    known = max(store.producers.highest_id, store.buckets.store_id)
     if known >= register.next_id:
         log.error("the catalog is older than the delayed messages: ids up to %d were given out before", known)
-        house.catalog.enter((LEASE, known + 1 + ID_SLACK, house.clock.wall_ms()))
+        house.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, house.clock.wall_ms()))
 
 
-def join_delay(house: House, store: DelayStore) -> None:
+def create_delay(house: Broker, store: DelayStore) -> None:
     """Create the components that need the delay store.
 
     Broker time starts at the wall clock, but not before the latest delivery in any partition.
     """
     arrivals, state, buckets, lost = store
-    partition = Arrivals(
+    partition = ArrivalPartition(
         NAME,
         INCARNATION,
         0,
         arrivals,
         store.producers,
-        force=house.want,
+        force=house.request_fsync,
         run=house.run,
         timers=house.timers,
         full_disk=house.full_disk,
@@ -571,42 +579,42 @@ def join_delay(house: House, store: DelayStore) -> None:
     )
     settings = house.config.delay
     queue = DelayQueue(
-        landing=ArrivalsLanding(partition, house.writes),
+        arrival_log=ArrivalLogAdapter(partition, house.produce_handler),
         state=state,
         buckets=buckets,
-        destination=house.destination,
+        destination=house.apply_target,
         timers=house.timers,
         clock=house.clock,
         run=house.run,
         settings=DelaySettings(settings.tick_ms, int(settings.outcome_seconds)),
-        floor_ms=floor_ms(house, buckets.store_id),
+        floor_ms=broker_time_floor_ms(house, buckets.store_id),
     )
-    house.delay = house.destination.delayed = Delay(
+    house.delay_commands = house.apply_target.delayed = DelayCommands(
         partition=partition,
         queue=queue,
         buckets=buckets,
         node=house.node,
         topics=house.topics,
-        register=house.catalog.register,
-        writes=house.writes,
-        quotas=house.quotas,
+        register=house.catalog.state,
+        writes=house.produce_handler,
+        quotas=house.backpressure,
         limits=house.limits,
         levels=settings.levels,
         lost=lost,
     )
-    house.retention.also(partition)
+    house.retention.add_partition(partition)
 
 
-def floor_ms(house: House, store_id: int) -> int:
+def broker_time_floor_ms(house: Broker, store_id: int) -> int:
     """Return the highest due time delivered to any partition: broker time had reached it."""
     turns = (each.log.applied(SOURCE_DELAY, store_id) for each in house.topics.partitions())
     return max((turn[0] for turn in turns if turn is not None), default=0)
 
 
-def recover_delay(house: House) -> None:
+def recover_delay(house: Broker) -> None:
     """Load the waiting messages. Worker jobs run in this thread. Raises what makes that fail."""
     recovered: list[BaseException | None] = []
-    house.delay.queue.recover(recovered.append)
+    house.delay_commands.queue.recover(recovered.append)
     if not recovered:
         raise RuntimeError("what delayed messages wait is not known")
     if recovered[0] is not None:
@@ -629,7 +637,7 @@ exists.
 """
 
 
-def open_store(house: House) -> JournalTransactionStore:
+def open_transaction_store(house: Broker) -> TransactionStore:
     """Open the transaction journal of this data folder.
 
     Raises Corrupt, NewerFormat, OSError, Full, Stopped.
@@ -639,23 +647,23 @@ def open_store(house: House) -> JournalTransactionStore:
         _require_new_journal(house, folder)
         house.disk.make_folder(folder)
     house.disk.force_folder(house.data)
-    store = JournalTransactionStore.open(
+    store = TransactionStore.open(
         house.disk,
         folder,
         clock=house.clock,
         randomness=house.randomness,
         new_id=lambda: _new_journal_id(house, folder),
-        leased_ms=house.catalog.register.leased_ms,
-        force=house.want,
+        lease_time=house.catalog.state.lease_time_ms,
+        request_fsync=house.request_fsync,
         run=house.run,
         limits=house.limits,
         settings=house.transaction_settings,
-        decided_ms=house.delay.queue.taken_ms,
+        decision_time=house.delay_commands.queue.now_rounded_up_ms,
     )
     for warning in store.warnings:
         log.warning("the journal of transactions: %s", warning)
     try:
-        _adopt_journal(house, folder, store)
+        _update_catalog_from_journal(house, folder, store)
     except BaseException:
         store.abandon("the start failed")
         raise
@@ -665,17 +673,17 @@ def open_store(house: House) -> JournalTransactionStore:
     return store
 
 
-def _require_new_journal(house: House, folder: str) -> None:
+def _require_new_journal(house: Broker, folder: str) -> None:
     """Raise Corrupt unless there never was a journal, or the operator discarded it."""
-    if house.catalog.register.journal_id and not house.disk.exists(join(house.meta, NEW_JOURNAL_MARKER)):
+    if house.catalog.state.journal_id and not house.disk.exists(join(house.meta, NEW_JOURNAL_MARKER)):
         raise Corrupt(folder, 0, 0, f"the journal of transactions is missing. {_journal_advice(house)}")
 
 
-def _journal_advice(house: House) -> str:
+def _journal_advice(house: Broker) -> str:
     return new_journal_advice(house.meta)
 
 
-def _new_journal_id(house: House, folder: str) -> int:
+def _new_journal_id(house: Broker, folder: str) -> int:
     """Return the id of a new journal, which is in the catalog before the journal exists.
 
     A start that is interrupted in between finds the marker file and creates another journal. Raises Corrupt, Stopped,
@@ -686,18 +694,18 @@ def _new_journal_id(house: House, folder: str) -> int:
     if not house.disk.exists(word):
         house.disk.create(word).close()
         house.disk.force_folder(house.meta)
-    journal_id = house.catalog.register.next_id
-    house.catalog.enter((LEASE, journal_id + 1, house.clock.wall_ms()))
-    house.catalog.enter((JOURNAL, journal_id))
+    journal_id = house.catalog.state.next_id
+    house.catalog.append_now((LEASE, journal_id + 1, house.clock.wall_ms()))
+    house.catalog.append_now((JOURNAL, journal_id))
     return journal_id
 
 
-def _adopt_journal(house: House, folder: str, store: JournalTransactionStore) -> None:
+def _update_catalog_from_journal(house: Broker, folder: str, store: TransactionStore) -> None:
     """Check that the journal belongs to the catalog, and add ids that only the journal knows.
 
     Raises Corrupt.
     """
-    register = house.catalog.register
+    register = house.catalog.state
     if register.journal_id and register.journal_id != store.journal_id:
         raise Corrupt(
             folder,
@@ -711,42 +719,42 @@ def _adopt_journal(house: House, folder: str, store: JournalTransactionStore) ->
         return
     if not register.journal_id:
         # The catalog was restored from a backup that is older than the journal.
-        house.catalog.enter((JOURNAL, store.journal_id))
-    known = store.streams.highest
+        house.catalog.append_now((JOURNAL, store.journal_id))
+    known = store.producer_states.highest_id
     if known >= register.next_id:
         log.error("the catalog is older than the journal: ids up to %d were given out before", known)
-        house.catalog.enter((LEASE, known + 1 + ID_SLACK, house.clock.wall_ms()))
+        house.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, house.clock.wall_ms()))
 
 
-def _require_newest_journal(house: House, folder: str, store: JournalTransactionStore) -> None:
+def _require_newest_journal(house: Broker, folder: str, store: TransactionStore) -> None:
     """Raise Corrupt if the journal is older than a target.
 
     A decision is durable before its first message is written, so no target may be ahead of the journal.
     """
     source = (SOURCE_TRANSACTION, store.journal_id)
     places = [(f"{each.name}-{each.number}", each.log.applied(*source)) for each in house.topics.partitions()]
-    places.append(("the catalog", house.catalog.register.applied.get(store.journal_id)))
-    places.append(("the store of delayed messages", house.delay.partition.log.applied(*source)))
+    places.append(("the catalog", house.catalog.state.applied_lsns.get(store.journal_id)))
+    places.append(("the store of delayed messages", house.delay_commands.partition.log.applied(*source)))
     for name, place in places:
-        if place is not None and place[0] >= store.end_place:
+        if place is not None and place[0] >= store.end_lsn:
             raise Corrupt(
                 folder,
-                store.end_place,
+                store.end_lsn,
                 place[0],
                 f"the journal is older than {name}, which has messages of later transactions. {_journal_advice(house)}",
             )
 
 
-def recover_transactions(house: House) -> None:
+def recover_transactions(house: Broker) -> None:
     """Apply decided transactions as far as their targets accept writes.
 
     Jobs and fsyncs run in this thread.
     """
     recovered: list[bool] = []
-    house.transactions.handler.recover(lambda: recovered.append(True))
-    house.turn_ended()
+    house.transaction_commands.coordinator.recover(lambda: recovered.append(True))
+    house.end_turn()
     if not recovered:
         raise RuntimeError("decided transactions were neither written nor put off")
-    counts = {state: count for state, count in house.transactions.store.counts.items() if count}
+    counts = {state: count for state, count in house.transaction_commands.store.state_counts.items() if count}
     if counts:
         log.info("transactions back from the journal: %s", counts)

@@ -10,11 +10,11 @@ from typing import Final
 
 from journal.clock import Clock
 
-GRAIN_SECONDS: Final = 0.25
+ROUNDING_SECONDS: Final = 0.25
 """Long waits end at multiples of this, so that a thousand idle clients take one turn instead of one each."""
-GRAINS_MIN: Final = 20
+ROUNDED_WAIT_MIN: Final = 20
 """Shorter waits, in grains, are not rounded."""
-CANCELLED_MIN: Final = 1024
+CANCELLED_KEPT_MAX: Final = 1024
 """Up to this many cancelled timers the heap is not cleaned up."""
 
 
@@ -53,11 +53,11 @@ class Timers:
         heapq.heappush(self._heap, (timer.due, self._number, timer))
         return timer
 
-    def idle_after(self, seconds: float, call: Callable[[], None]) -> Timer:
+    def after_rounded(self, seconds: float, call: Callable[[], None]) -> Timer:
         """Schedule `call()` like `after`, but a long wait may end up to ROUNDING_SECONDS early."""
-        if seconds >= GRAINS_MIN * GRAIN_SECONDS:
+        if seconds >= ROUNDED_WAIT_MIN * ROUNDING_SECONDS:
             now = self._clock.monotonic()
-            seconds = (now + seconds) // GRAIN_SECONDS * GRAIN_SECONDS - now
+            seconds = (now + seconds) // ROUNDING_SECONDS * ROUNDING_SECONDS - now
         return self.after(seconds, call)
 
     def cancel(self, timer: Timer) -> None:
@@ -66,7 +66,7 @@ class Timers:
             return
         timer.call = None
         self._cancelled += 1
-        if self._cancelled > CANCELLED_MIN and self._cancelled > len(self._heap) // 2:
+        if self._cancelled > CANCELLED_KEPT_MAX and self._cancelled > len(self._heap) // 2:
             self._heap = [entry for entry in self._heap if entry[2].call is not None]
             heapq.heapify(self._heap)
             self._cancelled = 0
@@ -92,7 +92,7 @@ class Timers:
             self._cancelled -= 1
         return self._heap[0][0] if self._heap else None
 
-    def next_firm(self) -> float | None:
+    def next_not_deferrable(self) -> float | None:
         """Return when the first timer that is not deferrable is due; None if there is none.
 
         Scans all timers.

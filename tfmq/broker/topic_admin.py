@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 from journal.log.checkpoint import WrongLog
-from tfmq.broker.catalog import Catalog, Leases
+from tfmq.broker.catalog import Catalog, IdAllocator
 from tfmq.broker.catalog_state import CREATE, DELETE, GONE, GROW, READY, SETTINGS
 from tfmq.broker.partition import Partition
-from tfmq.broker.partition_dirs import Folders, Opened
-from tfmq.broker.reply import STOPPING, Reply, Run, Session, client_error, not_done
-from tfmq.broker.topics import Topic, Topics, no_partition, row, state_of
+from tfmq.broker.partition_dirs import OpenedPartition, PartitionDirs
+from tfmq.broker.reply import STOPPING, Reply, Run, Session, client_error, not_done_error
+from tfmq.broker.topics import Topic, Topics, metadata_row, no_partition, partition_state
 from tfmq.config import check_topic_keys, check_topic_settings
 from tfmq.errors import (
     NOT_DONE,
@@ -35,13 +35,13 @@ from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata
 
 log = logging.getLogger("tfmq.broker")
 
-FIXED = "topics.partitions"
+CREATION_ONLY_KEY = "topics.partitions"
 """A key that only applies when a topic is created."""
 
-Then = Callable[[BaseException | None], None]
+ErrorCallback = Callable[[BaseException | None], None]
 
 
-class TopicChanges:
+class TopicAdmin:
     """Topic commands.
 
     Changes of one name are serialized; a waiting change checks its preconditions again.
@@ -52,17 +52,17 @@ class TopicChanges:
         *,
         topics: Topics,
         catalog: Catalog,
-        leases: Leases,
-        folders: Folders,
+        leases: IdAllocator,
+        folders: PartitionDirs,
         run: Run,
         limits: Mapping[str, int],
         partitions_default: Callable[[str, Mapping[str, Any]], int],
         auto_create: Callable[[], bool],
-        gone: Callable[[int], None],
+        deleted: Callable[[int], None],
         resumed: Callable[[int], None],
-        made: Callable[[Topic], None],
+        created: Callable[[Topic], None],
         apply: Callable[..., None],
-        fixed: Callable[[str], Mapping[str, str]],
+        configured: Callable[[str], Mapping[str, str]],
     ) -> None:
         """Callbacks for changes of topics.
 
@@ -72,13 +72,13 @@ class TopicChanges:
         with their origins.
         """
         self._topics = topics
-        self._gone, self._resumed, self._made = gone, resumed, made
-        self._apply, self._fixed = apply, fixed
+        self._deleted, self._resumed, self._created = deleted, resumed, created
+        self._apply, self._configured = apply, configured
         self._catalog, self._leases, self._folders, self._run = catalog, leases, folders, run
         self._limits = limits
         self._partitions_default, self._auto_create = partitions_default, auto_create
         self._changing: dict[str, list[Callable[[], None]]] = {}
-        self._making: dict[str, int] = {}
+        self._being_added: dict[str, int] = {}
 
     # METADATA
 
@@ -92,21 +92,23 @@ class TopicChanges:
         names = self._topics.names() if request.topics is None else list(dict.fromkeys(request.topics))
         missing = [name for name in names if self._topics.find(name) is None]
         if not missing or not request.create:
-            self._answer_metadata(names, reply, None)
+            self._reply_metadata(names, reply, None)
             return
         if not self._auto_create():
             raise UnknownTopic(
                 f"There is no topic {missing[0]}, and topics.auto_create is off. Create it: tfmq topic create."
             )
-        self._make_each(missing, session, partial(self._answer_metadata, names, reply))
+        self._create_each(missing, session, partial(self._reply_metadata, names, reply))
 
-    def _answer_metadata(self, names: list[str], reply: Reply, error: BaseException | None) -> None:
+    def _reply_metadata(self, names: list[str], reply: Reply, error: BaseException | None) -> None:
         if error is not None:
             reply.error(client_error(error))
         else:
-            reply.ok([row(topic) for name in names if (topic := self._topics.find(name)) is not None])
+            reply.ok(
+                [metadata_row(topic) for name in names if (topic := self._topics.find(name)) is not None]
+            )
 
-    def _make_each(self, names: list[str], session: Session, then: Then) -> None:
+    def _create_each(self, names: list[str], session: Session, then: ErrorCallback) -> None:
         """Create the topics that do not exist, then call `then(first error)`."""
         left = len(names)
         failed: list[BaseException] = []
@@ -128,7 +130,7 @@ class TopicChanges:
                 then(failed[0] if failed else None)
 
         for name in names:
-            self._make(name, self._partitions_default(name, {}), {}, partial(made, name))
+            self._create(name, self._partitions_default(name, {}), {}, partial(made, name))
 
     # CREATE_TOPIC
 
@@ -146,22 +148,22 @@ class TopicChanges:
             topic = self._topics.topic(request.topic)
             reply.ok(topic.incarnation, len(topic.partitions))
 
-        self._make(request.topic, count, settings, made)
+        self._create(request.topic, count, settings, made)
 
-    def _make(self, name: str, count: int, settings: dict[str, Any], then: Then) -> None:
+    def _create(self, name: str, count: int, settings: dict[str, Any], then: ErrorCallback) -> None:
         if name in self._changing:
-            self._changing[name].append(lambda: self._make(name, count, settings, then))
+            self._changing[name].append(lambda: self._create(name, count, settings, then))
             return
-        refusal = self._refusal(name, count)
+        refusal = self._creation_error(name, count)
         if refusal is not None:
             then(refusal)
             return
         self._changing[name] = []
-        self._making[name] = count
+        self._being_added[name] = count
 
         def end(error: BaseException | None) -> None:
-            del self._making[name]
-            self._end(name, then, error)
+            del self._being_added[name]
+            self._end_change(name, then, error)
 
         def leased(incarnation: int, error: BaseException | None) -> None:
             if error is not None:
@@ -169,53 +171,53 @@ class TopicChanges:
                 return
             entry = (CREATE, name, incarnation, count, settings)
             self._catalog.submit(
-                entry, _next(end, partial(self._fill, incarnation, (GONE, incarnation), end))
+                entry, _then(end, partial(self._create_partitions, incarnation, (GONE, incarnation), end))
             )
 
-        self._leases.take(1, leased)
+        self._leases.allocate(1, leased)
 
-    def _refusal(self, name: str, count: int) -> BaseException | None:
+    def _creation_error(self, name: str, count: int) -> BaseException | None:
         """Return why the topic cannot be created; None if it can."""
-        if self._folders.stopping:
+        if self._folders.is_stopping:
             return Busy(STOPPING)
         if self._topics.find(name) is not None:
             return TopicExists(f"There is a topic {name} already.")
-        if any(each.name == name for each in self._catalog.register.topics.values()):
+        if any(each.name == name for each in self._catalog.state.topics.values()):
             return StorageStopped(
                 f"An earlier change of the topic {name} could not be finished. The next start of the broker does it.",
                 outcome=NOT_DONE,
             )
-        if len(self._topics) + len(self._making) >= self._limits["topics"]:
+        if len(self._topics) + len(self._being_added) >= self._limits["topics"]:
             return NotAllowed(f"The broker has {len(self._topics)} topics, its limit (limits.topics).")
-        return self._too_many(count, 0)
+        return self._limit_error(count, 0)
 
-    def _too_many(self, count: int, present: int) -> BaseException | None:
+    def _limit_error(self, count: int, present: int) -> BaseException | None:
         if count > self._limits["partitions_per_topic"]:
             most = self._limits["partitions_per_topic"]
             return BadRequest(
                 f"{count} partitions are above the limit of {most} (limits.partitions_per_topic)."
             )
-        total = self._topics.partition_count() + sum(self._making.values())
+        total = self._topics.partition_count() + sum(self._being_added.values())
         if total + count - present > self._limits["partitions"]:
             return NotAllowed(f"The broker has {total} partitions; its limit is limits.partitions.")
         return None
 
-    def _fill(self, incarnation: int, undo: tuple[Any, ...], end: Then) -> None:
+    def _create_partitions(self, incarnation: int, undo: tuple[Any, ...], end: ErrorCallback) -> None:
         """Create the missing partitions and enter that in the catalog.
 
         On failure revert with the entry `undo`.
         """
-        topic = self._catalog.register.topics[incarnation]
+        topic = self._catalog.state.topics[incarnation]
         new: list[str] = []
 
-        def made(opened: list[Opened] | None, error: BaseException | None) -> None:
+        def made(opened: list[OpenedPartition] | None, error: BaseException | None) -> None:
             if error is not None or opened is None:
                 self._undo(new, undo, error, end)
                 return
 
             def ready(error: BaseException | None) -> None:
                 if error is None:
-                    self._filled(incarnation, opened, end)
+                    self._partitions_created(incarnation, opened, end)
                     return
                 # The entry before demands the partitions: the next start finishes the change.
                 self._folders.abandon(opened)
@@ -223,18 +225,22 @@ class TopicChanges:
 
             self._catalog.submit((READY, incarnation), ready)
 
-        self._run(partial(self._folders.make, topic, new), made)
+        self._run(partial(self._folders.create_missing, topic, new), made)
 
-    def _filled(self, incarnation: int, opened: list[Opened], end: Then) -> None:
-        topic = self._catalog.register.topics[incarnation]
+    def _partitions_created(
+        self, incarnation: int, opened: list[OpenedPartition], end: ErrorCallback
+    ) -> None:
+        topic = self._catalog.state.topics[incarnation]
         there = self._topics.find(topic.name) or Topic(topic, [])
-        there.partitions.extend(self._folders.partition(topic, each) for each in opened)
-        self._topics.put(there)
+        there.partitions.extend(self._folders.new_partition(topic, each) for each in opened)
+        self._topics.add(there)
         self._apply(there)  # the configuration may have been reloaded while the logs were opened
-        self._made(there)
+        self._created(there)
         end(None)
 
-    def _undo(self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: Then) -> None:
+    def _undo(
+        self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: ErrorCallback
+    ) -> None:
         """Delete the folders that were created, then append `undo`.
 
         If that fails, the error's outcome is "unknown".
@@ -255,7 +261,7 @@ class TopicChanges:
                 )
             end(client_error(cause, NOT_DONE if failure is None else UNKNOWN))
 
-        self._run(partial(self._folders.remove, new), removed)
+        self._run(partial(self._folders.delete_created, new), removed)
 
     # GROW_TOPIC
 
@@ -273,7 +279,7 @@ class TopicChanges:
 
         self._grow(request.topic, request.partitions, grown)
 
-    def _grow(self, name: str, count: int, then: Then) -> None:
+    def _grow(self, name: str, count: int, then: ErrorCallback) -> None:
         if name in self._changing:
             self._changing[name].append(lambda: self._grow(name, count, then))
             return
@@ -288,20 +294,21 @@ class TopicChanges:
                 "their messages would be lost. Create a new topic with fewer."
             ))  # fmt: skip
             return
-        refusal = self._too_many(count, present)
+        refusal = self._limit_error(count, present)
         if refusal is not None:
             then(refusal)
             return
         self._changing[name] = []
-        self._making[name] = count - present
+        self._being_added[name] = count - present
 
         def end(error: BaseException | None) -> None:
-            del self._making[name]
-            self._end(name, then, error)
+            del self._being_added[name]
+            self._end_change(name, then, error)
 
         undo = (GROW, topic.incarnation, present)
         self._catalog.submit(
-            (GROW, topic.incarnation, count), _next(end, partial(self._fill, topic.incarnation, undo, end))
+            (GROW, topic.incarnation, count),
+            _then(end, partial(self._create_partitions, topic.incarnation, undo, end)),
         )
 
     # SET_TOPIC
@@ -313,10 +320,10 @@ class TopicChanges:
         """
         changed = check_topic_settings(request.settings)
         check_topic_keys(request.unset)
-        if FIXED in (*changed, *request.unset):
+        if CREATION_ONLY_KEY in (*changed, *request.unset):
             raise BadRequest(
-                f"{FIXED} says how many partitions a new topic gets, and {request.topic} is there: tfmq topic grow"
-                " gives it more."
+                f"{CREATION_ONLY_KEY} says how many partitions a new topic gets, and {request.topic} is there:"
+                " tfmq topic grow gives it more."
             )
 
         def done(error: BaseException | None) -> None:
@@ -327,7 +334,7 @@ class TopicChanges:
 
         self._set(request, changed, done)
 
-    def _set(self, request: SetTopic, changed: dict[str, Any], then: Then) -> None:
+    def _set(self, request: SetTopic, changed: dict[str, Any], then: ErrorCallback) -> None:
         name = request.topic
         if name in self._changing:
             self._changing[name].append(lambda: self._set(request, changed, then))
@@ -336,7 +343,7 @@ class TopicChanges:
         if topic is None or request.incarnation not in (0, topic.incarnation):
             then(UnknownTopic(f"There is no topic {name} of that incarnation."))
             return
-        fixed = self._fixed(name)
+        fixed = self._configured(name)
         for key in (*changed, *request.unset):
             if key in fixed:
                 then(NotAllowed(
@@ -346,7 +353,7 @@ class TopicChanges:
                 return
         settings = {key: value for key, value in topic.settings.items() if key not in request.unset} | changed
         self._changing[name] = []
-        end = partial(self._end, name, then)
+        end = partial(self._end_change, name, then)
 
         def stored() -> None:
             topic.settings = settings
@@ -354,13 +361,13 @@ class TopicChanges:
             end(None)
 
         def submit() -> None:
-            self._catalog.submit((SETTINGS, topic.incarnation, settings), _next(end, stored))
+            self._catalog.submit((SETTINGS, topic.incarnation, settings), _then(end, stored))
 
         def prepared(result: Any, error: BaseException | None) -> None:
-            _next(end, submit)(None if error is None else not_done(error))
+            _then(end, submit)(None if error is None else not_done_error(error))
 
         # Create the archive folder first: without it the next start could not open the log.
-        self._run(partial(self._folders.prepare, topic, settings), prepared)
+        self._run(partial(self._folders.create_archives, topic, settings), prepared)
 
     # DELETE_TOPIC
 
@@ -377,7 +384,7 @@ class TopicChanges:
 
         self._delete(request.topic, request.incarnation, deleted)
 
-    def _delete(self, name: str, incarnation: int, then: Then) -> None:
+    def _delete(self, name: str, incarnation: int, then: ErrorCallback) -> None:
         if name in self._changing:
             self._changing[name].append(lambda: self._delete(name, incarnation, then))
             return
@@ -386,23 +393,25 @@ class TopicChanges:
             then(UnknownTopic(f"There is no topic {name} of that incarnation."))
             return
         self._changing[name] = []
-        end = partial(self._end, name, then)
-        self._catalog.submit((DELETE, topic.incarnation), _next(end, partial(self._retire, topic, end)))
+        end = partial(self._end_change, name, then)
+        self._catalog.submit(
+            (DELETE, topic.incarnation), _then(end, partial(self._finish_deletion, topic, end))
+        )
 
-    def _retire(self, topic: Topic, end: Then) -> None:
+    def _finish_deletion(self, topic: Topic, end: ErrorCallback) -> None:
         """Finish a decided deletion.
 
         Removes the topic from the table, fails its parked fetches, deletes its folders.
         """
         self._topics.remove(topic)
-        self._gone(topic.incarnation)
+        self._deleted(topic.incarnation)
         left = len(topic.partitions)
 
         def retired() -> None:
             nonlocal left
             left -= 1
             if not left:
-                put_aside = self._folders.put_aside
+                put_aside = self._folders.rename_deleted
                 count = len(topic.partitions)
                 self._run(partial(put_aside, topic.name, topic.incarnation, count), aside)
 
@@ -415,16 +424,16 @@ class TopicChanges:
             for partition in topic.partitions:
                 if isinstance(partition, Partition):
                     partition.log.abandon("its topic was deleted")
-            unsure = _unsure(end)
-            self._catalog.submit((GONE, topic.incarnation), _next(unsure, partial(gone, paths)))
+            unsure = _with_unknown_outcome(end)
+            self._catalog.submit((GONE, topic.incarnation), _then(unsure, partial(gone, paths)))
 
         def gone(paths: list[str]) -> None:
             end(None)
-            self._run(partial(self._folders.unlink, paths), _loud)
+            self._run(partial(self._folders.delete_renamed, paths), _raise_unless_os_error)
 
         for partition in topic.partitions:
             if isinstance(partition, Partition):
-                partition.retire(retired)
+                partition.close_for_deletion(retired)
             else:
                 retired()
 
@@ -442,26 +451,26 @@ class TopicChanges:
 
         def resumed(result: Any, error: BaseException | None) -> None:
             if error is not None:
-                reply.error(not_done(error))
+                reply.error(not_done_error(error))
                 return
             if isinstance(result, Partition):
                 topic.partitions[request.partition] = result
                 self._apply(topic)  # the settings may have changed while the log was opened
             now = topic.partitions[request.partition]
             if isinstance(now, Partition):
-                now.wake()
+                now.wake_parked()
                 self._resumed(now.log.log_id)
-            reply.ok(state_of(now))
+            reply.ok(partition_state(now))
 
         if not isinstance(found, Partition):
-            row = self._catalog.register.topics[topic.incarnation]
-            self._run(partial(self._folders.open_or_why, row, request.partition), resumed)
+            row = self._catalog.state.topics[topic.incarnation]
+            self._run(partial(self._folders.open_or_reason, row, request.partition), resumed)
         elif found.log.stopped is None:
             reply.ok(found.state)
         else:
             found.resume(resumed)
 
-    def _end(self, name: str, then: Then, error: BaseException | None) -> None:
+    def _end_change(self, name: str, then: ErrorCallback, error: BaseException | None) -> None:
         """End a change: call its caller, then start the changes that waited for it."""
         waiting = self._changing.pop(name)
         then(error)
@@ -469,16 +478,16 @@ class TopicChanges:
             again()
 
 
-def _next(end: Then, go_on: Callable[[], None]) -> Then:
+def _then(end: ErrorCallback, go_on: Callable[[], None]) -> ErrorCallback:
     """Return a callback that continues with `go_on`, or ends with the error."""
     return lambda error: end(error) if error is not None else go_on()
 
 
-def _unsure(end: Then) -> Then:
+def _with_unknown_outcome(end: ErrorCallback) -> ErrorCallback:
     """Return an `end` that sets the outcome "unknown", because the change is decided."""
     return lambda error: end(None if error is None else client_error(error, UNKNOWN))
 
 
-def _loud(result: Any, error: BaseException | None) -> None:
+def _raise_unless_os_error(result: Any, error: BaseException | None) -> None:
     if error is not None and not isinstance(error, OSError):
         raise error

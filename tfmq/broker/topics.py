@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tfmq.broker.catalog_state import Register, TopicRow
+from tfmq.broker.catalog_state import CatalogState, TopicRow
 from tfmq.broker.partition import Partition
 from tfmq.errors import NOT_DONE, StorageStopped, UnknownPartition, UnknownTopic
 
-Unopened = str
+OpenError = str
 """Why a partition's log could not be opened. The partition is listed as stopped and rejects everything."""
 
 
 class Topic:
     """An existing topic with its partitions."""
 
-    def __init__(self, row: TopicRow, partitions: list[Partition | Unopened]) -> None:
+    def __init__(self, row: TopicRow, partitions: list[Partition | OpenError]) -> None:
         self.name, self.incarnation, self.settings = row.name, row.incarnation, row.settings
         self.partitions = partitions
 
@@ -22,7 +22,7 @@ class Topic:
 class Topics:
     """The existing topics. Only `topic_admin` adds and removes them."""
 
-    def __init__(self, register: Register) -> None:
+    def __init__(self, register: CatalogState) -> None:
         self._register = register
         self._topics: dict[str, Topic] = {}
 
@@ -95,7 +95,7 @@ class Topics:
         """Remove the topic from the table."""
         del self._topics[topic.name]
 
-    def put(self, topic: Topic) -> None:
+    def add(self, topic: Topic) -> None:
         """Add or replace the topic."""
         self._topics[topic.name] = topic
 
@@ -117,22 +117,24 @@ def describe_topic(topic: Topic) -> dict[str, Any]:
         "name": topic.name,
         "incarnation": topic.incarnation,
         "settings": topic.settings,
-        "partitions": [describe(number, each) for number, each in enumerate(list(topic.partitions))],
+        "partitions": [
+            describe_partition(number, each) for number, each in enumerate(list(topic.partitions))
+        ],
     }
 
 
-def row(topic: Topic) -> tuple[str, int, list[tuple[int, str]], dict[str, Any]]:
+def metadata_row(topic: Topic) -> tuple[str, int, list[tuple[int, str]], dict[str, Any]]:
     """Return a topic as METADATA lists it."""
-    partitions = [(number, state_of(each)) for number, each in enumerate(topic.partitions)]
+    partitions = [(number, partition_state(each)) for number, each in enumerate(topic.partitions)]
     return topic.name, topic.incarnation, partitions, topic.settings
 
 
-def state_of(partition: Partition | Unopened) -> str:
+def partition_state(partition: Partition | OpenError) -> str:
     """Return the partition's state; "stopped" if it could not be opened."""
     return "stopped" if isinstance(partition, str) else partition.state
 
 
-def why_stopped(partition: Partition | Unopened) -> str:
+def stop_reason(partition: Partition | OpenError) -> str:
     """Return why the partition rejects records, also if it could not be opened.
 
     Return "" if it accepts them.
@@ -140,7 +142,7 @@ def why_stopped(partition: Partition | Unopened) -> str:
     return partition if isinstance(partition, str) else partition.log.stopped or ""
 
 
-def describe(number: int, partition: Partition | Unopened) -> dict[str, Any]:
+def describe_partition(number: int, partition: Partition | OpenError) -> dict[str, Any]:
     """Return one partition for DESCRIBE_TOPIC."""
     if isinstance(partition, str):
         return {"partition": number, "state": "stopped", "reason": partition}

@@ -7,7 +7,7 @@ import click
 
 from tfmq.cli.output import Output, output_options, progress, size_text
 
-CHUNK = 20_000
+BULK_CHUNK = 20_000
 SINGLES = 500
 READ_BATCH = 10_000
 COLUMNS = ("what", "messages", "seconds", "messages/s", "bytes/s", "µs each")
@@ -37,18 +37,18 @@ def bench(messages: int, size: int, topic: str | None, acks: str, output: Output
     name = topic or f"bench-{time.time_ns():x}"
     try:
         rows = [
-            row("send in bulk", messages, size, bulk(output, name, messages, size, acks)),
-            row("send one at a time", SINGLES, size, singles(output, name, size, acks)),
-            row("read", messages, size, reading(output, name, messages)),
+            json_row("send in bulk", messages, size, measure_bulk(output, name, messages, size, acks)),
+            json_row("send one at a time", SINGLES, size, measure_singles(output, name, size, acks)),
+            json_row("read", messages, size, measure_read(output, name, messages)),
         ]
     finally:
         if topic is None:
             with Admin(output.servers) as admin:
                 admin.delete_topic(name)
-    output.rows(rows if output.json else [readable(each) for each in rows], COLUMNS, "")
+    output.print_rows(rows if output.json else [table_row(each) for each in rows], COLUMNS, "")
 
 
-def readable(found: dict[str, Any]) -> dict[str, Any]:
+def table_row(found: dict[str, Any]) -> dict[str, Any]:
     """The same row for a table, with short headings."""
     return {
         **found,
@@ -58,7 +58,7 @@ def readable(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def row(what: str, messages: int, size: int, seconds: float) -> dict[str, Any]:
+def json_row(what: str, messages: int, size: int, seconds: float) -> dict[str, Any]:
     return {
         "what": what,
         "messages": messages,
@@ -69,7 +69,7 @@ def row(what: str, messages: int, size: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def bulk(output: Output, topic: str, messages: int, size: int, acks: str) -> float:
+def measure_bulk(output: Output, topic: str, messages: int, size: int, acks: str) -> float:
     """Send `messages` in bulk; return the seconds that it took."""
     from tfmq.producer import Producer
 
@@ -80,15 +80,15 @@ def bulk(output: Output, topic: str, messages: int, size: int, acks: str) -> flo
     ):
         producer.send(topic, b"first").result()
         begun = time.perf_counter()
-        for start in range(0, messages, CHUNK):
-            count = min(CHUNK, messages - start)
+        for start in range(0, messages, BULK_CHUNK):
+            count = min(BULK_CHUNK, messages - start)
             producer.send_many(topic, [payload] * count)
             advance(count)
         producer.flush()
         return time.perf_counter() - begun
 
 
-def singles(output: Output, topic: str, size: int, acks: str) -> float:
+def measure_singles(output: Output, topic: str, size: int, acks: str) -> float:
     """Send `SINGLES` messages, each after the ack of the one before.
 
     Returns the seconds that it took.
@@ -108,7 +108,7 @@ def singles(output: Output, topic: str, size: int, acks: str) -> float:
         return time.perf_counter() - begun
 
 
-def reading(output: Output, topic: str, messages: int) -> float:
+def measure_read(output: Output, topic: str, messages: int) -> float:
     """Read `messages` back; return the seconds that it took."""
     from tfmq.consumer import Consumer
 

@@ -13,25 +13,25 @@ from tfmq.cli import main
 from tfmq.cli.delay_view import (
     BARE,
     COLUMNS,
-    TOP,
+    TIME_MAX,
     broker_now,
-    checked,
-    counted_between,
-    distance,
-    draw,
-    due_of,
-    even_edges,
-    every,
-    everything,
-    hinting,
-    readable,
-    row_of,
+    check_handle,
+    count_between,
+    detail_row,
+    due_fields,
+    iterate_messages,
+    json_row,
+    print_histogram,
+    relative_time,
+    round_edges,
     sensible_edges,
+    table_row,
+    with_topic_hint,
 )
-from tfmq.cli.delay_view import handles as offered
-from tfmq.cli.output import Output, counted, iso_text, output_options, printable, time_text
+from tfmq.cli.delay_view import complete_handles as offered
+from tfmq.cli.output import Output, escape_unprintable, iso_text, output_options, time_text, with_noun
 from tfmq.cli.values import Delay, Duration, Moment
-from tfmq.client.send.delivery_time import due_of as checked_due
+from tfmq.client.send.delivery_time import due_number as checked_due
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError
 from tfmq.limits import DELAYED_HISTOGRAM_EDGES
 
@@ -39,20 +39,21 @@ if TYPE_CHECKING:
     from tfmq import aio
     from tfmq.admin import Admin
 
-Change = Callable[["aio.Admin", str], Awaitable[dict[str, Any]]]
+
+ChangeDelayed = Callable[["aio.Admin", str], Awaitable[dict[str, Any]]]
 
 ROWS_SHOWN = 100
 """Default limit of a table; JSON has all rows."""
-AT_ONCE = 200
+CONCURRENT_CHANGES = 200
 """Handles that are changed concurrently, so that their changes share fsyncs on the broker."""
-TOLD_EACH = 20
+SENTENCES_MAX = 20
 """For more handles than this, print a line only for those without the wanted result, and the totals."""
-EDGES_BEYOND = 4
+EXTRA_EDGES = 4
 """Edges of a query besides those of the ranges: the smallest and largest time, and a round time at either
 end."""
 
-TOO_LATE = "it was delivered already"
-NOT_KNOWN = "the broker knows no message of this handle: see docs/delay.md, “The handle” (tfmq --docs)"
+DELIVERED_BEFORE = "it was delivered already"
+UNKNOWN_HANDLE = "the broker knows no message of this handle: see docs/delay.md, “The handle” (tfmq --docs)"
 
 
 @click.group(epilog="\b\nExample:\n  tfmq send reminders hello --delay 30m && tfmq delay list")
@@ -60,7 +61,7 @@ def delay() -> None:
     """Delayed messages: list, show, cancel, reschedule, histogram."""
 
 
-def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
+def message_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that `list` and `histogram` share: which messages."""
     for option in (
         click.option("--to", "end", type=Moment(), help="Only messages that are due before this time."),
@@ -70,7 +71,7 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
             type=Moment(),
             help="Only messages that are due from this time on, such as +1h. Without a zone: local time.",
         ),
-        click.option("--topic", shell_complete=main.topics, help="Only messages for this topic."),
+        click.option("--topic", shell_complete=main.complete_topics, help="Only messages for this topic."),
     ):
         command = option(command)
     return command
@@ -85,7 +86,7 @@ def chosen(command: Callable[..., Any]) -> Callable[..., Any]:
     "  tfmq delay list --from +1h --to 2027-01-01T09:00+01:00\n"
     "  tfmq delay list --json | jq -r .[].handle",
 )
-@chosen
+@message_options
 @click.option(
     "--partition", type=click.IntRange(min=0), help="Only messages for this partition of the topic."
 )
@@ -113,28 +114,30 @@ def list_command(
 
     if partition is not None and topic is None:
         raise click.UsageError("--partition needs --topic")
-    in_order(first, end)
-    with Admin(output.existing) as admin, hinting(admin, topic):
-        found = every(admin, topic, partition, key, first, end, None if after is None else checked(after))
+    check_range(first, end)
+    with Admin(output.existing) as admin, with_topic_hint(admin, topic):
+        found = iterate_messages(
+            admin, topic, partition, key, first, end, None if after is None else check_handle(after)
+        )
         if output.json:
-            output.array(row_of(each) for each in islice(found, count))
+            output.print_array(json_row(each) for each in islice(found, count))
             return
         most = count or ROWS_SHOWN
         rows = list(islice(found, most + 1))
         now_ms = broker_now(admin)
     if not rows:
-        where = "" if topic is None else f" for {printable(topic)}"
+        where = "" if topic is None else f" for {escape_unprintable(topic)}"
         chosen_of = any(each is not None for each in (first, end, partition, key, after))
-        output.say(f"no delayed messages{where}{' match the options' if chosen_of else ''}")
+        output.info(f"no delayed messages{where}{' match the options' if chosen_of else ''}")
     else:
-        output.rows([readable(each, now_ms) for each in rows[:most]], COLUMNS, "", BARE)
+        output.print_rows([table_row(each, now_ms) for each in rows[:most]], COLUMNS, "", BARE)
     if len(rows) > most:
-        output.say(
+        output.info(
             f"there are more: the same with --after {rows[most - 1].handle}; how many: tfmq delay histogram"
         )
 
 
-def in_order(first: datetime | None, end: datetime | None) -> None:
+def check_range(first: datetime | None, end: datetime | None) -> None:
     """Raise UsageError for a range that ends before it begins."""
     if first is not None and end is not None and end <= first:
         raise click.UsageError("--to should be later than --from")
@@ -150,11 +153,11 @@ def show(handle: str, output: Output) -> int:
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = admin.describe_delayed(checked(handle))
+        found = admin.describe_delayed(check_handle(handle))
         now_ms = broker_now(admin)
-    output.object(row_of(found) if output.json else everything(found, now_ms))
+    output.print_object(json_row(found) if output.json else detail_row(found, now_ms))
     if found.state == "unknown":
-        output.say(NOT_KNOWN)
+        output.info(UNKNOWN_HANDLE)
         return 1
     return 0
 
@@ -178,7 +181,7 @@ def cancel(handles: tuple[str, ...], output: Output) -> int:
     async def take_back(admin: "aio.Admin", handle: str) -> dict[str, Any]:
         return {"handle": handle, "state": await admin.cancel(handle)}
 
-    return asyncio.run(each_of(output, all_checked(handles), take_back, "cancelled"))
+    return asyncio.run(change_all(output, check_handles(handles), take_back, "cancelled"))
 
 
 @delay.command(
@@ -205,25 +208,25 @@ def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | N
 
     async def move(admin: "aio.Admin", handle: str) -> dict[str, Any]:
         done = await admin.reschedule(handle, seconds, deliver_at=at)
-        return {"handle": done.handle, "state": done.state, "before": handle, **due_of(done.handle)}
+        return {"handle": done.handle, "state": done.state, "before": handle, **due_fields(done.handle)}
 
-    given = all_checked(handles)
+    given = check_handles(handles)
     checked_due(seconds, at)
-    return asyncio.run(each_of(output, given, move, "rescheduled"))
+    return asyncio.run(change_all(output, given, move, "rescheduled"))
 
 
-def all_checked(handles: Sequence[str]) -> list[str]:
+def check_handles(handles: Sequence[str]) -> list[str]:
     """Return the handles.
 
     Raises BadRequest for the first mistyped one, before any change is made.
     """
     try:
-        return [checked(handle) for handle in handles]
+        return [check_handle(handle) for handle in handles]
     except BadRequest as error:
         raise (error if len(handles) == 1 else BadRequest(f"{error} The others were not changed.")) from None
 
 
-async def each_of(output: Output, handles: Sequence[str], change: Change, wanted: str) -> int:
+async def change_all(output: Output, handles: Sequence[str], change: ChangeDelayed, wanted: str) -> int:
     """Apply `change` to all handles, also after failures.
 
     Return 1 if one has not the state `wanted`.
@@ -233,13 +236,15 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
     rows: list[dict[str, Any]] = []
     failed, lost = False, None
     async with aio.Admin(output.existing) as admin:
-        for start in range(0, len(handles), AT_ONCE):
-            some = handles[start : start + AT_ONCE]
+        for start in range(0, len(handles), CONCURRENT_CHANGES):
+            some = handles[start : start + CONCURRENT_CHANGES]
             answers = await asyncio.gather(*(change(admin, each) for each in some), return_exceptions=True)
             for handle, answer in zip(some, answers, strict=True):
                 if isinstance(answer, dict):
                     rows.append(answer)
-                    tell(output, handle, answer, len(handles) > TOLD_EACH and answer["state"] == wanted)
+                    report_change(
+                        output, handle, answer, len(handles) > SENTENCES_MAX and answer["state"] == wanted
+                    )
                 elif isinstance(answer, ConnectionFailed):
                     lost = answer
                 elif isinstance(answer, TfmqError):
@@ -250,10 +255,10 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
             if lost is not None:
                 break
     if output.json:
-        output.array(rows)
+        output.print_array(rows)
     elif len(handles) > 1:
         sums = Counter(row["state"] for row in rows)
-        output.say(
+        output.info(
             ", ".join(f"{count:,} {state}" for state, count in sums.most_common()) or "nothing was changed"
         )
     if lost is not None:
@@ -261,7 +266,7 @@ async def each_of(output: Output, handles: Sequence[str], change: Change, wanted
     return int(failed or any(row["state"] != wanted for row in rows))
 
 
-def tell(output: Output, handle: str, row: dict[str, Any], briefly: bool = False) -> None:
+def report_change(output: Output, handle: str, row: dict[str, Any], briefly: bool = False) -> None:
     """Print the result for one handle: a new handle on standard output, the sentence on standard error.
 
     `briefly`: without the sentence. The handle is on standard output so that programs can read it.
@@ -272,10 +277,10 @@ def tell(output: Output, handle: str, row: dict[str, Any], briefly: bool = False
     if briefly:
         return
     if state == "rescheduled":
-        output.say(f"{handle}: due at {time_text(row['due_ms'])}, under the new handle above")
+        output.info(f"{handle}: due at {time_text(row['due_ms'])}, under the new handle above")
         return
-    why = {"delivered": f": {TOO_LATE}", "unknown": f": {NOT_KNOWN}"}.get(state, "")
-    output.say(f"{handle}: {state}{why}")
+    why = {"delivered": f": {DELIVERED_BEFORE}", "unknown": f": {UNKNOWN_HANDLE}"}.get(state, "")
+    output.info(f"{handle}: {state}{why}")
 
 
 # Histogram
@@ -286,7 +291,7 @@ def tell(output: Output, handle: str, row: dict[str, Any], briefly: bool = False
     epilog="\b\nExamples:\n  tfmq delay histogram\n  tfmq delay histogram --topic reminders --to +1h --every 5m\n"
     "  tfmq delay histogram --json | jq .pending",
 )
-@chosen
+@message_options
 @click.option(
     "--every", type=Duration(), help="Ranges of this length, as in 5m [chosen to fit the messages]."
 )
@@ -297,30 +302,30 @@ def histogram(
     """Count the delayed messages by due time, and print a bar for each range."""
     from tfmq.admin import Admin
 
-    in_order(first, end)
+    check_range(first, end)
     if every is not None and every <= 0:
         raise click.UsageError("--every should be more than nothing, as in 5m")
-    with Admin(output.existing) as admin, hinting(admin, topic):
+    with Admin(output.existing) as admin, with_topic_hint(admin, topic):
         now_ms = broker_now(admin)
         edges = edges_for(admin, topic, now_ms, first, end, every)
-        counts, pending = counted_between(admin, topic, sorted({0, *edges, TOP}))
-    before, inside = apart(counts, edges)
+        counts, pending = count_between(admin, topic, sorted({0, *edges, TIME_MAX}))
+    before, inside = split_counts(counts, edges)
     behind = pending - before - sum(inside)
     if output.json:
         ranges = [
             {"first_ms": low, "end_ms": high, "first": iso_text(low), "end": iso_text(high), "count": count}
             for low, high, count in zip(edges, edges[1:], inside, strict=False)
         ]
-        output.object({"pending": pending, "before": before, "behind": behind, "ranges": ranges})
+        output.print_object({"pending": pending, "before": before, "behind": behind, "ranges": ranges})
     elif not edges:
-        output.say("no delayed messages" + (" in this time" if first or end else ""))
+        output.info("no delayed messages" + (" in this time" if first or end else ""))
     else:
         if not output.quiet:
-            draw(edges, inside, now_ms)
-        summary(output, before, inside, behind, edges, now_ms)
+            print_histogram(edges, inside, now_ms)
+        print_summary(output, before, inside, behind, edges, now_ms)
 
 
-def apart(counts: Sequence[int], edges: Sequence[int]) -> tuple[int, Sequence[int]]:
+def split_counts(counts: Sequence[int], edges: Sequence[int]) -> tuple[int, Sequence[int]]:
     """Split counts over all time: (how many are before the edges, the counts between the edges)."""
     if not edges:
         return sum(counts), ()
@@ -341,35 +346,35 @@ def edges_for(
     Raises UsageError for too many ranges.
     """
     low = 0 if first is None else milliseconds(first)
-    high = TOP if end is None else milliseconds(end)
+    high = TIME_MAX if end is None else milliseconds(end)
 
     def ask(edges: Sequence[int]) -> Sequence[int]:
-        return counted_between(admin, topic, edges)[0]
+        return count_between(admin, topic, edges)[0]
 
     found = sensible_edges(ask, now_ms, low, high)
     if every is None or not found:
         return found
     step = max(1, round(every * 1_000))
     low, high = (low or found[0]), (found[-1] if end is None else high)
-    if (high - low) // step > DELAYED_HISTOGRAM_EDGES - 2 * EDGES_BEYOND:
+    if (high - low) // step > DELAYED_HISTOGRAM_EDGES - 2 * EXTRA_EDGES:
         raise click.UsageError(
             f"from {time_text(low)} to {time_text(high)} that would be more than {DELAYED_HISTOGRAM_EDGES:,} ranges:"
             " say longer ones, or --from and --to"
         )
-    return even_edges(low, high, step, low if first else 0, high if end else TOP)
+    return round_edges(low, high, step, low if first else 0, high if end else TIME_MAX)
 
 
 def milliseconds(time: datetime) -> int:
     return max(0, round(time.timestamp() * 1_000))
 
 
-def summary(
+def print_summary(
     output: Output, before: int, inside: Sequence[int], behind: int, edges: Sequence[int], now_ms: int
 ) -> None:
     """Print what the bars do not show."""
-    last = f"{time_text(edges[-1])} ({distance(edges[-1] - now_ms)})"
-    output.say(f"{counted(sum(inside), 'message')} in these ranges; end of the last: {last}")
+    last = f"{time_text(edges[-1])} ({relative_time(edges[-1] - now_ms)})"
+    output.info(f"{with_noun(sum(inside), 'message')} in these ranges; end of the last: {last}")
     if before:
-        output.say(f"{counted(before, 'message')} earlier")
+        output.info(f"{with_noun(before, 'message')} earlier")
     if behind:
-        output.say(f"{counted(behind, 'message')} later")
+        output.info(f"{with_noun(behind, 'message')} later")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from click.shell_completion import CompletionItem
 
 from tfmq.cli import main
-from tfmq.cli.output import EPOCH, age_text, iso_text, printable, size_text, time_text
-from tfmq.cli.topic import known_topic
+from tfmq.cli.output import EPOCH, age_text, escape_unprintable, iso_text, size_text, time_text
+from tfmq.cli.topic import find_topic
 from tfmq.errors import UnknownTopic
 from tfmq.message import BORN_MS_MAX
 from tfmq.protocol.delayed_handle import parse_handle
@@ -31,13 +31,13 @@ PAGE: Final = 1_000
 HEADINGS: Final = ("due from", "", "messages")
 BAR_WIDTH_MIN: Final = 10
 BAR_WIDTH: Final = 40
-BETWEEN_COLUMNS: Final = 10
+TABLE_PADDING: Final = 10
 """Characters that a table adds to its texts."""
-KEY_SHOWN: Final = 40
+KEY_CHARACTERS: Final = 40
 """Maximum characters of a key in a table; a key may have 64 KiB."""
 
 
-def every(
+def iterate_messages(
     admin: Admin,
     topic: str | None,
     partition: int | None,
@@ -58,13 +58,13 @@ def every(
 
 
 @contextmanager
-def hinting(admin: Admin, topic: str | None) -> Iterator[None]:
+def with_topic_hint(admin: Admin, topic: str | None) -> Iterator[None]:
     """Add the nearest topic name to an UnknownTopic of the enclosed calls."""
     try:
         yield
     except UnknownTopic:
         if topic is not None:
-            known_topic(admin, topic)
+            find_topic(admin, topic)
         raise
 
 
@@ -74,40 +74,40 @@ def broker_now(admin: Admin) -> int:
     return int(delay.get("now_ms") or admin.ping())
 
 
-def checked(handle: str) -> str:
+def check_handle(handle: str) -> str:
     """Return the handle. Raises BadRequest for a mistyped one, before any change is made."""
     parse_handle(handle)
     return handle
 
 
-def counted_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tuple[list[int], int]:
+def count_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tuple[list[int], int]:
     """Return how many messages are due between each edge (ms) and the next, and the total number."""
-    known = sorted({exact(edge) for edge in edges})
-    found = admin.delayed_histogram([as_moment(edge) for edge in known], topic)
+    known = sorted({round_edge(edge) for edge in edges})
+    found = admin.delayed_histogram([edge_datetime(edge) for edge in known], topic)
     counts = dict(zip(known, found.counts, strict=False))
-    rows = ((exact(low), exact(high)) for low, high in pairwise(edges))
+    rows = ((round_edge(low), round_edge(high)) for low, high in pairwise(edges))
     return [counts[low] if low != high else 0 for low, high in rows], found.pending
 
 
-def exact(edge: int) -> int:
+def round_edge(edge: int) -> int:
     """Round an edge after the year 9999 to seconds: only datetimes represent a ms exactly."""
     return edge if edge <= BORN_MS_MAX else edge // 1_000 * 1_000
 
 
-def as_moment(edge: int) -> datetime | int:
+def edge_datetime(edge: int) -> datetime | int:
     return edge // 1_000 if edge % 1_000 == 0 else EPOCH + timedelta(milliseconds=edge)
 
 
-handles: Final = main.offered(
+complete_handles: Final = main.complete_names(
     lambda admin: (
         CompletionItem(each.handle, help=f"{each.topic} {time_text(each.due_ms)}")
-        for each in admin.delayed(limit=main.ITEMS)
+        for each in admin.delayed(limit=main.COMPLETIONS_MAX)
     )
 )
 """Shell completion of handles."""
 
 
-def row_of(found: DelayedDescription) -> dict[str, Any]:
+def json_row(found: DelayedDescription) -> dict[str, Any]:
     """Return the row for JSON: times in ms since 1970, and as ISO times where `datetime` supports them."""
     row = {name: None if value == -1 else value for name, value in found._asdict().items()}
     row["topic"] = found.topic or None
@@ -115,27 +115,30 @@ def row_of(found: DelayedDescription) -> dict[str, Any]:
     return {**row, "due": iso_text(found.due_ms), "born_at": iso_text(found.born_ms), **found.details}
 
 
-def readable(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
+def table_row(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
     """Return the row for a table."""
     return {
         "due": time_text(found.due_ms),
-        "in": distance(found.due_ms - now_ms),
+        "in": relative_time(found.due_ms - now_ms),
         "topic": found.topic,
         "partition": found.partition if found.partition >= 0 else None,
-        "key": shortened(found.key),
-        "tag": printable(found.tag) if found.tag else None,
+        "key": shorten_key(found.key),
+        "tag": escape_unprintable(found.tag) if found.tag else None,
         "size": size_text(found.size_bytes),
         "handle": found.handle,
     }
 
 
-def everything(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
+def detail_row(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
     """Return all known values of a message for `show`, without empty ones."""
     rows = {
         "state": found.state,
-        **readable(found, now_ms),
+        **table_row(found, now_ms),
         "born": time_text(found.born_ms),
-        **{key: printable(each) if isinstance(each, str) else each for key, each in found.details.items()},
+        **{
+            key: escape_unprintable(each) if isinstance(each, str) else each
+            for key, each in found.details.items()
+        },
     }
     if found.state != "pending":
         del rows["in"]
@@ -145,24 +148,24 @@ def everything(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
     }
 
 
-def shortened(key: bytes | str | None) -> str | None:
+def shorten_key(key: bytes | str | None) -> str | None:
     """Return a key for a table, shortened."""
     if key is None:
         return None
-    text = printable(key.decode(errors="backslashreplace") if isinstance(key, bytes) else key)
-    return text if len(text) <= KEY_SHOWN else f"{text[: KEY_SHOWN - 1]}…"
+    text = escape_unprintable(key.decode(errors="backslashreplace") if isinstance(key, bytes) else key)
+    return text if len(text) <= KEY_CHARACTERS else f"{text[: KEY_CHARACTERS - 1]}…"
 
 
 # Times
 
 
-def due_of(handle: str | None) -> dict[str, Any]:
+def due_fields(handle: str | None) -> dict[str, Any]:
     """Return the due time that the handle contains."""
     due_ms = parse_handle(handle).due if handle else None
     return {"due_ms": due_ms, "due": iso_text(-1 if due_ms is None else due_ms)}
 
 
-def distance(ms: int) -> str:
+def relative_time(ms: int) -> str:
     """Return a time relative to now: 'in 2 h 5 min', 'now', '3 s ago'."""
     if ms == 0:
         return "now"
@@ -172,7 +175,7 @@ def distance(ms: int) -> str:
 # Bars
 
 
-def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
+def print_histogram(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
     """Print one line for each range, with a bar in proportion to its messages.
 
     The longest fills the width.
@@ -185,17 +188,17 @@ def draw(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False)
     exact = min(high - low for low, high in pairwise(edges)) < 1_000
     texts = zip(edges, counts, strict=False)
-    rows = [(time_text(low, exact), distance(low - now_ms), f"{count:,}") for low, count in texts]
+    rows = [(time_text(low, exact), relative_time(low - now_ms), f"{count:,}") for low, count in texts]
     most, width = max(counts, default=0), bar_width(rows, console.width)
     console.width = max(
-        console.width, sum(text_widths(rows)) + width + BETWEEN_COLUMNS
+        console.width, sum(text_widths(rows)) + width + TABLE_PADDING
     )  # wide enough that rich omits no column
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading, size in zip(HEADINGS, text_widths(rows), strict=True):
         table.add_column(heading, justify="right" if heading == "messages" else "left", min_width=size)
     table.add_column("", no_wrap=True)
     for row, count in zip(rows, counts, strict=True):
-        end = sliver(count, most, width)
+        end = bar_end(count, most, width)
         plain = "#" * ceil(end * width / most) if count else ""
         table.add_row(*row, plain if console.options.ascii_only else Bar(most, 0, end, width=width))
     console.print(table)
@@ -208,10 +211,10 @@ def text_widths(rows: Sequence[tuple[str, str, str]]) -> list[int]:
 
 def bar_width(rows: Sequence[tuple[str, str, str]], terminal: int) -> int:
     """Return the characters of a line that remain for the bar."""
-    return max(BAR_WIDTH_MIN, min(BAR_WIDTH, terminal - sum(text_widths(rows)) - BETWEEN_COLUMNS))
+    return max(BAR_WIDTH_MIN, min(BAR_WIDTH, terminal - sum(text_widths(rows)) - TABLE_PADDING))
 
 
-def sliver(count: int, most: int, width: int) -> float:
+def bar_end(count: int, most: int, width: int) -> float:
     """Return the end of a bar in eighths of a character.
 
     A range with messages gets at least one eighth.
@@ -219,7 +222,7 @@ def sliver(count: int, most: int, width: int) -> float:
     return max(count, most / (8 * width)) if count else 0
 
 
-Ask = Callable[[Sequence[int]], Sequence[int]]
+CountBetween = Callable[[Sequence[int]], Sequence[int]]
 """Returns, for ascending edges in ms since 1970, how many messages are due between each edge and the next."""
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -235,27 +238,27 @@ STEPS: Final[tuple[int, ...]] = (
     *(YEAR * n * 10**zeros for zeros in range(9) for n in (1, 2, 5)),
 )
 """Round time spans, in ms."""
-LADDER: Final[tuple[int, ...]] = (
+DISTANCES: Final[tuple[int, ...]] = (
     *(0, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR),
     *(DAY, 7 * DAY, 30 * DAY, YEAR, 10 * YEAR, 100 * YEAR),
 )
 """Distances from now, each a multiple of the one before."""
-ROWS: Final = 20
+RANGES_MAX: Final = 20
 """Maximum number of ranges on a terminal."""
-TOP: Final = ((1 << 63) - 1) // SECOND * SECOND
+TIME_MAX: Final = ((1 << 63) - 1) // SECOND * SECOND
 """The largest due time that can be queried, in whole seconds."""
 
-LEFT_OUT: Final = 0.005
+IGNORED_SHARE: Final = 0.005
 """The share of all messages that is ignored at each end of a range, so that one message in ten years does not
 stretch the ranges. Applied twice."""
-HEAP: Final = 0.8
+CONCENTRATED_SHARE: Final = 0.8
 """If one of many ranges has at least this share of all messages, the others show no detail."""
-NOTCHES_PER_DOUBLING: Final = 8
-CLOSER: Final = 1_000
+EDGES_PER_DOUBLING: Final = 8
+DETAIL_PARTS: Final = 1_000
 """Number of parts into which the range with most messages is divided."""
 
 
-def sensible_edges(ask: Ask, now: int, first: int = 0, end: int = TOP) -> list[int]:
+def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_MAX) -> list[int]:
     """Return edges between `first` and `end` that cover nearly all messages; [] without messages.
 
     The times are not known in advance: the messages may be due in the next second or in ten years. So this
@@ -264,79 +267,79 @@ def sensible_edges(ask: Ask, now: int, first: int = 0, end: int = TOP) -> list[i
     grow with the distance instead.
     """
     low, high = first, end
-    for edges in (notches(now, first, end), None):
-        closer = parts(low, high, CLOSER) if edges is None else edges
+    for edges in (fine_edges(now, first, end), None):
+        closer = equal_edges(low, high, DETAIL_PARTS) if edges is None else edges
         counts = ask(closer)
         if not any(counts):
             return []
-        low, high = spread(closer, counts)
-    step = step_of(high - low)
+        low, high = main_range(closer, counts)
+    step = round_step(high - low)
     if low >= now:
         first = max(first, now)  # a range that starts before now would suggest late messages
-    even = even_edges(low, high, step, first, end)
+    even = round_edges(low, high, step, first, end)
     counts = ask(even)
-    if len(counts) > 2 and max(counts) > HEAP * sum(counts):
-        growing = ladder(now, low, high, first, end)
-        if heaviest(growing, ask(growing)) < step:
+    if len(counts) > 2 and max(counts) > CONCENTRATED_SHARE * sum(counts):
+        growing = coarse_edges(now, low, high, first, end)
+        if heaviest_range_ms(growing, ask(growing)) < step:
             return growing
     return even
 
 
-def ladder(now: int, low: int, high: int, first: int, end: int) -> list[int]:
+def coarse_edges(now: int, low: int, high: int, first: int, end: int) -> list[int]:
     """Return edges around `low` and `high` whose distances grow with the distance from now."""
-    steps = [now + each for each in LADDER]
+    steps = [now + each for each in DISTANCES]
     lowest = max((each for each in steps if each <= low), default=low)
     highest = min((each for each in steps if each >= high), default=high)
-    return within(steps, max(first, lowest), min(end, highest))
+    return clip_edges(steps, max(first, lowest), min(end, highest))
 
 
-def heaviest(edges: Sequence[int], counts: Sequence[int]) -> int:
+def heaviest_range_ms(edges: Sequence[int], counts: Sequence[int]) -> int:
     """Return the length of the range with the most messages."""
     row = list(counts).index(max(counts))
     return edges[row + 1] - edges[row]
 
 
-def notches(now: int, low: int, high: int) -> list[int]:
+def fine_edges(now: int, low: int, high: int) -> list[int]:
     """Return edges from `low` to `high` that are closer together near now."""
-    distances = [int(2 ** (notch / NOTCHES_PER_DOUBLING)) for notch in range(63 * NOTCHES_PER_DOUBLING)]
+    distances = [int(2 ** (notch / EDGES_PER_DOUBLING)) for notch in range(63 * EDGES_PER_DOUBLING)]
     before = (now - each for each in reversed(distances) if each < now)
-    return within([*before, now, *(now + each for each in distances)], low, high)
+    return clip_edges([*before, now, *(now + each for each in distances)], low, high)
 
 
-def within(edges: Sequence[int], low: int, high: int) -> list[int]:
+def clip_edges(edges: Sequence[int], low: int, high: int) -> list[int]:
     """Return `low`, the edges between, and `high`."""
     return [low, *sorted({edge for edge in edges if low < edge < high}), high]
 
 
-def parts(low: int, high: int, count: int) -> list[int]:
+def equal_edges(low: int, high: int, count: int) -> list[int]:
     """Return edges of `count` equal parts; fewer if a part would be shorter than a ms."""
     count = min(count, high - low)
     return [low + (high - low) * part // count for part in range(count + 1)]
 
 
-def spread(edges: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
+def main_range(edges: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
     """Return the first and the last edge of the ranges that have nearly all messages."""
     sums = list(accumulate(counts))
-    outside = int(sums[-1] * LEFT_OUT)
+    outside = int(sums[-1] * IGNORED_SHARE)
     lowest = bisect_left(sums, outside + 1)
     highest = bisect_left(sums, sums[-1] - outside)
     return edges[lowest], edges[highest + 1]
 
 
-def step_of(span: int, rows: int = ROWS) -> int:
+def round_step(span: int, rows: int = RANGES_MAX) -> int:
     """Return the shortest round step that divides the span into at most `rows` ranges."""
     return next((step for step in STEPS if step * rows >= span), STEPS[-1])
 
 
-def even_edges(low: int, high: int, step: int, first: int = 0, end: int = TOP) -> list[int]:
+def round_edges(low: int, high: int, step: int, first: int = 0, end: int = TIME_MAX) -> list[int]:
     """Return edges at multiples of `step` around `low` and `high`, within `first` and `end`."""
-    edges = [floor(low, step)]
+    edges = [floor_to_step(low, step)]
     while edges[-1] < high:
         edges.append(next_edge(edges[-1], step))
-    return within(edges, max(first, edges[0]), min(end, edges[-1]))
+    return clip_edges(edges, max(first, edges[0]), min(end, edges[-1]))
 
 
-def floor(time: int, step: int) -> int:
+def floor_to_step(time: int, step: int) -> int:
     """Round down to a multiple of `step` in local time: days begin at midnight, weeks on Monday.
 
     Counted from a fixed time, so that a query a minute later has the same edges.

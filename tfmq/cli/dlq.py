@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from tfmq.cli import main
-from tfmq.cli.output import Output, counted, dumps, output_options, printable, progress, time_text
-from tfmq.cli.read import as_row
+from tfmq.cli.output import (
+    Output,
+    escape_unprintable,
+    json_text,
+    output_options,
+    progress,
+    time_text,
+    with_noun,
+)
+from tfmq.cli.read import message_row
 from tfmq.cli.values import Moment, Rate
 from tfmq.errors import BadRequest, DecodeFailed, TfmqError
 
@@ -31,7 +39,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 STATES = ("failing", "waiting", "retrying", "dead", "redriving", "redriven", "handled", "dropped")
-OPEN = ("failing", "waiting", "retrying", "dead", "redriving")
+PENDING_STATES = ("failing", "waiting", "retrying", "dead", "redriving")
 """States that still need an action of a person or a program."""
 ERROR_CHARACTERS = 60
 COLUMNS = ("id", "state", "group", "broker", "message", "key", "calls", "kept", "error")
@@ -39,7 +47,7 @@ BROKER_CHARACTERS = 8
 """Characters of a broker id in a table; enough to distinguish a few brokers."""
 
 
-class Choice(NamedTuple):
+class LetterChoice(NamedTuple):
     """The user's filters: a store, or None for all stores of this user, and which letters."""
 
     store: str | None
@@ -59,7 +67,7 @@ class Choice(NamedTuple):
         return Selection(states=chosen, group=self.group, ids=tuple(ids), **given)
 
     @property
-    def narrows(self) -> bool:
+    def has_filters(self) -> bool:
         """Whether any filter of letters is set."""
         return self.group is not None or any(value not in (None, ()) for value in self.filters.values())
 
@@ -73,13 +81,13 @@ def store_options(command: Function) -> Function:
         help="The dead-letter store [all below ~/.local/state/tfmq].",
     )
     @click.option(
-        "-g", "--group", shell_complete=main.groups, help="Only dead letters of this consumer group."
+        "-g", "--group", shell_complete=main.complete_groups, help="Only dead letters of this consumer group."
     )
     @functools.wraps(command)
     def wrapped(*args: Any, store: str | None, group: str | None, **kwargs: Any) -> Any:
         names = ("states", "topic", "partition", "key", "tag", "error", "since", "until")
         filters = {name: kwargs.pop(name) for name in names if name in kwargs}
-        return command(*args, choice=Choice(store, group, filters), **kwargs)
+        return command(*args, choice=LetterChoice(store, group, filters), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
@@ -87,7 +95,9 @@ def store_options(command: Function) -> Function:
 def filter_options(command: Function) -> Function:
     """Add the filters of letters to the `choice`."""
     options = (
-        click.option("--topic", shell_complete=main.topics, help="Only dead letters from this topic."),
+        click.option(
+            "--topic", shell_complete=main.complete_topics, help="Only dead letters from this topic."
+        ),
         click.option(
             "--partition", type=click.IntRange(min=0), help="Only dead letters from this partition."
         ),
@@ -119,7 +129,7 @@ def state_option(command: Function) -> Function:
 
 
 @contextmanager
-def desks(choice: Choice, output: Output) -> Iterator[list[Desk]]:
+def open_stores(choice: LetterChoice, output: Output) -> Iterator[list[Desk]]:
     """Open the stores of the choice. Raises `TfmqError` for a named store that does not exist."""
     from tfmq.dead_letters.admin import Desk, default_stores
 
@@ -134,19 +144,19 @@ def desks(choice: Choice, output: Output) -> Iterator[list[Desk]]:
         yield [each for each in found if each.is_there()]
 
 
-def none_there(choice: Choice) -> str:
+def none_found_text(choice: LetterChoice) -> str:
     """Return the sentence for an empty result."""
-    return f"no matching dead letters in {place_of(choice)}; another place: --store PATH, URL or topic:NAME"
+    return f"no matching dead letters in {store_text(choice)}; another place: --store PATH, URL or topic:NAME"
 
 
-def place_of(choice: Choice) -> str:
+def store_text(choice: LetterChoice) -> str:
     """Return which stores were searched."""
-    from tfmq.dead_letters.store import state_folder
+    from tfmq.dead_letters.store import state_directory as state_folder
 
     return choice.store or str(state_folder())
 
 
-def known(desks: Sequence[Desk], id: str, choice: Choice) -> tuple[Desk, Letter]:
+def find_letter(desks: Sequence[Desk], id: str, choice: LetterChoice) -> tuple[Desk, Letter]:
     """Return the one letter whose id begins with `id`, and its store.
 
     Raises `TfmqError` for none or several.
@@ -156,18 +166,19 @@ def known(desks: Sequence[Desk], id: str, choice: Choice) -> tuple[Desk, Letter]
         return found[0]
     if not found:
         raise TfmqError(
-            f"There is no dead letter {id!r} at {place_of(choice)}; --store names another place.",
+            f"There is no dead letter {id!r} at {store_text(choice)}; --store names another place.",
             outcome="not done",
         )
     raise TfmqError(f"Several dead letters begin with {id!r}: write more of the id.", outcome="not done")
 
 
-def row_of(letter: Letter) -> dict[str, Any]:
+def json_row(letter: Letter) -> dict[str, Any]:
     """Return the row for JSON, without body and tracebacks.
 
     Times are ISO 8601 in UTC, null for none.
     """
-    from tfmq.dead_letters.model import key_text, moment_text
+    from tfmq.dead_letters.model import iso_time as moment_text
+    from tfmq.dead_letters.model import key_text
 
     return {
         "id": letter.id,
@@ -196,43 +207,46 @@ def row_of(letter: Letter) -> dict[str, Any]:
     }
 
 
-def readable(letter: Letter) -> dict[str, str]:
+def table_row(letter: Letter) -> dict[str, str]:
     """Return the row for a table."""
-    row = row_of(letter)
+    row = json_row(letter)
     return {
-        "id": printable(letter.id),
+        "id": escape_unprintable(letter.id),
         "state": letter.state,
-        "group": printable(letter.group),
-        "broker": printable(letter.broker[:BROKER_CHARACTERS]) or "-",
-        "message": f"{printable(letter.topic)}-{letter.partition} {letter.offset}",
-        "key": printable(row["key"] or "-"),
+        "group": escape_unprintable(letter.group),
+        "broker": escape_unprintable(letter.broker[:BROKER_CHARACTERS]) or "-",
+        "message": f"{escape_unprintable(letter.topic)}-{letter.partition} {letter.offset}",
+        "key": escape_unprintable(row["key"] or "-"),
         "calls": str(letter.calls),
         "kept": time_text(letter.kept_ms),
-        "error": shortened(printable(letter.error)),
+        "error": shorten_error(escape_unprintable(letter.error)),
     }
 
 
-def everything(letter: Letter) -> dict[str, Any]:
+def detail_row(letter: Letter) -> dict[str, Any]:
     """Return the fields that `show` prints in two columns, without body and failures."""
-    row = {key: printable(each) if isinstance(each, str) else each for key, each in row_of(letter).items()}
+    row = {
+        key: escape_unprintable(each) if isinstance(each, str) else each
+        for key, each in json_row(letter).items()
+    }
     times = ("kept", "changed", "next", "appended")
     return row | {f"{name}_at": time_text(getattr(letter, f"{name}_ms") or None) for name in times}
 
 
-def shortened(error: str) -> str:
+def shorten_error(error: str) -> str:
     """Return the error for a table, shortened with "..."."""
     return error if len(error) <= ERROR_CHARACTERS else f"{error[: ERROR_CHARACTERS - 3]}..."
 
 
-def whole_row(letter: Letter) -> dict[str, Any]:
+def export_row(letter: Letter) -> dict[str, Any]:
     """Return all fields with the message as in `read --json`.
 
     `send --json` accepts these fields. Includes the history of failures.
     """
-    from tfmq.dead_letters.model import moment_text
+    from tfmq.dead_letters.model import iso_time as moment_text
 
     row = {
-        **row_of(letter),
+        **json_row(letter),
         "failures": [{**each._asdict(), "at": moment_text(each.at_ms)} for each in letter.failures],
     }
     for failure in row["failures"]:
@@ -240,9 +254,9 @@ def whole_row(letter: Letter) -> dict[str, Any]:
     if letter.body is None:  # the message was too large for its store, and was deleted from its topic
         return row
     try:
-        message = as_row(letter.message())
+        message = message_row(letter.message())
     except DecodeFailed:  # the attribute may have been the cause of the failure
-        message = as_row(letter.message()._replace(attribute=None))
+        message = message_row(letter.message()._replace(attribute=None))
         message["attribute_hex"] = ((letter.body and letter.body.attribute) or b"").hex()
     del message["id"]
     return {**row, **message}
@@ -274,43 +288,43 @@ def dlq() -> None:
     "-n", "count", type=click.IntRange(min=1), help=f"At most this many [a table: {ROWS_SHOWN}; JSON: all]."
 )
 @output_options
-def list_command(choice: Choice, count: int | None, output: Output) -> None:
+def list_command(choice: LetterChoice, count: int | None, output: Output) -> None:
     """List the dead letters, the oldest first; without --state those that need an action."""
-    with desks(choice, output) as found:
-        letters = (each for desk in found for each in desk.letters(choice.selection(OPEN)))
+    with open_stores(choice, output) as found:
+        letters = (each for desk in found for each in desk.letters(choice.selection(PENDING_STATES)))
         if output.json:
-            output.array(row_of(each) for each in islice(letters, count))
+            output.print_array(json_row(each) for each in islice(letters, count))
             return
         most = count or ROWS_SHOWN
         shown = list(islice(letters, most + 1))
-        output.rows(
-            [readable(each) for each in shown[:most]], COLUMNS, none_there(choice), ("state", "message")
+        output.print_rows(
+            [table_row(each) for each in shown[:most]], COLUMNS, none_found_text(choice), ("state", "message")
         )
         if len(shown) > most:
-            output.say("there are more: use -n, or filter with --topic, --error, --since ...")
+            output.info("there are more: use -n, or filter with --topic, --error, --since ...")
 
 
 @dlq.command(epilog="\b\nExample:\n  tfmq dlq show 3f2a")
 @click.argument("id")
 @store_options
 @output_options
-def show(id: str, choice: Choice, output: Output) -> None:
+def show(id: str, choice: LetterChoice, output: Output) -> None:
     """Show one dead letter: its message, and each call with its traceback. The first letters of the id are enough."""
-    with desks(choice, output) as found:
-        desk, brief = known(found, id, choice)
+    with open_stores(choice, output) as found:
+        desk, brief = find_letter(found, id, choice)
         letter = desk.get(brief.id) or brief
-        row = whole_row(letter)
+        row = export_row(letter)
     if output.json:
-        output.object(row)
+        output.print_object(row)
         return
-    output.object(everything(letter))
+    output.print_object(detail_row(letter))
     if output.quiet:
         return
     for number, failure in enumerate(letter.failures, 1):
         click.echo(f"\nfailure {number} of {len(letter.failures)}, at {time_text(failure.at_ms)}")
-        click.echo("\n".join(map(printable, (failure.traceback or failure.error).splitlines())))
+        click.echo("\n".join(map(escape_unprintable, (failure.traceback or failure.error).splitlines())))
     payload = row.get("payload", row.get("payload_base64"))
-    click.echo(f"\npayload\n{printable(payload) if payload is not None else '(none: a tombstone)'}")
+    click.echo(f"\npayload\n{escape_unprintable(payload) if payload is not None else '(none: a tombstone)'}")
 
 
 @dlq.command(
@@ -328,29 +342,31 @@ def show(id: str, choice: Choice, output: Output) -> None:
     help="Write to this file [standard output].",
 )
 @output_options
-def export(choice: Choice, path: Path | None, output: Output) -> None:
+def export(choice: LetterChoice, path: Path | None, output: Output) -> None:
     """Print dead letters with their messages, one JSON object per line (with --json one array), as `tfmq
     send --json` reads them.
     """
     number = 0
     path = None if path == STANDARD_OUTPUT else path
-    with desks(choice, output) as found:
-        letters = (each for desk in found for each in desk.letters(choice.selection(OPEN), whole=True))
-        rows = (whole_row(each) for each in letters)
+    with open_stores(choice, output) as found:
+        letters = (
+            each for desk in found for each in desk.letters(choice.selection(PENDING_STATES), whole=True)
+        )
+        rows = (export_row(each) for each in letters)
         if path is None and output.json:
-            output.array(rows)
+            output.print_array(rows)
             return
         if path is None:
             for row in rows:
-                click.echo(dumps(row))
+                click.echo(json_text(row))
                 number += 1
         else:
             number = write_rows(path, rows, output.json)
     if number:
-        output.say(f"{counted(number, 'dead letter')} exported")
+        output.info(f"{with_noun(number, 'dead letter')} exported")
         return
     kept = f"; {path} was not written" if path is not None else ""
-    output.say(none_there(choice) + kept)
+    output.info(none_found_text(choice) + kept)
 
 
 def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> int:
@@ -374,7 +390,7 @@ def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> in
                 os.fchmod(file.fileno(), path.stat().st_mode & 0o777)  # keep the permissions of the old file
             for row in chain([first], rows):
                 number += 1
-                file.write(f"{before}{dumps(row)}" if as_array else f"{dumps(row)}\n")
+                file.write(f"{before}{json_text(row)}" if as_array else f"{json_text(row)}\n")
                 before = ",\n " if as_array else ""
             file.write("]\n" if as_array else "")
         if beside != path:
@@ -418,14 +434,14 @@ def chosen_options(command: Any) -> Any:
 )
 @output_options
 def retry(
-    ids: tuple[str, ...], choice: Choice, everything: bool, calls: int, force: bool, output: Output
+    ids: tuple[str, ...], choice: LetterChoice, everything: bool, calls: int, force: bool, output: Output
 ) -> int:
     """Let consumers of their group handle dead letters again.
 
     Consumers at their broker look for them every few seconds.
     """
-    with desks(choice, output) as found:
-        meant = chosen(found, ids, choice, everything, ("dead", "waiting"))
+    with open_stores(choice, output) as found:
+        meant = select_letters(found, ids, choice, everything, ("dead", "waiting"))
         results = [
             (desk, letters, desk.retry([each.id for each in letters], calls, force=force))
             for desk, letters in meant
@@ -439,21 +455,21 @@ def retry(
 @chosen_options
 @click.option("--force", is_flag=True, help="Also those of which it is unknown whether a redrive sent them.")
 @output_options
-def drop(ids: tuple[str, ...], choice: Choice, everything: bool, force: bool, output: Output) -> int:
+def drop(ids: tuple[str, ...], choice: LetterChoice, everything: bool, force: bool, output: Output) -> int:
     """Drop dead letters that are no longer needed.
 
     They remain in the store for a month, and can be retried until then.
     """
-    with desks(choice, output) as found:
-        meant = chosen(found, ids, choice, everything, ("dead", "waiting"))
+    with open_stores(choice, output) as found:
+        meant = select_letters(found, ids, choice, everything, ("dead", "waiting"))
         results = [
             (desk, letters, desk.drop([each.id for each in letters], force=force)) for desk, letters in meant
         ]
     return report_changes(output, results, "dropped", "dropped", choice)
 
 
-def chosen(
-    found: Sequence[Desk], ids: Sequence[str], choice: Choice, everything: bool, states: Sequence[str]
+def select_letters(
+    found: Sequence[Desk], ids: Sequence[str], choice: LetterChoice, everything: bool, states: Sequence[str]
 ) -> list[tuple[Desk, list[Letter]]]:
     """Return the selected letters for each store. Raises `UsageError` if nothing was selected."""
     if ids:
@@ -461,10 +477,10 @@ def chosen(
             raise click.UsageError("give either IDs or filters")
         by_desk: dict[str, tuple[Desk, list[Letter]]] = {}
         for id in dict.fromkeys(ids):
-            desk, letter = known(found, id, choice)
+            desk, letter = find_letter(found, id, choice)
             by_desk.setdefault(desk.name, (desk, []))[1].append(letter)
         return list(by_desk.values())
-    if not (everything or choice.narrows):
+    if not (everything or choice.has_filters):
         raise click.UsageError("give IDs, filters or --all")
     return [(desk, list(desk.letters(choice.selection(states)))) for desk in found]
 
@@ -472,19 +488,19 @@ def chosen(
 Results = list[tuple["Desk", list["Letter"], list["Letter | None"]]]
 
 
-def report_changes(output: Output, results: Results, word: str, what: str, choice: Choice) -> int:
+def report_changes(output: Output, results: Results, word: str, what: str, choice: LetterChoice) -> int:
     """Print the results as JSON or as sentences; return the exit code."""
     pairs = [pair for _, letters, behind in results for pair in zip(letters, behind, strict=True)]
     done = [letter.id for letter, now in pairs if now is not None]
     left = [letter for letter, now in pairs if now is None]
     if output.json:
         rows = [{"id": each.id, "state": each.state} for each in left]
-        output.object({word: done, "left": rows})
+        output.print_object({word: done, "left": rows})
         return NOT_DONE if left else 0
-    output.say(f"{counted(len(done), 'dead letter')}: {what}" if done or left else none_there(choice))
+    output.info(f"{with_noun(len(done), 'dead letter')}: {what}" if done or left else none_found_text(choice))
     for each in left:
         click.echo(
-            f"{printable(each.id)} is unchanged: its state was {each.state}, or changed meanwhile",
+            f"{escape_unprintable(each.id)} is unchanged: its state was {each.state}, or changed meanwhile",
             err=True,
         )
     return NOT_DONE if left else 0
@@ -517,7 +533,7 @@ def report_changes(output: Output, results: Results, word: str, what: str, choic
 @output_options
 def redrive(
     ids: tuple[str, ...],
-    choice: Choice,
+    choice: LetterChoice,
     to_topic: str | None,
     rate: float | None,
     count: int | None,
@@ -532,15 +548,15 @@ def redrive(
     """
     from tfmq.dead_letters.redrive import Wish
 
-    with desks(choice, output) as found:
-        full = tuple(sendable(known(found, each, choice)[1]) for each in ids)
+    with open_stores(choice, output) as found:
+        full = tuple(sendable_id(find_letter(found, each, choice)[1]) for each in ids)
         if dry_run and not found:
-            output.say(none_there(choice))
+            output.info(none_found_text(choice))
         wish = Wish(choice.selection((), full), to_topic, rate, count, loop_limit, dry_run, force)
-        return redriven(found, wish, output)
+        return redrive_stores(found, wish, output)
 
 
-def sendable(letter: Letter) -> str:
+def sendable_id(letter: Letter) -> str:
     """Return the id. Raises `TfmqError` for a letter in another state."""
     if letter.state not in ("dead", "waiting", "redriving"):
         raise TfmqError(
@@ -549,7 +565,7 @@ def sendable(letter: Letter) -> str:
     return letter.id
 
 
-def redriven(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
+def redrive_stores(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
     """Redrive the letters of each store; return the exit code.
 
     Raises the error that stopped it, after the progress is printed.
@@ -574,7 +590,7 @@ def redriven(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
                         if error.retriable
                         else "correct the cause and run the same command again"
                     )
-                    output.say(f"the redrive is incomplete: {first}; it continues where it stopped")
+                    output.info(f"the redrive is incomplete: {first}; it continues where it stopped")
                 raise
             add(total, own)
     report_redrive(total, wish, output)
@@ -600,28 +616,32 @@ def report_redrive(total: Report, wish: Wish, output: Output) -> None:
         row: dict[str, Any] = {"dry_run": wish.dry, "sent": total.sent, "resumed": total.resumed}
         row.update(targets=total.targets, passed_over=total.looping)
         row.update(unsendable=total.unsendable, unsure=total.unsure, foreign=total.foreign)
-        output.object(row)
+        output.print_object(row)
         return
-    where = ", ".join(f"{number:,} to {printable(topic)}" for topic, number in sorted(total.targets.items()))
+    where = ", ".join(
+        f"{number:,} to {escape_unprintable(topic)}" for topic, number in sorted(total.targets.items())
+    )
     word = "would be sent" if wish.dry else "sent"
-    output.say(f"{counted(sum(total.targets.values()), 'dead letter')} {word}{f': {where}' if where else ''}")
+    output.info(
+        f"{with_noun(sum(total.targets.values()), 'dead letter')} {word}{f': {where}' if where else ''}"
+    )
     if total.resumed:
-        output.say(f"{total.resumed:,} of these had been sent by an interrupted redrive")
+        output.info(f"{total.resumed:,} of these had been sent by an interrupted redrive")
     if total.looping:
-        output.say(
-            f"{counted(total.looping, 'dead letter')} skipped: redriven {wish.loop_limit} times before and back"
+        output.info(
+            f"{with_noun(total.looping, 'dead letter')} skipped: redriven {wish.loop_limit} times before and back"
             " again; check them first (tfmq dlq show), or raise --loop-limit"
         )
     for broker, number in sorted(total.foreign.items()):
         of = (
-            f"of the broker {printable(broker)}"
+            f"of the broker {escape_unprintable(broker)}"
             if broker
             else "of an unknown broker, which an earlier release did not store"
         )
         click.echo(
-            f"{counted(number, 'dead letter')} left, {of}: --servers is the broker {total.broker}; name that one's"
+            f"{with_noun(number, 'dead letter')} left, {of}: --servers is the broker {total.broker}; name that one's"
             " address, or --force sends them to this one",
             err=True,
         )
     for sentence in (*total.unsendable, *total.unsure):
-        click.echo(printable(sentence), err=True)
+        click.echo(escape_unprintable(sentence), err=True)

@@ -6,14 +6,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli import main
-from tfmq.cli.output import Output, age_text, confirm, counted, did_you_mean, output_options, printable
-from tfmq.cli.topic import known_topic
-from tfmq.cli.values import Place
+from tfmq.cli.output import (
+    Output,
+    age_text,
+    confirm,
+    did_you_mean,
+    escape_unprintable,
+    output_options,
+    with_noun,
+)
+from tfmq.cli.topic import find_topic
+from tfmq.cli.values import StartPosition
 from tfmq.errors import TfmqError
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
     from tfmq.client.admin.models import GroupDescription
+
 
 LIST_COLUMNS = ("group", "generation", "members", "live", "partitions", "lag (messages)")
 OFFSET_COLUMNS = ("topic", "partition", "member", "offset (bytes)", "end offset (bytes)", "lag (messages)")
@@ -35,69 +44,75 @@ def list_command(output: Output) -> None:
         rows = [{**found._asdict(), "lag": admin.group(found.group).lag} for found in admin.groups()]
     if not output.json:
         rows = [{**row, "lag (messages)": row["lag"]} for row in rows]
-    output.rows(rows, LIST_COLUMNS, "no groups yet: a consumer with group=NAME makes one")
+    output.print_rows(rows, LIST_COLUMNS, "no groups yet: a consumer with group=NAME makes one")
 
 
 @group.command(epilog="\b\nExample:\n  tfmq group show billing")
-@click.argument("name", shell_complete=main.groups)
+@click.argument("name", shell_complete=main.complete_groups)
 @output_options
 def show(name: str, output: Output) -> None:
     """Show a group: its members and their partitions, its offsets, and its lag in messages."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = known_group(admin, name)
+        found = find_group(admin, name)
     summary: dict[str, Any] = {"group": name, "generation": found.generation, "live": found.live}
     summary |= {"strategy": found.strategy, "lag": found.lag}
     if output.json:
-        offsets = [{**each, "offset": saved(each), "lag": told_lag(each)} for each in found.offsets]
-        output.object({**summary, "members": found.members, "offsets": offsets})
+        offsets = [
+            {**each, "offset": committed_offset(each), "lag": known_lag(each)} for each in found.offsets
+        ]
+        output.print_object({**summary, "members": found.members, "offsets": offsets})
         return
-    output.object(summary)
-    output.rows(
-        [_member(each) for each in found.members], MEMBER_COLUMNS, f"{name} has no member at the moment"
+    output.print_object(summary)
+    output.print_rows(
+        [_member_row(each) for each in found.members], MEMBER_COLUMNS, f"{name} has no member at the moment"
     )
-    output.rows([_offset(each) for each in found.offsets], OFFSET_COLUMNS, f"{name} has saved no offset yet")
+    output.print_rows(
+        [_offset_row(each) for each in found.offsets], OFFSET_COLUMNS, f"{name} has saved no offset yet"
+    )
 
 
-def _member(row: Mapping[str, Any]) -> dict[str, Any]:
+def _member_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a member as a table row, with ranges of partitions."""
     return {
         **row,
         "last_heard": f"{age_text(row['silent_ms'] / 1000)} ago",
-        "client": printable(row["client"]),
-        "partitions": runs(row["partitions"]),
-        "leaving": runs(row["leaving"]),
-        "note": printable(row["note"]),
+        "client": escape_unprintable(row["client"]),
+        "partitions": format_partitions(row["partitions"]),
+        "leaving": format_partitions(row["leaving"]),
+        "note": escape_unprintable(row["note"]),
     }
 
 
-def _offset(row: Mapping[str, Any]) -> dict[str, Any]:
+def _offset_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return an offset as a table row: offsets count bytes, the lag counts messages."""
     return {
         **row,
-        "offset (bytes)": saved(row),
+        "offset (bytes)": committed_offset(row),
         "end offset (bytes)": row["end_offset"],
-        "lag (messages)": told_lag(row),
+        "lag (messages)": known_lag(row),
     }
 
 
-def saved(row: Mapping[str, Any]) -> int | None:
+def committed_offset(row: Mapping[str, Any]) -> int | None:
     """Return the offset that the group committed, or None."""
     return None if row["offset"] < 0 else int(row["offset"])
 
 
-def told_lag(row: Mapping[str, Any]) -> int | None:
+def known_lag(row: Mapping[str, Any]) -> int | None:
     """Return the lag, or None if it is unknown."""
     return None if row["lag"] < 0 else int(row["lag"])
 
 
-def runs(partitions: Mapping[str, Sequence[int]]) -> str:
+def format_partitions(partitions: Mapping[str, Sequence[int]]) -> str:
     """Format partitions: {"orders": [0, 1, 2, 7]} -> 'orders 0-2 7'."""
-    return ", ".join(f"{topic} {_runs(sorted(numbers))}" for topic, numbers in sorted(partitions.items()))
+    return ", ".join(
+        f"{topic} {_format_ranges(sorted(numbers))}" for topic, numbers in sorted(partitions.items())
+    )
 
 
-def _runs(numbers: Sequence[int]) -> str:
+def _format_ranges(numbers: Sequence[int]) -> str:
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:
@@ -107,7 +122,7 @@ def _runs(numbers: Sequence[int]) -> str:
     return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
-def known_group(admin: "Admin", name: str) -> "GroupDescription":
+def find_group(admin: "Admin", name: str) -> "GroupDescription":
     """Return the group's description. Raises TfmqError with the nearest name."""
     found = admin.group(name)
     check_group(admin, name)
@@ -129,9 +144,11 @@ def check_group(admin: "Admin", name: str, advice: str = "") -> None:
     "  tfmq group reset new-reports orders --to latest --create\n"
     "  tfmq group reset billing orders --to -1h --dry-run"
 )
-@click.argument("name", shell_complete=main.groups)
-@click.argument("topic", shell_complete=main.topics)
-@click.option("--to", "place", type=Place(), required=True, help="earliest, latest, an offset, or a time.")
+@click.argument("name", shell_complete=main.complete_groups)
+@click.argument("topic", shell_complete=main.complete_topics)
+@click.option(
+    "--to", "place", type=StartPosition(), required=True, help="earliest, latest, an offset, or a time."
+)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option("--create", is_flag=True, help="Create the group if it does not exist.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be changed.")
@@ -144,14 +161,16 @@ def reset(
     from tfmq.client.admin.admin import refuse_reset_beyond_end
 
     with Admin(output.existing) as admin:
-        described = known_topic(admin, topic)
+        described = find_topic(admin, topic)
         count = len(described.partitions)
         if isinstance(place, int) and partition is None and count > 1:
             raise click.UsageError(f"{topic} has {count} partitions, an offset needs --partition")
         if not create:
             check_group(admin, name, " With --create it is created.")
         group = admin.group(name)
-        before = {each["partition"]: saved(each) for each in group.offsets if each["topic"] == topic}
+        before = {
+            each["partition"]: committed_offset(each) for each in group.offsets if each["topic"] == topic
+        }
         if dry_run:
             numbers = range(count) if partition is None else [partition]
             located = {number: admin.locate(topic, number, place) for number in numbers}
@@ -167,13 +186,13 @@ def reset(
     shown = [
         {**row, "before": offset_text(row["before"]), "offset": offset_text(row["offset"])} for row in rows
     ]
-    output.rows(rows if output.json else shown, ("topic", "partition", "before", "offset"), "")
+    output.print_rows(rows if output.json else shown, ("topic", "partition", "before", "offset"), "")
     if dry_run:
         live = "; a member of it is running, so the reset would be rejected" if group.live else ""
-        output.say(f"nothing was changed: this was a dry run{live}")
+        output.info(f"nothing was changed: this was a dry run{live}")
     for number, offset in offsets.items():
         if isinstance(place, int) and offset != place:
-            output.say(f"partition {number}: no message begins at {place}; the group continues at {offset}")
+            output.info(f"partition {number}: no message begins at {place}; the group continues at {offset}")
 
 
 def offset_text(offset: int | None) -> str | None:
@@ -182,7 +201,7 @@ def offset_text(offset: int | None) -> str | None:
 
 
 @group.command(epilog="\b\nExample:\n  tfmq group delete old-reports --yes")
-@click.argument("name", shell_complete=main.groups)
+@click.argument("name", shell_complete=main.complete_groups)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:
@@ -190,10 +209,10 @@ def delete(name: str, yes: bool, output: Output) -> None:
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = known_group(admin, name)
+        found = find_group(admin, name)
         if not yes:
-            confirm(f"delete the group {name} with {counted(len(found.offsets), 'saved offset')}")
+            confirm(f"delete the group {name} with {with_noun(len(found.offsets), 'saved offset')}")
         admin.delete_group(name)
     if output.json:
-        output.object({"group": name, "deleted": True})
-    output.say(f"deleted the group {name}")
+        output.print_object({"group": name, "deleted": True})
+    output.info(f"deleted the group {name}")

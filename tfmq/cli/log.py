@@ -20,9 +20,9 @@ from journal import filenames
 from journal.disk import Disk, RealDisk
 from journal.errors import Corrupt, Locked, NewerFormat
 from journal.fsck.log_repair import remove_originals, repair
-from journal.fsck.log_verify import Report, Stretch, find_log_id, survey, verify
-from journal.fsck.wal_repair import JournalRepaired, repair_journal
-from journal.fsck.wal_verify import Gap, JournalSurvey, is_journal, verify_journal
+from journal.fsck.log_verify import DamagedRange, VerifyReport, find_log_id, scan_segment, verify
+from journal.fsck.wal_repair import RepairedJournalRange, repair_journal
+from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, verify_journal
 from journal.log.segment import Segment
 from journal.record.block import Block
 from journal.record.format import (
@@ -34,11 +34,11 @@ from journal.record.format import (
     records_of,
     split_body,
 )
-from journal.wal.entry import OPERATION_NAMES, AppendMsg, Entry, Filler, Operation
+from journal.wal.entry import OPERATION_NAMES, AppendMsg, JournalEntry, LostEntries, Operation
 from tfmq import ids
 from tfmq.broker.data_repair import (
-    DataRepaired,
-    Mended,
+    DataRepairResult,
+    RepairedFile,
     is_data_folder,
     lost_is_damage,
     lost_partition,
@@ -50,24 +50,24 @@ from tfmq.broker.data_repair import (
 )
 from tfmq.cli.output import (
     Output,
-    counted,
-    dumps,
+    json_text,
     offline_options,
     payload_fields,
     progress,
     size_text,
     time_text,
+    with_noun,
 )
-from tfmq.data_dir import misplaced
-from tfmq.delay.arrivals.header import KIND_NAMES, NOTE_ID, BadNote, decode_note
+from tfmq.data_dir import path_error_advice
+from tfmq.delay.arrivals.header import HEADER_ID, KIND_NAMES, BadArrivalHeader, decode_header
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
-from tfmq.delay.buckets.bucket import ALL_BYTES, Bucket
-from tfmq.delay.buckets.format import CHUNK_SIZE, Chunk, Columns, decode_columns, parse_bucket_name
+from tfmq.delay.buckets.bucket import NO_BYTE_LIMIT, Bucket
+from tfmq.delay.buckets.format import CHUNK_SIZE, ChunkColumns, ChunkHead, decode_columns, parse_bucket_name
 from tfmq.delay.buckets.fsck import (
     ARRIVALS_NAME,
-    BucketRepaired,
-    BucketSurvey,
-    is_delay,
+    BucketScan,
+    RepairedBucket,
+    is_bucket_folder,
     repair_buckets,
     verify_buckets,
 )
@@ -98,36 +98,36 @@ def log() -> None:
 @offline_options
 def dump(path: Path, count: int | None, first: int, control: bool, output: Output) -> int:
     """Print the records of a segment file, a partition, the journal, the delayed messages or a data folder."""
-    disk, segments, journal = RealDisk(), segments_of(checked(path)), journal_of(path)
+    disk, segments, journal = RealDisk(), segments_of(check_path(path)), journal_of(path)
     rows: Iterator[dict[str, Any]] = (
-        {"log": s.parent.name, **row} for s in segments for row in rows_of(disk, s, control)
+        {"log": s.parent.name, **row} for s in segments for row in segment_rows(disk, s, control)
     )
     if journal is not None:
-        entries = rows_of_journal(disk, journal, path if path.is_file() else None, control)
+        entries = journal_rows(disk, journal, path if path.is_file() else None, control)
         rows = chain(rows, ({"log": journal.name, **row} for row in entries))
     delay = delay_of(path)
     if delay is not None:
-        waiting = rows_of_buckets(disk, delay, path if path.is_file() else None, control)
+        waiting = delayed_rows(disk, delay, path if path.is_file() else None, control)
         rows = chain(rows, ({"log": delay.name, **row} for row in waiting))
     folder = path if path.is_dir() else path.parent
     alone = folder in (journal, *(s.parent for s in segments)) or (folder == delay and not segments)
     damaged, log_shown = False, folder.name if alone else ""
-    for row in islice((row for row in rows if begins_at(row) >= first), count):
+    for row in islice((row for row in rows if start_position(row) >= first), count):
         damaged |= row["kind"] == "damaged"
         if row["log"] != log_shown and not output.json:
             log_shown = row["log"]
             click.echo(f"{log_shown}:")
-        click.echo(dumps(row) if output.json else line_of(row))
+        click.echo(json_text(row) if output.json else format_record(row))
     return DAMAGE_FOUND if damaged else 0
 
 
-def begins_at(row: dict[str, Any]) -> int:
+def start_position(row: dict[str, Any]) -> int:
     """Return the value that `--from` is compared with: an offset, an LSN, or a due time."""
     found: int = row["place"] if "place" in row else row["due"] if "due" in row else row["offset"]
     return found
 
 
-def rows_of(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, Any]]:
+def segment_rows(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, Any]]:
     """Yield every record of a segment, in order; an unreadable range is a row too."""
     base = int(path.name.split(".")[0])
     if not path.stat().st_size:
@@ -143,8 +143,8 @@ def rows_of(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, Any]]:
         return
     segment = Segment.open(disk, str(path.parent), base, log_id, writable=False, suffix=suffix_of(path))
     try:
-        for part in survey(segment):
-            if isinstance(part, Stretch):
+        for part in scan_segment(segment):
+            if isinstance(part, DamagedRange):
                 first, following = base + part.first, base + part.next
                 yield {"kind": "damaged", "offset": first, "next": following, "reason": part.reason}
             else:
@@ -161,28 +161,34 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
             yield {"kind": "filler", "offset": offset, "ordinal": ordinal, "count": record.checksum}
             ordinal += record.checksum
             continue
-        note = note_fields(record, block.data)
+        note = arrival_fields(record, block.data)
         if note is not None:
             yield {"kind": "note", "offset": offset, "ordinal": ordinal, **note}
             ordinal += 1
             continue
         body = block.data[record.position + HEADER_SIZE : record.position + record.size]
-        yield {"kind": "record", "offset": offset, "ordinal": ordinal, **content(record, body)}
+        yield {"kind": "record", "offset": offset, "ordinal": ordinal, **record_content(record, body)}
         ordinal += 1
     if control:
-        fields = {k: v for k, v in block.control._asdict().items() if k not in ("offset", "version")}
-        yield {"kind": "control", "offset": block.next - CONTROL_ROW_BYTES, **fields}
+        fields = {
+            ROW_KEYS.get(k, k): v
+            for k, v in block.control._asdict().items()
+            if k not in ("offset", "version")
+        }
+        yield {"kind": "control", "offset": block.next - BLOCK_TRAILER_BYTES, **fields}
 
 
-CONTROL_ROW_BYTES = 100  # a block trailer, header and body: docs/formats/record.md
+ROW_KEYS = {"durable_offset": "forced", "positions": "places"}
+"""Keys of rows, which stay as scripts know them, by the name of the field."""
+BLOCK_TRAILER_BYTES = 100  # a block trailer, header and body: docs/formats/record.md
 
 
-def content(record: Record, body: memoryview) -> dict[str, Any]:
+def record_content(record: Record, body: memoryview) -> dict[str, Any]:
     """Return the content of a record.
 
     For an invalid body: the raw bytes as payload, and the reason.
     """
-    row: dict[str, Any] = {"id": ids.print_id(record.id)}
+    row: dict[str, Any] = {"id": ids.format_id(record.id)}
     try:
         attribute, payload = split_body(body, record.flag)
     except BadRecord as error:
@@ -198,16 +204,16 @@ def content(record: Record, body: memoryview) -> dict[str, Any]:
     return row | payload_fields(None if record.flag & FLAG_TOMBSTONE else bytes(payload))
 
 
-def line_of(row: dict[str, Any]) -> str:
+def format_record(row: dict[str, Any]) -> str:
     """Format a row as a line."""
     if "place" in row:
-        return line_of_entry(row)
+        return format_entry(row)
     if "due" in row:
-        return line_of_delayed(row)
+        return format_delayed(row)
     if row["kind"] == "damaged":
         return f"{row['offset']:>12}  DAMAGED up to {row['next']}: {row['reason']}"
     if row["kind"] == "note":
-        return line_of_note(row)
+        return format_arrival(row)
     if row["kind"] == "filler":
         return f"{row['offset']:>12}  {row['ordinal']:>9}  filler for {row['count']} lost records"
     if row["kind"] == "control":
@@ -236,13 +242,13 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
     A row with the weight "note" is no damage: an index, a snapshot, one of two slots or a torn tail, which the next
     start or a repair settles without a loss. With notes alone the exit code is 0.
     """
-    with in_words(path):
+    with explain_path_errors(path):
         is_data = is_data_folder(RealDisk(), str(path))
-        total = size_of(path if is_data else checked(path))
-    with locked(path) as disk, progress(output, f"verifying {path}", total) as advance:
-        moved = Moved(advance)
+        total = size_of(path if is_data else check_path(path))
+    with lock_data_folder(path) as disk, progress(output, f"verifying {path}", total) as advance:
+        moved = FileProgress(advance)
         found = verify_data(disk, str(path), records=records, progress=moved) if is_data else None
-        reports = list(reports_of(disk, path, records, moved)) if found is None else found
+        reports = list(verify_path(disk, path, records, moved)) if found is None else found
     findings = [asdict(finding) for report in reports for finding in report.findings]
     damaged = any(report.damaged for report in reports)
     if output.json:
@@ -250,20 +256,20 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
             name: sum(getattr(r, name) for r in reports)
             for name in ("segments", "bytes", "blocks", "records")
         }
-        click.echo(dumps({"path": str(path), **sums, "damaged": damaged, "findings": findings}))
+        click.echo(json_text({"path": str(path), **sums, "damaged": damaged, "findings": findings}))
     else:
-        show(output, reports, findings)
+        print_reports(output, reports, findings)
     return DAMAGE_FOUND if damaged else 0
 
 
-def reports_of(disk: Disk, path: Path, records: bool, moved: Moved) -> Iterator[Report]:
+def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> Iterator[VerifyReport]:
     """A report for each kind of segment in what `path` names, one for the transaction journal, one for the buckets."""
     folders = [path] if is_segment(path) or is_log_folder(path) else partitions_of(path)
     for folder in folders:
         report = lost_is_damage(
             verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved)
         )
-        report.findings = [f for f in report.findings if not is_house_name(Path(f.file))]
+        report.findings = [f for f in report.findings if not is_broker_file(Path(f.file))]
         if is_meta(disk, folder):
             report.findings += verify_catalog(disk, str(folder.parent))
         yield report
@@ -275,34 +281,34 @@ def reports_of(disk: Disk, path: Path, records: bool, moved: Moved) -> Iterator[
         yield verify_buckets(disk, str(delay), records=records, progress=moved)
 
 
-class Moved:
+class FileProgress:
     """Converts the bytes done of each file into increments for a progress bar."""
 
     def __init__(self, advance: Any) -> None:
-        self.advance, self.path, self.done = advance, "", 0
+        self.advance, self._current_path, self._done_bytes = advance, "", 0
 
     def __call__(self, path: str, done: int, total: int) -> None:
-        if path != self.path:
-            self.path, self.done = path, 0
-        self.advance(done - self.done)
-        self.done = done
+        if path != self._current_path:
+            self._current_path, self._done_bytes = path, 0
+        self.advance(done - self._done_bytes)
+        self._done_bytes = done
 
 
-def show(output: Output, reports: list[Report], findings: list[dict[str, Any]]) -> None:
+def print_reports(output: Output, reports: list[VerifyReport], findings: list[dict[str, Any]]) -> None:
     columns = ("weight", "file", "first", "next", "field", "what")
     if findings:
-        output.rows(findings, columns, "")
+        output.print_rows(findings, columns, "")
     segments, records = sum(r.segments for r in reports), sum(r.records for r in reports)
     size = size_text(sum(r.bytes for r in reports))
     bad = sum(f["weight"] == "damage" for f in findings)
-    places = counted(bad, "damaged place")
+    places = with_noun(bad, "damaged place")
     verdict = f"{places}; `tfmq log repair` repairs what can be repaired" if bad else "no damage"
     notes = len(findings) - bad
     if notes:
         verdict += (
-            f", {counted(notes, 'note')}: what the next start or `tfmq log repair` settles without a loss"
+            f", {with_noun(notes, 'note')}: what the next start or `tfmq log repair` settles without a loss"
         )
-    output.say(f"{counted(segments, 'segment')}, {size}, {counted(records, 'record')}: {verdict}")
+    output.info(f"{with_noun(segments, 'segment')}, {size}, {with_noun(records, 'record')}: {verdict}")
 
 
 @log.command(
@@ -322,52 +328,52 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> i
     Lost records of a partition or of the journal become a gap that readers skip. A catalog is rebuilt from its
     snapshot and from the folders. The command prints what is lost and what cannot be determined.
     """
-    with in_words(path):
+    with explain_path_errors(path):
         is_data = is_data_folder(RealDisk(), str(path))
-        if not is_data and checked(path).is_file():
+        if not is_data and check_path(path).is_file():
             raise click.UsageError(f"{path} is a file: give its folder, which is repaired as a whole")
-    with locked(path) as disk:
+    with lock_data_folder(path) as disk:
         if remove:
-            places = kept_in(path)
+            places = kept_originals(path)
             gone = [name for place in sorted(places) for name in remove_originals(disk, str(place))]
-            output.say(f"removed {counted(len(gone), 'kept original')}")
+            output.info(f"removed {with_noun(len(gone), 'kept original')}")
             return 0
-        mended = repair_data if is_data else repair_part
+        mended = repair_data if is_data else repair_path
         done = mended(disk, str(path), dry_run=dry_run)
-    said_so(output, done, dry_run)
-    for error in done.refused:
+    report_repair(output, done, dry_run)
+    for error in done.failed:
         click.echo(f"tfmq: not mended: {error}", err=True)
-    return DAMAGE_FOUND if done.refused else 0
+    return DAMAGE_FOUND if done.failed else 0
 
 
-def kept_in(path: Path) -> set[Path]:
+def kept_originals(path: Path) -> set[Path]:
     """The folders at `path` in which repairs keep what they replace."""
     folders = [path] if is_log_folder(path) else partitions_of(path)
     others = (path, path / CATALOG_FOLDER, journal_of(path), delay_of(path))
     return {*folders, *(other for other in others if other is not None and other.is_dir())}
 
 
-def repair_part(disk: Disk, path: str, *, dry_run: bool) -> DataRepaired:
+def repair_path(disk: Disk, path: str, *, dry_run: bool) -> DataRepairResult:
     """Repair what is at `path`, which is a folder in a data folder."""
     place = Path(path)
     if is_meta(disk, place):
         data = str(place.parent)
         catalog = repair_catalog(disk, data, dry_run=dry_run)
-        return DataRepaired([*catalog, *repair_version(disk, data, dry_run=dry_run)])
+        return DataRepairResult([*catalog, *repair_version(disk, data, dry_run=dry_run)])
     folders = [place] if is_log_folder(place) else partitions_of(place)
     journal, delay = journal_of(place), delay_of(place)
     logs = [each for f in folders for each in repair(disk, str(f), dry_run=dry_run, suffix=suffix_of(f))]
     entries = repair_journal(disk, str(journal), dry_run=dry_run) if journal is not None else []
     buckets = repair_buckets(disk, str(delay), dry_run=dry_run) if delay is not None else []
     lost = [each for folder in folders if (each := lost_partition(disk, str(folder))) is not None]
-    return DataRepaired([], logs, entries, buckets, lost)
+    return DataRepairResult([], logs, entries, buckets, lost)
 
 
 def is_meta(disk: Disk, folder: Path) -> bool:
     return folder.name == CATALOG_FOLDER and is_data_folder(disk, str(folder.parent))
 
 
-def said_so(output: Output, done: DataRepaired, dry_run: bool) -> None:
+def report_repair(output: Output, done: DataRepairResult, dry_run: bool) -> None:
     columns = (
         "file",
         "first",
@@ -379,28 +385,30 @@ def said_so(output: Output, done: DataRepaired, dry_run: bool) -> None:
         "note",
     )
     rows = [
-        *map(folder_row, done.folder),
+        *map(catalog_repair_row, done.folder),
         *map(asdict, done.logs),
         *map(transactions_repair_row, done.journal),
         *map(delay_repair_row, done.buckets),
     ]
-    output.rows(rows, columns, "" if done.refused else "nothing to repair")
+    output.print_rows(rows, columns, "" if done.failed else "nothing to repair")
     verbs = ("would be kept", "would be lost") if dry_run else ("kept", "lost")
     if done.logs:
         kept, lost = sum(d.kept for d in done.logs), sum(d.lost for d in done.logs)
-        output.say(
-            f"{counted(len(done.logs), 'place')}: {counted(kept, 'record')} {verbs[0]}, {lost:,} {verbs[1]}"
+        output.info(
+            f"{with_noun(len(done.logs), 'place')}: {with_noun(kept, 'record')} {verbs[0]}, {lost:,} {verbs[1]}"
         )
     if done.journal:
         lost = sum(entry.lost for entry in done.journal)
-        output.say(f"transactions: {counted(len(done.journal), 'place')}, {counted(lost, 'byte')} {verbs[1]}")
+        output.info(
+            f"transactions: {with_noun(len(done.journal), 'place')}, {with_noun(lost, 'byte')} {verbs[1]}"
+        )
     if done.buckets:
         kept, lost = sum(each.kept for each in done.buckets), sum(each.lost for each in done.buckets)
-        mended = counted(len(done.buckets), "file")
-        output.say(f"delayed: {mended}: {counted(kept, 'message')} {verbs[0]}, {lost:,} {verbs[1]}")
+        mended = with_noun(len(done.buckets), "file")
+        output.info(f"delayed: {mended}: {with_noun(kept, 'message')} {verbs[0]}, {lost:,} {verbs[1]}")
 
 
-def folder_row(mended: Mended) -> dict[str, Any]:
+def catalog_repair_row(mended: RepairedFile) -> dict[str, Any]:
     """Return a repair of the catalog or of the folder, as a row of the repair table."""
     return {
         "file": mended.file, "first": 0, "next": 0, "kept": 0, "lost": 0, "reason": mended.reason,
@@ -408,41 +416,41 @@ def folder_row(mended: Mended) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def note_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
+def arrival_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
     """Return the arrival header of the record in a block's `data`; None for an ordinary or invalid record."""
-    if record.id != NOTE_ID:
+    if record.id != HEADER_ID:
         return None
     try:
-        note = decode_note(data[record.position : record.position + record.size])
-    except (BadNote, NewerFormat):
+        note = decode_header(data[record.position : record.position + record.size])
+    except (BadArrivalHeader, NewerFormat):
         return None
     row: dict[str, Any] = {"what": KIND_NAMES[note.kind]}
-    if note.records:
+    if note.record_count:
         row |= {
             "topic": note.topic,
             "log_id": note.log_id,
-            "count": note.records,
+            "count": note.record_count,
             "size": note.size_bytes,
             "first_due": note.dues.low,
             "last_due": note.dues.high,
             "absolute": sum(note.dues.absolute),
         }
-    if note.old.dues:
-        row["cancelled"] = [list(turn) for turn in zip(*note.old, strict=True)]
+    if note.old_turns.dues:
+        row["cancelled"] = [list(turn) for turn in zip(*note.old_turns, strict=True)]
     return row
 
 
-def line_of_note(row: dict[str, Any]) -> str:
+def format_arrival(row: dict[str, Any]) -> str:
     """Format a row as a line."""
     said = row["what"]
     if "count" in row:
         first, last = time_text(row["first_due"], exact=True), time_text(row["last_due"], exact=True)
         until = "" if first == last else f" to {last}"
-        said += f" of {counted(row['count'], 'message')} for {row['topic']}, due {first}{until}"
+        said += f" of {with_noun(row['count'], 'message')} for {row['topic']}, due {first}{until}"
     if "cancelled" in row:
         numbers = row["cancelled"]
         instead = " instead of" if "count" in row else " of"
-        said += f"{instead} {counted(len(numbers), 'message')}, the first with number {numbers[0][1]}"
+        said += f"{instead} {with_noun(len(numbers), 'message')}, the first with number {numbers[0][1]}"
     return f"{row['offset']:>12}  {row['ordinal']:>9}  arrival: {said}"
 
 
@@ -452,15 +460,15 @@ READ_COUNT: Final = 1000
 """Messages per read."""
 
 
-def rows_of_buckets(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
+def delayed_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
     """Yield every delayed message in `folder`, or in one `file` of it, by bucket, as stored in its file.
 
     Unreadable ranges are rows too. With `control`, the checkpoint, each file and each chunk are rows too.
     """
-    survey = BucketSurvey(disk, str(folder))
+    survey = BucketScan(disk, str(folder))
     try:
         if file is None and survey.fault is not None:
-            yield _damaged(survey.fault, 0)
+            yield _damaged_row(survey.fault, 0)
         elif file is None and control and survey.checkpoint is not None:
             yield _checkpoint_row(survey)
         for _, bucket in survey.buckets():
@@ -470,16 +478,16 @@ def rows_of_buckets(disk: Disk, folder: Path, file: Path | None, control: bool) 
         survey.close()
 
 
-def _checkpoint_row(survey: BucketSurvey) -> dict[str, Any]:
+def _checkpoint_row(survey: BucketScan) -> dict[str, Any]:
     checkpoint = survey.checkpoint
     assert checkpoint is not None
     return {
-        "kind": "checkpoint", "due": 0, "store": checkpoint.identity.store_id, "arrivals": checkpoint.offset,
-        "number": checkpoint.number, "broker_ms": checkpoint.broker_ms, "buckets": len(checkpoint.buckets),
+        "kind": "checkpoint", "due": 0, "store": checkpoint.identity.store_id, "arrivals": checkpoint.spilled_offset,
+        "number": checkpoint.spilled_number, "broker_ms": checkpoint.broker_ms, "buckets": len(checkpoint.buckets),
     }  # fmt: skip
 
 
-def _bucket_rows(survey: BucketSurvey, bucket: Bucket, control: bool) -> Iterator[dict[str, Any]]:
+def _bucket_rows(survey: BucketScan, bucket: Bucket, control: bool) -> Iterator[dict[str, Any]]:
     start = bucket.span.start
     if control:
         yield {
@@ -489,38 +497,36 @@ def _bucket_rows(survey: BucketSurvey, bucket: Bucket, control: bool) -> Iterato
             "size": bucket.size,
             "count": bucket.count,
         }
-    for part in survey.parts(bucket):
+    for part in survey.chunks(bucket):
         if isinstance(part, Corrupt):
-            yield _damaged(part, start)
+            yield _damaged_row(part, start)
             continue
         if control:
             yield {
                 "kind": "chunk", "due": start, "position": part.position, "size": part.size, "count": part.count,
-                "arrivals": part.arrivals,
+                "arrivals": part.arrival_offset,
             }  # fmt: skip
         yield from _chunk_rows(survey, bucket, part)
 
 
-def _chunk_rows(survey: BucketSurvey, bucket: Bucket, chunk: Chunk) -> Iterator[dict[str, Any]]:
-    with survey.files.use(bucket.path) as file:
+def _chunk_rows(survey: BucketScan, bucket: Bucket, chunk: ChunkHead) -> Iterator[dict[str, Any]]:
+    with survey.files.opened(bucket.path) as file:
         data = file.pread(chunk.columns_size, chunk.position + CHUNK_SIZE)
     try:
         columns = decode_columns(data, chunk, bucket.span, bucket.seed, bucket.path)
     except Corrupt as error:
-        yield _damaged(error, bucket.span.start)
+        yield _damaged_row(error, bucket.span.start)
         return
     for start in range(0, columns.length, READ_COUNT):
         positions, numbers = (
             columns.positions[start : start + READ_COUNT],
             columns.numbers[start : start + READ_COUNT],
         )
-        for index, record in enumerate(bucket.read(survey.files, positions, numbers, ALL_BYTES), start):
-            yield _message(columns, index, record, bucket)
+        for index, record in enumerate(bucket.read(survey.files, positions, numbers, NO_BYTE_LIMIT), start):
+            yield _message_row(columns, index, record, bucket)
 
 
-def _message(columns: Columns, index: int, record: bytes | None, bucket: Bucket) -> dict[str, Any]:
-    from tfmq.cli.log import content
-
+def _message_row(columns: ChunkColumns, index: int, record: bytes | None, bucket: Bucket) -> dict[str, Any]:
     target = columns.table[columns.targets[index]]
     row: dict[str, Any] = {
         "due": columns.dues[index],
@@ -541,17 +547,17 @@ def _message(columns: Columns, index: int, record: bytes | None, bucket: Bucket)
             "reason": "its checksum fails",
         }
     (found,) = records_of(record)
-    return {"kind": "delayed", **row, **content(found, memoryview(record)[HEADER_SIZE:])}
+    return {"kind": "delayed", **row, **record_content(found, memoryview(record)[HEADER_SIZE:])}
 
 
-def _damaged(error: Corrupt, due: int) -> dict[str, Any]:
+def _damaged_row(error: Corrupt, due: int) -> dict[str, Any]:
     return {
         "kind": "damaged", "due": due, "file": error.path, "position": error.first, "next": error.next,
         "reason": error.reason,
     }  # fmt: skip
 
 
-def line_of_delayed(row: dict[str, Any]) -> str:
+def format_delayed(row: dict[str, Any]) -> str:
     """Format a row as a line."""
     kind, at = row["kind"], time_text(row["due"], exact=True)
     if kind == "damaged" and "number" in row:
@@ -559,14 +565,14 @@ def line_of_delayed(row: dict[str, Any]) -> str:
     if kind == "damaged":
         return f"{at}  DAMAGED from {row['position']} to {row['next']} of {row['file']}: {row['reason']}"
     if kind == "checkpoint":
-        buckets = counted(row["buckets"], "bucket")
+        buckets = with_noun(row["buckets"], "bucket")
         return f"checkpoint of store {row['store']}: {buckets}, arrivals up to {row['arrivals']}"
     if kind == "bucket":
-        end, count = time_text(row["end"], exact=True), counted(row["count"], "message")
+        end, count = time_text(row["end"], exact=True), with_noun(row["count"], "message")
         return f"{at}  bucket up to {end}: {count}, {row['size']} bytes"
     if kind == "chunk":
         return (
-            f"{at}  chunk at {row['position']}: {counted(row['count'], 'message')}, {row['size']} bytes,"
+            f"{at}  chunk at {row['position']}: {with_noun(row['count'], 'message')}, {row['size']} bytes,"
             f" arrivals up to {row['arrivals']}"
         )
     payload = row["payload"] if "payload" in row else f"base64 {row['payload_base64']}"
@@ -576,7 +582,7 @@ def line_of_delayed(row: dict[str, Any]) -> str:
     return f"{at}  {row['number']:>9}  {row['topic']}-{row['partition']}  {row['id']}{key}  {cut}"
 
 
-def delay_repair_row(done: BucketRepaired) -> dict[str, Any]:
+def delay_repair_row(done: RepairedBucket) -> dict[str, Any]:
     """Return one repair of the buckets, as a row of the repair table."""
     return {
         "file": done.file, "first": 0, "next": 0, "kept": done.kept, "lost": done.lost, "reason": done.reason,
@@ -587,13 +593,13 @@ def delay_repair_row(done: BucketRepaired) -> dict[str, Any]:
 # Transaction journal
 
 
-def rows_of_journal(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
+def journal_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
     """Yield every entry of the journal in `folder`, or of one `file` of it, in order.
 
     Unreadable ranges are rows too. With `control`, each file, and before them the checkpoint and its
     snapshots, are rows too.
     """
-    survey = JournalSurvey(disk, str(folder))
+    survey = JournalScan(disk, str(folder))
     try:
         if control and file is None:
             yield from _checkpoint_rows(survey)
@@ -610,39 +616,45 @@ def rows_of_journal(disk: Disk, folder: Path, file: Path | None, control: bool) 
                     "next": each.first,
                     "reason": f"head: {reason}",
                 }
-            for part in survey.parts(each):
-                yield row_of(part)
+            for part in survey.scan_file(each):
+                yield entry_row(part)
     finally:
         survey.close()
 
 
-def _checkpoint_rows(survey: JournalSurvey) -> Iterator[dict[str, Any]]:
+def _checkpoint_rows(survey: JournalScan) -> Iterator[dict[str, Any]]:
     checkpoint = survey.checkpoint
     if checkpoint is None:
         yield {"kind": "damaged", "place": 0, "next": 0, "reason": f"checkpoint: {survey.checkpoint_fault}"}
         return
-    yield {"kind": "checkpoint", "place": checkpoint.forced, "journal": checkpoint.journal_id}
+    yield {"kind": "checkpoint", "place": checkpoint.durable_lsn, "journal": checkpoint.journal_id}
     for pointer in checkpoint.snapshots:
         head = survey.snapshots.get(pointer.number)
         files = [file.number for file in head.files] if head is not None else None
-        yield {"kind": "snapshot", "place": pointer.place, "number": pointer.number, "files": files}
+        yield {"kind": "snapshot", "place": pointer.lsn, "number": pointer.number, "files": files}
 
 
-def row_of(part: Entry | Gap) -> dict[str, Any]:
+def entry_row(part: JournalEntry | JournalGap) -> dict[str, Any]:
     """Return the row of one entry, or of a gap between valid ones."""
-    if isinstance(part, Gap):
+    if isinstance(part, JournalGap):
         return {"kind": "damaged", "place": part.first, "next": part.next, "reason": part.reason}
-    row: dict[str, Any] = {"place": part.place, "size": part.size}
+    row: dict[str, Any] = {"place": part.lsn, "size": part.size}
     content = part.content
-    if isinstance(content, Filler):
+    if isinstance(content, LostEntries):
         return {"kind": "filler", **row}
     if isinstance(content, Operation):
         name = OPERATION_NAMES.get(content.kind, f"operation {content.kind}")
-        return {"kind": "operation", **row, "operation": name, "epoch": content.epoch, **_said(content)}
-    return {"kind": "messages", **row, "epoch": content.epoch, **_messages(content)}
+        return {
+            "kind": "operation",
+            **row,
+            "operation": name,
+            "epoch": content.epoch,
+            **_operation_fields(content),
+        }
+    return {"kind": "messages", **row, "epoch": content.epoch, **_batch_fields(content)}
 
 
-def _messages(content: AppendMsg) -> dict[str, Any]:
+def _batch_fields(content: AppendMsg) -> dict[str, Any]:
     return {
         "incarnation": ids.producer_of(content.log_id),
         "partition": ids.sequence_of(content.log_id),
@@ -654,7 +666,7 @@ def _messages(content: AppendMsg) -> dict[str, Any]:
     }
 
 
-def _said(content: Operation) -> dict[str, Any]:
+def _operation_fields(content: Operation) -> dict[str, Any]:
     """Return the decoded operation; its raw payload if it is invalid."""
     from tfmq.transaction.journal_records import unpack
 
@@ -662,20 +674,20 @@ def _said(content: Operation) -> dict[str, Any]:
         found = unpack(*content)
     except ValueError as error:
         return {"payload": content.payload.hex(), "reason": str(error)}
-    fields = {name: _plain(value) for name, value in found._asdict().items() if name != "epoch"}
+    fields = {name: _json_value(value) for name, value in found._asdict().items() if name != "epoch"}
     origin = fields.pop("origin", None)
     return {**(origin or {}), **fields}
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if hasattr(value, "_asdict"):
-        return {name: _plain(each) for name, each in value._asdict().items()}
+        return {ROW_KEYS.get(name, name): _json_value(each) for name, each in value._asdict().items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_json_value(each) for each in value]
     return value.hex() if isinstance(value, bytes) else value
 
 
-def line_of_entry(row: dict[str, Any]) -> str:
+def format_entry(row: dict[str, Any]) -> str:
     """Format a row as a line."""
     place, kind = f"{row['place']:>12}", row["kind"]
     if kind == "damaged":
@@ -684,13 +696,13 @@ def line_of_entry(row: dict[str, Any]) -> str:
         return f"{place}  filler for {row['size']} lost bytes"
     if kind == "messages":
         moved = f", moved from {row['moved_from']}" if row["moved_from"] else ""
-        count = counted(row["count"], "message")
+        count = with_noun(row["count"], "message")
         return (
             f"{place}  transaction {row['epoch']}: {count}, {row['bytes']} bytes, for partition {row['partition']}"
             f" of incarnation {row['incarnation']}{moved}"
         )
     if kind == "operation":
-        return f"{place}  {_operation_line(row)}"
+        return f"{place}  {_format_operation(row)}"
     if kind == "checkpoint":
         return f"{place}  checkpoint of journal {row['journal']}: durable up to here"
     if kind == "snapshot":
@@ -698,7 +710,7 @@ def line_of_entry(row: dict[str, Any]) -> str:
     return f"{place}  file {row['number']}, {row['size']} bytes"
 
 
-def _operation_line(row: dict[str, Any]) -> str:
+def _format_operation(row: dict[str, Any]) -> str:
     of = f" of transaction {row['epoch']}" if row["epoch"] else ""
     xid = f" {row['xid']!r}" if row.get("xid") else ""
     group = f" of commit group {row['group']!r}, sequence {row['sequence']}" if "sequence" in row else ""
@@ -709,7 +721,7 @@ def _operation_line(row: dict[str, Any]) -> str:
     return f"{row['operation'].upper()}{of}{xid}{group}{at}{fault}"
 
 
-def transactions_repair_row(done: JournalRepaired) -> dict[str, Any]:
+def transactions_repair_row(done: RepairedJournalRange) -> dict[str, Any]:
     """Return one repair of the journal, as a row of the repair table."""
     return {
         "file": done.file, "first": done.first, "next": done.next, "kept": 0, "lost": 0, "lost_bytes": done.lost,
@@ -721,7 +733,7 @@ def transactions_repair_row(done: JournalRepaired) -> dict[str, Any]:
 
 LOCK = "lock"
 CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"
-HOUSE_NAMES = frozenset({"version", "reserve", "new-journal", "new-delay"})
+BROKER_FILES = frozenset({"version", "reserve", "new-journal", "new-delay"})
 """Files beside the catalog: its format version, bytes reserved for a full disk, and requests of the operator."""
 
 
@@ -736,9 +748,9 @@ def suffix_of(path: Path) -> str:
     return own.get(folder.name, filenames.SEGMENT_SUFFIX)
 
 
-def is_house_name(path: Path) -> bool:
+def is_broker_file(path: Path) -> bool:
     """Return whether a file of this name is created by the broker, not by the journal."""
-    return path.parent.name == CATALOG_FOLDER and path.name in HOUSE_NAMES
+    return path.parent.name == CATALOG_FOLDER and path.name in BROKER_FILES
 
 
 def segments_of(path: Path) -> list[Path]:
@@ -761,7 +773,7 @@ def journal_of(path: Path) -> Path | None:
     if is_journal_file(path):
         return path.parent
     disk, folders = RealDisk(), (path, path / filenames.TRANSACTIONS_FOLDER)
-    found = (f for f in folders if is_journal(disk, str(f)) and not is_delay(disk, str(f)))
+    found = (f for f in folders if is_journal(disk, str(f)) and not is_bucket_folder(disk, str(f)))
     return next(found, None)
 
 
@@ -781,7 +793,7 @@ def delay_of(path: Path) -> Path | None:
     """Return the folder of the buckets of delayed messages at `path`, or in the data folder `path`; or None."""
     if is_bucket_file(path):
         return path.parent
-    return next((f for f in (path, path / DELAY_FOLDER) if is_delay(RealDisk(), str(f))), None)
+    return next((f for f in (path, path / DELAY_FOLDER) if is_bucket_folder(RealDisk(), str(f))), None)
 
 
 def bucket_files_of(path: Path) -> list[Path]:
@@ -807,13 +819,13 @@ def is_log_folder(path: Path) -> bool:
     if not path.is_dir():
         return False
     names = os.listdir(path)
-    return filenames.MARK_NAME in names or any(
+    return filenames.LOG_CHECKPOINT_NAME in names or any(
         filenames.parse_segment_name(name, suffix_of(path)) is not None or filenames.is_trace(name)
         for name in names
     )
 
 
-def checked(path: Path) -> Path:
+def check_path(path: Path) -> Path:
     """Return `path` if it can be read by this command.
 
     Raises an error with a sentence otherwise.
@@ -850,19 +862,19 @@ def size_of(path: Path) -> int:
 
 
 @contextmanager
-def in_words(path: Path) -> Iterator[None]:
+def explain_path_errors(path: Path) -> Iterator[None]:
     """Turn an error about a path of the wrong type into a sentence with advice."""
     try:
         yield
     except OSError as error:
-        said = misplaced(error, str(path))
+        said = path_error_advice(error, str(path))
         if said is None:
             raise
         raise click.ClickException(said) from error
 
 
 @contextmanager
-def locked(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
+def lock_data_folder(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
     """Lock the data folder that contains `path`, if any.
 
     Raises an error while a server runs on it.
@@ -872,18 +884,18 @@ def locked(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)
     place = next((folder / LOCK for folder in near if (folder / LOCK).exists()), None)
     if place is None:
-        with in_words(path):
+        with explain_path_errors(path):
             yield disk
         return
     try:
-        with in_words(path):
+        with explain_path_errors(path):
             lock = disk.lock(str(place))
     except Locked as error:
         raise click.ClickException(
             f"a server is running on {place.parent}: stop it first, or use a copy"
         ) from error
     try:
-        with in_words(path):
+        with explain_path_errors(path):
             yield disk
     finally:
         lock.release()

@@ -53,11 +53,11 @@ Examples:
 PIPELINES = ("archive", "replay", "audit", "reconcile", "report", "spark", "pipelines")
 """Names of Spark pipelines, which are not commands of `tfmq`."""
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130  # the exit code that shells expect of a program ended by Ctrl-C
 
 
-class ReaderGone(Exception):
+class OutputClosed(Exception):
     """The reader of standard output closed it. click would report a plain BrokenPipeError as a failure."""
 
 
@@ -70,7 +70,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(context)
         except BrokenPipeError as error:
-            raise ReaderGone from error
+            raise OutputClosed from error
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(self.targets)
@@ -138,8 +138,8 @@ def main(
 
     Each expected error is one sentence on standard error.
     """
-    open_what_is_closed()
-    say_warnings()
+    open_closed_streams()
+    print_log_warnings()
     sys.exit(run(arguments, command, name))
 
 
@@ -161,28 +161,28 @@ def run(
         return 1
     except click.UsageError as error:
         if isinstance(error, click.NoSuchOption):
-            known = near(error.option_name, error.possibilities)
+            known = similar_options(error.option_name, error.possibilities)
             error = click.NoSuchOption(error.option_name, error.message, known, error.ctx)
         error.show()
         return error.exit_code
     except click.ClickException as error:
         click.echo(f"tfmq: {error.format_message()}", err=True)
         return error.exit_code
-    except ReaderGone:
-        return quiet_pipe()
+    except OutputClosed:
+        return handle_closed_output()
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        return explained(error)
+        return report_error(error)
 
 
-def near(option: str, possibilities: Sequence[str] | None) -> list[str]:
+def similar_options(option: str, possibilities: Sequence[str] | None) -> list[str]:
     """Return the similar options. click also counts the dashes as common characters."""
     known = {each.lstrip("-"): each for each in possibilities or ()}
     return [known[each] for each in difflib.get_close_matches(option.lstrip("-"), known)]
 
 
-def open_what_is_closed() -> None:
+def open_closed_streams() -> None:
     """Open a closed standard stream (`tfmq status >&-`) on /dev/null.
 
     Otherwise writing to it would fail with a traceback, or the next opened file would get its descriptor.
@@ -192,7 +192,7 @@ def open_what_is_closed() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
-class PresentStandardError(logging.StreamHandler):  # type: ignore[type-arg]
+class CurrentStderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to the current standard error: a progress bar replaces it.
 
     Lines are then printed above the bar.
@@ -203,14 +203,14 @@ class PresentStandardError(logging.StreamHandler):  # type: ignore[type-arg]
         super().emit(record)
 
 
-def say_warnings() -> None:
+def print_log_warnings() -> None:
     """Print log warnings of the client (a lost connection, a damaged range) as sentences."""
     logger = logging.getLogger("tfmq")
     if "_TFMQ_COMPLETE" in os.environ:  # a warning would appear in the line that the user types
         logger.propagate = False
         logger.addHandler(logging.NullHandler())
     if not logger.handlers:
-        handler = PresentStandardError()
+        handler = CurrentStderrHandler()
         handler.setFormatter(logging.Formatter("tfmq: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
@@ -218,7 +218,7 @@ def say_warnings() -> None:
             logging.getLogger(what_waits).setLevel(logging.INFO)
 
 
-def quiet_pipe() -> int:
+def handle_closed_output() -> int:
     """Exit silently because the reader of standard output closed it (`tfmq read t | head`): that is no error."""
     discard_output()
     return 0
@@ -229,7 +229,7 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def explained(error: Exception) -> int:
+def report_error(error: Exception) -> int:
     """Print an expected error as its sentence, and return the exit code.
 
     Other errors keep their traceback.
@@ -242,7 +242,7 @@ def explained(error: Exception) -> int:
         return WRONG_USAGE
     if not isinstance(error, TfmqError | JournalError | OSError):
         raise error
-    if isinstance(error, OSError) and error.filename is None and error.errno in NO_ROOM:
+    if isinstance(error, OSError) and error.filename is None and error.errno in OUTPUT_ERRORS:
         click.echo(
             f"tfmq: {error.strerror}: the output, or a file here, could not be written. What the command did before"
             " stays done.",
@@ -253,7 +253,7 @@ def explained(error: Exception) -> int:
         except OSError:
             discard_output()
         return NOT_DONE
-    said: object = reason_of(error)
+    said: object = delivery_cause(error)
     if isinstance(error, OSError) and not isinstance(error, TfmqError | JournalError) and error.filename:
         said = f"{error.filename}: {error.strerror}"  # without [Errno 13]
     click.echo(f"tfmq: {said}", err=True)
@@ -263,7 +263,7 @@ def explained(error: Exception) -> int:
 NOT_DONE, WRONG_USAGE, NOT_REACHED, DAMAGE_FOUND = 1, 2, 3, 4
 
 
-def reason_of(error: Exception) -> Exception:
+def delivery_cause(error: Exception) -> Exception:
     """Return the cause of a single failed delivery, which is more specific than the error of the flush."""
     from tfmq.errors import DeliveryFailed
 
@@ -292,14 +292,14 @@ def exit_code(error: BaseException) -> int:
 
 # `tfmq completion`: the script that completes commands, options, and names of the broker.
 
-SECONDS: Final = 1.0
+COMPLETION_TIMEOUT: Final = 1.0
 """Timeout of a request to the broker: the user waits for the completion."""
-ITEMS: Final = 200
+COMPLETIONS_MAX: Final = 200
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def offered(names: Callable[[Admin], Iterable[str | CompletionItem]]) -> Complete:
+def complete_names(names: Callable[[Admin], Iterable[str | CompletionItem]]) -> Complete:
     """Return a completion of names that the broker has; empty if no broker replies in time."""
 
     def complete(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
@@ -310,18 +310,18 @@ def offered(names: Callable[[Admin], Iterable[str | CompletionItem]]) -> Complet
         if (servers or os.environ.get("TFMQ_SERVERS", "")).startswith("file:"):
             return []  # a request would start a broker
         try:
-            with Admin(servers, timeout=SECONDS) as admin:
+            with Admin(servers, timeout=COMPLETION_TIMEOUT) as admin:
                 items = (CompletionItem(each) if isinstance(each, str) else each for each in names(admin))
                 found = (each for each in items if each.value.startswith(start) and each.value.isprintable())
-                return list(islice(found, ITEMS))
+                return list(islice(found, COMPLETIONS_MAX))
         except TfmqError:
             return []
 
     return complete
 
 
-topics: Final = offered(lambda admin: (each.name for each in admin.topics()))
-groups: Final = offered(lambda admin: (each.group for each in admin.groups()))
+complete_topics: Final = complete_names(lambda admin: (each.name for each in admin.topics()))
+complete_groups: Final = complete_names(lambda admin: (each.group for each in admin.groups()))
 
 
 @click.command(epilog='\b\nExample:\n  eval "$(tfmq completion bash)"      put it into ~/.bashrc to keep it')

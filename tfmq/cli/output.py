@@ -19,6 +19,7 @@ from tfmq.message import BORN_MS_MAX
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 UNITS = (
@@ -33,9 +34,9 @@ UNBROKEN_WIDTH = 26
 """A cell of at most this length is not wrapped in a table: numbers, states, times."""
 PIPE_WIDTH = 200
 """Minimum width of a table if the output is no terminal."""
-BESIDE_BAR = 26
+BAR_TEXT_WIDTH = 26
 """Columns beside a progress bar for the number, the time, and the blanks between them."""
-BETWEEN = "  "
+SEPARATOR = "  "
 """Separates the values of a row that is not printed as a table, and indents its further lines."""
 
 
@@ -52,7 +53,7 @@ class Output:
         """`servers`, for a command that makes nothing: `file:PATH` would make the folder and start a broker in it.
         Raises ConnectionFailed where there is no data folder.
         """
-        from tfmq.client.connection.addresses import folder_of
+        from tfmq.client.connection.addresses import data_folder_of as folder_of
         from tfmq.errors import NOT_DONE, ConnectionFailed
 
         folder = folder_of(self.servers)
@@ -66,29 +67,32 @@ class Output:
             )
         return self.servers
 
-    def say(self, sentence: str) -> None:
+    def info(self, sentence: str) -> None:
         """Print a sentence on standard error, unless --quiet or --json."""
         if not (self.quiet or self.json):
             click.echo(sentence, err=True)
 
-    def object(self, row: Mapping[str, Any], title: str = "") -> None:
+    def print_object(self, row: Mapping[str, Any], title: str = "") -> None:
         """Print one object: as JSON, or its fields in two columns."""
         if self.json:
-            click.echo(dumps(row))
+            click.echo(json_text(row))
         elif not self.quiet:
             print_table(
-                ("", ""), [(words(key), cell(value)) for key, value in row.items()], title, header=False
+                ("", ""),
+                [(heading(key), format_cell(value)) for key, value in row.items()],
+                title,
+                header=False,
             )
 
-    def array(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def print_array(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Print a long list as one JSON array, one row per line, while the rows are read."""
         before = "["
         for row in rows:
-            click.echo(f"{before}{dumps(row)}", nl=False)
+            click.echo(f"{before}{json_text(row)}", nl=False)
             before = ",\n "
         click.echo("[]" if before == "[" else "]")
 
-    def rows(
+    def print_rows(
         self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str, bare: Sequence[str] = ()
     ) -> None:
         """Print a list as one JSON array or as a table; `empty` is the sentence for an empty list.
@@ -96,12 +100,12 @@ class Output:
         Values of the columns in `bare` need no heading if there is no room for a table.
         """
         if self.json:
-            click.echo(dumps(list(rows)))
+            click.echo(json_text(list(rows)))
         elif not rows:
-            self.say(empty)
+            self.info(empty)
         elif not self.quiet:
-            cells = [[cell(row.get(c)) for c in columns] for row in rows]
-            print_table([words(c) for c in columns], cells, bare=[words(c) for c in bare])
+            cells = [[format_cell(row.get(c)) for c in columns] for row in rows]
+            print_table([heading(c) for c in columns], cells, bare=[heading(c) for c in bare])
 
 
 def output_options(command: Function) -> Function:
@@ -127,12 +131,12 @@ def offline_options(command: Function) -> Function:
     return wrapped  # type: ignore[return-value]
 
 
-def dumps(value: Any) -> str:
+def json_text(value: Any) -> str:
     """Format as JSON on one line; bytes as text if they are UTF-8, else base64."""
-    return json.dumps(value, ensure_ascii=False, default=plain)
+    return json.dumps(value, ensure_ascii=False, default=json_default)
 
 
-def plain(value: Any) -> Any:
+def json_default(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return text_or_base64(bytes(value))
     return str(value)
@@ -157,7 +161,7 @@ def payload_fields(payload: bytes | None) -> dict[str, str | None]:
         return {"payload_base64": base64.b64encode(payload).decode()}
 
 
-def words(key: str) -> str:
+def heading(key: str) -> str:
     return key.replace("_", " ")
 
 
@@ -171,7 +175,7 @@ def confirm(what: str) -> None:
     click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     if value is None or value == [] or value == {}:
         return "-"
     if isinstance(value, bool):
@@ -181,9 +185,9 @@ def cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list | tuple):
-        return ", ".join(cell(v) for v in value)
+        return ", ".join(format_cell(v) for v in value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{k}={cell(v)}" for k, v in value.items())
+        return ", ".join(f"{k}={format_cell(v)}" for k, v in value.items())
     return str(value)
 
 
@@ -210,7 +214,7 @@ def print_table(
     least, most = [], []
     for number, column in enumerate(columns):
         texts = [row[number] for row in rows]
-        least.append(max(map(cell_len, [*column.split(), *pieces(texts)]), default=0))
+        least.append(max(map(cell_len, [*column.split(), *unbreakable_parts(texts)]), default=0))
         most.append(max(map(cell_len, [column, *texts]), default=0))
     edges = 2 * len(columns) + 1  # borders and padding of the table
     if sys.stdout.isatty() and sum(least) + edges > console.width:
@@ -224,20 +228,20 @@ def print_table(
         padding=(0, 1, 0, 0) if header else (0, 1),
         title_justify="left",
     )
-    for column, width in zip(columns, widths(least, most, console.width - edges), strict=True):
+    for column, width in zip(columns, column_widths(least, most, console.width - edges), strict=True):
         table.add_column(column, overflow="fold", width=width)
     for row in rows:
         table.add_row(*(Text(text) for text in row))
     console.print(table)
 
 
-def pieces(texts: Iterable[str]) -> Iterator[str]:
+def unbreakable_parts(texts: Iterable[str]) -> Iterator[str]:
     """Yield the parts that must not be wrapped: short texts, and the words of long ones."""
     for text in texts:
         yield from [text] if len(text) <= UNBROKEN_WIDTH else text.split()
 
 
-def widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+def column_widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
     """Return the width of each column: its minimum, and a share of the remaining room if it can use it."""
     found, left = list(least), room - sum(least)
     order = sorted(range(len(least)), key=lambda number: most[number] - least[number])
@@ -265,15 +269,15 @@ def print_lines(
             if text == "-" and number:
                 continue
             piece = text if not number or not column or column in bare else f"{column} {text}"
-            if line and cell_len(line) + len(BETWEEN) + cell_len(piece) > width:
+            if line and cell_len(line) + len(SEPARATOR) + cell_len(piece) > width:
                 click.echo(line)
-                line = BETWEEN + piece
+                line = SEPARATOR + piece
             else:
-                line += BETWEEN + piece if line else piece
+                line += SEPARATOR + piece if line else piece
             if cell_len(line) > width and len(text) > UNBROKEN_WIDTH:
                 # A word longer than a line is not wrapped, so that it can be copied.
                 lines = wrap(
-                    line, width, subsequent_indent=BETWEEN, break_long_words=False, break_on_hyphens=False
+                    line, width, subsequent_indent=SEPARATOR, break_long_words=False, break_on_hyphens=False
                 )
                 line = lines.pop() if lines else ""  # a name may consist of blanks
                 click.echo("".join(f"{each}\n" for each in lines), nl=False)
@@ -335,12 +339,12 @@ def with_times(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {**row, **{f"{name}_at": iso_text(row.get(f"{name}_ms") or -1) for name in names}}
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Escape characters of a foreign text that would control the terminal or break a line."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
-def counted(count: int, one: str, many: str = "") -> str:
+def with_noun(count: int, one: str, many: str = "") -> str:
     """Format a number with its noun: '1 segment', '2,000 segments'."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
@@ -364,7 +368,7 @@ def progress(
         yield lambda done: None
         return
     bar = make_bar()
-    room = max(10, bar.console.width - bar_width(bar.console.width) - BESIDE_BAR)
+    room = max(10, bar.console.width - bar_width(bar.console.width) - BAR_TEXT_WIDTH)
     task = bar.add_task(text if len(text) <= room else f"{text[: room - 1]}…", total=total)
     with bar:
         yield lambda done: bar.advance(task, done)

@@ -15,22 +15,23 @@ import click
 from tfmq.cli import main
 from tfmq.cli.output import (
     Output,
-    counted,
-    dumps,
     iso_text,
+    json_text,
     output_options,
     payload_fields,
     progress,
     time_text,
+    with_noun,
 )
-from tfmq.cli.topic import known_topic
-from tfmq.cli.values import Place, client_id_option
-from tfmq.ids import print_id
+from tfmq.cli.topic import find_topic
+from tfmq.cli.values import StartPosition, client_id_option
+from tfmq.ids import format_id
 
 if TYPE_CHECKING:
     from tfmq.client.admin.models import PartitionDescription
     from tfmq.client.consumer.message import ReceivedMessage
     from tfmq.consumer import Consumer
+
 
 DAMAGE_FOUND = 4
 POLL_SECONDS = 1.0
@@ -53,12 +54,12 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES, short_help="Print the messages of a topic.")
-@click.argument("topic", shell_complete=main.topics)
+@click.argument("topic", shell_complete=main.complete_topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
     "--from",
     "start",
-    type=Place(),
+    type=StartPosition(),
     default="earliest",
     help="Where to begin [earliest]; a time may be relative, as -15m.",
 )
@@ -67,7 +68,7 @@ Examples:
 @click.option(
     "-g",
     "--group",
-    shell_complete=main.groups,
+    shell_complete=main.complete_groups,
     help="Read as this consumer group, and save its offsets.",
 )
 @click.option("-t", "--tag", help="Only messages of this tag.")
@@ -93,12 +94,12 @@ def read(
     """
     from tfmq.consumer import Consumer
 
-    line = formatter(output, template, escaped if sys.stdout.isatty() else bytes)
-    ends, unserved, troubles = present_state(output, topic, partition)
+    line = make_formatter(output, template, escape_controls if sys.stdout.isatty() else bytes)
+    ends, unserved, troubles = partition_states(output, topic, partition)
     if isinstance(start, int):
         check_offset(topic, start, ends)
     if follow or unserved == ends.keys():
-        tell(troubles)
+        print_problems(troubles)
     if unserved == ends.keys():
         return 1
     ends = {number: end for number, end in ends.items() if number not in unserved}
@@ -116,28 +117,30 @@ def read(
     )
     out, printed = sys.stdout.buffer, 0
     with consumer, progress(output, f"reading {topic}", None, follow or sys.stdout.isatty()) as advance:
-        for messages in wanted(consumer, None if follow else Ends(output, topic, ends, group), count):
+        for messages in read_batches(
+            consumer, None if follow else ReadEnds(output, topic, ends, group), count
+        ):
             out.writelines(map(line, messages))
             out.flush()  # the next poll acknowledges these messages
             advance(len(messages))
             printed += len(messages)
         damaged = bool(consumer.stats()["skipped"])
     if not follow:
-        tell(troubles)
+        print_problems(troubles)
     return DAMAGE_FOUND if damaged else int(bool(troubles) and printed != count)
 
 
-def tell(troubles: list[str]) -> None:
+def print_problems(troubles: list[str]) -> None:
     for trouble in troubles:
         click.echo(f"tfmq: {trouble}", err=True)
 
 
-def present_ends(output: Output, topic: str, partition: int | None) -> dict[int, int]:
+def current_ends(output: Output, topic: str, partition: int | None) -> dict[int, int]:
     """Return the current end of each partition. Raises UnknownTopic with the nearest name."""
-    return present_state(output, topic, partition)[0]
+    return partition_states(output, topic, partition)[0]
 
 
-def present_state(
+def partition_states(
     output: Output, topic: str, partition: int | None
 ) -> tuple[dict[int, int], set[int], list[str]]:
     """Return the current end of each partition, the unserved partitions, and a sentence for each problem.
@@ -148,16 +151,16 @@ def present_state(
     from tfmq.errors import UnknownPartition
 
     with Admin(output.existing) as admin:
-        found = known_topic(admin, topic)
+        found = find_topic(admin, topic)
     # Reading a written message that is not durable makes the broker fsync it, unless the partition is
     # stopped.
     ends = {p.partition: p.forced_offset if p.state == "stopped" else p.end_offset for p in found.partitions}
     unserved = {p.partition for p in found.partitions if not p.is_served}
-    troubles = {p.partition: why for p in found.partitions if (why := unread(topic, p))}
+    troubles = {p.partition: why for p in found.partitions if (why := unread_reason(topic, p))}
     if partition is None:
         return ends, unserved, list(troubles.values())
     if partition not in ends:
-        count = counted(len(ends), "partition")
+        count = with_noun(len(ends), "partition")
         raise UnknownPartition(f"{topic} has {count}, numbered from 0; there is no {partition}.")
     return (
         {partition: ends[partition]},
@@ -166,7 +169,7 @@ def present_state(
     )
 
 
-def unread(topic: str, found: "PartitionDescription") -> str:
+def unread_reason(topic: str, found: "PartitionDescription") -> str:
     """Return why messages of a stopped partition may be missing in the output; "" if none are."""
     if found.state != "stopped":
         return ""
@@ -191,7 +194,7 @@ def check_offset(topic: str, offset: int, ends: dict[int, int]) -> None:
         raise OffsetOutOfRange(f"Partition {partition} of {topic} ends at offset {end}, before {offset}.")
 
 
-class Ends:
+class ReadEnds:
     """The end offset of each partition at the start of the command.
 
     An end is lowered if the partition stops meanwhile. Partitions that other members of the group read are
@@ -201,15 +204,15 @@ class Ends:
     def __init__(self, output: Output, topic: str, ends: dict[int, int], group: str | None) -> None:
         self.output, self.topic, self.offsets, self.group = output, topic, ends, group
 
-    def look_again(self, consumer: "Consumer") -> None:
+    def refresh(self, consumer: "Consumer") -> None:
         """Update the ends after an empty poll: the log may have been truncated. Raises UnknownTopic."""
-        now = present_ends(self.output, self.topic, None)
-        others = self._others(consumer) if self.group is not None else set()
+        now = current_ends(self.output, self.topic, None)
+        others = self._partitions_of_others(consumer) if self.group is not None else set()
         self.offsets = {
             number: min(end, now[number]) for number, end in self.offsets.items() if number not in others
         }
 
-    def _others(self, consumer: "Consumer") -> set[int]:
+    def _partitions_of_others(self, consumer: "Consumer") -> set[int]:
         """Return the partitions that other live members have and keep."""
         from tfmq.admin import Admin
 
@@ -219,7 +222,7 @@ class Ends:
         theirs = {n for each in members if each["live"] for n in each["partitions"].get(self.topic, ())}
         return {number for number in theirs & self.offsets.keys() if self._position(consumer, number) is None}
 
-    def reached(self, consumer: "Consumer") -> bool:
+    def are_reached(self, consumer: "Consumer") -> bool:
         """Return whether the consumer has delivered every partition up to its end."""
         positions = {number: self._position(consumer, number) for number in self.offsets}
         return all(
@@ -239,31 +242,33 @@ class Ends:
             return None
 
 
-def wanted(consumer: "Consumer", ends: Ends | None, count: int | None) -> Iterator[list["ReceivedMessage"]]:
+def read_batches(
+    consumer: "Consumer", ends: ReadEnds | None, count: int | None
+) -> Iterator[list["ReceivedMessage"]]:
     """Yield messages up to the ends (None: without end), at most `count`.
 
     Messages after an end in the same poll are included: for a group they count as read.
     """
     left = count
     while left is None or left > 0:
-        if ends is not None and ends.reached(consumer):
+        if ends is not None and ends.are_reached(consumer):
             return
         messages = consumer.poll(timeout=POLL_SECONDS, max_messages=min(left or BATCH, BATCH))
         if messages:
             yield messages
         elif ends is not None:
-            ends.look_again(consumer)
+            ends.refresh(consumer)
         left = None if left is None else left - len(messages)
 
 
-def escaped(text: bytes) -> bytes:
+def escape_controls(text: bytes) -> bytes:
     """Escape control characters, except tab and line feed, as `\\x1b`, so that no message controls the
     terminal.
     """
     return CONTROLS.sub(lambda found: b"\\x%02x" % found[0][-1], text)
 
 
-def formatter(
+def make_formatter(
     output: Output, template: str | None, written: Callable[[bytes], bytes] = bytes
 ) -> Callable[["ReceivedMessage"], bytes]:
     """Return the function that formats a message: its payload, the filled template, or JSON.
@@ -271,24 +276,24 @@ def formatter(
     `written` converts the values of the message.
     """
     if output.json:
-        return lambda message: dumps(as_row(message)).encode() + b"\n"
+        return lambda message: json_text(message_row(message)).encode() + b"\n"
     if template is None:
         return lambda message: written(bytes(message.payload or b"")) + b"\n"
     for letter in re.findall(r"%(.?)", template, re.DOTALL):
         if letter not in FIELDS:
             known = " ".join(f"%{each}" for each in FIELDS)
             raise click.UsageError(f"--format has no %{letter}: it has {known}, where %% is a percent sign")
-    return lambda message: filled(template, message, written) + b"\n"
+    return lambda message: fill_template(template, message, written) + b"\n"
 
 
-def as_row(message: "ReceivedMessage") -> dict[str, Any]:
+def message_row(message: "ReceivedMessage") -> dict[str, Any]:
     """Return the object of `read --json`, which `send --json` accepts."""
     row: dict[str, Any] = {
         "topic": message.topic,
         "partition": message.partition,
         "offset": message.offset,
         "ordinal": message.ordinal,
-        "id": print_id(message.id),
+        "id": format_id(message.id),
         "key": message.key,
         "tag": message.tag,
         "properties": dict(message.properties),
@@ -309,13 +314,15 @@ FIELDS: dict[str, Callable[["ReceivedMessage"], object]] = {
     "o": lambda m: m.offset,
     "O": lambda m: m.ordinal,
     "p": lambda m: m.partition,
-    "i": lambda m: print_id(m.id),
+    "i": lambda m: format_id(m.id),
     "P": lambda m: ",".join(f"{k}={v}" for k, v in m.properties.items()),
     "%": lambda m: "%",
 }
 
 
-def filled(template: str, message: "ReceivedMessage", written: Callable[[bytes], bytes] = bytes) -> bytes:
+def fill_template(
+    template: str, message: "ReceivedMessage", written: Callable[[bytes], bytes] = bytes
+) -> bytes:
     """Replace the %-letters of the template, which are all known."""
     out, rest = b"", template
     while rest:

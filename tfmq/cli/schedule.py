@@ -11,9 +11,9 @@ from tfmq.cli import main
 from tfmq.cli.output import (
     Output,
     did_you_mean,
+    escape_unprintable,
     output_options,
     payload_fields,
-    printable,
     time_text,
     with_times,
 )
@@ -23,6 +23,7 @@ from tfmq.errors import UnknownSchedule
 if TYPE_CHECKING:
     from tfmq.admin import Admin
     from tfmq.client.admin.delayed import ScheduleDescription
+
 
 COLUMNS = ("name", "state", "next_run", "cron", "timezone", "topic", "last_run")
 MISFIRE = ("one", "all", "skip")
@@ -45,7 +46,7 @@ def schedule() -> None:
 
 @schedule.command(epilog=ADD_EXAMPLES)
 @click.argument("cron")
-@click.argument("topic", shell_complete=main.topics)
+@click.argument("topic", shell_complete=main.complete_topics)
 @click.argument("payload", required=False)
 @click.option(
     "-f",
@@ -105,10 +106,10 @@ def add(
             partition=partition,
             misfire=misfire,
         )
-    tell(output, found, f"{printable(found.name)} is {added(found)}")
+    report_schedule(output, found, f"{escape_unprintable(found.name)} is {add_result(found)}")
 
 
-def added(found: "ScheduleDescription") -> str:
+def add_result(found: "ScheduleDescription") -> str:
     """Return what `add` did.
 
     A schedule that existed before may be paused, which a deployment script should report.
@@ -116,10 +117,10 @@ def added(found: "ScheduleDescription") -> str:
     return f"there already, paused: tfmq schedule resume {found.name}" if found.state == "paused" else "added"
 
 
-names = main.offered(lambda admin: (each.name for each in admin.schedules()))
+names = main.complete_names(lambda admin: (each.name for each in admin.schedules()))
 
 
-def named(command: Callable[..., Any]) -> Callable[..., Any]:
+def name_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument NAME of pause, resume and remove."""
     return click.argument("name", shell_complete=names)(command)
 
@@ -135,16 +136,18 @@ def list_command(output: Output) -> None:
     with Admin(output.existing) as admin:
         found = admin.schedules()
         if output.json:
-            output.array(row_of(whole) for whole in (whole_of(admin, each.name) for each in found) if whole)
+            output.print_array(
+                json_row(whole) for whole in (describe_full(admin, each.name) for each in found) if whole
+            )
             return
     empty = "no schedules yet: tfmq schedule add makes one"
-    output.rows([readable(each) for each in found], COLUMNS, empty, ("state", "cron", "timezone"))
+    output.print_rows([table_row(each) for each in found], COLUMNS, empty, ("state", "cron", "timezone"))
     for each in found:
         if each.trouble:
-            output.say(f"{printable(each.name)} waits: {printable(each.trouble)}")
+            output.info(f"{escape_unprintable(each.name)} waits: {escape_unprintable(each.trouble)}")
 
 
-def whole_of(admin: "Admin", name: str) -> "ScheduleDescription | None":
+def describe_full(admin: "Admin", name: str) -> "ScheduleDescription | None":
     """Return the schedule with its payload; None if it was removed meanwhile."""
     try:
         return admin.describe_schedule(name)
@@ -153,28 +156,28 @@ def whole_of(admin: "Admin", name: str) -> "ScheduleDescription | None":
 
 
 @schedule.command(epilog="\b\nExample:\n  tfmq schedule show cleanup")
-@named
+@name_argument
 @output_options
 def show(name: str, output: Output) -> None:
     """Show a schedule, what it sends, and its next run."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = known(admin, name, admin.describe_schedule)
-    output.object(row_of(found) if output.json else everything(found))
+        found = with_name_hint(admin, name, admin.describe_schedule)
+    output.print_object(json_row(found) if output.json else detail_row(found))
 
 
 @schedule.command(epilog="\b\nExample:\n  tfmq schedule run cleanup")
-@named
+@name_argument
 @output_options
 def run(name: str, output: Output) -> None:
     """Send the message of a schedule once, now, besides its times; also of a paused schedule."""
     from tfmq.admin import Admin
-    from tfmq.client.admin.delayed import moment_at
+    from tfmq.client.admin.delayed import datetime_at as moment_at
     from tfmq.producer import Producer
 
     with Admin(output.existing) as admin, Producer(output.servers) as producer:
-        found = known(admin, name, admin.describe_schedule)
+        found = with_name_hint(admin, name, admin.describe_schedule)
         message, now = found.message, moment_at(admin.ping(), found.timezone)
         assert message is not None and now is not None, "asked for by its name"
         own = {"schedule": name, "scheduled_for": now.isoformat(timespec="seconds")}
@@ -183,49 +186,51 @@ def run(name: str, output: Output) -> None:
         )
         sent = producer.send(found.topic, message).result()
     if output.json:
-        output.object({"name": name, "topic": sent.topic, "partition": sent.partition, "offset": sent.offset})
-    output.say(f"sent to {sent.topic}, partition {sent.partition}, offset {sent.offset} ({sent.durability})")
+        output.print_object(
+            {"name": name, "topic": sent.topic, "partition": sent.partition, "offset": sent.offset}
+        )
+    output.info(f"sent to {sent.topic}, partition {sent.partition}, offset {sent.offset} ({sent.durability})")
 
 
 @schedule.command(epilog="\b\nExample:\n  tfmq schedule pause cleanup")
-@named
+@name_argument
 @output_options
 def pause(name: str, output: Output) -> None:
     """Send nothing of a schedule until it is resumed."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = known(admin, name, admin.pause_schedule)
-    tell(output, found, f"{name} is paused: tfmq schedule resume {name}")
+        found = with_name_hint(admin, name, admin.pause_schedule)
+    report_schedule(output, found, f"{name} is paused: tfmq schedule resume {name}")
 
 
 @schedule.command(epilog="\b\nExample:\n  tfmq schedule resume cleanup")
-@named
+@name_argument
 @output_options
 def resume(name: str, output: Output) -> None:
     """Resume a schedule from now on; also after the broker's clock was set back."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = known(admin, name, admin.resume_schedule)
-    tell(output, found, f"{name} goes on")
+        found = with_name_hint(admin, name, admin.resume_schedule)
+    report_schedule(output, found, f"{name} goes on")
 
 
 @schedule.command(epilog="\b\nExample:\n  tfmq schedule remove cleanup")
-@named
+@name_argument
 @output_options
 def remove(name: str, output: Output) -> None:
     """Remove a schedule."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        removed = known(admin, name, admin.remove_schedule)
+        removed = with_name_hint(admin, name, admin.remove_schedule)
     if output.json:
-        output.object({"name": name, "removed": removed})
-    output.say(f"removed {name}" if removed else f"{name} was removed, and another one made, meanwhile")
+        output.print_object({"name": name, "removed": removed})
+    output.info(f"removed {name}" if removed else f"{name} was removed, and another one made, meanwhile")
 
 
-def known(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any:
+def with_name_hint(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any:
     """Return the result of the call. Raises UnknownSchedule with the nearest name."""
     try:
         return call(name)
@@ -235,18 +240,20 @@ def known(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any:
         raise UnknownSchedule(f"There is no schedule {name!r}.{did_you_mean(name, others) or rest}") from None
 
 
-def tell(output: Output, found: "ScheduleDescription", sentence: str) -> None:
+def report_schedule(output: Output, found: "ScheduleDescription", sentence: str) -> None:
     """Print JSON, or a sentence with the next run."""
     if output.json:
-        output.object(row_of(found))
+        output.print_object(json_row(found))
         return
-    following = "" if found.next_at is None else f"; next run {when(found.next_at, found.timezone)}"
-    output.say(f"{sentence}{following}")
+    following = (
+        "" if found.next_at is None else f"; next run {format_run_time(found.next_at, found.timezone)}"
+    )
+    output.info(f"{sentence}{following}")
     if found.trouble:
-        output.say(f"it waits: {printable(found.trouble)}")
+        output.info(f"it waits: {escape_unprintable(found.trouble)}")
 
 
-def row_of(found: "ScheduleDescription") -> dict[str, Any]:
+def json_row(found: "ScheduleDescription") -> dict[str, Any]:
     """Return the row for JSON: all fields, and next and last run as ISO times of its zone, null for none."""
     row = {key: value for key, value in found._asdict().items() if key not in ("details", "message")}
     if found.message is not None:
@@ -256,32 +263,39 @@ def row_of(found: "ScheduleDescription") -> dict[str, Any]:
     return with_times(row | dict(found.details), "made")
 
 
-def everything(found: "ScheduleDescription") -> dict[str, Any]:
+def detail_row(found: "ScheduleDescription") -> dict[str, Any]:
     """Return the fields for `show`."""
-    row = row_of(found)
+    row = json_row(found)
     for name in ("next_ms", "last_ms", "made_ms", "made_at", "id", "size_bytes"):
         del row[name]
-    shown = {name: value if isinstance(value, int) else plain(value) for name, value in row.items()}
+    shown = {name: value if isinstance(value, int) else format_payload(value) for name, value in row.items()}
     return {name: value for name, value in shown.items() if value not in ("", "None")} | {
-        "next_run": when(found.next_at, found.timezone),
-        "last_run": when(found.last_at, found.timezone),
+        "next_run": format_run_time(found.next_at, found.timezone),
+        "last_run": format_run_time(found.last_at, found.timezone),
         "made": time_text(found.made_ms or None),
     }
 
 
-def plain(value: Any) -> str:
+def format_payload(value: Any) -> str:
     """Format a text, bytes, or properties."""
     if isinstance(value, dict):
-        return ", ".join(f"{printable(name)}={printable(text)}" for name, text in value.items())
-    return printable(value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value))
+        return ", ".join(
+            f"{escape_unprintable(name)}={escape_unprintable(text)}" for name, text in value.items()
+        )
+    return escape_unprintable(
+        value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    )
 
 
-def readable(found: "ScheduleDescription") -> dict[str, Any]:
+def table_row(found: "ScheduleDescription") -> dict[str, Any]:
     """Return the row for a table."""
-    row = {key: printable(str(getattr(found, key))) for key in ("name", "state", "cron", "timezone", "topic")}
+    row = {
+        key: escape_unprintable(str(getattr(found, key)))
+        for key in ("name", "state", "cron", "timezone", "topic")
+    }
     return row | {"next_run": time_text(found.next_at), "last_run": time_text(found.last_at)}
 
 
-def when(moment: datetime | None, timezone: str) -> str:
+def format_run_time(moment: datetime | None, timezone: str) -> str:
     """Format a time with its zone: 2026-11-27 09:00:00 +01:00 (Europe/Berlin)."""
-    return "-" if moment is None else f"{time_text(moment)} ({printable(timezone)})"
+    return "-" if moment is None else f"{time_text(moment)} ({escape_unprintable(timezone)})"

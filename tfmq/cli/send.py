@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from tfmq.cli import main
-from tfmq.cli.delay_view import due_of
-from tfmq.cli.output import Output, counted, dumps, output_options, progress, time_text
+from tfmq.cli.delay_view import due_fields
+from tfmq.cli.output import Output, json_text, output_options, progress, time_text, with_noun
 from tfmq.cli.topic import check_name
 from tfmq.cli.values import Delay, Moment, Property, client_id_option
 from tfmq.client.send.partitioner import KeyHash
-from tfmq.ids import print_id
+from tfmq.ids import format_id
 from tfmq.message import Message
 from tfmq.protocol.delayed_handle import parse_handle
 
 if TYPE_CHECKING:
     from tfmq.message import SendResult
     from tfmq.producer import Producer
+
 
 BATCH_LINES = 10_000
 
@@ -45,7 +46,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("topic", shell_complete=main.topics)
+@click.argument("topic", shell_complete=main.complete_topics)
 @click.argument("payloads", nargs=-1, metavar="[PAYLOAD]...")
 @click.option(
     "-f",
@@ -103,28 +104,30 @@ def send(
     check_name(topic)
     if sum((bool(payloads), file is not None, lines is not None)) > 1:
         raise click.UsageError("give only one of PAYLOADs, --file and --lines")
-    shared = Shared(key, tag, dict(properties), partition, delay, at)
+    shared = SharedOptions(key, tag, dict(properties), partition, delay, at)
     if at is not None and at <= datetime.now(UTC):
-        output.say(f"{time_text(round(at.timestamp() * 1000))} is in the past: delivered as soon as possible")
+        output.info(
+            f"{time_text(round(at.timestamp() * 1000))} is in the past: delivered as soon as possible"
+        )
     from_objects = output.json and not payloads and file is None and lines is None
     messages = (
-        objects(sys.stdin.buffer, shared)
+        parse_objects(sys.stdin.buffer, shared)
         if from_objects
-        else map(shared.message, texts(payloads, file, lines, b"\0" if null else b"\n"))
+        else map(shared.make_message, named_payloads(payloads, file, lines, b"\0" if null else b"\n"))
     )
     typed = not payloads and file is None and (lines or sys.stdin).isatty()
     if typed:
         end = "NUL after each" if null else "one per line"
-        output.say(f"type the messages, {end}; Ctrl-D at the start of a line ends")
+        output.info(f"type the messages, {end}; Ctrl-D at the start of a line ends")
     with (
-        Producer(output.servers, acks=acks, selector=InTurn(), client_id=client_id) as producer,
+        Producer(output.servers, acks=acks, selector=RoundRobinSelector(), client_id=client_id) as producer,
         progress(output, f"sending to {topic}", None, typed) as advance,
     ):
-        count, last, delayed = send_all(producer, topic, messages, advance, shared.waits and output.json)
-    report(output, topic, count, last, shared.waits, delayed)
+        count, last, delayed = send_all(producer, topic, messages, advance, shared.is_delayed and output.json)
+    print_result(output, topic, count, last, shared.is_delayed, delayed)
 
 
-class InTurn(KeyHash):
+class RoundRobinSelector(KeyHash):
     """Selects partitions in turn by message, not by batch, for messages without a key.
 
     A user who sends a few lines to several partitions expects messages in all of them.
@@ -156,12 +159,12 @@ def send_all(
                 advance(BATCH_LINES)
     except click.UsageError as error:
         producer.flush()
-        raise click.UsageError(f"{error.message}. {counted(count, 'message')} sent before it.") from None
+        raise click.UsageError(f"{error.message}. {with_noun(count, 'message')} sent before it.") from None
     producer.flush()
     return count, last.result() if last is not None else None, [each.result().delayed for each in kept]
 
 
-def report(
+def print_result(
     output: Output,
     topic: str,
     count: int,
@@ -174,27 +177,27 @@ def report(
         durability = last.durability if last else None
         row = {"topic": topic, "count": count, "durability": durability}
         if count == 1 and last:
-            row |= {"partition": last.partition, "offset": last.offset, "id": print_id(last.message_id)}
-            row |= {"delayed": last.delayed, **due_of(last.delayed)} if last.delayed else {}
+            row |= {"partition": last.partition, "offset": last.offset, "id": format_id(last.message_id)}
+            row |= {"delayed": last.delayed, **due_fields(last.delayed)} if last.delayed else {}
         elif any(delayed):
             row["delayed"] = delayed
-        click.echo(dumps(row))
+        click.echo(json_text(row))
     elif count == 1 and last and waits and not last.delayed:
-        output.say(f"sent to {topic}, partition {last.partition}, delivered when due ({last.durability})")
-        output.say("it has no handle, because the broker's reply had none")
+        output.info(f"sent to {topic}, partition {last.partition}, delivered when due ({last.durability})")
+        output.info("it has no handle, because the broker's reply had none")
     elif count == 1 and last and last.delayed:
         due = time_text(parse_handle(last.delayed).due)
-        output.say(f"sent to {topic}, partition {last.partition}, due {due} ({last.durability})")
-        output.say(f"its handle until then: {last.delayed}")
+        output.info(f"sent to {topic}, partition {last.partition}, due {due} ({last.durability})")
+        output.info(f"its handle until then: {last.delayed}")
     elif count == 1 and last:
-        output.say(f"sent to {topic}, partition {last.partition}, offset {last.offset} ({last.durability})")
+        output.info(f"sent to {topic}, partition {last.partition}, offset {last.offset} ({last.durability})")
     else:
-        output.say(f"sent {count:,} messages to {topic}" + (f" ({last.durability})" if last else ""))
+        output.info(f"sent {count:,} messages to {topic}" + (f" ({last.durability})" if last else ""))
         if last and last.delayed:
-            output.say(f"they are delivered when due: tfmq delay list --topic {topic}")
+            output.info(f"they are delivered when due: tfmq delay list --topic {topic}")
 
 
-class Shared:
+class SharedOptions:
     """The options that all messages of one command line share."""
 
     def __init__(
@@ -212,17 +215,17 @@ class Shared:
         self.delay, self.at = delay, at
 
     @property
-    def waits(self) -> bool:
+    def is_delayed(self) -> bool:
         """Whether the messages have a due time."""
         return self.delay is not None or self.at is not None
 
-    def message(self, payload: bytes | None) -> Message:
+    def make_message(self, payload: bytes | None) -> Message:
         return Message(
             payload, self.key, self.tag, self.properties, self.partition, delay=self.delay, deliver_at=self.at
         )
 
 
-def texts(
+def named_payloads(
     payloads: tuple[str, ...], file: Path | None, lines: BinaryIO | None, end: bytes
 ) -> Iterator[bytes]:
     """Yield the payloads that the command line names, in order."""
@@ -231,10 +234,10 @@ def texts(
     elif file is not None:
         yield file.read_bytes()
     else:
-        yield from split(lines or sys.stdin.buffer, end)
+        yield from split_stream(lines or sys.stdin.buffer, end)
 
 
-def split(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
+def split_stream(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
     """Yield the parts of `stream` between `end`s, as they arrive; the last part may lack its end."""
     if end == b"\n":
         yield from (line[:-1] if line.endswith(b"\n") else line for line in stream)
@@ -247,7 +250,7 @@ def split(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
         yield rest
 
 
-def objects(stream: BinaryIO, shared: Shared) -> Iterator[Message]:
+def parse_objects(stream: BinaryIO, shared: SharedOptions) -> Iterator[Message]:
     """Yield messages from the objects of `read --json`, one per line.
 
     Command line options take precedence.
@@ -264,7 +267,7 @@ def objects(stream: BinaryIO, shared: Shared) -> Iterator[Message]:
             ) from None
 
 
-def message_of(row: dict[str, object], shared: Shared) -> Message:
+def message_of(row: dict[str, object], shared: SharedOptions) -> Message:
     if not isinstance(row, dict) or not {"payload", "payload_base64"} & row.keys():
         raise TypeError("it should be an object with a payload")
     # With an offset it was printed by `tfmq read` or `tfmq dlq export`, which say more of it than is sent.

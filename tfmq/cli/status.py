@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from tfmq.cli.output import Output, age_text, counted, output_options, size_text, with_times
+from tfmq.cli.output import Output, age_text, output_options, size_text, with_noun, with_times
 
-CLOCK_MS = 1_000
+CLOCK_DIFFERENCE_MS = 1_000
 """Minimum difference between broker time and the local clock that is reported."""
 TARGETS_SHOWN = 10
 """Maximum number of blocked partitions that are listed; a broken disk stops all of its partitions."""
@@ -28,21 +28,21 @@ def status(output: Output) -> None:
     if output.json:
         if found.get("delay"):
             found["delay"] = with_times(found["delay"], "now", "next_due", "horizon")
-        output.object(found)
+        output.print_object(found)
         return
     settings = found.pop("settings", {})
     transactions, delay = found.pop("transactions", {}), found.pop("delay", {})
-    shown = {label(key): readable(key, value) for key, value in found.items() if not nested(value)}
+    shown = {row_label(key): format_value(key, value) for key, value in found.items() if not is_nested(value)}
     rows = {
         **transaction_rows(transactions),
         **delay_rows(delay),
         **schedule_rows(found.get("schedules", {})),
     }
-    output.object({**shown, **rows})
-    tell_transactions(output, transactions, settings.get("transaction.alarm_seconds", 0))
-    tell_delay(output, delay)
+    output.print_object({**shown, **rows})
+    print_transaction_problems(output, transactions, settings.get("transaction.alarm_seconds", 0))
+    print_delay_problems(output, delay)
     if settings and not output.quiet:
-        output.say("settings: tfmq status --json, or tfmq-server --check-config")
+        output.info("settings: tfmq status --json, or tfmq-server --check-config")
 
 
 def transaction_rows(found: Mapping[str, Any]) -> dict[str, str]:
@@ -66,15 +66,15 @@ def schedule_rows(found: Mapping[str, int]) -> dict[str, str]:
     return {"schedules": ", ".join([f"{found['schedules']:,}", *states])}
 
 
-def tell_transactions(output: Output, found: Mapping[str, Any], alarm_seconds: float) -> None:
+def print_transaction_problems(output: Output, found: Mapping[str, Any], alarm_seconds: float) -> None:
     """Print the transaction problems that need an operator."""
     if found.get("alarm"):
-        output.say(
+        output.info(
             f"transactions have been prepared for longer than {age_text(alarm_seconds)} and wait for their owners:"
             " tfmq tx list"
         )
     if found.get("heuristic"):
-        output.say("some were ended by an operator, and their outcomes are not forgotten yet: tfmq tx list")
+        output.info("some were ended by an operator, and their outcomes are not forgotten yet: tfmq tx list")
 
 
 def delay_rows(found: Mapping[str, Any]) -> dict[str, str]:
@@ -99,33 +99,33 @@ def late_text(late_ms: float) -> str:
     return f"{late_ms:.3g} ms" if late_ms < 1_000 else age_text(late_ms / 1_000)
 
 
-def tell_delay(output: Output, found: Mapping[str, Any]) -> None:
+def print_delay_problems(output: Output, found: Mapping[str, Any]) -> None:
     """Print the delayed-message problems that need an operator, and differences of the clocks."""
     if found.get("arrivals", "open") != "open":
-        output.say(f"delayed messages are rejected, their log is stopped: {found['arrivals']}")
+        output.info(f"delayed messages are rejected, their log is stopped: {found['arrivals']}")
     if found.get("held"):
-        output.say(f"{counted(found['held'], 'delayed message')} blocked by partitions that accept none:")
+        output.info(f"{with_noun(found['held'], 'delayed message')} blocked by partitions that accept none:")
         targets = list(found.get("waits_for", ()))
         for target, reason in targets[:TARGETS_SHOWN]:
-            output.say(f"  {target}: {reason}")
+            output.info(f"  {target}: {reason}")
         if len(targets) > TARGETS_SHOWN:
-            output.say(f"  and {len(targets) - TARGETS_SHOWN:,} more: tfmq status --json")
+            output.info(f"  and {len(targets) - TARGETS_SHOWN:,} more: tfmq status --json")
     if found.get("damaged"):
-        output.say(f"{counted(found['damaged'], 'delayed message')} lost by damage: see the broker's log")
+        output.info(f"{with_noun(found['damaged'], 'delayed message')} lost by damage: see the broker's log")
     ahead = found.get("ahead_ms", 0)
-    if abs(ahead) >= CLOCK_MS:
+    if abs(ahead) >= CLOCK_DIFFERENCE_MS:
         where = "ahead of" if ahead > 0 else "behind"
-        output.say(
+        output.info(
             f"broker time is {age_text(abs(ahead) / 1_000)} {where} the clock: docs/delay.md, “The clock” (tfmq --docs)"
         )
 
 
-def label(key: str) -> str:
+def row_label(key: str) -> str:
     """Return the name of a row, without the unit if the value contains it."""
     return "size" if key == "bytes" else key.removesuffix("_bytes").removesuffix("_seconds")
 
 
-def readable(key: str, value: Any) -> Any:
+def format_value(key: str, value: Any) -> Any:
     if key.endswith("bytes") and isinstance(value, int):
         return size_text(value)
     if key == "uptime_seconds":
@@ -134,5 +134,5 @@ def readable(key: str, value: Any) -> Any:
     return value
 
 
-def nested(value: Any) -> bool:
+def is_nested(value: Any) -> bool:
     return isinstance(value, dict)

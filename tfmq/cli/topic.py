@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli import main
-from tfmq.cli.output import Output, confirm, counted, did_you_mean, output_options, size_text
-from tfmq.cli.values import Count, Place, Property
+from tfmq.cli.output import Output, confirm, did_you_mean, output_options, size_text, with_noun
+from tfmq.cli.values import PositiveInteger, Property, StartPosition
 from tfmq.errors import UnknownTopic
-from tfmq.limits import valid_name
+from tfmq.limits import is_valid_name
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
@@ -38,7 +38,7 @@ def topic() -> None:
     """Topics: list, create, show, set, grow, purge, resume, delete."""
 
 
-def row_of(found: TopicDescription) -> dict[str, Any]:
+def json_row(found: TopicDescription) -> dict[str, Any]:
     """Return the JSON row of a topic, with the sums of its partitions."""
     parts = found.partitions
     states = sorted({p.state for p in parts}, key=lambda state: (state == "open", state))
@@ -52,7 +52,7 @@ def row_of(found: TopicDescription) -> dict[str, Any]:
     }
 
 
-def readable(row: dict[str, Any]) -> dict[str, Any]:
+def table_row(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row for a table, with the size in a readable unit."""
     shown = {key: value for key, value in row.items() if key not in ("size_bytes", "states")}
     return {**shown, "size": size_text(row["size_bytes"])}
@@ -65,15 +65,17 @@ def list_command(output: Output) -> None:
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        rows = [row_of(admin.topic(found.name)) for found in admin.topics()]
+        rows = [json_row(admin.topic(found.name)) for found in admin.topics()]
     empty = "no topics yet: tfmq send TOPIC PAYLOAD makes one"
-    output.rows(rows if output.json else [readable(row) for row in rows], LIST_COLUMNS, empty)
+    output.print_rows(rows if output.json else [table_row(row) for row in rows], LIST_COLUMNS, empty)
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic create orders --partitions 4 --set retention.seconds=7d")
 @click.argument("name")
 @click.option(
-    "--partitions", type=Count("partitions"), help="Number of partitions [the server's topics.partitions]."
+    "--partitions",
+    type=PositiveInteger("partitions"),
+    help="Number of partitions [the server's topics.partitions].",
 )
 @click.option(
     "--set", "settings", type=Property(), multiple=True, help="A setting of this topic; may be repeated."
@@ -88,37 +90,37 @@ def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], .
         made = admin.create_topic(name, partitions=partitions, settings=dict(settings))
     count = len(made.partitions)
     if output.json:
-        output.object({"topic": name, "partitions": count})
-    output.say(f"created {name} with {counted(count, 'partition')}")
+        output.print_object({"topic": name, "partitions": count})
+    output.info(f"created {name} with {with_noun(count, 'partition')}")
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic show orders")
-@click.argument("name", shell_complete=main.topics)
+@click.argument("name", shell_complete=main.complete_topics)
 @output_options
 def show(name: str, output: Output) -> None:
     """Show a topic: its partitions, offsets, sizes, states and damage."""
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = known_topic(admin, name)
+        found = find_topic(admin, name)
     rows = [partition_row(p) for p in found.partitions]
     if output.json:
         effective = {
             key: {"value": value, "from": origin} for key, (value, origin) in found.effective.items()
         }
-        output.object(
-            {**row_of(found), "settings": dict(found.settings), "effective": effective, "partitions": rows}
+        output.print_object(
+            {**json_row(found), "settings": dict(found.settings), "effective": effective, "partitions": rows}
         )
         return
     own = ", ".join(f"{key}={setting_text(value)}" for key, value in found.settings.items())
-    output.object({**readable(row_of(found)), "settings": own or None})
-    output.rows(settings_of(found), SETTING_COLUMNS, "")
-    output.rows([readable(row) for row in rows], SHOW_COLUMNS, "")
+    output.print_object({**table_row(json_row(found)), "settings": own or None})
+    output.print_rows(settings_rows(found), SETTING_COLUMNS, "")
+    output.print_rows([table_row(row) for row in rows], SHOW_COLUMNS, "")
     for row in rows:
-        tell_trouble(output, name, row)
+        print_problem(output, name, row)
 
 
-def settings_of(found: TopicDescription) -> list[dict[str, Any]]:
+def settings_rows(found: TopicDescription) -> list[dict[str, Any]]:
     """Return the effective settings that differ from the defaults, in the format of --set, with their origin."""
     return [
         {
@@ -153,13 +155,13 @@ def partition_row(found: PartitionDescription) -> dict[str, Any]:
     }
 
 
-def tell_trouble(output: Output, name: str, row: dict[str, Any]) -> None:
+def print_problem(output: Output, name: str, row: dict[str, Any]) -> None:
     number = row["partition"]
     if row["state"] == "stopped":
-        output.say(f"partition {number} accepts no messages: {row['reason']}")
-        output.say(f"  when the cause is corrected: tfmq topic resume {name} --partition {number}")
+        output.info(f"partition {number} accepts no messages: {row['reason']}")
+        output.info(f"  when the cause is corrected: tfmq topic resume {name} --partition {number}")
     for damage in row["damage"]:
-        output.say(
+        output.info(
             f"partition {number} is damaged from {damage['first']} to {damage['next']}: {damage['reason']}"
         )
 
@@ -169,7 +171,7 @@ def tell_trouble(output: Output, name: str, row: dict[str, Any]) -> None:
     epilog="\b\nExamples:\n  tfmq topic set orders retention.seconds=7d flush.messages=1\n"
     "  tfmq topic set orders --unset retention.seconds",
 )
-@click.argument("name", shell_complete=main.topics)
+@click.argument("name", shell_complete=main.complete_topics)
 @click.argument("settings", nargs=-1, type=Property(), metavar="[KEY=VALUE]...")
 @click.option(
     "--unset", multiple=True, metavar="KEY", help="Use the server's value again, like KEY=; may be repeated."
@@ -188,19 +190,19 @@ def set_command(
             raise click.UsageError(f"{key}={value} and --unset {key} contradict each other: give one of them")
     changes = {key: value or None for key, value in settings} | dict.fromkeys(unset)
     with Admin(output.existing) as admin:
-        known_topic(admin, name)
+        find_topic(admin, name)
         found = admin.set_topic(name, changes)
     if output.json:
-        output.object({"topic": name, "settings": dict(found.settings)})
+        output.print_object({"topic": name, "settings": dict(found.settings)})
         return
     for key in changes:
         value, origin = found.effective[key]
-        output.say(f"{name}: {key} = {value} ({'its own' if origin == 'topic' else origin})")
+        output.info(f"{name}: {key} = {value} ({'its own' if origin == 'topic' else origin})")
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic grow orders 8")
-@click.argument("name", shell_complete=main.topics)
-@click.argument("partitions", type=Count("partitions"))
+@click.argument("name", shell_complete=main.complete_topics)
+@click.argument("partitions", type=PositiveInteger("partitions"))
 @output_options
 def grow(name: str, partitions: int, output: Output) -> None:
     """Increase the number of partitions.
@@ -210,18 +212,18 @@ def grow(name: str, partitions: int, output: Output) -> None:
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        known_topic(admin, name)
+        find_topic(admin, name)
         count = admin.grow_topic(name, partitions)
     if output.json:
-        output.object({"topic": name, "partitions": count})
-    output.say(f"{name} has {counted(count, 'partition')} now")
+        output.print_object({"topic": name, "partitions": count})
+    output.info(f"{name} has {with_noun(count, 'partition')} now")
 
 
 @topic.command(
     short_help="Let a stopped partition accept messages again.",
     epilog="\b\nExample:\n  tfmq topic resume orders --partition 2",
 )
-@click.argument("name", shell_complete=main.topics)
+@click.argument("name", shell_complete=main.complete_topics)
 @click.option("--partition", type=click.IntRange(min=0), help="The partition [every stopped partition].")
 @output_options
 def resume(name: str, partition: int | None, output: Output) -> int:
@@ -233,7 +235,7 @@ def resume(name: str, partition: int | None, output: Output) -> int:
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        before = {p.partition: p for p in known_topic(admin, name).partitions}
+        before = {p.partition: p for p in find_topic(admin, name).partitions}
         stopped = [number for number, p in before.items() if p.state == "stopped"]
         chosen = stopped if partition is None else [partition]
         states = {number: admin.resume(name, number) for number in chosen}
@@ -242,12 +244,12 @@ def resume(name: str, partition: int | None, output: Output) -> int:
         {"topic": name, "partition": n, "state": state} | ({"reason": after[n]} if state == "stopped" else {})
         for n, state in states.items()
     ]
-    output.rows(rows, ("topic", "partition", "state"), f"no partition of {name} is stopped")
+    output.print_rows(rows, ("topic", "partition", "state"), f"no partition of {name} is stopped")
     for number, state in states.items():
         if state == "stopped":
             click.echo(f"tfmq: {name}-{number} is still stopped: {after[number]}", err=True)
         elif before[number].is_lost:
-            output.say(f"{name}-{number} is empty now: the messages of its lost folder are given up")
+            output.info(f"{name}-{number} is empty now: the messages of its lost folder are given up")
     return 1 if "stopped" in states.values() else 0
 
 
@@ -256,11 +258,11 @@ def resume(name: str, partition: int | None, output: Output) -> int:
     epilog="\b\nExamples:\n  tfmq topic purge orders --before -30d\n"
     "  tfmq topic purge orders --partition 2 --before 4096\n  tfmq topic purge test-events --yes",
 )
-@click.argument("name", shell_complete=main.topics)
+@click.argument("name", shell_complete=main.complete_topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
     "--before",
-    type=Place(),
+    type=StartPosition(),
     default="latest",
     help="Remove messages before this [latest: all messages].",
 )
@@ -278,7 +280,7 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = known_topic(admin, name)
+        found = find_topic(admin, name)
         where = name if partition is None else f"{name}-{partition}"
         if isinstance(before, int) and partition is None and len(found.partitions) > 1:
             number = len(found.partitions)
@@ -292,20 +294,20 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
     count = sum(each.first_ordinal - before_it.get(each.partition, 0) for each in left.partitions)
     if output.json:
         rows = [{"partition": each, "first_offset": first} for each, first in purged.first_offsets.items()]
-        output.object({"topic": name, "partitions": rows, "moved": purged.moved, "left": purged.left})
+        output.print_object({"topic": name, "partitions": rows, "moved": purged.moved, "left": purged.left})
         return
-    output.say(f"removed {counted(max(0, count), 'message')} of {where}")
+    output.info(f"removed {with_noun(max(0, count), 'message')} of {where}")
     if purged.moved:
-        output.say(f"moved to the first remaining message: {', '.join(purged.moved)}")
+        output.info(f"moved to the first remaining message: {', '.join(purged.moved)}")
     for group in purged.left:
-        output.say(
+        output.info(
             f"{group} has a live member or a transaction, and offsets of removed messages: stop its members, then run"
             f" tfmq group reset {group} {name} --to earliest"
         )
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic delete orders --yes")
-@click.argument("name", shell_complete=main.topics)
+@click.argument("name", shell_complete=main.complete_topics)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:
@@ -313,19 +315,19 @@ def delete(name: str, yes: bool, output: Output) -> None:
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = row_of(known_topic(admin, name))
+        found = json_row(find_topic(admin, name))
         if not yes:
             waiting = admin.delayed_histogram([0, 1], name).pending
-            confirm(f"delete {described(name, found['messages'], waiting)}")
+            confirm(f"delete {describe_deletion(name, found['messages'], waiting)}")
         admin.delete_topic(name)
     if output.json:
-        output.object({"topic": name, "deleted": True})
-    output.say(f"deleted {name}")
+        output.print_object({"topic": name, "deleted": True})
+    output.info(f"deleted {name}")
 
 
-def described(name: str, messages: int, delayed: int) -> str:
+def describe_deletion(name: str, messages: int, delayed: int) -> str:
     """Return a description of the data that is deleted with a topic."""
-    what = f"{name} with {counted(messages, 'message')}"
+    what = f"{name} with {with_noun(messages, 'message')}"
     return what + (f" and {delayed:,} that wait for their time" if delayed else "")
 
 
@@ -334,7 +336,7 @@ NONE_YET = " There are no topics yet: tfmq send TOPIC PAYLOAD makes one."
 
 def check_name(name: str) -> None:
     """Raise UsageError for an invalid topic name, before the broker is asked."""
-    if valid_name(name):
+    if is_valid_name(name):
         return
     wildcards = " There are no wildcards here: give one name." if set(name) & set("*?[]") else ""
     raise click.UsageError(
@@ -342,7 +344,7 @@ def check_name(name: str) -> None:
     )
 
 
-def known_topic(admin: Admin, name: str) -> Any:
+def find_topic(admin: Admin, name: str) -> Any:
     """Return the topic's description.
 
     Raises UnknownTopic with the nearest name, UsageError like `check_name`.

@@ -14,12 +14,12 @@ from tfmq.cli import main
 from tfmq.cli.output import (
     Output,
     age_text,
-    counted,
     did_you_mean,
+    escape_unprintable,
     output_options,
-    printable,
     size_text,
     time_text,
+    with_noun,
     with_times,
 )
 from tfmq.errors import NOT_DONE, ConnectionFailed, Damaged, TfmqError, UnknownTransaction
@@ -36,7 +36,7 @@ NAMES_COMPARED = 10_000
 """Limit for "did you mean": comparing 100,000 names would take too long."""
 
 
-def every(
+def iterate_transactions(
     admin: Admin, states: Sequence[str] | None, group: str | None, after: int
 ) -> Iterator[TransactionDescription]:
     """Yield all transactions, one page per request."""
@@ -48,49 +48,52 @@ def every(
         after = page[-1].epoch
 
 
-def row_of(found: TransactionDescription) -> dict[str, Any]:
+def json_row(found: TransactionDescription) -> dict[str, Any]:
     """Return the row for JSON."""
     row = found._asdict()
     row |= row.pop("details") | {"topics": list(found.topics)}
     return with_times(row, *(name.removesuffix("_ms") for name in row if name.endswith("_ms")))
 
 
-def readable(found: TransactionDescription) -> dict[str, Any]:
+def table_row(found: TransactionDescription) -> dict[str, Any]:
     """Return the row for a table."""
     return {
-        "xid": printable(found.xid),
+        "xid": escape_unprintable(found.xid),
         "epoch": str(found.epoch),
-        "state": state_of(found),
+        "state": state_text(found),
         "age": age_text(found.age_seconds),
         "size": size_text(found.size_bytes),
-        "messages": messages_of(found),
+        "messages": messages_text(found),
         "topics": list(found.topics),
-        "owner": printable(found.owner),
+        "owner": escape_unprintable(found.owner),
         "group": found.group or found.commit_group or None,
     }
 
 
-def state_of(found: TransactionDescription) -> str:
+def state_text(found: TransactionDescription) -> str:
     """Return the state, and whether damage of the transaction journal blocks the transaction."""
     return f"{found.state}, journal damaged" if found.details.get("damage") else found.state
 
 
-def messages_of(found: TransactionDescription) -> int | str:
+def messages_text(found: TransactionDescription) -> int | str:
     """Return the number of messages, with the number lost to damage of the transaction journal."""
     lost = found.details.get("lost")
     return f"{found.messages:,}, {lost:,} lost" if lost else found.messages
 
 
-def everything(found: TransactionDescription) -> dict[str, Any]:
+def detail_row(found: TransactionDescription) -> dict[str, Any]:
     """Return all known values of a transaction for `show`, without empty ones."""
     rows = {
-        **readable(found),
+        **table_row(found),
         "began": time_text(found.began_ms or None),
         "group": found.group or None,
         "prepared": time_text(found.prepared_ms or None),
         "ends_by_itself": time_text(found.expires_ms or None),
         "commit_group": found.commit_group,
-        **{key: printable(each) if isinstance(each, str) else each for key, each in found.details.items()},
+        **{
+            key: escape_unprintable(each) if isinstance(each, str) else each
+            for key, each in found.details.items()
+        },
     }
     for name in [name for name in rows if name.endswith("_ms")]:
         rows[name.removesuffix("_ms")] = time_text(rows.pop(name) or None)
@@ -103,20 +106,22 @@ def everything(found: TransactionDescription) -> dict[str, Any]:
 NOTHING: tuple[Any, ...] = (None, "", "-", 0, -1, False, [], {}, ())
 
 
-def described(found: TransactionDescription) -> str:
+def describe_transaction(found: TransactionDescription) -> str:
     """Describe a transaction in a line."""
     parts = [found.state, f"{age_text(found.age_seconds)} old"]
-    parts += [f"by {printable(found.owner)}"] if found.owner else []
+    parts += [f"by {escape_unprintable(found.owner)}"] if found.owner else []
     lost = found.details.get("lost", 0)
-    parts += [f"{counted(lost, 'message')} of it lost to damage"] * bool(lost)
+    parts += [f"{with_noun(lost, 'message')} of it lost to damage"] * bool(lost)
     parts += [f"of the commit group {found.commit_group}, whose members are committed together"] * bool(
         found.commit_group
     )
     where = f" for {', '.join(found.topics)}" if found.topics else ""
-    return f"{printable(found.xid)} ({', '.join(parts)}, {counted(found.messages, 'message')}{where})"
+    return (
+        f"{escape_unprintable(found.xid)} ({', '.join(parts)}, {with_noun(found.messages, 'message')}{where})"
+    )
 
 
-def known_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDescription:
+def find_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDescription:
     """Return the transaction.
 
     Raises UnknownTransaction with the nearest xid that needs an operator.
@@ -132,14 +137,14 @@ def known_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionD
         raise UnknownTransaction(
             f"There is no transaction {xid!r} of epoch {epoch}: the latest has {latest}."
         )
-    names = [each.xid for each in islice(every(admin, None, None, 0), NAMES_COMPARED)]
+    names = [each.xid for each in islice(iterate_transactions(admin, None, None, 0), NAMES_COMPARED)]
     hint = did_you_mean(xid, names) or (
         " `tfmq tx list` has all." if names else " There are no unfinished ones."
     )
     raise UnknownTransaction(f"There is no transaction {xid!r}, and no outcome of one is remembered.{hint}")
 
 
-xids = main.offered(lambda admin: (each.xid for each in every(admin, None, None, 0)))
+xids = main.complete_names(lambda admin: (each.xid for each in iterate_transactions(admin, None, None, 0)))
 
 
 # Commit groups
@@ -165,10 +170,10 @@ def groups(output: Output) -> None:
     with Admin(output.existing) as admin:
         found = admin.commit_groups()
     if output.json:
-        output.array(group_row(each) for each in found)
+        output.print_array(group_row(each) for each in found)
         return
-    output.rows(
-        [readable_group(each) for each in found], GROUP_COLUMNS, "no commit group has committed anything"
+    output.print_rows(
+        [group_table_row(each) for each in found], GROUP_COLUMNS, "no commit group has committed anything"
     )
 
 
@@ -178,16 +183,16 @@ def group_row(found: CommitGroupDescription) -> dict[str, Any]:
     return with_times(row | row.pop("details"), "committed")
 
 
-def readable_group(found: CommitGroupDescription) -> dict[str, Any]:
+def group_table_row(found: CommitGroupDescription) -> dict[str, Any]:
     """Return the row for a table."""
     row, none = group_row(found), found.sequence < 0
     return {
-        "group": printable(found.group),
+        "group": escape_unprintable(found.group),
         "sequence": None if none else str(found.sequence),
         "rows": None if none else found.rows,
         "committed": time_text(row.get("committed_ms") or None),
         "members": row.get("members", 0),
-        "run": printable(found.run) or None,
+        "run": escape_unprintable(found.run) or None,
     }
 
 
@@ -217,17 +222,19 @@ def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
             confirm_forgetting([known[name] for name in names])
         forgotten = [{"group": name, "forgotten": admin.forget_commit_group(name)} for name in names]
     if output.json:
-        output.array(forgotten)
+        output.print_array(forgotten)
     for name in names:
-        output.say(f"{printable(name)}: forgotten{staying(known[name].details.get('members', 0))}")
+        output.info(
+            f"{escape_unprintable(name)}: forgotten{remaining_text(known[name].details.get('members', 0))}"
+        )
 
 
-def staying(members: int) -> str:
+def remaining_text(members: int) -> str:
     """Return a description of the prepared transactions that a forgotten group leaves."""
     if not members:
         return ""
     return (
-        f"; {counted(members, 'prepared transaction')} of it {'stays' if members == 1 else 'stay'} until the time is"
+        f"; {with_noun(members, 'prepared transaction')} of it {'stays' if members == 1 else 'stay'} until the time is"
         " over (`tfmq tx list`; `tfmq tx rollback XID` drops one)"
     )
 
@@ -236,9 +243,9 @@ def confirm_forgetting(found: list[CommitGroupDescription]) -> None:
     """Ask on a terminal; otherwise require --yes, so that no script forgets by accident."""
     first = found[0]
     where = "has committed nothing yet" if first.sequence < 0 else f"is at sequence {first.sequence}"
-    which = f"{printable(first.group)}, which {where}"
+    which = f"{escape_unprintable(first.group)}, which {where}"
     if len(found) > 1:
-        which = f"{counted(len(found), 'commit group')}; the first is {which}"
+        which = f"{with_noun(len(found), 'commit group')}; the first is {which}"
     if not sys.stdin.isatty():
         raise click.UsageError(f"To forget {which}, say --yes. It cannot be undone.")
     click.confirm(f"Forget {which}? This cannot be undone.", abort=True, err=True)
@@ -250,10 +257,11 @@ STATES = (
     "prepared",
     "committing",
     "applying",
+    "rolling_back",
     "heuristic_committed",
     "heuristic_rolled_back",
 )
-OVER = ("committed", "rolled_back", "read_only")
+ENDED_STATES = ("committed", "rolled_back", "read_only")
 """Ended states: an outcome that agrees with an operator's decision needs no `forget`."""
 EXIT_NOT_DONE, DAMAGE_FOUND = 1, 4
 """Exit codes."""
@@ -304,21 +312,21 @@ def list_command(
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = every(admin, states or None, group, after)
+        found = iterate_transactions(admin, states or None, group, after)
         if output.json:
-            output.array(row_of(each) for each in islice(found, count))
+            output.print_array(json_row(each) for each in islice(found, count))
             return
         most = count or ROWS_SHOWN
         rows = list(islice(found, most + 1))
         shown = rows[:most]
-        output.rows([readable(each) for each in shown], COLUMNS, "no unfinished transactions")
-        tell_alarm(output, admin, shown)
-        tell_losses(output, shown)
+        output.print_rows([table_row(each) for each in shown], COLUMNS, "no unfinished transactions")
+        print_overdue(output, admin, shown)
+        print_losses(output, shown)
     if len(rows) > most:
-        output.say(f"there are more: tfmq tx list --after {shown[-1].epoch}")
+        output.info(f"there are more: tfmq tx list --after {shown[-1].epoch}")
 
 
-def tell_alarm(output: Output, admin: Admin, shown: Sequence[TransactionDescription]) -> None:
+def print_overdue(output: Output, admin: Admin, shown: Sequence[TransactionDescription]) -> None:
     """Print how many are older than the alarm limit.
 
     Members of a commit group are ended by their group.
@@ -329,23 +337,23 @@ def tell_alarm(output: Output, admin: Admin, shown: Sequence[TransactionDescript
     limit = float(admin.status().get("settings", {}).get("transaction.alarm_seconds", 0))
     late = sum(each.age_seconds > limit for each in prepared)
     if late:
-        output.say(
+        output.info(
             f"{late:,} of these {'is' if late == 1 else 'are'} prepared for longer than {age_text(limit)}: find the"
             " owner, or end it by hand (tfmq tx commit | rollback XID)"
         )
 
 
-def tell_losses(output: Output, shown: Sequence[TransactionDescription]) -> None:
+def print_losses(output: Output, shown: Sequence[TransactionDescription]) -> None:
     """Print which transactions lost messages."""
     lossy = sum(each.state == "prepared" and bool(each.details.get("lost")) for each in shown)
     if lossy:
         verb = "is" if lossy == 1 else "are"
-        output.say(
+        output.info(
             f"{lossy:,} of these lost messages with damage in the transaction journal and {verb} not committed:"
             " roll back (tfmq tx rollback XID), or commit what is left (tfmq tx commit XID --force)"
         )
     if any(each.details.get("damage") for each in shown):
-        output.say(
+        output.info(
             "the transaction journal is damaged: stop the broker, run `tfmq log repair` on its data folder, start it"
         )
 
@@ -364,17 +372,17 @@ def show(xid: str, epoch: int | None, output: Output) -> None:
     from tfmq.admin import Admin
 
     with Admin(output.existing) as admin:
-        found = known_transaction(admin, xid, epoch)
+        found = find_transaction(admin, xid, epoch)
     if output.json:
-        output.object(row_of(found))
+        output.print_object(json_row(found))
         return
-    output.object(everything(found))
+    output.print_object(detail_row(found))
 
 
 # Ending by hand
 
 
-def decision(command: Callable[..., Any]) -> Callable[..., Any]:
+def decision_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments that commit and rollback share."""
     for option in (
         click.option("--yes", is_flag=True, help="Do not ask."),
@@ -403,7 +411,7 @@ def decision(command: Callable[..., Any]) -> Callable[..., Any]:
 @tx.command(
     short_help="Commit prepared transactions by hand.", epilog="\b\nExample:\n  tfmq tx commit order-42"
 )
-@decision
+@decision_arguments
 @click.option(
     "--force", is_flag=True, help="Commit the remaining messages of transactions that lost some to damage."
 )
@@ -421,13 +429,13 @@ def commit(
     """
     if force and as_owner:
         raise click.UsageError("--force is a decision by hand: leave --as-owner out.")
-    return decide("commit", xids_given, epoch, as_owner, yes, output, force=force)
+    return end_by_hand("commit", xids_given, epoch, as_owner, yes, output, force=force)
 
 
 @tx.command(
     short_help="Roll back transactions by hand.", epilog="\b\nExample:\n  tfmq tx rollback order-42 order-43"
 )
-@decision
+@decision_arguments
 @output_options
 def rollback(
     xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, output: Output
@@ -437,10 +445,10 @@ def rollback(
     It cannot be undone: their messages are deleted. Make sure that the other systems of the transaction
     rolled back. The outcome is kept, and reported to the owner, until `tfmq tx forget`.
     """
-    return decide("rollback", xids_given, epoch, as_owner, yes, output)
+    return end_by_hand("rollback", xids_given, epoch, as_owner, yes, output)
 
 
-def decide(
+def end_by_hand(
     what: str,
     names: Sequence[str],
     epoch: int | None,
@@ -456,7 +464,7 @@ def decide(
     """
     from tfmq.admin import Admin
 
-    one_name(names, epoch)
+    check_epoch_option(names, epoch)
     with Admin(output.existing) as admin:
         found = all_known(admin, names, epoch)
         if not yes:
@@ -464,7 +472,7 @@ def decide(
         method: Callable[..., Any] = admin.rollback_transaction
         if what == "commit":
             method = partial(admin.commit_transaction, force=force)
-        over = {(each.xid, each.epoch) for each in found if each.state in OVER}
+        over = {(each.xid, each.epoch) for each in found if each.state in ENDED_STATES}
 
         def end(xid: str, number: int) -> dict[str, Any]:
             done = method(xid, number, heuristic=not as_owner)
@@ -473,10 +481,10 @@ def decide(
                 row["waits_for"] = dict(admin.transaction(xid, number).details.get("waits_for", {}))
             return row
 
-        return ended(output, found, end, loss_is_meant=force)
+        return end_each(output, found, end, loss_is_meant=force)
 
 
-def ended(
+def end_each(
     output: Output,
     found: Sequence[TransactionDescription],
     end: Callable[[str, int], dict[str, Any]],
@@ -498,32 +506,36 @@ def ended(
             break
         except TfmqError as error:
             code = max(code, DAMAGE_FOUND if isinstance(error, Damaged) else EXIT_NOT_DONE)
-            click.echo(f"tfmq: {printable(each.xid)}: {error}", err=True)
+            click.echo(f"tfmq: {escape_unprintable(each.xid)}: {error}", err=True)
         else:
-            tell(output, rows[-1])
+            report_end(output, rows[-1])
             if rows[-1].get("lost") and not loss_is_meant:
                 code = DAMAGE_FOUND
     if output.json:
-        output.array(rows)
+        output.print_array(rows)
     if lost is not None:
         raise lost
     return code
 
 
-def tell(output: Output, row: dict[str, Any]) -> None:
+def report_end(output: Output, row: dict[str, Any]) -> None:
     """Print the result for one transaction."""
-    name, state, by_hand = printable(row["xid"]), row["state"], row.get("by_hand", False)
-    output.say(f"{name}: {state.removeprefix('heuristic_').replace('_', ' ')}{' by hand' if by_hand else ''}")
+    name, state, by_hand = escape_unprintable(row["xid"]), row["state"], row.get("by_hand", False)
+    output.info(
+        f"{name}: {state.removeprefix('heuristic_').replace('_', ' ')}{' by hand' if by_hand else ''}"
+    )
     if state == "applying" and not row.get("waits_for"):
-        output.say(f"  committed; not applied to every partition yet: tfmq tx show {name}")
+        output.info(f"  committed; not applied to every partition yet: tfmq tx show {name}")
     for target, why in row.get("waits_for", {}).items():
-        output.say(f"  committed; not applied to {printable(target)} yet: {printable(why)}")
+        output.info(
+            f"  committed; not applied to {escape_unprintable(target)} yet: {escape_unprintable(why)}"
+        )
     if row.get("lost"):
-        output.say(f"  {counted(row['lost'], 'message')} of it lost to damage in the transaction journal")
+        output.info(f"  {with_noun(row['lost'], 'message')} of it lost to damage in the transaction journal")
     if row.get("dropped"):
-        output.say(f"  {counted(row['dropped'], 'message')} dropped: the topic was deleted")
+        output.info(f"  {with_noun(row['dropped'], 'message')} dropped: the topic was deleted")
     if by_hand:
-        output.say(f"  after its owner has the outcome: tfmq tx forget {name}")
+        output.info(f"  after its owner has the outcome: tfmq tx forget {name}")
 
 
 def confirm(what: str, found: Sequence[TransactionDescription], as_owner: bool) -> None:
@@ -531,10 +543,12 @@ def confirm(what: str, found: Sequence[TransactionDescription], as_owner: bool) 
     verb = "Commit" if what == "commit" else "Roll back"
     how = "in its owner's name" if as_owner else "by hand"
     if len(found) == 1:
-        which = described(found[0])
+        which = describe_transaction(found[0])
     else:
         size = size_text(sum(each.size_bytes for each in found))
-        which = f"{counted(len(found), 'transaction')} ({size}; the first is {described(found[0])})"
+        which = (
+            f"{with_noun(len(found), 'transaction')} ({size}; the first is {describe_transaction(found[0])})"
+        )
     if not sys.stdin.isatty():
         raise click.UsageError(f"To {verb.lower()} {which} {how}, which cannot be undone, say --yes.")
     click.confirm(f"{verb} {which} {how}? This cannot be undone.", abort=True, err=True)
@@ -561,7 +575,7 @@ def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> in
     """Forget the outcomes of transactions that were ended by hand, after their owners have got them."""
     from tfmq.admin import Admin
 
-    one_name(xids_given, epoch)
+    check_epoch_option(xids_given, epoch)
     with Admin(output.existing) as admin:
         found = all_known(admin, xids_given, epoch)
         states = {(each.xid, each.epoch): each.state for each in found}
@@ -574,20 +588,20 @@ def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> in
                 )
             return {"xid": xid, "epoch": number, "state": "forgotten"}
 
-        return ended(output, found, end)
+        return end_each(output, found, end)
 
 
 def all_known(admin: Admin, names: Sequence[str], epoch: int | None) -> list[TransactionDescription]:
     """The transactions. Raises UnknownTransaction for the first that is not there, before any of them is changed."""
     try:
-        return [known_transaction(admin, name, epoch) for name in names]
+        return [find_transaction(admin, name, epoch) for name in names]
     except UnknownTransaction as error:
         raise (
             error if len(names) == 1 else UnknownTransaction(f"{error} Nothing was done with the others.")
         ) from None
 
 
-def one_name(names: Sequence[str], epoch: int | None) -> None:
+def check_epoch_option(names: Sequence[str], epoch: int | None) -> None:
     """Raise UsageError for --epoch with several xids: an epoch belongs to one transaction."""
     if epoch is not None and len(names) > 1:
         raise click.UsageError("--epoch selects a transaction of one xid: give one xid.")

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-PART = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d|w) ?", re.ASCII)
-DURATION = re.compile(rf"(?:{PART.pattern})+", re.ASCII)
+DURATION_PART = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d|w) ?", re.ASCII)
+DURATION = re.compile(rf"(?:{DURATION_PART.pattern})+", re.ASCII)
 SINCE_1970 = re.compile(r"\d{10}(\d{3})?", re.ASCII)
 BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 UNITLESS = re.compile(rf"[+-] ?{BARE.pattern}", re.ASCII)
@@ -27,7 +27,7 @@ def duration_seconds(text: str) -> float:
     if BARE.fullmatch(text):
         seconds = float(text)
     elif DURATION.fullmatch(text):
-        seconds = sum(float(number) * SECONDS[unit] for number, unit in PART.findall(text))
+        seconds = sum(float(number) * SECONDS[unit] for number, unit in DURATION_PART.findall(text))
     if seconds == float("inf"):
         raise ValueError(
             f"{text[:40]!r} is no duration: write a number and ms, s, m (or min), h, d or w, as in 30s or 1h30m"
@@ -56,7 +56,7 @@ def point_in_time(text: str) -> datetime:
         ) from None
 
 
-class Place(click.ParamType):  # type: ignore[type-arg]
+class StartPosition(click.ParamType):  # type: ignore[type-arg]
     """A start position: earliest, latest, an offset, or a time."""
 
     name = "earliest|latest|OFFSET|TIME"
@@ -78,19 +78,19 @@ class Place(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{error}; or earliest, latest, or an offset", param, context)
 
 
-class Count(click.ParamType):  # type: ignore[type-arg]
+class PositiveInteger(click.ParamType):  # type: ignore[type-arg]
     """An integer from 1 on; `what` is its noun in errors."""
 
     name = "NUMBER"
 
     def __init__(self, what: str) -> None:
-        self.what = what
+        self.noun = what
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
         text = str(value)
         if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) < 10**19:
             self.fail(
-                f"{text[:40]!r} is no number of {self.what}: write a whole number from 1 on", param, context
+                f"{text[:40]!r} is no number of {self.noun}: write a whole number from 1 on", param, context
             )
         return int(text)
 

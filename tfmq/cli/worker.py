@@ -31,20 +31,20 @@ from tfmq.cli.values import client_id_option
 from tfmq.client.connection.factory import CLIENT_ID_VARIABLE
 from tfmq.errors import TfmqError
 
-LOOK_SECONDS: Final = 0.1
+POLL_SECONDS: Final = 0.1
 """Interval at which ended processes are noticed."""
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 30.0
 """Maximum pause before a restart; the pause doubles each time a process ended within a minute."""
-LIVED_SECONDS: Final = 60.0
+STABLE_SECONDS: Final = 60.0
 WRONG_USAGE: Final = 2
 """Exit code of wrong usage: such a process would end again, so it is not restarted."""
-NEVER_BEGAN: Final = 64
+NOT_STARTED: Final = 64
 """Added to the exit code of a process that ended before it could start its run."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def command_of(target: str, workers: int, order: str, tracebacks: bool, quiet: bool) -> list[str]:
+def worker_command(target: str, workers: int, order: str, tracebacks: bool, quiet: bool) -> list[str]:
     """Return the command line of one process."""
     main = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
     options = ["--workers", str(workers), "--order", order, "--watched"]
@@ -52,7 +52,7 @@ def command_of(target: str, workers: int, order: str, tracebacks: bool, quiet: b
     return [sys.executable, "-c", main, "run", *options, "--", target]
 
 
-def checked(command: Sequence[str]) -> int:
+def run_check(command: Sequence[str]) -> int:
     """Return the exit code of a process that only checks the consumer.
 
     The supervisor runs it first, so that an error of the module is printed once.
@@ -62,7 +62,7 @@ def checked(command: Sequence[str]) -> int:
     ).returncode
 
 
-class Place:
+class WorkerSlot:
     """One of the processes: the running one, or the time of its next start.
 
     `proven`: one could start its run.
@@ -71,12 +71,12 @@ class Place:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
-        self.begin_at = 0.0
+        self.start_at = 0.0
         self.pause = PAUSE_SECONDS
-        self.over = self.proven = False
+        self.has_ended = self.has_started = False
 
 
-class Processes:
+class Supervisor:
     """Supervises the processes of `tfmq run`.
 
     `say` gets sentences for the user. `folder`: restart all when a source file below it changes; None: never.
@@ -92,24 +92,24 @@ class Processes:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._command = list(command)
-        self._places = [Place() for _ in range(count)]
-        self._say = say
+        self._slots = [WorkerSlot() for _ in range(count)]
+        self._print = say
         self._clock = clock
-        self._sources = None if folder is None else Sources(folder)
+        self._sources = None if folder is None else SourceWatcher(folder)
         self._signals: list[int] = []
         self._stopping = False
-        self._renewing = False
+        self._restarting = False
         self._code = 0
 
     def run(self) -> int:
         """Run until all processes ended by themselves, or a signal arrived; return the exit code."""
-        before = {number: signal.signal(number, self._came) for number in SIGNALS}
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         try:
-            while not all(place.over for place in self._places):
-                self.look()
-                time.sleep(LOOK_SECONDS)
+            while not all(place.has_ended for place in self._slots):
+                self.poll()
+                time.sleep(POLL_SECONDS)
         finally:
-            for place in self._places:
+            for place in self._slots:
                 if place.process is not None:
                     place.process.kill()
                     place.process.wait()
@@ -117,37 +117,37 @@ class Processes:
                 signal.signal(number, handler)
         return self._code
 
-    def _came(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Pass on signals, process ended children, start missing ones."""
         while self._signals:
             number = self._signals.pop(0)
             self._stopping = True
-            self._send(number)
-        if self._sources is not None and not self._stopping and self._sources.changed():
-            self._say("A source file changed: restarting.")
-            self._renewing = True
-            self._send(signal.SIGTERM)
-        for place in self._places:
-            self._attend(place)
-        if self._renewing and all(place.process is None for place in self._places):
-            self._renewing = False
-            for place in self._places:
-                place.over, place.begin_at, place.pause = False, 0.0, PAUSE_SECONDS
+            self._forward_signal(number)
+        if self._sources is not None and not self._stopping and self._sources.has_changed():
+            self._print("A source file changed: restarting.")
+            self._restarting = True
+            self._forward_signal(signal.SIGTERM)
+        for place in self._slots:
+            self._check_slot(place)
+        if self._restarting and all(place.process is None for place in self._slots):
+            self._restarting = False
+            for place in self._slots:
+                place.has_ended, place.start_at, place.pause = False, 0.0, PAUSE_SECONDS
 
-    def _send(self, number: int) -> None:
-        for place in self._places:
+    def _forward_signal(self, number: int) -> None:
+        for place in self._slots:
             if place.process is not None:
                 place.process.send_signal(number)
 
-    def _attend(self, place: Place) -> None:
+    def _check_slot(self, place: WorkerSlot) -> None:
         process = place.process
         if process is None:
             if self._stopping:
-                place.over = True
-            elif not (place.over or self._renewing) and self._clock() >= place.begin_at:
+                place.has_ended = True
+            elif not (place.has_ended or self._restarting) and self._clock() >= place.start_at:
                 self._start(place)
             return
         code = process.poll()
@@ -155,33 +155,33 @@ class Processes:
             place.process = None
             assert process.stdin is not None
             process.stdin.close()
-            self._ended(place, process.pid, code)
+            self._process_ended(place, process.pid, code)
 
-    def _start(self, place: Place) -> None:
+    def _start(self, place: WorkerSlot) -> None:
         place.started = self._clock()
         place.process = subprocess.Popen(self._command, stdin=subprocess.PIPE, process_group=0)
 
-    def _ended(self, place: Place, pid: int, code: int) -> None:
-        lived = self._clock() - place.started >= LIVED_SECONDS
-        began = lived or code <= NEVER_BEGAN
-        code -= NEVER_BEGAN if code > NEVER_BEGAN else 0
-        if self._stopping or self._renewing:
+    def _process_ended(self, place: WorkerSlot, pid: int, code: int) -> None:
+        lived = self._clock() - place.started >= STABLE_SECONDS
+        began = lived or code <= NOT_STARTED
+        code -= NOT_STARTED if code > NOT_STARTED else 0
+        if self._stopping or self._restarting:
             self._code = self._code or max(0, code)
             return
-        cannot_begin = self._sources is None and not (began or place.proven)
-        place.proven = place.proven or began
+        cannot_begin = self._sources is None and not (began or place.has_started)
+        place.has_started = place.has_started or began
         if code in (0, WRONG_USAGE) or cannot_begin:
-            place.over = self._sources is None
-            place.begin_at = float("inf")  # with --reload: the next change restarts it
+            place.has_ended = self._sources is None
+            place.start_at = float("inf")  # with --reload: the next change restarts it
             self._code = self._code or code
             if code and self._sources is None:
                 self._stopping = True
-                self._send(signal.SIGTERM)
+                self._forward_signal(signal.SIGTERM)
             return
         if lived:
             place.pause = PAUSE_SECONDS
-        self._say(f"Process {pid} ended with {code}; it is restarted in {place.pause:g} s.")
-        place.begin_at = self._clock() + place.pause
+        self._print(f"Process {pid} ended with {code}; it is restarted in {place.pause:g} s.")
+        place.start_at = self._clock() + place.pause
         place.pause = min(PAUSE_SECONDS_MAX, 2 * place.pause)
 
 
@@ -252,16 +252,18 @@ def run(
         return 0
     if processes == 1 and not reload:
         if watched:
-            say_who()
-            end_with_input()
-        return work(target, workers, order, tracebacks, output.quiet, watched)
-    begin = command_of(target, workers, order, tracebacks, output.quiet)
-    if not reload and (code := checked(begin)):
+            log_process_id()
+            exit_on_stdin_eof()
+        return run_worker(target, workers, order, tracebacks, output.quiet, watched)
+    begin = worker_command(target, workers, order, tracebacks, output.quiet)
+    if not reload and (code := run_check(begin)):
         return code
-    return Processes(begin, processes, say=output.say, folder=Path.cwd() if reload else None).run()
+    return Supervisor(begin, processes, say=output.info, folder=Path.cwd() if reload else None).run()
 
 
-def work(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, watched: bool = False) -> int:
+def run_worker(
+    target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, watched: bool = False
+) -> int:
     """Run one process until a signal or an error; return the exit code.
 
     `watched`: the exit code tells the supervisor whether the run could start.
@@ -275,7 +277,7 @@ def work(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, w
 
     try:
         if isinstance(consumer, AsyncConsumer):
-            from tfmq.client.worker.asyncio_runner import to_the_end
+            from tfmq.client.worker.asyncio_runner import run_in_new_loop as to_the_end
 
             to_the_end(consumer.run(workers=workers, order=order, tracebacks=tracebacks))
         else:
@@ -283,9 +285,9 @@ def work(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, w
     except TfmqError as error:
         if not watched or consumer.stats()["messages"]:
             raise
-        from tfmq.cli.main import explained
+        from tfmq.cli.main import report_error as explained
 
-        return NEVER_BEGAN + explained(error)
+        return NOT_STARTED + explained(error)
     return 0
 
 
@@ -301,7 +303,7 @@ def freeze_imports(consumer: Any) -> None:
     gc.freeze()
 
 
-class NotRunnable(click.ClickException):
+class ImportFailed(click.ClickException):
     """The user's module raised an error, so that there is no consumer to run."""
 
     exit_code = 2
@@ -326,32 +328,34 @@ def consumer_of(target: str) -> Any:
         )
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    found = imported(module_name)
+    found = import_consumer_module(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
             hint = did_you_mean(name, [each for each in dir(found) if not each.startswith("_")])
             raise click.UsageError(f"{module_name!r} has no {name!r}.{hint}")
         found = getattr(found, name)
     if not is_consumer(found) and callable(found):
-        found = made_by(found, target)
+        found = call_factory(found, target)
     if not is_consumer(found):
-        raise click.UsageError(f"{target} is {described(found)}, not a tfmq.Consumer or tfmq.aio.Consumer.")
+        raise click.UsageError(
+            f"{target} is {describe_object(found)}, not a tfmq.Consumer or tfmq.aio.Consumer."
+        )
     return found
 
 
-def imported(module_name: str) -> Any:
+def import_consumer_module(module_name: str) -> Any:
     """Import the module. Raises like `consumer_of`."""
     try:
         return import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise click.UsageError(f"there is no module {module_name!r} here ({os.getcwd()}).") from None
-        raise NotRunnable(f"{module_name} cannot be imported: {told(error)}") from None
+        raise ImportFailed(f"{module_name} cannot be imported: {import_error_text(error)}") from None
     except (Exception, SystemExit) as error:
-        raise NotRunnable(f"{module_name} cannot be imported: {told(error)}") from None
+        raise ImportFailed(f"{module_name} cannot be imported: {import_error_text(error)}") from None
 
 
-def made_by(factory: Any, target: str) -> Any:
+def call_factory(factory: Any, target: str) -> Any:
     """Call the factory. Raises like `consumer_of`."""
     if inspect.iscoroutinefunction(factory):
         raise click.UsageError(f"{target} is a coroutine function; what makes a consumer is a plain one.")
@@ -367,10 +371,10 @@ def made_by(factory: Any, target: str) -> Any:
     try:
         return factory()
     except (Exception, SystemExit) as error:
-        raise NotRunnable(f"{target} made no consumer: {told(error)}") from None
+        raise ImportFailed(f"{target} made no consumer: {import_error_text(error)}") from None
 
 
-def told(error: BaseException) -> str:
+def import_error_text(error: BaseException) -> str:
     """Return the error with its location in the user's files.
 
     Includes all locations if there are several.
@@ -392,7 +396,7 @@ def told(error: BaseException) -> str:
     return f"{where}{words}{way}"
 
 
-def described(found: Any) -> str:
+def describe_object(found: Any) -> str:
     """Describe the object in a sentence."""
     kind = type(found)
     if (kind.__module__, kind.__name__) == ("tfmq.twisted_consumer", "Consumer"):
@@ -407,13 +411,13 @@ def is_consumer(found: Any) -> bool:
     return isinstance(found, Consumer | AsyncConsumer)
 
 
-def say_who() -> None:
+def log_process_id() -> None:
     """Add the process id to log lines, because several processes write to one terminal."""
     for handler in logging.getLogger("tfmq").handlers:
         handler.setFormatter(logging.Formatter("tfmq[%(process)d]: %(message)s"))
 
 
-def end_with_input() -> None:
+def exit_on_stdin_eof() -> None:
     """Exit cleanly on EOF on stdin, which means that the parent process died."""
 
     def wait() -> None:
@@ -429,7 +433,7 @@ FILES_MAX: Final = 10_000
 """More Python files than this are probably the whole disk; checking them would take too much time."""
 
 
-class Sources:
+class SourceWatcher:
     """Checks modification times of Python files.
 
     Skips folders that begin with a dot, and virtual environments.
@@ -437,14 +441,14 @@ class Sources:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._seen = self._look()
+        self._last_times = self._scan()
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether a file was created, deleted or changed since the last call."""
-        before, self._seen = self._seen, self._look()
-        return before != self._seen
+        before, self._last_times = self._last_times, self._scan()
+        return before != self._last_times
 
-    def _look(self) -> dict[str, int]:
+    def _scan(self) -> dict[str, int]:
         found: dict[str, int] = {}
         for folder, folders, names in os.walk(self._folder):
             folders[:] = [

@@ -19,7 +19,7 @@ Handlers that failed together then do not retry together.
 """
 
 
-def pause_seconds(failures: int, chance: float) -> float:
+def backoff_seconds(failures: int, jitter: float) -> float:
     """Return the pause after the `failures`-th consecutive failure. `jitter` is from 0 to 1."""
     pause = min(MAX_SECONDS, FIRST_SECONDS * (1 << min(DOUBLINGS_MAX, max(0, failures - 1))))
-    return pause * (1 + JITTER * chance)
+    return pause * (1 + JITTER * jitter)

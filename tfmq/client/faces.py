@@ -9,16 +9,16 @@ from collections.abc import Callable
 from inspect import cleandoc
 from typing import TypeVar
 
-Face = TypeVar("Face")
+Variant = TypeVar("Variant")
 
 
-def documented_as(other: type) -> Callable[[type[Face]], type[Face]]:
+def copy_docs_from(other: type) -> Callable[[type[Variant]], type[Variant]]:
     """Return a class decorator that copies method docstrings from `other`.
 
     A method's own docstring is appended to the copied one.
     """
 
-    def describe(face: type[Face]) -> type[Face]:
+    def describe(face: type[Variant]) -> type[Variant]:
         for name, member in vars(face).items():
             theirs = getattr(other, name, None)
             if name.startswith("_") or not callable(member) or theirs is None:

@@ -29,11 +29,11 @@ class Task:
         self, operation: Operation[Any], failed: Callable[[Exception], None], clock: Callable[[], float]
     ):
         self.done = False
-        self.due = NEVER
+        self.wake_at = NEVER
         self._operation = operation
-        self._failed = failed
+        self._on_error = failed
         self._clock = clock
-        self._targets: tuple[Waitable, ...] = ()
+        self._futures: tuple[Future, ...] = ()
         self._stepping = False
 
     def step(self, _: object = None) -> None:
@@ -47,25 +47,25 @@ class Task:
         self._stepping = True
         try:
             while True:
-                self._forget()
+                self._unsubscribe()
                 wait = next(self._operation)
                 if self.done:  # cancelled by the operation itself
                     self._operation.close()
                     break
-                targets = tuple(wait.targets)
+                targets = tuple(wait.futures)
                 if not any(target.done for target in targets):
                     break
             if self.done:
                 return
-            self._targets = targets
-            self.due = NEVER if wait.seconds is None else self._clock() + wait.seconds
+            self._futures = targets
+            self.wake_at = NEVER if wait.seconds is None else self._clock() + wait.seconds
             for target in targets:
-                target.when_done(self.step)
+                target.add_done_callback(self.step)
         except StopIteration:
             self.done = True
         except Exception as error:
             self.done = True
-            self._failed(error)
+            self._on_error(error)
         except BaseException:
             self.done = True  # For example Ctrl-C in the thread that drives the client. The task can be started again.
             raise
@@ -77,19 +77,19 @@ class Task:
 
         If the operation itself calls this, it ends at its next `Wait`.
         """
-        self._forget()
+        self._unsubscribe()
         self.done = True
         if not getattr(self._operation, "gi_running", False):
             self._operation.close()
 
-    def _forget(self) -> None:
-        for target in self._targets:
-            target.forget(self.step)
-        self._targets = ()
-        self.due = NEVER
+    def _unsubscribe(self) -> None:
+        for target in self._futures:
+            target.remove_done_callback(self.step)
+        self._futures = ()
+        self.wake_at = NEVER
 
 
-class Tasks:
+class BackgroundTasks:
     """All background tasks of one client. Append it to `driver.tickers`.
 
     The operations run under the driver's lock, in the thread that currently runs the driver. They must not block.
@@ -112,13 +112,13 @@ class Tasks:
 
     def next_time(self) -> float:
         """Return when the next task must be resumed; infinity if none waits for a time."""
-        return min((task.due for task in self._tasks), default=NEVER)
+        return min((task.wake_at for task in self._tasks), default=NEVER)
 
     def tick(self) -> None:
         """Step the tasks whose time limit has passed, and remove those that ended."""
         now = self._clock()
         for task in list(self._tasks):
-            if task.due <= now:
+            if task.wake_at <= now:
                 task.step()
         self._tasks = [task for task in self._tasks if not task.done]
 
@@ -132,7 +132,7 @@ class Tasks:
 Result = TypeVar("Result")
 
 
-class Waitable:
+class Future:
     """A one-shot completion: `done` becomes true once and stays true.
 
     `callbacks` run at that moment, in the driver's thread and under its lock. They must not block and must not run user
@@ -145,19 +145,19 @@ class Waitable:
         self.done = False
         self.callbacks: list[Callable[[Any], None]] = []
 
-    def when_done(self, callback: Callable[[Any], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Call `callback(self)` on completion, or at once if already done."""
         if self.done:
             callback(self)
         else:
             self.callbacks.append(callback)
 
-    def forget(self, callback: Callable[[Any], None]) -> None:
+    def remove_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Remove a callback registered with `add_done_callback`; ignored if it is not registered."""
         if callback in self.callbacks:
             self.callbacks.remove(callback)
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Mark as done and run the callbacks. Does nothing if already done."""
         if self.done:
             return
@@ -167,7 +167,7 @@ class Waitable:
             callback(self)
 
 
-class Flag(Waitable):
+class Event(Future):
     """A `Future` without a result: a stop request, free buffer space, new data."""
 
     __slots__ = ()
@@ -179,21 +179,21 @@ class Wait(NamedTuple):
     Without futures this is a plain sleep. A driver iterates over `futures` once, outside of its lock.
     """
 
-    targets: Iterable[Waitable]
+    futures: Iterable[Future]
     seconds: float | None = None
 
 
 Operation = Generator[Wait, None, Result]
 
 
-Run = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+Executor = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 """An executor: run(work, done) calls `work()` somewhere, then `done(result, error)`.
 
 `done` is called in the driver's thread and under its lock.
 """
 
 
-class _Work(Waitable):
+class _WorkFuture(Future):
     """The result or error of work done by an executor."""
 
     __slots__ = ("error", "result")
@@ -203,12 +203,12 @@ class _Work(Waitable):
         self.result: Any = None
         self.error: BaseException | None = None
 
-    def finished(self, result: Any, error: BaseException | None) -> None:
+    def set_outcome(self, result: Any, error: BaseException | None) -> None:
         self.result, self.error = result, error
-        self.settle()
+        self.complete()
 
 
-def inline(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+def run_inline(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
     """Run the work at once in the calling thread. An `Executor`."""
     try:
         result = work()
@@ -218,7 +218,7 @@ def inline(work: Callable[[], Any], done: Callable[[Any, BaseException | None], 
         done(result, None)
 
 
-class Lively(Protocol):
+class WakeableDriver(Protocol):
     """The part of a driver that a worker thread needs to deliver a result."""
 
     closed: bool
@@ -226,14 +226,14 @@ class Lively(Protocol):
     @property
     def lock(self) -> Any: ...
 
-    def glance(self) -> None: ...
+    def poll_nonblocking(self) -> None: ...
 
-    def attend(self) -> None: ...
+    def wake(self) -> None: ...
 
-    def raise_flag(self, flag: Flag) -> None: ...
+    def set_event(self, event: Event) -> None: ...
 
 
-def in_a_thread(driver: Lively) -> Run:
+def thread_executor(driver: WakeableDriver) -> Executor:
     """Return an `Executor` that runs each piece of work in a new daemon thread.
 
     The work may block, and may use the driver's client.
@@ -244,20 +244,20 @@ def in_a_thread(driver: Lively) -> Run:
             with driver.lock:
                 done(result, error)
                 if not driver.closed:
-                    driver.glance()
-            driver.attend()
+                    driver.poll_nonblocking()
+            driver.wake()
             # A thread that drives the client while it waits for this work sleeps on the socket: wake it.
-            driver.raise_flag(Flag())
+            driver.set_event(Event())
 
-        threading.Thread(target=inline, args=(work, finished), name="tfmq-work", daemon=True).start()
+        threading.Thread(target=run_inline, args=(work, finished), name="tfmq-work", daemon=True).start()
 
     return run
 
 
-def work(run: Run, call: Callable[[], Result]) -> Operation[Result]:
+def run_work(run: Executor, call: Callable[[], Result]) -> Operation[Result]:
     """Run `call` in the executor `run`. Return its result or raise its error."""
-    doing = _Work()
-    run(call, doing.finished)
+    doing = _WorkFuture()
+    run(call, doing.set_outcome)
     while not doing.done:
         yield Wait((doing,))
     if doing.error is not None:

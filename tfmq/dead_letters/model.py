@@ -19,7 +19,7 @@ from tfmq.errors import BadRequest, DecodeFailed
 from tfmq.message import Attribute, decode_attribute
 
 
-class Keep(NamedTuple):
+class KeepEvent(NamedTuple):
     """The message is dead, or is to be handled again at `next_ms` (0: dead).
 
     `letter` has its failures and `calls`. `begun`: a further call, the last one, was counted by a
@@ -32,7 +32,7 @@ class Keep(NamedTuple):
     begun: bool = False
 
 
-class Begin(NamedTuple):
+class BeginEvent(NamedTuple):
     """A handler call starts, of a message that may have crashed its process in a former run.
 
     `letter` has the number of calls left for a message that is not stored yet.
@@ -42,7 +42,7 @@ class Begin(NamedTuple):
     letter: Letter
 
 
-class Note(NamedTuple):
+class NoteEvent(NamedTuple):
     """A call failed, and the consumer will call again.
 
     `letter` has the failure and the calls left. `begun`: the call was counted by a `BeginEvent`.
@@ -53,13 +53,13 @@ class Note(NamedTuple):
     begun: bool = False
 
 
-class Pass(NamedTuple):
+class PassEvent(NamedTuple):
     """The message was handled after recorded failures."""
 
     at_ms: int
 
 
-class Take(NamedTuple):
+class TakeEvent(NamedTuple):
     """The consumer with `token` leases the letter until `lease_ms`."""
 
     at_ms: int
@@ -67,7 +67,7 @@ class Take(NamedTuple):
     lease_ms: int
 
 
-class Renew(NamedTuple):
+class RenewEvent(NamedTuple):
     """The lease is extended."""
 
     at_ms: int
@@ -75,14 +75,14 @@ class Renew(NamedTuple):
     lease_ms: int
 
 
-class Handled(NamedTuple):
+class HandledEvent(NamedTuple):
     """The leased letter was handled."""
 
     at_ms: int
     token: str
 
 
-class Failed(NamedTuple):
+class FailedEvent(NamedTuple):
     """The call of a leased letter failed; it is handled again at `next_ms` (0: never).
 
     Without calls left it is dead.
@@ -94,7 +94,7 @@ class Failed(NamedTuple):
     next_ms: int
 
 
-class PutOff(NamedTuple):
+class PutOffEvent(NamedTuple):
     """The handler postponed a leased letter until `next_ms`."""
 
     at_ms: int
@@ -103,28 +103,28 @@ class PutOff(NamedTuple):
     next_ms: int
 
 
-class GiveBack(NamedTuple):
+class GiveBackEvent(NamedTuple):
     """The leased letter is released without a call."""
 
     at_ms: int
     token: str
 
 
-class Retry(NamedTuple):
+class RetryEvent(NamedTuple):
     """A person requests that the letter be handled again, with `calls_left` further calls."""
 
     at_ms: int
     calls_left: int
 
 
-class Drop(NamedTuple):
+class DropEvent(NamedTuple):
     """A person discards the letter. `force`: also if it may be in transit to a topic."""
 
     at_ms: int
     force: bool = False
 
 
-class Adopt(NamedTuple):
+class AdoptEvent(NamedTuple):
     """The letter's message belongs to this broker. `force`: also if another broker was recorded."""
 
     at_ms: int
@@ -132,7 +132,7 @@ class Adopt(NamedTuple):
     force: bool = False
 
 
-class Claim(NamedTuple):
+class ClaimEvent(NamedTuple):
     """The redrive with `token` is going to send the letter. `waiting`: also a waiting one."""
 
     at_ms: int
@@ -140,15 +140,15 @@ class Claim(NamedTuple):
     waiting: bool = False
 
 
-class Depart(NamedTuple):
+class DepartEvent(NamedTuple):
     """The letter's producer sequence is recorded; it may have been sent from now on."""
 
     at_ms: int
     token: str
-    journey: Journey
+    journey: RedrivePosition
 
 
-class Arrive(NamedTuple):
+class ArriveEvent(NamedTuple):
     """The broker stored the letter's message at `offset` (-1: unknown)."""
 
     at_ms: int
@@ -157,7 +157,7 @@ class Arrive(NamedTuple):
     offset: int
 
 
-class Return(NamedTuple):
+class ReturnEvent(NamedTuple):
     """It is certain that the letter was not and will not be sent with this sequence.
 
     It is dead again. `producer_id` and `sequence` are 0 if none was recorded.
@@ -170,47 +170,47 @@ class Return(NamedTuple):
 
 
 Event = (
-    Keep
-    | Begin
-    | Note
-    | Pass
-    | Take
-    | Renew
-    | Handled
-    | Failed
-    | PutOff
-    | GiveBack
-    | Retry
-    | Drop
-    | Adopt
-    | Claim
-    | Depart
-    | Arrive
-    | Return
+    KeepEvent
+    | BeginEvent
+    | NoteEvent
+    | PassEvent
+    | TakeEvent
+    | RenewEvent
+    | HandledEvent
+    | FailedEvent
+    | PutOffEvent
+    | GiveBackEvent
+    | RetryEvent
+    | DropEvent
+    | AdoptEvent
+    | ClaimEvent
+    | DepartEvent
+    | ArriveEvent
+    | ReturnEvent
 )
 
 
 ID_CHARACTERS: Final = 16
-FAILURES_KEPT: Final = 20
+FAILURES_MAX: Final = 20
 """Failures kept per letter: the first, and the latest ones."""
-TRACEBACKS_KEPT: Final = 5
+TRACEBACKS_MAX: Final = 5
 """Failures kept with a traceback; tracebacks are usually alike."""
 
 FAILING, WAITING, RETRYING, DEAD = "failing", "waiting", "retrying", "dead"
 REDRIVING, REDRIVEN, HANDLED, DROPPED = "redriving", "redriven", "handled", "dropped"
 STATES: Final = (FAILING, WAITING, RETRYING, DEAD, REDRIVING, REDRIVEN, HANDLED, DROPPED)
-ENDED: Final = (REDRIVEN, HANDLED, DROPPED)
+FINAL_STATES: Final = (REDRIVEN, HANDLED, DROPPED)
 """Final states."""
 
 
-class Body(NamedTuple):
+class LetterBody(NamedTuple):
     """Possibly large part of a letter: `payload` (None: tombstone) and the encoded `attribute`."""
 
     payload: bytes | None
     attribute: bytes | None
 
 
-class Journey(NamedTuple):
+class RedrivePosition(NamedTuple):
     """Target of a letter that is sent again: its producer sequence, recorded before it was sent.
 
     `from_offset`: end of the partition's log at that time; if the record is stored, then at or after it ·
@@ -271,10 +271,10 @@ class Letter:
     key: bytes | str | None = None
     tag: str | None = None
     failures: tuple[Failure, ...] = ()
-    journey: Journey | None = None
+    journey: RedrivePosition | None = None
     sent_offset: int = -1
     broker: str = ""
-    body: Body | None = None
+    body: LetterBody | None = None
 
     @property
     def error(self) -> str:
@@ -288,7 +288,7 @@ class Letter:
 
     def with_failures(self, failures: Sequence[Failure]) -> Letter:
         """Return a copy with additional failures."""
-        return replace(self, failures=bounded((*self.failures, *failures)))
+        return replace(self, failures=bound_failures((*self.failures, *failures)))
 
     def attribute(self) -> Attribute:
         """Decode the message's attribute. Raises DecodeFailed."""
@@ -304,12 +304,12 @@ class Letter:
         return ReceivedMessage(self.body.payload, *place, attribute, origin)
 
 
-def letter_of(message: ReceivedMessage[Any], group: str, broker: str = "") -> Letter:
+def letter_from_message(message: ReceivedMessage[Any], group: str, broker: str = "") -> Letter:
     """Create the letter for `message`, without a history."""
-    origin, attribute = message.origin, _readable(message.attribute_bytes)
+    origin, attribute = message.origin, _decode_attribute(message.attribute_bytes)
     payload = message.payload
     return Letter(
-        id=identify(group, origin.incarnation, message.partition, message.offset, origin.append_ms),
+        id=letter_id(group, origin.incarnation, message.partition, message.offset, origin.append_ms),
         group=group,
         topic=message.topic,
         incarnation=origin.incarnation,
@@ -325,33 +325,33 @@ def letter_of(message: ReceivedMessage[Any], group: str, broker: str = "") -> Le
         key=attribute.key,
         tag=attribute.tag,
         broker=broker,
-        body=Body(payload, message.attribute_bytes),
+        body=LetterBody(payload, message.attribute_bytes),
     )
 
 
-def identify(group: str, incarnation: int, partition: int, offset: int, appended_ms: int) -> str:
+def letter_id(group: str, incarnation: int, partition: int, offset: int, appended_ms: int) -> str:
     """Return the letter id of a message."""
     text = f"{group}/{incarnation}/{partition}/{offset}/{appended_ms}"
     return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARACTERS]
 
 
-def bounded(failures: Sequence[Failure]) -> tuple[Failure, ...]:
+def bound_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Limit failures to the first and the latest ones, with tracebacks only for some."""
     kept = list(failures)
-    if len(kept) > FAILURES_KEPT:
-        kept = [kept[0], *kept[1 - FAILURES_KEPT :]]
-    bare = range(1, len(kept) - TRACEBACKS_KEPT + 1)
+    if len(kept) > FAILURES_MAX:
+        kept = [kept[0], *kept[1 - FAILURES_MAX :]]
+    bare = range(1, len(kept) - TRACEBACKS_MAX + 1)
     return tuple(each._replace(traceback="") if number in bare else each for number, each in enumerate(kept))
 
 
-def moment_text(time_ms: int) -> str:
+def iso_time(time_ms: int) -> str:
     """Format a time in ms since 1970 as ISO 8601 in UTC; "" for 0."""
     if not time_ms:
         return ""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def _readable(data: bytes | None) -> Attribute:
+def _decode_attribute(data: bytes | None) -> Attribute:
     """Decode an attribute; empty if that fails, since the letter keeps the encoded form."""
     try:
         return decode_attribute(data) if data else Attribute()
@@ -413,14 +413,14 @@ class Selection(NamedTuple):
         )
 
 
-class Page(NamedTuple):
+class PagePosition(NamedTuple):
     """Position in a list of letters: after the one first stored at `kept_ms` with this `id`."""
 
     kept_ms: int = -1
     id: str = ""
 
 
-def fitting(letters: Sequence[Letter]) -> Sequence[Letter]:
+def fit_page(letters: Sequence[Letter]) -> Sequence[Letter]:
     """Return the first letters whose bodies have up to `PAGE_BYTES` together; at least one."""
     size = 0
     for number, each in enumerate(letters):
@@ -435,4 +435,4 @@ def key_text(key: bytes | str | None) -> str | None:
     return key.decode(errors="replace") if isinstance(key, bytes) else key
 
 
-START = Page()
+FIRST_PAGE = PagePosition()

@@ -7,20 +7,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.requests import ask
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.message import Codec
-from tfmq.client.operation import Operation, Run, inline
-from tfmq.client.worker.dead_letter_store import DeadLetters
-from tfmq.dead_letters.model import PAGE_LETTERS, START, Letter, Page, Selection
+from tfmq.client.operation import Executor, Operation, run_inline
+from tfmq.client.worker.dead_letter_store import DeadLetterStore
+from tfmq.dead_letters.model import FIRST_PAGE, PAGE_LETTERS, Letter, PagePosition, Selection
 from tfmq.dead_letters.store import (
-    OWN_STORE,
-    GroupDeadLetters,
-    Shelf,
+    DEFAULT_STORE,
+    GroupDeadLetterStore,
+    LetterStore,
     Step,
-    broker_name,
+    broker_id_text,
     default_path,
-    own_path,
+    existing_or_default_path,
     parse_address,
 )
 from tfmq.errors import BadRequest, StoreFailed, TfmqError
@@ -28,7 +28,7 @@ from tfmq.protocol.commands import Ping
 
 log = logging.getLogger("tfmq.consumer")
 
-LOOK_SECONDS = 10.0
+MESSAGE_LOOKUP_SECONDS = 10.0
 """Time limit for asking whether the broker has the message of a letter."""
 
 
@@ -38,11 +38,11 @@ def open_dead_letters(
     group: str,
     calls_max: int,
     codec: Codec | Mapping[str, Codec] | None = None,
-    run: Run = inline,
-    link: Link | None = None,
+    run: Executor = run_inline,
+    link: ClientConnection | None = None,
     wall_clock: Callable[[], float],
     folder: str | None = None,
-) -> DeadLetters:
+) -> DeadLetterStore:
     """Return the dead-letter store of a group.
 
     `where`: a path, a SQLAlchemy URL, "topic:NAME", or `DEFAULT_STORE`.
@@ -54,92 +54,96 @@ def open_dead_letters(
     """
 
     def broker() -> str | None:
-        return "" if link is None else known_broker(link)
+        return "" if link is None else reached_broker_id(link)
 
-    shelf: Shelf
-    if where == OWN_STORE and folder is None:
-        shelf = OwnShelf(group, broker, run)
+    shelf: LetterStore
+    if where == DEFAULT_STORE and folder is None:
+        shelf = DefaultLetterStore(group, broker, run)
     else:
         own = None if folder is None else default_path(group, Path(folder))
-        shelf = open_shelf(own if where == OWN_STORE and own is not None else where, run=run, link=link)
-    return GroupDeadLetters(
+        shelf = open_letter_store(
+            own if where == DEFAULT_STORE and own is not None else where, run=run, link=link
+        )
+    return GroupDeadLetterStore(
         shelf,
         group,
         calls_max,
         wall_clock=wall_clock,
         codec=codec,
         broker=broker,
-        stands_here=None if link is None else lambda letter: _stands_here(link, letter),
+        has_message=None if link is None else lambda letter: _has_message(link, letter),
     )
 
 
-def known_broker(link: Link) -> str | None:
+def reached_broker_id(link: ClientConnection) -> str | None:
     """Return the id of the broker that `link` has reached, as letters have it; None: none yet."""
-    return None if link.hello is None else broker_name(link.hello.node)
+    return None if link.hello is None else broker_id_text(link.hello.node)
 
 
-def find_broker(link: Link, until: float) -> Operation[str]:
+def ask_broker_id(link: ClientConnection, until: float) -> Operation[str]:
     """Connect if necessary and return the broker's id, as letters have it.
 
     Raises ConnectionFailed.
     """
-    found = known_broker(link)
+    found = reached_broker_id(link)
     if found is None:
-        yield from ask(link, Ping(), until)
-        found = known_broker(link)
+        yield from request_with_retries(link, Ping(), until)
+        found = reached_broker_id(link)
     assert found is not None, "it answered"
     return found
 
 
-def _stands_here(link: Link, letter: Letter) -> Operation[bool | None]:
+def _has_message(link: ClientConnection, letter: Letter) -> Operation[bool | None]:
     """Return whether the broker has the letter's message; None if that is unknown at the moment."""
-    from tfmq.dead_letters.topic_store import stands_here
+    from tfmq.dead_letters.topic_store import has_message as stands_here
 
     if link.state != "ready":
         return None
     try:
-        return (yield from stands_here(link, letter, link.now() + LOOK_SECONDS))
+        return (yield from stands_here(link, letter, link.now() + MESSAGE_LOOKUP_SECONDS))
     except TfmqError:
         return None
 
 
-def open_shelf(where: str | os.PathLike[str], *, run: Run = inline, link: Link | None = None) -> Shelf:
+def open_letter_store(
+    where: str | os.PathLike[str], *, run: Executor = run_inline, link: ClientConnection | None = None
+) -> LetterStore:
     """Return the letter store at `where`. Raises BadRequest."""
     address = parse_address(where)
     if address.kind != "topic":
-        from tfmq.dead_letters.sql_store import (
-            SqlShelf,
-            SqlStore,
-        )  # a consumer without a store needs no database
+        from tfmq.dead_letters.sql_store import BlockingSqlStore as SqlStore
+        from tfmq.dead_letters.sql_store import (  # a consumer without a store needs no database
+            SqlLetterStore as SqlShelf,
+        )
 
         return SqlShelf(SqlStore(address), run)
     if link is None:
         raise BadRequest(f"{address} is in the broker: name its servers.")
-    from tfmq.dead_letters.topic_store import TopicShelf
+    from tfmq.dead_letters.topic_store import TopicLetterStore as TopicShelf
 
     return TopicShelf(link, address.value)
 
 
-class OwnShelf:
+class DefaultLetterStore:
     """Default store of a group: a file whose path contains the broker's id.
 
     Therefore all methods raise StoreFailed until the broker is reached. See `LetterStore`.
     """
 
-    def __init__(self, group: str, broker: Callable[[], str | None], run: Run = inline) -> None:
+    def __init__(self, group: str, broker: Callable[[], str | None], run: Executor = run_inline) -> None:
         self._group = group
         self._broker = broker
         self._run = run
-        self._known: tuple[str, Shelf] | None = None
+        self._opened_store: tuple[str, LetterStore] | None = None
 
     @property
     def name(self) -> str:
         """Path of the file, with NODE in place of the broker's id while that is unknown."""
-        if self._known is not None:
-            return self._known[1].name
+        if self._opened_store is not None:
+            return self._opened_store[1].name
         return default_path(self._group, broker="NODE")
 
-    def _opened(self) -> Shelf:
+    def _open(self) -> LetterStore:
         """Return the store for the current broker. Raises StoreFailed until the broker is reached."""
         broker = self._broker()
         if broker is None:
@@ -147,39 +151,46 @@ class OwnShelf:
                 "The broker was not reached yet, and the path of the dead letters has its id in it: they are stored,"
                 " and handled again, when it is reached."
             )
-        if self._known is None or self._known[0] != broker:
+        if self._opened_store is None or self._opened_store[0] != broker:
             self.close()
-            shelf = open_shelf(own_path(self._group, broker), run=self._run)
+            shelf = open_letter_store(existing_or_default_path(self._group, broker), run=self._run)
             log.info("Dead letters of group %s are kept in %s.", self._group, shelf.name)
-            self._known = (broker, shelf)
-        return self._known[1]
+            self._opened_store = (broker, shelf)
+        return self._opened_store[1]
 
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
-        return self._opened().apply(steps)
+        return self._open().apply(steps)
 
     def find(
-        self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
+        self,
+        selection: Selection,
+        after: PagePosition = FIRST_PAGE,
+        count: int = PAGE_LETTERS,
+        *,
+        whole: bool = False,
     ) -> Operation[list[Letter]]:
-        return self._opened().find(selection, after, count, whole=whole)
+        return self._open().find(selection, after, count, whole=whole)
 
-    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        return self._opened().due(group, now_ms, broker)
+    def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+        return self._open().next_due_id(group, now_ms, broker)
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        return self._opened().next_due_ms(group, broker)
+        return self._open().next_due_ms(group, broker)
 
-    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
-        return self._opened().waiting_for_others(group, broker, after)
+    def find_foreign_waiting(
+        self, group: str, broker: str, after: PagePosition = FIRST_PAGE
+    ) -> Operation[list[Letter]]:
+        return self._open().find_foreign_waiting(group, broker, after)
 
     def get(self, id: str) -> Operation[Letter | None]:
-        return self._opened().get(id)
+        return self._open().get(id)
 
-    def counts(self) -> Operation[dict[tuple[str, str], int]]:
-        return self._opened().counts()
+    def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
+        return self._open().count_by_state()
 
-    def prune(self, now_ms: int) -> Operation[int]:
-        return self._opened().prune(now_ms)
+    def delete_expired(self, now_ms: int) -> Operation[int]:
+        return self._open().delete_expired(now_ms)
 
     def close(self) -> None:
-        if self._known is not None:
-            self._known[1].close()
+        if self._opened_store is not None:
+            self._opened_store[1].close()

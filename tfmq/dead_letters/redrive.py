@@ -20,33 +20,33 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.requests import Cluster, Topic, ask, find_topics
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.requests import MetadataCache, Topic, fetch_topics, request_with_retries
 from tfmq.client.operation import Operation, Wait
 from tfmq.client.send.idempotent_send import (
-    Content,
-    Stream,
-    close_stream,
+    ProducerPartition,
+    RecordContent,
+    close_producer,
     find_records,
-    lease_id,
-    locate_end,
-    send_numbered,
+    lease_producer_id,
+    locate_log_end,
+    send_idempotent,
 )
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import (
     DEAD,
+    FIRST_PAGE,
     PAGE_LETTERS,
     REDRIVING,
-    START,
     WAITING,
-    Journey,
     Letter,
-    Page,
+    PagePosition,
+    RedrivePosition,
     Selection,
 )
-from tfmq.dead_letters.open import find_broker
-from tfmq.dead_letters.store import TOPIC_PREFIX, Shelf, Step
-from tfmq.dead_letters.topic_store import stands_here
+from tfmq.dead_letters.open import ask_broker_id
+from tfmq.dead_letters.store import TOPIC_PREFIX, LetterStore, Step
+from tfmq.dead_letters.topic_store import has_message
 from tfmq.errors import (
     BadRequest,
     Damaged,
@@ -58,8 +58,8 @@ from tfmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from tfmq.ids import sequences_left
-from tfmq.message import recount_attribute
+from tfmq.ids import remaining_sequences
+from tfmq.message import replace_counts
 from tfmq.protocol.commands import BY_LATEST, Ping
 
 LOOP_LIMIT: Final = 3
@@ -116,7 +116,7 @@ class Report:
             self.targets[topic] = self.targets.get(topic, 0) + number
 
 
-class Redrive:
+class RedriveOperation:
     """One redrive.
 
     `wall_clock` returns seconds since 1970; `on_sent(n)` is called when `n` more letters are in their topics.
@@ -124,26 +124,26 @@ class Redrive:
 
     def __init__(
         self,
-        shelf: Shelf,
-        link: Link,
-        wish: Wish,
+        letters: LetterStore,
+        link: ClientConnection,
+        request: Wish,
         *,
         wall_clock: Callable[[], float],
-        told: Callable[[int], object] = lambda sent: None,
+        on_sent: Callable[[int], object] = lambda sent: None,
         report: Report | None = None,
     ) -> None:
-        if wish.rate is not None and not 0 < wish.rate < float("inf"):
-            raise BadRequest(f"{wish.rate:g} is no rate: give a number of messages a second, above 0.")
+        if request.rate is not None and not 0 < request.rate < float("inf"):
+            raise BadRequest(f"{request.rate:g} is no rate: give a number of messages a second, above 0.")
         self.report = Report() if report is None else report
-        self._shelf = shelf
+        self._letters = letters
         self._link = link
-        self._wish = wish
+        self._request = request
         self._wall_clock = wall_clock
-        self._told = told
+        self._on_sent = on_sent
         self._token = uuid.uuid4().hex
-        self._cluster = Cluster(link.now)
+        self._cluster = MetadataCache(link.now)
         self._topics: dict[str, Topic] = {}
-        self._streams: dict[tuple[str, int], tuple[Stream, int]] = {}
+        self._producers: dict[tuple[str, int], tuple[ProducerPartition, int]] = {}
         self._next_at = 0.0
 
     def run(self) -> Operation[Report]:
@@ -153,19 +153,19 @@ class Redrive:
         done.
         """
         started_ms = self._now_ms()
-        self.report.broker = yield from find_broker(self._link, self._until())
-        if not self._wish.dry:
+        self.report.broker = yield from ask_broker_id(self._link, self._deadline())
+        if not self._request.dry:
             yield from self._resume()
-        until_ms = self._wish.selection.until_ms
+        until_ms = self._request.selection.until_ms
         until_ms = started_ms + 1 if until_ms is None else min(until_ms, started_ms + 1)
-        states = (DEAD, WAITING) if self._wish.selection.ids else (DEAD,)
-        chosen = self._wish.selection._replace(states=states, until_ms=until_ms)
-        page = START
-        while self._room():
-            letters = yield from self._shelf.find(chosen, page, PAGE_LETTERS, whole=not self._wish.dry)
+        states = (DEAD, WAITING) if self._request.selection.ids else (DEAD,)
+        chosen = self._request.selection._replace(states=states, until_ms=until_ms)
+        page = FIRST_PAGE
+        while self._is_below_limit():
+            letters = yield from self._letters.find(chosen, page, PAGE_LETTERS, whole=not self._request.dry)
             if not letters:
                 break
-            page = Page(letters[-1].kept_ms, letters[-1].id)
+            page = PagePosition(letters[-1].kept_ms, letters[-1].id)
             yield from self._send_page(letters)
         return self.report
 
@@ -173,23 +173,23 @@ class Redrive:
 
     def _resume(self) -> Operation[None]:
         """Resume all letters in transit; claimed ones without a sequence are dead again."""
-        page = START
+        page = FIRST_PAGE
         under_way = Selection(states=(REDRIVING,))
-        while letters := (yield from self._shelf.find(under_way, page, PAGE_LETTERS, whole=True)):
-            page = Page(letters[-1].kept_ms, letters[-1].id)
+        while letters := (yield from self._letters.find(under_way, page, PAGE_LETTERS, whole=True)):
+            page = PagePosition(letters[-1].kept_ms, letters[-1].id)
             unsent = [each for each in letters if each.journey is None]
-            yield from self._shelf.apply(
-                [(each.id, model.Return(self._now_ms(), each.token)) for each in unsent]
+            yield from self._letters.apply(
+                [(each.id, model.ReturnEvent(self._now_ms(), each.token)) for each in unsent]
             )
-            for run in runs_of([each for each in letters if each.journey is not None]):
-                self.report.resumed += (yield from self._go_on(run)).arrived
+            for run in group_runs([each for each in letters if each.journey is not None]):
+                self.report.resumed += (yield from self._resume_run(run)).arrived
 
-    def _go_on(self, run: Sequence[Letter]) -> Operation[Fate]:
+    def _resume_run(self, run: Sequence[Letter]) -> Operation[RedriveResult]:
         """Resume a run; if a body is lost, close its producer and find out which letters are stored."""
         if all(each.body is not None for each in run):
-            return (yield from self._depart(run))
-        fate = yield from close_run(self._link, run, self._until(), self._now_ms)
-        yield from self._settled(run, fate)
+            return (yield from self._send_run(run))
+        fate = yield from close_run(self._link, run, self._deadline(), self._now_ms)
+        yield from self._record_result(run, fate)
         return fate
 
     # Selected letters
@@ -198,48 +198,48 @@ class Redrive:
         """Send a page of letters, grouped by target partition."""
         own = []
         for each in letters:
-            if (yield from self._is_own(each)):
+            if (yield from self._belongs_to_broker(each)):
                 own.append(each)
             else:
                 self.report.foreign[each.broker] = self.report.foreign.get(each.broker, 0) + 1
-        able = [each for each in own if each.redrives < self._wish.loop_limit]
+        able = [each for each in own if each.redrives < self._request.loop_limit]
         self.report.looping += len(own) - len(able)
-        if self._wish.limit is not None:
-            able = able[: self._wish.limit - self._done()]
+        if self._request.limit is not None:
+            able = able[: self._request.limit - self._selected_sent_count()]
         by_target: dict[tuple[str, int], list[Letter]] = {}
         for each in able:
-            target = yield from self._target(each)
+            target = yield from self._choose_target(each)
             by_target.setdefault(target, []).append(each)
         for target, meant in by_target.items():
-            if self._wish.dry:
+            if self._request.dry:
                 self.report.count(target[0], len(meant))
                 continue
-            for batch in self._batches(meant):
-                yield from self._pace(len(batch))
+            for batch in self._split_batches(meant):
+                yield from self._wait_for_rate(len(batch))
                 yield from self._send_batch(target, batch)
 
-    def _is_own(self, letter: Letter) -> Operation[bool]:
+    def _belongs_to_broker(self, letter: Letter) -> Operation[bool]:
         """Return whether the letter belongs to the broker that is sent to.
 
         One without a broker id does if the broker has its message, or the store itself.
         """
-        if self._wish.force or letter.broker == self.report.broker:
+        if self._request.force or letter.broker == self.report.broker:
             return True
         if letter.broker:
             return False
-        if self._shelf.name.startswith(TOPIC_PREFIX):
+        if self._letters.name.startswith(TOPIC_PREFIX):
             return True
-        return (yield from stands_here(self._link, letter, self._until()))
+        return (yield from has_message(self._link, letter, self._deadline()))
 
-    def _target(self, letter: Letter) -> Operation[tuple[str, int]]:
+    def _choose_target(self, letter: Letter) -> Operation[tuple[str, int]]:
         """Return topic and partition to send to.
 
         That is the original partition; in another topic the key decides, or else the partition number. Raises
         UnknownTopic.
         """
-        name = self._wish.to_topic or letter.topic
+        name = self._request.to_topic or letter.topic
         if name not in self._topics:
-            found = yield from find_topics(self._link, self._cluster, [name])
+            found = yield from fetch_topics(self._link, self._cluster, [name])
             if not found:
                 raise UnknownTopic(
                     f"There is no topic {name}: create it (tfmq topic create {name}), or name another (--to)."
@@ -250,17 +250,21 @@ class Redrive:
             return name, letter.partition
         if letter.key is None:
             return name, letter.partition % count
-        key = key_of(letter)
+        key = exact_key(letter)
         data = key.encode() if isinstance(key, str) else key
         return name, zlib.crc32(data) % count
 
-    def _batches(self, letters: Sequence[Letter]) -> Iterator[list[Letter]]:
+    def _split_batches(self, letters: Sequence[Letter]) -> Iterator[list[Letter]]:
         """Split the letters into batches; those that cannot be sent are reported."""
-        most = PAGE_LETTERS if self._wish.rate is None else max(1, int(self._wish.rate / BATCHES_PER_SECOND))
+        most = (
+            PAGE_LETTERS
+            if self._request.rate is None
+            else max(1, int(self._request.rate / BATCHES_PER_SECOND))
+        )
         batch: list[Letter] = []
         size = 0
         for each in letters:
-            if not self._sendable(each):
+            if not self._is_sendable(each):
                 continue
             own = max(0, each.payload_bytes)
             if batch and (len(batch) >= most or size + own > BATCH_BYTES):
@@ -271,7 +275,7 @@ class Redrive:
         if batch:
             yield batch
 
-    def _sendable(self, letter: Letter) -> bool:
+    def _is_sendable(self, letter: Letter) -> bool:
         """Return whether a letter can be sent; report it otherwise."""
         if letter.body is None:
             self.report.unsendable.append(
@@ -280,101 +284,103 @@ class Redrive:
             )
             return False
         try:
-            content_of_letter(letter)
+            encode_letter(letter)
         except (DecodeFailed, MessageTooLarge) as error:
             self.report.unsendable.append(f"{letter.id} cannot be sent: {error}")
             return False
         return True
 
-    def _pace(self, count: int) -> Operation[None]:
+    def _wait_for_rate(self, count: int) -> Operation[None]:
         """Wait until the rate allows `count` more."""
-        if self._wish.rate is None:
+        if self._request.rate is None:
             return
         while (wait := self._next_at - self._link.now()) > 0:
             yield Wait((), wait)
-        self._next_at = max(self._next_at, self._link.now()) + count / self._wish.rate
+        self._next_at = max(self._next_at, self._link.now()) + count / self._request.rate
 
     def _send_batch(self, target: tuple[str, int], letters: Sequence[Letter]) -> Operation[None]:
         """Claim and send a batch. If the broker rejects it, send its letters one by one."""
-        waiting = bool(self._wish.selection.ids)
-        claim = model.Claim(self._now_ms(), self._token, waiting)
-        claimed = yield from self._shelf.apply([(each.id, claim) for each in letters])
+        waiting = bool(self._request.selection.ids)
+        claim = model.ClaimEvent(self._now_ms(), self._token, waiting)
+        claimed = yield from self._letters.apply([(each.id, claim) for each in letters])
         won = [each for each, found in zip(letters, claimed, strict=True) if found is not None]
         if not won:
             return
-        fate = yield from self._depart((yield from self._placed(target, won)))
+        fate = yield from self._send_run((yield from self._assign_sequences(target, won)))
         if fate.refused and len(won) > 1:  # the broker does not say which letter it rejects
             for each in won:
                 yield from self._send_batch(target, [each])
         elif fate.refused:
             self.report.unsendable.append(f"{won[0].id} cannot be sent: {fate.refused}")
 
-    def _placed(self, target: tuple[str, int], letters: Sequence[Letter]) -> Operation[list[Letter]]:
+    def _assign_sequences(
+        self, target: tuple[str, int], letters: Sequence[Letter]
+    ) -> Operation[list[Letter]]:
         """Record producer sequences for the letters, and return these.
 
         [] if another redrive interfered.
         """
-        stream, first = yield from self._stream(target, len(letters))
-        end = yield from locate_end(self._link, stream, BY_LATEST, self._until())
+        stream, first = yield from self._producer(target, len(letters))
+        end = yield from locate_log_end(self._link, stream, BY_LATEST, self._deadline())
         node = self._link.hello.node if self._link.hello is not None else ""
         steps = []
         for sequence, each in enumerate(letters, first):
-            journey = Journey(*stream, sequence, end, node)
-            steps.append((each.id, model.Depart(self._now_ms(), self._token, journey)))
-        placed = yield from self._shelf.apply(steps)
+            journey = RedrivePosition(*stream, sequence, end, node)
+            steps.append((each.id, model.DepartEvent(self._now_ms(), self._token, journey)))
+        placed = yield from self._letters.apply(steps)
         found = [
             replace(each, token=self._token, journey=step[1].journey)
             for each, step, now in zip(letters, steps, placed, strict=True)
             if now is not None
         ]
         if len(found) == len(letters):
-            self._streams[target] = (stream, first + len(letters))
+            self._producers[target] = (stream, first + len(letters))
             return found
         if found:  # Their sequences have a gap, and another redrive may have sent some of them by now.
-            yield from self._settled(
-                found, (yield from close_run(self._link, found, self._until(), self._now_ms))
+            yield from self._record_result(
+                found, (yield from close_run(self._link, found, self._deadline(), self._now_ms))
             )
         return []
 
-    def _stream(self, target: tuple[str, int], count: int) -> Operation[tuple[Stream, int]]:
+    def _producer(self, target: tuple[str, int], count: int) -> Operation[tuple[ProducerPartition, int]]:
         """Return a producer for the target partition, and its next sequence."""
-        known = self._streams.get(target)
-        if known is not None and sequences_left(known[1]) >= count:
+        known = self._producers.get(target)
+        if known is not None and remaining_sequences(known[1]) >= count:
             return known
-        producer_id = yield from lease_id(self._link, self._until())
+        producer_id = yield from lease_producer_id(self._link, self._deadline())
         topic, partition = target
-        return Stream(topic, self._topics[topic].incarnation, partition, producer_id), 0
+        return ProducerPartition(topic, self._topics[topic].incarnation, partition, producer_id), 0
 
-    def _depart(self, letters: Sequence[Letter]) -> Operation[Fate]:
+    def _send_run(self, letters: Sequence[Letter]) -> Operation[RedriveResult]:
         """Send a run and record the result."""
         if not letters:
-            return Fate()
-        fate = yield from send_run(self._link, letters, self._until(), self._now_ms)
-        yield from self._settled(letters, fate)
+            return RedriveResult()
+        fate = yield from send_run(self._link, letters, self._deadline(), self._now_ms)
+        yield from self._record_result(letters, fate)
         return fate
 
-    def _settled(self, letters: Sequence[Letter], fate: Fate) -> Operation[None]:
+    def _record_result(self, letters: Sequence[Letter], fate: RedriveResult) -> Operation[None]:
         """Record the result of a run, in the store and in the report."""
-        yield from self._shelf.apply(fate.steps)
+        yield from self._letters.apply(fate.steps)
         journey = letters[0].journey
         assert journey is not None
         self.report.sent += fate.arrived
         self.report.count(journey.topic, fate.arrived)
         self.report.unsure += fate.unsure
-        self._told(fate.arrived)
+        self._on_sent(fate.arrived)
         if fate.arrived < len(letters):
             # The producer is closed or in an unknown state, so the next run must use another one.
-            self._streams.pop((journey.topic, journey.partition), None)
+            self._producers.pop((journey.topic, journey.partition), None)
 
-    def _done(self) -> int:
+    def _selected_sent_count(self) -> int:
         """Return the number of selected letters that were sent."""
         return sum(self.report.targets.values()) - self.report.resumed
 
-    def _room(self) -> bool:
+    def _is_below_limit(self) -> bool:
         """Return whether the limit allows more letters."""
-        return self._wish.limit is None or self._done() < self._wish.limit
+        return self._request.limit is None or self._selected_sent_count() < self._request.limit
 
-    def _until(self) -> float:
+    def _deadline(self) -> float:
         """Return the deadline for a request, by the connection's clock."""
         return self._link.now() + TIMEOUT_SECONDS
 
@@ -383,7 +389,7 @@ class Redrive:
         return round(self._wall_clock() * 1000)
 
 
-def key_of(letter: Letter) -> bytes | str:
+def exact_key(letter: Letter) -> bytes | str:
     """Return the exact key of a letter.
 
     A database stores it as text, which is lossy for some keys.
@@ -396,12 +402,12 @@ def key_of(letter: Letter) -> bytes | str:
     return known
 
 
-def runs_of(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
+def group_runs(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
     """Group letters in transit into runs: one producer, no gap in the sequences, limited size."""
 
-    def place(letter: Letter) -> tuple[tuple[str, Stream], int]:
+    def place(letter: Letter) -> tuple[tuple[str, ProducerPartition], int]:
         assert letter.journey is not None
-        return (letter.journey.node, Stream(*letter.journey[:4])), letter.journey.sequence
+        return (letter.journey.node, ProducerPartition(*letter.journey[:4])), letter.journey.sequence
 
     for _, group in itertools.groupby(sorted(letters, key=place), key=lambda each: place(each)[0]):
         run: list[Letter] = []
@@ -417,7 +423,7 @@ def runs_of(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
             yield run
 
 
-class Fate(NamedTuple):
+class RedriveResult(NamedTuple):
     """Result of sending or closing a run.
 
     `steps`: events for the store; `arrived`, `returned`: numbers of letters stored and not stored; `unsure`:
@@ -431,9 +437,9 @@ class Fate(NamedTuple):
     unsure: tuple[str, ...] = ()
     refused: str = ""
 
-    def joined(self, other: Fate) -> Fate:
+    def combine(self, other: RedriveResult) -> RedriveResult:
         """Return the sum of two results."""
-        return Fate(
+        return RedriveResult(
             self.steps + other.steps,
             self.arrived + other.arrived,
             self.returned + other.returned,
@@ -442,118 +448,118 @@ class Fate(NamedTuple):
         )
 
 
-def content_of_letter(letter: Letter) -> Content:
+def encode_letter(letter: Letter) -> RecordContent:
     """Encode a letter as a record: the original message with updated counts.
 
     Raises DecodeFailed, MessageTooLarge.
     """
     assert letter.body is not None, "asked for with its body"
     attribute = letter.attribute()
-    counted = recount_attribute(letter.body.attribute, letter.calls, attribute.redrives + 1)
-    return Content(letter.body.payload, counted, attribute.tag)
+    counted = replace_counts(letter.body.attribute, letter.calls, attribute.redrives + 1)
+    return RecordContent(letter.body.payload, counted, attribute.tag)
 
 
-def stream_of(journey: Journey) -> Stream:
+def producer_of(journey: RedrivePosition) -> ProducerPartition:
     """Return the producer of a letter in transit."""
-    return Stream(journey.topic, journey.incarnation, journey.partition, journey.producer_id)
+    return ProducerPartition(journey.topic, journey.incarnation, journey.partition, journey.producer_id)
 
 
 def send_run(
-    link: Link, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
-) -> Operation[Fate]:
+    link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
+) -> Operation[RedriveResult]:
     """Send a run. Raises errors after which all its letters remain in transit."""
-    first = _journey(letters[0])
-    stream = stream_of(first)
-    contents = [content_of_letter(each) for each in letters]
-    elsewhere = yield from _elsewhere(link, first, until)
+    first = _redrive_position(letters[0])
+    stream = producer_of(first)
+    contents = [encode_letter(each) for each in letters]
+    elsewhere = yield from _other_broker_text(link, first, until)
     if elsewhere:
-        return Fate(unsure=tuple(f"{each.id} {elsewhere}" for each in letters))
+        return RedriveResult(unsure=tuple(f"{each.id} {elsewhere}" for each in letters))
     try:
-        offsets = yield from send_numbered(link, stream, first.sequence, contents, until)
+        offsets = yield from send_idempotent(link, stream, first.sequence, contents, until)
     except BadRequest as error:
         if len(letters) > 1:
             # Perhaps another redrive has sent a part of the run, the part that was recorded then.
-            return (yield from _one_by_one(link, letters, until, now_ms))
+            return (yield from _send_individually(link, letters, until, now_ms))
         return (yield from close_run(link, letters, until, now_ms))._replace(refused=error.sentence)
     except MessageTooLarge as error:
         return (yield from close_run(link, letters, until, now_ms))._replace(refused=error.sentence)
     except (SequenceGap, StaleProducer, UnknownProducer):
         return (yield from close_run(link, letters, until, now_ms))
     except UnknownTopic:
-        return Fate(unsure=_unsure(letters, f"topic {first.topic} was deleted since"))
-    return _arrived(letters, offsets, now_ms())
+        return RedriveResult(unsure=_unsure_sentences(letters, f"topic {first.topic} was deleted since"))
+    return _arrived_result(letters, offsets, now_ms())
 
 
-def _elsewhere(link: Link, journey: Journey, until: float) -> Operation[str]:
+def _other_broker_text(link: ClientConnection, journey: RedrivePosition, until: float) -> Operation[str]:
     """Return an error text if the letters are in transit to another broker, otherwise ""."""
     if link.hello is None:
-        yield from ask(link, Ping(), until)
+        yield from request_with_retries(link, Ping(), until)
     if link.hello is None or journey.node in ("", link.hello.node):
         return ""
     return f"is in transit to another broker ({journey.node}): redrive it with that one's address (--servers)"
 
 
-def _one_by_one(
-    link: Link, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
-) -> Operation[Fate]:
+def _send_individually(
+    link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
+) -> Operation[RedriveResult]:
     """Send the letters as runs of one."""
-    whole = Fate()
+    whole = RedriveResult()
     for each in letters:
-        whole = whole.joined((yield from send_run(link, [each], until, now_ms)))
+        whole = whole.combine((yield from send_run(link, [each], until, now_ms)))
     return whole
 
 
 def close_run(
-    link: Link, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
-) -> Operation[Fate]:
+    link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
+) -> Operation[RedriveResult]:
     """Close the producer of a run: stored letters are redriven, the others will never be stored."""
-    stream = stream_of(_journey(letters[0]))
-    journeys = [_journey(each) for each in letters]
+    stream = producer_of(_redrive_position(letters[0]))
+    journeys = [_redrive_position(each) for each in letters]
     try:
-        last = yield from close_stream(link, stream, until)
+        last = yield from close_producer(link, stream, until)
         found = {each.sequence: -1 for each in journeys if each.sequence <= last}
     except UnknownProducer:
         since = min(each.from_offset for each in journeys)
         try:
             found = yield from find_records(link, stream, [each.sequence for each in journeys], since, until)
         except (OffsetOutOfRange, Damaged, UnknownTopic) as error:
-            return Fate(unsure=_unsure(letters, str(error)))
+            return RedriveResult(unsure=_unsure_sentences(letters, str(error)))
     except UnknownTopic as error:
-        return Fate(unsure=_unsure(letters, str(error)))
-    there = [each for each in letters if _journey(each).sequence in found]
-    others = [each for each in letters if _journey(each).sequence not in found]
-    arrived = _arrived(there, [found[_journey(each).sequence] for each in there], now_ms())
-    return arrived.joined(_returned(others, now_ms()))
+        return RedriveResult(unsure=_unsure_sentences(letters, str(error)))
+    there = [each for each in letters if _redrive_position(each).sequence in found]
+    others = [each for each in letters if _redrive_position(each).sequence not in found]
+    arrived = _arrived_result(there, [found[_redrive_position(each).sequence] for each in there], now_ms())
+    return arrived.combine(_returned_result(others, now_ms()))
 
 
-def _arrived(letters: Sequence[Letter], offsets: Sequence[int], now_ms: int) -> Fate:
+def _arrived_result(letters: Sequence[Letter], offsets: Sequence[int], now_ms: int) -> RedriveResult:
     """Return the result for letters that are stored."""
     steps: list[Step] = []
     for each, offset in zip(letters, offsets, strict=True):
-        journey = _journey(each)
-        steps.append((each.id, model.Arrive(now_ms, journey.producer_id, journey.sequence, offset)))
-    return Fate(tuple(steps), arrived=len(steps))
+        journey = _redrive_position(each)
+        steps.append((each.id, model.ArriveEvent(now_ms, journey.producer_id, journey.sequence, offset)))
+    return RedriveResult(tuple(steps), arrived=len(steps))
 
 
-def _returned(letters: Sequence[Letter], now_ms: int) -> Fate:
+def _returned_result(letters: Sequence[Letter], now_ms: int) -> RedriveResult:
     """Return the result for letters that are certainly not stored."""
     steps: list[Step] = []
     for each in letters:
-        journey = _journey(each)
-        steps.append((each.id, model.Return(now_ms, each.token, journey.producer_id, journey.sequence)))
-    return Fate(tuple(steps), returned=len(steps))
+        journey = _redrive_position(each)
+        steps.append((each.id, model.ReturnEvent(now_ms, each.token, journey.producer_id, journey.sequence)))
+    return RedriveResult(tuple(steps), returned=len(steps))
 
 
-def _unsure(letters: Sequence[Letter], reason: str) -> tuple[str, ...]:
+def _unsure_sentences(letters: Sequence[Letter], reason: str) -> tuple[str, ...]:
     """Return a sentence for each letter that may be stored."""
     return tuple(
-        f"{each.id} may be in {_journey(each).topic}-{_journey(each).partition} already, which is unknown now:"
-        f" {reason.rstrip('.')}"
+        f"{each.id} may be in {_redrive_position(each).topic}-{_redrive_position(each).partition} already, which is"
+        f" unknown now: {reason.rstrip('.')}"
         for each in letters
     )
 
 
-def _journey(letter: Letter) -> Journey:
+def _redrive_position(letter: Letter) -> RedrivePosition:
     """Return the redrive position of a letter in transit."""
     assert letter.journey is not None, "its place is settled"
     return letter.journey

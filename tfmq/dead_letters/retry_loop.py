@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any, Final
 
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.operation import Flag, Operation, Wait
+from tfmq.client.operation import Event, Operation, Wait
 from tfmq.client.worker.dead_letter_store import (
-    TIDY_SECONDS,
-    DeadLetters,
-    Due,
+    EXPIRY_SECONDS,
+    DeadLetterStore,
     Failure,
-    NotCalled,
+    HandlerNotCalled,
+    LeasedLetter,
     StoreUnusable,
 )
 from tfmq.client.worker.listeners import Reject, RetryLater
@@ -34,7 +34,7 @@ PAUSE_SECONDS_MAX: Final = 60.0
 RENEWALS: Final = 3
 """Renewals of a lease in its duration, so that one slow response does not lose it."""
 
-Handle = Callable[[ReceivedMessage[Any]], Operation[None]]
+HandlerCall = Callable[[ReceivedMessage[Any]], Operation[None]]
 """Operation that calls the listener with a message.
 
 Raises what the listener raises (also `Reject` and `RetryLater`), and `HandlerNotCalled` if the consumer ends
@@ -51,86 +51,91 @@ class Retrying:
     """
 
     def __init__(
-        self, store: DeadLetters, handle: Handle, *, now: Callable[[], float], wall_clock: Callable[[], float]
+        self,
+        store: DeadLetterStore,
+        handle: HandlerCall,
+        *,
+        now: Callable[[], float],
+        wall_clock: Callable[[], float],
     ) -> None:
         self.store = store
-        self.stop_asked = Flag()
-        self.current: Due | None = None
+        self.stop_asked = Event()
+        self.current: LeasedLetter | None = None
         """The letter in progress."""
-        self._handle = handle
+        self._call_handler = handle
         self._now = now
         self._wall_clock = wall_clock
-        self._pause = PAUSE_SECONDS
-        self._tidy_at = now()
+        self._store_pause = PAUSE_SECONDS
+        self._expiry_due_at = now()
 
     def stop(self) -> None:
         """Lease no more letters; `run` ends after the letter in progress.
 
         Call it under the driver's lock; elsewhere use the driver's `raise_flag(stop_asked)`.
         """
-        self.stop_asked.settle()
+        self.stop_asked.complete()
 
     def run(self) -> Operation[None]:
         """Lease due letters, handle them and record the results, until `stop`."""
         while not self.stop_asked.done:
             try:
-                due = yield from self.store.take()
+                due = yield from self.store.lease_next()
                 if due is None:
-                    yield from self._rest((yield from self.store.seconds_until_due()))
+                    yield from self._wait_until_due((yield from self.store.seconds_until_due()))
                 else:
-                    yield from self._serve(due)
-                self._pause = PAUSE_SECONDS
+                    yield from self._handle_leased(due)
+                self._store_pause = PAUSE_SECONDS
             except Closed:
                 return
             except StoreUnusable:
                 raise
             except TfmqError as error:
                 log.error("Dead letters wait: %s", error)
-                yield Wait((self.stop_asked,), self._pause)
-                self._pause = min(PAUSE_SECONDS_MAX, 2 * self._pause)
+                yield Wait((self.stop_asked,), self._store_pause)
+                self._store_pause = min(PAUSE_SECONDS_MAX, 2 * self._store_pause)
 
     def renewing(self) -> Operation[None]:
         """Renew the lease of the letter in progress, until `stop` and the end of its handling."""
         while not (self.stop_asked.done and self.current is None):
             yield Wait((), self.store.lease_seconds / RENEWALS)
-            yield from self._renew()
+            yield from self._renew_lease()
 
-    def _rest(self, due_in: float | None) -> Operation[None]:
+    def _wait_until_due(self, due_in: float | None) -> Operation[None]:
         """Wait until a letter is due; delete expired letters from time to time."""
-        if self._now() >= self._tidy_at:
-            self._tidy_at = self._now() + TIDY_SECONDS
-            yield from self.store.tidy()
+        if self._now() >= self._expiry_due_at:
+            self._expiry_due_at = self._now() + EXPIRY_SECONDS
+            yield from self.store.delete_expired()
         seconds = POLL_SECONDS if due_in is None else min(POLL_SECONDS, due_in)
         yield Wait((self.stop_asked,), seconds)
 
-    def _serve(self, due: Due) -> Operation[None]:
+    def _handle_leased(self, due: LeasedLetter) -> Operation[None]:
         """Handle a leased letter and record the result."""
         if self.stop_asked.done:
-            yield from self.store.give_back(due)
+            yield from self.store.release(due)
             return
         self.current = due
         try:
-            yield from self._said((yield from self._outcome(due)))
+            yield from self._record_until_stored((yield from self._call_and_get_result(due)))
         finally:
             self.current = None
 
-    def _outcome(self, due: Due) -> Operation[Callable[[], Operation[Any]]]:
+    def _call_and_get_result(self, due: LeasedLetter) -> Operation[Callable[[], Operation[Any]]]:
         """Call the handler. Return the store operation that records the result."""
         store = self.store
         try:
-            yield from self._kept_alive(self._handle(due.message))
-        except NotCalled:
-            self.stop_asked.settle()  # The consumer ends, and a released letter is due at once.
-            return partial(store.give_back, due)
+            yield from self._run_with_lease_renewal(self._call_handler(due.message))
+        except HandlerNotCalled:
+            self.stop_asked.complete()  # The consumer ends, and a released letter is due at once.
+            return partial(store.release, due)
         except RetryLater as later:
-            return partial(store.put_off, due, later.seconds, later.reason)
+            return partial(store.postpone, due, later.seconds, later.reason)
         except Reject as rejected:
-            return partial(store.failed, due, self._failure(rejected), rejected=True)
+            return partial(store.mark_failed, due, self._create_failure(rejected), rejected=True)
         except Exception as error:
-            return partial(store.failed, due, self._failure(error))
-        return partial(store.handled, due)
+            return partial(store.mark_failed, due, self._create_failure(error))
+        return partial(store.mark_handled, due)
 
-    def _said(self, tell: Callable[[], Operation[Any]]) -> Operation[None]:
+    def _record_until_stored(self, tell: Callable[[], Operation[Any]]) -> Operation[None]:
         """Repeat a store operation until it succeeds.
 
         Otherwise a full disk would cause another call of the handler."""
@@ -148,11 +153,11 @@ class Retrying:
             yield Wait((self.stop_asked,), pause)
             pause = min(PAUSE_SECONDS_MAX, 2 * pause)
 
-    def _failure(self, error: Exception) -> Failure:
+    def _create_failure(self, error: Exception) -> Failure:
         """Create the failure for an exception, with the current time."""
-        return Failure.of(error, round(self._wall_clock() * 1000))
+        return Failure.from_exception(error, round(self._wall_clock() * 1000))
 
-    def _kept_alive(self, handling: Operation[None]) -> Operation[None]:
+    def _run_with_lease_renewal(self, handling: Operation[None]) -> Operation[None]:
         """Run `handling`, and renew the lease while it waits."""
         every = self.store.lease_seconds / RENEWALS
         renew_at = self._now() + every
@@ -160,14 +165,14 @@ class Retrying:
             while True:
                 wait = next(handling)
                 until = None if wait.seconds is None else self._now() + wait.seconds
-                targets = tuple(wait.targets)
+                targets = tuple(wait.futures)
                 while True:
                     left = renew_at - self._now()
                     if until is not None:
                         left = min(left, until - self._now())
                     yield Wait(targets, max(0.0, left))
                     if self._now() >= renew_at:
-                        yield from self._renew()
+                        yield from self._renew_lease()
                         renew_at = self._now() + every
                     if any(each.done for each in targets) or (until is not None and self._now() >= until):
                         break
@@ -176,11 +181,11 @@ class Retrying:
         finally:
             handling.close()
 
-    def _renew(self) -> Operation[None]:
+    def _renew_lease(self) -> Operation[None]:
         """Renew the lease. A failure is only logged, because the next renewal may succeed."""
         if self.current is None:
             return
         try:
-            yield from self.store.renew(self.current)
+            yield from self.store.renew_lease(self.current)
         except TfmqError as error:
             log.warning("The lease of a retried message could not be renewed: %s", error)

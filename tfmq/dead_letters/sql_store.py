@@ -48,35 +48,35 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 from sqlalchemy.schema import CreateColumn
 
 from journal.disk import Disk, RealDisk
-from tfmq.client.operation import Operation, Run, work
+from tfmq.client.operation import Executor, Operation, run_work
 from tfmq.client.worker.dead_letter_store import Failure, StoreUnusable
 from tfmq.dead_letters.model import (
-    ENDED,
     FAILING,
+    FINAL_STATES,
+    FIRST_PAGE,
     HANDLED,
     ID_CHARACTERS,
     PAGE_LETTERS,
     RETRYING,
-    START,
     WAITING,
-    Body,
-    Journey,
     Letter,
-    Page,
+    LetterBody,
+    PagePosition,
+    RedrivePosition,
     Selection,
-    fitting,
+    fit_page,
     key_text,
 )
-from tfmq.dead_letters.state_machine import after
-from tfmq.dead_letters.store import ALLOWED, Address, Step
+from tfmq.dead_letters.state_machine import apply_event
+from tfmq.dead_letters.store import ADDRESS_FORMS, Step, StoreAddress
 from tfmq.errors import BadRequest, StoreFailed
-from tfmq.offsets.storage import driver_remedy, is_hopeless
+from tfmq.offsets.storage import driver_install_hint, is_permanent_error
 
 BUSY_SECONDS: Final = 30.0
 """How long a process waits for another one's transaction, which has up to a page of letters."""
-READS: Final = "tfmq_reads"
+READ_ONLY_OPTION: Final = "tfmq_reads"
 """Execution option of read-only connections."""
-FILE: Final = "tfmq_file"
+FILE_OPTION: Final = "tfmq_file"
 """Execution option of an engine: identity of the file that it opened."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
@@ -94,10 +94,10 @@ class Database:
     Thread-safe; a forked child opens its own connections.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: StoreAddress) -> None:
         self.name = str(address)
         self.address = address
-        self._url = _url(address)
+        self._url = _parse_url(address)
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._has_table = False
@@ -114,44 +114,47 @@ class Database:
         """The database file if only tfmq uses it, or None."""
         return self.path if self.address.kind == "path" else None
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Return whether the store exists. Raises StoreFailed where that is unknown."""
         if self.path is not None and not self.path.exists():
             return False
-        with self.failing():
-            return inspect(self._connected()).has_table(TABLE.name)
+        with self.translated_errors():
+            return inspect(self._current_engine()).has_table(TABLE.name)
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
+    def write_transaction(self) -> Iterator[Connection]:
         """Write transaction; committed and durable at the end of the block. Raises StoreFailed."""
-        with self.failing(), self._opened().begin() as connection:
+        with self.translated_errors(), self._engine_with_table().begin() as connection:
             yield connection
             engine = connection.engine
-        if self._is_gone(engine):
+        if self._is_file_replaced(engine):
             raise StoreFailed(
                 f"The file of the dead letters at {self.name} was removed or replaced while they were written: the"
                 " write is lost."
             )
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def read_connection(self) -> Iterator[Connection]:
         """Read connection. Raises StoreFailed."""
-        with self.failing(), self._opened().execution_options(**{READS: True}).connect() as connection:
+        with (
+            self.translated_errors(),
+            self._engine_with_table().execution_options(**{READ_ONLY_OPTION: True}).connect() as connection,
+        ):
             yield connection
 
     @contextmanager
-    def failing(self) -> Iterator[None]:
+    def translated_errors(self) -> Iterator[None]:
         """Convert database errors to StoreFailed, whose text has no values of rows."""
         try:
             yield
         except SQLAlchemyError as error:
-            raise self._failed(error, _reason(error)) from error
+            raise self._to_store_error(error, _error_text(error)) from error
         except (OSError, OverflowError) as error:  # a driver may reject a number before the database does
-            raise self._failed(error, getattr(error, "strerror", None) or str(error)) from error
+            raise self._to_store_error(error, getattr(error, "strerror", None) or str(error)) from error
 
-    def _failed(self, error: Exception, reason: str) -> StoreFailed:
+    def _to_store_error(self, error: Exception, reason: str) -> StoreFailed:
         """Return the error for callers: StoreUnusable if it is permanent."""
-        if is_hopeless(error, self.path):
+        if is_permanent_error(error, self.path):
             return StoreUnusable(
                 f"No dead letters can be stored at {self.name}: {reason}. Use a file that this user may create and"
                 " write, or a database that permits it."
@@ -165,9 +168,9 @@ class Database:
                 self._engine.dispose(close=self._process == os.getpid())
             self._engine = None
 
-    def _opened(self) -> Engine:
+    def _engine_with_table(self) -> Engine:
         """Return the engine; the table is created if it is missing."""
-        engine = self._connected()
+        engine = self._current_engine()
         if not self._has_table:
             try:
                 METADATA.create_all(engine, checkfirst=True)
@@ -178,70 +181,70 @@ class Database:
             self._has_table = True
         return engine
 
-    def _connected(self) -> Engine:
+    def _current_engine(self) -> Engine:
         """Return the engine of this process; a new one after a fork, or if the file was replaced."""
         with self._lock:
             own = self._process == os.getpid()
-            if self._engine is not None and (not own or self._is_gone(self._engine)):
+            if self._engine is not None and (not own or self._is_file_replaced(self._engine)):
                 self._engine.dispose(close=own)  # in a forked child the connections belong to the parent
                 self._engine = None
             if self._engine is None:
-                self._engine, self._process, self._has_table = self._made(), os.getpid(), False
+                self._engine, self._process, self._has_table = self._create_engine(), os.getpid(), False
             return self._engine
 
-    def _is_gone(self, engine: Engine) -> bool:
+    def _is_file_replaced(self, engine: Engine) -> bool:
         """Return whether the file at the path was removed or replaced.
 
         SQLite would continue to write to the old file, which cannot be opened again.
         """
-        opened = engine.get_execution_options().get(FILE)
-        return opened is not None and opened != identity(self._own_path)
+        opened = engine.get_execution_options().get(FILE_OPTION)
+        return opened is not None and opened != file_identity(self._own_path)
 
-    def _made(self) -> Engine:
+    def _create_engine(self) -> Engine:
         """Create the engine; for SQLite also the directory and the file."""
         if self._url.get_backend_name() != "sqlite":
             is_postgresql = self._url.get_backend_name() == "postgresql"
             told = {"isolation_level": "READ COMMITTED"} if is_postgresql else {}  # rows are read with locks
             engine = create_engine(self._url, pool_pre_ping=True, hide_parameters=True, **told)
             if is_postgresql:
-                event.listen(engine, "connect", _commit_synchronously)
+                event.listen(engine, "connect", _set_synchronous_commit)
             return engine
         if self.path is not None:
-            make_folder(self.path.parent)
+            create_directory(self.path.parent)
         if self._own_path is not None:
-            make_file(self._own_path)
+            create_file(self._own_path)
         engine = create_engine(
             self._url,
             connect_args={"timeout": BUSY_SECONDS},
             hide_parameters=True,
-            execution_options={FILE: identity(self._own_path)},
+            execution_options={FILE_OPTION: file_identity(self._own_path)},
         )
-        event.listen(engine, "connect", _sync_fully)
+        event.listen(engine, "connect", _set_synchronous_full)
         if self._own_path is not None:
-            event.listen(engine, "connect", _log_ahead)
-        event.listen(engine, "begin", _lock_at_once)
+            event.listen(engine, "connect", _enable_wal)
+        event.listen(engine, "begin", _begin_transaction)
         return engine
 
 
 def _add_columns(engine: Engine) -> None:
     """Add columns that tables of earlier releases do not have."""
-    for column in _missing(engine):
+    for column in _missing_columns(engine):
         words = str(CreateColumn(column).compile(dialect=engine.dialect))
         try:
             with engine.begin() as connection:
                 connection.exec_driver_sql(f"ALTER TABLE {TABLE.name} ADD COLUMN {words}")
         except SQLAlchemyError:  # another process may have added it at the same time
-            if column in _missing(engine):
+            if column in _missing_columns(engine):
                 raise
 
 
-def _missing(engine: Engine) -> list[Column[Any]]:
+def _missing_columns(engine: Engine) -> list[Column[Any]]:
     """Return the columns that the table does not have."""
     there = {each["name"] for each in inspect(engine).get_columns(TABLE.name)}
-    return [each for each in ADDED if each.name not in there]
+    return [each for each in ADDED_COLUMNS if each.name not in there]
 
 
-def make_folder(folder: Path, disk: Disk | None = None) -> None:
+def create_directory(folder: Path, disk: Disk | None = None) -> None:
     """Create the directory of the store and its parents, durably."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
@@ -249,7 +252,7 @@ def make_folder(folder: Path, disk: Disk | None = None) -> None:
         (disk or RealDisk()).force_folder(str(each.parent))
 
 
-def make_file(path: Path, disk: Disk | None = None) -> None:
+def create_file(path: Path, disk: Disk | None = None) -> None:
     """Create the file of the store if it is missing, private to its owner.
 
     SQLite creates its additional files with the same mode.
@@ -261,7 +264,7 @@ def make_file(path: Path, disk: Disk | None = None) -> None:
     (disk or RealDisk()).force_folder(str(path.parent))
 
 
-def identity(path: Path | None) -> tuple[int, int] | None:
+def file_identity(path: Path | None) -> tuple[int, int] | None:
     """Return device and inode of a file; (0, 0) if it is missing, None without a path."""
     if path is None:
         return None
@@ -272,7 +275,7 @@ def identity(path: Path | None) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino)
 
 
-def _url(address: Address) -> Any:
+def _parse_url(address: StoreAddress) -> Any:
     """Return the SQLAlchemy URL of an address. Raises BadRequest."""
     if address.kind == "path":
         path = Path(address.value).expanduser()
@@ -292,15 +295,17 @@ def _url(address: Address) -> Any:
         return url
     except ImportError as error:
         raise BadRequest(
-            f"The driver of {address} is not installed ({error}): {driver_remedy(url.drivername, error)}."
+            f"The driver of {address} is not installed ({error}): {driver_install_hint(url.drivername, error)}."
         ) from None
     except NoSuchModuleError as error:
-        raise BadRequest(f"{address} names no database that SQLAlchemy knows ({error}): {ALLOWED}.") from None
+        raise BadRequest(
+            f"{address} names no database that SQLAlchemy knows ({error}): {ADDRESS_FORMS}."
+        ) from None
     except (ArgumentError, ValueError):  # their texts may contain the password
-        raise BadRequest(f"{address} is no URL that SQLAlchemy can read: {ALLOWED}.") from None
+        raise BadRequest(f"{address} is no URL that SQLAlchemy can read: {ADDRESS_FORMS}.") from None
 
 
-def _sync_fully(connection: Any, _: object) -> None:
+def _set_synchronous_full(connection: Any, _: object) -> None:
     """Make SQLite commits survive a power failure."""
     # SQLAlchemy starts transactions, not the driver: see _begin_transaction
     connection.isolation_level = None
@@ -309,20 +314,20 @@ def _sync_fully(connection: Any, _: object) -> None:
     cursor.close()
 
 
-def _log_ahead(connection: Any, _: object) -> None:
+def _enable_wal(connection: Any, _: object) -> None:
     """Switch SQLite to a write-ahead log."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.close()
 
 
-def _lock_at_once(connection: Connection) -> None:
+def _begin_transaction(connection: Connection) -> None:
     """Start an SQLite transaction; one that writes locks at once."""
-    reads = connection.get_execution_options().get(READS)
+    reads = connection.get_execution_options().get(READ_ONLY_OPTION)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
-def _commit_synchronously(connection: Any, _: object) -> None:
+def _set_synchronous_commit(connection: Any, _: object) -> None:
     """Make PostgreSQL commits durable."""
     before, connection.autocommit = connection.autocommit, True
     cursor = connection.cursor()
@@ -331,7 +336,7 @@ def _commit_synchronously(connection: Any, _: object) -> None:
     connection.autocommit = before
 
 
-def _reason(error: SQLAlchemyError) -> str:
+def _error_text(error: SQLAlchemyError) -> str:
     """Return the driver's message on one line, without statement and values."""
     words, _, _ = str(getattr(error, "orig", None) or error).partition("\nDETAIL:")
     return " ".join(words.split())
@@ -340,7 +345,7 @@ def _reason(error: SQLAlchemyError) -> str:
 # Rows and letters. The primary key is the letter's id, a hash of what the unique constraint has in columns
 # that a person can query. Times are ms since 1970; 0 and -1 stand for none, as in `Letter`.
 
-NAME: Final = "tfmq_dead_letters"
+TABLE_NAME: Final = "tfmq_dead_letters"
 NAME_CHARACTERS: Final = 249
 STATE_CHARACTERS: Final = 16
 TOKEN_CHARACTERS: Final = 40
@@ -353,7 +358,7 @@ LONG: Final = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
 
 METADATA: Final = MetaData()
 TABLE: Final = Table(
-    NAME,
+    TABLE_NAME,
     METADATA,
     Column("id", String(ID_CHARACTERS), primary_key=True),
     Column("group_name", String(NAME_CHARACTERS), nullable=False),
@@ -398,24 +403,26 @@ TABLE: Final = Table(
     Index("tfmq_dead_letters_due", "group_name", "state", "next_ms"),
     Index("tfmq_dead_letters_kept", "kept_ms", "id"),
 )
-ADDED: Final = (TABLE.c.broker,)
+ADDED_COLUMNS: Final = (TABLE.c.broker,)
 """Columns that tables of earlier releases do not have.
 
 Each has a default, so that earlier releases can still write.
 """
-BODY: Final = (TABLE.c.attribute, TABLE.c.payload)
-BRIEF: Final = tuple(column for column in TABLE.c if column.name not in ("attribute", "payload"))
+BODY_COLUMNS: Final = (TABLE.c.attribute, TABLE.c.payload)
+COLUMNS_WITHOUT_BODY: Final = tuple(
+    column for column in TABLE.c if column.name not in ("attribute", "payload")
+)
 """All columns except those of the body, which may be large."""
 
-_SAME: Final = (
+_SAME_NAMES: Final = (
     "id topic incarnation next_offset ordinal appended_ms payload_bytes state calls calls_left put_offs redrives"
     " next_ms kept_ms changed_ms token lease_ms tag sent_offset broker"
 ).split()
 
 
-def row_of(letter: Letter) -> dict[str, Any]:
+def row_from_letter(letter: Letter) -> dict[str, Any]:
     """Return the row of a letter, with the body columns only if the letter has a body."""
-    row: dict[str, Any] = {name: getattr(letter, name) for name in _SAME}
+    row: dict[str, Any] = {name: getattr(letter, name) for name in _SAME_NAMES}
     row.update(
         group_name=letter.group,
         partition_number=letter.partition,
@@ -434,7 +441,7 @@ def row_of(letter: Letter) -> dict[str, Any]:
     return row
 
 
-def letter_of_row(row: Mapping[Any, Any]) -> Letter:
+def letter_from_row(row: Mapping[Any, Any]) -> Letter:
     """Return the letter of a row, with its body if the row has it.
 
     Raises ValueError or TypeError for a row that tfmq did not write.
@@ -442,8 +449,8 @@ def letter_of_row(row: Mapping[Any, Any]) -> Letter:
     key: bytes | str | None = row["key_text"]
     if key is not None and not row["key_is_text"]:
         key = str(key).encode()
-    body = Body(_bytes(row["payload"]), _bytes(row["attribute"])) if "payload" in row else None
-    fields = {name: row[name] for name in _SAME}
+    body = LetterBody(_bytes(row["payload"]), _bytes(row["attribute"])) if "payload" in row else None
+    fields = {name: row[name] for name in _SAME_NAMES}
     return Letter(
         **fields,
         group=row["group_name"],
@@ -453,7 +460,7 @@ def letter_of_row(row: Mapping[Any, Any]) -> Letter:
         epoch=row["log_epoch"],
         key=key,
         failures=tuple(Failure(*each) for each in json.loads(row["failures"])),
-        journey=None if row["journey"] is None else Journey(*json.loads(row["journey"])),
+        journey=None if row["journey"] is None else RedrivePosition(*json.loads(row["journey"])),
         body=body,
     )
 
@@ -476,17 +483,17 @@ ENDED_MS_KEPT: Final = 30 * 86_400_000
 Also those that only recorded failures in a queue.
 """
 
-OVER: Final = (*ENDED, FAILING)
+EXPIRING_STATES: Final = (*FINAL_STATES, FAILING)
 
-T = TABLE.c
-FAILED_ONCE: Final = or_(T.state != HANDLED, T.calls > 1, T.error != "")
+COLUMNS = TABLE.c
+HAS_FAILED: Final = or_(COLUMNS.state != HANDLED, COLUMNS.calls > 1, COLUMNS.error != "")
 """SQL condition as in `Selection.holds`: excludes letters that never failed."""
 
 
-class SqlStore:
+class BlockingSqlStore:
     """Dead letters in a database, with blocking methods. All methods raise StoreFailed."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: StoreAddress) -> None:
         self.database = Database(address)
         self.name = self.database.name
 
@@ -499,19 +506,19 @@ class SqlStore:
             return []
         for _ in range(TRIES - 1):
             try:
-                return self._apply(steps)
+                return self._apply_once(steps)
             except StoreFailed as failed:
                 if not isinstance(failed.__cause__, IntegrityError):
                     raise
-        return self._apply(steps)
+        return self._apply_once(steps)
 
-    def _apply(self, steps: Sequence[Step]) -> list[Letter | None]:
+    def _apply_once(self, steps: Sequence[Step]) -> list[Letter | None]:
         """Apply events in one transaction; an IntegrityError may occur on concurrent inserts."""
-        with self.database.writing() as connection:
-            known = self._locked(connection, [id for id, _ in steps])
+        with self.database.write_transaction() as connection:
+            known = self._lock_rows(connection, [id for id, _ in steps])
             before, behind = dict(known), []
             for id, event in steps:
-                found = after(known.get(id), event)
+                found = apply_event(known.get(id), event)
                 behind.append(found)
                 if found is not None:
                     known[id] = found
@@ -520,72 +527,93 @@ class SqlStore:
             _write(connection, [each for each in changed if each.id not in before], new=True)
         return behind
 
-    def _locked(self, connection: Connection, ids: Sequence[str]) -> dict[str, Letter]:
+    def _lock_rows(self, connection: Connection, ids: Sequence[str]) -> dict[str, Letter]:
         """Read and lock the rows of `ids`, in a fixed order to avoid deadlocks."""
-        query = select(*BRIEF).where(T.id.in_(sorted(set(ids)))).order_by(T.id).with_for_update()
-        return {row["id"]: _letter(row) for row in connection.execute(query).mappings()}
+        query = (
+            select(*COLUMNS_WITHOUT_BODY)
+            .where(COLUMNS.id.in_(sorted(set(ids))))
+            .order_by(COLUMNS.id)
+            .with_for_update()
+        )
+        return {row["id"]: _decode_row(row) for row in connection.execute(query).mappings()}
 
     def find(
-        self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
+        self,
+        selection: Selection,
+        after: PagePosition = FIRST_PAGE,
+        count: int = PAGE_LETTERS,
+        *,
+        whole: bool = False,
     ) -> list[Letter]:
         """Return at most `count` letters after `after`, in the order of their first storing."""
         query = (
-            _chosen(select(*BRIEF), selection).where(_behind(after)).order_by(T.kept_ms, T.id).limit(count)
+            _add_conditions(select(*COLUMNS_WITHOUT_BODY), selection)
+            .where(_after_page(after))
+            .order_by(COLUMNS.kept_ms, COLUMNS.id)
+            .limit(count)
         )
-        with self.database.reading() as connection:
-            found = [_letter(row) for row in connection.execute(query).mappings()]
+        with self.database.read_connection() as connection:
+            found = [_decode_row(row) for row in connection.execute(query).mappings()]
             if not whole:
                 return found
-            ids = [each.id for each in fitting(found)]
-            rows = connection.execute(select(TABLE).where(T.id.in_(ids))).mappings()
-            letters = {row["id"]: _letter(row) for row in rows}
+            ids = [each.id for each in fit_page(found)]
+            rows = connection.execute(select(TABLE).where(COLUMNS.id.in_(ids))).mappings()
+            letters = {row["id"]: _decode_row(row) for row in rows}
             return [letters[id] for id in ids if id in letters]
 
     def get(self, id: str) -> Letter | None:
         """Return a letter with its body, or None."""
-        with self.database.reading() as connection:
-            row = connection.execute(select(TABLE).where(T.id == id)).mappings().first()
-        return None if row is None else _letter(row)
+        with self.database.read_connection() as connection:
+            row = connection.execute(select(TABLE).where(COLUMNS.id == id)).mappings().first()
+        return None if row is None else _decode_row(row)
 
-    def due(self, group: str, now_ms: int, broker: str = "") -> str | None:
+    def next_due_id(self, group: str, now_ms: int, broker: str = "") -> str | None:
         """Return the id of the letter of `broker` that is due longest, or None."""
-        query = select(T.id).where(T.group_name == group, T.broker == broker)
-        waiting = query.where(T.state == WAITING, T.next_ms <= now_ms).order_by(T.next_ms, T.id).limit(1)
-        left = query.where(T.state == RETRYING, T.lease_ms <= now_ms).order_by(T.lease_ms, T.id).limit(1)
-        with self.database.reading() as connection:
+        query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)
+        waiting = (
+            query.where(COLUMNS.state == WAITING, COLUMNS.next_ms <= now_ms)
+            .order_by(COLUMNS.next_ms, COLUMNS.id)
+            .limit(1)
+        )
+        left = (
+            query.where(COLUMNS.state == RETRYING, COLUMNS.lease_ms <= now_ms)
+            .order_by(COLUMNS.lease_ms, COLUMNS.id)
+            .limit(1)
+        )
+        with self.database.read_connection() as connection:
             return connection.scalar(left) or connection.scalar(waiting)
 
     def next_due_ms(self, group: str, broker: str = "") -> int | None:
         """Return when the next letter of `broker` is due, in ms since 1970, or None."""
-        own = (T.group_name == group, T.broker == broker)
-        waiting = select(func.min(T.next_ms)).where(*own, T.state == WAITING)
-        left = select(func.min(T.lease_ms)).where(*own, T.state == RETRYING)
-        with self.database.reading() as connection:
+        own = (COLUMNS.group_name == group, COLUMNS.broker == broker)
+        waiting = select(func.min(COLUMNS.next_ms)).where(*own, COLUMNS.state == WAITING)
+        left = select(func.min(COLUMNS.lease_ms)).where(*own, COLUMNS.state == RETRYING)
+        with self.database.read_connection() as connection:
             found = [connection.scalar(each) for each in (waiting, left)]
         return min((int(each) for each in found if each is not None), default=None)
 
-    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> list[Letter]:
+    def find_foreign_waiting(self, group: str, broker: str, after: PagePosition = FIRST_PAGE) -> list[Letter]:
         """Return waiting letters of the group that are not marked as `broker`'s; at most a page."""
-        query = select(*BRIEF).where(
-            T.group_name == group, T.state.in_((WAITING, RETRYING)), T.broker != broker
+        query = select(*COLUMNS_WITHOUT_BODY).where(
+            COLUMNS.group_name == group, COLUMNS.state.in_((WAITING, RETRYING)), COLUMNS.broker != broker
         )
-        query = query.where(_behind(after)).order_by(T.kept_ms, T.id).limit(PAGE_LETTERS)
-        with self.database.reading() as connection:
-            return [_letter(row) for row in connection.execute(query).mappings()]
+        query = query.where(_after_page(after)).order_by(COLUMNS.kept_ms, COLUMNS.id).limit(PAGE_LETTERS)
+        with self.database.read_connection() as connection:
+            return [_decode_row(row) for row in connection.execute(query).mappings()]
 
-    def counts(self) -> dict[tuple[str, str], int]:
+    def count_by_state(self) -> dict[tuple[str, str], int]:
         """Return the number of letters by (group, state)."""
-        query = select(T.group_name, T.state, func.count()).where(FAILED_ONCE)
-        query = query.group_by(T.group_name, T.state)
-        with self.database.reading() as connection:
+        query = select(COLUMNS.group_name, COLUMNS.state, func.count()).where(HAS_FAILED)
+        query = query.group_by(COLUMNS.group_name, COLUMNS.state)
+        with self.database.read_connection() as connection:
             return {(group, state): count for group, state, count in connection.execute(query)}
 
-    def prune(self, now_ms: int) -> int:
+    def delete_expired(self, now_ms: int) -> int:
         """Delete letters that ended long ago, at most a page. Return how many."""
-        old = (T.state.in_(OVER), T.changed_ms < now_ms - ENDED_MS_KEPT)
-        with self.database.writing() as connection:
-            ids = connection.scalars(select(T.id).where(*old).limit(PAGE_LETTERS)).all()
-            connection.execute(delete(TABLE).where(T.id.in_(ids), *old))
+        old = (COLUMNS.state.in_(EXPIRING_STATES), COLUMNS.changed_ms < now_ms - ENDED_MS_KEPT)
+        with self.database.write_transaction() as connection:
+            ids = connection.scalars(select(COLUMNS.id).where(*old).limit(PAGE_LETTERS)).all()
+            connection.execute(delete(TABLE).where(COLUMNS.id.in_(ids), *old))
         return len(ids)
 
     def close(self) -> None:
@@ -593,15 +621,15 @@ class SqlStore:
         self.database.close()
 
 
-def _behind(page: Page) -> ColumnElement[bool]:
+def _after_page(page: PagePosition) -> ColumnElement[bool]:
     """Return the SQL condition for rows after a page position."""
-    return or_(T.kept_ms > page.kept_ms, and_(T.kept_ms == page.kept_ms, T.id > page.id))
+    return or_(COLUMNS.kept_ms > page.kept_ms, and_(COLUMNS.kept_ms == page.kept_ms, COLUMNS.id > page.id))
 
 
-def _letter(row: Mapping[Any, Any]) -> Letter:
+def _decode_row(row: Mapping[Any, Any]) -> Letter:
     """Convert a row. Raises StoreFailed if it was changed by hand and is invalid."""
     try:
-        return letter_of_row(row)
+        return letter_from_row(row)
     except (ValueError, TypeError) as error:
         raise StoreFailed(
             f"The row {row['id']} of dead letters cannot be read ({type(error).__name__}): repair it, or delete it."
@@ -614,80 +642,90 @@ def _write(connection: Connection, letters: Sequence[Letter], *, new: bool) -> N
         return
     if new:
         connection.execute(
-            insert(TABLE), [{"payload": None, "attribute": None, **row_of(each)} for each in letters]
+            insert(TABLE), [{"payload": None, "attribute": None, **row_from_letter(each)} for each in letters]
         )
         return
-    rows = [{f"to_{name}": value for name, value in row_of(_brief(each)).items()} for each in letters]
+    rows = [
+        {f"to_{name}": value for name, value in row_from_letter(_without_body(each)).items()}
+        for each in letters
+    ]
     names = [name.removeprefix("to_") for name in rows[0] if name != "to_id"]
     values: Any = {name: bindparam(f"to_{name}") for name in names}
-    connection.execute(update(TABLE).where(T.id == bindparam("to_id")).values(values), rows)
+    connection.execute(update(TABLE).where(COLUMNS.id == bindparam("to_id")).values(values), rows)
 
 
-def _brief(letter: Letter) -> Letter:
+def _without_body(letter: Letter) -> Letter:
     """Return a copy without the body."""
     return replace(letter, body=None)
 
 
-def _chosen(query: Select[Any], selection: Selection) -> Select[Any]:
+def _add_conditions(query: Select[Any], selection: Selection) -> Select[Any]:
     """Add the conditions of `selection` to a query."""
     equal = (
-        (T.group_name, selection.group),
-        (T.topic, selection.topic),
-        (T.partition_number, selection.partition),
-        (T.key_text, selection.key),
-        (T.tag, selection.tag),
+        (COLUMNS.group_name, selection.group),
+        (COLUMNS.topic, selection.topic),
+        (COLUMNS.partition_number, selection.partition),
+        (COLUMNS.key_text, selection.key),
+        (COLUMNS.tag, selection.tag),
     )
     for column, value in equal:
         if value is not None:
             query = query.where(column == value)
-    query = query.where(FAILED_ONCE)
+    query = query.where(HAS_FAILED)
     if selection.states:
-        query = query.where(T.state.in_(selection.states))
+        query = query.where(COLUMNS.state.in_(selection.states))
     if selection.ids:
-        query = query.where(or_(*(T.id.startswith(each, autoescape=True) for each in selection.ids)))
+        query = query.where(or_(*(COLUMNS.id.startswith(each, autoescape=True) for each in selection.ids)))
     if selection.error is not None:
-        query = query.where(T.error.icontains(selection.error, autoescape=True))
+        query = query.where(COLUMNS.error.icontains(selection.error, autoescape=True))
     if selection.since_ms is not None:
-        query = query.where(T.kept_ms >= selection.since_ms)
-    return query if selection.until_ms is None else query.where(T.kept_ms < selection.until_ms)
+        query = query.where(COLUMNS.kept_ms >= selection.since_ms)
+    return query if selection.until_ms is None else query.where(COLUMNS.kept_ms < selection.until_ms)
 
 
-class SqlShelf:
+class SqlLetterStore:
     """`BlockingSqlStore` as operations, in a database.
 
     `run` executes its calls, inline or in a thread.
     """
 
-    def __init__(self, store: SqlStore, run: Run) -> None:
+    def __init__(self, store: BlockingSqlStore, run: Executor) -> None:
         self.store = store
         self.name = store.name
         self._run = run
 
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
-        return work(self._run, partial(self.store.apply, steps))
+        return run_work(self._run, partial(self.store.apply, steps))
 
     def find(
-        self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
+        self,
+        selection: Selection,
+        after: PagePosition = FIRST_PAGE,
+        count: int = PAGE_LETTERS,
+        *,
+        whole: bool = False,
     ) -> Operation[list[Letter]]:
-        return work(self._run, partial(self.store.find, selection, after, count, whole=whole))
+        return run_work(self._run, partial(self.store.find, selection, after, count, whole=whole))
 
-    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        return work(self._run, partial(self.store.due, group, now_ms, broker))
+    def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+        return run_work(self._run, partial(self.store.next_due_id, group, now_ms, broker))
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        return work(self._run, partial(self.store.next_due_ms, group, broker))
+        return run_work(self._run, partial(self.store.next_due_ms, group, broker))
 
-    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
-        return work(self._run, partial(self.store.waiting_for_others, group, broker, after))
+    def find_foreign_waiting(
+        self, group: str, broker: str, after: PagePosition = FIRST_PAGE
+    ) -> Operation[list[Letter]]:
+        return run_work(self._run, partial(self.store.find_foreign_waiting, group, broker, after))
 
     def get(self, id: str) -> Operation[Letter | None]:
-        return work(self._run, partial(self.store.get, id))
+        return run_work(self._run, partial(self.store.get, id))
 
-    def counts(self) -> Operation[dict[tuple[str, str], int]]:
-        return work(self._run, self.store.counts)
+    def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
+        return run_work(self._run, self.store.count_by_state)
 
-    def prune(self, now_ms: int) -> Operation[int]:
-        return work(self._run, partial(self.store.prune, now_ms))
+    def delete_expired(self, now_ms: int) -> Operation[int]:
+        return run_work(self._run, partial(self.store.delete_expired, now_ms))
 
     def close(self) -> None:
         self.store.close()

@@ -16,8 +16,8 @@ from tfmq.dead_letters import model
 from tfmq.dead_letters.model import (
     DEAD,
     DROPPED,
-    ENDED,
     FAILING,
+    FINAL_STATES,
     HANDLED,
     REDRIVEN,
     REDRIVING,
@@ -30,78 +30,82 @@ from tfmq.dead_letters.model import (
 PUT_OFFS_MAX: Final = 1000
 """Maximum postponements of a letter: every 30 s, that is a working day. Then it is dead."""
 
-ENDED_IN_WORK: Final = "the process ended while it was being handled, the last time"
+CRASHED_DURING_CALL: Final = "the process ended while it was being handled, the last time"
 
-NEXT: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
-    "": {model.Keep: (WAITING, DEAD), model.Begin: (FAILING, DEAD), model.Note: (FAILING, DEAD)},
+TRANSITIONS: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
+    "": {
+        model.KeepEvent: (WAITING, DEAD),
+        model.BeginEvent: (FAILING, DEAD),
+        model.NoteEvent: (FAILING, DEAD),
+    },
     FAILING: {
-        model.Keep: (WAITING, DEAD),
-        model.Begin: (FAILING, DEAD),
-        model.Note: (FAILING, DEAD),
-        model.Pass: (HANDLED,),
-        model.Drop: (DROPPED,),
-        model.Adopt: (FAILING,),
+        model.KeepEvent: (WAITING, DEAD),
+        model.BeginEvent: (FAILING, DEAD),
+        model.NoteEvent: (FAILING, DEAD),
+        model.PassEvent: (HANDLED,),
+        model.DropEvent: (DROPPED,),
+        model.AdoptEvent: (FAILING,),
     },
     WAITING: {
-        model.Keep: (WAITING, DEAD),
-        model.Begin: (WAITING,),
-        model.Note: (WAITING,),
-        model.Take: (RETRYING, DEAD),
-        model.Retry: (WAITING,),
-        model.Drop: (DROPPED,),
-        model.Claim: (REDRIVING,),
-        model.Adopt: (WAITING,),
+        model.KeepEvent: (WAITING, DEAD),
+        model.BeginEvent: (WAITING,),
+        model.NoteEvent: (WAITING,),
+        model.TakeEvent: (RETRYING, DEAD),
+        model.RetryEvent: (WAITING,),
+        model.DropEvent: (DROPPED,),
+        model.ClaimEvent: (REDRIVING,),
+        model.AdoptEvent: (WAITING,),
     },
     RETRYING: {
-        model.Keep: (RETRYING, DEAD),
-        model.Begin: (RETRYING,),
-        model.Note: (RETRYING,),
-        model.Take: (RETRYING, DEAD),
-        model.Renew: (RETRYING,),
-        model.Handled: (HANDLED,),
-        model.Failed: (WAITING, DEAD),
-        model.PutOff: (WAITING, DEAD),
-        model.GiveBack: (WAITING,),
-        model.Adopt: (RETRYING,),
+        model.KeepEvent: (RETRYING, DEAD),
+        model.BeginEvent: (RETRYING,),
+        model.NoteEvent: (RETRYING,),
+        model.TakeEvent: (RETRYING, DEAD),
+        model.RenewEvent: (RETRYING,),
+        model.HandledEvent: (HANDLED,),
+        model.FailedEvent: (WAITING, DEAD),
+        model.PutOffEvent: (WAITING, DEAD),
+        model.GiveBackEvent: (WAITING,),
+        model.AdoptEvent: (RETRYING,),
     },
     DEAD: {
-        model.Keep: (DEAD,),
-        model.Begin: (DEAD,),
-        model.Note: (DEAD,),
-        model.Retry: (WAITING,),
-        model.Drop: (DROPPED,),
-        model.Claim: (REDRIVING,),
-        model.Adopt: (DEAD,),
+        model.KeepEvent: (DEAD,),
+        model.BeginEvent: (DEAD,),
+        model.NoteEvent: (DEAD,),
+        model.RetryEvent: (WAITING,),
+        model.DropEvent: (DROPPED,),
+        model.ClaimEvent: (REDRIVING,),
+        model.AdoptEvent: (DEAD,),
     },
     REDRIVING: {
-        model.Keep: (REDRIVING,),
-        model.Begin: (REDRIVING,),
-        model.Note: (REDRIVING,),
-        model.Claim: (REDRIVING,),
-        model.Depart: (REDRIVING,),
-        model.Arrive: (REDRIVEN,),
-        model.Return: (DEAD,),
-        model.Drop: (DROPPED,),
-        model.Adopt: (REDRIVING,),
+        model.KeepEvent: (REDRIVING,),
+        model.BeginEvent: (REDRIVING,),
+        model.NoteEvent: (REDRIVING,),
+        model.ClaimEvent: (REDRIVING,),
+        model.DepartEvent: (REDRIVING,),
+        model.ArriveEvent: (REDRIVEN,),
+        model.ReturnEvent: (DEAD,),
+        model.DropEvent: (DROPPED,),
+        model.AdoptEvent: (REDRIVING,),
     },
     REDRIVEN: {
-        model.Keep: (WAITING, DEAD),
-        model.Begin: (FAILING, DEAD),
-        model.Note: (FAILING, DEAD),
-        model.Adopt: (REDRIVEN,),
+        model.KeepEvent: (WAITING, DEAD),
+        model.BeginEvent: (FAILING, DEAD),
+        model.NoteEvent: (FAILING, DEAD),
+        model.AdoptEvent: (REDRIVEN,),
     },
     HANDLED: {
-        model.Keep: (WAITING, DEAD),
-        model.Begin: (FAILING, DEAD),
-        model.Note: (FAILING, DEAD),
-        model.Adopt: (HANDLED,),
+        model.KeepEvent: (WAITING, DEAD),
+        model.BeginEvent: (FAILING, DEAD),
+        model.NoteEvent: (FAILING, DEAD),
+        model.AdoptEvent: (HANDLED,),
     },
     DROPPED: {
-        model.Keep: (WAITING, DEAD),
-        model.Begin: (FAILING, DEAD),
-        model.Note: (FAILING, DEAD),
-        model.Retry: (WAITING,),
-        model.Adopt: (DROPPED,),
+        model.KeepEvent: (WAITING, DEAD),
+        model.BeginEvent: (FAILING, DEAD),
+        model.NoteEvent: (FAILING, DEAD),
+        model.RetryEvent: (WAITING,),
+        model.AdoptEvent: (DROPPED,),
     },
 }
 """State ("" for no letter) -> event -> possible next states. Other events have no effect.
@@ -110,13 +114,13 @@ Also, a `KeepEvent` changes nothing if the same one was applied before.
 """
 
 
-def after(letter: Letter | None, event: model.Event) -> Letter | None:
+def apply_event(letter: Letter | None, event: model.Event) -> Letter | None:
     """Return the letter after `event`, or None if the event has no effect."""
     state = letter.state if letter is not None else ""
-    allowed = NEXT[state].get(type(event))
+    allowed = TRANSITIONS[state].get(type(event))
     if allowed is None:
         return None
-    found: Letter | None = _STEPS[type(event)](letter, event)
+    found: Letter | None = _HANDLERS[type(event)](letter, event)
     if found is None:
         return None
     assert found is letter or found.state in allowed, (
@@ -125,7 +129,7 @@ def after(letter: Letter | None, event: model.Event) -> Letter | None:
     return found if found is letter else replace(found, changed_ms=event.at_ms)
 
 
-def _kept(letter: Letter | None, event: model.Keep) -> Letter:
+def _apply_keep(letter: Letter | None, event: model.KeepEvent) -> Letter:
     """Store a message; if it is stored already, join both histories.
 
     A message that is delivered again after a crash, because its offset was not committed, does not start a
@@ -133,36 +137,36 @@ def _kept(letter: Letter | None, event: model.Keep) -> Letter:
     because its response was lost, changes nothing.
     """
     if letter is None:
-        return replace(_revived(event.letter, event), kept_ms=event.at_ms)
-    if _is_told(letter, event.letter):
+        return replace(_to_waiting_or_dead(event.letter, event), kept_ms=event.at_ms)
+    if _is_repeated(letter, event.letter):
         return letter
     joined = letter.with_failures([each for each in event.letter.failures if each not in letter.failures])
-    joined = _of_broker(replace(joined, body=event.letter.body or letter.body), event.letter)
+    joined = _with_broker(replace(joined, body=event.letter.body or letter.body), event.letter)
     if letter.state == REDRIVING:
         return joined
     joined = replace(joined, calls=letter.calls + event.letter.calls)
     taken = letter.state == RETRYING and event.next_ms > 0  # the end of its lease decides about the state
     if letter.state == DEAD or taken:
         return joined
-    if letter.state not in ENDED:
+    if letter.state not in FINAL_STATES:
         put_off = event.begun and letter.state == FAILING
         left = letter.calls_left + (1 if put_off else 0)  # a postponed call does not count
         event = event._replace(letter=replace(event.letter, calls_left=max(1, left)))
-    return _revived(joined, event)
+    return _to_waiting_or_dead(joined, event)
 
 
-def _of_broker(letter: Letter, met: Letter) -> Letter:
+def _with_broker(letter: Letter, met: Letter) -> Letter:
     """Set the broker if unknown: it is that of the consumer which received the message again."""
     return letter if letter.broker or not met.broker else replace(letter, broker=met.broker)
 
 
-def _is_told(letter: Letter, repeated: Letter) -> bool:
+def _is_repeated(letter: Letter, repeated: Letter) -> bool:
     """Return whether the latest failure is known already, so that the event is a repetition."""
     told = {(each.at_ms, each.error) for each in letter.failures}
     return bool(repeated.failures) and repeated.failures[-1][:2] in told
 
 
-def _revived(letter: Letter, event: model.Keep) -> Letter:
+def _to_waiting_or_dead(letter: Letter, event: model.KeepEvent) -> Letter:
     """Return a waiting letter, or a dead one if it is not to be handled again."""
     waits = event.next_ms > 0 and event.letter.calls_left > 0
     return replace(
@@ -178,18 +182,20 @@ def _revived(letter: Letter, event: model.Keep) -> Letter:
     )
 
 
-def _begun(letter: Letter | None, event: model.Begin) -> Letter:
+def _apply_begin(letter: Letter | None, event: model.BeginEvent) -> Letter:
     """Count a call before it starts. A stored message is not called again; its state is kept."""
-    if letter is not None and letter.state not in (FAILING, *ENDED):
+    if letter is not None and letter.state not in (FAILING, *FINAL_STATES):
         return letter
     left = letter.calls_left if letter is not None and letter.state == FAILING else event.letter.calls_left
     if letter is not None and left <= 0:
-        return _dead(letter, Failure(event.at_ms, ENDED_IN_WORK))
-    found = replace(event.letter, kept_ms=event.at_ms) if letter is None else _of_broker(letter, event.letter)
-    return _in_lane(replace(found, calls=found.calls + 1), max(0, left - 1), FAILING)
+        return _to_dead(letter, Failure(event.at_ms, CRASHED_DURING_CALL))
+    found = (
+        replace(event.letter, kept_ms=event.at_ms) if letter is None else _with_broker(letter, event.letter)
+    )
+    return _with_call_state(replace(found, calls=found.calls + 1), max(0, left - 1), FAILING)
 
 
-def _noted(letter: Letter | None, event: model.Note) -> Letter:
+def _apply_note(letter: Letter | None, event: model.NoteEvent) -> Letter:
     """Record a failed call.
 
     It belongs to the current round, which survives a crash of the consumer, or starts a new round. A stored
@@ -199,32 +205,32 @@ def _noted(letter: Letter | None, event: model.Note) -> Letter:
     if letter is None:
         found, left = replace(event.letter, kept_ms=event.at_ms), event.letter.calls_left - 1
     else:
-        found = _of_broker(letter.with_failures(event.letter.failures), event.letter)
-        if letter.state not in (FAILING, *ENDED):
+        found = _with_broker(letter.with_failures(event.letter.failures), event.letter)
+        if letter.state not in (FAILING, *FINAL_STATES):
             return replace(found, calls=letter.calls + count)
         left = letter.calls_left - count if letter.state == FAILING else event.letter.calls_left - 1
     found = replace(found, calls=found.calls + count)
-    return _in_lane(found, max(0, left), FAILING if left > 0 else DEAD)
+    return _with_call_state(found, max(0, left), FAILING if left > 0 else DEAD)
 
 
-def _in_lane(letter: Letter, left: int, state: str) -> Letter:
+def _with_call_state(letter: Letter, left: int, state: str) -> Letter:
     """Return the letter in a state of the queue, without a retry time and redrive position."""
     return replace(letter, state=state, calls_left=left, next_ms=0, put_offs=0, journey=None, sent_offset=-1)
 
 
-def _passed(letter: Letter, event: model.Pass) -> Letter:
+def _apply_pass(letter: Letter, event: model.PassEvent) -> Letter:
     """Return the letter as handled."""
     return replace(letter, state=HANDLED)
 
 
-def _taken(letter: Letter, event: model.Take) -> Letter | None:
+def _apply_take(letter: Letter, event: model.TakeEvent) -> Letter | None:
     """Lease the letter if it is due. The call counts now, because it may crash the process."""
     if letter.state == RETRYING and letter.lease_ms > event.at_ms:
         return None
     if letter.state == WAITING and letter.next_ms > event.at_ms:
         return None
     if letter.calls_left <= 0:
-        return _dead(
+        return _to_dead(
             letter, Failure(event.at_ms, "the process ended while it was being handled, the last time")
         )
     return replace(
@@ -237,77 +243,77 @@ def _taken(letter: Letter, event: model.Take) -> Letter | None:
     )
 
 
-def _dead(letter: Letter, *failures: Failure) -> Letter:
+def _to_dead(letter: Letter, *failures: Failure) -> Letter:
     """Return the letter as dead."""
     found = letter.with_failures(failures)
     return replace(found, state=DEAD, next_ms=0, token="", lease_ms=0)
 
 
-def _renewed(letter: Letter, event: model.Renew) -> Letter | None:
+def _apply_renew(letter: Letter, event: model.RenewEvent) -> Letter | None:
     """Extend the lease."""
     return replace(letter, lease_ms=event.lease_ms) if letter.token == event.token else None
 
 
-def _handled(letter: Letter, event: model.Handled) -> Letter | None:
+def _apply_handled(letter: Letter, event: model.HandledEvent) -> Letter | None:
     """End the lease of a handled letter."""
     if letter.token != event.token:
         return None
     return replace(letter, state=HANDLED, next_ms=0, token="", lease_ms=0)
 
 
-def _failed(letter: Letter, event: model.Failed) -> Letter | None:
+def _apply_failed(letter: Letter, event: model.FailedEvent) -> Letter | None:
     """Schedule the next call, or make the letter dead."""
     if letter.token != event.token:
         return None
     if letter.calls_left <= 0 or not event.next_ms:
-        return _dead(letter, event.failure)
-    return _waiting(letter.with_failures([event.failure]), event.next_ms)
+        return _to_dead(letter, event.failure)
+    return _to_waiting(letter.with_failures([event.failure]), event.next_ms)
 
 
-def _waiting(letter: Letter, next_ms: int) -> Letter:
+def _to_waiting(letter: Letter, next_ms: int) -> Letter:
     """Return the letter as waiting."""
     return replace(letter, state=WAITING, next_ms=next_ms, token="", lease_ms=0)
 
 
-def _put_off(letter: Letter, event: model.PutOff) -> Letter | None:
+def _apply_put_off(letter: Letter, event: model.PutOffEvent) -> Letter | None:
     """Postpone the letter. The call does not count, but the number of postponements is limited."""
     if letter.token != event.token:
         return None
     if letter.put_offs >= PUT_OFFS_MAX:
-        return _dead(
+        return _to_dead(
             letter, event.failure._replace(error=f"put off {letter.put_offs} times: {event.failure.error}")
         )
     found = replace(letter, put_offs=letter.put_offs + 1, calls_left=letter.calls_left + 1)
-    return _waiting(found.with_failures([event.failure]), event.next_ms)
+    return _to_waiting(found.with_failures([event.failure]), event.next_ms)
 
 
-def _given_back(letter: Letter, event: model.GiveBack) -> Letter | None:
+def _apply_give_back(letter: Letter, event: model.GiveBackEvent) -> Letter | None:
     """Release the lease; the call does not count."""
     if letter.token != event.token:
         return None
     found = replace(letter, calls=letter.calls - 1, calls_left=letter.calls_left + 1)
-    return _waiting(found, letter.next_ms)
+    return _to_waiting(found, letter.next_ms)
 
 
-def _retried(letter: Letter, event: model.Retry) -> Letter:
+def _apply_retry(letter: Letter, event: model.RetryEvent) -> Letter:
     """Schedule the letter at once."""
     found = replace(letter, calls_left=max(1, event.calls_left), put_offs=0, journey=None)
-    return _waiting(found, event.at_ms)
+    return _to_waiting(found, event.at_ms)
 
 
-def _dropped(letter: Letter, event: model.Drop) -> Letter | None:
+def _apply_drop(letter: Letter, event: model.DropEvent) -> Letter | None:
     """Drop the letter, unless it may be in transit."""
     if letter.state == REDRIVING and letter.journey is not None and not event.force:
         return None
     return replace(letter, state=DROPPED, next_ms=0, token="", lease_ms=0)
 
 
-def _adopted(letter: Letter, event: model.Adopt) -> Letter | None:
+def _apply_adopt(letter: Letter, event: model.AdoptEvent) -> Letter | None:
     """Set the broker."""
     return replace(letter, broker=event.broker) if event.force or not letter.broker else None
 
 
-def _claimed(letter: Letter, event: model.Claim) -> Letter | None:
+def _apply_claim(letter: Letter, event: model.ClaimEvent) -> Letter | None:
     """Reserve the letter for a redrive.
 
     A former claim without a recorded sequence was never sent.
@@ -321,14 +327,14 @@ def _claimed(letter: Letter, event: model.Claim) -> Letter | None:
     )
 
 
-def _departed(letter: Letter, event: model.Depart) -> Letter | None:
+def _apply_depart(letter: Letter, event: model.DepartEvent) -> Letter | None:
     """Record the producer sequence, once, so that the letter cannot be sent under two of them."""
     if letter.token != event.token or letter.journey is not None:
         return None
     return replace(letter, journey=event.journey)
 
 
-def _arrived(letter: Letter, event: model.Arrive) -> Letter | None:
+def _apply_arrive(letter: Letter, event: model.ArriveEvent) -> Letter | None:
     """Record that the letter is sent."""
     journey = letter.journey
     if journey is None or (journey.producer_id, journey.sequence) != (event.producer_id, event.sequence):
@@ -336,7 +342,7 @@ def _arrived(letter: Letter, event: model.Arrive) -> Letter | None:
     return replace(letter, state=REDRIVEN, token="", sent_offset=event.offset)
 
 
-def _returned(letter: Letter, event: model.Return) -> Letter | None:
+def _apply_return(letter: Letter, event: model.ReturnEvent) -> Letter | None:
     """Make the letter dead again, if the sequence is the recorded one.
 
     By now another redrive may be sending it with another sequence.
@@ -347,23 +353,23 @@ def _returned(letter: Letter, event: model.Return) -> Letter | None:
     return replace(letter, state=DEAD, token="", journey=None)
 
 
-_STEPS: Final[Mapping[type[Any], Callable[[Any, Any], Letter | None]]] = {
-    model.Keep: _kept,
-    model.Begin: _begun,
-    model.Note: _noted,
-    model.Pass: _passed,
-    model.Take: _taken,
-    model.Renew: _renewed,
-    model.Handled: _handled,
-    model.Failed: _failed,
-    model.PutOff: _put_off,
-    model.GiveBack: _given_back,
-    model.Retry: _retried,
-    model.Drop: _dropped,
-    model.Adopt: _adopted,
-    model.Claim: _claimed,
-    model.Depart: _departed,
-    model.Arrive: _arrived,
-    model.Return: _returned,
+_HANDLERS: Final[Mapping[type[Any], Callable[[Any, Any], Letter | None]]] = {
+    model.KeepEvent: _apply_keep,
+    model.BeginEvent: _apply_begin,
+    model.NoteEvent: _apply_note,
+    model.PassEvent: _apply_pass,
+    model.TakeEvent: _apply_take,
+    model.RenewEvent: _apply_renew,
+    model.HandledEvent: _apply_handled,
+    model.FailedEvent: _apply_failed,
+    model.PutOffEvent: _apply_put_off,
+    model.GiveBackEvent: _apply_give_back,
+    model.RetryEvent: _apply_retry,
+    model.DropEvent: _apply_drop,
+    model.AdoptEvent: _apply_adopt,
+    model.ClaimEvent: _apply_claim,
+    model.DepartEvent: _apply_depart,
+    model.ArriveEvent: _apply_arrive,
+    model.ReturnEvent: _apply_return,
 }
-assert set(NEXT) == {"", *STATES}
+assert set(TRANSITIONS) == {"", *STATES}

@@ -13,100 +13,107 @@ from types import UnionType
 from typing import Any, Final, get_origin, get_type_hints
 
 from tfmq.bounded_msgpack import Malformed, pack, unpack
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.requests import Cluster, find_topics
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.requests import MetadataCache, fetch_topics
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.operation import Flag, Operation, Wait
-from tfmq.client.send.idempotent_send import Content, Stream, lease_id, locate_end, read_chunk, send_numbered
+from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.send.idempotent_send import (
+    ProducerPartition,
+    RecordContent,
+    fetch_messages,
+    lease_producer_id,
+    locate_log_end,
+    send_idempotent,
+)
 from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import (
+    FIRST_PAGE,
     PAGE_LETTERS,
     RETRYING,
-    START,
     WAITING,
-    Body,
-    Journey,
     Letter,
-    Page,
+    LetterBody,
+    PagePosition,
+    RedrivePosition,
     Selection,
-    fitting,
+    fit_page,
 )
-from tfmq.dead_letters.state_machine import after
+from tfmq.dead_letters.state_machine import apply_event
 from tfmq.dead_letters.store import TOPIC_PREFIX, Step
 from tfmq.errors import Damaged, OffsetOutOfRange, StoreFailed, UnknownProducer, UnknownTopic
-from tfmq.ids import pack_id, sequences_left
+from tfmq.ids import pack_id, remaining_sequences
 from tfmq.message import BORN_MS_MAX, encode_attribute
 from tfmq.protocol.commands import BY_EARLIEST
 
 
-class Fold:
+class LetterIndex:
     """Current letters by id, replayed from the events of the topic in the order of the log."""
 
     def __init__(self) -> None:
         self.letters: dict[str, Letter] = {}
-        self.places: dict[str, list[int]] = {}
+        self.event_offsets: dict[str, list[int]] = {}
         """Offsets of a letter's events, without those that had no effect."""
-        self._coming: dict[str, Letter] = {}
+        self._waiting: dict[str, Letter] = {}
 
-    def take(self, message: ReceivedMessage[Any]) -> Letter | None:
+    def apply(self, message: ReceivedMessage[Any]) -> Letter | None:
         """Apply the event in `message`. Return the new letter, or None if it had no effect."""
-        found = event_of(message)
+        found = decode_event(message)
         if found is None:
             return None
         id, event = found
-        letter = after(self.letters.get(id), event)
+        letter = apply_event(self.letters.get(id), event)
         if letter is None:
             return None
-        self.letters[id] = slim(letter)
-        self.places.setdefault(id, []).append(message.offset)
+        self.letters[id] = without_body(letter)
+        self.event_offsets.setdefault(id, []).append(message.offset)
         if letter.state in (WAITING, RETRYING):
-            self._coming[id] = self.letters[id]
+            self._waiting[id] = self.letters[id]
         else:
-            self._coming.pop(id, None)
+            self._waiting.pop(id, None)
         return letter
 
-    def forget(self, before: int) -> None:
+    def delete_before(self, before: int) -> None:
         """Remove letters of which retention deleted all events, those before offset `before`."""
-        for id in [id for id, places in self.places.items() if places[-1] < before]:
-            del self.letters[id], self.places[id]
-            self._coming.pop(id, None)
+        for id in [id for id, places in self.event_offsets.items() if places[-1] < before]:
+            del self.letters[id], self.event_offsets[id]
+            self._waiting.pop(id, None)
 
-    def due(self, group: str, now_ms: int, broker: str = "") -> str | None:
+    def next_due_id(self, group: str, now_ms: int, broker: str = "") -> str | None:
         """Return the id of the letter of `broker` that is due longest, or None."""
-        found = [(time, id) for time, id in self._times(group, broker) if time <= now_ms]
+        found = [(time, id) for time, id in self._due_times(group, broker) if time <= now_ms]
         return min(found)[1] if found else None
 
     def next_due_ms(self, group: str, broker: str = "") -> int | None:
         """Return when the next letter of `broker` is due, in ms since 1970, or None."""
-        return min((time for time, _ in self._times(group, broker)), default=None)
+        return min((time for time, _ in self._due_times(group, broker)), default=None)
 
-    def waiting_for_others(self, group: str, broker: str, behind: Page, count: int) -> list[Letter]:
+    def find_foreign_waiting(self, group: str, broker: str, behind: PagePosition, count: int) -> list[Letter]:
         """Return at most `count` waiting letters of the group of other brokers, as `find`."""
-        waiting = [each for each in self._coming.values() if each.group == group]
+        waiting = [each for each in self._waiting.values() if each.group == group]
         others = [each for each in waiting if each.broker not in ("", broker)]
         others = [each for each in others if (each.kept_ms, each.id) > behind]
         return sorted(others, key=lambda each: (each.kept_ms, each.id))[:count]
 
-    def find(self, selection: Selection, behind: Page, count: int) -> list[Letter]:
+    def find(self, selection: Selection, behind: PagePosition, count: int) -> list[Letter]:
         """Return at most `count` matching letters, in the order of their first storing."""
         meant = [each for each in self.letters.values() if selection.holds(each)]
         meant = [each for each in meant if (each.kept_ms, each.id) > behind]
         return sorted(meant, key=lambda each: (each.kept_ms, each.id))[:count]
 
-    def _times(self, group: str, broker: str) -> list[tuple[int, str]]:
+    def _due_times(self, group: str, broker: str) -> list[tuple[int, str]]:
         """Return (due time, id) of waiting and leased letters.
 
         A letter without a broker id belongs to the broker that has this topic.
         """
         return [
             (each.next_ms if each.state == WAITING else each.lease_ms, each.id)
-            for each in self._coming.values()
+            for each in self._waiting.values()
             if each.group == group and each.broker in ("", broker)
         ]
 
 
-def slim(letter: Letter) -> Letter:
+def without_body(letter: Letter) -> Letter:
     """Return the letter without its body and tracebacks, for memory."""
     failures = tuple(each._replace(traceback="") for each in letter.failures)
     return replace(letter, body=None, failures=failures)
@@ -117,126 +124,126 @@ def slim(letter: Letter) -> Letter:
 # fields.
 
 VERSION: Final = 1
-ROOM_BYTES: Final = 256 << 10
+HISTORY_BYTES: Final = 256 << 10
 """Space in a record besides a message's body; the history is bounded and far smaller."""
 
-KINDS: Final[Mapping[type[Any], str]] = {
-    model.Keep: "keep",
-    model.Begin: "begin",
-    model.Note: "note",
-    model.Pass: "pass",
-    model.Take: "take",
-    model.Renew: "renew",
-    model.Handled: "handled",
-    model.Failed: "failed",
-    model.PutOff: "put_off",
-    model.GiveBack: "give_back",
-    model.Retry: "retry",
-    model.Drop: "drop",
-    model.Adopt: "adopt",
-    model.Claim: "claim",
-    model.Depart: "depart",
-    model.Arrive: "arrive",
-    model.Return: "return",
+EVENT_KINDS: Final[Mapping[type[Any], str]] = {
+    model.KeepEvent: "keep",
+    model.BeginEvent: "begin",
+    model.NoteEvent: "note",
+    model.PassEvent: "pass",
+    model.TakeEvent: "take",
+    model.RenewEvent: "renew",
+    model.HandledEvent: "handled",
+    model.FailedEvent: "failed",
+    model.PutOffEvent: "put_off",
+    model.GiveBackEvent: "give_back",
+    model.RetryEvent: "retry",
+    model.DropEvent: "drop",
+    model.AdoptEvent: "adopt",
+    model.ClaimEvent: "claim",
+    model.DepartEvent: "depart",
+    model.ArriveEvent: "arrive",
+    model.ReturnEvent: "return",
 }
-_BY_KIND: Final = {kind: shape for shape, kind in KINDS.items()}
+_BY_KIND: Final = {kind: shape for shape, kind in EVENT_KINDS.items()}
 _LETTER: Final = (
     "group topic incarnation partition offset next_offset ordinal message_id appended_ms epoch payload_bytes"
     " calls calls_left redrives key tag broker"
 ).split()
 
 
-def content_of(id: str, event: model.Event, bytes_max: int) -> Content:
+def encode_event(id: str, event: model.Event, bytes_max: int) -> RecordContent:
     """Encode an event as a record.
 
     A body that is too large for a record of `bytes_max` is omitted; it is read from the message's own topic
     instead.
     """
-    kind = KINDS[type(event)]
-    fields = [_plain(each) for each in event[1:]]
-    if isinstance(event, model.Keep):
-        fields = [event.next_ms, *_letter_fields(event.letter, bytes_max), event.begun]
-    elif isinstance(event, model.Begin | model.Note):
-        fields = [*event[2:], *_letter_fields(event.letter, bytes_max)]
+    kind = EVENT_KINDS[type(event)]
+    fields = [_tuple_to_list(each) for each in event[1:]]
+    if isinstance(event, model.KeepEvent):
+        fields = [event.next_ms, *_encode_letter(event.letter, bytes_max), event.begun]
+    elif isinstance(event, model.BeginEvent | model.NoteEvent):
+        fields = [*event[2:], *_encode_letter(event.letter, bytes_max)]
     payload = pack([VERSION, kind, id, event.at_ms, *fields])
-    return Content(payload, encode_attribute(event.at_ms, id, kind), kind)
+    return RecordContent(payload, encode_attribute(event.at_ms, id, kind), kind)
 
 
-def event_of(message: ReceivedMessage[Any]) -> tuple[str, model.Event] | None:
+def decode_event(message: ReceivedMessage[Any]) -> tuple[str, model.Event] | None:
     """Decode a record; None for an unknown or invalid one."""
     try:
         found = unpack(message.payload or b"")
         version, kind, id, at_ms, *fields = found
         if version != VERSION or kind not in _BY_KIND:
             return None
-        event = _event(_BY_KIND[kind], int(at_ms), fields, str(id))
-        _sound(event)
+        event = _decode_event_fields(_BY_KIND[kind], int(at_ms), fields, str(id))
+        _check_fields(event)
         return str(id), event
     except (Malformed, TypeError, ValueError, IndexError):
         return None
 
 
 @cache
-def _kinds(shape: Any) -> dict[str, Any]:
+def _field_types(shape: Any) -> dict[str, Any]:
     """Return the types of the fields of `shape` that are checked: plain types and unions."""
     hints = get_type_hints(shape)
     return {name: kind for name, kind in hints.items() if get_origin(kind) in (None, UnionType)}
 
 
-def _sound(found: Any) -> None:
+def _check_fields(found: Any) -> None:
     """Raise TypeError or ValueError for a field of the wrong type or range.
 
     Any client that may write to the topic can write anything; it must not stop the readers.
     """
-    for name, kind in _kinds(found.__class__).items():
+    for name, kind in _field_types(found.__class__).items():
         value = getattr(found, name)
         if not isinstance(value, kind):
             raise TypeError(f"{name}={value!r}")
         if name.endswith("_ms") and not -1 <= value <= BORN_MS_MAX:
             raise ValueError(f"{name}={value!r}")
-        if isinstance(value, Letter | Failure | Journey | Body):
-            _sound(value)
+        if isinstance(value, Letter | Failure | RedrivePosition | LetterBody):
+            _check_fields(value)
     if isinstance(found, Letter):
         for each in found.failures:
-            _sound(each)
+            _check_fields(each)
 
 
-def _letter_fields(letter: Letter, bytes_max: int) -> list[Any]:
+def _encode_letter(letter: Letter, bytes_max: int) -> list[Any]:
     """Return the encoded form of a letter; without the body if that is too large."""
     body = letter.body
     assert body is not None, "kept with its body"
     size = len(body.payload or b"") + len(body.attribute or b"")
-    stored = list(body) if size + ROOM_BYTES <= bytes_max else None
+    stored = list(body) if size + HISTORY_BYTES <= bytes_max else None
     failures = [list(each) for each in letter.failures]
     return [[getattr(letter, name) for name in _LETTER], failures, stored]
 
 
-def _plain(value: Any) -> Any:
+def _tuple_to_list(value: Any) -> Any:
     """Convert a tuple to a list."""
     return list(value) if isinstance(value, tuple) else value
 
 
-def _letter(fields: list[Any], id: str) -> Letter:
+def _decode_letter(fields: list[Any], id: str) -> Letter:
     """Decode a letter. Raises TypeError, ValueError, IndexError."""
     known, failures, stored = fields[:3]
     given = dict(zip(_LETTER, known, strict=False))
-    body = None if stored is None else Body(*stored[:2])
+    body = None if stored is None else LetterBody(*stored[:2])
     return Letter(id=id, **given, failures=tuple(Failure(*each[:3]) for each in failures), body=body)
 
 
-def _event(shape: Any, at_ms: int, fields: list[Any], id: str) -> model.Event:
+def _decode_event_fields(shape: Any, at_ms: int, fields: list[Any], id: str) -> model.Event:
     """Decode an event. Raises TypeError, ValueError, IndexError for fields that do not match."""
-    if shape is model.Keep:
-        return model.Keep(at_ms, _letter(fields[1:], id), fields[0], any(fields[4:5]))
-    if shape is model.Begin:
-        return model.Begin(at_ms, _letter(fields, id))
-    if shape is model.Note:
-        return model.Note(at_ms, _letter(fields[1:], id), bool(fields[0]))
+    if shape is model.KeepEvent:
+        return model.KeepEvent(at_ms, _decode_letter(fields[1:], id), fields[0], any(fields[4:5]))
+    if shape is model.BeginEvent:
+        return model.BeginEvent(at_ms, _decode_letter(fields, id))
+    if shape is model.NoteEvent:
+        return model.NoteEvent(at_ms, _decode_letter(fields[1:], id), bool(fields[0]))
     fields = fields[: len(shape._fields) - 1]
-    if shape in (model.Failed, model.PutOff):
+    if shape in (model.FailedEvent, model.PutOffEvent):
         fields[1] = Failure(*fields[1][:3])
-    if shape is model.Depart:
-        fields[1] = Journey(*fields[1][: len(Journey._fields)])
+    if shape is model.DepartEvent:
+        fields[1] = RedrivePosition(*fields[1][: len(RedrivePosition._fields)])
     event: model.Event = shape(at_ms, *fields)
     return event
 
@@ -246,12 +253,12 @@ TIMEOUT_SECONDS: Final = 30.0
 
 The caller may then repeat the call.
 """
-LOOK_SECONDS: Final = 1.0
+INDEX_AGE_MAX: Final = 1.0
 """Maximum age of the index for `next_due_ms`, which is called right after `next_due_id`."""
 PARTITION: Final = 0
 
 
-class TopicShelf:
+class TopicLetterStore:
     """Dead letters in a topic of the broker, for consumers without a disk of their own.
 
     The topic is a log of events, all in its first partition, so that they have one order. A letter is what a
@@ -263,21 +270,21 @@ class TopicShelf:
     One method runs at a time; others wait. `create`: create the topic if it is missing.
     """
 
-    def __init__(self, link: Link, topic: str, *, create: bool = True) -> None:
+    def __init__(self, link: ClientConnection, topic: str, *, create: bool = True) -> None:
         self.name = f"{TOPIC_PREFIX}{topic}"
         self._link = link
         self._topic = topic
         self._create = create
-        self._cluster = Cluster(link.now)
-        self._busy: Flag | None = None
-        self._forget()
+        self._cluster = MetadataCache(link.now)
+        self._method_ended: Event | None = None
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Reset what is known about the topic."""
-        self._fold = Fold()
+        self._index = LetterIndex()
         self._offset = -1
-        self._looked_at = -LOOK_SECONDS
-        self._stream: Stream | None = None
+        self._index_read_at = -INDEX_AGE_MAX
+        self._producer: ProducerPartition | None = None
         self._sequence = 0
         self._cluster.clear()
 
@@ -290,24 +297,26 @@ class TopicShelf:
         """
         if not steps:
             return []
-        yield from self._turn()
+        yield from self._acquire()
         try:
             until = self._link.now() + TIMEOUT_SECONDS
-            if all(isinstance(event, model.Keep) for _, event in steps):
+            if all(isinstance(event, model.KeepEvent) for _, event in steps):
                 yield from self._append(steps, until)
-                return [after(None, event) for _, event in steps]
-            return (yield from self._changed(steps, until))
+                return [apply_event(None, event) for _, event in steps]
+            return (yield from self._append_and_read(steps, until))
         finally:
-            self._pass_on()
+            self._release()
 
-    def _changed(self, steps: Sequence[Step], until: float) -> Operation[list[Letter | None]]:
+    def _append_and_read(self, steps: Sequence[Step], until: float) -> Operation[list[Letter | None]]:
         """Append the events that the current states accept, and read the log to see their effects."""
-        yield from self._catch_up(until)
-        wanted = [step for step in steps if after(self._fold.letters.get(step[0]), step[1]) is not None]
+        yield from self._read_new_events(until)
+        wanted = [
+            step for step in steps if apply_event(self._index.letters.get(step[0]), step[1]) is not None
+        ]
         if not wanted:
             return [None] * len(steps)
         numbers = yield from self._append(wanted, until)
-        found = yield from self._catch_up(until, numbers)
+        found = yield from self._read_new_events(until, numbers)
         if any(each not in found for each in numbers):
             raise StoreFailed(
                 f"{self.name} does not return what was appended to it: see tfmq topic show {self._topic}."
@@ -316,15 +325,20 @@ class TopicShelf:
         return [behind.get(id) for id, _ in steps]
 
     def find(
-        self, selection: Selection, after: Page = START, count: int = PAGE_LETTERS, *, whole: bool = False
+        self,
+        selection: Selection,
+        after: PagePosition = FIRST_PAGE,
+        count: int = PAGE_LETTERS,
+        *,
+        whole: bool = False,
     ) -> Operation[list[Letter]]:
         """Return at most `count` letters after `after`, in the order of their first storing."""
-        yield from self._look()
-        found = self._fold.find(selection, after, count)
+        yield from self._refresh_index()
+        found = self._index.find(selection, after, count)
         if not whole:
             return found
         read = []
-        for each in fitting(found):
+        for each in fit_page(found):
             try:
                 letter = yield from self.get(each.id)
             except StoreFailed as failed:
@@ -335,27 +349,29 @@ class TopicShelf:
                 read.append(letter)
         return read
 
-    def due(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
+    def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
         """Return the id of the letter of `broker` that is due longest, or None."""
-        yield from self._look()
-        return self._fold.due(group, now_ms, broker)
+        yield from self._refresh_index()
+        return self._index.next_due_id(group, now_ms, broker)
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
         """Return when the next letter of `broker` is due, in ms since 1970, or None."""
-        if self._link.now() - self._looked_at >= LOOK_SECONDS:
-            yield from self._look()
-        return self._fold.next_due_ms(group, broker)
+        if self._link.now() - self._index_read_at >= INDEX_AGE_MAX:
+            yield from self._refresh_index()
+        return self._index.next_due_ms(group, broker)
 
-    def waiting_for_others(self, group: str, broker: str, after: Page = START) -> Operation[list[Letter]]:
+    def find_foreign_waiting(
+        self, group: str, broker: str, after: PagePosition = FIRST_PAGE
+    ) -> Operation[list[Letter]]:
         """Return waiting letters of the group that belong to other brokers; at most a page."""
-        yield from self._look()
-        return self._fold.waiting_for_others(group, broker, after, PAGE_LETTERS)
+        yield from self._refresh_index()
+        return self._index.find_foreign_waiting(group, broker, after, PAGE_LETTERS)
 
-    def counts(self) -> Operation[dict[tuple[str, str], int]]:
+    def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
         """Return the number of letters by (group, state)."""
-        yield from self._look()
+        yield from self._refresh_index()
         counted: dict[tuple[str, str], int] = {}
-        for each in filter(Selection().holds, self._fold.letters.values()):
+        for each in filter(Selection().holds, self._index.letters.values()):
             counted[each.group, each.state] = counted.get((each.group, each.state), 0) + 1
         return counted
 
@@ -364,28 +380,32 @@ class TopicShelf:
 
         A body that is not in an event is read from the message's own topic.
         """
-        yield from self._look()
-        places = list(self._fold.places.get(id, ()))
-        if not places or self._stream is None:
+        yield from self._refresh_index()
+        places = list(self._index.event_offsets.get(id, ()))
+        if not places or self._producer is None:
             return None
         return (
-            yield from whole_letter(self._link, self._stream, id, places, self._link.now() + TIMEOUT_SECONDS)
+            yield from load_full_letter(
+                self._link, self._producer, id, places, self._link.now() + TIMEOUT_SECONDS
+            )
         )
 
-    def is_there(self) -> Operation[bool]:
+    def exists(self) -> Operation[bool]:
         """Return whether the topic exists."""
-        found = yield from find_topics(self._link, self._cluster, [self._topic])
+        found = yield from fetch_topics(self._link, self._cluster, [self._topic])
         return bool(found)
 
-    def prune(self, now_ms: int) -> Operation[int]:
+    def delete_expired(self, now_ms: int) -> Operation[int]:
         """Remove letters from memory whose events the topic's retention deleted. Always returns 0."""
-        yield from self._turn()
+        yield from self._acquire()
         try:
-            if self._stream is not None:
+            if self._producer is not None:
                 until = self._link.now() + TIMEOUT_SECONDS
-                self._fold.forget((yield from locate_end(self._link, self._stream, BY_EARLIEST, until)))
+                self._index.delete_before(
+                    (yield from locate_log_end(self._link, self._producer, BY_EARLIEST, until))
+                )
         finally:
-            self._pass_on()
+            self._release()
         return 0
 
     def close(self) -> None:
@@ -393,117 +413,119 @@ class TopicShelf:
 
     # One method at a time
 
-    def _turn(self) -> Operation[None]:
+    def _acquire(self) -> Operation[None]:
         """Wait until no other method is running."""
-        while self._busy is not None:
-            yield Wait((self._busy,))
-        self._busy = Flag()
+        while self._method_ended is not None:
+            yield Wait((self._method_ended,))
+        self._method_ended = Event()
 
-    def _pass_on(self) -> None:
+    def _release(self) -> None:
         """Let the next waiting method run."""
-        busy, self._busy = self._busy, None
+        busy, self._method_ended = self._method_ended, None
         if busy is not None:
-            busy.settle()
+            busy.complete()
 
-    def _look(self) -> Operation[None]:
+    def _refresh_index(self) -> Operation[None]:
         """Read new events."""
-        yield from self._turn()
+        yield from self._acquire()
         try:
-            yield from self._catch_up(self._link.now() + TIMEOUT_SECONDS)
+            yield from self._read_new_events(self._link.now() + TIMEOUT_SECONDS)
         finally:
-            self._pass_on()
+            self._release()
 
     # Reading
 
-    def _found(self, until: float) -> Operation[Stream]:
+    def _find_partition(self, until: float) -> Operation[ProducerPartition]:
         """Return the partition; its producer id is leased at the first append. Raises UnknownTopic."""
-        if self._stream is None:
-            found = yield from find_topics(self._link, self._cluster, [self._topic], create=self._create)
+        if self._producer is None:
+            found = yield from fetch_topics(self._link, self._cluster, [self._topic], create=self._create)
             if not found:
                 raise UnknownTopic(
                     f"There is no topic {self._topic}: no consumer stored dead letters in it yet."
                 )
-            self._stream = Stream(self._topic, found[0].incarnation, PARTITION, 0)
-        return self._stream
+            self._producer = ProducerPartition(self._topic, found[0].incarnation, PARTITION, 0)
+        return self._producer
 
-    def _catch_up(self, until: float, watched: Collection[int] = ()) -> Operation[dict[int, Letter | None]]:
+    def _read_new_events(
+        self, until: float, watched: Collection[int] = ()
+    ) -> Operation[dict[int, Letter | None]]:
         """Apply all new events. Return the letters after the records in `watched`."""
         behind: dict[int, Letter | None] = {}
         wanted = frozenset(watched)
         while True:
             try:
-                stream = yield from self._found(until)
+                stream = yield from self._find_partition(until)
                 if self._offset < 0:
-                    self._offset = yield from locate_end(self._link, stream, BY_EARLIEST, until)
-                chunk = yield from read_chunk(self._link, stream, self._offset, until)
+                    self._offset = yield from locate_log_end(self._link, stream, BY_EARLIEST, until)
+                chunk = yield from fetch_messages(self._link, stream, self._offset, until)
             # Retention deleted events that are not applied yet; their letters expire as well.
             except OffsetOutOfRange:
                 self._offset = -1
                 continue
             except UnknownTopic:
-                again = self._stream is not None and self._create and not watched
-                self._forget()
+                again = self._producer is not None and self._create and not watched
+                self._reset()
                 if not again:
                     raise
                 continue
             for message in chunk.messages:
-                letter = self._fold.take(message)
+                letter = self._index.apply(message)
                 if message.id in wanted:
                     behind[message.id] = letter
             self._offset = chunk.next_offset
             if chunk.at_end:
-                self._looked_at = self._link.now()
+                self._index_read_at = self._link.now()
                 return behind
 
     # Appending
 
     def _append(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
         """Append events durably, all or none. Return the ids of their records."""
-        self._looked_at = -LOOK_SECONDS
+        self._index_read_at = -INDEX_AGE_MAX
         try:
-            return (yield from self._sent(steps, until))
+            return (yield from self._append_once(steps, until))
         except UnknownProducer:
             # Idle for so long that the broker expired the producer id; it did not store this append.
-            self._drop_id()
+            self._drop_producer_id()
         except UnknownTopic:  # deleted, perhaps created again
-            self._forget()
-        return (yield from self._sent(steps, until))
+            self._reset()
+        return (yield from self._append_once(steps, until))
 
-    def _sent(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
+    def _append_once(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
         """Append events once; a producer id is leased if necessary."""
-        stream = yield from self._found(until)
-        if not stream.producer_id or sequences_left(self._sequence) < len(steps):
-            stream = stream._replace(producer_id=(yield from lease_id(self._link, until)))
-            self._stream, self._sequence = stream, 0
-        contents = self._contents(steps)
+        stream = yield from self._find_partition(until)
+        if not stream.producer_id or remaining_sequences(self._sequence) < len(steps):
+            stream = stream._replace(producer_id=(yield from lease_producer_id(self._link, until)))
+            self._producer, self._sequence = stream, 0
+        contents = self._encode_events(steps)
         first, sent = self._sequence, False
         try:
-            yield from send_numbered(self._link, stream, first, contents, until)
+            yield from send_idempotent(self._link, stream, first, contents, until)
             sent = True
         finally:
-            if not sent and self._stream is not None:
+            if not sent and self._producer is not None:
                 # Unknown whether it is stored, so the next append must use another producer id.
-                self._drop_id()
+                self._drop_producer_id()
         self._sequence = first + len(contents)
         return [pack_id(stream.producer_id, first + number) for number in range(len(contents))]
 
-    def _contents(self, steps: Sequence[Step]) -> list[Content]:
+    def _encode_events(self, steps: Sequence[Step]) -> list[RecordContent]:
         """Encode events."""
         most = self._link.limits["message_bytes"]
-        return [content_of(id, event, most) for id, event in steps]
+        return [encode_event(id, event, most) for id, event in steps]
 
-    def _drop_id(self) -> None:
+    def _drop_producer_id(self) -> None:
         """Drop the producer id, so that the next append leases another."""
-        assert self._stream is not None, "found before"
-        self._stream, self._sequence = self._stream._replace(producer_id=0), 0
+        assert self._producer is not None, "found before"
+        self._producer, self._sequence = self._producer._replace(producer_id=0), 0
 
 
 EVENT_BYTES: Final = 64 << 10
 """Fetch size for one event; the broker returns a larger block completely."""
 
 
-def whole_letter(
-    link: Link, stream: Stream, id: str, places: Iterable[int], until: float
+def load_full_letter(
+    link: ClientConnection, stream: ProducerPartition, id: str, places: Iterable[int], until: float
 ) -> Operation[Letter | None]:
     """Read the letter `id` from its events at the offsets `places`; None if they are deleted.
 
@@ -511,20 +533,20 @@ def whole_letter(
     """
     letter: Letter | None = None
     for offset in places:
-        message = yield from _message_at(link, stream, offset, until)
-        found = None if message is None else event_of(message)
+        message = yield from _read_message(link, stream, offset, until)
+        found = None if message is None else decode_event(message)
         if found is not None and found[0] == id:
-            letter = after(letter, found[1]) or letter
+            letter = apply_event(letter, found[1]) or letter
     if letter is None or letter.body is not None:
         return letter
-    return replace(letter, body=(yield from _body_of(link, letter, until)))
+    return replace(letter, body=(yield from _read_body(link, letter, until)))
 
 
-def stands_here(link: Link, letter: Letter, until: float) -> Operation[bool]:
+def has_message(link: ClientConnection, letter: Letter, until: float) -> Operation[bool]:
     """Return whether the broker has the letter's message: same offset, id and append time."""
-    stands = Stream(letter.topic, letter.incarnation, letter.partition, 0)
+    stands = ProducerPartition(letter.topic, letter.incarnation, letter.partition, 0)
     try:
-        message = yield from _message_at(link, stands, letter.offset, until)
+        message = yield from _read_message(link, stands, letter.offset, until)
     except (UnknownTopic, Damaged):
         return False
     if message is None:
@@ -532,11 +554,11 @@ def stands_here(link: Link, letter: Letter, until: float) -> Operation[bool]:
     return (message.id, message.origin.append_ms) == (letter.message_id, letter.appended_ms)
 
 
-def _body_of(link: Link, letter: Letter, until: float) -> Operation[Body]:
+def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operation[LetterBody]:
     """Read the body from the message's own topic. Raises StoreFailed if it is deleted."""
-    stands = Stream(letter.topic, letter.incarnation, letter.partition, 0)
+    stands = ProducerPartition(letter.topic, letter.incarnation, letter.partition, 0)
     try:
-        message = yield from _message_at(link, stands, letter.offset, until)
+        message = yield from _read_message(link, stands, letter.offset, until)
     except UnknownTopic:
         message = None
     if message is None or message.id != letter.message_id:
@@ -545,15 +567,15 @@ def _body_of(link: Link, letter: Letter, until: float) -> Operation[Body]:
             f" {letter.origin}.",
             retriable=False,
         )
-    return Body(message.payload, message.attribute_bytes)
+    return LetterBody(message.payload, message.attribute_bytes)
 
 
-def _message_at(
-    link: Link, stream: Stream, offset: int, until: float
+def _read_message(
+    link: ClientConnection, stream: ProducerPartition, offset: int, until: float
 ) -> Operation[ReceivedMessage[Any] | None]:
     """Return the message at an offset, or None if it is deleted."""
     try:
-        chunk = yield from read_chunk(link, stream, offset, until, EVENT_BYTES)
+        chunk = yield from fetch_messages(link, stream, offset, until, EVENT_BYTES)
     except OffsetOutOfRange:
         return None
     return next((each for each in chunk.messages if each.offset == offset), None)

@@ -43,7 +43,7 @@ YEAR_MAX: Final = 9998
 MOMENT_MS_MAX: Final = 253_370_764_800_000
 """The end of that year."""
 
-BESIDE: Final = timedelta(hours=25)
+CLOCK_CHANGE_MAX: Final = timedelta(hours=25)
 """No zone changes its clock by more (a day, where a country moved across the date line)."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -66,7 +66,7 @@ _ZONE: Final = re.compile(r"[A-Z][\w+-]*(?:/[A-Za-z][\w+-]*)*", re.ASCII)
 _PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?", re.ASCII)
 
 
-class Field(NamedTuple):
+class CronField(NamedTuple):
     """One of the five fields: its name for messages, its bounds, and names of its numbers."""
 
     name: str
@@ -78,15 +78,15 @@ class Field(NamedTuple):
 MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 FIELDS: Final = (
-    Field("minute", 0, 59),
-    Field("hour", 0, 23),
-    Field("day of month", 1, 31),
-    Field("month", 1, 12, MONTHS),
-    Field("day of week", 0, 7, WEEKDAYS),
+    CronField("minute", 0, 59),
+    CronField("hour", 0, 23),
+    CronField("day of month", 1, 31),
+    CronField("month", 1, 12, MONTHS),
+    CronField("day of week", 0, 7, WEEKDAYS),
 )
 
 
-class Cron:
+class CronSchedule:
     """A cron expression in a time zone.
 
     Raises BadRequest if the expression or the zone is invalid.
@@ -95,7 +95,7 @@ class Cron:
     def __init__(self, expression: str, timezone: str = "UTC") -> None:
         self.expression, self.timezone = expression, timezone
         self.zone = find_zone(timezone)
-        minutes, hours, days, months, weekdays = parse(expression)
+        minutes, hours, days, months, weekdays = parse_expression(expression)
         self._every_hour = len(hours) == FIELDS[1].high + 1
         self._triggers = [
             _trigger(minutes, hours, *fitting, months)
@@ -110,19 +110,19 @@ class Cron:
         after = _EPOCH + after_ms * _MILLISECOND
         best: datetime | None = None
         first: datetime | None = None
-        start = after.astimezone(self.zone).replace(tzinfo=None, fold=0) - self._shift(after)
-        for local in self._fitting(start):
-            for moment in self._moments(local):
+        start = after.astimezone(self.zone).replace(tzinfo=None, fold=0) - self._clock_change_near(after)
+        for local in self._matching_times(start):
+            for moment in self._moments_of(local):
                 if moment > after and (best is None or moment < best):
                     best = moment
             if best is not None:
                 # Near a clock change, a later local time may be an earlier moment.
                 first = first or local
-                if local - first >= self._shift(best):
+                if local - first >= self._clock_change_near(best):
                     break
         return None if best is None else (best - _EPOCH) // _MILLISECOND
 
-    def latest(self, after_ms: int, until_ms: int) -> int | None:
+    def last_between(self, after_ms: int, until_ms: int) -> int | None:
         """Return the last moment in (after_ms, until_ms], None if there is none.
 
         A binary search: about 20 steps.
@@ -140,61 +140,61 @@ class Cron:
                 end = middle
         return found
 
-    def newest(self, after_ms: int, until_ms: int, count: int) -> list[int]:
+    def last_moments(self, after_ms: int, until_ms: int, count: int) -> list[int]:
         """Return the last `count` moments in (after_ms, until_ms], ascending."""
-        latest = self.latest(after_ms, until_ms)
+        latest = self.last_between(after_ms, until_ms)
         if latest is None:
             return []
         span = count * MINUTE_MS
         while True:
             start = max(after_ms, latest - span)
-            found = deque(self.between(start, until_ms), count)
+            found = deque(self.moments_between(start, until_ms), count)
             if len(found) == count or start == after_ms:
                 return list(found)
             span *= 2
 
-    def between(self, after_ms: int, until_ms: int) -> Iterator[int]:
+    def moments_between(self, after_ms: int, until_ms: int) -> Iterator[int]:
         """Yield the moments in (after_ms, until_ms], ascending."""
         moment = self.next_after(after_ms)
         while moment is not None and moment <= until_ms:
             yield moment
             moment = self.next_after(moment)
 
-    def _fitting(self, start: datetime) -> Iterator[datetime]:
+    def _matching_times(self, start: datetime) -> Iterator[datetime]:
         """Yield the local times that match from `start` on, ascending."""
         while True:
-            found = [each for trigger in self._triggers if (each := _next(trigger, start)) is not None]
+            found = [each for trigger in self._triggers if (each := _next_match(trigger, start)) is not None]
             if not found:
                 return
             yield min(found)
             start = min(found) + _SECOND
 
-    def _moments(self, local: datetime) -> list[datetime]:
+    def _moments_of(self, local: datetime) -> list[datetime]:
         """Return the moments when clocks show that time, or would show it if it were not skipped."""
         first = local.replace(tzinfo=self.zone)
         if not self._every_hour:
             return [first.astimezone(UTC)]
         second = first.replace(fold=1)
-        skipped = second.utcoffset() != first.utcoffset() and not _shown(first)
+        skipped = second.utcoffset() != first.utcoffset() and not _exists(first)
         return [first.astimezone(UTC)] if skipped else [first.astimezone(UTC), second.astimezone(UTC)]
 
-    def _shift(self, moment: datetime) -> timedelta:
+    def _clock_change_near(self, moment: datetime) -> timedelta:
         """Return the length of a clock change that is at most that length away from the moment.
 
         Else zero.
         """
         if self.zone is UTC:
             return _NOTHING
-        shift = self._change(moment, BESIDE)
-        return shift if shift and self._change(moment, shift) else _NOTHING
+        shift = self._offset_difference(moment, CLOCK_CHANGE_MAX)
+        return shift if shift and self._offset_difference(moment, shift) else _NOTHING
 
-    def _change(self, moment: datetime, beside: timedelta) -> timedelta:
+    def _offset_difference(self, moment: datetime, beside: timedelta) -> timedelta:
         """Return the difference of the zone's UTC offsets before and after the moment."""
         before, behind = (moment - beside).astimezone(self.zone), (moment + beside).astimezone(self.zone)
         return abs((behind.utcoffset() or _NOTHING) - (before.utcoffset() or _NOTHING))
 
 
-def _shown(local: datetime) -> bool:
+def _exists(local: datetime) -> bool:
     """Return whether the clocks of its zone ever show that time."""
     return local.astimezone(UTC).astimezone(local.tzinfo).replace(fold=0) == local.replace(fold=0)
 
@@ -202,16 +202,16 @@ def _shown(local: datetime) -> bool:
 def _trigger(minutes: set[int], hours: set[int], day: str, weekday: str, months: set[int]) -> Any:
     minute, hour, _, month, _ = FIELDS
     return CronTrigger(
-        minute=_listed(minutes, minute),
-        hour=_listed(hours, hour),
+        minute=_trigger_list(minutes, minute),
+        hour=_trigger_list(hours, hour),
         day=day,
-        month=_listed(months, month),
+        month=_trigger_list(months, month),
         day_of_week=weekday,
         timezone=UTC,
     )
 
 
-def _next(trigger: Any, start: datetime) -> datetime | None:
+def _next_match(trigger: Any, start: datetime) -> datetime | None:
     """Return the first match from `start` on; the trigger works in a zone without clock changes."""
     if start.year > YEAR_MAX:
         return None
@@ -227,9 +227,9 @@ def _day_rules(
     One pair, or two of which either may match. Raises BadRequest for a day that no month has.
     """
     _, _, day_text, _, weekday_text = _fields_of(expression)
-    day = LAST if day_text.lower() == LAST else _listed(days, FIELDS[2])
+    day = LAST if day_text.lower() == LAST else _trigger_list(days, FIELDS[2])
     # Triggers count weekdays from Monday; Sunday has two numbers in crontab.
-    weekday = _listed({(number + 6) % 7 for number in weekdays})
+    weekday = _trigger_list({(number + 6) % 7 for number in weekdays})
     weekday = "*" if weekday == "0-6" else weekday
     either = not day_text.startswith("*") and not weekday_text.startswith("*")
     if not either and min(days) > max(_DAYS_OF_MONTH[month - 1] for month in months):
@@ -239,13 +239,15 @@ def _day_rules(
     return [(day, "*"), ("*", weekday)] if either else [(day, weekday)]
 
 
-def parse(expression: str) -> list[set[int]]:
+def parse_expression(expression: str) -> list[set[int]]:
     """Return the numbers of each field.
 
     Raises BadRequest with a sentence that says what to write.
     """
     parts = _fields_of(expression)
-    return [_numbers(field, part.lower(), expression) for field, part in zip(FIELDS, parts, strict=True)]
+    return [
+        _field_numbers(field, part.lower(), expression) for field, part in zip(FIELDS, parts, strict=True)
+    ]
 
 
 def _fields_of(expression: str) -> list[str]:
@@ -260,19 +262,19 @@ def _fields_of(expression: str) -> list[str]:
     return parts
 
 
-def _numbers(field: Field, text: str, expression: str) -> set[int]:
+def _field_numbers(field: CronField, text: str, expression: str) -> set[int]:
     if text == LAST and field.name == "day of month":
         return {field.low}  # a placeholder: every month has this day
     numbers: set[int] = set()
     for part in text.split(","):
         found = _PART.fullmatch(part)
         if found is None:
-            raise _wrong(field, part, expression)
-        numbers |= _range(field, part, found, expression)
+            raise _invalid_field(field, part, expression)
+        numbers |= _range_numbers(field, part, found, expression)
     return numbers
 
 
-def _range(field: Field, part: str, found: re.Match[str], expression: str) -> set[int]:
+def _range_numbers(field: CronField, part: str, found: re.Match[str], expression: str) -> set[int]:
     first_text, last_text, step_text = found.groups()
     step = int(step_text) if step_text else 1
     if first_text == "*":
@@ -288,19 +290,19 @@ def _range(field: Field, part: str, found: re.Match[str], expression: str) -> se
             last = 7  # a range may end with Sunday
         sound = first <= last
     if not sound or not 1 <= step <= field.high:
-        raise _wrong(field, part, expression)
+        raise _invalid_field(field, part, expression)
     return set(range(first, last + 1, step))
 
 
-def _number(field: Field, text: str, part: str, expression: str) -> int:
+def _number(field: CronField, text: str, part: str, expression: str) -> int:
     if text in field.names:
         return field.names.index(text) + (field.low if field.names is MONTHS else 0)
     if text.isdecimal() and len(text) <= 4 and field.low <= int(text) <= field.high:
         return int(text)
-    raise _wrong(field, part, expression)
+    raise _invalid_field(field, part, expression)
 
 
-def _wrong(field: Field, part: str, expression: str) -> BadRequest:
+def _invalid_field(field: CronField, part: str, expression: str) -> BadRequest:
     names = f" or {field.names[0]}..{field.names[-1]}" if field.names else ""
     names += f", {LAST} alone" if field.name == "day of month" else ""
     return BadRequest(
@@ -309,7 +311,7 @@ def _wrong(field: Field, part: str, expression: str) -> BadRequest:
     )
 
 
-def _listed(numbers: set[int], field: Field | None = None) -> str:
+def _trigger_list(numbers: set[int], field: CronField | None = None) -> str:
     """Format numbers for triggers.
 
     Runs become ranges, because each list entry costs a comparison.
@@ -350,8 +352,8 @@ def zone_text(moment_ms: int, timezone: str) -> str:
 #     all    each is sent, oldest first, at most the newest ALL_MAX
 #     skip   none is sent
 
-ONE, ALL, SKIP = "one", "all", "skip"
-RULES: Final = (ONE, ALL, SKIP)
+SEND_LATEST, SEND_ALL, SEND_NONE = "one", "all", "skip"
+MISFIRE_RULES: Final = (SEND_LATEST, SEND_ALL, SEND_NONE)
 
 GRACE_MS: Final = 60_000
 """A time that is met within this is not missed.
@@ -360,21 +362,21 @@ Two times of a schedule are at least a minute apart, so at most one can be on ti
 busy broker and clock steps that the broker notices.
 """
 
-ALL_MAX: Final = 1_000
+SEND_ALL_MAX: Final = 1_000
 """A schedule of every minute has as many in 17 hours.
 
 A downtime of a year would have half a million.
 """
 
 
-def to_send(cron: Cron, rule: str, after_ms: int, now_ms: int) -> list[int]:
+def moments_to_send(cron: CronSchedule, rule: str, after_ms: int, now_ms: int) -> list[int]:
     """Return the times later than `after_ms` to send at `now_ms`, ascending.
 
     Empty if none is due.
     """
-    if rule == ALL:
-        return cron.newest(after_ms, now_ms, ALL_MAX)
-    latest = cron.latest(after_ms, now_ms)
-    if latest is None or (rule == SKIP and now_ms - latest >= GRACE_MS):
+    if rule == SEND_ALL:
+        return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX)
+    latest = cron.last_between(after_ms, now_ms)
+    if latest is None or (rule == SEND_NONE and now_ms - latest >= GRACE_MS):
         return []
     return [latest]

@@ -14,70 +14,70 @@ from typing import Any, Final
 from journal.clock import Clock
 from journal.record.batch import Appended
 from journal.record.format import Buffer
-from tfmq.apply_target import ARRIVALS_KEY, Destination
-from tfmq.delay.arrivals.header import Note
-from tfmq.delay.arrivals.pending import Landed, Ledger
-from tfmq.delay.arrivals.state import ArrivalState
-from tfmq.delay.buckets.loader import Arrived, Gatherer
-from tfmq.delay.buckets.store import Buckets
-from tfmq.delay.cancellation import UNSURE, Changing, Finder, Judge
-from tfmq.delay.cancelled_rows import Counting, Leaving
-from tfmq.delay.dispatcher import Firing
-from tfmq.delay.due_time import ABSOLUTE_FLAG, BrokerTime
-from tfmq.delay.memory_window import Shore
-from tfmq.delay.pending import Pendings
-from tfmq.delay.queries import Figures, Listing, pending_of
-from tfmq.delay.record_reader import Fetching
+from tfmq.apply_target import ARRIVALS_KEY, ApplyTarget
+from tfmq.delay.arrivals.header import ArrivalHeader
+from tfmq.delay.arrivals.pending import NonDurableArrivals, WrittenArrival
+from tfmq.delay.arrivals.state import ArrivalLogState
+from tfmq.delay.buckets.loader import BucketLoader, RecoveredArrivals
+from tfmq.delay.buckets.store import BucketStore
+from tfmq.delay.cancellation import FIRING, MessageChanges, RecordFinder, StateResolver
+from tfmq.delay.cancelled_rows import BucketRowCounter, CancelledRows
+from tfmq.delay.dispatcher import Dispatcher
+from tfmq.delay.due_time import ABSOLUTE_FLAG, BrokerClock
+from tfmq.delay.memory_window import MemoryWindow
+from tfmq.delay.pending import PendingSnapshots
+from tfmq.delay.queries import DelayMetrics, PendingQueries, describe_pending
+from tfmq.delay.record_reader import RecordReader
 from tfmq.delay.requests import (
     PENDING,
     UNKNOWN,
+    ArrivalLog,
     DelaySettings,
-    Described,
     Histogram,
-    Landing,
-    Listed,
-    Query,
-    Rescheduled,
-    Run,
+    ListPage,
+    ListQuery,
+    MessageState,
+    RescheduleResult,
     Timers,
     Turn,
+    WorkerRunner,
 )
-from tfmq.delay.rows import Targets
-from tfmq.delay.storage_scheduler import Keeper
-from tfmq.delay.target_queue import Lines
-from tfmq.delay.timing_wheel import HashedWheelTimer
+from tfmq.delay.rows import TargetIds
+from tfmq.delay.storage_scheduler import StorageScheduler
+from tfmq.delay.target_queue import TargetQueues
+from tfmq.delay.timing_wheel import HashedTimingWheel
 from tfmq.errors import DiskFull, StorageStopped
 
 
-class Asking:
+class QueryQueue:
     """Run expensive queries one at a time: each may load the columns of a whole bucket.
 
     Broker thread only.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: WorkerRunner) -> None:
         self._run = run
         self._waiting: deque[Callable[[], None]] = deque()
         """The first one is running."""
 
-    def put(
+    def submit(
         self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]
     ) -> None:
         """Call `work()` when no other query runs; run its result in a worker, then call `done`."""
-        self._waiting.append(partial(self._begin, work, done))
+        self._waiting.append(partial(self._start, work, done))
         if len(self._waiting) == 1:
             self._waiting[0]()
 
-    def after(
+    def submit_after(
         self,
         first: Callable[[Callable[[BaseException | None], None]], None],
         work: Callable[[], Callable[[], Any]],
         done: Callable[[Any, BaseException | None], None],
     ) -> None:
         """Run `first`, then submit `work`. If `first` reports an error, call `done(None, error)`."""
-        first(lambda error: self.put(work, done) if error is None else done(None, error))
+        first(lambda error: self.submit(work, done) if error is None else done(None, error))
 
-    def _begin(
+    def _start(
         self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]
     ) -> None:
         def ended(result: Any, error: BaseException | None) -> None:
@@ -89,7 +89,7 @@ class Asking:
         self._run(work(), ended)
 
 
-SLOTS: Final = 8192
+WHEEL_SLOTS: Final = 8192
 """Slots of the timing wheel.
 
 With ticks of 10 ms a revolution is 82 s, about the length of the memory window.
@@ -113,103 +113,107 @@ class DelayQueue:
     def __init__(
         self,
         *,
-        landing: Landing,
-        state: ArrivalState,
-        buckets: Buckets,
-        destination: Destination,
+        arrival_log: ArrivalLog,
+        state: ArrivalLogState,
+        buckets: BucketStore,
+        destination: ApplyTarget,
         timers: Timers,
         clock: Clock,
-        run: Run,
+        run: WorkerRunner,
         settings: DelaySettings,
         floor_ms: int = 0,
     ) -> None:
-        self._landing, self._state, self._buckets = landing, state, buckets
+        self._arrival_log, self._state, self._buckets = arrival_log, state, buckets
         self._timers, self._run = timers, run
         outcome_ms = settings.outcome_seconds * SECOND_MS
-        self._time = time = BrokerTime(clock)
+        self._broker_clock = time = BrokerClock(clock)
         time.start(max(floor_ms, buckets.broker_ms))
-        time.load(buckets.note)
-        self._ledger = Ledger()
-        targets = Targets()
-        self._shore = window = Shore(HashedWheelTimer(settings.tick_ms, SLOTS), targets)
-        self._gatherer = Gatherer(landing.log, buckets, targets)
-        self._lines = target_queues = self._new_lines(destination, targets)
-        self._judge = Judge(state, target_queues, destination, time, outcome_ms, lambda: self._keeper.floor)
-        self._finder = Finder(landing.log, buckets)
-        self._counting = counting = Counting(buckets, window)
-        self._leaving = leaving = Leaving(window, target_queues, buckets, counting)
-        self._pendings = Pendings(state, target_queues, leaving.late)
-        self._keeper = self._new_keeper(outcome_ms)
-        self._figures = Figures(self._ledger, window, target_queues, buckets, counting, leaving, timers)
-        self._firing = self._new_firing(settings.tick_ms)
-        self._changing = self._new_changing()
-        self._listing, self._asking = Listing(buckets), Asking(run)
-        self._expected: dict[int, bool] = {}
+        time.restore_steps(buckets.queue_state)
+        self._non_durable = NonDurableArrivals()
+        targets = TargetIds()
+        self._window = window = MemoryWindow(HashedTimingWheel(settings.tick_ms, WHEEL_SLOTS), targets)
+        self._loader = BucketLoader(arrival_log.log, buckets, targets)
+        self._target_queues = target_queues = self._new_target_queues(destination, targets)
+        self._state_resolver = StateResolver(
+            state, target_queues, destination, time, outcome_ms, lambda: self._scheduler.lowest_stored_due
+        )
+        self._record_finder = RecordFinder(arrival_log.log, buckets)
+        self._row_counter = counting = BucketRowCounter(buckets, window)
+        self._cancelled_rows = leaving = CancelledRows(window, target_queues, buckets, counting)
+        self._pending_snapshots = PendingSnapshots(state, target_queues, leaving.late)
+        self._scheduler = self._new_scheduler(outcome_ms)
+        self._metrics = DelayMetrics(
+            self._non_durable, window, target_queues, buckets, counting, leaving, timers
+        )
+        self._dispatcher = self._new_dispatcher(settings.tick_ms)
+        self._changes = self._new_changes()
+        self._queries, self._query_queue = PendingQueries(buckets), QueryQueue(run)
+        self._append_after_stop: dict[int, bool] = {}
         """By ticket: whether the arrival log was already stopped when the due times were assigned."""
         self._stopped: Callable[[], None] | None = None
 
-    def _new_lines(self, destination: Destination, targets: Targets) -> Lines:
+    def _new_target_queues(self, destination: ApplyTarget, targets: TargetIds) -> TargetQueues:
         state = self._state
-        return Lines(
+        return TargetQueues(
             self._buckets.store_id,
             destination=destination,
             timers=self._timers,
             run=self._run,
-            time=self._time,
+            broker_clock=self._broker_clock,
             targets=targets,
-            fetching=Fetching(self._landing.log, self._buckets),
+            record_reader=RecordReader(self._arrival_log.log, self._buckets),
             cancelled=lambda: state.cancelled,
-            doubtful=self._ledger.doubtful,
-            postpone=lambda queue, part: self._changing.postpone(queue, part),
+            doubtful=self._non_durable.uncertain_targets,
+            postpone=lambda queue, part: self._changes.postpone(queue, part),
         )
 
-    def _new_keeper(self, outcome_ms: int) -> Keeper:
-        non_durable = self._ledger
-        return Keeper(
-            landing=self._landing,
+    def _new_scheduler(self, outcome_ms: int) -> StorageScheduler:
+        non_durable = self._non_durable
+        return StorageScheduler(
+            arrival_log=self._arrival_log,
             state=self._state,
-            pendings=self._pendings,
+            pending_snapshots=self._pending_snapshots,
             buckets=self._buckets,
-            gatherer=self._gatherer,
-            shore=self._shore,
-            lines=self._lines,
-            time=self._time,
+            loader=self._loader,
+            window=self._window,
+            target_queues=self._target_queues,
+            broker_clock=self._broker_clock,
             timers=self._timers,
             run=self._run,
-            limit=lambda: non_durable.limit,
-            lowest=lambda: non_durable.lowest,
+            due_limit=lambda: non_durable.due_limit,
+            lowest_due=lambda: non_durable.lowest_due,
             outcome_ms=outcome_ms,
-            counting=self._counting,
-            leaving=self._leaving,
-            moved=lambda: self._firing.look(),
+            row_counter=self._row_counter,
+            cancelled_rows=self._cancelled_rows,
+            more_fireable=lambda: self._dispatcher.dispatch_due(),
         )
 
-    def _new_firing(self, tick_ms: int) -> Firing:
-        return Firing(
-            figures=self._figures,
-            landing=self._landing,
-            ledger=self._ledger,
-            shore=self._shore,
-            lines=self._lines,
-            keeper=self._keeper,
-            time=self._time,
+    def _new_dispatcher(self, tick_ms: int) -> Dispatcher:
+        return Dispatcher(
+            metrics=self._metrics,
+            arrival_log=self._arrival_log,
+            non_durable=self._non_durable,
+            window=self._window,
+            target_queues=self._target_queues,
+            scheduler=self._scheduler,
+            broker_clock=self._broker_clock,
             timers=self._timers,
             tick_ms=tick_ms,
         )
 
-    def _new_changing(self) -> Changing:
-        scheduler = self._keeper
-        return Changing(
-            landing=self._landing,
+    def _new_changes(self) -> MessageChanges:
+        scheduler = self._scheduler
+        return MessageChanges(
+            arrival_log=self._arrival_log,
             state=self._state,
-            judge=self._judge,
-            lines=self._lines,
-            time=self._time,
-            finder=self._finder,
+            state_resolver=self._state_resolver,
+            target_queues=self._target_queues,
+            broker_clock=self._broker_clock,
+            record_finder=self._record_finder,
             run=self._run,
-            arriving=self,
-            sure=lambda: scheduler.number,
-            leaving=self._leaving,
+            arrival_tracker=self,
+            durable_number=lambda: scheduler.durable_number,
+            cancelled_rows=self._cancelled_rows,
         )
 
     # Clock
@@ -219,11 +223,11 @@ class DelayQueue:
 
         It never decreases and is never below the due time of a fired message.
         """
-        return self._time.now_ms()
+        return self._broker_clock.now_ms()
 
-    def taken_ms(self) -> int:
+    def now_rounded_up_ms(self) -> int:
         """Return broker time rounded up, from which delays count: at most about 1 ms above `now_ms`."""
-        return self._time.taken_ms()
+        return self._broker_clock.now_rounded_up_ms()
 
     def ahead_ms(self) -> int:
         """Return by how many ms broker time is ahead of the wall clock.
@@ -231,59 +235,59 @@ class DelayQueue:
         `effective_due_times` and the arrival header need the value, so that messages for an absolute time can be
         recognised and rescheduled when the wall clock steps.
         """
-        return self._time.ahead_ms()
+        return self._broker_clock.ahead_ms()
 
     # Arrivals
 
-    def expect(self, due_min: int) -> int:
+    def begin_append(self, due_min: int) -> int:
         """Announce an append of messages that are due at `due_min` or later; return its ticket.
 
         Nothing due at or after `due_min` fires until `append_written` or `append_failed` is called with the ticket.
         Call it without returning to the event loop after `now_ms()`, which the due times were computed from.
         """
-        ticket = self._ledger.expect(due_min)
-        self._expected[ticket] = self._landing.log.stopped is not None
+        ticket = self._non_durable.begin_append(due_min)
+        self._append_after_stop[ticket] = self._arrival_log.log.stopped is not None
         return ticket
 
-    def arrived(self, ticket: int, note: Note, records: Buffer, answer: Appended) -> None:
+    def append_written(self, ticket: int, header: ArrivalHeader, records: Buffer, answer: Appended) -> None:
         """Record that the batch is written to the arrival log, not yet durable.
 
         `answer` is the result of the append of the records that follow the header. `records` is used only during the
         call.
         """
-        first, dues = answer.first_ordinal, note.dues
-        del self._expected[ticket]
+        first, dues = answer.first_ordinal, header.dues
+        del self._append_after_stop[ticket]
         if ABSOLUTE_FLAG in dues.absolute:
-            self._time.note(first, note.ahead_ms)
-        self._keeper.catch_up()
-        rows = self._shore.near_of(note, records, answer, self._time.now_ms())
-        count = note.records
+            self._broker_clock.record_offset(first, header.ahead_ms)
+        self._scheduler.extend_if_due()
+        rows = self._window.wheel_rows_of(header, records, answer, self._broker_clock.now_ms())
+        count = header.record_count
         landed = (answer.end_offset, first + count, count, dues.low, dues.high, rows)
-        self._ledger.land(Landed(ticket, note.log_id, *landed))
-        self._figures.landed(count)
-        self._firing.arrived(dues.low)
+        self._non_durable.add_written(WrittenArrival(ticket, header.log_id, *landed))
+        self._metrics.count_arrived(count)
+        self._dispatcher.batch_written(dues.low)
 
-    def failed(self, ticket: int) -> None:
+    def append_failed(self, ticket: int) -> None:
         """Record that the batch was not written.
 
         If the log has stopped, the outcome is unknown until the next start and the ticket stays open.
         """
-        if self._landing.log.stopped is None or self._expected.get(ticket):
-            self._ledger.failed(ticket)
-            self._firing.look()
-        self._expected.pop(ticket, None)
+        if self._arrival_log.log.stopped is None or self._append_after_stop.get(ticket):
+            self._non_durable.append_failed(ticket)
+            self._dispatcher.dispatch_due()
+        self._append_after_stop.pop(ticket, None)
 
-    def watch(self) -> None:
+    def schedule_maintenance(self) -> None:
         """Schedule maintenance after an append without messages, to truncate the log."""
-        self._firing.watch()
+        self._dispatcher.schedule_maintenance()
 
-    def settle(self) -> None:
+    def process_durable(self) -> None:
         """Process the arrivals that are durable now.
 
         Called when a cancel or reschedule became durable.
         """
-        self._firing.settle()
-        self.watch()
+        self._dispatcher.process_durable()
+        self.schedule_maintenance()
 
     # Requests
 
@@ -295,33 +299,33 @@ class DelayQueue:
         `done(None, error)`: the result is unknown unless `error.outcome` says otherwise; the same call can be repeated
         to find out.
         """
-        self._changing.cancel(key, turn, done)
+        self._changes.cancel(key, turn, done)
 
     def reschedule(
         self,
         key: int,
         turn: Turn,
         wire_due: bytes,
-        done: Callable[[Rescheduled | None, BaseException | None], None],
+        done: Callable[[RescheduleResult | None, BaseException | None], None],
     ) -> None:
         """Assign a new due time to a pending message, in one append.
 
         `wire_due`: one word as `effective_due_times` expects it. Errors as for `cancel`.
         """
-        self._changing.reschedule(key, turn, wire_due, done)
+        self._changes.reschedule(key, turn, wire_due, done)
 
     def describe(
-        self, key: int, turn: Turn, done: Callable[[Described | None, BaseException | None], None]
+        self, key: int, turn: Turn, done: Callable[[MessageState | None, BaseException | None], None]
     ) -> None:
         """Report the state of a message; rescheduled messages are followed to their latest turn."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         try:
-            state = self._judge.state(key, now, self._landing.log.whole_end[1])
+            state = self._state_resolver.state_of(key, now, self._arrival_log.log.whole_end[1])
         except StorageStopped as error:
             return done(None, error)
-        if state not in (PENDING, UNSURE):
-            return done(Described(state, now), None)
-        if now.number >= max(self._keeper.number, self._landing.log.end_ordinal):
+        if state not in (PENDING, FIRING):
+            return done(MessageState(state, now), None)
+        if now.number >= max(self._scheduler.durable_number, self._arrival_log.log.end_ordinal):
             return done(
                 None, DiskFull()
             )  # the message is in the log's tail, which is not durable for lack of space
@@ -330,16 +334,18 @@ class DelayQueue:
             if error is not None:
                 done(None, error)
             elif record is None:
-                done(Described(UNKNOWN, now), None)
+                done(MessageState(UNKNOWN, now), None)
             else:
-                done(Described(PENDING, now, pending_of(key, now, record)), None)
+                done(MessageState(PENDING, now, describe_pending(key, now, record)), None)
 
-        self._run(partial(self._finder.record, key, now), found)
+        self._run(partial(self._record_finder.find, key, now), found)
 
-    def list(self, query: Query, done: Callable[[Listed | None, BaseException | None], None]) -> None:
+    def list(self, query: ListQuery, done: Callable[[ListPage | None, BaseException | None], None]) -> None:
         """List pending messages in the order of their turns."""
-        self._asking.after(
-            self._when_spilled, lambda: partial(self._listing.list, query, self._pendings.now()), done
+        self._query_queue.submit_after(
+            self._when_spilled,
+            lambda: partial(self._queries.list, query, self._pending_snapshots.current()),
+            done,
         )
 
     def histogram(
@@ -351,53 +357,55 @@ class DelayQueue:
         """Count pending messages between each two neighbours of `edges`; `keys` as in `ListQuery`."""
 
         def work() -> Callable[[], Histogram]:
-            pending, settled = self._pendings.now(), self._shore.fires_below
-            return partial(self._listing.histogram, edges, keys, pending, settled)
+            pending, settled = self._pending_snapshots.current(), self._window.fires_below
+            return partial(self._queries.histogram, edges, keys, pending, settled)
 
-        self._asking.after(self._when_spilled, work, done)
+        self._query_queue.submit_after(self._when_spilled, work, done)
 
     def _when_spilled(self, then: Callable[[BaseException | None], None]) -> None:
         def forced(error: BaseException | None) -> None:
             if error is not None:
                 return then(error)
-            self._firing.settle()
-            self._keeper.when_spilled(then)
+            self._dispatcher.process_durable()
+            self._scheduler.when_spilled(then)
 
-        self._landing.when_forced(self._landing.log.end_offset, forced)
+        self._arrival_log.when_forced(self._arrival_log.log.end_offset, forced)
 
     # Metrics
 
     @property
     def pending(self) -> int:
         """Number of pending messages; changes of the last moments may be missing."""
-        return self._figures.pending
+        return self._metrics.pending
 
     @property
     def pending_bytes(self) -> int:
         """Approximate bytes on disk of the pending messages."""
-        return self._figures.size_bytes + self._keeper.unspilled_bytes
+        return self._metrics.size_bytes + self._scheduler.unspilled_bytes
 
     def status(self) -> dict[str, Any]:
         """Return the state of the queue for operators."""
-        queues, now = self._lines, self._time.now_ms()
-        parked = [(queues.name(queue.key), queue.parked) for queue in queues.all() if queue.parked]
+        queues, now = self._target_queues, self._broker_clock.now_ms()
+        parked = [
+            (queues.name(queue.key), queue.blocked_reason) for queue in queues.all() if queue.blocked_reason
+        ]
         return {
             "pending": self.pending,
             "size_bytes": self.pending_bytes,
-            "near": self._shore.wheel.count,
-            "next_due_ms": self._figures.next_due,
+            "near": self._window.wheel.count,
+            "next_due_ms": self._metrics.next_due,
             "now_ms": now,
-            "ahead_ms": self._time.off_ms(),
-            "horizon_ms": self._shore.horizon,
-            "held": sum([queue.waiting for queue in queues.all() if queue.parked]),
-            "behind": queues.behind_count,
+            "ahead_ms": self._broker_clock.wall_offset_ms(),
+            "horizon_ms": self._window.end,
+            "held": sum([queue.waiting for queue in queues.all() if queue.blocked_reason]),
+            "behind": queues.on_disk_count,
             "waits_for": parked,
-            "dropped": queues.dropped + self._counting.dropped,
+            "dropped": queues.dropped + self._row_counter.dropped,
             "damaged": queues.damaged,
             "fired": queues.fired_count,
             "lateness": queues.lateness.status(),
-            "wheel": self._shore.wheel.load(),
-            "stopped": self._buckets.stopped or "",
+            "wheel": self._window.wheel.occupancy(),
+            "stopped": self._buckets.stop_reason or "",
         }
 
     # Life cycle
@@ -407,70 +415,70 @@ class DelayQueue:
 
         Fires nothing; partitions are open.
         """
-        log, buckets = self._landing.log, self._buckets
+        log, buckets = self._arrival_log.log, self._buckets
         end, number = log.whole_end, max(log.end_ordinal, buckets.spilled_number)
         offset = max(
             log.forced_offset, buckets.spilled_offset
         )  # the log may underestimate its durable offset
 
-        def found(result: Arrived | None, error: BaseException | None) -> None:
+        def found(result: RecoveredArrivals | None, error: BaseException | None) -> None:
             if result is None:
                 return done(error or RuntimeError("a read of the arrival log ended without a result"))
-            self._keeper.recover(result, offset, number, whole=offset == end[0])
+            self._scheduler.recover(result, offset, number, whole=offset == end[0])
             if offset < end[0]:
                 # The tail waits for space to become durable and may still be lost: nothing fires until that is decided.
-                self._firing.wait_for_tail(offset, end)
+                self._dispatcher.wait_for_tail(offset, end)
             done(None)
 
-        pending = self._pendings.now()
-        self._run(partial(self._gatherer.arrived, buckets.spilled_offset, offset, pending), found)
+        pending = self._pending_snapshots.current()
+        self._run(partial(self._loader.recover, buckets.spilled_offset, offset, pending), found)
 
     def start(self) -> None:
         """Start firing."""
-        self._counting.want(self._buckets.leaves, False)
-        self._firing.start()
+        self._row_counter.request(self._buckets.live_buckets, False)
+        self._dispatcher.start()
 
     @property
     def due(self) -> bool:
         """Whether `write` has work."""
-        return self._lines.due or self._changing.due
+        return self._target_queues.has_work or self._changes.has_writes
 
     def write(self) -> bool:
         """Send appends to the targets that can accept one; return whether there was anything to do."""
-        busy = self._changing.write()
-        busy = self._lines.write() or busy
-        if self._firing.started and self._keeper.is_hungry:
-            self._keeper.look()
-            self._firing.look()
-        self._try_stop()
+        busy = self._changes.write()
+        busy = self._target_queues.write() or busy
+        if self._dispatcher.started and self._scheduler.needs_run:
+            self._scheduler.run_due()
+            self._dispatcher.dispatch_due()
+        self._stop_if_idle()
         return busy
 
-    def resumed(self, key: int) -> None:
+    def target_resumed(self, key: int) -> None:
         """Handle that a target, or the arrival log (`ARRIVALS_KEY`), accepts writes again."""
         if key != ARRIVALS_KEY:
-            self._lines.resumed(key)
+            self._target_queues.target_resumed(key)
 
-    def topic_gone(self, incarnation: int) -> None:
+    def topic_deleted(self, incarnation: int) -> None:
         """Drop and count the messages for the partitions of a deleted topic."""
-        self._lines.topic_gone(incarnation)
+        self._target_queues.topic_deleted(incarnation)
 
         def look(error: BaseException | None) -> None:
-            self._lines.dropped += self._shore.topic_gone(incarnation)
-            self._counting.want(self._buckets.leaves, False)
-            self._keeper.look()
+            self._target_queues.dropped += self._window.topic_deleted(incarnation)
+            self._row_counter.request(self._buckets.live_buckets, False)
+            self._scheduler.run_due()
 
         self._when_spilled(look)
 
     def stop(self, done: Callable[[], None]) -> None:
         """Stop firing and call `done()` when all work in progress has ended."""
         self._stopped = done
-        self._firing.stop()
-        self._lines.stop()
-        self._keeper.stop(self._try_stop)
+        self._dispatcher.stop()
+        self._target_queues.stop()
+        self._scheduler.stop(self._stop_if_idle)
 
-    def _try_stop(self) -> None:
-        busy = self._keeper.busy or self._changing.due or not self._changing.idle
-        if self._stopped is None or busy or not self._lines.idle:
+    def _stop_if_idle(self) -> None:
+        busy = self._scheduler.running_step or self._changes.has_writes or not self._changes.is_idle
+        if self._stopped is None or busy or not self._target_queues.is_idle:
             return
         done, self._stopped = self._stopped, None
         done()

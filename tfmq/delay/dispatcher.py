@@ -2,23 +2,23 @@
 
 from typing import Any, Final
 
-from tfmq.delay.arrivals.pending import Ledger
-from tfmq.delay.due_time import BrokerTime
-from tfmq.delay.memory_window import LEAD_MS, Shore
-from tfmq.delay.queries import Figures
-from tfmq.delay.requests import Landing, Timers
-from tfmq.delay.storage_scheduler import Keeper
-from tfmq.delay.target_queue import Lines
+from tfmq.delay.arrivals.pending import NonDurableArrivals
+from tfmq.delay.due_time import BrokerClock
+from tfmq.delay.memory_window import LOAD_AHEAD_MS, MemoryWindow
+from tfmq.delay.queries import DelayMetrics
+from tfmq.delay.requests import ArrivalLog, Timers
+from tfmq.delay.storage_scheduler import StorageScheduler
+from tfmq.delay.target_queue import TargetQueues
 
-POP_ROWS: Final = 2048
+POP_ROWS_MAX: Final = 2048
 """Rows popped at once: about 2 ms, so that other work of the broker is not delayed."""
-MOVING_ROWS: Final = 65_536
+FIREABLE_ROWS_MAX: Final = 65_536
 """Maximum of popped rows in queues that can fire. Rows need less memory in the wheel."""
-HOUSE_SECONDS: Final = 1.0
+MAINTENANCE_SECONDS: Final = 1.0
 """Interval of maintenance while any message is pending."""
 
 
-class Firing:
+class Dispatcher:
     """Pops due messages at the ticks and hands them to the target queues.
 
     Messages that are due after an arrival that is not durable are not popped; an fsync is requested then. Without a
@@ -28,87 +28,97 @@ class Firing:
     def __init__(
         self,
         *,
-        figures: Figures,
-        landing: Landing,
-        ledger: Ledger,
-        shore: Shore,
-        lines: Lines,
-        keeper: Keeper,
-        time: BrokerTime,
+        metrics: DelayMetrics,
+        arrival_log: ArrivalLog,
+        non_durable: NonDurableArrivals,
+        window: MemoryWindow,
+        target_queues: TargetQueues,
+        scheduler: StorageScheduler,
+        broker_clock: BrokerClock,
         timers: Timers,
         tick_ms: int,
     ) -> None:
-        self._landing, self._ledger, self._shore, self._lines = landing, ledger, shore, lines
-        self._keeper, self._time, self._timers, self._tick_ms = keeper, time, timers, tick_ms
-        self._figures = figures
+        self._arrival_log, self._non_durable, self._window, self._target_queues = (
+            arrival_log,
+            non_durable,
+            window,
+            target_queues,
+        )
+        self._scheduler, self._broker_clock, self._timers, self._tick_ms = (
+            scheduler,
+            broker_clock,
+            timers,
+            tick_ms,
+        )
+        self._metrics = metrics
         self.started = self.stopped = False
         self._timer: Any = None
         self._timer_due = 0.0
-        self._house: Any = None
-        self._asked = 0
+        self._maintenance_timer: Any = None
+        self._fsync_requested_to = 0
         """Offset of the arrival log up to which an fsync was requested."""
 
     def start(self) -> None:
         """Start firing."""
         self.started = True
-        self._keeper.look()
-        self.look()
+        self._scheduler.run_due()
+        self.dispatch_due()
 
     def stop(self) -> None:
         """Stop popping and cancel the timers."""
         self.started, self.stopped = False, True
-        for timer in (self._timer, self._house):
+        for timer in (self._timer, self._maintenance_timer):
             if timer is not None:
                 self._timers.cancel(timer)
-        self._timer = self._house = None
+        self._timer = self._maintenance_timer = None
 
     # Arrivals
 
-    def arrived(self, low: int) -> None:
+    def batch_written(self, low: int) -> None:
         """Handle a written batch, due at `low` or later. Request an fsync at once if it is due soon."""
-        if low < self._shore.horizon:
-            self._force_written()
+        if low < self._window.end:
+            self._request_fsync()
         else:
-            self.look()
-        self._arm_house()
+            self.dispatch_due()
+        self._schedule_maintenance_if_needed()
 
-    def _force_written(self) -> None:
-        written = self._ledger.written
-        if written is not None and written.end_offset > self._asked:
-            self._asked = written.end_offset
-            self._landing.when_forced(written.end_offset, self._forced)
+    def _request_fsync(self) -> None:
+        written = self._non_durable.last_written
+        if written is not None and written.end_offset > self._fsync_requested_to:
+            self._fsync_requested_to = written.end_offset
+            self._arrival_log.when_forced(written.end_offset, self._fsync_ended)
 
-    def _forced(self, error: BaseException | None) -> None:
+    def _fsync_ended(self, error: BaseException | None) -> None:
         """Handle the end of an fsync.
 
         If the log has stopped, targets with unresolved arrivals wait for a restart.
         """
         if error is not None:
-            if self._landing.log.stopped is None:
-                self._asked = 0
+            if self._arrival_log.log.stopped is None:
+                self._fsync_requested_to = 0
             else:  # The log has stopped until the next start: request nothing more.
-                self._ledger.give_up()
-                self.look()
+                self._non_durable.log_stopped()
+                self.dispatch_due()
             return
-        self.settle()
-        self._keeper.catch_up()
-        self.look()
+        self.process_durable()
+        self._scheduler.extend_if_due()
+        self.dispatch_due()
 
-    def settle(self) -> None:
+    def process_durable(self) -> None:
         """Pass the arrivals that are durable now to the memory window."""
-        for landed in self._ledger.forced(self._landing.log.forced_offset):
-            self._shore.add(landed.near, landed.count, landed.low, landed.high)
-            self._keeper.landed(landed)
-        if self._shore.stray is not None:
-            self._keeper.look()
+        for landed in self._non_durable.pop_durable(self._arrival_log.log.forced_offset):
+            self._window.add_durable(landed.wheel_rows, landed.count, landed.due_low, landed.due_high)
+            self._scheduler.arrival_durable(landed)
+        if self._window.missing_due is not None:
+            self._scheduler.run_due()
 
     def wait_for_tail(self, from_offset: int, end: tuple[int, int]) -> None:
         """Fire nothing until the log from `from_offset` to `end` (offset, ordinal) is durable."""
-        ticket, log = self._ledger.expect(self._shore.wheel.base_ms), self._landing.log
-        self._keeper.tail_from = from_offset
+        ticket, log = self._non_durable.begin_append(self._window.wheel.base_ms), self._arrival_log.log
+        self._scheduler.tail_offset = from_offset
 
         def again(*_: Any) -> None:
-            self._timers.after(HOUSE_SECONDS, look)
+            self._timers.after(MAINTENANCE_SECONDS, look)
 
         def look() -> None:
             if self.stopped or log.stopped is not None:
@@ -116,97 +126,101 @@ class Firing:
             if log.waits_for_space:
                 # The next write makes the tail durable first, but there may be no other write. This truncation removes
                 # nothing.
-                self._landing.truncate_before(log.first_offset + 1, again)
+                self._arrival_log.truncate_before(log.first_offset + 1, again)
             elif log.forced_offset < end[0]:
                 again()
             else:
-                self._keeper.take_tail(from_offset, end, done)
+                self._scheduler.load_tail(from_offset, end, done)
 
         def done() -> None:
-            self._ledger.failed(ticket)
-            self.look()
+            self._non_durable.append_failed(ticket)
+            self.dispatch_due()
 
         again()
 
     # Timer
 
-    def look(self) -> None:
+    def dispatch_due(self) -> None:
         """Pop what is due and set the timer for the next due time."""
         if not self.started:
             return
-        self.settle()
-        window, now = self._shore, self._time.now_ms()
+        self.process_durable()
+        window, now = self._window, self._broker_clock.now_ms()
         limit = min(now, window.fires_below - 1)
-        unsure = self._ledger.limit
+        unsure = self._non_durable.due_limit
         if unsure is not None:
             limit = min(limit, unsure - 1)
-            if unsure <= now + LEAD_MS:
-                self._force_written()
+            if unsure <= now + LOAD_AHEAD_MS:
+                self._request_fsync()
         more = False
-        due = window.wheel.due_next
+        due = window.wheel.next_due
         if due is not None and due <= limit:
-            room = MOVING_ROWS - self._lines.moving
+            room = FIREABLE_ROWS_MAX - self._target_queues.fireable_count
             if room > 0:
-                found = window.wheel.pop(limit, min(POP_ROWS, room))
-                self._lines.put(found)
-                due = window.wheel.due_next
+                found = window.wheel.pop(limit, min(POP_ROWS_MAX, room))
+                self._target_queues.add_due(found)
+                due = window.wheel.next_due
                 more = due is not None and due <= limit
             else:
                 more = True
-        self._arm(now, more)
-        self._arm_house()
+        self._schedule_next(now, more)
+        self._schedule_maintenance_if_needed()
 
-    def _arm(self, now: int, more: bool) -> None:
+    def _schedule_next(self, now: int, more: bool) -> None:
         """Set the timer: at once if more is due, else at the tick after the next due time.
 
         Messages that wait for an fsync or a load need no timer: the end of that work calls `dispatch_due`.
         """
         if more:
-            self._set(0.0 if self._lines.moving < MOVING_ROWS else self._tick_ms / 1000)
+            self._set_timer(
+                0.0 if self._target_queues.fireable_count < FIREABLE_ROWS_MAX else self._tick_ms / 1000
+            )
             return
         times = []
-        due = self._shore.wheel.due_next
+        due = self._window.wheel.next_due
         if due is not None and due > now:
             times.append(-(-due // self._tick_ms) * self._tick_ms)
-        on_disk = self._figures.next_on_disk
-        if on_disk is not None and on_disk - LEAD_MS > now:
-            times.append(on_disk - LEAD_MS)
-        unsure = self._ledger.limit
-        if unsure is not None and unsure - LEAD_MS > now:
-            times.append(unsure - LEAD_MS)
+        on_disk = self._metrics.next_on_disk
+        if on_disk is not None and on_disk - LOAD_AHEAD_MS > now:
+            times.append(on_disk - LOAD_AHEAD_MS)
+        unsure = self._non_durable.due_limit
+        if unsure is not None and unsure - LOAD_AHEAD_MS > now:
+            times.append(unsure - LOAD_AHEAD_MS)
         if times:
-            self._set(self._time.seconds_until(min(times)))
+            self._set_timer(self._broker_clock.seconds_until(min(times)))
 
-    def _set(self, seconds: float) -> None:
+    def _set_timer(self, seconds: float) -> None:
         when = self._timers.now() + seconds
         if self._timer is not None:
             if self._timer_due <= when:
                 return
             self._timers.cancel(self._timer)
         self._timer_due = when
-        self._timer = self._timers.after(seconds, self._ring)
+        self._timer = self._timers.after(seconds, self._timer_fired)
 
-    def _ring(self) -> None:
+    def _timer_fired(self) -> None:
         self._timer = None
-        self._keeper.catch_up()
-        self.look()
+        self._scheduler.extend_if_due()
+        self.dispatch_due()
 
     # Maintenance
 
-    def _arm_house(self) -> None:
-        if not self._keeper.is_empty:
-            self.watch()
+    def _schedule_maintenance_if_needed(self) -> None:
+        if not self._scheduler.is_empty:
+            self.schedule_maintenance()
 
-    def watch(self) -> None:
+    def schedule_maintenance(self) -> None:
         """Run maintenance within a second, for example after an append without messages."""
-        if self._house is None and self.started:
-            self._house = self._timers.after(HOUSE_SECONDS, self._look_after, deferrable=True)
+        if self._maintenance_timer is None and self.started:
+            self._maintenance_timer = self._timers.after(
+                MAINTENANCE_SECONDS, self._run_maintenance, deferrable=True
+            )
 
-    def _look_after(self) -> None:
-        self._house = None
-        self._force_written()
-        self.settle()
-        if self._ledger.written is None:
-            self._keeper.follow()
-        self._keeper.look()
-        self.look()
+    def _run_maintenance(self) -> None:
+        self._maintenance_timer = None
+        self._request_fsync()
+        self.process_durable()
+        if self._non_durable.last_written is None:
+            self._scheduler.skip_to_log_end()
+        self._scheduler.run_due()
+        self.dispatch_due()

@@ -28,8 +28,8 @@ SLACK_MS: Final = 10
 AHEAD_MAX: Final = (1 << 62) - 1
 """Largest offset that steps and headers can store, 146 million years."""
 
-LOOKS: Final = 10
-LOOK_SECONDS: Final = 20e-6
+CLOCK_READS_MAX: Final = 10
+CLOCK_READ_SECONDS: Final = 20e-6
 """A start reads both clocks until a read lasts at most this long, CLOCK_READS_MAX times."""
 
 ROUNDING_MS: Final = 0.001
@@ -41,7 +41,7 @@ A timer must not fire just before its millisecond.
 _ROW: Final = Struct(">Qq")
 
 
-class BrokerTime:
+class BrokerClock:
     """The clock for due times. Call `start` before any other method.
 
     It starts at the wall clock, with microseconds: with whole milliseconds, a start that rounds down less than the one
@@ -56,8 +56,8 @@ class BrokerTime:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._begin_ms = 0
-        self._begin = 0.0
+        self._start_ms = 0
+        self._start_monotonic = 0.0
         self._slack_ms = 0.0
         """Duration of the clock read at the start: an upper bound of the error of broker time."""
         self._last = 0
@@ -67,44 +67,44 @@ class BrokerTime:
 
     def start(self, floor_ms: int) -> None:
         """Start at the wall clock, but not below `floor_ms`."""
-        before, wall_us, now = self._look()
+        before, wall_us, now = self._read_clocks()
         wall_ms, part_us = divmod(wall_us, 1000)
-        self._begin_ms = max(wall_ms, floor_ms, self._last)
-        self._begin = now - part_us / 1e6 if self._begin_ms == wall_ms else now
+        self._start_ms = max(wall_ms, floor_ms, self._last)
+        self._start_monotonic = now - part_us / 1e6 if self._start_ms == wall_ms else now
         self._slack_ms = (now - before) * 1000
-        self._last = self._begin_ms
+        self._last = self._start_ms
 
-    def _look(self) -> tuple[float, int, float]:
+    def _read_clocks(self) -> tuple[float, int, float]:
         """Return the wall clock in us, between the two closest reads of the monotonic clock."""
         looks = []
-        for _ in range(LOOKS):
+        for _ in range(CLOCK_READS_MAX):
             looks.append((self._clock.monotonic(), self._clock.wall_us(), self._clock.monotonic()))
-            if looks[-1][2] - looks[-1][0] <= LOOK_SECONDS:
+            if looks[-1][2] - looks[-1][0] <= CLOCK_READ_SECONDS:
                 break
         return min(looks, key=lambda look: look[2] - look[0])
 
     def now_ms(self) -> int:
         """Return broker time, ms since 1970."""
-        now = self._begin_ms + int((self._clock.monotonic() - self._begin) * 1000 + ROUNDING_MS)
+        now = self._start_ms + int((self._clock.monotonic() - self._start_monotonic) * 1000 + ROUNDING_MS)
         if now > self._last:
             self._last = now
         return self._last
 
-    def taken_ms(self) -> int:
+    def now_rounded_up_ms(self) -> int:
         """Return broker time rounded up, for the start of delays.
 
         A delay must not be shorter by a fraction of a millisecond, nor by the duration of the clock read at the start,
         because the next start may be quicker.
         """
-        elapsed = (self._clock.monotonic() - self._begin) * 1000 + self._slack_ms
-        return max(self.now_ms(), self._begin_ms + ceil(elapsed - ROUNDING_MS))
+        elapsed = (self._clock.monotonic() - self._start_monotonic) * 1000 + self._slack_ms
+        return max(self.now_ms(), self._start_ms + ceil(elapsed - ROUNDING_MS))
 
     def seconds_until(self, ms: int) -> float:
         """Return the seconds until broker time is `ms`, by the monotonic clock.
 
         0 if it is later already.
         """
-        return max(0.0, self._begin + (ms - self._begin_ms) / 1000 - self._clock.monotonic())
+        return max(0.0, self._start_monotonic + (ms - self._start_ms) / 1000 - self._clock.monotonic())
 
     # Wall clock
 
@@ -115,19 +115,19 @@ class BrokerTime:
         clock read.
         """
         least = self.now_ms() - (wall := self._clock.wall_ms())
-        most = self.taken_ms() - wall
+        most = self.now_rounded_up_ms() - wall
         if least > self._ahead or most < self._ahead - SLACK_MS:
             self._ahead = min(max(most, -AHEAD_MAX), AHEAD_MAX)
         return self._ahead
 
-    def off_ms(self) -> int:
+    def wall_offset_ms(self) -> int:
         """Return broker time minus the wall clock, for operators.
 
         Negative if the wall clock was set forward.
         """
         return self.now_ms() - self._clock.wall_ms()
 
-    def note(self, number: int, ahead_ms: int) -> None:
+    def record_offset(self, number: int, ahead_ms: int) -> None:
         """Record the offset of messages from this number on. Numbers only grow."""
         if self._steps[-1] == ahead_ms:
             return
@@ -136,32 +136,32 @@ class BrokerTime:
             return
         self._numbers.append(number)
         self._steps.append(ahead_ms)
-        self._bound()
+        self._merge_old_steps()
 
-    def learn(self, number: int, count: int, ahead_ms: int) -> None:
+    def restore_offset(self, number: int, count: int, ahead_ms: int) -> None:
         """Restore an offset from the arrival log, of `count` messages from this number on."""
-        if self.told(number) == ahead_ms:
+        if self.offset_of(number) == ahead_ms:
             return
         if number >= self._numbers[-1]:
-            self.note(number, ahead_ms)
+            self.record_offset(number, ahead_ms)
             return
-        at, before = bisect_right(self._numbers, number), self.told(number)
+        at, before = bisect_right(self._numbers, number), self.offset_of(number)
         self._numbers[at:at] = [number, number + count]
         self._steps[at:at] = [ahead_ms, before]
-        self._bound()
+        self._merge_old_steps()
 
-    def _bound(self) -> None:
+    def _merge_old_steps(self) -> None:
         while len(self._steps) > STEPS_MAX:
             self._steps[1] = min(self._steps[:2])
             self._numbers[1] = self._numbers[0]
             del self._steps[0], self._numbers[0]
 
-    def told(self, number: int) -> int:
+    def offset_of(self, number: int) -> int:
         """Return the offset that was added for a message; a lower bound where it is not known."""
         return self._steps[bisect_right(self._numbers, number) - 1]
 
     @property
-    def steady(self) -> bool:
+    def is_steady(self) -> bool:
         """Whether all messages have the current offset, so that none needs a check of its own."""
         return len(self._steps) == 1 and self.ahead_ms() == self._steps[0]
 
@@ -170,16 +170,16 @@ class BrokerTime:
 
         0 if it may fire. The result is to be added to its due time.
         """
-        meant = due - self.told(number)
+        meant = due - self.offset_of(number)
         return max(0, meant - self._clock.wall_ms())
 
     # Checkpoint
 
-    def dump(self) -> bytes:
+    def encode_steps(self) -> bytes:
         """Encode the steps for the checkpoint."""
         return b"".join(_ROW.pack(*row) for row in zip(self._numbers, self._steps, strict=True))
 
-    def load(self, data: bytes) -> None:
+    def restore_steps(self, data: bytes) -> None:
         """Restore the steps of the last checkpoint. Raises ValueError."""
         try:
             rows = list(_ROW.iter_unpack(data))
@@ -215,7 +215,7 @@ _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 _SWAP: Final = sys.byteorder == "little"
 
 
-class Dues(NamedTuple):
+class DueTimes(NamedTuple):
     """Effective due times of consecutive messages.
 
     `times`: array of u64, ms. `absolute`: one byte a message, 1 for an absolute time, 0 for a delay. `low`, `high`: the
@@ -227,19 +227,19 @@ class Dues(NamedTuple):
     low: int
     high: int
 
-    def part(self, start: int, end: int) -> Dues:
+    def section(self, start: int, end: int) -> DueTimes:
         """Return the due times of the messages from `start` to before `end`."""
         if start == 0 and end == len(self.times):
             return self
         times = self.times[start:end]
         low, high = (self.low, self.high) if self.low == self.high else (min(times), max(times))
-        return Dues(times, self.absolute[start:end], low, high)
+        return DueTimes(times, self.absolute[start:end], low, high)
 
 
-NO_DUES: Final = Dues(array("Q"), b"", 0, 0)
+NO_DUE_TIMES: Final = DueTimes(array("Q"), b"", 0, 0)
 
 
-def words(data: bytes) -> array[int]:
+def decode_words(data: bytes) -> array[int]:
     """Decode big-endian u64 integers; the length of `data` must be a multiple of 8."""
     column = array("Q", data)
     if _SWAP:
@@ -247,7 +247,7 @@ def words(data: bytes) -> array[int]:
     return column
 
 
-def word_bytes(column: array[int]) -> bytes:
+def encode_words(column: array[int]) -> bytes:
     """Encode u64 integers as big-endian; the column is not changed."""
     if _SWAP:
         column = column[:]
@@ -255,12 +255,12 @@ def word_bytes(column: array[int]) -> bytes:
     return column.tobytes()
 
 
-def dues_of(times: array[int], absolute: bytes) -> Dues:
+def due_times_of(times: array[int], absolute: bytes) -> DueTimes:
     """Return effective due times, at least one, as `DueTimes`."""
-    return Dues(times, absolute, min(times), max(times))
+    return DueTimes(times, absolute, min(times), max(times))
 
 
-def effective(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> Dues:
+def effective_due_times(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> DueTimes:
     """Compute the due times of `count` messages that arrive at the broker time `now_ms`.
 
     `ahead_ms`: by how much broker time is ahead of the wall clock; negative: it is behind. Raises BadRequest unless
@@ -270,9 +270,9 @@ def effective(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> Dues:
         raise BadRequest(f"{len(wire)} bytes of due times for {count} messages: each has {WORD}.")
     first = wire[:WORD]
     if wire == first * count:
-        return _all_alike(int.from_bytes(first, "big"), count, now_ms, ahead_ms)
+        return _same_for_all(int.from_bytes(first, "big"), count, now_ms, ahead_ms)
     absolute = wire[::WORD].translate(_FLAGS)
-    times = words(wire)
+    times = decode_words(wire)
     if ABSOLUTE_FLAG not in absolute:
         moved: Iterable[int] = map((now_ms - RELATIVE).__add__, times)
     elif RELATIVE_FLAG in absolute:
@@ -281,20 +281,20 @@ def effective(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> Dues:
         # Without the bound, old times would become negative where broker time is behind.
         moved = map(ahead_ms.__add__, map(max, times, repeat(max(0, -ahead_ms))))
     else:
-        return _bounded(times, absolute, now_ms)
-    return _bounded(array("Q", moved), absolute, now_ms)
+        return _limited(times, absolute, now_ms)
+    return _limited(array("Q", moved), absolute, now_ms)
 
 
-def _all_alike(word: int, count: int, now_ms: int, ahead_ms: int) -> Dues:
+def _same_for_all(word: int, count: int, now_ms: int, ahead_ms: int) -> DueTimes:
     if word >= RELATIVE:
         due, absolute = now_ms + word - RELATIVE, RELATIVE_FLAG
     else:
         due, absolute = word + ahead_ms, ABSOLUTE_FLAG
     due = min(max(due, now_ms + 1), DUE_MAX)
-    return Dues(array("Q", (due,)) * count, absolute * count, due, due)
+    return DueTimes(array("Q", (due,)) * count, absolute * count, due, due)
 
 
-def _bounded(times: array[int], absolute: bytes, now_ms: int) -> Dues:
+def _limited(times: array[int], absolute: bytes, now_ms: int) -> DueTimes:
     """Limit the times to [now_ms + 1, DUE_MAX].
 
     The sum of two words below 2^63 fits into the array.
@@ -304,4 +304,4 @@ def _bounded(times: array[int], absolute: bytes, now_ms: int) -> Dues:
         times = array("Q", map(max, times, repeat(now_ms + 1)))
     if high > DUE_MAX:
         times = array("Q", map(min, times, repeat(DUE_MAX)))
-    return Dues(times, absolute, min(max(low, now_ms + 1), DUE_MAX), min(max(high, now_ms + 1), DUE_MAX))
+    return DueTimes(times, absolute, min(max(low, now_ms + 1), DUE_MAX), min(max(high, now_ms + 1), DUE_MAX))

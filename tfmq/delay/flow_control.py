@@ -10,24 +10,24 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from tfmq.apply_target import Mark
+from tfmq.apply_target import AppendResult
 from tfmq.delay.requests import Timers, Turn
 
-WINDOW_BYTES: Final = 512 << 10
+IN_FLIGHT_BYTES_MAX: Final = 512 << 10
 """The in-flight limit. Measured for large transactions (`tfmq.transaction.applier`)."""
-SLICE_BYTES: Final = 256 << 10
+SLICE_BYTES_MAX: Final = 256 << 10
 """Maximum size of one append, unless a single message is larger."""
-TURN_ROWS: Final = 1024
+TURN_ROWS_MAX: Final = 1024
 """About 2 ms of work.
 
 Measured: with 2,048 and with 512 (and each time twice as many popped from the wheel at once) the slowest sends beside a
 burst took longer, and the throughput of delayed messages was lower.
 """
-TURN_BYTES: Final = 512 << 10
+TURN_BYTES_MAX: Final = 512 << 10
 """A few milliseconds of work where messages are large."""
 
 
-class Pacing:
+class FlowControl:
     """Limits in-flight bytes of all target queues, and the work of one turn of the broker.
 
     Broker thread only. Bytes that are written but not durable delay every caller that waits for an fsync, so all
@@ -36,57 +36,57 @@ class Pacing:
     """
 
     def __init__(self) -> None:
-        self.unforced_bytes = 0
+        self.in_flight_bytes = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        self._giving = False
+        self._releasing = False
         self._rows = 0
         self._bytes = 0
 
     # In-flight limit
 
-    def fits(self, size_bytes: int) -> bool:
+    def may_write(self, size_bytes: int) -> bool:
         """Return whether this many bytes may be written now.
 
         A slice above the limit is written alone. Waiting slices are not overtaken: otherwise small slices could delay
         a large one for ever.
         """
-        return (self._giving or not self._waiting) and self._has_room(size_bytes)
+        return (self._releasing or not self._waiting) and self._has_room(size_bytes)
 
     def _has_room(self, size_bytes: int) -> bool:
-        return not self.unforced_bytes or self.unforced_bytes + size_bytes <= WINDOW_BYTES
+        return not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= IN_FLIGHT_BYTES_MAX
 
-    def wait(self, size_bytes: int, go: Callable[[], None]) -> None:
+    def wait_for_room(self, size_bytes: int, go: Callable[[], None]) -> None:
         """Call `go()` once when there is room for this many bytes; it must check `may_write` again."""
         self._waiting.append((size_bytes, go))
 
-    def take(self, size_bytes: int) -> None:
+    def reserve(self, size_bytes: int) -> None:
         """Count bytes that are about to be written."""
-        self.unforced_bytes += size_bytes
+        self.in_flight_bytes += size_bytes
 
-    def give(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         """Release bytes that are durable, were not written, or have a stopped target; call waiters."""
-        self.unforced_bytes -= size_bytes
-        if self._giving:
+        self.in_flight_bytes -= size_bytes
+        if self._releasing:
             return
-        self._giving = True
+        self._releasing = True
         try:
             while self._waiting and self._has_room(self._waiting[0][0]):
                 self._waiting.popleft()[1]()
         finally:
-            self._giving = False
+            self._releasing = False
 
     # Work of one turn
 
-    def begin_turn(self) -> None:
+    def start_turn(self) -> None:
         """Start a new turn of the broker: other work had its chance."""
         self._rows = self._bytes = 0
 
     @property
     def rows_left(self) -> int:
         """Rows that may still be written in this turn."""
-        return 0 if self._bytes >= TURN_BYTES else max(0, TURN_ROWS - self._rows)
+        return 0 if self._bytes >= TURN_BYTES_MAX else max(0, TURN_ROWS_MAX - self._rows)
 
-    def spend(self, rows: int, size_bytes: int) -> None:
+    def count_written(self, rows: int, size_bytes: int) -> None:
         """Count what was written in this turn."""
         self._rows += rows
         self._bytes += size_bytes
@@ -94,69 +94,69 @@ class Pacing:
 
 # Retries
 
-FLOW_PAUSE_SECONDS: Final = 1.0
-FLOW_PAUSE_SECONDS_MAX: Final = 30.0
+RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS_MAX: Final = 30.0
 """Bounds of the pauses between tries of a target that rejects messages; they double.
 
 A resumption ends a pause.
 """
 
 
-class Patience:
+class RetryTimer:
     """Calls `retry()` at the end of a pause; one pause at a time."""
 
-    def __init__(self, timers: Timers, go: Callable[[], None]) -> None:
-        self._timers, self._go = timers, go
-        self._pause = FLOW_PAUSE_SECONDS
+    def __init__(self, timers: Timers, retry: Callable[[], None]) -> None:
+        self._timers, self._retry = timers, retry
+        self._pause = RETRY_SECONDS
         self._timer: Any = None
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether a pause is running."""
         return self._timer is not None
 
-    def hold(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Start a pause of that length, unless one is running."""
         if self._timer is None:
-            self._timer = self._timers.after(seconds, self.end)
+            self._timer = self._timers.after(seconds, self.retry_now)
 
-    def refused(self) -> None:
+    def back_off(self) -> None:
         """Start a pause twice as long as the one before."""
-        self.stop()
-        self._timer = self._timers.after(self._pause, self.end)
-        self._pause = min(2 * self._pause, FLOW_PAUSE_SECONDS_MAX)
+        self.cancel()
+        self._timer = self._timers.after(self._pause, self.retry_now)
+        self._pause = min(2 * self._pause, RETRY_SECONDS_MAX)
 
-    def end(self) -> None:
+    def retry_now(self) -> None:
         """End the pause and call `retry()` now."""
-        self.stop()
-        self._go()
+        self.cancel()
+        self._retry()
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         """End the pause without calling `retry()`."""
         if self._timer is not None:
             self._timers.cancel(self._timer)
             self._timer = None
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Reset the pause to the shortest."""
-        self._pause = FLOW_PAUSE_SECONDS
+        self._pause = RETRY_SECONDS
 
 
-Waiter: TypeAlias = Callable[[], None]
+RecheckCallback: TypeAlias = Callable[[], None]
 """Called when the caller should check the state again."""
 
 
-class Written(NamedTuple):
+class WrittenAppend(NamedTuple):
     """One append of `count` messages, due from `first` on, up to the turn `last`."""
 
-    mark: Mark
+    mark: AppendResult
     first: int
     last: Turn
     size_bytes: int
     count: int = 1  # type: ignore[assignment]
 
 
-class Settling:
+class FlushTracker:
     """Appends of a target queue that are not known to be durable, and callers waiting for them.
 
     A message is reported as delivered only when its append is durable: before that, a power failure could undo the
@@ -166,13 +166,13 @@ class Settling:
     """
 
     def __init__(self, through: Turn | None) -> None:
-        self.through = through
+        self.durable_through = through
         self.size_bytes = 0
         """Bytes of what is not known to be durable."""
         self.count = 0
         """Messages that are not known to be durable."""
-        self._written: deque[Written] = deque()
-        self._waiting: list[tuple[Turn, Waiter]] = []
+        self._written: deque[WrittenAppend] = deque()
+        self._waiting: list[tuple[Turn, RecheckCallback]] = []
 
     def __len__(self) -> int:
         return len(self._written)
@@ -183,39 +183,39 @@ class Settling:
         return self._written[0].first if self._written else None
 
     @property
-    def last(self) -> Written | None:
+    def last_append(self) -> WrittenAppend | None:
         """The latest append that is not known to be durable."""
         return self._written[-1] if self._written else None
 
-    def add(self, written: Written) -> None:
+    def add(self, written: WrittenAppend) -> None:
         """Add an append, later than all others."""
         self._written.append(written)
         self.size_bytes += written.size_bytes
         self.count += written.count
 
-    def settled(self, turn: Turn) -> bool:
+    def is_durable(self, turn: Turn) -> bool:
         """Return whether all turns up to this one are durable or will never fire."""
-        return self.through is not None and turn <= self.through
+        return self.durable_through is not None and turn <= self.durable_through
 
-    def forced(self, is_forced: Callable[[Mark], bool]) -> None:
+    def pop_durable(self, is_forced: Callable[[AppendResult], bool]) -> None:
         """Remove the appends that are durable now, and call the callers that wait for them."""
         moved = False
         while self._written and is_forced(self._written[0].mark):
             written = self._written.popleft()
-            self.through = written.last
+            self.durable_through = written.last
             self.size_bytes -= written.size_bytes
             self.count -= written.count
             moved = True
         if moved:
-            self._tell()
+            self._call_waiters()
 
-    def give_up_room(self) -> int:
+    def release_bytes(self) -> int:
         """Return the counted bytes and count none from now on: the target has stopped."""
         size, self.size_bytes = self.size_bytes, 0
         self._written = deque(each._replace(size_bytes=0) for each in self._written)
         return size
 
-    def wait(self, turn: Turn, waiter: Waiter) -> None:
+    def when_durable(self, turn: Turn, waiter: RecheckCallback) -> None:
         """Call `waiter()` once the turn is durable, or if that became uncertain.
 
         It must check again.
@@ -223,26 +223,26 @@ class Settling:
         at = bisect_right(self._waiting, turn, key=lambda each: each[0])
         self._waiting.insert(at, (turn, waiter))
 
-    def _tell(self) -> None:
+    def _call_waiters(self) -> None:
         count = 0
-        while count < len(self._waiting) and self.settled(self._waiting[count][0]):
+        while count < len(self._waiting) and self.is_durable(self._waiting[count][0]):
             count += 1
         ready, self._waiting = self._waiting[:count], self._waiting[count:]
         for _, waiter in ready:
             waiter()
 
-    def take_back(self, through: Turn | None) -> int:
+    def reset_to(self, through: Turn | None) -> int:
         """Reset to a resumed target that has everything up to `through`.
 
         Return how many messages were lost.
         """
         lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()
-        self.through, self.size_bytes, self.count = through, 0, 0
-        self.wake()
+        self.durable_through, self.size_bytes, self.count = through, 0, 0
+        self.wake_all()
         return lost
 
-    def wake(self) -> None:
+    def wake_all(self) -> None:
         """Call all waiters: each checks again."""
         callbacks, self._waiting = self._waiting, []
         for _, waiter in callbacks:

@@ -28,33 +28,33 @@ from typing import Final, NamedTuple
 
 from journal.record.batch import Appended
 from journal.record.format import Buffer
-from tfmq.delay.arrivals.header import Note
+from tfmq.delay.arrivals.header import ArrivalHeader
 from tfmq.delay.arrivals.log import record_offsets
-from tfmq.delay.arrivals.pending import Near
-from tfmq.delay.buckets.format import FINEST, SLOT_SHIFT, USUAL, Span
+from tfmq.delay.arrivals.pending import WheelRows
+from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, DEFAULT_LEVEL, FINEST_LEVEL, TimeSpan
 from tfmq.delay.requests import Turn
-from tfmq.delay.rows import Targets
-from tfmq.delay.timing_wheel import DUE_SPAN, HashedWheelTimer, tag
+from tfmq.delay.rows import TargetIds
+from tfmq.delay.timing_wheel import DUE_RANGE, HashedTimingWheel, make_tag
 
-LEAD_MS: Final = 10_000
+LOAD_AHEAD_MS: Final = 10_000
 """Messages are in memory this long before they are due: time for a load by a slow disk."""
-NEAR_MAX: Final = 1_000_000
+MEMORY_ROWS_MAX: Final = 1_000_000
 """Maximum of rows in memory, 24 MB. With more, the window shrinks."""
-ROOM_ROWS: Final = 500_000
+LOAD_ROWS_MAX: Final = 500_000
 """With more rows in memory, the next bucket is loaded only when it is urgent."""
 CATCH_UP_ROWS: Final = 65_536
 """An overdue bucket is loaded when no more rows than this are left to fire."""
 URGENT_MS: Final = 1_000
 """The next bucket is loaded this long before it is due, however full the memory is."""
-KEEP_MS: Final = 3_000
+SHRINK_KEEP_MS: Final = 3_000
 """After shrinking, the window still covers at least this time."""
 SPILL_BYTES: Final = 64 << 20
 """Spill when the arrivals have this size: the next start has to read them."""
 SPILL_MS: Final = 60_000
 """Spill when the oldest arrival is this old."""
-RESCAN_BYTES: Final = 4 << 20
+RESCAN_BYTES_MAX: Final = 4 << 20
 """Spill before a load if the arrivals are larger, because each load reads all of them."""
-COMMIT_MS: Final = 10_000
+COMMIT_INTERVAL_MS: Final = 10_000
 """Interval of checkpoints, which store broker time."""
 SPLIT_ROWS: Final = 262_144
 """A bucket with more rows is split before it is loaded."""
@@ -63,9 +63,9 @@ SPLIT_ROWS: Final = 262_144
 class Step(Enum):
     """The next work of the storage scheduler."""
 
-    REST = "rest"
-    RETREAT = "retreat"
-    MOVE = "move"
+    IDLE = "rest"
+    SHRINK = "retreat"
+    EXTEND = "move"
     LOAD = "load"
     SPILL = "spill"
     SPLIT = "split"
@@ -75,7 +75,7 @@ class Step(Enum):
     COMMIT = "commit"
 
 
-class View(NamedTuple):
+class StorageView(NamedTuple):
     """Input of `decide`. Due times and times are ms of broker time.
 
     `rows`: messages in memory; `fireable`: those in target queues that are not blocked. `span`, `span_rows`: of the
@@ -85,34 +85,34 @@ class View(NamedTuple):
     """
 
     now: int
-    horizon: int
+    window_end: int
     rows: int = 0
-    moving: int = 0
-    unsure: int | None = None
+    fireable: int = 0
+    non_durable_due: int | None = None
     """The lowest due time of arrivals that are not durable."""
-    stray: int | None = None
+    missing_due: int | None = None
     """The due time of a message inside the window that is only on disk."""
-    span: Span | None = None
+    span: TimeSpan | None = None
     span_rows: int = 0
     divisible: bool = True
     """False if a split of that bucket was not possible."""
-    far_low: int | None = None
-    far_count: int = 0
+    disk_low: int | None = None
+    disk_count: int = 0
     """How many arrivals are in no bucket and not in the wheel."""
     unspilled_bytes: int = 0
     unspilled_since: int | None = None
     writable: bool = True
-    wanted: bool = False
+    spill_requested: bool = False
     """A request waits until the arrivals are in buckets."""
-    splits: bool = False
+    has_split: bool = False
     """There are buckets that should be split."""
-    counts: bool = False
+    has_count: bool = False
     """The pending rows of a bucket must be counted."""
-    reloads: bool = False
-    spare_bytes: int = 0
+    has_reload: bool = False
+    obsolete_bytes: int = 0
     """Obsolete arrivals."""
     segment_bytes: int = SPILL_BYTES
-    committed: int = 0
+    committed_ms: int = 0
     """When the checkpoint was written."""
     changed: bool = False
     """Whether the checkpoint is out of date."""
@@ -125,117 +125,119 @@ class Decision(NamedTuple):
     to: int = 0
 
 
-REST: Final = Decision(Step.REST)
+IDLE: Final = Decision(Step.IDLE)
 
 
-def retreat_to(now: int) -> int:
+def shrunk_end(now: int) -> int:
     """Return the end of a shrunk window: a multiple of the finest bucket span."""
-    return (now + KEEP_MS + (1 << FINEST) - 1) >> FINEST << FINEST
+    return (now + SHRINK_KEEP_MS + (1 << FINEST_LEVEL) - 1) >> FINEST_LEVEL << FINEST_LEVEL
 
 
-def goal(now: int) -> int:
+def minimum_end(now: int) -> int:
     """Return the end that the window should at least have: whole buckets of the default level."""
-    return ((now + LEAD_MS) >> USUAL) + 1 << USUAL
+    return ((now + LOAD_AHEAD_MS) >> DEFAULT_LEVEL) + 1 << DEFAULT_LEVEL
 
 
-def decide(view: View) -> Decision:
+def decide(view: StorageView) -> Decision:
     """Return the first row of the table above that applies."""
-    if view.stray is not None:
-        return Decision(Step.RETREAT, view.stray)
-    if view.rows > NEAR_MAX and retreat_to(view.now) < view.horizon:
-        return Decision(Step.RETREAT, retreat_to(view.now))
-    if view.reloads and view.horizon > view.now + URGENT_MS:
+    if view.missing_due is not None:
+        return Decision(Step.SHRINK, view.missing_due)
+    if view.rows > MEMORY_ROWS_MAX and shrunk_end(view.now) < view.window_end:
+        return Decision(Step.SHRINK, shrunk_end(view.now))
+    if view.has_reload and view.window_end > view.now + URGENT_MS:
         return Decision(Step.RELOAD)
-    if view.horizon <= view.now + LEAD_MS:
-        onward = _bounded(view, _onward(view))
+    if view.window_end <= view.now + LOAD_AHEAD_MS:
+        onward = _limited(view, _extension(view))
         if onward is not None:
             return onward
-    if view.reloads:
+    if view.has_reload:
         return Decision(Step.RELOAD)
-    if view.writable and view.unspilled_bytes and (view.wanted or _is_old(view)):
+    if view.writable and view.unspilled_bytes and (view.spill_requested or _is_old(view)):
         return Decision(Step.SPILL)
-    if view.writable and view.splits:
+    if view.writable and view.has_split:
         return Decision(Step.SPLIT)
-    if view.counts:
+    if view.has_count:
         return Decision(Step.COUNT)
-    if view.writable and view.spare_bytes >= view.segment_bytes:
+    if view.writable and view.obsolete_bytes >= view.segment_bytes:
         return Decision(Step.TRUNCATE)
-    if view.writable and view.changed and view.now - view.committed >= COMMIT_MS:
+    if view.writable and view.changed and view.now - view.committed_ms >= COMMIT_INTERVAL_MS:
         return Decision(Step.COMMIT)
-    return REST
+    return IDLE
 
 
-def _bounded(view: View, onward: Decision) -> Decision | None:
+def _limited(view: StorageView, onward: Decision) -> Decision | None:
     """Limit a step to what memory allows and to durable arrivals; None: not yet."""
     step, to = onward
-    if step not in (Step.LOAD, Step.MOVE):
+    if step not in (Step.LOAD, Step.EXTEND):
         return onward
-    if view.unsure is not None and view.unsure >= view.horizon:
-        to = min(to, view.unsure)
-    if view.rows > ROOM_ROWS or view.rows + _coming(view, to) > NEAR_MAX:
-        to = min(to, retreat_to(view.now))  # a longer load would be undone by the next shrink
-    if to <= view.horizon or (step is Step.LOAD and not _has_room(view, to)):
+    if view.non_durable_due is not None and view.non_durable_due >= view.window_end:
+        to = min(to, view.non_durable_due)
+    if view.rows > LOAD_ROWS_MAX or view.rows + _rows_to_load(view, to) > MEMORY_ROWS_MAX:
+        to = min(to, shrunk_end(view.now))  # a longer load would be undone by the next shrink
+    if to <= view.window_end or (step is Step.LOAD and not _has_room(view, to)):
         return None
     return Decision(step, to)
 
 
-def _has_room(view: View, to: int) -> bool:
+def _has_room(view: StorageView, to: int) -> bool:
     """Whether memory has room for the load; otherwise its rows would be dropped again at once."""
-    if view.horizon <= view.now:
-        return view.moving <= CATCH_UP_ROWS
-    if view.horizon <= view.now + URGENT_MS:
+    if view.window_end <= view.now:
+        return view.fireable <= CATCH_UP_ROWS
+    if view.window_end <= view.now + URGENT_MS:
         return True
-    return view.rows <= ROOM_ROWS and view.rows + _coming(view, to) <= NEAR_MAX
+    return view.rows <= LOAD_ROWS_MAX and view.rows + _rows_to_load(view, to) <= MEMORY_ROWS_MAX
 
 
-def _coming(view: View, to: int) -> int:
+def _rows_to_load(view: StorageView, to: int) -> int:
     """Return how many rows a load up to `to` may add."""
     from_bucket = view.span_rows if view.span is not None and view.span.start < to else 0
-    return from_bucket + (view.far_count if view.far_low is not None and view.far_low < to else 0)
+    return from_bucket + (view.disk_count if view.disk_low is not None and view.disk_low < to else 0)
 
 
-def _is_old(view: View) -> bool:
+def _is_old(view: StorageView) -> bool:
     since = view.unspilled_since
     return view.unspilled_bytes >= SPILL_BYTES or (since is not None and view.now - since >= SPILL_MS)
 
 
-def _onward(view: View) -> Decision:
+def _extension(view: StorageView) -> Decision:
     """Return the step that extends the window: split, spill, load, or extend without work."""
     span = view.span
-    to = goal(view.now)
-    if span is not None and span.start <= view.horizon:
-        coarse = span.exponent > USUAL or (span.exponent > FINEST and view.span_rows > SPLIT_ROWS)
+    to = minimum_end(view.now)
+    if span is not None and span.start <= view.window_end:
+        coarse = span.exponent > DEFAULT_LEVEL or (
+            span.exponent > FINEST_LEVEL and view.span_rows > SPLIT_ROWS
+        )
         if coarse and view.writable and view.divisible:
             return Decision(Step.SPLIT)
-        to = min(span.end, _piece(view)) if coarse else span.end
+        to = min(span.end, _piece_end(view)) if coarse else span.end
     else:
         # No bucket overlaps this range: its messages can only be in the arrival log.
         to = to if span is None else min(to, span.start)
-        if view.far_low is None or view.far_low >= to:
-            return Decision(Step.MOVE, to)
-    far = view.far_low is not None and view.far_low < to
-    if far and view.unspilled_bytes > RESCAN_BYTES and view.writable:
+        if view.disk_low is None or view.disk_low >= to:
+            return Decision(Step.EXTEND, to)
+    far = view.disk_low is not None and view.disk_low < to
+    if far and view.unspilled_bytes > RESCAN_BYTES_MAX and view.writable:
         return Decision(Step.SPILL)
     return Decision(Step.LOAD, to)
 
 
-def _piece(view: View) -> int:
+def _piece_end(view: StorageView) -> int:
     """Return the end of the next piece of a bucket that cannot be split."""
-    size = USUAL if view.span_rows <= SPLIT_ROWS else FINEST
-    return (view.horizon >> size) + 1 << size
+    size = DEFAULT_LEVEL if view.span_rows <= SPLIT_ROWS else FINEST_LEVEL
+    return (view.window_end >> size) + 1 << size
 
 
-FORCE_MS: Final = 600_000
+FSYNC_MARGIN_MS: Final = 600_000
 """Messages due this long after the window get no wheel rows when they are written.
 
 If their fsync lasts until the window covers them, the window shrinks again.
 """
-BUCKETS: Final = 1 << SLOT_SHIFT
+FIRST_BUCKET_LOCATOR: Final = 1 << BUCKET_ID_SHIFT
 """Locators below this value are offsets of the arrival log."""
-NOTHING: Final = Near(array("Q"), array("Q"), array("Q"), array("Q"))
+NO_WHEEL_ROWS: Final = WheelRows(array("Q"), array("Q"), array("Q"), array("Q"))
 
 
-class Far:
+class DiskArrivals:
     """Arrivals in no bucket that are not in the wheel: their count and lowest due time."""
 
     def __init__(self) -> None:
@@ -248,144 +250,152 @@ class Far:
         self.low = low if self.low is None else min(low, self.low)
 
 
-class Shore:
+class MemoryWindow:
     """The timing wheel, the end of its window, and the count of arrivals that are due later.
 
     Messages due before `end` are added to the wheel as soon as they are durable; the others are only counted.
     `fires_below` is `end`, or during a load the end before it. Broker thread only.
     """
 
-    def __init__(self, wheel: HashedWheelTimer, targets: Targets) -> None:
+    def __init__(self, wheel: HashedTimingWheel, targets: TargetIds) -> None:
         self.wheel, self._targets = wheel, targets
-        self.horizon = 0
+        self.end = 0
         self.fires_below = 0
         self.border = 0
         """Messages due before this are in memory or were popped.
 
         It is `end`, or during a load the end before it.
         """
-        self.coming = 0
+        self.loaded_rows = 0
         """Rows from buckets that a running load has added after the border."""
-        self.far = Far()
-        self.stray: int | None = None
+        self.disk_arrivals = DiskArrivals()
+        self.missing_due: int | None = None
         """Due time of a message inside the window that is not in the wheel.
 
         The window must shrink to it.
         """
-        self._spilling: Far | None = None
-        self._front = Turn(0, 0)
+        self._spilling_arrivals: DiskArrivals | None = None
+        self._earlier_front = Turn(0, 0)
 
     @property
-    def far_count(self) -> int:
+    def disk_count(self) -> int:
         """Arrivals that are not in the wheel, with those of a running spill."""
-        return self.far.count + (self._spilling.count if self._spilling is not None else 0)
+        return self.disk_arrivals.count + (
+            self._spilling_arrivals.count if self._spilling_arrivals is not None else 0
+        )
 
     @property
-    def front(self) -> Turn:
+    def first_unpopped(self) -> Turn:
         """Every turn below was popped from the wheel, no turn from there on."""
-        return max(self._front, Turn(*self.wheel.front))
+        return max(self._earlier_front, Turn(*self.wheel.first_unpopped))
 
     # Arrivals
 
-    def near_of(self, note: Note, records: Buffer, answer: Appended, now_ms: int) -> Near:
+    def wheel_rows_of(
+        self, header: ArrivalHeader, records: Buffer, answer: Appended, now_ms: int
+    ) -> WheelRows:
         """Return the rows of a written batch that may belong in the wheel once it is durable."""
-        times, absolute, low, _ = note.dues
-        if low >= max(self.horizon, goal(now_ms)) + FORCE_MS:
-            return NOTHING
-        target = tag(self._targets.number(note.log_id, note.topic), False)
+        times, absolute, low, _ = header.dues
+        if low >= max(self.end, minimum_end(now_ms)) + FSYNC_MARGIN_MS:
+            return NO_WHEEL_ROWS
+        target = make_tag(self._targets.id_of(header.log_id, header.topic), False)
         numbers = array("Q", range(answer.first_ordinal, answer.first_ordinal + len(times)))
         locators = record_offsets(records, answer.positions)
         tags = array("Q", [target | flag for flag in absolute])
-        return Near(times, numbers, locators, tags)
+        return WheelRows(times, numbers, locators, tags)
 
-    def add(self, near: Near, count: int, low: int, high: int) -> None:
+    def add_durable(self, rows: WheelRows, count: int, low: int, high: int) -> None:
         """Process a durable batch: add what is due inside the window to the wheel, count the rest."""
-        if low >= self.horizon:
-            self.far.add(count, low)
-        elif not len(near.dues):
-            self.far.add(count, low)
-            self.stray = low if self.stray is None else min(low, self.stray)
+        if low >= self.end:
+            self.disk_arrivals.add(count, low)
+        elif not len(rows.dues):
+            self.disk_arrivals.add(count, low)
+            self.missing_due = low if self.missing_due is None else min(low, self.missing_due)
             self.fires_below = min(self.fires_below, low)
-        elif high < self.horizon:
-            self.wheel.add_many(*near)
+        elif high < self.end:
+            self.wheel.add_many(*rows)
         else:
-            keep = [due < self.horizon for due in near.dues]
-            far = [due for due in near.dues if due >= self.horizon]
-            self.far.add(len(far), min(far))
-            self.wheel.add_many(*(array("Q", compress(column, keep)) for column in near))
+            keep = [due < self.end for due in rows.dues]
+            far = [due for due in rows.dues if due >= self.end]
+            self.disk_arrivals.add(len(far), min(far))
+            self.wheel.add_many(*(array("Q", compress(column, keep)) for column in rows))
 
-    def topic_gone(self, incarnation: int) -> int:
+    def topic_deleted(self, incarnation: int) -> int:
         """Drop the messages of a deleted topic from the wheel; return how many."""
-        targets = self._targets.of(incarnation)
+        targets = self._targets.ids_of_topic(incarnation)
         return self.wheel.drop_targets(targets) if targets else 0
 
     # End of the window
 
-    def begin(self, base_ms: int, horizon: int) -> None:
+    def start(self, base_ms: int, end: int) -> None:
         """Start with an empty wheel and a window up to `end`; nothing is due before `base_ms`."""
         self.wheel.rebase(base_ms)
-        self.move(min(horizon, base_ms + DUE_SPAN))
+        self.extend(min(end, base_ms + DUE_RANGE))
 
-    def reach(self, to: int, low: int) -> int:
+    def reachable_end(self, to: int, low: int) -> int:
         """Return how far the window can be extended, at most to `to`.
 
         An empty wheel is rebased to reach any time; no message added later may be due before `low`.
         """
         wheel = self.wheel
-        if not wheel.held:
-            self._front = self.front
+        if not wheel.row_count:
+            self._earlier_front = self.first_unpopped
             wheel.rebase(min(self.fires_below, low))
-        return min(to, wheel.base_ms + DUE_SPAN)
+        return min(to, wheel.base_ms + DUE_RANGE)
 
-    def move(self, to: int) -> None:
+    def extend(self, to: int) -> None:
         """Set the end to `to`.
 
         No pending message between the old and the new end is outside the wheel.
         """
-        self.horizon = self.fires_below = self.border = to
+        self.end = self.fires_below = self.border = to
 
     def begin_load(self, to: int) -> int:
         """Start a load up to `to`. Return the old end: nothing fires from there on until `end_load`."""
-        low, self.horizon = self.horizon, to
+        low, self.end = self.end, to
         return low
 
-    def put(self, near: Near) -> None:
+    def add_loaded(self, rows: WheelRows) -> None:
         """Add some of the loaded rows."""
-        self.wheel.add_many(*near)
-        arrivals = sum([locator < BUCKETS for locator in near.locators])
-        self.far.count -= arrivals
-        self.coming += len(near.locators) - arrivals
+        self.wheel.add_many(*rows)
+        arrivals = sum([locator < FIRST_BUCKET_LOCATOR for locator in rows.locators])
+        self.disk_arrivals.count -= arrivals
+        self.loaded_rows += len(rows.locators) - arrivals
 
     def end_load(self) -> None:
         """End a load: all rows are added."""
-        self.fires_below = self.horizon if self.stray is None else min(self.horizon, self.stray)
-        self.border, self.coming = self.horizon, 0
-        if self.far.low is not None:
-            self.far.low = max(self.far.low, self.fires_below) if self.far.count > 0 else None
-            self.far.count = max(0, self.far.count)
+        self.fires_below = self.end if self.missing_due is None else min(self.end, self.missing_due)
+        self.border, self.loaded_rows = self.end, 0
+        if self.disk_arrivals.low is not None:
+            self.disk_arrivals.low = (
+                max(self.disk_arrivals.low, self.fires_below) if self.disk_arrivals.count > 0 else None
+            )
+            self.disk_arrivals.count = max(0, self.disk_arrivals.count)
 
-    def retreat(self, to: int, spilled_offset: int) -> int:
+    def shrink(self, to: int, spilled_offset: int) -> int:
         """Drop the rows due at `to` or later, which are on disk; return how many.
 
         Arrivals before `spilled_offset` are in buckets.
         """
-        to = min(to, self.horizon)
+        to = min(to, self.end)
         dropped = self.wheel.drop_from(to)
-        self.horizon, self.stray = to, None
+        self.end, self.missing_due = to, None
         self.fires_below = self.border = to
         if len(dropped):
-            self.far.add(sum([spilled_offset <= locator < BUCKETS for locator in dropped]), to)
+            self.disk_arrivals.add(
+                sum([spilled_offset <= locator < FIRST_BUCKET_LOCATOR for locator in dropped]), to
+            )
         return len(dropped)
 
     # Spill
 
     def begin_spill(self) -> None:
         """Start a spill of all arrivals; those that arrive from now on are counted separately."""
-        self._spilling, self.far = self.far, Far()
+        self._spilling_arrivals, self.disk_arrivals = self.disk_arrivals, DiskArrivals()
 
     def end_spill(self, done: bool) -> int:
         """End a spill; `done`: it succeeded. Return how many messages were to be spilled."""
-        before, self._spilling = self._spilling or Far(), None
+        before, self._spilling_arrivals = self._spilling_arrivals or DiskArrivals(), None
         if not done and before.low is not None:
-            self.far.add(before.count, before.low)
+            self.disk_arrivals.add(before.count, before.low)
         return before.count

@@ -8,31 +8,37 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import compress
 
 from journal.errors import Corrupt
-from tfmq.delay.arrivals.state import ArrivalState
+from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.requests import Turn
-from tfmq.delay.target_queue import Lines
+from tfmq.delay.target_queue import TargetQueues
 
 
-class Pendings:
+class PendingSnapshots:
     """Creates `PendingSnapshot` objects. Broker thread only."""
 
-    def __init__(self, state: ArrivalState, lines: Lines, late: Collection[tuple[int, int]]) -> None:
-        self._state, self._lines, self._late = state, lines, late
+    def __init__(
+        self, state: ArrivalLogState, target_queues: TargetQueues, late: Collection[tuple[int, int]]
+    ) -> None:
+        self._state, self._target_queues, self._late = state, target_queues, late
 
-    def now(self) -> "PendingNow":
+    def current(self) -> "PendingSnapshot":
         """Return the current state, for queries."""
-        return PendingNow(self._state, self._lines.settled, self._is_gone, self._lines.blocked)
+        return PendingSnapshot(
+            self._state, self._target_queues.durable_turn, self._is_topic_deleted, self._target_queues.locked
+        )
 
-    def for_work(self, border: int | None = None) -> "PendingNow":
+    def for_file_work(self, border: int | None = None) -> "PendingSnapshot":
         """Return the state for a worker that changes files; `border` as in `PendingSnapshot`."""
-        queues = self._lines
-        return PendingNow(self._state, queues.settled, self._is_gone, queues.blocked, self._late, border)
+        queues = self._target_queues
+        return PendingSnapshot(
+            self._state, queues.durable_turn, self._is_topic_deleted, queues.locked, self._late, border
+        )
 
-    def _is_gone(self, key: int) -> bool:
-        return self._lines.destination.name(key) is None
+    def _is_topic_deleted(self, key: int) -> bool:
+        return self._target_queues.destination.display_name(key) is None
 
 
-class PendingNow:
+class PendingSnapshot:
     """Which messages were pending when the snapshot was made. Used in any thread.
 
     `durable_through(key)`: the turn up to which everything of a target is durable. `topic_deleted(key)`: whether the
@@ -48,15 +54,20 @@ class PendingNow:
 
     def __init__(
         self,
-        state: ArrivalState,
-        settled: Callable[[int], Turn | None],
-        gone: Callable[[int], bool],
-        unsure: Collection[tuple[int, int]],
+        state: ArrivalLogState,
+        durable_through: Callable[[int], Turn | None],
+        topic_deleted: Callable[[int], bool],
+        locked: Collection[tuple[int, int]],
         late: Collection[tuple[int, int]] | None = None,
         border: int | None = None,
     ) -> None:
         self._cancelled = state.cancelled
-        self._settled, self.gone, self._unsure, self._late = settled, gone, unsure, late
+        self._durable_through, self.topic_deleted, self._locked, self._late = (
+            durable_through,
+            topic_deleted,
+            locked,
+            late,
+        )
         self._border = border
         self.dropped = self.kept = 0
         self.damage: list[Corrupt] = []
@@ -67,33 +78,35 @@ class PendingNow:
 
         At least one is given.
         """
-        keep = self._keep(key, dues, numbers)
+        keep = self._pending_of(key, dues, numbers)
         if self._border is not None and keep is not False:
             ahead = map(self._border.__le__, dues)
             self.kept += sum(ahead if keep is True else map(bool, compress(keep, ahead)))
         return keep
 
-    def lost(self, count: int) -> int:
+    def lost_count(self, count: int) -> int:
         """Return how many of `count` messages to spill were lost because of damage."""
         return max(0, count - self.kept - self.dropped) if self.damage else 0
 
-    def _keep(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
-        keep = False if self.gone(key) else self._answer(key, dues, numbers)
+    def _pending_of(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
+        keep = False if self.topic_deleted(key) else self._pending_by_state(key, dues, numbers)
         late = self._late
-        if keep is False and self._border is not None and self.gone(key):
+        if keep is False and self._border is not None and self.topic_deleted(key):
             turns = zip(dues, numbers, strict=True)
             self.dropped += sum([t[0] >= self._border and not self._is_cancelled(t) for t in turns])
-        if late is None or keep is True or not (late or self._unsure):
+        if late is None or keep is True or not (late or self._locked):
             return keep
         # A turn may move from `locked` to `late` at any time: check `locked` first, then `late`.
-        held = [turn in self._unsure or turn in late for turn in zip(dues, numbers, strict=True)]
+        held = [turn in self._locked or turn in late for turn in zip(dues, numbers, strict=True)]
         if keep is False:
             return bytes(held) if any(held) else False
         return bytes([bool(one or other) for one, other in zip(keep, held, strict=True)])
 
-    def _answer(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
+    def _pending_by_state(
+        self, key: int, dues: Sequence[int], numbers: Sequence[int]
+    ) -> "bool | Sequence[int]":
         low, high = min(dues), max(dues)
-        through = self._settled(key)
+        through = self._durable_through(key)
         cancelled = self._cancelled.any_between(low, high)
         if not cancelled and (through is None or low > through.due):
             return True
@@ -108,8 +121,8 @@ class PendingNow:
         """Return whether the cancel is durable.
 
         The order matters: a turn is added to `cancelled` first and removed from `locked` later."""
-        return turn in self._cancelled and turn not in self._unsure and turn not in (self._late or ())
+        return turn in self._cancelled and turn not in self._locked and turn not in (self._late or ())
 
-    def any_cancelled(self, low: int, high: int) -> bool:
+    def may_have_cancelled(self, low: int, high: int) -> bool:
         """Return whether a message due in [low, high] may be cancelled; False is exact."""
         return self._cancelled.any_between(low, high)

@@ -9,18 +9,18 @@ from operator import add
 from typing import Any, Final
 
 from journal.record.format import BadRecord
-from tfmq.delay.arrivals.pending import Ledger
-from tfmq.delay.buckets.format import POSITION_MASK, SLOT_SHIFT
-from tfmq.delay.buckets.rows import Row, counts_in, counts_of
-from tfmq.delay.buckets.store import Buckets
+from tfmq.delay.arrivals.pending import NonDurableArrivals
+from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
+from tfmq.delay.buckets.rows import BucketRow, bucket_histogram, histogram_of
+from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.buckets.writer import pending_rows
-from tfmq.delay.cancelled_rows import Counting, Leaving
+from tfmq.delay.cancelled_rows import BucketRowCounter, CancelledRows
 from tfmq.delay.due_time import DUE_MAX
-from tfmq.delay.memory_window import Shore
-from tfmq.delay.pending import PendingNow
-from tfmq.delay.requests import Histogram, Listed, Pending, Query, Timers, Turn
+from tfmq.delay.memory_window import MemoryWindow
+from tfmq.delay.pending import PendingSnapshot
+from tfmq.delay.requests import Histogram, ListPage, ListQuery, PendingMessage, Timers, Turn
 from tfmq.delay.rows import attribute_of
-from tfmq.delay.target_queue import Lines
+from tfmq.delay.target_queue import TargetQueues
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
@@ -28,44 +28,49 @@ COUNT_SECONDS: Final = 0.1
 """Counts are cached for this time, because every send needs them."""
 
 
-class Figures:
+class DelayMetrics:
     """Counts and sizes of pending messages, and the next due time."""
 
     def __init__(
         self,
-        ledger: Ledger,
-        shore: Shore,
-        lines: Lines,
-        buckets: Buckets,
-        counting: Counting,
-        leaving: Leaving,
+        non_durable: NonDurableArrivals,
+        window: MemoryWindow,
+        target_queues: TargetQueues,
+        buckets: BucketStore,
+        row_counter: BucketRowCounter,
+        cancelled_rows: CancelledRows,
         timers: Timers,
     ) -> None:
-        self._ledger, self._shore, self._lines = ledger, shore, lines
-        self._buckets, self._counting, self._leaving, self._timers = buckets, counting, leaving, timers
+        self._non_durable, self._window, self._target_queues = non_durable, window, target_queues
+        self._buckets, self._row_counter, self._cancelled_rows, self._timers = (
+            buckets,
+            row_counter,
+            cancelled_rows,
+            timers,
+        )
         self._count = self._size_bytes = 0
         self._count_again = 0.0
 
-    def landed(self, count: int) -> None:
+    def count_arrived(self, count: int) -> None:
         """Add newly arrived messages to the cached count."""
         self._count += count
 
     @property
     def pending(self) -> int:
         """Number of pending messages."""
-        self._count_all()
+        self._refresh()
         return self._count
 
     @property
     def size_bytes(self) -> int:
         """Bytes of pending messages in buckets: of each bucket the share of its pending messages."""
-        self._count_all()
+        self._refresh()
         return self._size_bytes
 
-    def _count_all(self) -> None:
+    def _refresh(self) -> None:
         now = self._timers.now()
         if now >= self._count_again:
-            self._count, self._size_bytes = self.count_now(), self._counting.size_bytes
+            self._count, self._size_bytes = self.count_now(), self._row_counter.size_bytes
             self._count_again = now + COUNT_SECONDS
 
     def count_now(self) -> int:
@@ -73,21 +78,26 @@ class Figures:
 
         Those of a running load count where they were before.
         """
-        in_memory = self._shore.wheel.count - self._shore.coming + self._lines.waiting
-        on_disk = self._ledger.messages + self._shore.far_count + self._counting.ahead
-        return max(0, in_memory + on_disk - self._leaving.count)
+        in_memory = self._window.wheel.count - self._window.loaded_rows + self._target_queues.waiting_count
+        on_disk = (
+            self._non_durable.message_count + self._window.disk_count + self._row_counter.pending_on_disk
+        )
+        return max(0, in_memory + on_disk - self._cancelled_rows.miscounted)
 
     @property
     def next_on_disk(self) -> int | None:
         """Lower bound of the due times of messages that are only on disk; None if there are none."""
-        bucket = self._buckets.next_after(self._shore.horizon)
-        dues = [self._shore.far.low, None if bucket is None else max(bucket.span.start, self._shore.horizon)]
+        bucket = self._buckets.next_after(self._window.end)
+        dues = [
+            self._window.disk_arrivals.low,
+            None if bucket is None else max(bucket.span.start, self._window.end),
+        ]
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def next_due(self) -> int | None:
         """Lower bound of the due times of pending messages; None if there are none."""
-        dues = [self._lines.rows_first, self._shore.wheel.due_next, self.next_on_disk]
+        dues = [self._target_queues.lowest_row_due, self._window.wheel.next_due, self.next_on_disk]
         return min((due for due in dues if due is not None), default=None)
 
 
@@ -98,7 +108,7 @@ The caller continues with another request.
 """
 
 
-class Chosen(Collection[int]):
+class LogFilter(Collection[int]):
     """A collection of log ids that is defined by a predicate; supports `in` only."""
 
     def __init__(self, keys: Callable[[int], bool]) -> None:
@@ -114,46 +124,46 @@ class Chosen(Collection[int]):
         raise TypeError("a filter of logs supports `in` only")
 
 
-def _chosen(keys: Callable[[int], bool] | None) -> Collection[int] | None:
-    return None if keys is None else Chosen(keys)
+def _log_filter(keys: Callable[[int], bool] | None) -> Collection[int] | None:
+    return None if keys is None else LogFilter(keys)
 
 
-class Listing:
+class PendingQueries:
     """List and histogram of pending messages, from the columns of buckets. Runs in workers.
 
     The caller has spilled all arrivals before.
     """
 
-    def __init__(self, buckets: Buckets) -> None:
+    def __init__(self, buckets: BucketStore) -> None:
         self._buckets = buckets
 
-    def list(self, query: Query, pending: PendingNow) -> Listed:
+    def list(self, query: ListQuery, pending: PendingSnapshot) -> ListPage:
         """Return one page of `query`."""
-        found: list[Pending] = []
+        found: list[PendingMessage] = []
         after = query.after
         first = max(
             Turn(query.first_due, 0), Turn(0, 0) if after is None else Turn(after.due, after.number + 1)
         )
-        rows = self._buckets.rows(first, query.end_due, _chosen(query.keys))
+        rows = self._buckets.rows(first, query.end_due, _log_filter(query.keys))
         for count, row in enumerate(rows):
             if len(found) == query.limit or count == SCAN_ROWS:
-                return Listed(found, True, after)
+                return ListPage(found, True, after)
             after = Turn(row.due, row.number)
             if not _is_pending(pending, row):
                 continue
-            known = self._pending(row, query.message_key)
+            known = self._read_pending(row, query.message_key)
             if known is not None:
                 found.append(known)
-        return Listed(found, False, after)
+        return ListPage(found, False, after)
 
-    def _pending(self, row: Row, message_key: bytes | None) -> Pending | None:
+    def _read_pending(self, row: BucketRow, message_key: bytes | None) -> PendingMessage | None:
         """Return the message; None if it has another key or cannot be read."""
-        slot, position = row.locator >> SLOT_SHIFT, row.locator & POSITION_MASK
+        slot, position = row.locator >> BUCKET_ID_SHIFT, row.locator & POSITION_MASK
         (record,) = self._buckets.read(slot, [position], [row.number])
         if record is None:
             return None
-        known = pending_of(row.log_id, Turn(row.due, row.number), record)
-        if message_key is not None and _key_of(known.attribute) != message_key:
+        known = describe_pending(row.log_id, Turn(row.due, row.number), record)
+        if message_key is not None and _message_key(known.attribute) != message_key:
             return None
         return known
 
@@ -161,48 +171,48 @@ class Listing:
         self,
         edges: Sequence[int],
         keys: Callable[[int], bool] | None,
-        pending: PendingNow,
+        pending: PendingSnapshot,
         settled_below: int,
     ) -> Histogram:
         """Count pending messages between `edges`.
 
         Messages due before `settled_below` may have fired. Each bucket is read at most once.
         """
-        chosen = _chosen(keys)
+        chosen = _log_filter(keys)
         total, counts = 0, [0] * max(0, len(edges) - 1)
-        for bucket in self._buckets.leaves:
+        for bucket in self._buckets.live_buckets:
             start, end = bucket.span.start, bucket.span.end
-            dirty = bucket.dead or start < settled_below or pending.any_cancelled(start, end - 1)
-            with self._buckets.unless_gone(bucket):
+            dirty = bucket.dead_count or start < settled_below or pending.may_have_cancelled(start, end - 1)
+            with self._buckets.ignore_if_removed(bucket):
                 if dirty:
                     kept = [
                         array("Q", compress(columns.dues, pending_rows(columns, pending, chosen)))
-                        for columns in self._buckets.load(bucket)
+                        for columns in self._buckets.read_columns(bucket)
                     ]
-                    count, found = sum(map(len, kept)), counts_in(kept, edges)
+                    count, found = sum(map(len, kept)), histogram_of(kept, edges)
                 else:
-                    (count,) = counts_of(bucket, self._buckets.files, (0, DUE_MAX + 1), chosen)
-                    found = counts_of(bucket, self._buckets.files, edges, chosen)
+                    (count,) = bucket_histogram(bucket, self._buckets.files, (0, DUE_MAX + 1), chosen)
+                    found = bucket_histogram(bucket, self._buckets.files, edges, chosen)
                 total += count
                 counts = list(map(add, counts, found))
         return Histogram(counts, total)
 
 
-def _is_pending(pending: PendingNow, row: Row) -> bool:
+def _is_pending(pending: PendingSnapshot, row: BucketRow) -> bool:
     answer = pending(row.log_id, array("Q", (row.due,)), array("Q", (row.number,)))
     return answer if isinstance(answer, bool) else bool(answer[0])
 
 
-def pending_of(key: int, turn: Turn, record: bytes) -> Pending:
+def describe_pending(key: int, turn: Turn, record: bytes) -> PendingMessage:
     """Describe a pending message by its record."""
     try:
         attribute = attribute_of(record)
     except BadRecord:
         attribute = None
-    return Pending(key, turn.due, turn.number, len(record), attribute)
+    return PendingMessage(key, turn.due, turn.number, len(record), attribute)
 
 
-def _key_of(attribute: bytes | None) -> bytes | None:
+def _message_key(attribute: bytes | None) -> bytes | None:
     try:
         key = None if attribute is None else decode_attribute(attribute).key
         return key.encode() if isinstance(key, str) else key

@@ -12,18 +12,18 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from journal.log.log import Log
-from tfmq.delay.arrivals.log import ArrivedRecords, Found, Proven
-from tfmq.delay.buckets.format import POSITION_MASK, SLOT_SHIFT
-from tfmq.delay.buckets.store import Buckets
-from tfmq.delay.flow_control import SLICE_BYTES
-from tfmq.delay.requests import Run
-from tfmq.delay.rows import NO_PART, Part, Rows
+from tfmq.delay.arrivals.log import ArrivalRecordReader, Records, VerifiedBlockCache
+from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
+from tfmq.delay.buckets.store import BucketStore
+from tfmq.delay.flow_control import SLICE_BYTES_MAX
+from tfmq.delay.requests import WorkerRunner
+from tfmq.delay.rows import NO_ROWS, RowColumns, RowQueue
 
-ARRIVALS: Final = 0
+ARRIVAL_LOG_ID: Final = 0
 """The bucket id of locators that point into the arrival log."""
 
 
-class Fetched(NamedTuple):
+class FetchedRecords(NamedTuple):
     """Records of the first requested rows, in their order; fewer if the byte limit is reached.
 
     None: damaged.
@@ -32,59 +32,61 @@ class Fetched(NamedTuple):
     records: Sequence[bytes | None]
 
 
-class Fetching:
+class RecordReader:
     """Reads records by locator. `read_cached` in the broker thread only, `read` in any thread."""
 
-    def __init__(self, log: Log, buckets: Buckets) -> None:
+    def __init__(self, log: Log, buckets: BucketStore) -> None:
         self._buckets = buckets
-        proven = Proven()
-        self._inline = ArrivedRecords(log, proven)
-        self._slow = ArrivedRecords(log, proven)
+        proven = VerifiedBlockCache()
+        self._cached_reader = ArrivalRecordReader(log, proven)
+        self._disk_reader = ArrivalRecordReader(log, proven)
         self._lock = Lock()
 
-    def cached(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Fetched | None:
+    def read_cached(
+        self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int
+    ) -> FetchedRecords | None:
         """Return the records of the first rows; None if that would wait for the disk or be slow.
 
         Raises OSError.
         """
-        found = self._in_turn(locators, numbers, bytes_max, True)
-        return None if found is None else Fetched(found)
+        found = self._read_by_file(locators, numbers, bytes_max, True)
+        return None if found is None else FetchedRecords(found)
 
-    def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Fetched:
+    def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> FetchedRecords:
         """Like `read_cached`, but wait for the disk. Raises OSError, Closed."""
         count = len(locators)
         plain = list(locators)
         order = sorted(range(count), key=plain.__getitem__)
         rising = [plain[row] for row in order]
         if rising == plain:
-            return Fetched(self._slowly(rising, numbers, bytes_max))
-        found = self._slowly(rising, [numbers[row] for row in order], bytes_max)
+            return FetchedRecords(self._read_from_disk(rising, numbers, bytes_max))
+        found = self._read_from_disk(rising, [numbers[row] for row in order], bytes_max)
         by_row: list[bytes | int | None] = [0] * count
         for row, record in zip(order, found, strict=False):
             by_row[row] = record
         end = by_row.index(0) if len(found) < count else count
         if end:
-            return Fetched(by_row[:end])  # type: ignore[arg-type]
+            return FetchedRecords(by_row[:end])  # type: ignore[arg-type]
         # Other records used up the byte limit before the record of the first row: read that one alone.
         first = order.index(0)
-        return Fetched(self._slowly([rising[first]], [numbers[order[first]]], bytes_max))
+        return FetchedRecords(self._read_from_disk([rising[first]], [numbers[order[first]]], bytes_max))
 
-    def _slowly(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Found:
-        found = self._in_turn(locators, numbers, bytes_max, False)
+    def _read_from_disk(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
+        found = self._read_by_file(locators, numbers, bytes_max, False)
         assert found is not None, "a read that may wait answers"
         return found
 
-    def _in_turn(
+    def _read_by_file(
         self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int, cached: bool
-    ) -> Found | None:
+    ) -> Records | None:
         """Read with one call for each file."""
         count = len(locators)
-        if count and min(locators) >> SLOT_SHIFT == max(locators) >> SLOT_SHIFT:
-            return self._from_file(locators[0] >> SLOT_SHIFT, locators, numbers, bytes_max, cached)
+        if count and min(locators) >> BUCKET_ID_SHIFT == max(locators) >> BUCKET_ID_SHIFT:
+            return self._from_file(locators[0] >> BUCKET_ID_SHIFT, locators, numbers, bytes_max, cached)
         rows_of: dict[int, list[int]] = {}
         for row, locator in enumerate(locators):
-            rows_of.setdefault(locator >> SLOT_SHIFT, []).append(row)
-        by_row: Found = [None] * count
+            rows_of.setdefault(locator >> BUCKET_ID_SHIFT, []).append(row)
+        by_row: Records = [None] * count
         end = count
         for slot, rows in rows_of.items():
             part = self._from_file(
@@ -100,64 +102,64 @@ class Fetching:
 
     def _from_file(
         self, slot: int, locators: Sequence[int], numbers: Sequence[int], bytes_max: int, cached: bool
-    ) -> Found | None:
-        if slot == ARRIVALS:
+    ) -> Records | None:
+        if slot == ARRIVAL_LOG_ID:
             if cached:
-                return self._inline.read_cached(locators, bytes_max)
+                return self._cached_reader.read_cached(locators, bytes_max)
             with self._lock:
-                return self._slow.read(locators, bytes_max)
+                return self._disk_reader.read(locators, bytes_max)
         positions = [locator & POSITION_MASK for locator in locators]
         if cached:
             return self._buckets.read_cached(slot, positions, numbers, bytes_max)
         return self._buckets.read(slot, positions, numbers, bytes_max)
 
 
-AHEAD_MIN: Final = 8192
+READ_AHEAD_ROWS_MIN: Final = 8192
 """Read ahead only if at least this many rows are queued."""
-AHEAD_BYTES: Final = 8 << 20
+READ_AHEAD_BYTES: Final = 8 << 20
 """Maximum bytes to read ahead: about 16 MiB of memory with all rows of a queue."""
 
-Done = Callable[[Fetched | None, BaseException | None], None]
+FetchCallback = Callable[[FetchedRecords | None, BaseException | None], None]
 
 
-class Supply:
+class ReadAhead:
     """Records of the next rows of a target queue, read ahead while many rows are queued.
 
     Broker thread only. Messages that are due together are scattered over their files, and reading each alone costs a
     call. Of ten thousand rows, sorted by position, many are neighbours and need one read only.
     """
 
-    def __init__(self, fetching: Fetching, run: Run) -> None:
-        self._fetching, self._run = fetching, run
-        self._part = NO_PART
+    def __init__(self, record_reader: RecordReader, run: WorkerRunner) -> None:
+        self._record_reader, self._run = record_reader, run
+        self._part = NO_ROWS
         self._records: Sequence[bytes | None] = ()
         """Records of the first rows of `_part`."""
-        self._given = 0
-        self._life = 0
+        self._used = 0
+        self._generation = 0
 
     def clear(self) -> None:
         """Discard what was read ahead."""
-        self._part, self._records, self._given = NO_PART, (), 0
-        self._life += 1
+        self._part, self._records, self._used = NO_ROWS, (), 0
+        self._generation += 1
 
-    def fetch(self, part: Part, rows: Rows, record_bytes: int, done: Done) -> None:
+    def fetch(self, part: RowColumns, rows: RowQueue, record_bytes: int, done: FetchCallback) -> None:
         """Read the records of the first rows of `part`, at least one.
 
         `done(records, None)` or `done(None, error)`. `done` is called at once or later. `part` is the head of `rows`;
         `record_bytes`: the average size of a record.
         """
-        ahead = self._take(part)
+        ahead = self._buffered(part)
         if ahead is not None:
             done(ahead, None)
             return
         self.clear()
-        if len(rows) >= AHEAD_MIN:
-            whole = rows.head(max(len(part.numbers), AHEAD_BYTES // record_bytes))
-            read = partial(self._fetching.read, whole.locators, whole.numbers, AHEAD_BYTES)
-            self._run(read, partial(self._read_ahead, part, whole, done, self._life))
+        if len(rows) >= READ_AHEAD_ROWS_MIN:
+            whole = rows.head(max(len(part.numbers), READ_AHEAD_BYTES // record_bytes))
+            read = partial(self._record_reader.read, whole.locators, whole.numbers, READ_AHEAD_BYTES)
+            self._run(read, partial(self._read_ahead, part, whole, done, self._generation))
             return
         try:
-            found = self._fetching.cached(part.locators, part.numbers, SLICE_BYTES)
+            found = self._record_reader.read_cached(part.locators, part.numbers, SLICE_BYTES_MAX)
         except Exception as error:
             done(None, error)
             return
@@ -166,32 +168,32 @@ class Supply:
         else:
             self._read(part, done)
 
-    def _read(self, part: Part, done: Done) -> None:
-        self._run(partial(self._fetching.read, part.locators, part.numbers, SLICE_BYTES), done)
+    def _read(self, part: RowColumns, done: FetchCallback) -> None:
+        self._run(partial(self._record_reader.read, part.locators, part.numbers, SLICE_BYTES_MAX), done)
 
     def _read_ahead(
         self,
-        part: Part,
-        whole: Part,
-        done: Done,
+        part: RowColumns,
+        whole: RowColumns,
+        done: FetchCallback,
         life: int,
-        found: Fetched | None,
+        found: FetchedRecords | None,
         error: BaseException | None,
     ) -> None:
         if found is None:
             # A later record may have caused the error: it must not delay these rows.
             self._read(part, done)
-        elif life != self._life:
-            done(Fetched(found.records[: len(part.numbers)]), None)
+        elif life != self._generation:
+            done(FetchedRecords(found.records[: len(part.numbers)]), None)
         else:
             self._part, self._records = whole, found.records
-            done(self._take(part), None)
+            done(self._buffered(part), None)
 
-    def _take(self, part: Part) -> Fetched | None:
+    def _buffered(self, part: RowColumns) -> FetchedRecords | None:
         """Return the records of the first rows of `part`, if exactly these messages were read ahead."""
         numbers, count = self._part.numbers, len(self._records)
         try:
-            start = numbers.index(part.numbers[0], self._given, count)
+            start = numbers.index(part.numbers[0], self._used, count)
         except ValueError:
             return None
         end = min(start + len(part.numbers), count)
@@ -201,5 +203,5 @@ class Supply:
             or part.locators[:size] != self._part.locators[start:end]
         ):
             return None
-        self._given = start
-        return Fetched(self._records[start:end])
+        self._used = start
+        return FetchedRecords(self._records[start:end])

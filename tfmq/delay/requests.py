@@ -12,7 +12,7 @@ DELIVERED: Final = "delivered"
 RESCHEDULED: Final = "rescheduled"
 UNKNOWN: Final = "unknown"
 
-Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+WorkerRunner: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 """run(fn, done): call `fn()` in any thread, then `done(result, error)` in the broker thread."""
 
 
@@ -45,7 +45,7 @@ class DelaySettings(NamedTuple):
     outcome_seconds: int = 86_400
 
 
-class Landing(Protocol):
+class ArrivalLog(Protocol):
     """The arrival log as the broker provides it.
 
     Appends are deferred to the end of the broker's turn and to the end of running file work. Fsyncs are shared with
@@ -79,7 +79,7 @@ class Landing(Protocol):
         ...
 
 
-class Pending(NamedTuple):
+class PendingMessage(NamedTuple):
     """A pending message.
 
     `attribute`: of its record, as `tfmq.message` decodes it; None if it has none.
@@ -92,7 +92,7 @@ class Pending(NamedTuple):
     attribute: bytes | None
 
 
-class Query(NamedTuple):
+class ListQuery(NamedTuple):
     """Which pending messages to list.
 
     first_due <= due < end_due, after the turn `after`, at most `limit`.
@@ -108,18 +108,18 @@ class Query(NamedTuple):
     message_key: bytes | None = None
 
 
-class Listed(NamedTuple):
+class ListPage(NamedTuple):
     """`rows` in the order of their turns.
 
     `more`: there may be others after `after`, the last turn examined.
     """
 
-    rows: Sequence[Pending]
+    rows: Sequence[PendingMessage]
     more: bool
     after: Turn | None
 
 
-class Described(NamedTuple):
+class MessageState(NamedTuple):
     """`state`: pending, cancelled, delivered, rescheduled or unknown.
 
     `turn`: the latest turn of the message.
@@ -127,10 +127,10 @@ class Described(NamedTuple):
 
     state: str
     turn: Turn
-    pending: Pending | None = None
+    pending: PendingMessage | None = None
 
 
-class Rescheduled(NamedTuple):
+class RescheduleResult(NamedTuple):
     """`state`: rescheduled (`turn` is the new one), delivered, cancelled or unknown."""
 
     state: str

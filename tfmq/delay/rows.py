@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
-from journal.record.batch import Batch, cut_blocks
-from journal.record.block_trailer import holds_control_header
+from journal.record.batch import Batch, split_blocks
+from journal.record.block_trailer import contains_trailer_header
 from journal.record.format import ATTRIBUTE_SIZE, HEADER, HEADER_SIZE, SEQUENCE_BITS, BadRecord, split_id
 from tfmq.delay.requests import Turn
 from tfmq.delay.timing_wheel import TARGETS_MAX
 
-SHIFT_MIN: Final = 4096
+COMPACT_ROWS_MIN: Final = 4096
 """With fewer dropped rows at the head, the columns are not compacted."""
 
 
-class Part(NamedTuple):
+class RowColumns(NamedTuple):
     """Some rows, as columns of equal length.
 
     `flags`: 1 where the sender set an absolute due time.
@@ -32,23 +32,23 @@ class Part(NamedTuple):
     def turn(self, index: int) -> Turn:
         return Turn(self.dues[index], self.numbers[index])
 
-    def cut(self, count: int) -> Part:
+    def head(self, count: int) -> RowColumns:
         """Return the first `count` rows."""
         if count == len(self.dues):
             return self
         dues, numbers, locators, flags = self
-        return Part(dues[:count], numbers[:count], locators[:count], flags[:count])
+        return RowColumns(dues[:count], numbers[:count], locators[:count], flags[:count])
 
 
-def no_part() -> Part:
+def empty_row_columns() -> RowColumns:
     """Return new, empty columns."""
-    return Part(array("Q"), array("Q"), array("Q"), bytearray())
+    return RowColumns(array("Q"), array("Q"), array("Q"), bytearray())
 
 
-NO_PART: Final = no_part()
+NO_ROWS: Final = empty_row_columns()
 
 
-class Rows:
+class RowQueue:
     """The due rows of one target, in the order of their turns: columns, 25 bytes a row."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class Rows:
         self.numbers = array("Q")
         self.locators = array("Q")
         self.flags = bytearray()
-        self._gone = 0
+        self._dropped = 0
 
     def __len__(self) -> int:
-        return len(self.dues) - self._gone
+        return len(self.dues) - self._dropped
 
-    def add(self, part: Part) -> None:
+    def append(self, part: RowColumns) -> None:
         """Append rows; their turns are higher than all others."""
         dues, numbers, locators, flags = part
         self.dues.extend(dues)
@@ -69,54 +69,54 @@ class Rows:
         self.locators.extend(locators)
         self.flags.extend(flags)
 
-    def first(self) -> Turn:
+    def first_turn(self) -> Turn:
         """Return the lowest turn. Raises IndexError if there are no rows."""
-        return Turn(self.dues[self._gone], self.numbers[self._gone])
+        return Turn(self.dues[self._dropped], self.numbers[self._dropped])
 
-    def last(self) -> Turn:
+    def last_turn(self) -> Turn:
         """Return the highest turn. Raises IndexError if there are no rows."""
         return Turn(self.dues[-1], self.numbers[-1])
 
-    def head(self, count: int) -> Part:
+    def head(self, count: int) -> RowColumns:
         """Return the first `count` rows, or all if there are fewer."""
-        start, end = self._gone, min(self._gone + count, len(self.dues))
+        start, end = self._dropped, min(self._dropped + count, len(self.dues))
         dues, numbers, locators = self.dues[start:end], self.numbers[start:end], self.locators[start:end]
-        return Part(dues, numbers, locators, self.flags[start:end])
+        return RowColumns(dues, numbers, locators, self.flags[start:end])
 
-    def drop(self, count: int) -> None:
+    def drop_head(self, count: int) -> None:
         """Remove the first `count` rows."""
-        self._gone += count
-        if self._gone == len(self.dues):
+        self._dropped += count
+        if self._dropped == len(self.dues):
             self.clear()
-        elif self._gone > SHIFT_MIN and 2 * self._gone > len(self.dues):
+        elif self._dropped > COMPACT_ROWS_MIN and 2 * self._dropped > len(self.dues):
             for column in (self.dues, self.numbers, self.locators, self.flags):
-                del column[: self._gone]
-            self._gone = 0
+                del column[: self._dropped]
+            self._dropped = 0
 
     def drop_through(self, turn: Turn) -> int:
         """Remove the rows up to and including `turn`; return how many."""
         count = self._count_through(turn)
-        self.drop(count)
+        self.drop_head(count)
         return count
 
     def _count_through(self, turn: Turn) -> int:
-        start, dues, numbers = self._gone, self.dues, self.numbers
+        start, dues, numbers = self._dropped, self.dues, self.numbers
         first = bisect_left(dues, turn.due, start)
         end = bisect_right(dues, turn.due, first)
         return bisect_right(numbers, turn.number, first, end) - start
 
-    def holds(self, turn: Turn) -> bool:
+    def contains(self, turn: Turn) -> bool:
         """Return whether there is a row with this turn."""
         count = self._count_through(turn)
         return (
             bool(count)
-            and Turn(self.dues[self._gone + count - 1], self.numbers[self._gone + count - 1]) == turn
+            and Turn(self.dues[self._dropped + count - 1], self.numbers[self._dropped + count - 1]) == turn
         )
 
     def clear(self) -> None:
         """Remove all rows."""
         self.dues, self.numbers, self.locators, self.flags = array("Q"), array("Q"), array("Q"), bytearray()
-        self._gone = 0
+        self._dropped = 0
 
 
 # Joining records to one append.
@@ -125,7 +125,7 @@ RECORD_HEAD: Final = HEADER_SIZE + ATTRIBUTE_SIZE.size
 """Bytes of a record up to and including the size of its attribute."""
 
 
-class Slice(NamedTuple):
+class JoinedRecords(NamedTuple):
     """The first `rows` of the requested rows, as batches of whole blocks.
 
     `damaged` of the records could not be read and are left out. `batches` is empty if all of them are damaged.
@@ -137,7 +137,7 @@ class Slice(NamedTuple):
     damaged: int
 
 
-def join(records: Sequence[bytes | None], key: int, bytes_max: int) -> Slice:
+def join_records(records: Sequence[bytes | None], key: int, bytes_max: int) -> JoinedRecords:
     """Join the first records to one batch of at most `bytes_max`, but at least one record.
 
     `key`: the id of the target's log. None in `records` is a damaged record. The batch ends earlier where the joined
@@ -147,23 +147,23 @@ def join(records: Sequence[bytes | None], key: int, bytes_max: int) -> Slice:
     whole = [record for record in records if record is not None]
     size = sum(map(len, whole))
     if size > bytes_max and len(whole) > 1:
-        count, size = _fitting(records, bytes_max)
+        count, size = _count_within(records, bytes_max)
         whole = [record for record in records[:count] if record is not None]
     data = b"".join(whole)
-    if len(whole) > 1 and holds_control_header(data, key):
-        count = _until_seam(records[:count], key)
+    if len(whole) > 1 and contains_trailer_header(data, key):
+        count = _count_until_trailer(records[:count], key)
         whole = [record for record in records[:count] if record is not None]
         data = b"".join(whole)
     damaged = count - len(whole)
     if not whole:
-        return Slice((), count, 0, damaged)
+        return JoinedRecords((), count, 0, damaged)
     producer_id, sequence = split_id(HEADER.unpack_from(data)[2])
-    return Slice(
-        [Batch(data, cut_blocks(data), producer_id, sequence, len(whole))], count, len(data), damaged
+    return JoinedRecords(
+        [Batch(data, split_blocks(data), producer_id, sequence, len(whole))], count, len(data), damaged
     )
 
 
-def _fitting(records: Sequence[bytes | None], bytes_max: int) -> tuple[int, int]:
+def _count_within(records: Sequence[bytes | None], bytes_max: int) -> tuple[int, int]:
     """Return (how many of the first records fit, their bytes); at least one record."""
     size = 0
     for number, record in enumerate(records):
@@ -174,13 +174,13 @@ def _fitting(records: Sequence[bytes | None], bytes_max: int) -> tuple[int, int]
     return len(records), size
 
 
-def _until_seam(records: Sequence[bytes | None], key: int) -> int:
+def _count_until_trailer(records: Sequence[bytes | None], key: int) -> int:
     """Return how many of the first records can be joined without the bytes of a block trailer."""
     tail = b""
     for number, record in enumerate(records):
         if record is None:
             continue
-        if tail and holds_control_header(tail + record[:HEADER_SIZE], key):
+        if tail and contains_trailer_header(tail + record[:HEADER_SIZE], key):
             return number
         tail = (tail + record)[-HEADER_SIZE:]
     return len(records)
@@ -200,25 +200,25 @@ def attribute_of(record: bytes) -> bytes | None:
 # Target ids: 23 bits in the wheel instead of a 64-bit log id and a topic name.
 
 
-class TargetRow(NamedTuple):
+class TargetInfo(NamedTuple):
     """The id of a partition's log, and its topic for log messages."""
 
     key: int
     topic: str
 
 
-class Targets:
+class TargetIds:
     """Small ids of target logs, valid until `clear`. Thread-safe: workers allocate ids, too."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._numbers: dict[int, int] = {}
-        self._rows: list[TargetRow] = []
+        self._rows: list[TargetInfo] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def number(self, key: int, topic: str) -> int:
+    def id_of(self, key: int, topic: str) -> int:
         """Return the id of a log, allocated if needed. Raises OverflowError if there are none left."""
         known = self._numbers.get(key)
         if known is not None:
@@ -227,17 +227,17 @@ class Targets:
             if key not in self._numbers:
                 if len(self._rows) == TARGETS_MAX:
                     raise OverflowError(f"more than {TARGETS_MAX} logs have delayed messages in memory")
-                self._rows.append(TargetRow(key, topic))
+                self._rows.append(TargetInfo(key, topic))
                 self._numbers[key] = len(self._rows) - 1
             return self._numbers[key]
 
-    def of(self, incarnation: int) -> frozenset[int]:
+    def ids_of_topic(self, incarnation: int) -> frozenset[int]:
         """Return the ids of the logs of a topic."""
         with self._lock:
             rows = enumerate(self._rows)
             return frozenset(number for number, row in rows if row.key >> SEQUENCE_BITS == incarnation)
 
-    def row(self, number: int) -> TargetRow:
+    def target_of(self, number: int) -> TargetInfo:
         """Return the log and topic of an id."""
         return self._rows[number]
 

@@ -13,33 +13,42 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from tfmq.delay.arrivals.pending import Landed, Near
-from tfmq.delay.arrivals.state import ArrivalState
+from tfmq.delay.arrivals.pending import WheelRows, WrittenArrival
+from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.bucket import Bucket
-from tfmq.delay.buckets.format import Span
-from tfmq.delay.buckets.loader import DUES_MAX, Area, Arrived, Gatherer, in_order
-from tfmq.delay.buckets.store import Buckets
-from tfmq.delay.buckets.writer import Pending, first_of
-from tfmq.delay.cancelled_rows import Counting, Leaving
-from tfmq.delay.due_time import BrokerTime
-from tfmq.delay.flow_control import FLOW_PAUSE_SECONDS
-from tfmq.delay.memory_window import LEAD_MS, URGENT_MS, Decision, Shore, Step, View, decide, goal
-from tfmq.delay.pending import Pendings
-from tfmq.delay.requests import Landing, Run, Timers, Turn
-from tfmq.delay.rows import Part
-from tfmq.delay.target_queue import ROWS_MAX, Line, Lines
-from tfmq.delay.timing_wheel import DUE_SPAN
+from tfmq.delay.buckets.format import TimeSpan
+from tfmq.delay.buckets.loader import DUE_TIME_LIMIT, BucketLoader, LoadRange, RecoveredArrivals, merge_rows
+from tfmq.delay.buckets.store import BucketStore
+from tfmq.delay.buckets.writer import PendingFilter, next_to_split
+from tfmq.delay.cancelled_rows import BucketRowCounter, CancelledRows
+from tfmq.delay.due_time import BrokerClock
+from tfmq.delay.flow_control import RETRY_SECONDS
+from tfmq.delay.memory_window import (
+    LOAD_AHEAD_MS,
+    URGENT_MS,
+    Decision,
+    MemoryWindow,
+    Step,
+    StorageView,
+    decide,
+    minimum_end,
+)
+from tfmq.delay.pending import PendingSnapshots
+from tfmq.delay.requests import ArrivalLog, Timers, Turn, WorkerRunner
+from tfmq.delay.rows import RowColumns
+from tfmq.delay.target_queue import QUEUE_ROWS_MAX, TargetQueue, TargetQueues
+from tfmq.delay.timing_wheel import DUE_RANGE
 from tfmq.errors import NOT_DONE, StorageStopped
 
 logger = logging.getLogger("tfmq.delay")
 
-PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0
+WORK_RETRY_SECONDS, WORK_RETRY_SECONDS_MAX = 1.0, 30.0
 """Bounds of the pauses before work is retried after a disk error; they double."""
 
-Told = Callable[[BaseException | None], None]
+Callback = Callable[[BaseException | None], None]
 
 
-class Keeper:
+class StorageScheduler:
     """Runs the file work of delayed messages, one piece at a time, in a worker.
 
     `limit()` and `lowest()` are those of `tfmq.delay.arrivals.pending.Ledger`. `moved()` is called after work that may
@@ -49,160 +58,176 @@ class Keeper:
     def __init__(
         self,
         *,
-        landing: Landing,
-        state: ArrivalState,
-        pendings: Pendings,
-        buckets: Buckets,
-        gatherer: Gatherer,
-        shore: Shore,
-        lines: Lines,
-        time: BrokerTime,
+        arrival_log: ArrivalLog,
+        state: ArrivalLogState,
+        pending_snapshots: PendingSnapshots,
+        buckets: BucketStore,
+        loader: BucketLoader,
+        window: MemoryWindow,
+        target_queues: TargetQueues,
+        broker_clock: BrokerClock,
         timers: Timers,
-        run: Run,
-        limit: Callable[[], int | None],
-        lowest: Callable[[], int | None],
+        run: WorkerRunner,
+        due_limit: Callable[[], int | None],
+        lowest_due: Callable[[], int | None],
         outcome_ms: int,
-        counting: Counting,
-        leaving: Leaving,
-        moved: Callable[[], None],
+        row_counter: BucketRowCounter,
+        cancelled_rows: CancelledRows,
+        more_fireable: Callable[[], None],
     ) -> None:
-        self._landing, self._state, self._buckets, self._gatherer = landing, state, buckets, gatherer
-        self._shore, self._lines, self._time, self._timers = shore, lines, time, timers
-        self._pendings = pendings
-        self._run_worker, self._limit, self._lowest, self._outcome_ms = run, limit, lowest, outcome_ms
-        self._counting, self._leaving, self._moved = counting, leaving, moved
-        self.offset = buckets.spilled_offset
-        self.number = buckets.spilled_number
+        self._arrival_log, self._state, self._buckets, self._loader = arrival_log, state, buckets, loader
+        self._window, self._target_queues, self._broker_clock, self._timers = (
+            window,
+            target_queues,
+            broker_clock,
+            timers,
+        )
+        self._pending_snapshots = pending_snapshots
+        self._run_worker, self._due_limit, self._lowest_due, self._outcome_ms = (
+            run,
+            due_limit,
+            lowest_due,
+            outcome_ms,
+        )
+        self._row_counter, self._cancelled_rows, self._more_fireable = (
+            row_counter,
+            cancelled_rows,
+            more_fireable,
+        )
+        self.durable_offset = buckets.spilled_offset
+        self.durable_number = buckets.spilled_number
         """Arrivals before these, by offset and number, are durable and processed."""
-        self.tail_from: int | None = None
+        self.tail_offset: int | None = None
         """Offset from which on the log was not durable at the start (`load_tail`); None: all was."""
-        self.busy: Step | None = None
-        self.stopping = self._looking = False
+        self.running_step: Step | None = None
+        self.stopping = self._scheduling = False
         self.changed = False
         """Whether the checkpoint is out of date."""
-        self._unspilled, self._committed = Unspilled(), 0
-        self._pins = Pins(buckets.spilled_offset)
-        self._unsplittable: set[Span] = set()
-        self._wanted: list[Told] = []
-        self._loading = Loading(shore, buckets, gatherer, timers=timers, run=run)
-        self._reloading = Reloading(lines, buckets, gatherer)
-        self._pause, self._write_after = PAUSE_SECONDS, 0.0
+        self._unspilled_arrivals, self._committed_ms = UnspilledArrivals(), 0
+        self._file_references = FileReferences(buckets.spilled_offset)
+        self._unsplittable: set[TimeSpan] = set()
+        self._spill_waiters: list[Callback] = []
+        self._window_loader = WindowLoader(window, buckets, loader, timers=timers, run=run)
+        self._queue_reloader = QueueReloader(target_queues, buckets, loader)
+        self._pause, self._write_after = WORK_RETRY_SECONDS, 0.0
         self._stopped: Callable[[], None] | None = None
 
     # Arrivals
 
-    def landed(self, landed: Landed) -> None:
+    def arrival_durable(self, landed: WrittenArrival) -> None:
         """Record a durable batch."""
-        self.offset, self.number = landed.end_offset, landed.number_next
-        self._unspilled.landed(landed.low, self._time.now_ms())
+        self.durable_offset, self.durable_number = landed.end_offset, landed.number_next
+        self._unspilled_arrivals.add(landed.due_low, self._broker_clock.now_ms())
         self.changed = True
 
-    def follow(self) -> None:
+    def skip_to_log_end(self) -> None:
         """Advance to the end of the log if all batches are processed: the rest has no messages.
 
         Cancels and closed producer streams can then be truncated, too.
         """
-        log = self._landing.log
-        if log.forced_offset == log.end_offset > self.offset and self.tail_from is None:
-            self.offset, self.number, self.changed = log.end_offset, log.end_ordinal, True
-            self._unspilled.landed(None, self._time.now_ms())
+        log = self._arrival_log.log
+        if log.forced_offset == log.end_offset > self.durable_offset and self.tail_offset is None:
+            self.durable_offset, self.durable_number, self.changed = log.end_offset, log.end_ordinal, True
+            self._unspilled_arrivals.add(None, self._broker_clock.now_ms())
 
     @property
     def unspilled_bytes(self) -> int:
         """Bytes of arrivals that are in no bucket."""
-        return self.offset - self._buckets.spilled_offset
+        return self.durable_offset - self._buckets.spilled_offset
 
     @property
     def is_empty(self) -> bool:
         """Whether there are no pending messages on disk."""
-        return not (self._buckets.leaves or self.unspilled_bytes) and self._limit() is None
+        return not (self._buckets.live_buckets or self.unspilled_bytes) and self._due_limit() is None
 
-    def when_spilled(self, done: Told) -> None:
+    def when_spilled(self, done: Callback) -> None:
         """Call `done(None)` once all durable arrivals are in buckets; `done(error)` if that fails."""
-        self._wanted.append(done)
+        self._spill_waiters.append(done)
         self._tell_wanted()
-        if self._wanted:
-            self.look()
+        if self._spill_waiters:
+            self.run_due()
 
     def _tell_wanted(self) -> None:
         """Reply to all of `_wanted` if nothing is left to spill, or if no spill is possible until the next start."""
         error = None
         if self.unspilled_bytes:
-            if self._buckets.stopped is None:
+            if self._buckets.stop_reason is None:
                 return
-            error = StorageStopped(UNTOLD, reason=self._buckets.stopped, outcome=NOT_DONE)
-        wanted, self._wanted = self._wanted, []
+            error = StorageStopped(QUERIES_UNAVAILABLE, reason=self._buckets.stop_reason, outcome=NOT_DONE)
+        wanted, self._spill_waiters = self._spill_waiters, []
         for told in wanted:
             told(error)
 
     # Scheduling
 
-    def look(self) -> None:
+    def run_due(self) -> None:
         """Start the next work unless some is running.
 
         Steps that need no worker are repeated until none is left.
         """
-        if self._looking or (self.tail_from is not None and self.tail_from < self._landing.log.forced_offset):
+        if self._scheduling or (
+            self.tail_offset is not None and self.tail_offset < self._arrival_log.log.forced_offset
+        ):
             return  # a tail of the log must be loaded first
-        self._looking = True
-        while self.busy is None and not self.stopping:
-            self._retire()
-            decision = decide(self.view())
-            if decision.step is Step.REST or not self._take(decision):
+        self._scheduling = True
+        while self.running_step is None and not self.stopping:
+            self._mark_obsolete()
+            decision = decide(self.build_view())
+            if decision.step is Step.IDLE or not self._start_step(decision):
                 break
-        self._looking = False
+        self._scheduling = False
         self._try_stop()
 
-    def view(self) -> View:
+    def build_view(self) -> StorageView:
         """Return the input of `decide`."""
-        window, buckets, queues = self._shore, self._buckets, self._lines
-        now = self._time.now_ms()
-        bucket = buckets.next_after(window.horizon)
-        return View(
+        window, buckets, queues = self._window, self._buckets, self._target_queues
+        now = self._broker_clock.now_ms()
+        bucket = buckets.next_after(window.end)
+        return StorageView(
             now=now,
-            horizon=window.horizon,
-            unsure=self._limit(),
-            stray=window.stray,
-            rows=window.wheel.held + queues.queued,
-            moving=queues.moving + (window.wheel.held if window.horizon <= now else 0),
+            window_end=window.end,
+            non_durable_due=self._due_limit(),
+            missing_due=window.missing_due,
+            rows=window.wheel.row_count + queues.row_count,
+            fireable=queues.fireable_count + (window.wheel.row_count if window.end <= now else 0),
             span=None if bucket is None else bucket.span,
             span_rows=0 if bucket is None else bucket.count,
             divisible=bucket is None or bucket.span not in self._unsplittable,
-            far_low=window.far.low,
-            far_count=window.far.count,
+            disk_low=window.disk_arrivals.low,
+            disk_count=window.disk_arrivals.count,
             unspilled_bytes=self.unspilled_bytes,
-            unspilled_since=self._unspilled.since,
-            writable=buckets.stopped is None and self._timers.now() >= self._write_after,
-            wanted=bool(self._wanted),
-            splits=self._to_split() is not None,
-            counts=self._counting.due,
-            reloads=self._reloading.wanted,
-            spare_bytes=self._spare() - self._landing.log.first_offset,
-            segment_bytes=self._landing.log.options.segment_bytes,
-            committed=self._committed,
+            unspilled_since=self._unspilled_arrivals.since,
+            writable=buckets.stop_reason is None and self._timers.now() >= self._write_after,
+            spill_requested=bool(self._spill_waiters),
+            has_split=self._bucket_to_split() is not None,
+            has_count=self._row_counter.has_work,
+            has_reload=self._queue_reloader.has_work,
+            obsolete_bytes=self._obsolete_before() - self._arrival_log.log.first_offset,
+            segment_bytes=self._arrival_log.log.options.segment_bytes,
+            committed_ms=self._committed_ms,
             changed=self.changed,
         )
 
-    def _take(self, decision: Decision) -> bool:
+    def _start_step(self, decision: Decision) -> bool:
         """Start or do the step; return False if it had no effect."""
         step, to = decision
-        if step is Step.RETREAT:
-            dropped = self._shore.retreat(to, self._buckets.spilled_offset)
+        if step is Step.SHRINK:
+            dropped = self._window.shrink(to, self._buckets.spilled_offset)
             logger.info("%d delayed messages that are due from %d on are left on the disk", dropped, to)
-            if to <= self._time.now_ms():  # `to` may be before messages that were fired
-                self._counting.want(self._buckets.leaves, True)
+            if to <= self._broker_clock.now_ms():  # `to` may be before messages that were fired
+                self._row_counter.request(self._buckets.live_buckets, True)
             return True
-        if step is Step.MOVE or step is Step.LOAD:
-            unsure, now = self._limit(), self._time.now_ms()
-            to = self._shore.reach(to, now if unsure is None else min(unsure, now))
-            if to <= self._shore.horizon:
+        if step is Step.EXTEND or step is Step.LOAD:
+            unsure, now = self._due_limit(), self._broker_clock.now_ms()
+            to = self._window.reachable_end(to, now if unsure is None else min(unsure, now))
+            if to <= self._window.end:
                 return False  # the wheel covers 34 years: earlier messages must fire first
-        if step is Step.MOVE:
-            self._shore.move(to)
-            self._moved()
+        if step is Step.EXTEND:
+            self._window.extend(to)
+            self._more_fireable()
             return True
-        self.busy = step
-        self._leaving.begin(self._landing.log.forced_offset)
+        self.running_step = step
+        self._cancelled_rows.begin_file_work(self._arrival_log.log.forced_offset)
         if step is Step.LOAD:
             self._load(to)
         else:
@@ -211,317 +236,343 @@ class Keeper:
             work[step]()
         return True
 
-    def _ended(self, error: BaseException | None = None) -> None:
+    def _step_ended(self, error: BaseException | None = None) -> None:
         """End a piece of work. After an error nothing is written for a while."""
         if error is None:
-            self._pause = PAUSE_SECONDS
+            self._pause = WORK_RETRY_SECONDS
         else:
-            what = self.busy.value if self.busy is not None else "work"
+            what = self.running_step.value if self.running_step is not None else "work"
             logger.error("delayed messages: the %s failed and is tried again: %s", what, error)
             self._write_after = self._timers.now() + self._pause
-            self._timers.after(self._pause, self.look)
-            self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
-        self.busy = None
-        self._leaving.end()
+            self._timers.after(self._pause, self.run_due)
+            self._pause = min(2 * self._pause, WORK_RETRY_SECONDS_MAX)
+        self.running_step = None
+        self._cancelled_rows.end_file_work()
         # A spill replies only to requests made before it began. Afterwards there may be nothing left to spill, so no
         # other spill would begin for later requests; and any work that writes may have stopped the buckets.
         self._tell_wanted()
-        self._moved()
-        self.look()
+        self._more_fireable()
+        self.run_due()
 
     # Load
 
     def _load(self, to: int) -> None:
-        self._loading.begin(
-            to, self._buckets.spilled_offset, self.offset, self._pendings.for_work(), self._ended
+        self._window_loader.start(
+            to,
+            self._buckets.spilled_offset,
+            self.durable_offset,
+            self._pending_snapshots.for_file_work(),
+            self._step_ended,
         )
 
     def _reload(self) -> None:
-        offsets = (self._buckets.spilled_offset, self.offset)
-        work = self._reloading.begin(*offsets, self._shore.front, self._pendings.for_work())
-        self._run_worker(work, self._reloaded)
+        offsets = (self._buckets.spilled_offset, self.durable_offset)
+        work = self._queue_reloader.start(
+            *offsets, self._window.first_unpopped, self._pending_snapshots.for_file_work()
+        )
+        self._run_worker(work, self._reload_ended)
 
-    def _reloaded(self, result: Any, error: BaseException | None) -> None:
-        self._reloading.end(result, error)
-        self._ended()
+    def _reload_ended(self, result: Any, error: BaseException | None) -> None:
+        self._queue_reloader.finish(result, error)
+        self._step_ended()
 
     # Spill, split, count, remove
 
     def _spill(self) -> None:
-        buckets, offset, number = self._buckets, self.offset, self.number
-        self._shore.begin_spill()
-        self._unspilled.begin_spill()
-        wanted, self._wanted = self._wanted, []
-        pending = self._pendings.for_work(self._shore.border)
-        batches = self._gatherer.batches(buckets.spilled_offset, offset, damaged=pending.damage.append)
-        how = (self._time.now_ms(), pending, self._time.dump())
+        buckets, offset, number = self._buckets, self.durable_offset, self.durable_number
+        self._window.begin_spill()
+        self._unspilled_arrivals.begin_spill()
+        wanted, self._spill_waiters = self._spill_waiters, []
+        pending = self._pending_snapshots.for_file_work(self._window.border)
+        batches = self._loader.read_arrivals(buckets.spilled_offset, offset, on_damage=pending.damage.append)
+        how = (self._broker_clock.now_ms(), pending, self._broker_clock.encode_steps())
         work = partial(buckets.spill, batches, offset, number, *how)
 
         def done(result: Any, error: BaseException | None) -> None:
-            count = self._shore.end_spill(error is None)
-            self._unspilled.end_spill(error is None)
+            count = self._window.end_spill(error is None)
+            self._unspilled_arrivals.end_spill(error is None)
             if error is None:
-                self._pins.spilled(offset, self._shore.horizon)
-                self._lines.note_lost(pending.dropped, pending.lost(count))
-                self._committed = self._time.now_ms()
+                self._file_references.add_spill(offset, self._window.end)
+                self._target_queues.record_lost(pending.dropped, pending.lost_count(count))
+                self._committed_ms = self._broker_clock.now_ms()
             for waiter in wanted:
                 waiter(error)
-            self._ended(error)
+            self._step_ended(error)
 
         self._run_worker(work, done)
 
-    def _to_split(self) -> Bucket | None:
-        named = [*self._buckets.cascade_due(self._time.now_ms()), *self._buckets.full()]
-        following = self._buckets.next_after(self._shore.horizon)
-        return first_of(named, following, self._shore.horizon, self._unsplittable)
+    def _bucket_to_split(self) -> Bucket | None:
+        named = [*self._buckets.due_for_split(self._broker_clock.now_ms()), *self._buckets.oversized()]
+        following = self._buckets.next_after(self._window.end)
+        return next_to_split(named, following, self._window.end, self._unsplittable)
 
     def _split(self) -> None:
-        bucket = self._to_split() or self._buckets.next_after(self._shore.horizon)
+        bucket = self._bucket_to_split() or self._buckets.next_after(self._window.end)
         assert bucket is not None, "a split was decided without a bucket"
-        done = partial(self._has_split, bucket)
-        self._run_worker(partial(self._buckets.split, bucket, self._pendings.for_work()), done)
+        done = partial(self._split_ended, bucket)
+        self._run_worker(partial(self._buckets.split, bucket, self._pending_snapshots.for_file_work()), done)
 
-    def _has_split(
+    def _split_ended(
         self, bucket: Bucket, pieces: Collection[Bucket] | None, error: BaseException | None
     ) -> None:
         if pieces is not None:
-            self._pins.split(bucket, self._shore.horizon)
+            self._file_references.add_split(bucket, self._window.end)
         else:
             self._unsplittable.add(bucket.span)
-        self._ended(error)
+        self._step_ended(error)
 
     def _count(self) -> None:
-        self._run_worker(self._counting.begin(self._pendings.for_work()), self._counted)
+        self._run_worker(self._row_counter.start(self._pending_snapshots.for_file_work()), self._count_ended)
 
-    def _counted(self, found: Callable[[], bool] | None, error: BaseException | None) -> None:
+    def _count_ended(self, found: Callable[[], bool] | None, error: BaseException | None) -> None:
         self.changed = (found is not None and found()) or self.changed
-        self._ended()
+        self._step_ended()
 
-    def _retire(self) -> None:
+    def _mark_obsolete(self) -> None:
         """Mark buckets obsolete in which everything is durably delivered.
 
         Release files that memory does not need.
         """
-        window, queues = self._shore, self._lines
-        limits = (window.fires_below, window.wheel.due_next, queues.due_first, self._lowest())
+        window, queues = self._window, self._target_queues
+        limits = (window.fires_below, window.wheel.next_due, queues.lowest_due, self._lowest_due())
         through = min(limit for limit in limits if limit is not None)
-        for bucket in self._buckets.leaves:
+        for bucket in self._buckets.live_buckets:
             if bucket.span.end > through:
                 break
-            self._buckets.retire(bucket)
+            self._buckets.mark_obsolete(bucket)
             self.changed = True
-        needed = min(limit for limit in (window.fires_below, window.wheel.due_next) if limit is not None)
-        if self._is_crowded and self._pins.next_horizon <= needed:
-            queues.forget_parked(self._pins.next_horizon)
-        first = queues.rows_first
-        for bucket in self._pins.release(needed if first is None else min(first, needed)):
+        needed = min(limit for limit in (window.fires_below, window.wheel.next_due) if limit is not None)
+        if self._should_drop_blocked_rows and self._file_references.oldest_window_end <= needed:
+            queues.drop_blocked_rows(self._file_references.oldest_window_end)
+        first = queues.lowest_row_due
+        for bucket in self._file_references.release_before(needed if first is None else min(first, needed)):
             self._buckets.release(bucket)
             self._unsplittable.clear()
             self.changed = True
 
     @property
-    def _is_crowded(self) -> bool:
+    def _should_drop_blocked_rows(self) -> bool:
         """Whether blocked queues should drop their rows.
 
         Their locators retain two segments of spilled arrivals.
         """
-        log = self._landing.log
-        kept, spilled = self._pins.offset - log.first_offset, self._buckets.spilled_offset - log.first_offset
+        log = self._arrival_log.log
+        kept, spilled = (
+            self._file_references.offset - log.first_offset,
+            self._buckets.spilled_offset - log.first_offset,
+        )
         return kept < log.options.segment_bytes and spilled >= 2 * log.options.segment_bytes
 
-    def _spare(self) -> int:
+    def _obsolete_before(self) -> int:
         """Return the offset before which arrivals are obsolete."""
-        return min(self._pins.offset, self._buckets.spilled_offset)
+        return min(self._file_references.offset, self._buckets.spilled_offset)
 
     def _truncate(self) -> None:
-        self._landing.truncate_before(self._spare(), lambda result, error: self._ended(error))
+        self._arrival_log.truncate_before(
+            self._obsolete_before(), lambda result, error: self._step_ended(error)
+        )
 
     def _commit(self) -> None:
-        now = self._time.now_ms()
+        now = self._broker_clock.now_ms()
         self.changed = False
-        low = min(self.floor, now - self._outcome_ms)
+        low = min(self.lowest_stored_due, now - self._outcome_ms)
 
         def done(result: Any, error: BaseException | None) -> None:
             if error is None:
-                self._committed = now
-                self._state.forget_before(low)
+                self._committed_ms = now
+                self._state.expire_before(low)
             else:
                 self.changed = True
-            self._ended(error)
+            self._step_ended(error)
 
-        self._run_worker(partial(self._buckets.commit, now, self._time.dump()), done)
+        self._run_worker(partial(self._buckets.commit, now, self._broker_clock.encode_steps()), done)
 
     @property
-    def floor(self) -> int:
+    def lowest_stored_due(self) -> int:
         """Due time before which no message is in a file that counts: all are delivered or cancelled."""
-        starts = [bucket.span.start for bucket in self._buckets.leaves[:1]]
-        limits = [*self._unspilled.lows, *starts, self._lowest()]
-        return min((limit for limit in limits if limit is not None), default=DUES_MAX)
+        starts = [bucket.span.start for bucket in self._buckets.live_buckets[:1]]
+        limits = [*self._unspilled_arrivals.lows, *starts, self._lowest_due()]
+        return min((limit for limit in limits if limit is not None), default=DUE_TIME_LIMIT)
 
     # Queries
 
     @property
-    def is_hungry(self) -> bool:
+    def needs_run(self) -> bool:
         """Whether `run_due` should be called now, because queues wait for messages on disk."""
-        if self.busy is not None or self.stopping:
+        if self.running_step is not None or self.stopping:
             return False
-        urgent = self._shore.horizon <= self._time.now_ms() + URGENT_MS
-        return self._reloading.wanted or (urgent and not self.is_empty)
+        urgent = self._window.end <= self._broker_clock.now_ms() + URGENT_MS
+        return self._queue_reloader.has_work or (urgent and not self.is_empty)
 
     # Start and stop
 
-    def recover(self, found: Arrived, offset: int, number: int, whole: bool) -> None:
+    def recover(self, found: RecoveredArrivals, offset: int, number: int, whole: bool) -> None:
         """Restore the state from the arrivals that are in no bucket.
 
         The window starts where the buckets start. `whole`: False if a tail of the log follows later, which may hold
         messages that were due long ago.
         """
-        self.offset, self.number = offset, number
-        window, now = self._shore, self._time.now_ms()
-        lows = [min(rows.dues) for rows in found.near if len(rows.dues)]
-        horizon = min([goal(now), *(bucket.span.start for bucket in self._buckets.leaves[:1])])
-        window.begin(min([now if whole else max(0, now - DUE_SPAN // 2), horizon, *lows]), horizon)
-        self._take_in(found)
+        self.durable_offset, self.durable_number = offset, number
+        window, now = self._window, self._broker_clock.now_ms()
+        lows = [min(rows.dues) for rows in found.wheel_rows if len(rows.dues)]
+        horizon = min([minimum_end(now), *(bucket.span.start for bucket in self._buckets.live_buckets[:1])])
+        window.start(min([now if whole else max(0, now - DUE_RANGE // 2), horizon, *lows]), horizon)
+        self._add_recovered(found)
 
-    def _take_in(self, found: Arrived) -> None:
-        self._leaving.recovered(found.changed, self.offset)
+    def _add_recovered(self, found: RecoveredArrivals) -> None:
+        self._cancelled_rows.add_recovered(found.changed_turns, self.durable_offset)
         if self.unspilled_bytes:
-            self._unspilled.landed(found.low, self._time.now_ms())
-        for step in found.told:
-            self._time.learn(*step)
-        for rows in found.near:
+            self._unspilled_arrivals.add(found.due_low, self._broker_clock.now_ms())
+        for step in found.ahead_steps:
+            self._broker_clock.restore_offset(*step)
+        for rows in found.wheel_rows:
             if len(rows.dues):
-                self._shore.add(rows, len(rows.dues), min(rows.dues), max(rows.dues))
+                self._window.add_durable(rows, len(rows.dues), min(rows.dues), max(rows.dues))
 
-    def take_tail(self, from_offset: int, end: tuple[int, int], done: Callable[[], None]) -> None:
+    def load_tail(self, from_offset: int, end: tuple[int, int], done: Callable[[], None]) -> None:
         """Load the tail of the log, which is durable now, then call `done()`. Errors are retried."""
 
-        def found(arrived: Arrived | None, error: BaseException | None) -> None:
+        def found(arrived: RecoveredArrivals | None, error: BaseException | None) -> None:
             if arrived is None:
                 logger.error("the last delayed messages of the log cannot be read, tried again: %s", error)
-                self._timers.after(PAUSE_SECONDS_MAX, partial(self.take_tail, from_offset, end, done))
+                self._timers.after(WORK_RETRY_SECONDS_MAX, partial(self.load_tail, from_offset, end, done))
                 return
-            self.tail_from, self.changed = None, True
-            self.offset, self.number = max(self.offset, end[0]), max(self.number, end[1])
-            self._take_in(arrived)
+            self.tail_offset, self.changed = None, True
+            self.durable_offset, self.durable_number = (
+                max(self.durable_offset, end[0]),
+                max(self.durable_number, end[1]),
+            )
+            self._add_recovered(arrived)
             done()
-            self.look()
+            self.run_due()
 
-        work = partial(self._gatherer.arrived, from_offset, end[0], self._pendings.now())
+        work = partial(self._loader.recover, from_offset, end[0], self._pending_snapshots.current())
         self._run_worker(work, found)
 
-    def catch_up(self) -> None:
+    def extend_if_due(self) -> None:
         """Extend the window if it is due to be extended."""
-        if self._shore.horizon <= self._time.now_ms() + LEAD_MS:
-            self.look()
+        if self._window.end <= self._broker_clock.now_ms() + LOAD_AHEAD_MS:
+            self.run_due()
 
     def stop(self, done: Callable[[], None]) -> None:
         """Start no more work; call `done()` when none is running."""
         self.stopping = True
-        self._loading.stop()
+        self._window_loader.stop()
         self._stopped = done
-        for waiter in self._wanted:
+        for waiter in self._spill_waiters:
             waiter(StorageStopped(reason="the broker stops", outcome=NOT_DONE))
-        self._wanted.clear()
+        self._spill_waiters.clear()
         self._try_stop()
 
     def _try_stop(self) -> None:
-        if self._stopped is not None and self.busy is None:
+        if self._stopped is not None and self.running_step is None:
             done, self._stopped = self._stopped, None
             done()
 
 
-PUT_ROWS: Final = 8192
+ADD_ROWS_MAX: Final = 8192
 """Rows added to the wheel in one turn of the broker, about 3 ms of work."""
-LOAD_PAUSE_SECONDS: Final = 1.0
-LOAD_PAUSE_SECONDS_MAX: Final = 10.0
+LOAD_RETRY_SECONDS: Final = 1.0
+LOAD_RETRY_SECONDS_MAX: Final = 10.0
 """Bounds of the pauses before a failed load is retried; they double.
 
 Nothing after the load fires meanwhile.
 """
 
 
-class Loading:
+class WindowLoader:
     """Loads the messages between the old and a new end of the window into the wheel.
 
     None fires before all are loaded. One load at a time.
     """
 
     def __init__(
-        self, shore: Shore, buckets: Buckets, gatherer: Gatherer, *, timers: Timers, run: Run
+        self,
+        window: MemoryWindow,
+        buckets: BucketStore,
+        loader: BucketLoader,
+        *,
+        timers: Timers,
+        run: WorkerRunner,
     ) -> None:
-        self._shore, self._buckets, self._gatherer = shore, buckets, gatherer
+        self._window, self._buckets, self._loader = window, buckets, loader
         self._timers, self._run = timers, run
-        self._pause = LOAD_PAUSE_SECONDS
+        self._pause = LOAD_RETRY_SECONDS
         self._stopping = False
         self._done: Callable[[], None] | None = None
 
-    def begin(
-        self, to: int, from_offset: int, to_offset: int, pending: Pending, done: Callable[[], None]
+    def start(
+        self, to: int, from_offset: int, to_offset: int, pending: PendingFilter, done: Callable[[], None]
     ) -> None:
         """Extend the window to `to` and call `done()` when all below is in the wheel.
 
         Arrivals between the offsets are in no bucket.
         """
-        low = self._shore.begin_load(to)
-        buckets = [each for each in self._buckets.leaves if each.span.end > low and each.span.start < to]
+        low = self._window.begin_load(to)
+        buckets = [
+            each for each in self._buckets.live_buckets if each.span.end > low and each.span.start < to
+        ]
         self._done = done
-        self._gather(Area(low, to, buckets, from_offset, to_offset), pending)
+        self._load(LoadRange(low, to, buckets, from_offset, to_offset), pending)
 
     def stop(self) -> None:
         """Do not wait for rows that are not loaded yet."""
         self._stopping = True
 
-    def _gather(self, area: Area, pending: Pending) -> None:
-        self._run(partial(self._gatherer.near, area, pending), partial(self._loaded, area, pending))
+    def _load(self, area: LoadRange, pending: PendingFilter) -> None:
+        self._run(partial(self._loader.load, area, pending), partial(self._loaded, area, pending))
 
     def _loaded(
-        self, area: Area, pending: Pending, found: list[Near] | None, error: BaseException | None
+        self,
+        area: LoadRange,
+        pending: PendingFilter,
+        found: list[WheelRows] | None,
+        error: BaseException | None,
     ) -> None:
         """Add the loaded rows, or retry.
 
         The old window cannot be restored, because later arrivals were compared with its new end.
         """
         if found is not None:
-            self._pause = LOAD_PAUSE_SECONDS
-            self._put([rows for rows in found if len(rows.dues)])
+            self._pause = LOAD_RETRY_SECONDS
+            self._add_rows([rows for rows in found if len(rows.dues)])
         elif self._stopping:
-            self._end()
+            self._finish()
         else:
             logger.error("delayed messages that are soon due cannot be loaded, tried again: %s", error)
-            self._timers.after(self._pause, partial(self._gather, area, pending))
-            self._pause = min(2 * self._pause, LOAD_PAUSE_SECONDS_MAX)
+            self._timers.after(self._pause, partial(self._load, area, pending))
+            self._pause = min(2 * self._pause, LOAD_RETRY_SECONDS_MAX)
 
-    def _put(self, found: list[Near]) -> None:
+    def _add_rows(self, found: list[WheelRows]) -> None:
         """Add a limited number of rows in each turn of the broker, to not delay other work."""
-        room = PUT_ROWS
+        room = ADD_ROWS_MAX
         while found and room > 0:
             rows = found.pop()
             if len(rows.dues) > room:
-                found.append(Near(*(column[room:] for column in rows)))
-                rows = Near(*(column[:room] for column in rows))
-            self._shore.put(rows)
+                found.append(WheelRows(*(column[room:] for column in rows)))
+                rows = WheelRows(*(column[:room] for column in rows))
+            self._window.add_loaded(rows)
             room -= len(rows.dues)
         if found and not self._stopping:
-            self._timers.after(0.0, partial(self._put, found))
+            self._timers.after(0.0, partial(self._add_rows, found))
             return
         if not found:
-            self._shore.end_load()
-        self._end()
+            self._window.end_load()
+        self._finish()
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         done, self._done = self._done, None
         if done is not None:
             done()
 
 
-class _Pin(NamedTuple):
-    horizon: int
+class _FileReference(NamedTuple):
+    window_end: int
     offset: int | None
     bucket: Bucket | None
 
 
-class Pins:
+class FileReferences:
     """Which files must be kept because rows in memory have locators into them.
 
     Rows that were in memory at a spill or a split were due before the end of the window at that time; rows loaded later
@@ -532,35 +583,35 @@ class Pins:
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
-        self._pins: deque[_Pin] = deque()
-        self._top = 0
+        self._references: deque[_FileReference] = deque()
+        self._highest_end = 0
 
-    def spilled(self, offset: int, horizon: int) -> None:
+    def add_spill(self, offset: int, horizon: int) -> None:
         """Record a spill of the arrivals before `offset`."""
         self._add(horizon, offset, None)
 
-    def split(self, bucket: Bucket, horizon: int) -> None:
+    def add_split(self, bucket: Bucket, horizon: int) -> None:
         """Record that the messages of a bucket are in other buckets now."""
         self._add(horizon, None, bucket)
 
     def _add(self, horizon: int, offset: int | None, bucket: Bucket | None) -> None:
         """Add a reference; a window that has shrunk must not release an earlier reference too early."""
-        self._top = max(horizon, self._top) if self._pins else horizon
-        self._pins.append(_Pin(self._top, offset, bucket))
+        self._highest_end = max(horizon, self._highest_end) if self._references else horizon
+        self._references.append(_FileReference(self._highest_end, offset, bucket))
 
     @property
-    def next_horizon(self) -> int:
+    def oldest_window_end(self) -> int:
         """Rows due before this time hold the oldest reference; 0 if there is none."""
-        return self._pins[0].horizon if self._pins else 0
+        return self._references[0].window_end if self._references else 0
 
-    def release(self, needed: int) -> list[Bucket]:
+    def release_before(self, needed: int) -> list[Bucket]:
         """Release references, given that no row in memory is due before `needed`.
 
         Return the unreferenced buckets.
         """
         found = []
-        while self._pins and self._pins[0].horizon <= needed:
-            pin = self._pins.popleft()
+        while self._references and self._references[0].window_end <= needed:
+            pin = self._references.popleft()
             if pin.bucket is not None:
                 found.append(pin.bucket)
             if pin.offset is not None:
@@ -568,84 +619,84 @@ class Pins:
         return found
 
 
-class Found(NamedTuple):
+class ReloadedRows(NamedTuple):
     """Reloaded rows. `more`: the turn from which on there are more; None: these are all."""
 
-    part: Part
+    rows: RowColumns
     more: Turn | None
 
 
-class Reloading:
+class QueueReloader:
     """Reloads the rows that a target queue has dropped.
 
     Reads buckets and arrivals, a bounded number of rows at a time. One queue at a time.
     """
 
-    def __init__(self, lines: Lines, buckets: Buckets, gatherer: Gatherer) -> None:
-        self._lines, self._buckets, self._gatherer = lines, buckets, gatherer
-        self._line: Line | None = None
+    def __init__(self, target_queues: TargetQueues, buckets: BucketStore, loader: BucketLoader) -> None:
+        self._target_queues, self._buckets, self._loader = target_queues, buckets, loader
+        self._queue: TargetQueue | None = None
         self._ticket = 0
 
     @property
-    def wanted(self) -> bool:
+    def has_work(self) -> bool:
         """Whether a queue has rows only on disk and could send them."""
-        return self._lines.wanting() is not None
+        return self._target_queues.next_to_reload() is not None
 
-    def begin(
-        self, from_offset: int, to_offset: int, front: Turn, pending: Pending
-    ) -> Callable[[], Found | None]:
+    def start(
+        self, from_offset: int, to_offset: int, front: Turn, pending: PendingFilter
+    ) -> Callable[[], ReloadedRows | None]:
         """Return work for a worker: find rows of the next queue with turns below `front`.
 
         Higher turns were not popped from the wheel yet.
         """
-        self._line = queue = self._lines.wanting()
-        if queue is None or queue.behind is None:
+        self._queue = queue = self._target_queues.next_to_reload()
+        if queue is None or queue.on_disk_from is None:
             return lambda: None
-        self._ticket = queue.reload()
-        return partial(self._find, queue.key, queue.behind, from_offset, to_offset, front, pending)
+        self._ticket = queue.begin_reload()
+        return partial(self._find, queue.key, queue.on_disk_from, from_offset, to_offset, front, pending)
 
     def _find(
-        self, key: int, after: Turn, from_offset: int, to_offset: int, front: Turn, pending: Pending
-    ) -> Found:
+        self, key: int, after: Turn, from_offset: int, to_offset: int, front: Turn, pending: PendingFilter
+    ) -> ReloadedRows:
         """Read buckets until there are enough rows, then the arrivals of the same time range."""
-        found: list[Near] = []
+        found: list[WheelRows] = []
         high = front.due + 1
         count, covered = 0, high
-        for bucket in self._buckets.leaves:
+        for bucket in self._buckets.live_buckets:
             if bucket.span.end <= after.due or bucket.span.start >= high:
                 continue
-            area = Area(after.due, high, [bucket], 0, 0)
-            found += self._gatherer.near(area, pending, (key,))
+            area = LoadRange(after.due, high, [bucket], 0, 0)
+            found += self._loader.load(area, pending, (key,))
             count = sum([len(rows.dues) for rows in found])
-            if count >= ROWS_MAX:
+            if count >= QUEUE_ROWS_MAX:
                 covered = min(high, bucket.span.end)
                 break
-        found += self._gatherer.near(Area(after.due, covered, [], from_offset, to_offset), pending, (key,))
-        part, more = in_order(found, after, front, ROWS_MAX)
+        found += self._loader.load(LoadRange(after.due, covered, [], from_offset, to_offset), pending, (key,))
+        part, more = merge_rows(found, after, front, QUEUE_ROWS_MAX)
         if more is None and covered < high:
             more = Turn(covered, 0)
-        return Found(part, more)
+        return ReloadedRows(part, more)
 
-    def end(self, found: Found | None, error: BaseException | None) -> None:
+    def finish(self, found: ReloadedRows | None, error: BaseException | None) -> None:
         """Pass the rows to the queue. After an error the queue pauses."""
-        queue, self._line = self._line, None
+        queue, self._queue = self._queue, None
         if queue is None:
             return
         if found is None:
-            queue.reloaded(self._ticket, None, None)
-            queue.hold(FLOW_PAUSE_SECONDS)
+            queue.end_reload(self._ticket, None, None)
+            queue.pause(RETRY_SECONDS)
         else:
-            queue.reloaded(self._ticket, *found)
+            queue.end_reload(self._ticket, *found)
 
 
-UNTOLD: Final = (
+QUERIES_UNAVAILABLE: Final = (
     "Pending messages cannot be listed or counted, because the disk failed under the buckets of delayed messages."
     " Repair the disk, then start the broker again."
 )
 """Lists and counts need all arrivals in buckets, which are not writable any more."""
 
 
-class Unspilled:
+class UnspilledArrivals:
     """Arrivals that are in no bucket: their lowest due time, pending or not, and their age.
 
     `lows`: the lowest due time of these, and of a running spill. `since`: the broker time of the first of them.
@@ -654,25 +705,25 @@ class Unspilled:
     def __init__(self) -> None:
         self.low: int | None = None
         self.since: int | None = None
-        self._going: tuple[int | None, int | None] = (None, None)
+        self._spilling: tuple[int | None, int | None] = (None, None)
 
-    def landed(self, low: int | None, now_ms: int) -> None:
+    def add(self, low: int | None, now_ms: int) -> None:
         """Add arrivals; `low` is None if they have no messages."""
         self.low = min([each for each in (low, self.low) if each is not None], default=None)
         self.since = self.since or now_ms
 
     @property
     def lows(self) -> list[int]:
-        return [low for low in (self.low, self._going[0]) if low is not None]
+        return [low for low in (self.low, self._spilling[0]) if low is not None]
 
     def begin_spill(self) -> None:
         """Start a spill of all arrivals; later ones are counted separately."""
-        self._going = self.low, self.since
+        self._spilling = self.low, self.since
         self.low = self.since = None
 
     def end_spill(self, done: bool) -> None:
         """End a spill; if it failed, count its arrivals again."""
-        (low, since), self._going = self._going, (None, None)
+        (low, since), self._spilling = self._spilling, (None, None)
         if not done:
-            self.landed(low, since or 0)
+            self.add(low, since or 0)
             self.since = since

@@ -19,104 +19,116 @@ from journal.errors import BelowStart
 from journal.record.batch import Source
 from journal.record.block_trailer import SOURCE_DELAY
 from journal.record.format import SEQUENCE_BITS, SEQUENCE_MASK
-from tfmq.apply_target import Append, Destination, Mark
-from tfmq.delay.arrivals.state import Cancelled
-from tfmq.delay.due_time import BrokerTime
-from tfmq.delay.flow_control import SLICE_BYTES, Pacing, Patience, Settling, Written
-from tfmq.delay.record_reader import Fetched, Fetching, Supply
-from tfmq.delay.requests import Run, Timers, Turn
-from tfmq.delay.rows import NO_PART, Part, Rows, Slice, Targets, join, no_part
-from tfmq.delay.timing_wheel import ABSOLUTE, TARGET_SHIFT, Entries
+from tfmq.apply_target import Append, AppendResult, ApplyTarget
+from tfmq.delay.arrivals.state import CancelledMessages
+from tfmq.delay.due_time import BrokerClock
+from tfmq.delay.flow_control import SLICE_BYTES_MAX, FlowControl, FlushTracker, RetryTimer, WrittenAppend
+from tfmq.delay.record_reader import FetchedRecords, ReadAhead, RecordReader
+from tfmq.delay.requests import Timers, Turn, WorkerRunner
+from tfmq.delay.rows import (
+    NO_ROWS,
+    JoinedRecords,
+    RowColumns,
+    RowQueue,
+    TargetIds,
+    empty_row_columns,
+    join_records,
+)
+from tfmq.delay.timing_wheel import ABSOLUTE, TARGET_SHIFT, WheelEntries
 from tfmq.errors import UNKNOWN, DiskFull, StorageStopped, UnknownTopic
 
 logger = logging.getLogger("tfmq.delay")
 
-ROWS_MAX: Final = 65_536
+QUEUE_ROWS_MAX: Final = 65_536
 """Maximum rows of a queue in memory (1.6 MiB) while they cannot be sent."""
-READ_ROWS: Final = 4096
+READ_ROWS_MAX: Final = 4096
 """Maximum rows of one read."""
 RECORD_BYTES_FIRST: Final = 1024
 """Assumed record size before the first read, so that a first read of large records is small."""
 
 
-class Line:
+class TargetQueue:
     """The due messages of one target.
 
     `blocked_reason`: why the target rejects messages, "" if it does not.
     """
 
-    def __init__(self, key: int, topic: str, lines: Lines) -> None:
+    def __init__(self, key: int, topic: str, owner: TargetQueues) -> None:
         self.key, self.topic = key, topic
-        self.parked = ""
-        self._behind: Turn | None = None
+        self.blocked_reason = ""
+        self._on_disk_from: Turn | None = None
         self.reloading = False
-        self._cut: Turn | None = None
+        self._reload_end: Turn | None = None
         """During a reload: messages from this turn on arrived meanwhile and were not kept."""
-        self._count = LineCount()
-        self._loads = 0
+        self._count = WaitingCount()
+        self._reload_ticket = 0
         self.busy = False
-        self.rows = Rows()
-        self._lines = lines
-        self.settling = Settling(lines.applied(key))
-        self._doubt = self._applied()
+        self.rows = RowQueue()
+        self._owner = owner
+        self.flush_tracker = FlushTracker(owner.applied_turn(key))
+        self._uncertain_to = self._applied()
         """The target may or may not have the messages up to here.
 
         It stopped, or failed during a write.
         """
-        self._known, self._life = False, 0
+        self._target_checked, self._generation = False, 0
         """Increased to invalidate the running read or append."""
-        self._flight: Turn | None = None
+        self._in_flight_to: Turn | None = None
         """Messages up to this turn are being read or written."""
         self._resumptions = 0
         self._record_bytes = RECORD_BYTES_FIRST
-        self._forcing = False
-        self._supply = Supply(lines.fetching, lines.run)
-        self._patience = Patience(lines.timers, lambda: lines.ready(self))
+        self._fsync_requested = False
+        self._read_ahead = ReadAhead(owner.record_reader, owner.run)
+        self._retry_timer = RetryTimer(owner.timers, lambda: owner.mark_ready(self))
 
     def _applied(self) -> Turn | None:
-        applied = self._lines.destination.applied(self.key, self._lines.source)
+        applied = self._owner.destination.last_applied(self.key, self._owner.source)
         return None if applied is None else Turn(*applied)
 
     # State
 
     @property
-    def behind(self) -> Turn | None:
+    def on_disk_from(self) -> Turn | None:
         """Turn from which on messages that are not in `rows` are only on disk.
 
         None: all are in memory.
         """
-        return self._behind
+        return self._on_disk_from
 
-    @behind.setter
-    def behind(self, turn: Turn | None) -> None:
-        self._behind = turn
-        self._lines.note_behind(self)
+    @on_disk_from.setter
+    def on_disk_from(self, turn: Turn | None) -> None:
+        self._on_disk_from = turn
+        self._owner.update_on_disk(self)
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether nothing is pending or running, and all that fired is durable."""
-        return not (len(self.rows) or self.busy or self.behind or len(self.settling))
+        return not (len(self.rows) or self.busy or self.on_disk_from or len(self.flush_tracker))
 
     @property
-    def due_first(self) -> int | None:
+    def lowest_due(self) -> int | None:
         """Lower bound of the due times that are not fired or not durable; None if there are none."""
-        dues = [due for due in (self.settling.first_due, self.behind and self.behind.due) if due is not None]
+        dues = [
+            due
+            for due in (self.flush_tracker.first_due, self.on_disk_from and self.on_disk_from.due)
+            if due is not None
+        ]
         if len(self.rows):
-            dues.append(self.rows.first().due)
+            dues.append(self.rows.first_turn().due)
         return min(dues, default=None)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: RowColumns) -> None:
         """Add due messages; their turns are higher than all earlier ones."""
-        count, limit = len(part.numbers), self._cut if self.reloading else self.behind
-        full = len(self.rows) + count > ROWS_MAX and (self.parked or self.reloading)
+        count, limit = len(part.numbers), self._reload_end if self.reloading else self.on_disk_from
+        full = len(self.rows) + count > QUEUE_ROWS_MAX and (self.blocked_reason or self.reloading)
         if limit is None and not full:
-            self.rows.add(part)
+            self.rows.append(part)
             return
-        self._count.skip(count, self.reloading)
+        self._count.add_on_disk(count, self.reloading)
         if limit is None and self.reloading:
-            self._cut = part.turn(0)
+            self._reload_end = part.turn(0)
         elif limit is None:
-            self.behind = part.turn(0)
+            self.on_disk_from = part.turn(0)
 
     @property
     def waiting(self) -> int:
@@ -124,302 +136,321 @@ class Line:
 
         Those only on disk are included.
         """
-        return self._count.waiting(self.rows) + self.settling.count
+        return self._count.waiting(self.rows) + self.flush_tracker.count
 
-    def left(self, turn: Turn) -> None:
+    def remove_message(self, turn: Turn) -> None:
         """Stop counting a message that was cancelled or rescheduled."""
-        self._count.left(turn, self.rows, self._cut, self.behind)
+        self._count.remove_message(turn, self.rows, self._reload_end, self.on_disk_from)
 
-    def forget(self) -> None:
+    def drop_rows(self) -> None:
         """Drop the rows from memory; they are on disk."""
         if len(self.rows):
-            self._count.give_up(self.rows)
-            first = self.rows.first()
-            self.behind = first if self.behind is None else min(first, self.behind)
+            self._count.move_to_disk(self.rows)
+            first = self.rows.first_turn()
+            self.on_disk_from = first if self.on_disk_from is None else min(first, self.on_disk_from)
             self.rows.clear()
-            self._supply.clear()
+            self._read_ahead.clear()
             # A running reload ends before messages that arrived later: they are reloaded, too.
-            self._cut, self.reloading = None, False
-            self._life += 1
+            self._reload_end, self.reloading = None, False
+            self._generation += 1
 
     @property
-    def wants_rows(self) -> bool:
+    def wants_reload(self) -> bool:
         """Whether rows are only on disk and could be sent after a reload."""
-        waits = self.busy or self.reloading or self._patience.waits
-        return self.behind is not None and not waits and not len(self.rows)
+        waits = self.busy or self.reloading or self._retry_timer.is_waiting
+        return self.on_disk_from is not None and not waits and not len(self.rows)
 
-    def reload(self) -> int:
+    def begin_reload(self) -> int:
         """Start a reload of the rows from `on_disk_from` up to now.
 
         Return a ticket for `end_reload`.
         """
-        self.reloading, self._loads = True, self._loads + 1
-        return self._loads
+        self.reloading, self._reload_ticket = True, self._reload_ticket + 1
+        return self._reload_ticket
 
-    def reloaded(self, ticket: int, part: Part | None, next_turn: Turn | None) -> None:
+    def end_reload(self, ticket: int, part: RowColumns | None, next_turn: Turn | None) -> None:
         """End a reload.
 
         `part`: the rows, None after a failure; `next_turn`: there are more from this turn on.
         """
-        if not self.reloading or ticket != self._loads:
+        if not self.reloading or ticket != self._reload_ticket:
             return
         self.reloading = False
         if part is None:
-            self._count.give_up(self.rows)
+            self._count.move_to_disk(self.rows)
             self.rows.clear()
-            self._cut = None
+            self._reload_end = None
             return
         waited = self._count.waiting(self.rows)
-        later, self.rows = self.rows, Rows()
-        cut, self._cut = self._cut, None
-        self.rows.add(part)
-        self.behind = next_turn
+        later, self.rows = self.rows, RowQueue()
+        cut, self._reload_end = self._reload_end, None
+        self.rows.append(part)
+        self.on_disk_from = next_turn
         if next_turn is None:
-            self.rows.add(later.head(len(later)))
-            self.behind = cut
-        dead = dead_in(self.rows, self._lines.cancelled, self._lines.blocked)
-        self._count.load(waited, self.rows, dead, next_turn is None)
-        self._known = False
-        self._lines.ready(self)
+            self.rows.append(later.head(len(later)))
+            self.on_disk_from = cut
+        dead = count_dead(self.rows, self._owner.cancelled, self._owner.locked)
+        self._count.set_rows(waited, self.rows, dead, next_turn is None)
+        self._target_checked = False
+        self._owner.mark_ready(self)
 
-    def fires(self, turn: Turn) -> bool:
+    def is_firing(self, turn: Turn) -> bool:
         """Return whether the message is being sent, or is written and not known to be durable."""
-        if self._flight is not None and turn <= self._flight:
+        if self._in_flight_to is not None and turn <= self._in_flight_to:
             return True
-        if self._doubt is not None and turn <= self._doubt and not self.settling.settled(turn):
+        if (
+            self._uncertain_to is not None
+            and turn <= self._uncertain_to
+            and not self.flush_tracker.is_durable(turn)
+        ):
             return True
-        last = self.settling.last
-        return last is not None and turn <= last.last and not self.settling.settled(turn)
+        last = self.flush_tracker.last_append
+        return last is not None and turn <= last.last and not self.flush_tracker.is_durable(turn)
 
     # Sending
 
-    def pump(self) -> None:
+    def send_next(self) -> None:
         """Send the next append, unless one is running or the rows before it are being reloaded."""
-        while len(self.rows) and not self.busy and not self.reloading and not self._patience.waits:
-            if not self._known and not self._look():
+        while len(self.rows) and not self.busy and not self.reloading and not self._retry_timer.is_waiting:
+            if not self._target_checked and not self._check_target():
                 continue
-            count = min(self._lines.pacing.rows_left, READ_ROWS, 1 + SLICE_BYTES // self._record_bytes)
+            count = min(
+                self._owner.flow_control.rows_left, READ_ROWS_MAX, 1 + SLICE_BYTES_MAX // self._record_bytes
+            )
             if not count:
-                self._lines.next_turn(self)
+                self._owner.continue_next_turn(self)
                 return
-            found = ready(self.rows.head(count), self._lines, self._lines.doubtful.get(self.key))
+            found = fireable_rows(
+                self.rows.head(count), self._owner, self._owner.uncertain_targets.get(self.key)
+            )
             if found.cancelled:
-                self.rows.drop(found.cancelled)
-                self._count.drop(found.cancelled)
+                self.rows.drop_head(found.cancelled)
+                self._count.drop_dead(found.cancelled)
             elif len(found.early.numbers):
-                self._lines.early(self, *found[2:])
+                self._owner.handle_early(self, *found[2:])
                 return
             elif not len(found.part.numbers):
                 return
             else:
                 self._fetch(found.part)
         if not len(self.rows) and not self.busy:
-            self._lines.rested(self)
+            self._owner.remove_if_empty(self)
 
-    def _look(self) -> bool:
+    def _check_target(self) -> bool:
         """Check the target: drop what it has applied.
 
         Return whether there is something left to send.
         """
-        if self._lines.destination.name(self.key) is None:
-            self.drop()
+        if self._owner.destination.display_name(self.key) is None:
+            self.drop_all()
             return False
-        stopped = self._lines.stop_of(self.key)
+        stopped = self._owner.stop_reason(self.key)
         if stopped is not None:
-            self._park(stopped)
-            self.settling.wake()
+            self._block(stopped)
+            self.flush_tracker.wake_all()
             return False
         applied = self._applied()
-        self._known, self._doubt = True, None
+        self._target_checked, self._uncertain_to = True, None
         if applied is not None:
             self.rows.drop_through(applied)
         return bool(len(self.rows))
 
-    def _fetch(self, part: Part) -> None:
-        self.busy, self._flight = True, part.turn(len(part.numbers) - 1)
-        self._supply.fetch(part, self.rows, self._record_bytes, partial(self._fetched, part, self._life))
+    def _fetch(self, part: RowColumns) -> None:
+        self.busy, self._in_flight_to = True, part.turn(len(part.numbers) - 1)
+        self._read_ahead.fetch(
+            part, self.rows, self._record_bytes, partial(self._fetched, part, self._generation)
+        )
 
-    def _fetched(self, part: Part, life: int, found: Fetched | None, error: BaseException | None) -> None:
+    def _fetched(
+        self, part: RowColumns, life: int, found: FetchedRecords | None, error: BaseException | None
+    ) -> None:
         self.busy = False
-        if life != self._life or self._lines.stopping:
-            self._landed()
+        if life != self._generation or self._owner.stopping:
+            self._operation_ended()
             return
         if isinstance(error, BelowStart | KeyError):
             # Everything in that file was moved to other files since: reload.
-            self.forget()
-            self._landed()
+            self.drop_rows()
+            self._operation_ended()
             return
         if found is None:
-            self._failed(error or RuntimeError("a read ended without a result"))
+            self._operation_failed(error or RuntimeError("a read ended without a result"))
             return
-        limit = min(SLICE_BYTES, self._lines.destination.slice_bytes(self.key))
-        piece = join(found.records, self.key, limit)
+        limit = min(SLICE_BYTES_MAX, self._owner.destination.append_bytes_max(self.key))
+        piece = join_records(found.records, self.key, limit)
         if piece.damaged:
             text = "%d delayed messages for %s cannot be read and are left out, due %d to %d"
             dues = part.dues[0], part.dues[piece.rows - 1]
-            logger.error(text, piece.damaged, self._lines.name(self.key), *dues)
-            self._lines.damaged += piece.damaged
+            logger.error(text, piece.damaged, self._owner.name(self.key), *dues)
+            self._owner.damaged += piece.damaged
         if not piece.batches:
-            self.rows.drop(piece.rows)
-            self._landed()
+            self.rows.drop_head(piece.rows)
+            self._operation_ended()
             return
         self._record_bytes = max(1, piece.size_bytes // piece.rows)
-        self._send(part.cut(piece.rows), piece)
+        self._send(part.head(piece.rows), piece)
 
-    def _send(self, part: Part, piece: Slice) -> None:
-        pacing = self._lines.pacing
-        self.busy, self._flight = True, part.turn(len(part.numbers) - 1)
-        if not pacing.fits(piece.size_bytes):
-            pacing.wait(piece.size_bytes, partial(self._send_again, part, piece, self._life))
+    def _send(self, part: RowColumns, piece: JoinedRecords) -> None:
+        pacing = self._owner.flow_control
+        self.busy, self._in_flight_to = True, part.turn(len(part.numbers) - 1)
+        if not pacing.may_write(piece.size_bytes):
+            pacing.wait_for_room(piece.size_bytes, partial(self._send_again, part, piece, self._generation))
             return
-        pacing.take(piece.size_bytes)
-        pacing.spend(piece.rows, piece.size_bytes)
-        source = Source(SOURCE_DELAY, self._lines.source[1], *self._flight)
+        pacing.reserve(piece.size_bytes)
+        pacing.count_written(piece.rows, piece.size_bytes)
+        source = Source(SOURCE_DELAY, self._owner.source[1], *self._in_flight_to)
         incarnation, number = self.key >> SEQUENCE_BITS, self.key & SEQUENCE_MASK
         effect = Append(self.topic, incarnation, number, piece.batches, source)
-        self._lines.destination.apply(effect, partial(self._written, part, piece.size_bytes, self._life))
+        self._owner.destination.apply(
+            effect, partial(self._written, part, piece.size_bytes, self._generation)
+        )
 
-    def _send_again(self, part: Part, piece: Slice, life: int) -> None:
+    def _send_again(self, part: RowColumns, piece: JoinedRecords, life: int) -> None:
         """Retry an append for which the in-flight limit has room now."""
-        if life != self._life or self._lines.stopping:
-            self._landed()
+        if life != self._generation or self._owner.stopping:
+            self._operation_ended()
         else:
             self._send(part, piece)
 
     # Results
 
-    def _landed(self) -> None:
+    def _operation_ended(self) -> None:
         """End an operation without an append."""
-        self.busy, self._flight = False, None
-        self.settling.wake()
-        self._lines.ready(self)
+        self.busy, self._in_flight_to = False, None
+        self.flush_tracker.wake_all()
+        self._owner.mark_ready(self)
 
     def _written(
-        self, part: Part, size_bytes: int, life: int, mark: Mark | None, error: BaseException | None
+        self,
+        part: RowColumns,
+        size_bytes: int,
+        life: int,
+        mark: AppendResult | None,
+        error: BaseException | None,
     ) -> None:
         self.busy = False
         if mark is None:
-            self._lines.pacing.give(size_bytes)
-            if life == self._life:
-                self._failed(error or RuntimeError("an effect ended without a mark"))
+            self._owner.flow_control.release(size_bytes)
+            if life == self._generation:
+                self._operation_failed(error or RuntimeError("an effect ended without a mark"))
             else:
-                self._landed()
+                self._operation_ended()
             return
-        self._flight = None
+        self._in_flight_to = None
         last = part.turn(len(part.numbers) - 1)
-        self.settling.add(Written(mark, part.dues[0], last, size_bytes, len(part.numbers)))
-        if life == self._life:
-            self.rows.drop(len(part.numbers))
-            if self.behind is not None and self.behind <= last:
-                self.behind = Turn(last.due, last.number + 1)
-        if self.parked:
-            logger.info("%s accepts delayed messages again", self._lines.name(self.key))
-            self.parked = ""
-            self._patience.renew()
-        self._lines.fired(self, part)
-        self._force()
-        self._lines.ready(self)
+        self.flush_tracker.add(WrittenAppend(mark, part.dues[0], last, size_bytes, len(part.numbers)))
+        if life == self._generation:
+            self.rows.drop_head(len(part.numbers))
+            if self.on_disk_from is not None and self.on_disk_from <= last:
+                self.on_disk_from = Turn(last.due, last.number + 1)
+        if self.blocked_reason:
+            logger.info("%s accepts delayed messages again", self._owner.name(self.key))
+            self.blocked_reason = ""
+            self._retry_timer.reset()
+        self._owner.record_fired(self, part)
+        self._request_fsync()
+        self._owner.mark_ready(self)
 
-    def _force(self) -> None:
+    def _request_fsync(self) -> None:
         """Request an fsync, one at a time: later appends share the next one."""
-        last = self.settling.last
-        if last is None or self._forcing:
+        last = self.flush_tracker.last_append
+        if last is None or self._fsync_requested:
             return
-        self._forcing = True
-        self._lines.destination.when_forced(last.mark, partial(self._forced, self._resumptions))
+        self._fsync_requested = True
+        self._owner.destination.fsync_to(last.mark, partial(self._fsync_ended, self._resumptions))
 
-    def _forced(self, resumptions: int, error: BaseException | None) -> None:
+    def _fsync_ended(self, resumptions: int, error: BaseException | None) -> None:
         if resumptions != self._resumptions:
             return
-        self._forcing = False
+        self._fsync_requested = False
         if error is None:
-            self.sweep()
-            self._force()
+            self.process_durable()
+            self._request_fsync()
             return
         # The target has stopped and may lose what is not durable; `target_resumed` finds out. Release its bytes, so
         # that other queues do not wait for it.
-        self._lines.pacing.give(self.settling.give_up_room())
-        if len(self.settling) and not self.parked:
-            self._park(error)
+        self._owner.flow_control.release(self.flush_tracker.release_bytes())
+        if len(self.flush_tracker) and not self.blocked_reason:
+            self._block(error)
 
-    def sweep(self) -> None:
+    def process_durable(self) -> None:
         """Process the appends that are durable now."""
-        before = self.settling.size_bytes
-        self.settling.forced(self._lines.destination.forced)
-        self._lines.pacing.give(before - self.settling.size_bytes)
-        if not len(self.settling):
-            self._lines.rested(self)
+        before = self.flush_tracker.size_bytes
+        self.flush_tracker.pop_durable(self._owner.destination.is_durable)
+        self._owner.flow_control.release(before - self.flush_tracker.size_bytes)
+        if not len(self.flush_tracker):
+            self._owner.remove_if_empty(self)
 
-    def _failed(self, error: BaseException) -> None:
+    def _operation_failed(self, error: BaseException) -> None:
         if getattr(error, "outcome", None) == UNKNOWN:
-            self._doubt = self._flight
-        self._known, self._flight = False, None
+            self._uncertain_to = self._in_flight_to
+        self._target_checked, self._in_flight_to = False, None
         if isinstance(error, UnknownTopic):
-            self.drop()
+            self.drop_all()
         else:
-            self._park(error)
-        self.settling.wake()
+            self._block(error)
+        self.flush_tracker.wake_all()
 
-    def drop(self) -> None:
+    def drop_all(self) -> None:
         """Drop and count all messages: the target's topic is deleted."""
-        count, self._count = self._count.waiting(self.rows), LineCount()
-        if count or self.behind:
+        count, self._count = self._count.waiting(self.rows), WaitingCount()
+        if count or self.on_disk_from:
             logger.warning("%d delayed messages for the deleted topic %s are dropped", count, self.topic)
-        self._lines.dropped += count
-        self._life += 1
+        self._owner.dropped += count
+        self._generation += 1
         self.rows.clear()
-        self._supply.clear()
-        self.behind, self.parked, self.reloading = None, "", False
-        self._patience.stop()
-        self.sweep()
-        self.settling.wake()
-        self._lines.rested(self)
+        self._read_ahead.clear()
+        self.on_disk_from, self.blocked_reason, self.reloading = None, "", False
+        self._retry_timer.cancel()
+        self.process_durable()
+        self.flush_tracker.wake_all()
+        self._owner.remove_if_empty(self)
 
     # Blocked targets
 
-    def resumed(self) -> None:
+    def target_resumed(self) -> None:
         """Handle a stopped target that accepts writes again; it may have lost what was not durable."""
-        self._life += 1
-        self._supply.clear()
+        self._generation += 1
+        self._read_ahead.clear()
         self._resumptions += 1
-        self._flight, self._forcing, self._doubt = None, False, None
-        self._lines.pacing.give(self.settling.size_bytes)
+        self._in_flight_to, self._fsync_requested, self._uncertain_to = None, False, None
+        self._owner.flow_control.release(self.flush_tracker.size_bytes)
         applied = self._applied()
-        if lost := self.settling.take_back(applied):
-            self._count.give_up(self.rows, lost)
+        if lost := self.flush_tracker.reset_to(applied):
+            self._count.move_to_disk(self.rows, lost)
             # The lost messages are not in memory any more: reload everything from there on.
             first = Turn(0, 0) if applied is None else Turn(applied.due, applied.number + 1)
             self.rows.clear()
-            self.behind = first if self.behind is None else min(first, self.behind)
-            self._cut, self.reloading = None, False
-        self.look_again()
+            self.on_disk_from = first if self.on_disk_from is None else min(first, self.on_disk_from)
+            self._reload_end, self.reloading = None, False
+        self.recheck_target()
 
-    def look_again(self) -> None:
+    def recheck_target(self) -> None:
         """Check the target again at once: it may accept messages, or its topic may be deleted."""
-        self._known = False
-        self._patience.renew()
+        self._target_checked = False
+        self._retry_timer.reset()
         if not self.busy:
-            self._patience.end()
+            self._retry_timer.retry_now()
 
-    def hold(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Delay the first row."""
-        self._patience.hold(seconds)
+        self._retry_timer.pause(seconds)
 
     def close(self) -> None:
         """Cancel the retry timer."""
-        self._patience.stop()
+        self._retry_timer.cancel()
 
-    def _park(self, error: BaseException) -> None:
+    def _block(self, error: BaseException) -> None:
         reason = str(error) or type(error).__name__
-        if reason != self.parked and not self._lines.stopping:
-            logger.error("Delayed messages wait for %s: %s", self._lines.name(self.key), reason)
-        self.parked = reason
-        self._supply.clear()
-        self._patience.refused()
-        self._lines.stuck(self)
+        if reason != self.blocked_reason and not self._owner.stopping:
+            logger.error("Delayed messages wait for %s: %s", self._owner.name(self.key), reason)
+        self.blocked_reason = reason
+        self._read_ahead.clear()
+        self._retry_timer.back_off()
+        self._owner.mark_blocked(self)
 
 
-class LineCount:
+class WaitingCount:
     """Count of the messages of a queue that were not written.
 
     Rows, and messages that are only on disk.
@@ -428,49 +459,51 @@ class LineCount:
     """
 
     def __init__(self) -> None:
-        self.dead = self.behind = self.cut = 0
+        self.dead_rows = self.on_disk = self.arrived_in_reload = 0
 
-    def waiting(self, rows: Rows) -> int:
+    def waiting(self, rows: RowQueue) -> int:
         """Return the count of all messages."""
-        return max(0, len(rows) - self.dead) + self.behind + self.cut
+        return max(0, len(rows) - self.dead_rows) + self.on_disk + self.arrived_in_reload
 
-    def give_up(self, rows: Rows, lost: int = 0) -> None:
+    def move_to_disk(self, rows: RowQueue, lost: int = 0) -> None:
         """Count all rows as only on disk, and `lost` messages that were sent."""
-        self.behind = self.waiting(rows) + lost
-        self.cut = self.dead = 0
+        self.on_disk = self.waiting(rows) + lost
+        self.arrived_in_reload = self.dead_rows = 0
 
-    def skip(self, count: int, loading: bool) -> None:
+    def add_on_disk(self, count: int, loading: bool) -> None:
         """Count messages that arrived and are not kept."""
         if loading:
-            self.cut += count
+            self.arrived_in_reload += count
         else:
-            self.behind += count
+            self.on_disk += count
 
-    def drop(self, dead: int) -> None:
+    def drop_dead(self, dead: int) -> None:
         """Count dead rows that were removed."""
-        self.dead = max(0, self.dead - dead)
+        self.dead_rows = max(0, self.dead_rows - dead)
 
-    def left(self, turn: Turn, rows: Rows, cut: Turn | None, behind: Turn | None) -> None:
+    def remove_message(
+        self, turn: Turn, rows: RowQueue, reload_end: Turn | None, on_disk_from: Turn | None
+    ) -> None:
         """Stop counting a message; from `reload_end` or `on_disk_from` on it may be only on disk."""
-        if rows.holds(turn):
-            self.dead += 1
-        elif cut is not None and turn >= cut:
-            self.cut = max(0, self.cut - 1)
-        elif behind is not None and turn >= behind:
-            self.behind = max(0, self.behind - 1)
+        if rows.contains(turn):
+            self.dead_rows += 1
+        elif reload_end is not None and turn >= reload_end:
+            self.arrived_in_reload = max(0, self.arrived_in_reload - 1)
+        elif on_disk_from is not None and turn >= on_disk_from:
+            self.on_disk = max(0, self.on_disk - 1)
 
-    def load(self, waited: int, rows: Rows, dead: int, is_all: bool) -> None:
+    def set_rows(self, waited: int, rows: RowQueue, dead: int, is_all: bool) -> None:
         """Set the rows after a reload; `dead` of them are dead.
 
         `waited`: the count before the reload.
         `is_all`: no message that arrived before the reload is missing.
         """
-        self.dead = dead
-        self.behind = self.cut if is_all else max(0, waited - len(rows) + dead)
-        self.cut = 0
+        self.dead_rows = dead
+        self.on_disk = self.arrived_in_reload if is_all else max(0, waited - len(rows) + dead)
+        self.arrived_in_reload = 0
 
 
-def dead_in(rows: Rows, cancelled: Cancelled, unsure: Collection[tuple[int, int]]) -> int:
+def count_dead(rows: RowQueue, cancelled: CancelledMessages, unsure: Collection[tuple[int, int]]) -> int:
     """Return how many of the rows have a durable cancel."""
     part = rows.head(len(rows))
     if not len(rows) or not cancelled.any_between(part.dues[0], part.dues[-1]):
@@ -482,74 +515,74 @@ def dead_in(rows: Rows, cancelled: Cancelled, unsure: Collection[tuple[int, int]
 # Which of the first rows of a queue may fire.
 
 
-class Ready(NamedTuple):
+class FireableRows(NamedTuple):
     """Which rows may fire.
 
     `part`: rows that may fire; none if the first must wait. `cancelled`: how many rows at the head are cancelled.
     `early`: rows, the first one included, that would fire too early by the wall clock; `early_ms`: by how much.
     """
 
-    part: Part
+    part: RowColumns
     cancelled: int = 0
-    early: Part = NO_PART
+    early: RowColumns = NO_ROWS
     early_ms: Sequence[int] = ()
 
 
-def ready(part: Part, lines: Lines, doubtful: int | None = None) -> Ready:
+def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | None = None) -> FireableRows:
     """Return the first rows that may fire, up to one that is cancelled, locked or too early.
 
     `part` has at least one row. Rows due at `uncertain_from` or later must wait.
     """
-    if doubtful is not None and part.dues[-1] >= doubtful:
-        part = part.cut(bisect_left(part.dues, doubtful))
+    if uncertain_from is not None and part.dues[-1] >= uncertain_from:
+        part = part.head(bisect_left(part.dues, uncertain_from))
         if not len(part.numbers):
-            return Ready(part)
-    if lines.blocked:
+            return FireableRows(part)
+    if queues.locked:
         for index in range(len(part.numbers)):
-            if part.turn(index) in lines.blocked:
-                part = part.cut(index)
+            if part.turn(index) in queues.locked:
+                part = part.head(index)
                 break
         if not len(part.numbers):
-            return Ready(part)
-    if lines.cancelled.any_between(part.dues[0], part.dues[-1]):
-        gone = [turn in lines.cancelled for turn in zip(part.dues, part.numbers, strict=True)]
+            return FireableRows(part)
+    if queues.cancelled.any_between(part.dues[0], part.dues[-1]):
+        gone = [turn in queues.cancelled for turn in zip(part.dues, part.numbers, strict=True)]
         if gone[0]:
-            return Ready(part, gone.index(False) if False in gone else len(gone))
+            return FireableRows(part, gone.index(False) if False in gone else len(gone))
         if True in gone:
-            part = part.cut(gone.index(True))
-    if any(part.flags) and not lines.time.steady:
-        return _until_early(part, lines)
-    return Ready(part)
+            part = part.head(gone.index(True))
+    if any(part.flags) and not queues.broker_clock.is_steady:
+        return _rows_until_early(part, queues)
+    return FireableRows(part)
 
 
-def _until_early(part: Part, lines: Lines) -> Ready:
+def _rows_until_early(part: RowColumns, queues: TargetQueues) -> FireableRows:
     columns = zip(part.dues, part.numbers, part.flags, strict=True)
-    early = [lines.time.early_ms(due, number) if flag else 0 for due, number, flag in columns]
+    early = [queues.broker_clock.early_ms(due, number) if flag else 0 for due, number, flag in columns]
     first = next((index for index, each in enumerate(early) if each), None)
     if first is None:
-        return Ready(part)
+        return FireableRows(part)
     if first:
-        return Ready(part.cut(first))
-    waits = no_part()
+        return FireableRows(part.head(first))
+    waits = empty_row_columns()
     for index, each in enumerate(early):
         if each:
             waits.dues.append(part.dues[index])
             waits.numbers.append(part.numbers[index])
             waits.locators.append(part.locators[index])
             waits.flags.append(part.flags[index])
-    return Ready(part, 0, waits, [each for each in early if each])
+    return FireableRows(part, 0, waits, [each for each in early if each])
 
 
-STUCK_ROWS_MAX: Final = 524_288
+BLOCKED_ROWS_MAX: Final = 524_288
 """Maximum rows of all blocked queues, 13 MB. With more, the largest queue drops its rows."""
 EARLY_MS_MAX: Final = 50
 """Up to this lag of the wall clock the queue waits; with more, the message is rescheduled."""
 
-Postpone = Callable[[Line, Part], None]
+Postpone = Callable[[TargetQueue, RowColumns], None]
 """postpone(queue, rows): reschedule messages that are not due yet by the wall clock."""
 
 
-class Lines:
+class TargetQueues:
     """All target queues.
 
     Dispatches due messages to them, runs them in turns, limits their memory. The attributes are shared by the queues.
@@ -560,24 +593,24 @@ class Lines:
         self,
         store_id: int,
         *,
-        destination: Destination,
+        destination: ApplyTarget,
         timers: Timers,
-        run: Run,
-        time: BrokerTime,
-        targets: Targets,
-        fetching: Fetching,
-        cancelled: Callable[[], Cancelled],
+        run: WorkerRunner,
+        broker_clock: BrokerClock,
+        targets: TargetIds,
+        record_reader: RecordReader,
+        cancelled: Callable[[], CancelledMessages],
         doubtful: Mapping[int, int],
         postpone: Postpone,
     ) -> None:
         self.source = (SOURCE_DELAY, store_id)
-        self.destination, self.timers, self.run, self.time = destination, timers, run, time
-        self.fetching = fetching
-        self.pacing = Pacing()
-        self.lateness = Lateness()
-        self.doubtful = doubtful
+        self.destination, self.timers, self.run, self.broker_clock = destination, timers, run, broker_clock
+        self.record_reader = record_reader
+        self.flow_control = FlowControl()
+        self.lateness = LatenessHistogram()
+        self.uncertain_targets = doubtful
         """Targets for which nothing fires from a due time on: log id -> due time."""
-        self.blocked: set[Turn] = set()
+        self.locked: set[Turn] = set()
         self.dropped = 0
         """Messages with a deleted topic."""
         self.damaged = 0
@@ -585,86 +618,86 @@ class Lines:
         self.fired_count = 0
         self.stopping = False
         self._targets, self._cancelled, self._postpone = targets, cancelled, postpone
-        self._lines: dict[int, Line] = {}
-        self._due: dict[Line, None] = {}
-        self._behind: dict[Line, None] = {}
-        self._next_turn: dict[Line, None] = {}
-        self._has_stuck = False
+        self._queues: dict[int, TargetQueue] = {}
+        self._ready_queues: dict[TargetQueue, None] = {}
+        self._queues_on_disk: dict[TargetQueue, None] = {}
+        self._next_turn: dict[TargetQueue, None] = {}
+        self._check_blocked = False
 
     @property
-    def cancelled(self) -> Cancelled:
+    def cancelled(self) -> CancelledMessages:
         """The cancelled messages, from the current state of the arrival log."""
         return self._cancelled()
 
     @property
-    def queued(self) -> int:
+    def row_count(self) -> int:
         """Rows in memory."""
-        return sum([len(queue.rows) for queue in self._lines.values()])
+        return sum([len(queue.rows) for queue in self._queues.values()])
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Messages of all queues that are not durable in their targets."""
-        return sum([queue.waiting for queue in self._lines.values()])
+        return sum([queue.waiting for queue in self._queues.values()])
 
     @property
-    def moving(self) -> int:
+    def fireable_count(self) -> int:
         """Rows in memory of queues that are not blocked."""
-        return sum([len(queue.rows) for queue in self._lines.values() if not queue.parked])
+        return sum([len(queue.rows) for queue in self._queues.values() if not queue.blocked_reason])
 
     @property
-    def due_first(self) -> int | None:
+    def lowest_due(self) -> int | None:
         """Lower bound of the due times in the queues that are not fired or not durable."""
-        dues = [due for queue in self._lines.values() if (due := queue.due_first) is not None]
+        dues = [due for queue in self._queues.values() if (due := queue.lowest_due) is not None]
         return min(dues, default=None)
 
     @property
-    def rows_first(self) -> int | None:
+    def lowest_row_due(self) -> int | None:
         """Lower bound of the due times of rows in memory; None if there are none."""
         return min(
-            (queue.rows.first().due for queue in self._lines.values() if len(queue.rows)), default=None
+            (queue.rows.first_turn().due for queue in self._queues.values() if len(queue.rows)), default=None
         )
 
     @property
-    def behind_count(self) -> int:
+    def on_disk_count(self) -> int:
         """Number of queues with rows that are only on disk."""
-        return len(self._behind)
+        return len(self._queues_on_disk)
 
-    def note_behind(self, line: Line) -> None:
+    def update_on_disk(self, queue: TargetQueue) -> None:
         """Update whether the queue has rows that are only on disk."""
-        if line.behind is None:
-            self._behind.pop(line, None)
+        if queue.on_disk_from is None:
+            self._queues_on_disk.pop(queue, None)
         else:
-            self._behind[line] = None
+            self._queues_on_disk[queue] = None
 
-    def wanting(self) -> Line | None:
+    def next_to_reload(self) -> TargetQueue | None:
         """Return a queue that should be reloaded, if any."""
-        return next((queue for queue in self._behind if queue.wants_rows), None)
+        return next((queue for queue in self._queues_on_disk if queue.wants_reload), None)
 
-    def get(self, key: int) -> Line | None:
+    def get(self, key: int) -> TargetQueue | None:
         """Return the queue of a target, None if it has none."""
-        return self._lines.get(key)
+        return self._queues.get(key)
 
-    def all(self) -> list[Line]:
+    def all(self) -> list[TargetQueue]:
         """Return all queues."""
-        return list(self._lines.values())
+        return list(self._queues.values())
 
-    def settled(self, key: int) -> Turn | None:
+    def durable_turn(self, key: int) -> Turn | None:
         """Return the turn up to which a target has everything durable. Any thread."""
-        queue = self._lines.get(key)
-        return self.applied(key) if queue is None else queue.settling.through
+        queue = self._queues.get(key)
+        return self.applied_turn(key) if queue is None else queue.flush_tracker.durable_through
 
-    def applied(self, key: int) -> Turn | None:
+    def applied_turn(self, key: int) -> Turn | None:
         """Return the highest turn that is durable in a target. Any thread."""
-        settled = self.destination.settled(key, self.source)
+        settled = self.destination.last_durable(key, self.source)
         return None if settled is None else Turn(*settled)
 
-    def stop_of(self, key: int) -> StorageStopped | None:
+    def stop_reason(self, key: int) -> StorageStopped | None:
         """Return why a target rejects writes until it is resumed.
 
         None: it accepts writes, or its topic is deleted, or its disk is full. Any thread.
         """
         try:
-            self.destination.check(key, 0)
+            self.destination.check_space(key, 0)
         except StorageStopped as error:
             return error
         except (DiskFull, UnknownTopic):
@@ -673,11 +706,11 @@ class Lines:
 
     def name(self, key: int) -> str:
         """Return the name of a target for log messages."""
-        return self.destination.name(key) or "a deleted topic"
+        return self.destination.display_name(key) or "a deleted topic"
 
     # Due messages
 
-    def put(self, entries: Entries) -> None:
+    def add_due(self, entries: WheelEntries) -> None:
         """Add due messages to the queues of their targets."""
         if not len(entries):
             return
@@ -685,7 +718,7 @@ class Lines:
         first = tags[0] >> TARGET_SHIFT
         if min(tags) >> TARGET_SHIFT == first == max(tags) >> TARGET_SHIFT:
             flags = bytearray([tag & ABSOLUTE for tag in tags])
-            self._add(first, Part(entries.dues, entries.numbers, entries.locators, flags))
+            self._add_to_queue(first, RowColumns(entries.dues, entries.numbers, entries.locators, flags))
             return
         found: dict[int, list[int]] = {}
         for row, tag in enumerate(tags):
@@ -696,101 +729,101 @@ class Lines:
                 found[target] = [row]
         for target, rows in found.items():
             dues, numbers, locators = (array("Q", map(each.__getitem__, rows)) for each in entries[:3])
-            self._add(
-                target, Part(dues, numbers, locators, bytearray([tags[row] & ABSOLUTE for row in rows]))
+            self._add_to_queue(
+                target, RowColumns(dues, numbers, locators, bytearray([tags[row] & ABSOLUTE for row in rows]))
             )
 
-    def _add(self, target: int, part: Part) -> None:
-        key, topic = self._targets.row(target)
-        queue = self._lines.get(key)
+    def _add_to_queue(self, target: int, part: RowColumns) -> None:
+        key, topic = self._targets.target_of(target)
+        queue = self._queues.get(key)
         if queue is None:
-            queue = self._lines[key] = Line(key, topic, self)
+            queue = self._queues[key] = TargetQueue(key, topic, self)
         queue.add(part)
-        self._due[queue] = None
-        if queue.parked:
-            self.stuck(queue)
+        self._ready_queues[queue] = None
+        if queue.blocked_reason:
+            self.mark_blocked(queue)
 
     # Turns of the broker
 
     @property
-    def due(self) -> bool:
+    def has_work(self) -> bool:
         """Whether `write` has work."""
-        return bool(self._due) or self._has_stuck
+        return bool(self._ready_queues) or self._check_blocked
 
     def write(self) -> bool:
         """Send appends to targets that can accept one; return whether there was anything to do."""
-        due, self._due = self._due, {}
+        due, self._ready_queues = self._ready_queues, {}
         if not self.stopping:
             for queue in due:
-                queue.pump()
-        if self._has_stuck:
-            self._bound_stuck()
+                queue.send_next()
+        if self._check_blocked:
+            self._limit_blocked_rows()
         return bool(due)
 
-    def next_turn(self, line: Line) -> None:
+    def continue_next_turn(self, queue: TargetQueue) -> None:
         """Continue this queue in the next turn: the limit of this turn is reached."""
         if not self._next_turn:
             self.timers.after(0.0, self._new_turn)
-        self._next_turn[line] = None
+        self._next_turn[queue] = None
 
     def _new_turn(self) -> None:
-        self.pacing.begin_turn()
+        self.flow_control.start_turn()
         queues, self._next_turn = self._next_turn, {}
-        self._due.update(queues)
+        self._ready_queues.update(queues)
 
     # Notifications by queues
 
-    def ready(self, line: Line) -> None:
+    def mark_ready(self, queue: TargetQueue) -> None:
         """Mark that the queue may have something to send."""
-        self._due[line] = None
+        self._ready_queues[queue] = None
 
-    def rested(self, line: Line) -> None:
+    def remove_if_empty(self, queue: TargetQueue) -> None:
         """Remove the queue if it is empty: the state of its target is sufficient."""
-        if line.empty and self._lines.get(line.key) is line:
-            line.close()
-            del self._lines[line.key]
-            line.settling.wake()
+        if queue.is_empty and self._queues.get(queue.key) is queue:
+            queue.close()
+            del self._queues[queue.key]
+            queue.flush_tracker.wake_all()
 
-    def stuck(self, line: Line) -> None:
+    def mark_blocked(self, queue: TargetQueue) -> None:
         """Request a check of the memory limit: a blocked queue has new rows, or was blocked now."""
-        self._has_stuck = True
+        self._check_blocked = True
 
-    def _bound_stuck(self) -> None:
+    def _limit_blocked_rows(self) -> None:
         """Drop rows of the largest blocked queues until the memory limit is met."""
-        self._has_stuck = False
+        self._check_blocked = False
         blocked = sorted(
-            [each for each in self._lines.values() if each.parked], key=lambda each: len(each.rows)
+            [each for each in self._queues.values() if each.blocked_reason], key=lambda each: len(each.rows)
         )
         total = sum([len(each.rows) for each in blocked])
-        while total > STUCK_ROWS_MAX:
+        while total > BLOCKED_ROWS_MAX:
             queue = blocked.pop()
             total -= len(queue.rows)
-            queue.forget()
+            queue.drop_rows()
 
-    def fired(self, line: Line, part: Part) -> None:
+    def record_fired(self, queue: TargetQueue, part: RowColumns) -> None:
         """Record that these rows are written."""
-        now = self.time.now_ms()
+        now = self.broker_clock.now_ms()
         self.fired_count += len(part.numbers)
-        self.lateness.note_sorted(now, part.dues)
+        self.lateness.record_sorted(now, part.dues)
 
-    def early(self, line: Line, part: Part, early_ms: Sequence[int]) -> None:
+    def handle_early(self, queue: TargetQueue, part: RowColumns, early_ms: Sequence[int]) -> None:
         """Handle rows that are too early, because the wall clock stepped back.
 
         The first one is the queue's head.
         """
         if early_ms[0] <= EARLY_MS_MAX:
-            line.hold(early_ms[0] / 1000)
+            queue.pause(early_ms[0] / 1000)
         else:
-            self._postpone(line, part)
+            self._postpone(queue, part)
 
-    def unblock(self, key: int, turn: Turn) -> None:
+    def unlock(self, key: int, turn: Turn) -> None:
         """Unlock a turn: the message may fire again, or is cancelled."""
-        self.blocked.discard(turn)
-        queue = self._lines.get(key)
+        self.locked.discard(turn)
+        queue = self._queues.get(key)
         if queue is not None:
-            self.ready(queue)
+            self.mark_ready(queue)
 
-    def note_lost(self, dropped: int, damaged: int) -> None:
+    def record_lost(self, dropped: int, damaged: int) -> None:
         """Count messages that are lost before they reach a queue."""
         self.dropped += dropped
         self.damaged += damaged
@@ -799,75 +832,82 @@ class Lines:
 
     # Targets
 
-    def resumed(self, key: int) -> None:
+    def target_resumed(self, key: int) -> None:
         """Handle a target that accepts writes again."""
-        queue = self._lines.get(key)
+        queue = self._queues.get(key)
         if queue is not None:
-            queue.resumed()
+            queue.target_resumed()
 
-    def topic_gone(self, incarnation: int) -> None:
+    def topic_deleted(self, incarnation: int) -> None:
         """Retry the queues of a deleted topic's partitions; they drop their messages."""
-        for key, queue in list(self._lines.items()):
+        for key, queue in list(self._queues.items()):
             if key >> SEQUENCE_BITS == incarnation:
-                queue.look_again()
-                queue.sweep()
+                queue.recheck_target()
+                queue.process_durable()
 
-    def left(self, key: int, turn: Turn) -> None:
+    def remove_message(self, key: int, turn: Turn) -> None:
         """Stop counting a message that was cancelled or rescheduled."""
-        queue = self._lines.get(key)
+        queue = self._queues.get(key)
         if queue is not None:
-            queue.left(turn)
+            queue.remove_message(turn)
 
-    def forget_parked(self, due: int) -> None:
+    def drop_blocked_rows(self, due: int) -> None:
         """Drop the rows of blocked queues with rows due before `due`.
 
         Files that only these rows need can then be deleted.
         """
-        for queue in self._lines.values():
-            if queue.parked and not queue.busy and len(queue.rows) and queue.rows.first().due < due:
-                queue.forget()
+        for queue in self._queues.values():
+            if (
+                queue.blocked_reason
+                and not queue.busy
+                and len(queue.rows)
+                and queue.rows.first_turn().due < due
+            ):
+                queue.drop_rows()
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no read or append is running."""
-        return not any(queue.busy for queue in self._lines.values())
+        return not any(queue.busy for queue in self._queues.values())
 
     def stop(self) -> None:
         """Send nothing new and cancel all retry timers."""
         self.stopping = True
-        for queue in self._lines.values():
+        for queue in self._queues.values():
             queue.close()
 
 
 # Lateness: the time from due to written.
 
-BUCKETS: Final = 42
+LATENESS_BUCKETS: Final = 42
 """The last bucket counts everything later than 34 years."""
-PARTS: Final = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
+PERCENTILES: Final = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
-class Lateness:
+class LatenessHistogram:
     """A histogram of lateness. Bucket 0 counts 0 ms, bucket n counts 2^(n-1) <= ms < 2^n."""
 
     def __init__(self) -> None:
-        self.counts = [0] * BUCKETS
+        self.counts = [0] * LATENESS_BUCKETS
         self.max_ms = 0
         self.total = 0
 
-    def note(self, late_ms: int, count: int = 1) -> None:
+    def record(self, late_ms: int, count: int = 1) -> None:
         """Count messages with the same lateness."""
         late_ms = max(0, late_ms)
-        self.counts[min(late_ms.bit_length(), BUCKETS - 1)] += count
+        self.counts[min(late_ms.bit_length(), LATENESS_BUCKETS - 1)] += count
         self.total += count
         if late_ms > self.max_ms:
             self.max_ms = late_ms
 
-    def note_sorted(self, now_ms: int, dues: Sequence[int]) -> None:
+    def record_sorted(self, now_ms: int, dues: Sequence[int]) -> None:
         """Count messages with these due times (ascending), written now."""
         end = len(dues)
-        for bucket in range(BUCKETS):
+        for bucket in range(LATENESS_BUCKETS):
             # Messages with lower due times are later than this bucket.
-            start = bisect_left(dues, now_ms - (1 << bucket) + 1, 0, end) if bucket < BUCKETS - 1 else 0
+            start = (
+                bisect_left(dues, now_ms - (1 << bucket) + 1, 0, end) if bucket < LATENESS_BUCKETS - 1 else 0
+            )
             self.counts[bucket] += end - start
             end = start
             if not end:
@@ -876,7 +916,7 @@ class Lateness:
         if dues:
             self.max_ms = max(self.max_ms, now_ms - dues[0])
 
-    def below(self, part: float) -> int:
+    def percentile_ms(self, part: float) -> int:
         """Return the lateness in ms that this part of the messages does not exceed.
 
         0 without messages. The result is the upper bound of a bucket.
@@ -890,5 +930,5 @@ class Lateness:
 
     def status(self) -> dict[str, Any]:
         """Return p50, p99, p99.9, the maximum (ms) and the bucket counts."""
-        known: dict[str, Any] = {name: self.below(part) for name, part in PARTS.items()}
+        known: dict[str, Any] = {name: self.percentile_ms(part) for name, part in PERCENTILES.items()}
         return known | {"max_ms": self.max_ms, "count": self.total, "counts": list(self.counts)}

@@ -28,13 +28,13 @@ from collections.abc import Collection, Sequence
 from itertools import compress
 from typing import Final, NamedTuple
 
-CANCELLED_MIN: Final = 4096
+CANCELLED_ROWS_MIN: Final = 4096
 """With fewer rows of cancelled messages, removing them is not worth the pass over all rows."""
 ROWS_MAX: Final = 1 << 62
-UNKNOWN: Final = -1
+UNKNOWN_DUE: Final = -1
 
 
-class HashedWheelTimer:
+class HashedTimingWheel:
     """The timing wheel. Broker thread only.
 
     A message is its turn (due time, number), a locator (position of its record, opaque here), the id of its target
@@ -49,22 +49,22 @@ class HashedWheelTimer:
                 "a wheel has at least one slot, a tick of at least a millisecond, and begins after 1969"
             )
         self.tick_ms, self.slots, self.base_ms = tick_ms, slots, base_ms
-        self._ring: list[Slot | None] = [None] * slots
+        self._ring: list[WheelSlot | None] = [None] * slots
         self._hand = 0
         """The tick, counted from the base, up to which all lists were examined."""
         self._popped = -1
         """Relative to the base: everything due up to here was popped."""
         self._cancelled: set[int] = set()
-        self._held = 0
-        self._late: set[int] = set()
+        self._row_count = 0
+        self._added_late: set[int] = set()
         """Numbers of the messages that were added after their due time was popped."""
-        self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
-        self._given = 0
+        self._ready = WheelEntries(array("Q"), array("Q"), array("Q"), array("Q"))
+        self._ready_popped = 0
         """How many rows of `_ready` were popped.
 
         `_ready` is a sorted list that was too long for one `pop`.
         """
-        self._next: int | None = None
+        self._next_due: int | None = None
         """The earliest due time relative to the base. UNKNOWN_DUE: not searched; None: empty."""
 
     # State
@@ -72,12 +72,12 @@ class HashedWheelTimer:
     @property
     def count(self) -> int:
         """Messages that will be popped."""
-        return self._held - len(self._cancelled)
+        return self._row_count - len(self._cancelled)
 
     @property
-    def held(self) -> int:
+    def row_count(self) -> int:
         """Rows in memory, with those of cancelled messages that were not removed yet."""
-        return self._held
+        return self._row_count
 
     @property
     def popped_ms(self) -> int:
@@ -85,32 +85,32 @@ class HashedWheelTimer:
         return self.base_ms + self._popped
 
     @property
-    def front(self) -> tuple[int, int]:
+    def first_unpopped(self) -> tuple[int, int]:
         """The lowest turn that was not popped: every turn below was popped if it was added in time."""
-        if self._given < len(self._ready.dues):
-            return self._ready.dues[self._given], self._ready.numbers[self._given]
+        if self._ready_popped < len(self._ready.dues):
+            return self._ready.dues[self._ready_popped], self._ready.numbers[self._ready_popped]
         return self.popped_ms + 1, 0
 
     @property
-    def due_next(self) -> int | None:
+    def next_due(self) -> int | None:
         """Lower bound of the next due time; None if the wheel is empty.
 
         Cancelled messages count until they are removed.
         """
-        if self._given < len(self._ready.dues):
-            return self._ready.dues[self._given]
-        if self._next == UNKNOWN:
-            self._next = self._find_next()
-        return None if self._next is None else self.base_ms + self._next
+        if self._ready_popped < len(self._ready.dues):
+            return self._ready.dues[self._ready_popped]
+        if self._next_due == UNKNOWN_DUE:
+            self._next_due = self._find_next_due()
+        return None if self._next_due is None else self.base_ms + self._next_due
 
-    def load(self) -> dict[str, int]:
+    def occupancy(self) -> dict[str, int]:
         """Return slots in use, rows of the fullest slot, all rows, and cancelled rows among them."""
         sizes = [len(slot.numbers) for slot in self._ring if slot is not None]
         return {
             "slots": self.slots,
             "slots_used": len(sizes),
             "slot_rows_max": max(sizes, default=0),
-            "rows": self._held,
+            "rows": self._row_count,
             "cancelled": len(self._cancelled),
         }
 
@@ -119,9 +119,9 @@ class HashedWheelTimer:
 
         Raises ValueError if it is not, or the base is below 0.
         """
-        if self._held or base_ms < 0:
+        if self._row_count or base_ms < 0:
             raise ValueError("a wheel with messages keeps its base")
-        self.base_ms, self._hand, self._popped, self._next = base_ms, 0, -1, None
+        self.base_ms, self._hand, self._popped, self._next_due = base_ms, 0, -1, None
 
     # Add and cancel
 
@@ -130,16 +130,16 @@ class HashedWheelTimer:
         relative = self._relative(due)
         slot = self._slot(max(relative // self.tick_ms, self._hand))
         if relative <= self._popped:
-            self._unready()
-            self._late.add(number)
+            self._return_ready()
+            self._added_late.add(number)
         slot.numbers.append(number)
         slot.locators.append(locator)
-        slot.packed.append(relative << DUE_SHIFT | tag(target, absolute))
+        slot.packed.append(relative << DUE_SHIFT | make_tag(target, absolute))
         if relative < slot.due_min:
             slot.due_min = relative
-        self._held += 1
-        if self._next is None or (self._next != UNKNOWN and relative < self._next):
-            self._next = relative
+        self._row_count += 1
+        if self._next_due is None or (self._next_due != UNKNOWN_DUE and relative < self._next_due):
+            self._next_due = relative
 
     def add_many(
         self, dues: Sequence[int], numbers: Sequence[int], locators: Sequence[int], tags: Sequence[int]
@@ -154,16 +154,16 @@ class HashedWheelTimer:
         first, last = min(dues), max(dues)
         low, high = self._relative(first), self._relative(last)
         if low <= self._popped:
-            self._unready()
+            self._return_ready()
             late = self.popped_ms
-            self._late.update(number for due, number in zip(dues, numbers, strict=True) if due <= late)
+            self._added_late.update(number for due, number in zip(dues, numbers, strict=True) if due <= late)
         if max(low // self.tick_ms, self._hand) == max(high // self.tick_ms, self._hand):
             self._add_together(max(low // self.tick_ms, self._hand), low, dues, numbers, locators, tags)
         else:
             self._add_apart(dues, numbers, locators, tags)
-        self._held += count
-        if self._next is None or (self._next != UNKNOWN and low < self._next):
-            self._next = low
+        self._row_count += count
+        if self._next_due is None or (self._next_due != UNKNOWN_DUE and low < self._next_due):
+            self._next_due = low
 
     def _add_together(self, tick: int, low: int, dues: Sequence[int], *columns: Sequence[int]) -> None:
         """Add messages of one tick, such as those of one send with one delay: whole columns at once."""
@@ -192,15 +192,15 @@ class HashedWheelTimer:
 
     def _relative(self, due: int) -> int:
         relative = due - self.base_ms
-        if not 0 <= relative < DUE_SPAN:
+        if not 0 <= relative < DUE_RANGE:
             raise ValueError(f"a due of {due} in a wheel that begins at {self.base_ms}")
         return relative
 
-    def _slot(self, tick: int) -> Slot:
+    def _slot(self, tick: int) -> WheelSlot:
         index = tick % self.slots
         slot = self._ring[index]
         if slot is None:
-            slot = self._ring[index] = Slot()
+            slot = self._ring[index] = WheelSlot()
         return slot
 
     def cancel(self, due: int, number: int) -> bool:
@@ -210,22 +210,25 @@ class HashedWheelTimer:
         """
         if number in self._cancelled:
             return False
-        if due <= self.popped_ms and number not in self._late and not self._is_ready(due, number):
+        if due <= self.popped_ms and number not in self._added_late and not self._is_ready(due, number):
             return False
         self._cancelled.add(number)
-        if len(self._cancelled) > CANCELLED_MIN and 2 * len(self._cancelled) > self._held:
-            self._sweep()
+        if len(self._cancelled) > CANCELLED_ROWS_MIN and 2 * len(self._cancelled) > self._row_count:
+            self._remove_cancelled()
         return True
 
     def _is_ready(self, due: int, number: int) -> bool:
         dues, numbers, _, _ = self._ready
-        return self._given < len(dues) and (due, number) >= (dues[self._given], numbers[self._given])
+        return self._ready_popped < len(dues) and (due, number) >= (
+            dues[self._ready_popped],
+            numbers[self._ready_popped],
+        )
 
-    def _unready(self) -> None:
+    def _return_ready(self) -> None:
         """Return sorted rows to a list, because rows with lower turns are added or rows are removed."""
-        dues, numbers, locators, tags = (column[self._given :] for column in self._ready)
-        self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
-        self._given = 0
+        dues, numbers, locators, tags = (column[self._ready_popped :] for column in self._ready)
+        self._ready = WheelEntries(array("Q"), array("Q"), array("Q"), array("Q"))
+        self._ready_popped = 0
         if not len(dues):
             return
         slot, base = self._slot(self._hand), self.base_ms
@@ -235,17 +238,17 @@ class HashedWheelTimer:
             array("Q", [due - base << DUE_SHIFT | each for due, each in zip(dues, tags, strict=True)])
         )
         slot.due_min = min(slot.due_min, dues[0] - base)
-        self._late.update(numbers)
-        self._next = UNKNOWN
+        self._added_late.update(numbers)
+        self._next_due = UNKNOWN_DUE
 
-    def _sweep(self) -> None:
+    def _remove_cancelled(self) -> None:
         """Remove the rows of cancelled messages. Fewer than two rows are examined for each."""
-        self._keep_rows(DUE_SPAN << DUE_SHIFT)
+        self._retain_rows(DUE_RANGE << DUE_SHIFT)
 
     def drop_from(self, due: int) -> array[int]:
         """Remove every message due at `due` or later; return the locators of their rows."""
         if len(self._ready.dues) and self._ready.dues[-1] >= due:
-            self._unready()
+            self._return_ready()
         dropped = array("Q")
         end = max(0, due - self.base_ms) << DUE_SHIFT
         for slot in self._ring:
@@ -253,12 +256,12 @@ class HashedWheelTimer:
                 dropped.extend(
                     [slot.locators[row] for row, packed in enumerate(slot.packed) if packed >= end]
                 )
-        self._keep_rows(end)
+        self._retain_rows(end)
         return dropped
 
     def drop_targets(self, targets: Collection[int]) -> int:
         """Remove every message for these targets; return how many. Examines every row."""
-        self._unready()
+        self._return_ready()
         before = self.count
         for slot in self._ring:
             if slot is not None:
@@ -269,12 +272,12 @@ class HashedWheelTimer:
                     if each >> TARGET_SHIFT in targets
                 ]
                 self._cancelled.update(picked)
-        self._sweep()
+        self._remove_cancelled()
         return before - self.count
 
-    def _keep_rows(self, end: int) -> None:
+    def _retain_rows(self, end: int) -> None:
         """Retain the rows with a packed column below `end` that are not cancelled."""
-        ready = self._ready.numbers[self._given :]
+        ready = self._ready.numbers[self._ready_popped :]
         cancelled, held = self._cancelled, len(ready)
         for index, slot in enumerate(self._ring):
             if slot is None:
@@ -286,78 +289,78 @@ class HashedWheelTimer:
                 self._ring[index] = None
                 continue
             if len(picked) < len(slot.numbers):
-                slot.keep(picked)
+                slot.retain(picked)
             held += len(picked)
-        self._late -= cancelled
+        self._added_late -= cancelled
         self._cancelled = cancelled.intersection(ready)
-        self._held, self._next = held, UNKNOWN if held else None
+        self._row_count, self._next_due = held, UNKNOWN_DUE if held else None
 
     # Pop
 
-    def pop(self, now_ms: int, rows_max: int = ROWS_MAX) -> Entries:
+    def pop(self, now_ms: int, rows_max: int = ROWS_MAX) -> WheelEntries:
         """Return the messages due by `now_ms` that were not popped yet, in the order of their turns.
 
         At most `rows_max` are returned; the next call continues. `next_due` shows whether there are more.
         """
-        found = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
+        found = WheelEntries(array("Q"), array("Q"), array("Q"), array("Q"))
         now = now_ms - self.base_ms
         while len(found.dues) < rows_max:
-            due = self.due_next
+            due = self.next_due
             if due is None or due > now_ms:
                 self._popped = max(self._popped, now)
                 self._hand = max(self._hand, now // self.tick_ms)
                 break
-            if self._given < len(self._ready.dues):
-                self._take_ready(now_ms, rows_max, found)
+            if self._ready_popped < len(self._ready.dues):
+                self._append_ready(now_ms, rows_max, found)
                 continue
             tick = max((due - self.base_ms) // self.tick_ms, self._hand)
             limit = min(now, (tick + 1) * self.tick_ms - 1)
-            self._give(self._pop_tick(tick, limit), rows_max, found)
+            self._append_popped(self._pop_tick(tick, limit), rows_max, found)
             self._hand = (limit + 1) // self.tick_ms
             self._popped = max(self._popped, limit)
-            self._next = UNKNOWN
-        if not self._held:
-            self._next = None
+            self._next_due = UNKNOWN_DUE
+        if not self._row_count:
+            self._next_due = None
         return found
 
-    def _give(self, entries: Entries, rows_max: int, into: Entries) -> None:
+    def _append_popped(self, entries: WheelEntries, rows_max: int, into: WheelEntries) -> None:
         """Append a popped list to `into` if nothing needs a check and all fit; else set `_ready`."""
         count = len(entries.dues)
-        if self._cancelled or self._late or len(into.dues) + count > rows_max:
+        if self._cancelled or self._added_late or len(into.dues) + count > rows_max:
             self._ready = entries
             return
         for column, more in zip(into, entries, strict=True):
             column.extend(more)
-        self._held -= count
+        self._row_count -= count
 
-    def _take_ready(self, now_ms: int, rows_max: int, into: Entries) -> None:
+    def _append_ready(self, now_ms: int, rows_max: int, into: WheelEntries) -> None:
         """Append the next rows of `_ready` to `into`, up to `rows_max` in all."""
-        start = self._given
+        start = self._ready_popped
         room = start + rows_max - len(into.dues)
         end = bisect_right(self._ready.dues, now_ms, start, min(len(self._ready.dues), room))
-        found = Entries(*(column[start:end] for column in self._ready))
+        found = WheelEntries(*(column[start:end] for column in self._ready))
         if self._cancelled:
             found = self._without_cancelled(found)
         for column, more in zip(into, found, strict=True):
             column.extend(more)
-        self._given = end
-        self._held -= end - start
-        if self._late:
-            self._late.difference_update(found.numbers)
+        self._ready_popped = end
+        self._row_count -= end - start
+        if self._added_late:
+            self._added_late.difference_update(found.numbers)
         if end == len(self._ready.dues):
-            self._ready = Entries(array("Q"), array("Q"), array("Q"), array("Q"))
-            self._given = 0
+            self._ready = WheelEntries(array("Q"), array("Q"), array("Q"), array("Q"))
+            self._ready_popped = 0
 
-    def _without_cancelled(self, found: Entries) -> Entries:
+    def _without_cancelled(self, found: WheelEntries) -> WheelEntries:
         gone = self._cancelled.intersection(found.numbers)
         if not gone:
             return found
         self._cancelled -= gone
-        self._late -= gone
+        self._added_late -= gone
         keep = [number not in gone for number in found.numbers]
-        return Entries(*(array("Q", compress(column, keep)) for column in found))
+        return WheelEntries(*(array("Q", compress(column, keep)) for column in found))
 
-    def _pop_tick(self, tick: int, limit: int) -> Entries:
+    def _pop_tick(self, tick: int, limit: int) -> WheelEntries:
         """Remove and return what is due up to `limit` from the list of `tick`.
 
         Later rounds stay in the list.
@@ -371,17 +374,17 @@ class HashedWheelTimer:
         else:
             rows = [each < end for each in slot.packed]
             rest = [row for row, comes in enumerate(rows) if not comes]
-            slot, left = slot.part([row for row, comes in enumerate(rows) if comes]), slot
-            left.keep(rest)
+            slot, left = slot.select([row for row, comes in enumerate(rows) if comes]), slot
+            left.retain(rest)
         dues = [each >> DUE_SHIFT for each in slot.packed]
-        ordered = _in_order(dues, slot.numbers)
+        ordered = _delivery_order(dues, slot.numbers)
         if ordered is not None:
             dues = [dues[row] for row in ordered]
-            slot = slot.part(ordered)
+            slot = slot.select(ordered)
         tags = array("Q", map(TAG_MASK.__and__, slot.packed))
-        return Entries(array("Q", map(base.__add__, dues)), slot.numbers, slot.locators, tags)
+        return WheelEntries(array("Q", map(base.__add__, dues)), slot.numbers, slot.locators, tags)
 
-    def _find_next(self) -> int | None:
+    def _find_next_due(self) -> int | None:
         """Return the earliest due time relative to the base.
 
         It is in the first list with a row of the current round, else the minimum of all lists.
@@ -399,7 +402,7 @@ class HashedWheelTimer:
         return least
 
 
-def _in_order(dues: Sequence[int], numbers: array[int]) -> Sequence[int] | None:
+def _delivery_order(dues: Sequence[int], numbers: array[int]) -> Sequence[int] | None:
     """Return the row order that sorts by turn.
 
     None if the rows are sorted already, which costs no sort.
@@ -426,11 +429,11 @@ TARGET_MASK: Final = (1 << TARGET_BITS) - 1
 ABSOLUTE: Final = 1
 """The lowest bit: the sender set an absolute due time."""
 TAG_MASK: Final = (1 << DUE_SHIFT) - 1
-DUE_SPAN: Final = 1 << DUE_BITS
+DUE_RANGE: Final = 1 << DUE_BITS
 TARGETS_MAX: Final = 1 << TARGET_BITS
 
 
-class Entries(NamedTuple):
+class WheelEntries(NamedTuple):
     """Messages as columns of equal length, in the order of their turns.
 
     The columns belong to the receiver.
@@ -446,12 +449,12 @@ class Entries(NamedTuple):
         return len(self.dues)
 
 
-def tag(target: int, absolute: bool) -> int:
+def make_tag(target: int, absolute: bool) -> int:
     """Pack a target id and the flag for an absolute due time into one integer."""
     return target << TARGET_SHIFT | absolute
 
 
-class Slot:
+class WheelSlot:
     """One list of the ring: columns in the order of adding."""
 
     __slots__ = ("due_min", "locators", "numbers", "packed")
@@ -460,19 +463,19 @@ class Slot:
         self.numbers: array[int] = array("Q")
         self.locators: array[int] = array("Q")
         self.packed: array[int] = array("Q")
-        self.due_min = DUE_SPAN
+        self.due_min = DUE_RANGE
         """Lower bound of the due times, relative to the base."""
 
-    def part(self, rows: Sequence[int]) -> Slot:
+    def select(self, rows: Sequence[int]) -> WheelSlot:
         """Return a copy of these rows, in this order."""
-        part = Slot()
+        part = WheelSlot()
         part.numbers = array("Q", map(self.numbers.__getitem__, rows))
         part.locators = array("Q", map(self.locators.__getitem__, rows))
         part.packed = array("Q", map(self.packed.__getitem__, rows))
         return part
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def retain(self, rows: Sequence[int]) -> None:
         """Remove all other rows."""
-        part = self.part(rows)
+        part = self.select(rows)
         self.numbers, self.locators, self.packed = part.numbers, part.locators, part.packed
         self.due_min = min(self.packed) >> DUE_SHIFT

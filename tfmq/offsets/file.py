@@ -17,7 +17,7 @@ from typing import Any, Final
 from journal.disk import Disk, Lock, RealDisk, write_all
 from journal.errors import Full, Locked
 from tfmq.errors import Busy, Closed, Damaged, NotSupported, StoreFailed
-from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced, is_hopeless, under
+from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced, is_permanent_error, under
 
 FILE_VERSION: Final = 2
 FILE_BYTES_MAX: Final = 64 << 20
@@ -51,20 +51,20 @@ class FileOffsets:
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
         """Return the committed offsets; see `OffsetStorage.read`."""
         self._check_open()
-        with self._told():
-            return _kept(self._load().get(group, {}), partitions)
+        with self._translated_errors():
+            return _stored_offsets(self._load().get(group, {}), partitions)
 
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
         """Claim partitions; see `ClaimingStorage.claim`."""
-        with self._told():
+        with self._translated_errors():
             return self._change(group, dict.fromkeys(partitions, generation), {})
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """Commit offsets; see `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
-        with self._told():
+        with self._translated_errors():
             self._change(group, {name: row.generation for name, row in new.items()}, new)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class FileOffsets:
         Return the committed offsets. Raises Fenced for rows with a higher generation, after the others are
         changed.
         """
-        lock = self._locked()
+        lock = self._lock()
         try:
             groups = self._load()
             rows = groups.setdefault(group, {})
@@ -91,27 +91,27 @@ class FileOffsets:
                 if name not in lost and (name in new or before[name] < generation)
             ]
             for name in changed:
-                row = rows.setdefault(name.topic, {}).get(str(name.partition)) or _row(NO_OFFSET)
+                row = rows.setdefault(name.topic, {}).get(str(name.partition)) or _new_row(NO_OFFSET)
                 row = new[name]._asdict() if name in new else row
                 rows[name.topic][str(name.partition)] = {**row, "generation": generations[name]}
             if changed:
-                self._replace(json.dumps({"version": FILE_VERSION, "groups": groups}, indent=1).encode())
+                self._replace_file(json.dumps({"version": FILE_VERSION, "groups": groups}, indent=1).encode())
         finally:
             lock.release()
         if lost:
             raise fenced(self.path, group, lost)
-        return _kept(rows, generations)
+        return _stored_offsets(rows, generations)
 
     # The file
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """Convert errors of the disk to StoreFailed."""
         try:
             yield
         except (OSError, Full) as error:
             reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-            hopeless = is_hopeless(error)
+            hopeless = is_permanent_error(error)
             advice = "its folder must exist, and this user must be allowed to write in it" if hopeless else ""
             raise StoreFailed(
                 f"The offsets are in {self.path}: {reason}{advice and '; ' + advice}.", retriable=not hopeless
@@ -122,7 +122,7 @@ class FileOffsets:
         if self._closed:
             raise Closed(f"The offset file {self.path} was closed.")
 
-    def _locked(self) -> Lock:
+    def _lock(self) -> Lock:
         """Lock the file. Raises Busy if other processes do not release the lock in time."""
         self._check_open()
         holder = ""
@@ -150,17 +150,17 @@ class FileOffsets:
             whole = json.loads(text)
         except ValueError as error:
             raise self._damaged(str(error)) from None
-        return self._checked(whole)
+        return self._check_content(whole)
 
-    def _checked(self, whole: Any) -> dict[str, Rows]:
+    def _check_content(self, whole: Any) -> dict[str, Rows]:
         """Validate the parsed file and return its groups. Raises Damaged, NotSupported."""
         version = whole.get("version") if isinstance(whole, dict) else None
         if isinstance(version, int) and version > FILE_VERSION:
             raise NotSupported(f"{self.path} is of version {version}; this release knows {FILE_VERSION}.")
         groups = whole.get("groups") if version in (1, FILE_VERSION) else None
         if isinstance(groups, dict) and version == 1:
-            groups = {name: _of_version_1(group) for name, group in groups.items()}
-        if not isinstance(groups, dict) or not all(map(_sound_group, groups.values())):
+            groups = {name: _convert_version_1(group) for name, group in groups.items()}
+        if not isinstance(groups, dict) or not all(map(_is_valid_group, groups.values())):
             raise self._damaged("its fields are not those of offsets")
         return groups
 
@@ -171,7 +171,7 @@ class FileOffsets:
             " away to start as a group without offsets."
         )
 
-    def _replace(self, content: bytes) -> None:
+    def _replace_file(self, content: bytes) -> None:
         """Replace the file durably."""
         disk, new = self._disk, f"{self.path}.new"
         if disk.exists(new):
@@ -186,12 +186,12 @@ class FileOffsets:
         disk.force_folder(os.path.dirname(self.path))
 
 
-def _row(offset: int) -> dict[str, Any]:
+def _new_row(offset: int) -> dict[str, Any]:
     """Return a row for an offset."""
     return StoredOffset(offset)._asdict()
 
 
-def _kept(rows: Rows, partitions: Iterable[PartitionName]) -> dict[PartitionName, StoredOffset]:
+def _stored_offsets(rows: Rows, partitions: Iterable[PartitionName]) -> dict[PartitionName, StoredOffset]:
     """Return the committed offsets of `partitions`."""
     found = {name: rows.get(name.topic, {}).get(str(name.partition)) for name in partitions}
     return {
@@ -207,12 +207,12 @@ def _generations(rows: Rows, names: Iterable[PartitionName]) -> dict[PartitionNa
     return {name: -1 if row is None else row["generation"] for name, row in found.items()}
 
 
-def _of_version_1(group: Any) -> Any:
+def _convert_version_1(group: Any) -> Any:
     """Convert the rows of a group from version 1, which had one generation per group.
 
     Invalid parts are converted to None, which fails the validation.
     """
-    if not isinstance(group, dict) or not _whole(group.get("generation")):
+    if not isinstance(group, dict) or not _is_natural_number(group.get("generation")):
         return None
     topics = group.get("offsets")
     if not isinstance(topics, dict) or not all(isinstance(rows, dict) for rows in topics.values()):
@@ -226,26 +226,26 @@ def _of_version_1(group: Any) -> Any:
     }
 
 
-def _sound_group(topics: Any) -> bool:
+def _is_valid_group(topics: Any) -> bool:
     """Return whether the parsed rows of a group are valid."""
     return isinstance(topics, dict) and all(
-        isinstance(rows, dict) and all(_sound_row(partition, row) for partition, row in rows.items())
+        isinstance(rows, dict) and all(_is_valid_row(partition, row) for partition, row in rows.items())
         for rows in topics.values()
     )
 
 
-def _sound_row(partition: str, row: Any) -> bool:
+def _is_valid_row(partition: str, row: Any) -> bool:
     """Return whether a parsed row is valid."""
     return (
         partition.isdecimal()
         and isinstance(row, dict)
-        and all(_whole(row.get(field)) for field in ("index", "incarnation", "generation"))
+        and all(_is_natural_number(row.get(field)) for field in ("index", "incarnation", "generation"))
         and type(row.get("epoch")) is int
         and type(row.get("offset")) is int
         and row["offset"] >= NO_OFFSET
     )
 
 
-def _whole(value: Any) -> bool:
+def _is_natural_number(value: Any) -> bool:
     """Return whether a value is an integer from 0 on."""
     return type(value) is int and value >= 0

@@ -46,23 +46,23 @@ from tfmq.offsets.storage import (
     NO_OFFSET,
     PartitionName,
     StoredOffset,
-    driver_remedy,
+    driver_install_hint,
     fenced,
-    is_hopeless,
-    shown_url,
+    is_permanent_error,
     under,
+    url_without_passwords,
 )
 
 Result = TypeVar("Result")
 
 LOCK_SECONDS: Final = 5.0
 """How long a call waits for a row that another transaction has locked; then it raises Busy."""
-SETTINGS: Final = text(
+POSTGRESQL_SETTINGS: Final = text(
     f"SELECT set_config('lock_timeout', '{LOCK_SECONDS * 1000:.0f}ms', true),"
     " set_config('synchronous_commit', 'on', true)"
 )
 """Settings of a PostgreSQL transaction: durable commits, whatever the server's default is."""
-TRIES: Final = 3
+TRANSACTION_ATTEMPTS: Final = 3
 """Attempts of a transaction: in a deadlock the database aborts one, which can be repeated."""
 
 
@@ -78,7 +78,7 @@ class SqlOffsets:
 
         Raises BadRequest for an invalid URL, an in-memory database, and an asyncio driver.
         """
-        self.shown = shown_url(url)
+        self.shown = url_without_passwords(url)
         try:
             self.url = make_url(url)
         except (ArgumentError, ValueError):  # their texts may contain the password
@@ -99,7 +99,7 @@ class SqlOffsets:
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
         """Return the committed offsets; see `OffsetStorage.read`."""
-        return self._do(lambda connection: read_rows(connection, group, partitions))
+        return self._run_transaction(lambda connection: read_rows(connection, group, partitions))
 
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
@@ -115,14 +115,16 @@ class SqlOffsets:
             lost = claim_rows(connection, group, generation, partitions)
             return lost, read_rows(connection, group, partitions)
 
-        lost, kept = self._do(work)
-        self._tell(group, lost)
+        lost, kept = self._run_transaction(work)
+        self._raise_if_fenced(group, lost)
         return kept
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """Commit offsets; see `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
-        self._tell(group, self._do(lambda connection: save_rows(connection, group, new)))
+        self._raise_if_fenced(
+            group, self._run_transaction(lambda connection: save_rows(connection, group, new))
+        )
 
     def close(self) -> None:
         """Close the connections; further calls raise Closed."""
@@ -131,30 +133,30 @@ class SqlOffsets:
         if engine is not None:
             engine.dispose(close=self._process == os.getpid())
 
-    def _tell(self, group: str, lost: Mapping[PartitionName, int]) -> None:
+    def _raise_if_fenced(self, group: str, lost: Mapping[PartitionName, int]) -> None:
         """Raise Fenced if partitions are lost."""
         if lost:
             raise fenced(self.shown, group, lost)
 
-    def _do(self, work: Callable[[Connection], Result]) -> Result:
+    def _run_transaction(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` in a transaction and return its result; committed on return."""
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(TRANSACTION_ATTEMPTS)):
             try:
-                with self._opened().begin() as connection:
+                with self._open_engine().begin() as connection:
                     if connection.dialect.name == "postgresql":
-                        connection.execute(SETTINGS)
+                        connection.execute(POSTGRESQL_SETTINGS)
                     return work(connection)
             except (OperationalError, InterfaceError) as error:
                 if not left or "locked" in str(error.orig) or "lock timeout" in str(error.orig):
-                    raise self._passing(error) from error
+                    raise self._to_transient_error(error) from error
             except DBAPIError as error:
                 where, reason = self.shown, _first_line(error)
                 raise StoreFailed(
-                    f"{where} refuses the table of offsets {NAME}: {reason}", retriable=False
+                    f"{where} refuses the table of offsets {TABLE_NAME}: {reason}", retriable=False
                 ) from error
         raise AssertionError("the last try returns or raises")
 
-    def _opened(self) -> Engine:
+    def _open_engine(self) -> Engine:
         """Return the engine of this process; a parent's connections must be neither used nor closed."""
         if self._closed:
             raise Closed("The storage of offsets was closed.")
@@ -163,22 +165,22 @@ class SqlOffsets:
                 self._engine.dispose(close=False)
             self._process = os.getpid()
             self._engine = None
-            engine = self._made()
+            engine = self._create_engine()
             create_table(engine)
-            self._check(engine)
+            self._check_columns(engine)
             self._engine = engine
         return self._engine
 
-    def _check(self, engine: Engine) -> None:
+    def _check_columns(self, engine: Engine) -> None:
         """Raise NotSupported if the table has not all columns."""
         missing = missing_columns(engine)
         if missing:
             raise NotSupported(
-                f"{self.shown}: the table {NAME} has no {', '.join(missing)}, so it is of"
+                f"{self.shown}: the table {TABLE_NAME} has no {', '.join(missing)}, so it is of"
                 " another release, or not of tfmq; change it to tfmq.offsets.sql.offsets_table, or rename it."
             )
 
-    def _made(self) -> Engine:
+    def _create_engine(self) -> Engine:
         """Create the engine. Raises NotSupported if the driver is missing."""
         waits = {"timeout": LOCK_SECONDS} if self.url.get_driver_name() == "pysqlite" else {}
         try:
@@ -186,14 +188,14 @@ class SqlOffsets:
         except (ImportError, NoSuchModuleError) as error:
             raise NotSupported(
                 f"{self.url.drivername}: its driver is not installed ({error}):"
-                f" {driver_remedy(self.url.drivername, error)}."
+                f" {driver_install_hint(self.url.drivername, error)}."
             ) from None
 
-    def _passing(self, error: DBAPIError) -> TfmqError:
+    def _to_transient_error(self, error: DBAPIError) -> TfmqError:
         """Return the error for callers if it is transient. Raises StoreFailed if it is permanent."""
         where, reason = self.shown, _first_line(error)
         file = self.url.database if self.url.get_backend_name() == "sqlite" else None
-        if is_hopeless(error, file):
+        if is_permanent_error(error, file):
             raise StoreFailed(
                 f"The offsets cannot be in {where}: {reason}; its file and folder, or its user, must exist and be"
                 " allowed to write.",
@@ -217,12 +219,12 @@ def _first_line(error: DBAPIError) -> str:
     return str(error.orig).strip().partition("\n")[0]
 
 
-NAME: Final = "tfmq_offsets"
-LOOKS: Final = 3
+TABLE_NAME: Final = "tfmq_offsets"
+CHANGE_ATTEMPTS: Final = 3
 """Attempts to change a row, which another member may insert concurrently."""
 
 
-def offsets_table(metadata: MetaData, *, name: str = NAME, schema: str | None = None) -> Table:
+def offsets_table(metadata: MetaData, *, name: str = TABLE_NAME, schema: str | None = None) -> Table:
     """Return the table, added to `metadata`, for Alembic."""
     return Table(
         name,
@@ -289,17 +291,17 @@ def claim_rows(
 
     Return the rows with a higher generation, and that; these are unchanged.
     """
-    return _change(connection, group, dict.fromkeys(names, (generation, None)))
+    return _change_rows(connection, group, dict.fromkeys(names, (generation, None)))
 
 
 def save_rows(
     connection: Connection, group: str, offsets: Mapping[PartitionName, StoredOffset]
 ) -> dict[PartitionName, int]:
     """Set offsets and generations of rows; otherwise as `claim_rows`."""
-    return _change(connection, group, {name: (row.generation, row) for name, row in offsets.items()})
+    return _change_rows(connection, group, {name: (row.generation, row) for name, row in offsets.items()})
 
 
-def _change(
+def _change_rows(
     connection: Connection,
     group: str,
     changes: Mapping[PartitionName, tuple[int, StoredOffset | None]],
@@ -320,25 +322,25 @@ def _change_row(
     connection: Connection, group: str, name: PartitionName, generation: int, new: StoredOffset | None
 ) -> int | None:
     """Change one row. Return the higher generation that prevents it, or None."""
-    key = _key(group, name)
+    key = _row_condition(group, name)
     kept: int | None = None
-    for _ in range(LOOKS):
+    for _ in range(CHANGE_ATTEMPTS):
         fits = update(TABLE).where(key, TABLE.c.generation <= generation)
-        if connection.execute(fits.values(_values(new, generation))).rowcount:
+        if connection.execute(fits.values(_column_values(new, generation))).rowcount:
             return None
         kept = connection.scalar(select(TABLE.c.generation).where(key))
-        if kept is None and _inserted(connection, group, generation, name, new):
+        if kept is None and _try_insert(connection, group, generation, name, new):
             return None
         if kept is not None and kept > generation:
             break
     return generation + 1 if kept is None else int(kept)
 
 
-def _inserted(
+def _try_insert(
     connection: Connection, group: str, generation: int, name: PartitionName, new: StoredOffset | None
 ) -> bool:
     """Insert a row. Return False if another transaction inserted it concurrently."""
-    row = _values(new or StoredOffset(NO_OFFSET), generation)
+    row = _column_values(new or StoredOffset(NO_OFFSET), generation)
     try:
         with connection.begin_nested():
             connection.execute(
@@ -351,7 +353,7 @@ def _inserted(
     return True
 
 
-def _key(group: str, name: PartitionName) -> ColumnElement[bool]:
+def _row_condition(group: str, name: PartitionName) -> ColumnElement[bool]:
     """Return the SQL condition for the row of a partition."""
     return and_(
         TABLE.c.consumer_group == group,
@@ -360,7 +362,7 @@ def _key(group: str, name: PartitionName) -> ColumnElement[bool]:
     )
 
 
-def _values(new: StoredOffset | None, generation: int) -> dict[str, Any]:
+def _column_values(new: StoredOffset | None, generation: int) -> dict[str, Any]:
     """Return the column values for a change."""
     if new is None:
         return {"generation": generation}

@@ -28,46 +28,46 @@ _OPTION: Final = re.compile(
 )
 
 
-def shown_url(text: str) -> str:
+def url_without_passwords(text: str) -> str:
     """Return `text` with all passwords masked, also if it is not a valid URL."""
     masked = _USER.sub(r"//\1:***@", text) if "//" in text else _USER_ALONE.sub(r"\1:***@", text)
     return _OPTION.sub(r"\1***", masked)
 
 
-HOPELESS: Final = frozenset(
+PERMANENT_ERRNOS: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 )
 """Errors of the operating system that retrying does not resolve."""
-CANTOPEN: Final = 14
-SQLITE: Final = frozenset({3, 8, 23, 26, 1544})
+SQLITE_CANTOPEN: Final = 14
+PERMANENT_SQLITE_CODES: Final = frozenset({3, 8, 23, 26, 1544})
 """Permanent errors of SQLite: no permission, read-only file or directory, not a database."""
-POSTGRESQL: Final = frozenset({"28000", "28P01", "3D000", "3F000", "42501"})
+PERMANENT_SQLSTATES: Final = frozenset({"28000", "28P01", "3D000", "3F000", "42501"})
 """Permanent errors of PostgreSQL: login, missing database or schema, permission."""
 
 
-def is_hopeless(error: BaseException, path: str | os.PathLike[str] | None = None) -> bool:
+def is_permanent_error(error: BaseException, path: str | os.PathLike[str] | None = None) -> bool:
     """Return whether retrying cannot resolve `error`.
 
     `path`: the file of an SQLite database, whose "cannot open" error has no reason: too many open files is
     transient, a missing directory is not.
     """
     if isinstance(error, OSError):
-        return error.errno in HOPELESS
+        return error.errno in PERMANENT_ERRNOS
     origin: Any = getattr(error, "orig", None)  # of SQLAlchemy, which is not imported here
     number = getattr(origin, "sqlite_errorcode", None)
-    if number is not None and number & 0xFF == CANTOPEN:
-        return path is not None and not str(path).startswith("file:") and not _can_be(Path(path))
-    return number in SQLITE or getattr(origin, "sqlstate", None) in POSTGRESQL
+    if number is not None and number & 0xFF == SQLITE_CANTOPEN:
+        return path is not None and not str(path).startswith("file:") and not _is_accessible(Path(path))
+    return number in PERMANENT_SQLITE_CODES or getattr(origin, "sqlstate", None) in PERMANENT_SQLSTATES
 
 
-def _can_be(path: Path) -> bool:
+def _is_accessible(path: Path) -> bool:
     """Return whether a file at `path` can be opened or created."""
     if path.exists():
         return path.is_file() and os.access(path, os.R_OK | os.W_OK)
     return path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
 
 
-def driver_remedy(drivername: str, error: Exception) -> str:
+def driver_install_hint(drivername: str, error: Exception) -> str:
     """Return how to install a URL's missing driver, as a sentence without its end."""
     module = getattr(error, "name", None)
     if drivername.startswith("postgresql"):

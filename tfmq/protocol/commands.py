@@ -99,9 +99,11 @@ from tfmq.protocol.schema import SEQUENCE_NONE as SEQUENCE_NONE
 from tfmq.protocol.schema import (
     Acks,
     Blocks,
+    Boolean,
     DuesOrNil,
     Identity,
     Incarnation,
+    Integer,
     Kind,
     ListOf,
     Map,
@@ -110,20 +112,18 @@ from tfmq.protocol.schema import (
     Offset,
     Optional,
     Partition,
-    Plain,
+    PlainMap,
     Positions,
     ProducerId,
-    Row,
+    Record,
     Sequence,
+    ShortText,
     Signed,
     SignedSequence,
     Size,
     Text,
     TimeMs,
     Topic,
-    Whole,
-    Words,
-    Yes,
 )
 from tfmq.protocol.schema import Block as Block
 from tfmq.protocol.schema import CommitMember as CommitMember
@@ -161,18 +161,18 @@ class Hello(NamedTuple):
     The client offers a range of versions; the broker selects the highest that both support.
     """
 
-    magic: Words
+    magic: ShortText
     version_min: Size
     version_max: Size
-    client: Words
-    details: Plain
+    client: ShortText
+    details: PlainMap
 
 
 class HelloReply(NamedTuple):
     version: Size
-    server: Words
-    node: Words
-    limits: Plain
+    server: ShortText
+    node: ShortText
+    limits: PlainMap
     acks: Acks
     features: Annotated[list[str], ListOf(Text(), limits.MAP_ITEMS)]
 
@@ -190,7 +190,7 @@ class Status(NamedTuple):
 
 
 class StatusReply(NamedTuple):
-    status: Plain
+    status: PlainMap
 
 
 class Cancel(NamedTuple):
@@ -203,7 +203,7 @@ class Cancel(NamedTuple):
 
 
 class CancelReply(NamedTuple):
-    cancelled: Yes
+    cancelled: Boolean
 
 
 # Producing
@@ -212,7 +212,7 @@ class CancelReply(NamedTuple):
 class LeaseProducerIds(NamedTuple):
     """Allocate producer ids that were never used before."""
 
-    count: Annotated[int, Whole(1, limits.PRODUCER_IDS_PER_LEASE)] = 1  # type: ignore[assignment]
+    count: Annotated[int, Integer(1, limits.PRODUCER_IDS_PER_LEASE)] = 1  # type: ignore[assignment]
 
 
 class LeaseProducerIdsReply(NamedTuple):
@@ -232,20 +232,20 @@ class Produce(NamedTuple):
     partition: Partition
     producer_id: ProducerId
     sequence: Sequence
-    count: Annotated[int, Whole(1, limits.BATCH_RECORDS)]  # type: ignore[assignment]
+    count: Annotated[int, Integer(1, limits.BATCH_RECORDS)]  # type: ignore[assignment]
     acks: Acks
     blocks: Blocks
     due: DuesOrNil = None
-    transaction: Annotated[int | None, Optional(Whole(1, (1 << 63) - 1, "u63, not 0"))] = None
+    transaction: Annotated[int | None, Optional(Integer(1, (1 << 63) - 1, "u63, not 0"))] = None
 
 
 class ProduceReply(NamedTuple):
     positions: Positions
     durability: Acks
-    repeated: Yes
+    repeated: Boolean
     append_time: TimeMs
     first_ordinal: Signed
-    delayed: Annotated[DelayedBatch | None, Optional(Row(DelayedBatch))] = None
+    delayed: Annotated[DelayedBatch | None, Optional(Record(DelayedBatch))] = None
 
 
 class SucceedProducer(NamedTuple):
@@ -283,8 +283,8 @@ class Fetch(NamedTuple):
     epoch: Signed = EPOCH_UNKNOWN
     max_bytes: Size = 256 * limits.KIB
     wait_ms: Size = 0
-    read: Annotated[int, Whole(READ_FORCED, READ_WRITTEN)] = READ_FORCED
-    tags: Annotated[list[int] | None, Optional(ListOf(Whole(1, 65_535), limits.FETCH_TAGS))] = None
+    read: Annotated[int, Integer(READ_FORCED, READ_WRITTEN)] = READ_FORCED
+    tags: Annotated[list[int] | None, Optional(ListOf(Integer(1, 65_535), limits.FETCH_TAGS))] = None
 
 
 class FetchReply(NamedTuple):
@@ -308,7 +308,7 @@ class Locate(NamedTuple):
     topic: Topic
     incarnation: Incarnation
     partition: Partition
-    by: Annotated[int, Whole(BY_EARLIEST, BY_OFFSET)]
+    by: Annotated[int, Integer(BY_EARLIEST, BY_OFFSET)]
     value: Number = 0
 
 
@@ -327,8 +327,8 @@ class Command:
 
     def __init__(self, code: int, request: type[Any], reply: type[Any], body: str = "", reply_body: str = ""):
         self.code = code
-        self.request = Row(request)
-        self.reply = Row(reply)
+        self.request = Record(request)
+        self.reply = Record(reply)
         self.body = body
         self.reply_body = reply_body
         self.name = "".join(f"_{c}" if c.isupper() else c for c in request.__name__).strip("_").upper()
@@ -416,9 +416,9 @@ def values_of(kind: Kind, partitions: int) -> int:
     if isinstance(kind, Optional):
         return values_of(kind.kind, partitions)
     if isinstance(kind, ListOf):
-        is_cap = kind.count == limits.PARTITIONS.cap and isinstance(kind.kind, Row)
+        is_cap = kind.count == limits.PARTITIONS.cap and isinstance(kind.kind, Record)
         return 1 + (partitions if is_cap else kind.count) * values_of(kind.kind, partitions)
-    if isinstance(kind, Row):
+    if isinstance(kind, Record):
         return 1 + sum(values_of(each, partitions) for each in kind.kinds) + SPARE_IN_ROW
     return 1 + 4 * limits.MAP_ITEMS if isinstance(kind, Map) else 1
 

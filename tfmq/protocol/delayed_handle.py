@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple, NoReturn, overload
 
 from tfmq.errors import BadRequest
 
-LETTER: Final = "d"
+HANDLE_LETTER: Final = "d"
 """First character of every handle; another kind of handle would have another letter."""
-LENGTH: Final = 59
+HANDLE_LENGTH: Final = 59
 """Characters of a handle."""
 
 _FIELDS: Final = Struct(">QQQQ")
@@ -48,39 +48,39 @@ class Handle(NamedTuple):
     number: int
 
 
-def print_handle(handle: Handle) -> str:
+def format_handle(handle: Handle) -> str:
     """Return the text of a handle. Raises ValueError for numbers that do not fit."""
     fits = min(handle.store_id, handle.log_id) > 0 and max(handle.store_id, handle.log_id) < 1 << 64
     if not fits or not 0 <= min(handle.due, handle.number) <= max(handle.due, handle.number) <= _NUMBER_MAX:
         raise ValueError(f"{handle} cannot be the handle of a message")
-    return _printed(_FIELDS.pack(*handle))
+    return _format_fields(_FIELDS.pack(*handle))
 
 
-def _printed(fields: bytes) -> str:
-    return LETTER + b32encode(fields + _CHECKSUM.pack(zlib.crc32(fields))).decode().lower()[:-_PADDING]
+def _format_fields(fields: bytes) -> str:
+    return HANDLE_LETTER + b32encode(fields + _CHECKSUM.pack(zlib.crc32(fields))).decode().lower()[:-_PADDING]
 
 
 def parse_handle(text: str) -> Handle:
     """Parse a handle. Raises BadRequest for anything that `format_handle` does not return."""
-    if len(text) != LENGTH or not text.startswith(LETTER) or text != text.lower():
-        _refuse(text)
+    if len(text) != HANDLE_LENGTH or not text.startswith(HANDLE_LETTER) or text != text.lower():
+        _reject(text)
     try:
         data = b32decode(text[1:].upper() + "=" * _PADDING)
     except (binascii.Error, ValueError):
-        _refuse(text)
+        _reject(text)
     fields = data[: _FIELDS.size]
-    if _printed(fields) != text:
-        _refuse(text)
+    if _format_fields(fields) != text:
+        _reject(text)
     handle = Handle(*_FIELDS.unpack(fields))
     if not handle.store_id or not handle.log_id or max(handle.due, handle.number) > _NUMBER_MAX:
-        _refuse(text)
+        _reject(text)
     return handle
 
 
-def _refuse(text: str) -> NoReturn:
-    shown = text if len(text) <= LENGTH + 10 else f"{text[:LENGTH]}..."
+def _reject(text: str) -> NoReturn:
+    shown = text if len(text) <= HANDLE_LENGTH + 10 else f"{text[:HANDLE_LENGTH]}..."
     raise BadRequest(
-        f"This is no handle of a delayed message: {shown!r}. Handles have {LENGTH} characters and a checksum:"
+        f"This is no handle of a delayed message: {shown!r}. Handles have {HANDLE_LENGTH} characters and a checksum:"
         " copy it whole from SendResult.delayed or `tfmq delay list`."
     )
 
@@ -123,7 +123,7 @@ class Handles(Sequence[str]):
             return Handles(self._store_id, self._log_id, self._first_number + first, self._dues[index])
         place = index + len(self) if index < 0 else index
         due = self._dues[place] if place >= 0 else self._dues[index]
-        return print_handle(Handle(self._store_id, self._log_id, due, self._first_number + place))
+        return format_handle(Handle(self._store_id, self._log_id, due, self._first_number + place))
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and list(self) == list(other)
@@ -135,7 +135,7 @@ class Handles(Sequence[str]):
         return f"<Handles of {len(self)} delayed messages>"
 
 
-def read_dues(packed: bytes) -> array[int]:
+def decode_due_times(packed: bytes) -> array[int]:
     """Decode due times from the wire: u64, big-endian. `packed` must contain whole ones."""
     dues = array("Q", packed)
     if byteorder == "little":
@@ -143,7 +143,7 @@ def read_dues(packed: bytes) -> array[int]:
     return dues
 
 
-def write_dues(dues: array[int]) -> bytes:
+def encode_due_times(dues: array[int]) -> bytes:
     """Encode due times for the wire."""
     if byteorder == "little":
         dues = dues[:]

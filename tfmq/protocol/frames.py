@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tfmq import limits
-from tfmq.bounded_msgpack import TRUSTED_BYTES, Buffer, Malformed, announced, pack, unpack
+from tfmq.bounded_msgpack import UNCHECKED_BYTES_MAX, Buffer, Malformed, list_header, pack, unpack
 from tfmq.errors import BadFrame, BadRequest, MessageTooLarge
 
 SIZE = struct.Struct(">I")
@@ -63,8 +63,8 @@ def check_size(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRA
     """
     size: int = SIZE.unpack_from(view, position)[0]
     if size > frame_bytes or size < 4:
-        start = bytes(view[position : position + LOOK_BYTES])
-        raise BadFrame(sentence(start) or _size_sentence(size, frame_bytes))
+        start = bytes(view[position : position + DETECTION_BYTES])
+        raise BadFrame(other_protocol_sentence(start) or _size_sentence(size, frame_bytes))
     return size
 
 
@@ -97,7 +97,7 @@ def decode_header(view: Buffer, bounds: Mapping[int, tuple[int, int]] = MappingP
     half a million surplus values cost as much time as the largest request.
     """
     try:
-        if len(view) <= TRUSTED_BYTES or not bounds:
+        if len(view) <= UNCHECKED_BYTES_MAX or not bounds:
             header = unpack(view)
         else:
             header = unpack(view, items_max=_items_max(view, bounds))
@@ -117,7 +117,7 @@ def decode_header(view: Buffer, bounds: Mapping[int, tuple[int, int]] = MappingP
 
 def _items_max(view: Buffer, bounds: Mapping[int, tuple[int, int]]) -> int:
     """How many values the header may have, by its command. Raises BadFrame where its list alone is too long."""
-    fields, first = announced(view)
+    fields, first = list_header(view)
     width = UNSIGNED.get(view[first], 0) if fields > 0 and len(view) > first else 0
     code = int.from_bytes(view[first + 1 : first + 1 + width], "big") if width else view[first]
     fields_max, items_max = bounds.get(code, (FIELDS_UNKNOWN, FIELDS_UNKNOWN))
@@ -157,18 +157,18 @@ class Decoder:
 
     def __init__(self, frame_bytes: int = limits.FRAME_BYTES) -> None:
         self.frame_bytes = frame_bytes
-        self._held = bytearray()
-        self._wanted = 4
+        self._incomplete = bytearray()
+        self._needed_bytes = 4
 
     @property
-    def missing(self) -> int:
+    def missing_bytes(self) -> int:
         """How many more bytes are needed for the known part of the current frame; at least 1."""
-        return self._wanted - len(self._held)
+        return self._needed_bytes - len(self._incomplete)
 
     @property
-    def midway(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether a frame is incomplete."""
-        return bool(self._held)
+        return bool(self._incomplete)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """Return the frames that `data` completes.
@@ -177,26 +177,28 @@ class Decoder:
         """
         view = memoryview(data)
         frames: list[Frame] = []
-        while self._held and view:
-            taken = min(self.missing, len(view))
-            self._held += view[:taken]
+        while self._incomplete and view:
+            taken = min(self.missing_bytes, len(view))
+            self._incomplete += view[:taken]
             view = view[taken:]
-            if self.missing:
+            if self.missing_bytes:
                 return frames
-            frame, self._wanted = frame_at(memoryview(self._held), 0, frame_bytes=self.frame_bytes)
+            frame, self._needed_bytes = frame_at(
+                memoryview(self._incomplete), 0, frame_bytes=self.frame_bytes
+            )
             if frame is not None:
                 frames.append(frame)
-                self._held, self._wanted = bytearray(), 4
-        self._take(view, frames)
+                self._incomplete, self._needed_bytes = bytearray(), 4
+        self._decode_whole_frames(view, frames)
         return frames
 
-    def _take(self, view: memoryview, frames: list[Frame]) -> None:
+    def _decode_whole_frames(self, view: memoryview, frames: list[Frame]) -> None:
         """Append all complete frames in `view` to `frames` and store the rest."""
         position = 0
         while position < len(view):
             frame, number = frame_at(view, position, frame_bytes=self.frame_bytes)
             if frame is None:
-                self._held, self._wanted = bytearray(view[position:]), number
+                self._incomplete, self._needed_bytes = bytearray(view[position:]), number
                 return
             frames.append(frame)
             position = number
@@ -204,14 +206,14 @@ class Decoder:
 
 # Detection of other protocols, so that a wrong port is named in the error.
 
-LOOK_BYTES = 8
+DETECTION_BYTES = 8
 
 EMPTY_LINE = "\r\n\r\n"
 """Sent after a client's HELLO, so that a server of a text protocol, such as HTTP, responds with an error at once."""
 
 _HTTP = "an HTTP client or browser"
 # First bytes, and the program that sends them.
-_SPEAKERS: tuple[tuple[bytes, str], ...] = (
+_PROTOCOLS: tuple[tuple[bytes, str], ...] = (
     *(
         (word, _HTTP)
         for word in (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b"TRAC", b"CONN")
@@ -243,20 +245,20 @@ _SPEAKERS: tuple[tuple[bytes, str], ...] = (
 )
 
 
-def speaker(start: bytes) -> str | None:
+def detect_protocol(start: bytes) -> str | None:
     """Return the kind of program that sends `start` first ("an HTTP server"); None if unknown."""
-    return next((who for word, who in _SPEAKERS if start.startswith(word)), None)
+    return next((who for word, who in _PROTOCOLS if start.startswith(word)), None)
 
 
-def sentence(start: bytes) -> str | None:
+def other_protocol_sentence(start: bytes) -> str | None:
     """Return the error sentence for the first bytes of a known protocol; None for others."""
-    who = speaker(start)
+    who = detect_protocol(start)
     return who and f"At the other end is {who}, not a program that speaks tfmq: check host and port."
 
 
-def http_answer(start: bytes, host_and_port: str) -> bytes | None:
+def http_response(start: bytes, host_and_port: str) -> bytes | None:
     """Return a response for an HTTP client; None if `start` is not from one."""
-    if speaker(start) != _HTTP:
+    if detect_protocol(start) != _HTTP:
         return None
     text = f"This is a tfmq broker at {host_and_port}; it speaks its own protocol, not HTTP.\n".encode()
     head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"

@@ -10,6 +10,8 @@ from tfmq import limits
 from tfmq.errors import BadRequest
 from tfmq.protocol.schema import (
     DUE_MAX,
+    Boolean,
+    ByteString,
     CommitMember,
     FencedPartitions,
     GrantedPartition,
@@ -18,26 +20,26 @@ from tfmq.protocol.schema import (
     GroupOffsets,
     HeldPartitions,
     Incarnation,
+    Integer,
     ListOf,
     Map,
     Member,
     Name,
     Number,
-    Octets,
     Offset,
-    OffsetsInside,
     Optional,
     Partition,
     PartitionNamesOrNil,
     PartitionOrNil,
     Partitions,
-    Plain,
+    PlainMap,
     ProducerId,
-    Row,
+    Record,
     SavedOffsets,
     SentDelayed,
     SentOffsets,
     SessionMs,
+    ShortText,
     Size,
     SubscriptionOrNil,
     Text,
@@ -48,10 +50,8 @@ from tfmq.protocol.schema import (
     TransactionBatches,
     TransactionEpoch,
     TransactionName,
-    Whole,
-    Words,
+    TransactionOffsetRows,
     Xid,
-    Yes,
 )
 
 # Delayed messages. A requested due time is a u64. If its top bit is set, the rest is a delay in ms from the time at
@@ -61,7 +61,7 @@ HANDLE_BYTES: Final = 64
 """A handle has 59 characters (`tfmq.protocol.delayed_handle`); another kind may have some more."""
 Handle = Annotated[str, Text(HANDLE_BYTES, empty=False)]
 HandleOrNone = Annotated[str, Text(HANDLE_BYTES)]
-Due = Annotated[int, Whole(0, (1 << 64) - 1, "u64")]
+Due = Annotated[int, Integer(0, (1 << 64) - 1, "u64")]
 
 
 class Edges(ListOf):
@@ -70,7 +70,7 @@ class Edges(ListOf):
     text = "list of u63, ascending"
 
     def __init__(self) -> None:
-        super().__init__(Whole(0, DUE_MAX, "u63"), limits.DELAYED_HISTOGRAM_EDGES)
+        super().__init__(Integer(0, DUE_MAX, "u63"), limits.DELAYED_HISTOGRAM_EDGES)
 
     def check(self, value: Any, name: str) -> list[int]:
         edges = super().check(value, name)
@@ -91,7 +91,7 @@ class CancelDelayed(NamedTuple):
 
 
 class CancelDelayedReply(NamedTuple):
-    state: Words
+    state: ShortText
 
 
 class RescheduleDelayed(NamedTuple):
@@ -105,7 +105,7 @@ class RescheduleDelayed(NamedTuple):
 
 
 class RescheduleDelayedReply(NamedTuple):
-    state: Words
+    state: ShortText
     handle: HandleOrNone
 
 
@@ -118,16 +118,16 @@ class ListDelayed(NamedTuple):
 
     topic: Member = ""
     partition: PartitionOrNil = None
-    key: Annotated[bytes | None, Optional(Octets(limits.KEY_BYTES))] = None
+    key: Annotated[bytes | None, Optional(ByteString(limits.KEY_BYTES))] = None
     first_due: Number = 0
     end_due: Number = DUE_MAX
     after: HandleOrNone = ""
-    limit: Annotated[int, Whole(1, limits.DELAYED_PER_PAGE)] = int(limits.DELAYED_PER_PAGE)
+    limit: Annotated[int, Integer(1, limits.DELAYED_PER_PAGE)] = int(limits.DELAYED_PER_PAGE)
 
 
 class ListDelayedReply(NamedTuple):
     delayed: Annotated[list[dict[str, Any]], ListOf(Map(), limits.DELAYED_PER_PAGE)]
-    more: Yes
+    more: Boolean
     after: HandleOrNone = ""
 
 
@@ -138,7 +138,7 @@ class DescribeDelayed(NamedTuple):
 
 
 class DescribeDelayedReply(NamedTuple):
-    description: Plain
+    description: PlainMap
 
 
 class DelayedHistogram(NamedTuple):
@@ -149,7 +149,7 @@ class DelayedHistogram(NamedTuple):
 
 
 class DelayedHistogramReply(NamedTuple):
-    counts: Annotated[list[int], ListOf(Whole(0, (1 << 63) - 1, "u63"), limits.DELAYED_HISTOGRAM_EDGES)]
+    counts: Annotated[list[int], ListOf(Integer(0, (1 << 63) - 1, "u63"), limits.DELAYED_HISTOGRAM_EDGES)]
     pending: Number
 
 
@@ -170,7 +170,7 @@ class JoinGroup(NamedTuple):
     member: Member
     topics: Topics
     session_ms: SessionMs = int(limits.SESSION_MS)
-    strategy: Words = STICKY
+    strategy: ShortText = STICKY
     only: PartitionNamesOrNil = None
 
 
@@ -178,7 +178,7 @@ class JoinGroupReply(NamedTuple):
     member: Group
     generation: Number
     partitions: GrantedPartitions
-    note: Words
+    note: ShortText
 
 
 class Heartbeat(NamedTuple):
@@ -199,10 +199,10 @@ class Heartbeat(NamedTuple):
 class HeartbeatReply(NamedTuple):
     generation: Number
     assigned: Annotated[
-        list[GrantedPartition] | None, Optional(ListOf(Row(GrantedPartition), limits.PARTITIONS.cap))
+        list[GrantedPartition] | None, Optional(ListOf(Record(GrantedPartition), limits.PARTITIONS.cap))
     ]
-    note: Words
-    forgotten: Yes = False
+    note: ShortText
+    forgotten: Boolean = False
 
 
 class LeaveGroup(NamedTuple):
@@ -214,7 +214,7 @@ class LeaveGroup(NamedTuple):
 
 
 class LeaveGroupReply(NamedTuple):
-    left: Yes
+    left: Boolean
 
 
 class CommitOffsets(NamedTuple):
@@ -261,7 +261,7 @@ class DescribeGroup(NamedTuple):
 
 
 class DescribeGroupReply(NamedTuple):
-    description: Plain
+    description: PlainMap
 
 
 class ResetGroup(NamedTuple):
@@ -282,7 +282,7 @@ class DeleteGroup(NamedTuple):
 
 
 class DeleteGroupReply(NamedTuple):
-    deleted: Yes
+    deleted: Boolean
 
 
 # Schedules: messages that the broker sends at the times of a cron expression.
@@ -308,14 +308,14 @@ class AddSchedule(NamedTuple):
     timezone: Annotated[str, Text(limits.CRON_BYTES, empty=False)]
     topic: Topic
     partition: PartitionOrNil = None
-    misfire: Words = "one"
-    attribute: Annotated[bytes, Octets(limits.ATTRIBUTE_BYTES)] = b""
-    tombstone: Yes = False
+    misfire: ShortText = "one"
+    attribute: Annotated[bytes, ByteString(limits.ATTRIBUTE_BYTES)] = b""
+    tombstone: Boolean = False
 
 
 class AddScheduleReply(NamedTuple):
-    schedule: Plain
-    made: Yes
+    schedule: PlainMap
+    made: Boolean
 
 
 class ListSchedules(NamedTuple):
@@ -323,12 +323,12 @@ class ListSchedules(NamedTuple):
 
     name: Member = ""
     after: Member = ""
-    limit: Annotated[int, Whole(1, limits.SCHEDULES_PER_PAGE)] = int(limits.SCHEDULES_PER_PAGE)
+    limit: Annotated[int, Integer(1, limits.SCHEDULES_PER_PAGE)] = int(limits.SCHEDULES_PER_PAGE)
 
 
 class ListSchedulesReply(NamedTuple):
     schedules: Annotated[list[dict[str, Any]], ListOf(Map(), limits.SCHEDULES_PER_PAGE)]
-    more: Yes
+    more: Boolean
 
 
 class PauseSchedule(NamedTuple):
@@ -341,7 +341,7 @@ class PauseSchedule(NamedTuple):
 
 
 class PauseScheduleReply(NamedTuple):
-    schedule: Plain
+    schedule: PlainMap
 
 
 class ResumeSchedule(NamedTuple):
@@ -354,7 +354,7 @@ class ResumeSchedule(NamedTuple):
 
 
 class ResumeScheduleReply(NamedTuple):
-    schedule: Plain
+    schedule: PlainMap
 
 
 class RemoveSchedule(NamedTuple):
@@ -368,7 +368,7 @@ class RemoveSchedule(NamedTuple):
 
 
 class RemoveScheduleReply(NamedTuple):
-    removed: Yes
+    removed: Boolean
 
 
 # Topics and partitions
@@ -381,19 +381,19 @@ class Metadata(NamedTuple):
     """
 
     topics: Annotated[list[str] | None, Optional(ListOf(Name(), limits.TOPICS.cap))] = None
-    create: Yes = False
+    create: Boolean = False
 
 
 class MetadataReply(NamedTuple):
-    topics: Annotated[list[TopicRow], ListOf(Row(TopicRow), limits.TOPICS.cap)]
+    topics: Annotated[list[TopicRow], ListOf(Record(TopicRow), limits.TOPICS.cap)]
 
 
 class CreateTopic(NamedTuple):
     """Create a topic; nil partitions: the broker's default."""
 
     topic: Topic
-    partitions: Annotated[int | None, Optional(Whole(1, limits.PARTITIONS_PER_TOPIC.cap))]
-    settings: Plain
+    partitions: Annotated[int | None, Optional(Integer(1, limits.PARTITIONS_PER_TOPIC.cap))]
+    settings: PlainMap
 
 
 class CreateTopicReply(NamedTuple):
@@ -420,7 +420,7 @@ class DeleteTopic(NamedTuple):
 
 
 class DeleteTopicReply(NamedTuple):
-    deleted: Yes
+    deleted: Boolean
 
 
 class DescribeTopic(NamedTuple):
@@ -430,7 +430,7 @@ class DescribeTopic(NamedTuple):
 
 
 class DescribeTopicReply(NamedTuple):
-    description: Plain
+    description: PlainMap
 
 
 class ResumePartition(NamedTuple):
@@ -441,7 +441,7 @@ class ResumePartition(NamedTuple):
 
 
 class ResumePartitionReply(NamedTuple):
-    state: Words
+    state: ShortText
 
 
 class Truncate(NamedTuple):
@@ -465,20 +465,20 @@ class SetTopic(NamedTuple):
 
     topic: Topic
     incarnation: Incarnation
-    settings: Plain
+    settings: PlainMap
     unset: Annotated[list[str], ListOf(Text(), limits.MAP_ITEMS)]
 
 
 class SetTopicReply(NamedTuple):
-    settings: Plain
+    settings: PlainMap
 
 
 # Transactions and commit groups. A transaction is identified by its xid and its epoch, the number that
 # BEGIN_TRANSACTION assigned: an xid may be reused, an epoch never, so that nothing of an ended transaction can affect
 # a later one.
 
-STATES_IN_LIST = 16
-Page = Annotated[int, Whole(1, limits.TRANSACTIONS_PER_PAGE)]
+LISTED_STATES_MAX = 16
+Page = Annotated[int, Integer(1, limits.TRANSACTIONS_PER_PAGE)]
 Maps = Annotated[list[dict[str, Any]], ListOf(Map(), limits.TRANSACTIONS_PER_PAGE)]
 
 
@@ -492,15 +492,15 @@ class BeginTransaction(NamedTuple):
     producer_id: ProducerId
     number: Number
     xid: Annotated[str, Text(limits.XID_BYTES)]
-    timeout_ms: Annotated[int | None, Optional(Whole(1, (1 << 32) - 1, "u32, not 0"))]
+    timeout_ms: Annotated[int | None, Optional(Integer(1, (1 << 32) - 1, "u32, not 0"))]
     group: Member
-    member: Annotated[CommitMember | None, Optional(Row(CommitMember))] = None
+    member: Annotated[CommitMember | None, Optional(Record(CommitMember))] = None
 
 
 class BeginTransactionReply(NamedTuple):
     epoch: Number
     xid: Annotated[str, Text(limits.XID_BYTES)]
-    state: Words
+    state: ShortText
     timeout_ms: Size
 
 
@@ -512,12 +512,14 @@ class PrepareTransaction(NamedTuple):
 
     xid: Xid
     epoch: TransactionEpoch
-    ttl_ms: Annotated[int | None, Optional(Whole(1, limits.TRANSACTION_TTL_SECONDS.cap * 1000, "u63, not 0"))]
-    offsets: OffsetsInside
+    ttl_ms: Annotated[
+        int | None, Optional(Integer(1, limits.TRANSACTION_TTL_SECONDS.cap * 1000, "u63, not 0"))
+    ]
+    offsets: TransactionOffsetRows
 
 
 class PrepareTransactionReply(NamedTuple):
-    state: Words
+    state: ShortText
     expires_ms: TimeMs
 
 
@@ -528,14 +530,14 @@ class CommitTransaction(NamedTuple):
 
     xid: Xid
     epoch: TransactionEpoch
-    one_phase: Yes
-    heuristic: Yes
-    offsets: OffsetsInside
-    force: Yes = False
+    one_phase: Boolean
+    heuristic: Boolean
+    offsets: TransactionOffsetRows
+    force: Boolean = False
 
 
 class CommitTransactionReply(NamedTuple):
-    state: Words
+    state: ShortText
     dropped: Number
     offsets: SentOffsets
     delayed: SentDelayed = []  # noqa: RUF012 - never changed
@@ -547,11 +549,11 @@ class RollbackTransaction(NamedTuple):
 
     xid: Xid
     epoch: TransactionEpoch
-    heuristic: Yes = False
+    heuristic: Boolean = False
 
 
 class RollbackTransactionReply(NamedTuple):
-    state: Words
+    state: ShortText
 
 
 class ForgetTransaction(NamedTuple):
@@ -562,7 +564,7 @@ class ForgetTransaction(NamedTuple):
 
 
 class ForgetTransactionReply(NamedTuple):
-    forgotten: Yes
+    forgotten: Boolean
 
 
 class ListTransactions(NamedTuple):
@@ -571,7 +573,7 @@ class ListTransactions(NamedTuple):
     Nil states: those that need attention, which are prepared, applying, or ended by an operator.
     """
 
-    states: Annotated[list[str] | None, Optional(ListOf(Text(32), STATES_IN_LIST))] = None
+    states: Annotated[list[str] | None, Optional(ListOf(Text(32), LISTED_STATES_MAX))] = None
     after: Number = 0
     limit: Page = int(limits.TRANSACTIONS_PER_PAGE)
     group: Member = ""
@@ -579,7 +581,7 @@ class ListTransactions(NamedTuple):
 
 class ListTransactionsReply(NamedTuple):
     transactions: Maps
-    more: Yes
+    more: Boolean
     after: Number = 0
 
 
@@ -591,7 +593,7 @@ class DescribeTransaction(NamedTuple):
 
 
 class DescribeTransactionReply(NamedTuple):
-    description: Plain
+    description: PlainMap
 
 
 class Transact(NamedTuple):
@@ -603,15 +605,15 @@ class Transact(NamedTuple):
     producer_id: ProducerId
     number: Number
     batches: TransactionBatches
-    offsets: OffsetsInside
+    offsets: TransactionOffsetRows
 
 
 class TransactReply(NamedTuple):
-    state: Words
+    state: ShortText
     epoch: Number
     dropped: Number
     offsets: SentOffsets
-    repeated: Yes
+    repeated: Boolean
     delayed: SentDelayed = []  # noqa: RUF012 - never changed
 
 
@@ -622,7 +624,7 @@ class AwaitChecks(NamedTuple):
     """
 
     group: Group
-    wait_ms: Annotated[int, Whole(0, limits.FETCH_WAIT_MS.cap)]
+    wait_ms: Annotated[int, Integer(0, limits.FETCH_WAIT_MS.cap)]
 
 
 class AwaitChecksReply(NamedTuple):
@@ -638,14 +640,16 @@ class CommitGroup(NamedTuple):
     group: Group
     sequence: Number
     run: Group
-    transactions: Annotated[list[TransactionName], ListOf(Row(TransactionName), limits.COMMIT_GROUP_MEMBERS)]
+    transactions: Annotated[
+        list[TransactionName], ListOf(Record(TransactionName), limits.COMMIT_GROUP_MEMBERS)
+    ]
     rows: Number
-    other_total: Yes = False
+    other_total: Boolean = False
 
 
 class CommitGroupReply(NamedTuple):
-    state: Words
-    repeated: Yes
+    state: ShortText
+    repeated: Boolean
     rows: Number
     dropped: Number
 
@@ -662,7 +666,7 @@ class AbortCommitGroup(NamedTuple):
 
 
 class AbortCommitGroupReply(NamedTuple):
-    state: Words
+    state: ShortText
 
 
 class ListCommitGroups(NamedTuple):
@@ -674,7 +678,7 @@ class ListCommitGroups(NamedTuple):
 
 class ListCommitGroupsReply(NamedTuple):
     groups: Maps
-    more: Yes
+    more: Boolean
 
 
 class ForgetCommitGroup(NamedTuple):
@@ -687,4 +691,4 @@ class ForgetCommitGroup(NamedTuple):
 
 
 class ForgetCommitGroupReply(NamedTuple):
-    forgotten: Yes
+    forgotten: Boolean

@@ -25,12 +25,12 @@ class Kind(Protocol):
     def check(self, value: Any, name: str) -> Any: ...
 
 
-def _refuse(name: str, wanted: str, value: Any) -> NoReturn:
+def _reject(name: str, wanted: str, value: Any) -> NoReturn:
     shown = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
     raise BadRequest(f"The field {name} must be {wanted}, not {shown[:80]}.")
 
 
-class Whole:
+class Integer:
     """An integer from `low` to `high`, both included."""
 
     def __init__(self, low: int, high: int, text: str = "") -> None:
@@ -40,7 +40,7 @@ class Whole:
     def check(self, value: Any, name: str) -> int:
         if type(value) is int and self.low <= value <= self.high:
             return value
-        _refuse(name, f"a whole number from {self.low} to {self.high}", value)
+        _reject(name, f"a whole number from {self.low} to {self.high}", value)
 
 
 class Flag:
@@ -51,7 +51,7 @@ class Flag:
     def check(self, value: Any, name: str) -> bool:
         if type(value) is bool:
             return value
-        _refuse(name, "true or false", value)
+        _reject(name, "true or false", value)
 
 
 class Text:
@@ -64,7 +64,7 @@ class Text:
     def check(self, value: Any, name: str) -> str:
         if type(value) is str and (value or self.empty) and self._fits(value):
             return value
-        _refuse(name, f"a text of {'at most' if self.empty else '1 to'} {self.size:d} bytes", value)
+        _reject(name, f"a text of {'at most' if self.empty else '1 to'} {self.size:d} bytes", value)
 
     def _fits(self, value: str) -> bool:
         """Return whether the string is short enough.
@@ -74,7 +74,7 @@ class Text:
         return len(value) * 4 <= self.size or len(value.encode()) <= self.size
 
 
-class Octets:
+class ByteString:
     """Bytes, at most `size`, a multiple of `piece`; if `piece` is above 1, not b""."""
 
     def __init__(self, size: int, piece: int = 1, text: str = "") -> None:
@@ -87,7 +87,7 @@ class Octets:
             return bytes(value)
         if type(value) is bytes and len(value) > self.size:
             raise BadRequest(f"The field {name} has {len(value)} bytes, {self.size:d} at most are allowed.")
-        _refuse(name, self.text, value)
+        _reject(name, self.text, value)
 
 
 class Name:
@@ -98,9 +98,9 @@ class Name:
         self.text = 'name or ""' if empty else "name"
 
     def check(self, value: Any, name: str) -> str:
-        if type(value) is str and (limits.valid_name(value) or (self.empty and not value)):
+        if type(value) is str and (limits.is_valid_name(value) or (self.empty and not value)):
             return value
-        _refuse(name, "a name of 1 to 249 letters, digits, '.', '_' or '-', and not '.' or '..'", value)
+        _reject(name, "a name of 1 to 249 letters, digits, '.', '_' or '-', and not '.' or '..'", value)
 
 
 class Map:
@@ -115,7 +115,7 @@ class Map:
             except Malformed as error:
                 raise BadRequest(f"The field {name} is {error}.") from None
             return value
-        _refuse(name, f"a map from text, with at most {limits.MAP_ITEMS:d} entries", value)
+        _reject(name, f"a map from text, with at most {limits.MAP_ITEMS:d} entries", value)
 
 
 class Optional:
@@ -138,7 +138,7 @@ class ListOf:
 
     def check(self, value: Any, name: str) -> list[Any]:
         if type(value) is not list or len(value) > self.count:
-            _refuse(name, f"a list of at most {self.count:d} entries", value)
+            _reject(name, f"a list of at most {self.count:d} entries", value)
         check = self.kind.check
         return [check(item, name) for item in value]
 
@@ -147,7 +147,7 @@ _new = tuple.__new__
 Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
 
-class Row(Generic[Tuple]):
+class Record(Generic[Tuple]):
     """An array that becomes a NamedTuple.
 
     Missing trailing fields get their defaults, additional ones are ignored.
@@ -161,7 +161,7 @@ class Row(Generic[Tuple]):
         self.defaults: dict[str, Any] = shape._field_defaults  # type: ignore[attr-defined]
         # Most fields are integers, which are compared in place; (1, 0) makes all others call `check`.
         self._columns = tuple(
-            (kind.low, kind.high, kind.check, name) if type(kind) is Whole else (1, 0, kind.check, name)
+            (kind.low, kind.high, kind.check, name) if type(kind) is Integer else (1, 0, kind.check, name)
             for kind, name in zip(self.kinds, self.names, strict=True)
         )
 
@@ -171,10 +171,10 @@ class Row(Generic[Tuple]):
 
     def check(self, value: Any, name: str) -> Tuple:
         if type(value) is not list:
-            _refuse(name, f"a list {self.text}", value)
-        return self.read(value, name)
+            _reject(name, f"a list {self.text}", value)
+        return self.decode(value, name)
 
-    def read(self, values: list[Any], name: str, start: int = 0) -> Tuple:
+    def decode(self, values: list[Any], name: str, start: int = 0) -> Tuple:
         """Return the NamedTuple of `values[start:]`. Raises BadRequest for an invalid field."""
         fields = [
             value if type(value) is int and low <= value <= high else check(value, field)
@@ -183,10 +183,10 @@ class Row(Generic[Tuple]):
             )
         ]
         if len(fields) < len(self.names):
-            self._complete(fields, name)
+            self._add_defaults(fields, name)
         return _new(self.shape, fields)
 
-    def _complete(self, fields: list[Any], name: str) -> None:
+    def _add_defaults(self, fields: list[Any], name: str) -> None:
         for field in self.names[len(fields) :]:
             if field not in self.defaults:
                 raise BadRequest(f"{name} lacks its field {field}.")
@@ -199,32 +199,32 @@ class Row(Generic[Tuple]):
 ACKS_NONE, ACKS_WRITTEN, ACKS_SYNCED = 0, 1, 2
 EPOCH_UNKNOWN = ORDINAL_UNKNOWN = SEQUENCE_NONE = -1
 
-_U32 = Whole(0, (1 << 32) - 1, "u32")
-_U63 = Whole(0, (1 << 63) - 1, "u63")
+_U32 = Integer(0, (1 << 32) - 1, "u32")
+_U63 = Integer(0, (1 << 63) - 1, "u63")
 
 Size = Annotated[int, _U32]
 Offset = Annotated[int, _U63]
 Number = Annotated[int, _U63]
-Signed = Annotated[int, Whole(-1, (1 << 63) - 1, "u63, or -1")]
+Signed = Annotated[int, Integer(-1, (1 << 63) - 1, "u63, or -1")]
 TimeMs = Annotated[int, _U63]
-Identity = Annotated[int, Whole(1, (1 << 64) - 1, "u64, not 0")]
-Incarnation = Annotated[int, Whole(0, (1 << 40) - 1, "u40")]
-ProducerId = Annotated[int, Whole(1, (1 << 40) - 1, "u40, not 0")]
-Sequence = Annotated[int, Whole(0, (1 << 24) - 1, "u24")]
-SignedSequence = Annotated[int, Whole(-1, (1 << 24) - 1, "u24, or -1")]
-Partition = Annotated[int, Whole(0, (1 << 24) - 1, "u24")]
-PartitionOrNil = Annotated[int | None, Optional(Whole(0, (1 << 24) - 1, "u24"))]
-Partitions = Annotated[int, Whole(1, limits.PARTITIONS_PER_TOPIC.cap)]
-Acks = Annotated[int, Whole(ACKS_NONE, ACKS_SYNCED)]
+Identity = Annotated[int, Integer(1, (1 << 64) - 1, "u64, not 0")]
+Incarnation = Annotated[int, Integer(0, (1 << 40) - 1, "u40")]
+ProducerId = Annotated[int, Integer(1, (1 << 40) - 1, "u40, not 0")]
+Sequence = Annotated[int, Integer(0, (1 << 24) - 1, "u24")]
+SignedSequence = Annotated[int, Integer(-1, (1 << 24) - 1, "u24, or -1")]
+Partition = Annotated[int, Integer(0, (1 << 24) - 1, "u24")]
+PartitionOrNil = Annotated[int | None, Optional(Integer(0, (1 << 24) - 1, "u24"))]
+Partitions = Annotated[int, Integer(1, limits.PARTITIONS_PER_TOPIC.cap)]
+Acks = Annotated[int, Integer(ACKS_NONE, ACKS_SYNCED)]
 Topic = Annotated[str, Name()]
 Group = Annotated[str, Name()]
 Member = Annotated[str, Name(empty=True)]
-Words = Annotated[str, Text()]
-Plain = Annotated[dict[str, Any], Map()]
-Yes = Annotated[bool, Flag()]
+ShortText = Annotated[str, Text()]
+PlainMap = Annotated[dict[str, Any], Map()]
+Boolean = Annotated[bool, Flag()]
 # The number of a transaction from the broker's counter, never reused; and the name that users and other systems give
 # it.
-TransactionEpoch = Annotated[int, Whole(1, (1 << 63) - 1, "u63, not 0")]
+TransactionEpoch = Annotated[int, Integer(1, (1 << 63) - 1, "u63, not 0")]
 Xid = Annotated[str, Text(limits.XID_BYTES, empty=False)]
 
 # Due times of messages, u64 each, one per record. With the top bit set the rest is a delay in ms from the time at which
@@ -232,15 +232,15 @@ Xid = Annotated[str, Text(limits.XID_BYTES, empty=False)]
 DUE_RELATIVE = 1 << 63
 DUE_MAX = DUE_RELATIVE - 1
 DUE_BYTES = 8
-_DUES = Octets(DUE_BYTES * limits.BATCH_RECORDS_DELAYED, DUE_BYTES, "bin of one u64 a record")
+_DUES = ByteString(DUE_BYTES * limits.BATCH_RECORDS_DELAYED, DUE_BYTES, "bin of one u64 a record")
 DuesOrNil = Annotated[bytes | None, Optional(_DUES)]
 
 
 class Block(NamedTuple):
     """One block of a batch: whole records, with the CRC-32 of their bytes."""
 
-    size: Annotated[int, Whole(1, (1 << 32) - 1, "u32, not 0")]
-    count: Annotated[int, Whole(1, limits.BATCH_RECORDS, "u32, not 0")]  # type: ignore[assignment]
+    size: Annotated[int, Integer(1, (1 << 32) - 1, "u32, not 0")]
+    count: Annotated[int, Integer(1, limits.BATCH_RECORDS, "u32, not 0")]  # type: ignore[assignment]
     crc: Size
 
 
@@ -256,14 +256,14 @@ class Position(NamedTuple):
 
 class PartitionRow(NamedTuple):
     partition: Partition
-    state: Words
+    state: ShortText
 
 
 class TopicRow(NamedTuple):
     name: Topic
     incarnation: Incarnation
-    partitions: Annotated[list[PartitionRow], ListOf(Row(PartitionRow), limits.PARTITIONS_PER_TOPIC.cap)]
-    settings: Plain
+    partitions: Annotated[list[PartitionRow], ListOf(Record(PartitionRow), limits.PARTITIONS_PER_TOPIC.cap)]
+    settings: PlainMap
 
 
 class PartitionName(NamedTuple):
@@ -310,7 +310,7 @@ class HeldPartition(NamedTuple):
     topic: Topic
     incarnation: Incarnation
     partition: Partition
-    leaving: Yes = False
+    leaving: Boolean = False
 
 
 class TransactionBatch(NamedTuple):
@@ -320,9 +320,9 @@ class TransactionBatch(NamedTuple):
     incarnation: Incarnation
     partition: Partition
     sequence: Sequence
-    count: Annotated[int, Whole(1, limits.BATCH_RECORDS)]  # type: ignore[assignment]
-    size: Annotated[int, Whole(1, (1 << 32) - 1, "u32, not 0")]
-    blocks: Annotated[list[Block], ListOf(Row(Block), limits.BATCH_BLOCKS)]
+    count: Annotated[int, Integer(1, limits.BATCH_RECORDS)]  # type: ignore[assignment]
+    size: Annotated[int, Integer(1, (1 << 32) - 1, "u32, not 0")]
+    blocks: Annotated[list[Block], ListOf(Record(Block), limits.BATCH_BLOCKS)]
     due: DuesOrNil = None
 
 
@@ -361,7 +361,7 @@ class TransactionOffsets(NamedTuple):
     group: Group
     member: Member
     generation: Number
-    offsets: Annotated[list[GroupOffset], ListOf(Row(GroupOffset), limits.OFFSETS_PER_COMMIT)]
+    offsets: Annotated[list[GroupOffset], ListOf(Record(GroupOffset), limits.OFFSETS_PER_COMMIT)]
 
 
 class CommitMember(NamedTuple):
@@ -377,25 +377,27 @@ class TransactionName(NamedTuple):
     epoch: TransactionEpoch
 
 
-GrantedPartitions = Annotated[list[GrantedPartition], ListOf(Row(GrantedPartition), limits.PARTITIONS.cap)]
+GrantedPartitions = Annotated[list[GrantedPartition], ListOf(Record(GrantedPartition), limits.PARTITIONS.cap)]
 PartitionNamesOrNil = Annotated[
-    list[PartitionName] | None, Optional(ListOf(Row(PartitionName), limits.PARTITIONS.cap))
+    list[PartitionName] | None, Optional(ListOf(Record(PartitionName), limits.PARTITIONS.cap))
 ]
-SessionMs = Annotated[int, Whole(limits.SESSION_MS_MIN, limits.SESSION_MS.cap)]
+SessionMs = Annotated[int, Integer(limits.SESSION_MS_MIN, limits.SESSION_MS.cap)]
 Topics = Annotated[list[str], ListOf(Name(), limits.TOPICS.cap)]
-Blocks = Annotated[list[Block], ListOf(Row(Block), limits.BATCH_BLOCKS)]
-Positions = Annotated[list[Position], ListOf(Row(Position), limits.BATCH_BLOCKS)]
-GroupOffsets = Annotated[list[GroupOffset], ListOf(Row(GroupOffset), limits.OFFSETS_PER_COMMIT)]
-FencedPartitions = Annotated[list[PartitionName], ListOf(Row(PartitionName), limits.OFFSETS_PER_COMMIT)]
-SavedOffsets = Annotated[list[SavedOffset], ListOf(Row(SavedOffset), limits.PARTITIONS.cap)]
-HeldPartitions = Annotated[list[HeldPartition], ListOf(Row(HeldPartition), limits.PARTITIONS.cap)]
-TransactionBatches = Annotated[list[TransactionBatch], ListOf(Row(TransactionBatch), limits.TRANSACT_BATCHES)]
-OffsetsInside = Annotated[
-    list[TransactionOffsets], ListOf(Row(TransactionOffsets), limits.TRANSACTION_OFFSET_GROUPS)
+Blocks = Annotated[list[Block], ListOf(Record(Block), limits.BATCH_BLOCKS)]
+Positions = Annotated[list[Position], ListOf(Record(Position), limits.BATCH_BLOCKS)]
+GroupOffsets = Annotated[list[GroupOffset], ListOf(Record(GroupOffset), limits.OFFSETS_PER_COMMIT)]
+FencedPartitions = Annotated[list[PartitionName], ListOf(Record(PartitionName), limits.OFFSETS_PER_COMMIT)]
+SavedOffsets = Annotated[list[SavedOffset], ListOf(Record(SavedOffset), limits.PARTITIONS.cap)]
+HeldPartitions = Annotated[list[HeldPartition], ListOf(Record(HeldPartition), limits.PARTITIONS.cap)]
+TransactionBatches = Annotated[
+    list[TransactionBatch], ListOf(Record(TransactionBatch), limits.TRANSACT_BATCHES)
 ]
-SentDelayed = Annotated[list[TransactionDelayed], ListOf(Row(TransactionDelayed), limits.TRANSACT_BATCHES)]
+TransactionOffsetRows = Annotated[
+    list[TransactionOffsets], ListOf(Record(TransactionOffsets), limits.TRANSACTION_OFFSET_GROUPS)
+]
+SentDelayed = Annotated[list[TransactionDelayed], ListOf(Record(TransactionDelayed), limits.TRANSACT_BATCHES)]
 SentOffsets = Annotated[
-    list[int], ListOf(Whole(-1, (1 << 63) - 1, "u63, or -1"), limits.TRANSACTION_PIECES.cap)
+    list[int], ListOf(Integer(-1, (1 << 63) - 1, "u63, or -1"), limits.TRANSACTION_PIECES.cap)
 ]
 
 
@@ -404,8 +406,8 @@ class Subscription(NamedTuple):
 
     topics: Topics
     session_ms: SessionMs
-    strategy: Words
+    strategy: ShortText
     only: PartitionNamesOrNil = None
 
 
-SubscriptionOrNil = Annotated[Subscription | None, Optional(Row(Subscription))]
+SubscriptionOrNil = Annotated[Subscription | None, Optional(Record(Subscription))]

@@ -15,16 +15,16 @@ ARENA_BYTES = 8 << 20
 """Memory for the reads of one turn: 32 full reads."""
 READ_BYTES = 256 << 10
 """Maximum of one read. As fast as 1 MiB (measured), and other connections are served sooner."""
-TAIL_BYTES_MIN = 4096
+PARTIAL_FRAME_BYTES_MIN = 4096
 """Minimum size of a frame's buffer, so that a frame that arrives slowly is not copied at every read."""
-TAIL_GROWTH = 4
+PARTIAL_FRAME_GROWTH = 4
 """A frame's buffer is at most this factor larger than what has arrived, whatever its size word announces."""
-TAIL_BYTES_AT_ONCE = 1 << 20
+PARTIAL_FRAME_BYTES_AT_ONCE = 1 << 20
 """A frame up to this size gets its whole buffer immediately while receive memory is plentiful.
 
 A batch is then received in one or two reads, instead of one for each growth of the buffer.
 """
-RECEIVING_BYTES_PLENTY = 16 << 20
+RECEIVING_BYTES_PLENTIFUL = 16 << 20
 """Memory for incomplete frames of all connections, up to which it counts as plentiful."""
 
 
@@ -45,17 +45,17 @@ class ReceiveArena:
         self._view = self.buffer.view
         self._position = 0
 
-    def room(self) -> memoryview:
+    def read_buffer(self) -> memoryview:
         """Return memory for one read; its content belongs to `buffer`."""
         if self._position + self._read_bytes > self._arena_bytes:
-            self._begin_anew()
+            self._start_over()
         return self._view[self._position : self._position + self._read_bytes]
 
-    def used(self, size_bytes: int) -> None:
+    def mark_filled(self, size_bytes: int) -> None:
         """Mark the first `size_bytes` of the last room as filled."""
         self._position += size_bytes
 
-    def turn_ended(self) -> None:
+    def end_turn(self) -> None:
         """Start from the beginning again, unless the buffer is retained."""
         if self._position and self.buffer.holds == 1:
             self._position = 0
@@ -64,7 +64,7 @@ class ReceiveArena:
         """Release the arena; nothing may be received any more."""
         self.buffer.release()
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         if self.buffer.holds > 1:
             self.buffer.release()
             self.buffer = self._pool.allocate(self._arena_bytes)
@@ -72,7 +72,7 @@ class ReceiveArena:
         self._position = 0
 
 
-class Tail:
+class PartialFrame:
     """The received part of an incomplete frame, size word included: `filled` bytes of `needed`.
 
     The buffer grows with what has arrived, so that an announced size costs no memory, unless it is allocated `at_once`.
@@ -85,31 +85,31 @@ class Tail:
         self._pool = pool
         self.needed = needed
         self.filled = len(part)
-        self.buffer = pool.allocate(needed if at_once else tail_size(self.filled, needed))
+        self.buffer = pool.allocate(needed if at_once else partial_frame_size(self.filled, needed))
         self.buffer.view[: self.filled] = part
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the whole frame has arrived."""
         return self.filled == self.needed
 
     @property
-    def last_room(self) -> bool:
+    def has_room_for_rest(self) -> bool:
         """Whether the buffer has room for the rest of the frame."""
         return self.buffer.size == self.needed
 
-    def room(self) -> memoryview:
+    def free_buffer(self) -> memoryview:
         """Return the memory for the next bytes; never empty before the frame is complete."""
         return self.buffer.view[self.filled :]
 
-    def used(self, size_bytes: int) -> None:
+    def mark_filled(self, size_bytes: int) -> None:
         """Mark `size_bytes` of the room as filled.
 
         A full buffer that is too small is replaced by a larger one.
         """
         self.filled += size_bytes
         if self.filled == self.buffer.size < self.needed:
-            larger = self._pool.allocate(tail_size(self.filled, self.needed))
+            larger = self._pool.allocate(partial_frame_size(self.filled, self.needed))
             larger.view[: self.filled] = self.buffer.view
             self.buffer.release()
             self.buffer = larger
@@ -119,36 +119,36 @@ class Tail:
         self.buffer.release()
 
 
-def affords(receiving_bytes: int, needed: int) -> bool:
+def allocates_at_once(receiving_bytes: int, needed: int) -> bool:
     """Return whether a frame may have its whole buffer of `needed` bytes immediately.
 
     `receiving_bytes` are in use by other frames.
     """
-    return needed <= TAIL_BYTES_AT_ONCE and receiving_bytes + needed <= RECEIVING_BYTES_PLENTY
+    return needed <= PARTIAL_FRAME_BYTES_AT_ONCE and receiving_bytes + needed <= RECEIVING_BYTES_PLENTIFUL
 
 
-def tail_size(arrived: int, needed: int) -> int:
+def partial_frame_size(arrived: int, needed: int) -> int:
     """Return the buffer size for a frame of `needed` bytes of which `arrived` have arrived."""
-    return min(needed, max(TAIL_BYTES_MIN, TAIL_GROWTH * arrived))
+    return min(needed, max(PARTIAL_FRAME_BYTES_MIN, PARTIAL_FRAME_GROWTH * arrived))
 
 
 logger = logging.getLogger("tfmq.server")
 
 UNSENT_BYTES_ALL = 256 * MIB
 """Limit of unsent replies of all connections: four that have reached their own limit."""
-HALF_FRAME_SECONDS = 60.0
+PARTIAL_FRAME_SECONDS = 60.0
 """Timeout for the next bytes of an incomplete frame; longer than any network interruption that TCP survives well."""
 RECEIVING_BYTES_ALL = 256 * MIB
 """Memory for incomplete frames. Above it only one connection at a time continues with its frame."""
-CROWDED_TIMES = 4
+CROWDED_FACTOR = 4
 """Above this multiple, which only the first bytes of many frames can reach, each read is limited to little."""
-MEMORY = "memory"
+PAUSED_FOR_MEMORY = "memory"
 """Pause reason of connections that wait for receive memory."""
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """Interval of the check for connections without progress, while there are any that wait."""
 
 
-class Standing(Protocol):
+class LimitedConnection(Protocol):
     """The part of a connection that `ConnectionLimits` uses."""
 
     unsent_bytes: int
@@ -157,17 +157,17 @@ class Standing(Protocol):
     def cut_off(self, why: str) -> None: ...
     def pause(self, reason: str) -> None: ...
     def resume(self, reason: str) -> None: ...
-    def stands_since(self) -> float | None:
+    def stalled_since(self) -> float | None:
         """Return since when it waits for its client to read, or to continue a frame.
 
         Return None if it does not.
         """
         ...
 
-    def waits_for_reader(self) -> bool: ...
+    def waits_for_client(self) -> bool: ...
 
 
-class Traffic:
+class ConnectionLimits:
     """Shared limits of all connections of one server; used in the reactor's thread only.
 
     A connection whose client does not read is closed by three rules: too much unsent for it, no progress for too
@@ -188,108 +188,108 @@ class Traffic:
         self.clock = clock
         self.arena = ReceiveArena(pool)
         self.unsent_bytes = 0
-        self.put_off = 0
+        self.deferred_connections = 0
         """Connections with requests deferred to the next turn; they share the time of a turn."""
         self.set_limits(limits)
         self._call_later = call_later
         self.receiving_bytes = 0
-        self._in_line: dict[Standing, None] = {}
-        self._dirty: list[Standing] = []
-        self._standing: set[Standing] = set()
-        self._looking = False
-        turn.at_end(self.turn_ended)
+        self._waiting_for_memory: dict[LimitedConnection, None] = {}
+        self._to_flush: list[LimitedConnection] = []
+        self._monitored: set[LimitedConnection] = set()
+        self._check_scheduled = False
+        turn.at_end(self.end_turn)
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
         """Replace the limits on unsent replies."""
         self.unsent_bytes_max = limits["unsent_bytes"]
         self._unsent_seconds = limits["unsent_seconds"]
 
-    def flush_later(self, connection: Standing) -> None:
+    def flush_later(self, connection: LimitedConnection) -> None:
         """Flush the connection at the end of this turn, after the hooks that create replies."""
-        self._dirty.append(connection)
-        if not self.turn.ending:
-            self.turn.want()
+        self._to_flush.append(connection)
+        if not self.turn.is_ending:
+            self.turn.request_end()
 
-    def turn_ended(self) -> None:
+    def end_turn(self) -> None:
         """Send the replies of this turn, and reuse the arena from its start."""
-        while self._dirty:
-            dirty, self._dirty = self._dirty, []
+        while self._to_flush:
+            dirty, self._to_flush = self._to_flush, []
             for connection in dirty:
                 connection.flush()
-        self.arena.turn_ended()
+        self.arena.end_turn()
 
-    def watch(self, connection: Standing) -> None:
+    def monitor(self, connection: LimitedConnection) -> None:
         """Monitor a connection that waits for its client, until it does not wait any more."""
-        self._standing.add(connection)
-        if not self._looking:
-            self._looking = True
-            self._call_later(LOOK_SECONDS, self._look)
+        self._monitored.add(connection)
+        if not self._check_scheduled:
+            self._check_scheduled = True
+            self._call_later(CHECK_SECONDS, self._check_stalled)
 
-    def admit(self, connection: Standing) -> bool:
+    def may_receive(self, connection: LimitedConnection) -> bool:
         """Return whether the connection may receive more of its frame now.
 
         If not, it is paused until it may.
 
         The first waiting connection always may, so that at least one frame completes, whatever the others do.
         """
-        if self.receiving_bytes <= RECEIVING_BYTES_ALL and not self._in_line:
+        if self.receiving_bytes <= RECEIVING_BYTES_ALL and not self._waiting_for_memory:
             return True
-        self._in_line[connection] = None
-        if next(iter(self._in_line)) is connection:
+        self._waiting_for_memory[connection] = None
+        if next(iter(self._waiting_for_memory)) is connection:
             return True
-        connection.pause(MEMORY)
+        connection.pause(PAUSED_FOR_MEMORY)
         return False
 
-    def received(self, connection: Standing, size_bytes: int) -> None:
+    def frame_done(self, connection: LimitedConnection, size_bytes: int) -> None:
         """Release the buffer of `size_bytes` of a frame that is complete or discarded."""
         self.receiving_bytes -= size_bytes
-        self._in_line.pop(connection, None)
-        waiting = list(self._in_line)
+        self._waiting_for_memory.pop(connection, None)
+        waiting = list(self._waiting_for_memory)
         if self.receiving_bytes <= RECEIVING_BYTES_ALL:
-            self._in_line.clear()
+            self._waiting_for_memory.clear()
         else:
             del waiting[1:]
         for each in waiting:
-            each.resume(MEMORY)
+            each.resume(PAUSED_FOR_MEMORY)
 
-    def forget(self, connection: Standing) -> None:
+    def remove(self, connection: LimitedConnection) -> None:
         """Stop monitoring a closed connection."""
-        self._standing.discard(connection)
+        self._monitored.discard(connection)
 
     def close(self) -> None:
         """Release the memory, after all connections are closed."""
         self.arena.close()
 
-    def _look(self) -> None:
-        self._looking = False
+    def _check_stalled(self) -> None:
+        self._check_scheduled = False
         now = self.clock.monotonic()
-        for connection in list(self._standing):
-            since = connection.stands_since()
+        for connection in list(self._monitored):
+            since = connection.stalled_since()
             if since is None:
-                self._standing.discard(connection)
-            elif connection.waits_for_reader():
+                self._monitored.discard(connection)
+            elif connection.waits_for_client():
                 if now - since >= self._unsent_seconds:
                     connection.cut_off(
                         f"it has not read anything for {now - since:.0f} s, "
                         f"{connection.unsent_bytes} bytes wait for it"
                     )
-            elif now - since >= HALF_FRAME_SECONDS:
+            elif now - since >= PARTIAL_FRAME_SECONDS:
                 connection.cut_off(f"it stopped in the middle of a frame {now - since:.0f} s ago")
-        if self._standing:
-            self._looking = True
-            self._call_later(LOOK_SECONDS, self._look)
+        if self._monitored:
+            self._check_scheduled = True
+            self._call_later(CHECK_SECONDS, self._check_stalled)
 
     @property
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         """Whether incomplete frames fill the receive memory, so that reads must be small."""
-        return self.receiving_bytes > CROWDED_TIMES * RECEIVING_BYTES_ALL
+        return self.receiving_bytes > CROWDED_FACTOR * RECEIVING_BYTES_ALL
 
-    def relieve(self) -> None:
+    def close_worst(self) -> None:
         """Close the connection with the most unsent bytes if the total is above its limit.
 
         Called at every send.
         """
         if self.unsent_bytes <= UNSENT_BYTES_ALL:
             return
-        worst = max(self._dirty + list(self._standing), key=lambda connection: connection.unsent_bytes)
+        worst = max(self._to_flush + list(self._monitored), key=lambda connection: connection.unsent_bytes)
         worst.cut_off(f"{self.unsent_bytes} bytes wait for all peers, the most for this one")

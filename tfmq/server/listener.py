@@ -14,7 +14,7 @@ DESCRIPTORS_KEPT = 256
 """File descriptors not used for connections: logs opened after the start, folders, threads."""
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Return a socket bound to the address (an empty host: all addresses), not listening yet.
 
     Raises TfmqError with the reason.
@@ -31,20 +31,20 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise _refusal(error, host, port) from None
+        raise _bind_error(error, host, port) from None
     return bound
 
 
-def listen_failed(error: OSError, host: str, port: int) -> TfmqError:
+def listen_error(error: OSError, host: str, port: int) -> TfmqError:
     """Return the error for a bound socket that cannot listen: another process was faster."""
-    return _refusal(error, host, port)
+    return _bind_error(error, host, port)
 
 
-def _refusal(error: OSError, host: str, port: int) -> TfmqError:
+def _bind_error(error: OSError, host: str, port: int) -> TfmqError:
     where = address_text(host, port)
     if error.errno == errno.EADDRINUSE:
         return NotAllowed(
-            f"The port {where} is taken: {who_answers(host, port)}. Stop it, or choose another port with "
+            f"The port {where} is taken: {describe_port_owner(host, port)}. Stop it, or choose another port with "
             f"--listen {address_text(host, port + 1 if port < 65_535 else 0)} (0 takes a free one)."
         )
     if error.errno == errno.EACCES:
@@ -69,12 +69,12 @@ def connections_max(wanted: int, open_files: int) -> int:
     return max(1, min(wanted, soft - open_files - DESCRIPTORS_KEPT))
 
 
-PATIENCE_SECONDS = 0.4
+PROBE_SECONDS = 0.4
 """Timeout of each step. A program on the same machine responds immediately or never."""
-LOOK_BYTES = 4096
+RESPONSE_BYTES_MAX = 4096
 
 
-def who_answers(host: str, port: int) -> str:
+def describe_port_owner(host: str, port: int) -> str:
     """Return a clause on the program that uses a port.
 
     Example: "another tfmq server (tfmq 0.1.0) answers there".
@@ -83,13 +83,13 @@ def who_answers(host: str, port: int) -> str:
     Each step has a timeout, and none changes anything in the other program.
     """
     try:
-        with socket.create_connection((host, port), timeout=PATIENCE_SECONDS) as connection:
-            return _ask(connection)
+        with socket.create_connection((host, port), timeout=PROBE_SECONDS) as connection:
+            return _probe(connection)
     except OSError:
         return "something holds it that does not accept connections"
 
 
-def _ask(connection: socket.socket) -> str:
+def _probe(connection: socket.socket) -> str:
     hello = commands.Hello(commands.MAGIC, commands.VERSION_MIN, commands.VERSION_MAX, "neighbour", {})
     questions = (
         b"",
@@ -98,23 +98,23 @@ def _ask(connection: socket.socket) -> str:
     )
     for question in questions:
         connection.sendall(question)
-        answer = _listen(connection)
+        answer = _receive(connection)
         if answer is not None:
-            return name_of(answer)
+            return describe_response(answer)
     return "something answers there that does not say what it is"
 
 
-def _listen(connection: socket.socket) -> bytes | None:
+def _receive(connection: socket.socket) -> bytes | None:
     """Return what is received within the timeout; None if nothing is."""
     try:
-        return connection.recv(LOOK_BYTES)
+        return connection.recv(RESPONSE_BYTES_MAX)
     except TimeoutError:
         return None
 
 
-def name_of(answer: bytes) -> str:
+def describe_response(answer: bytes) -> str:
     """Return a clause on the program that sent this response; b"" if it closed the connection."""
-    speaker = frames.speaker(answer)
+    speaker = frames.detect_protocol(answer)
     if speaker is not None:
         return f"{speaker} answers there"
     try:

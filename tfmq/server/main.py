@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
-from tfmq.data_dir import misplaced
+from tfmq.data_dir import path_error_advice
 from tfmq.errors import ConfigError, TfmqError
 
 if TYPE_CHECKING:
     from tfmq.config import Config
-    from tfmq.server.server import Service
+    from tfmq.server.server import Server
 
 
 # The server's log on standard error: plain lines for people, or one JSON object a line. Never payloads.
 
-PLAIN = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+PLAIN_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 LEVELS = ("debug", "info", "warning", "error")
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object per line.
 
     Its fields are time (UTC, ISO 8601), level, logger, message, and the traceback as `error`.
@@ -49,7 +49,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
-class PlainLines(logging.Formatter):
+class PlainFormatter(logging.Formatter):
     """Plain text lines, with local time and its offset from UTC."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
@@ -57,17 +57,17 @@ class PlainLines(logging.Formatter):
         return f"{time[:-6]} {time[-6:]}"
 
 
-def set_up(level: str, as_json: bool, stream: TextIO = sys.stderr) -> None:
+def set_up_logging(level: str, as_json: bool, stream: TextIO = sys.stderr) -> None:
     """Log to `stream` from `level` on; Twisted's own messages from warnings on."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if as_json else PlainLines(PLAIN))
+    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(PLAIN_FORMAT))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("twisted").setLevel(logging.WARNING)
 
 
-def take_twisted() -> None:
+def redirect_twisted_log() -> None:
     """Redirect Twisted's log to the standard loggers; once per process."""
     from twisted.logger import STDLibLogObserver, globalLogBeginner
 
@@ -77,7 +77,7 @@ def take_twisted() -> None:
 # Readiness notifications
 
 
-def say_ready(out: TextIO, address: str) -> None:
+def print_ready(out: TextIO, address: str) -> None:
     """Print the line on standard output that scripts wait for."""
     print(f"ready {address}", file=out, flush=True)
 
@@ -102,15 +102,15 @@ def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> b
 
 # Start failures: a sentence that says what to do, and the exit code
 
-NOT_DONE = 1
-WRONG_USAGE = 2
-TRANSACTIONS = "transactions"
+EXIT_FAILED = 1
+EXIT_WRONG_USAGE = 2
+TRANSACTIONS_FOLDER = "transactions"
 """Name of the transaction journal's folder in the data folder."""
 
 
 def exit_code(error: BaseException) -> int:
     """Return 2 for a wrong configuration, else 1."""
-    return WRONG_USAGE if isinstance(error, ConfigError) else NOT_DONE
+    return EXIT_WRONG_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
 
 def startup_sentence(error: BaseException, data: str) -> str | None:
@@ -118,13 +118,13 @@ def startup_sentence(error: BaseException, data: str) -> str | None:
     if isinstance(error, TfmqError):
         return error.sentence
     if isinstance(error, JournalError):
-        return _of_journal(error, data)
+        return _journal_error_sentence(error, data)
     if isinstance(error, OSError):
-        return _of_system(error, data)
+        return _os_error_sentence(error, data)
     return None
 
 
-def _of_journal(error: JournalError, data: str) -> str:
+def _journal_error_sentence(error: JournalError, data: str) -> str:
     if isinstance(error, Locked):
         who = f" (process {error.holder})" if error.holder else ""
         return (
@@ -138,7 +138,7 @@ def _of_journal(error: JournalError, data: str) -> str:
         )
     if isinstance(error, Full):
         return f"There is no space left on the disk of {data}. Make some, then start again."
-    if isinstance(error, Corrupt) and os.path.basename(os.path.dirname(error.path)) == TRANSACTIONS:
+    if isinstance(error, Corrupt) and os.path.basename(os.path.dirname(error.path)) == TRANSACTIONS_FOLDER:
         folder = os.path.dirname(error.path)
         return (
             f"The journal of transactions is damaged: {error}. Nothing was changed. `tfmq log verify {folder}` says"
@@ -155,7 +155,7 @@ def _of_journal(error: JournalError, data: str) -> str:
     return f"The server cannot start on {data}: {error}."
 
 
-def _of_system(error: OSError, data: str) -> str:
+def _os_error_sentence(error: OSError, data: str) -> str:
     path = error.filename or data
     if error.errno in (errno.EACCES, errno.EPERM):
         user = f"user {os.geteuid()}"
@@ -168,7 +168,7 @@ def _of_system(error: OSError, data: str) -> str:
         return f"{data} is no folder. Choose another place for the data with --data."
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "The limit of open files is too low for the logs of this data folder. Raise it (ulimit -n)."
-    way_on = misplaced(error, data)
+    way_on = path_error_advice(error, data)
     if way_on is not None:
         return f"The server cannot start: {way_on}"
     return f"The server cannot start: {path}: {error.strerror or error}."
@@ -234,7 +234,7 @@ def main(
     try:
         config = load()
     except ConfigError as error:
-        _refuse(error.sentence, 2)
+        _exit_with(error.sentence, 2)
     if check_config:
         click.echo(configuration.describe(config))
         return
@@ -244,18 +244,18 @@ def main(
 def run(config: Config, load: Callable[[], Config]) -> int:
     """Serve until a signal; the exit code. `load` reads the configuration again, for SIGHUP."""
     from tfmq.server import server as memory
-    from tfmq.server.reactor import installed
+    from tfmq.server.reactor import install_reactor as installed
 
-    set_up(config.server.log_level, config.server.log_json)
+    set_up_logging(config.server.log_level, config.server.log_json)
     # A terminal that is closed sends it, also while the start is under way, and it must not end the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reactor = installed()
-    take_twisted()
-    service = _started(config, reactor)
-    _calm_collector()
-    memory.keep_freed()
+    redirect_twisted_log()
+    service = _start_server(config, reactor)
+    _tune_garbage_collector()
+    memory.retain_freed_memory()
     data = os.path.abspath(config.server.data)
-    reactor.callWhenRunning(_announce, service.address, data)
+    reactor.callWhenRunning(_announce_ready, service.address, data)
     _stop_on_signals(reactor, service, data)
     signal.signal(signal.SIGHUP, lambda number, frame: reactor.callFromThread(reload, service, load))
     service.on_idle = lambda: _stop(reactor, service, data, "having no client")
@@ -264,12 +264,12 @@ def run(config: Config, load: Callable[[], Config]) -> int:
     return 0
 
 
-def _started(config: Config, reactor: Any) -> Service:
+def _start_server(config: Config, reactor: Any) -> Server:
     """The service, accepting; where something forbids that, one sentence and the end."""
     from journal.clock import SystemClock
     from journal.disk import RealDisk
     from tfmq.data_dir import check_data_folder
-    from tfmq.server.server import Service
+    from tfmq.server.server import Server as Service
 
     try:
         check_data_folder(config.server.data)
@@ -280,19 +280,19 @@ def _started(config: Config, reactor: Any) -> Service:
         if sentence is None:
             raise
         logger.debug("the start failed", exc_info=error)
-        _refuse(sentence, exit_code(error))
+        _exit_with(sentence, exit_code(error))
     return service
 
 
-def _announce(address: str, data: str) -> None:
+def _announce_ready(address: str, data: str) -> None:
     from tfmq.data_dir import write_address
 
     write_address(data, address)
-    say_ready(sys.stdout, address)
+    print_ready(sys.stdout, address)
     notify_systemd("READY=1")
 
 
-def _calm_collector() -> None:
+def _tune_garbage_collector() -> None:
     import gc
 
     gc.collect()
@@ -300,7 +300,7 @@ def _calm_collector() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _stop_on_signals(reactor: Any, service: Service, data: str) -> None:
+def _stop_on_signals(reactor: Any, service: Server, data: str) -> None:
     """The first SIGTERM or SIGINT stops cleanly, the second at once: recovery is made for that."""
     stopping = False
 
@@ -315,9 +315,9 @@ def _stop_on_signals(reactor: Any, service: Service, data: str) -> None:
     signal.signal(signal.SIGINT, handle)
 
 
-def reload(service: Service, load: Callable[[], Config]) -> None:
+def reload(service: Server, load: Callable[[], Config]) -> None:
     """Read the configuration again and apply what can change while the server runs; one line says what came of it."""
-    from tfmq.config import reloaded
+    from tfmq.config import merge_reload as reloaded
     from tfmq.errors import ConfigError
 
     try:
@@ -331,13 +331,13 @@ def reload(service: Service, load: Callable[[], Config]) -> None:
     said = logger.isEnabledFor(logging.INFO)
     if said:  # by the level of before: the new one may leave it out
         logger.info("SIGHUP: %s", "; ".join(parts))
-    set_up(config.server.log_level, config.server.log_json)
+    set_up_logging(config.server.log_level, config.server.log_json)
     if not said:
         logger.info("SIGHUP: %s", "; ".join(parts))
     service.reload(config)
 
 
-def _stop(reactor: Any, service: Service, data: str, why: str) -> None:
+def _stop(reactor: Any, service: Server, data: str, why: str) -> None:
     from tfmq.data_dir import remove_address
 
     logger.info("stopping on %s", why)
@@ -346,7 +346,7 @@ def _stop(reactor: Any, service: Service, data: str, why: str) -> None:
     service.stop(reactor.stop)
 
 
-def _refuse(sentence: str, code: int) -> Any:
+def _exit_with(sentence: str, code: int) -> Any:
     click.echo(f"tfmq-server: {sentence}", err=True)
     sys.exit(code)
 

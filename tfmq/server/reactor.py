@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from twisted.internet.epollreactor import EPollReactor
 from twisted.python import log
 
-from journal.linux_aio import Begin, ForceQueue
+from journal.linux_aio import AioFsyncQueue, StartFsync
 
-ROUNDS_MAX = 16
+HOOK_ROUNDS_MAX = 16
 """Rounds in which hooks may request another round in the same turn; more would be an endless loop."""
 
 
@@ -31,42 +31,42 @@ class Turn:
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
         self._hooks: list[Callable[[], None]] = []
-        self._own = isinstance(reactor, TurnReactor)
-        self._wanted = False
-        self.ending = False
+        self._has_turn_reactor = isinstance(reactor, TurnReactor)
+        self._requested = False
+        self.is_ending = False
         """The hooks are running: a later hook in the order need not be requested with `request_end`."""
-        if self._own:
+        if self._has_turn_reactor:
             reactor.turn = self
 
     def at_end(self, hook: Callable[[], None]) -> None:
         """Add a hook, which runs after the earlier hooks at each end of a turn that was requested."""
         self._hooks.append(hook)
 
-    def want(self) -> None:
+    def request_end(self) -> None:
         """Request that the hooks run at the end of this turn."""
-        if not self._wanted:
-            self._wanted = True
-            if not self._own:
-                self._reactor.callLater(0, self.run)
+        if not self._requested:
+            self._requested = True
+            if not self._has_turn_reactor:
+                self._reactor.callLater(0, self.run_hooks)
 
-    def run(self) -> bool:
+    def run_hooks(self) -> bool:
         """End the turn.
 
         Return whether the hooks were requested. What they request in turn runs before this returns.
         """
-        if not self._wanted:
+        if not self._requested:
             return False
-        self.ending = True
-        for _ in range(ROUNDS_MAX):
-            self._wanted = False
+        self.is_ending = True
+        for _ in range(HOOK_ROUNDS_MAX):
+            self._requested = False
             for hook in self._hooks:
                 try:
                     hook()
                 except Exception:
                     log.err(None, "a hook of the turn's end failed")
-            if not self._wanted:
+            if not self._requested:
                 break
-        self.ending = False
+        self.is_ending = False
         return True
 
 
@@ -82,7 +82,7 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
     def doPoll(self, timeout: float | None) -> None:
         """Poll once. Like the base class, but without its logging context (3 us per event)."""
         turn = self.turn
-        if turn is not None and turn.run():
+        if turn is not None and turn.run_hooks():
             timeout = min(timeout or 0, self.timeout() or 0) if timeout is not None else self.timeout()
         events = self._poller.poll(-1 if timeout is None else timeout, max(len(self._selectables), 1))
         selectables = self._selectables
@@ -91,12 +91,12 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
             if selectable is not None:
                 self._doReadOrWrite(selectable, descriptor, event)
         if turn is not None:
-            turn.run()
+            turn.run_hooks()
 
     doIteration = doPoll
 
 
-def installed() -> Any:
+def install_reactor() -> Any:
     """Return the process's reactor, a `TurnReactor` if possible.
 
     It needs epoll, and no reactor may be installed already.
@@ -112,32 +112,34 @@ def installed() -> Any:
     return reactor
 
 
-LOOK_SECONDS = 0.25
+FSYNC_CHECK_SECONDS = 0.25
 """Interval of the check for completed fsyncs that no eventfd reported; a reply may be late, but never missing."""
 
 logger = logging.getLogger("tfmq.server")
 
 
-class Forces:
+class AsyncFsync:
     """Asynchronous fsyncs of single files; an eventfd reports completion to the reactor.
 
     `begin` is for the broker. It is None if the system has no support; then the broker uses workers.
     """
 
-    def __init__(self, reactor: Any, delivered: Callable[[], None], queue: ForceQueue | None = None) -> None:
+    def __init__(
+        self, reactor: Any, delivered: Callable[[], None], queue: AioFsyncQueue | None = None
+    ) -> None:
         """`delivered()` is called after the callbacks of fsyncs that completed together.
 
         `queue` replaces the system's.
         """
         self._reactor = reactor
         self._delivered = delivered
-        self._queue = queue or ForceQueue.open()
-        self.begin: Begin | None = None
+        self._queue = queue or AioFsyncQueue.open()
+        self.begin: StartFsync | None = None
         if self._queue is not None:
-            self.begin = self._queue.begin
-            self._wakeup = Wakeup(self._deliver, self._queue.fileno())
+            self.begin = self._queue.start
+            self._wakeup = Wakeup(self._run_callbacks, self._queue.fileno())
             reactor.addReader(self._wakeup)
-            self._later = reactor.callLater(LOOK_SECONDS, self._look)
+            self._later = reactor.callLater(FSYNC_CHECK_SECONDS, self._check_missed)
 
     def stop(self) -> None:
         """Release the queue; no fsync may be in progress."""
@@ -146,15 +148,15 @@ class Forces:
             self._reactor.removeReader(self._wakeup)
             self._queue.close()
 
-    def _look(self) -> None:
-        self._later = self._reactor.callLater(LOOK_SECONDS, self._look)
+    def _check_missed(self) -> None:
+        self._later = self._reactor.callLater(FSYNC_CHECK_SECONDS, self._check_missed)
         if self._queue is not None and self._queue.busy:
-            self._deliver()
+            self._run_callbacks()
 
-    def _deliver(self) -> None:
-        for flight in self._queue.ended() if self._queue is not None else ():
+    def _run_callbacks(self) -> None:
+        for flight in self._queue.drain_ended() if self._queue is not None else ():
             try:
-                flight.landed(flight.error)
+                flight.callback(flight.error)
             except Exception:
                 logger.exception("a callback after an fsync failed")
         self._delivered()
@@ -207,7 +209,7 @@ class Wakeup:
         return "workers"
 
 
-class Workers:
+class WorkerThreads:
     """Worker threads for blocking jobs.
 
     They are started on demand, up to `threads_max`, and end with `stop`.
@@ -223,15 +225,15 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._waiting: SimpleQueue[tuple[Work, Done] | None] = SimpleQueue()
         self._finished: deque[tuple[Done, Any, BaseException | None]] = deque()
-        self._under_way = 0
+        self._unfinished = 0
         self._short_told = False
-        self._wakeup = Wakeup(self.deliver)
+        self._wakeup = Wakeup(self.run_callbacks)
         reactor.addReader(self._wakeup)
 
     def run(self, work: Work, done: Done) -> None:
         """Run `work()` in a thread, then `done(result, error)` in the reactor's thread."""
-        self._under_way += 1
-        if self._under_way > len(self._threads) < self._threads_max:
+        self._unfinished += 1
+        if self._unfinished > len(self._threads) < self._threads_max:
             self._start()
         self._waiting.put((work, done))
         if not self._threads:
@@ -239,11 +241,11 @@ class Workers:
             # and keeps a stop waiting.
             self._do(*self._waiting.get_nowait())  # type: ignore[misc]
 
-    def deliver(self) -> None:
+    def run_callbacks(self) -> None:
         """Call back for all completed jobs."""
         while self._finished:
             done, result, error = self._finished.popleft()
-            self._under_way -= 1
+            self._unfinished -= 1
             try:
                 done(result, error)
             except Exception:
@@ -258,13 +260,13 @@ class Workers:
             self._waiting.put(None)
         for thread in self._threads:
             thread.join(timeout_seconds)
-        self.deliver()
+        self.run_callbacks()
         if not any(thread.is_alive() for thread in self._threads):
             self._wakeup.close()
 
     def _start(self) -> None:
         """One thread more. Where the system gives none, those that there are do all of the work."""
-        thread = threading.Thread(target=self._serve, name=f"worker-{len(self._threads) + 1}", daemon=True)
+        thread = threading.Thread(target=self._run_jobs, name=f"worker-{len(self._threads) + 1}", daemon=True)
         try:
             thread.start()
         except (RuntimeError, MemoryError) as error:
@@ -276,7 +278,7 @@ class Workers:
         self._threads.append(thread)
         self._short_told = False
 
-    def _serve(self) -> None:
+    def _run_jobs(self) -> None:
         while (item := self._waiting.get()) is not None:
             self._do(*item)
             del item

@@ -17,18 +17,18 @@ from journal.buffers import Pool
 from journal.clock import Clock
 from journal.disk import Disk
 from tfmq import limits
-from tfmq.broker.request_handler import Engine
+from tfmq.broker.request_handler import RequestHandler
 from tfmq.config import Config, split_address
 from tfmq.errors import Busy
 from tfmq.protocol.commands import ACKS, header_bounds
-from tfmq.server.connection_limits import Traffic
-from tfmq.server.listener import bind, connections_max, listen_failed
-from tfmq.server.reactor import Forces, Turn, Workers
-from tfmq.server.session import HANDLERS, Session, Turned, Welcome, everybody
+from tfmq.server.connection_limits import ConnectionLimits
+from tfmq.server.listener import bind_socket, connections_max, listen_error
+from tfmq.server.reactor import AsyncFsync, Turn, WorkerThreads
+from tfmq.server.session import HANDLERS, RejectedConnection, Session, SessionContext, allow_all
 from tfmq.server.transport import Listener, address_text
 
 
-class Alarm:
+class NextDueTimer:
     """A timer that calls `ring()` at the time that was set last, or earlier.
 
     Ringing early is harmless, while moving the timer in every turn is expensive. `ring` sets the next time.
@@ -41,21 +41,21 @@ class Alarm:
         self._call: Any = None
         self._due = 0.0
 
-    def set(self, due: float | None) -> None:
+    def set_due(self, due: float | None) -> None:
         """Ring at `due` (monotonic seconds) at the latest. None keeps the timer as it is."""
         if due is None or (self._call is not None and self._due <= due):
             return
         if self._call is not None:
             self._call.cancel()
         self._due = due
-        self._call = self._reactor.callLater(max(0.0, due - self._clock.monotonic()), self._rung)
+        self._call = self._reactor.callLater(max(0.0, due - self._clock.monotonic()), self._fired)
 
-    def _rung(self) -> None:
+    def _fired(self) -> None:
         self._call = None
         self._ring()
 
 
-class Idleness:
+class IdleMonitor:
     """Calls `end` once when no session was open for `seconds`; 0 seconds: never.
 
     It lets unused servers exit.
@@ -77,22 +77,22 @@ class Idleness:
 
     def start(self) -> None:
         self._running = True
-        self.look()
+        self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check again, after a session was opened or closed."""
         idle = self._running and self._seconds > 0 and not self._sessions()
         if idle and self._call is None:
-            self._call = self._call_later(self._seconds, self._over)
+            self._call = self._call_later(self._seconds, self._expired)
         elif not idle and self._call is not None:
             self._call.cancel()
             self._call = None
 
     def stop(self) -> None:
         self._running = False
-        self.look()
+        self.check()
 
-    def _over(self) -> None:
+    def _expired(self) -> None:
         self._call = None
         self._running = False
         self._end()
@@ -107,7 +107,7 @@ REMIND_SECONDS = 3600.0
 """Interval of log reminders while the alarm lasts, so that the log of every hour contains it."""
 
 
-class InDoubt:
+class InDoubtMonitor:
     """Monitor of prepared transactions that are not ended for a long time.
 
     It logs them, because they retain disk space and lock offsets.
@@ -133,20 +133,20 @@ class InDoubt:
 
         Transactions prepared before the start may be old already.
         """
-        self._call = self._call_later(0, self._look)
+        self._call = self._call_later(0, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         try:
-            self._judge(self._status())
+            self._log_alarm(self._status())
         finally:
-            self._call = self._call_later(self._pause_seconds, self._look)
+            self._call = self._call_later(self._pause_seconds, self._check)
 
     def stop(self) -> None:
         """Stop checking."""
         if self._call is not None and self._call.active():
             self._call.cancel()
 
-    def _judge(self, found: Mapping[str, Any]) -> None:
+    def _log_alarm(self, found: Mapping[str, Any]) -> None:
         if not found.get("alarm"):
             if self._silent_seconds is not None:
                 logger.info("no transaction is prepared for longer than %g s any more", self._alarm_seconds)
@@ -176,26 +176,26 @@ MAPPED_BYTES: Final = 16 << 20
 """Only a buffer as large as the largest frame gets a mapping of its own, which is returned when freed."""
 
 
-def keep_freed() -> bool:
+def retain_freed_memory() -> bool:
     """Let glibc keep up to KEPT_BYTES of freed memory. Return False on other C libraries.
 
     By default glibc returns every larger buffer to the system immediately and gets it again, page by page, for the
     next reply: half of the CPU time of a fetch (measured: 190 instead of 80 ns per record of 100 bytes, 1,400 instead
     of 500 ns for 1 KB). `return_free_memory` returns the memory when the server is idle.
     """
-    mallopt = _function("mallopt", ctypes.c_int, ctypes.c_int)
+    mallopt = _libc_function("mallopt", ctypes.c_int, ctypes.c_int)
     if mallopt is None:
         return False
     return bool(mallopt(MAP_THRESHOLD, MAPPED_BYTES) and mallopt(TRIM_THRESHOLD, KEPT_BYTES))
 
 
-def give_back() -> bool:
+def return_free_memory() -> bool:
     """Return free memory to the system. Return whether there was any."""
-    trim = _function("malloc_trim", ctypes.c_size_t)
+    trim = _libc_function("malloc_trim", ctypes.c_size_t)
     return trim is not None and bool(trim(0))
 
 
-def _function(name: str, *arguments: Any) -> Any:
+def _libc_function(name: str, *arguments: Any) -> Any:
     """Return a function of the C library; None if it does not have it."""
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
@@ -206,20 +206,20 @@ def _function(name: str, *arguments: Any) -> Any:
 
 REGISTRATION_CHECK_SECONDS: Final = 1.0
 """Interval of the check for created, grown and deleted topics; one check is a pass over their names."""
-END_SECONDS: Final = 5.0
+UNREGISTER_SECONDS: Final = 5.0
 """A little more than the registration itself needs at most."""
-EVERYWHERE: Final = ("", "0.0.0.0", "::")
+ANY_HOSTS: Final = ("", "0.0.0.0", "::")
 """Listening hosts that are no address to connect to."""
 
 
-class Registration(Protocol):
+class BrokerRegistration(Protocol):
     """Interface of `tfmq.zookeeper.registration`, which is only imported if it is configured."""
 
-    def wants(self, topics: Mapping[str, int]) -> None: ...
+    def set_topics(self, topics: Mapping[str, int]) -> None: ...
     def close(self) -> None: ...
 
 
-class Registering:
+class RegistrationUpdater:
     """Keeps the registration of the server's address and topics in ZooKeeper up to date.
 
     Used in one thread.
@@ -231,7 +231,7 @@ class Registering:
         self,
         call_later: Callable[[float, Callable[[], None]], Any],
         topics: Callable[[], Mapping[str, int]],
-        registration: Registration,
+        registration: BrokerRegistration,
     ) -> None:
         self._call_later, self._topics, self._registration = call_later, topics, registration
         self._call: Any = None
@@ -239,7 +239,7 @@ class Registering:
 
     def start(self) -> None:
         """Register the current topics, and repeat periodically."""
-        self._registration.wants(dict(self._topics()))
+        self._registration.set_topics(dict(self._topics()))
         self._call = self._call_later(REGISTRATION_CHECK_SECONDS, self.start)
 
     def stop(self) -> None:
@@ -249,30 +249,30 @@ class Registering:
         self._closing = threading.Thread(target=self._registration.close, name="tfmq-unregister", daemon=True)
         self._closing.start()
 
-    def end(self) -> None:
+    def wait_unregistered(self) -> None:
         """Wait for the end of that.
 
         If ZooKeeper is not reachable, the registration ends with its session.
         """
         if self._closing is not None:
-            self._closing.join(END_SECONDS)
+            self._closing.join(UNREGISTER_SECONDS)
 
 
-def reachable(address: str) -> str:
+def client_address(address: str) -> str:
     """Return the address for clients.
 
     It has this machine's name if the server listens on all addresses.
     """
     host, port = split_address(address)
-    return f"{socket.gethostname()}:{port}" if host in EVERYWHERE else address
+    return f"{socket.gethostname()}:{port}" if host in ANY_HOSTS else address
 
 
-def registering(
+def registration_updater(
     zookeeper: str,
     address: str,
     call_later: Callable[[float, Callable[[], None]], Any],
     topics: Callable[[], Mapping[str, int]],
-) -> Registering | None:
+) -> RegistrationUpdater | None:
     """Return the registration of the server at `address`.
 
     Return None if the setting `zookeeper` is empty.
@@ -283,12 +283,12 @@ def registering(
         return None
     from tfmq.zookeeper.registration import Registration as InZooKeeper
 
-    return Registering(call_later, topics, InZooKeeper(zookeeper, reachable(address)))
+    return RegistrationUpdater(call_later, topics, InZooKeeper(zookeeper, client_address(address)))
 
 
-ENDING_SECONDS = 1.0
+LAST_REPLY_SECONDS = 1.0
 """Time that connections have at a stop to read their last replies."""
-TURNED_MAX = 32
+REJECTED_MAX = 32
 """Connections above the limit that get an error reply at the same time, for two seconds each; each has a descriptor."""
 TRIM_SECONDS = 15.0
 """Interval at which an idle server returns memory to the system."""
@@ -297,7 +297,7 @@ QUIET_ALLOCATIONS = 16
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Service:
+class Server:
     """One server in one reactor.
 
     Call `start()`, then run the reactor; `stop(done)` calls back when all is closed.
@@ -314,27 +314,31 @@ class Service:
         self._reactor = reactor
         self._clock = clock
         self._turn = Turn(reactor)
-        self._workers = Workers(reactor, delivered=self._turn.want)
-        self._forces = Forces(reactor, self._turn.want)
-        self._engine = Engine(config, disk, clock, self._workers.run, randomness, self._forces.begin)
+        self._workers = WorkerThreads(reactor, delivered=self._turn.request_end)
+        self._fsync = AsyncFsync(reactor, self._turn.request_end)
+        self._request_handler = RequestHandler(
+            config, disk, clock, self._workers.run, randomness, self._fsync.begin
+        )
         self._pool = Pool()
         self._sessions: set[Session] = set()
         self._sessions_max = config.limits["connections"]
         self.on_idle: Callable[[], None] = lambda: None
         """Called when no client was connected for `server.idle_exit_seconds`."""
-        self._idleness = Idleness(
-            reactor.callLater, config.server.idle_exit_seconds, self._count, lambda: self.on_idle()
+        self._idle_monitor = IdleMonitor(
+            reactor.callLater, config.server.idle_exit_seconds, self._session_count, lambda: self.on_idle()
         )
         self._header_bounds: dict[int, tuple[int, int]] = {}
-        self._refused = 0
-        self._turning = 0
+        self._refused_count = 0
+        self._rejecting = 0
         """Connections that are being rejected with an error reply."""
         self._listener: Listener | None = None
-        self._alarm = Alarm(reactor, clock, self._tick)
-        self._in_doubt = InDoubt(
-            reactor.callLater, self._engine.transactions_map, config.transaction.alarm_seconds
+        self._timer = NextDueTimer(reactor, clock, self._tick)
+        self._in_doubt = InDoubtMonitor(
+            reactor.callLater,
+            self._request_handler.transaction_status_fields,
+            config.transaction.alarm_seconds,
         )
-        self._registering: Registering | None = None
+        self._registration: RegistrationUpdater | None = None
         self._allocated = 0
         self._trimmed = False
         self.address = config.server.listen
@@ -342,33 +346,33 @@ class Service:
     def start(self) -> None:
         """Start and accept connections. Raises what prevents it; nothing is left open then."""
         host, port = split_address(self._config.server.listen)
-        bound = bind(host, port)
+        bound = bind_socket(host, port)
         try:
             self.address = address_text(host or bound.getsockname()[0], bound.getsockname()[1])
-            self._registering = registering(
+            self._registration = registration_updater(
                 self._config.server.zookeeper,
                 self.address,
                 self._reactor.callLater,
-                self._engine.partition_counts,
+                self._request_handler.partition_counts,
             )
-            self._engine.start()
+            self._request_handler.start()
         except BaseException:
             bound.close()
             self._workers.stop()
-            self._forces.stop()
+            self._fsync.stop()
             raise
-        self._turn.at_end(self._engine.turn_ended)
-        self._traffic = Traffic(
+        self._turn.at_end(self._request_handler.end_turn)
+        self._connection_limits = ConnectionLimits(
             self._pool, self._turn, self._clock, self._reactor.callLater, self._config.limits
         )
-        self._turn.at_end(self._arm)
+        self._turn.at_end(self._set_timer)
         self._bound_headers()
-        self._listen(bound, host)
+        self._start_listening(bound, host)
         self._in_doubt.start()
-        self._idleness.start()
-        if self._registering is not None:
-            self._registering.start()
-        self._turn.want()
+        self._idle_monitor.start()
+        if self._registration is not None:
+            self._registration.start()
+        self._turn.request_end()
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
 
     def stop(self, done: Callable[[], None]) -> None:
@@ -377,11 +381,11 @@ class Service:
             self._listener.stopListening()
             self._listener = None
         self._in_doubt.stop()
-        self._idleness.stop()
-        if self._registering is not None:
-            self._registering.stop()
-        self._engine.stop(lambda: self._engine_stopped(done))
-        self._turn.want()
+        self._idle_monitor.stop()
+        if self._registration is not None:
+            self._registration.stop()
+        self._request_handler.stop(lambda: self._engine_stopped(done))
+        self._turn.request_end()
 
     def reload(self, config: Config) -> None:
         """Apply another configuration (see `tfmq.config.reloaded`).
@@ -390,11 +394,11 @@ class Service:
         """
         self._config = config
         self.__dict__.pop("_welcomes", None)
-        self._engine.reload(config)
-        self._traffic.set_limits(config.limits)
+        self._request_handler.reload(config)
+        self._connection_limits.set_limits(config.limits)
         self._bound_headers()
         self._limit_connections()
-        self._turn.want()
+        self._turn.request_end()
 
     def _limit_connections(self) -> None:
         self._sessions_max = connections_max(
@@ -406,15 +410,15 @@ class Service:
                 self._sessions_max,
             )
 
-    def _listen(self, bound: socket.socket, host: str) -> None:
+    def _start_listening(self, bound: socket.socket, host: str) -> None:
         self._limit_connections()
-        listener = Listener(bound, Sessions(self), self._reactor, self._traffic)
+        listener = Listener(bound, SessionFactory(self), self._reactor, self._connection_limits)
         try:
             listener.startListening()
         except OSError as error:
             port = bound.getsockname()[1]
             bound.close()
-            raise listen_failed(error, host, port) from None
+            raise listen_error(error, host, port) from None
         self._listener = listener
 
     @property
@@ -424,15 +428,15 @@ class Service:
 
     # Turns
 
-    def _arm(self) -> None:
-        self._alarm.set(self._engine.next_due())
+    def _set_timer(self) -> None:
+        self._timer.set_due(self._request_handler.next_due())
 
     def _tick(self) -> None:
         try:
-            self._engine.tick(self._clock.monotonic())
+            self._request_handler.tick(self._clock.monotonic())
         finally:
             # Also after a call that failed: the end of the turn sets the timer for the other calls.
-            self._turn.want()
+            self._turn.request_end()
 
     def _trim_when_quiet(self) -> None:
         """Return memory to the system, once after each period of load."""
@@ -440,60 +444,60 @@ class Service:
         quiet = allocated - self._allocated < QUIET_ALLOCATIONS
         if quiet and not self._trimmed:
             self._pool.trim()
-            give_back()
+            return_free_memory()
         self._trimmed = quiet
         self._allocated = allocated
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
 
     # Sessions
 
-    def session(self) -> Session | Turned | None:
+    def new_session(self) -> Session | RejectedConnection | None:
         """Return the protocol of a new connection.
 
         Above the limit of connections this is one that only sends an error, or None, which closes the connection
         immediately, if too many are being rejected already.
         """
         if len(self._sessions) >= self._sessions_max:
-            self._refused += 1
-            if self._refused & (self._refused - 1) == 0:
+            self._refused_count += 1
+            if self._refused_count & (self._refused_count - 1) == 0:
                 logger.warning(
-                    "%d connections refused so far: there are %d", self._refused, self._sessions_max
+                    "%d connections refused so far: there are %d", self._refused_count, self._sessions_max
                 )
-            if self._turning >= TURNED_MAX:
+            if self._rejecting >= REJECTED_MAX:
                 return None
-            self._turning += 1
+            self._rejecting += 1
             is_own = self._sessions_max == self._config.limits["connections"]
             limit = "limits.connections" if is_own else "the limit of open files, ulimit -n"
-            return Turned(
+            return RejectedConnection(
                 Busy(
                     f"The broker has {len(self._sessions)} connections, and takes no more ({limit}): close"
                     " some, or raise the limit."
                 ),
-                self._turned,
+                self._rejected_closed,
             )
-        return Session(self._welcome())
+        return Session(self._session_context())
 
-    def _turned(self) -> None:
-        self._turning -= 1
+    def _rejected_closed(self) -> None:
+        self._rejecting -= 1
 
-    def _welcome(self) -> Welcome:
+    def _session_context(self) -> SessionContext:
         welcome = self.__dict__.get("_welcomes")
         if welcome is None:
-            welcome = self._welcomes = Welcome(
-                engine=self._engine,
+            welcome = self._welcomes = SessionContext(
+                engine=self._request_handler,
                 handlers=HANDLERS,
                 server=server_name(),
                 address=self.address,
                 limits=self._config.limits,
-                limits_sent=limits.sent(self._config.limits),
+                limits_sent=limits.limits_to_send(self._config.limits),
                 acks=ACKS[self._config.server.acks],
                 features=[],
                 call_later=self._reactor.callLater,
-                turn_wanted=self._turn.want,
+                turn_wanted=self._turn.request_end,
                 status=self._status,
-                allow=everybody,
-                opened=self._opened,
-                closed=self._closed,
+                allow=allow_all,
+                opened=self._session_opened,
+                closed=self._session_closed,
                 header_bounds=self._header_bounds,
             )
         return welcome
@@ -502,18 +506,18 @@ class Service:
         """As many partitions as there may be, or are: a limit may have been higher before. In place, for sessions that
         are open.
         """
-        existing = sum(self._engine.partition_counts().values())
+        existing = sum(self._request_handler.partition_counts().values())
         self._header_bounds.update(header_bounds(max(self._config.limits["partitions"], existing)))
 
-    def _opened(self, session: Session) -> None:
+    def _session_opened(self, session: Session) -> None:
         self._sessions.add(session)
-        self._idleness.look()
+        self._idle_monitor.check()
 
-    def _closed(self, session: Session) -> None:
+    def _session_closed(self, session: Session) -> None:
         self._sessions.discard(session)
-        self._idleness.look()
+        self._idle_monitor.check()
 
-    def _count(self) -> int:
+    def _session_count(self) -> int:
         return len(self._sessions)
 
     def _status(self) -> dict[str, Any]:
@@ -523,9 +527,9 @@ class Service:
             "data": os.path.abspath(self._config.values["server.data"]),
             "listen": self.address,
             "connections": len(self._sessions),
-            "connections_refused": self._refused,
+            "connections_refused": self._refused_count,
             "memory_bytes": resident_bytes(),
-            "unsent_bytes": self._traffic.unsent_bytes,
+            "unsent_bytes": self._connection_limits.unsent_bytes,
             "buffer_bytes": pool.live_bytes,
             "buffer_chunks": sum(pool.chunk_counts),
             "settings": self._config.values,
@@ -534,42 +538,42 @@ class Service:
     # Stopping
 
     def _engine_stopped(self, done: Callable[[], None]) -> None:
-        self._turn.want()
+        self._turn.request_end()
         for session in list(self._sessions):
             session.transport.end()
-        self._end_by(self._clock.monotonic() + ENDING_SECONDS, done)
+        self._close_by(self._clock.monotonic() + LAST_REPLY_SECONDS, done)
 
-    def _end_by(self, deadline: float, done: Callable[[], None]) -> None:
+    def _close_by(self, deadline: float, done: Callable[[], None]) -> None:
         if self._sessions and self._clock.monotonic() < deadline:
-            self._reactor.callLater(0.01, self._end_by, deadline, done)
+            self._reactor.callLater(0.01, self._close_by, deadline, done)
             return
         for session in list(self._sessions):
             session.transport.abortConnection()
-        self._reactor.callLater(0, self._close, done)
+        self._reactor.callLater(0, self._close_files, done)
 
-    def _close(self, done: Callable[[], None]) -> None:
-        if self._registering is not None:
-            self._registering.end()
+    def _close_files(self, done: Callable[[], None]) -> None:
+        if self._registration is not None:
+            self._registration.wait_unregistered()
         self._workers.stop()
-        self._forces.stop()
-        self._traffic.close()
+        self._fsync.stop()
+        self._connection_limits.close()
         live = self._pool.stats().live_count
         if live:
             logger.warning("%d receive buffers were not given back", live)
         done()
 
 
-class Sessions(Factory):  # type: ignore[misc]
+class SessionFactory(Factory):  # type: ignore[misc]
     """Creates the session of each connection."""
 
     noisy = False
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Server) -> None:
         self._service = service
 
-    def buildProtocol(self, address: Any) -> Session | Turned | None:
+    def buildProtocol(self, address: Any) -> Session | RejectedConnection | None:
         """Return the protocol; None closes the connection."""
-        return self._service.session()
+        return self._service.new_session()
 
 
 def resident_bytes() -> int:

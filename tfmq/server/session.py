@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from journal.buffers import Buffer
 from tfmq import errors, limits
 from tfmq.broker.reply import Buffers, client_error
-from tfmq.broker.request_handler import Engine
+from tfmq.broker.request_handler import RequestHandler
 from tfmq.errors import (
     BadFrame,
     BadRequest,
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfmq.server")
 
-REQUESTS = "requests"
-NAME_SHOWN = int(limits.CLIENT_ID_LENGTH)
+PAUSED_FOR_REQUESTS = "requests"
+CLIENT_NAME_LOGGED_MAX = int(limits.CLIENT_ID_LENGTH)
 """Characters of a client's name in logs. The client chose it, and a line break in it could forge a log line."""
-RESUME_PART = 8
+RESUME_FRACTION = 8
 """A session paused at its limit of requests resumes when an eighth of them has been answered."""
 
 
-class Welcome(NamedTuple):
+class SessionContext(NamedTuple):
     """What all sessions of a server share: settings, handlers and callbacks."""
 
-    engine: Engine
+    engine: RequestHandler
     handlers: Mapping[int, tuple[Command, Method]]
     """Command and method by code, without HELLO."""
     server: str
@@ -72,13 +72,13 @@ class Welcome(NamedTuple):
 class Reply:
     """The reply to one request. Only the first call of `ok` or `error` sends something."""
 
-    __slots__ = ("_hold", "_session", "correlation", "silent")
+    __slots__ = ("_hold", "_session", "correlation", "is_silent")
 
     def __init__(self, session: Session, correlation: int, hold: Buffer | None = None) -> None:
         self._session: Session | None = session
         self._hold = hold
         self.correlation = correlation
-        self.silent = False
+        self.is_silent = False
         """The client wants no reply, not even an error."""
 
     def body_done(self) -> None:
@@ -89,8 +89,8 @@ class Reply:
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
         """Send the reply's fields, followed by its body."""
-        session = self._settle()
-        if session is None or self.silent:
+        session = self._take_session()
+        if session is None or self.is_silent:
             return
         parts = [body] if isinstance(body, bytes | memoryview) else body
         try:
@@ -102,15 +102,15 @@ class Reply:
 
     def error(self, error: BaseException) -> None:
         """Send an error reply. An error with `closes` ends the session."""
-        session = self._settle()
-        if session is not None and not self.silent:
+        session = self._take_session()
+        if session is not None and not self.is_silent:
             session.send_error(self.correlation, error)
 
-    def _settle(self) -> Session | None:
+    def _take_session(self) -> Session | None:
         self.body_done()
         session, self._session = self._session, None
         if session is not None:
-            session.settled()
+            session.request_answered()
         return session
 
 
@@ -120,18 +120,18 @@ class Session:
     transport: Connection
     _numbers = count()
 
-    def __init__(self, welcome: Welcome) -> None:
+    def __init__(self, welcome: SessionContext) -> None:
         self.number = next(self._numbers)
-        self._welcome = welcome
-        self._engine = welcome.engine
+        self._context = welcome
+        self._request_handler = welcome.engine
         self._handlers = welcome.handlers
         self._client = ""
         self._peer = ""
         self._in_flight = 0
         self._in_flight_max = welcome.limits["requests_in_flight"]
-        self._gone = False
+        self._is_closed = False
         self._on_close: dict[Callable[[], None], None] = {}
-        self._hello_alarm: Any = None
+        self._hello_timer: Any = None
         self.frame_bytes: int = welcome.limits["frame_bytes_before_hello"]
         self.principal = ""
         self.operator = False
@@ -144,21 +144,23 @@ class Session:
         self._peer = transport.peer
         transport.setTcpNoDelay(True)
         transport.setTcpKeepAlive(True)
-        self._hello_alarm = self._welcome.call_later(self._welcome.limits["hello_seconds"], self._too_late)
-        self._welcome.opened(self)
+        self._hello_timer = self._context.call_later(
+            self._context.limits["hello_seconds"], self._hello_timed_out
+        )
+        self._context.opened(self)
 
     def connectionLost(self, reason: Any) -> None:
         """Notify everything that registered with `on_close`."""
-        self._gone = True
-        self._disarm()
-        self._welcome.closed(self)
+        self._is_closed = True
+        self._cancel_hello_timer()
+        self._context.closed(self)
         callbacks, self._on_close = self._on_close, {}
         for callback in callbacks:
             try:
                 callback()
             except Exception:
                 logger.exception("a callback at the end of a session failed")
-        self._welcome.turn_wanted()
+        self._context.turn_wanted()
 
     def frame_received(self, frame: memoryview, hold: Buffer) -> None:
         """Handle one request."""
@@ -166,17 +168,17 @@ class Session:
             (header_size,) = frames.SIZE.unpack_from(frame, 4)
             if header_size > len(frame) - 8 or header_size > limits.HEADER_BYTES:
                 frames.parse_prefix(frame, frame_bytes=self.frame_bytes)
-            header = frames.decode_header(frame[8 : 8 + header_size], self._welcome.header_bounds)
+            header = frames.decode_header(frame[8 : 8 + header_size], self._context.header_bounds)
         except BadFrame as error:
-            self.frame_refused(error, bytes(frame[: frames.LOOK_BYTES]))
+            self.frame_refused(error, bytes(frame[: frames.DETECTION_BYTES]))
             return
         body = frame[8 + header_size :]
         self._in_flight += 1
         if self._in_flight >= self._in_flight_max:
-            self.transport.pause(REQUESTS)
+            self.transport.pause(PAUSED_FOR_REQUESTS)
         entry = self._handlers.get(header[0])
-        if self._hello_alarm is not None or entry is None:
-            self._serve_apart(header)
+        if self._hello_timer is not None or entry is None:
+            self._handle_other(header)
             return
         held = hold.retain() if len(body) else None
         reply = Reply(self, header[1], held)
@@ -184,18 +186,18 @@ class Session:
             if self._in_flight > self._in_flight_max:
                 raise Busy(f"More than {self._in_flight_max} requests of this connection wait for answers.")
             command, method = entry
-            self._welcome.allow(self, command)
-            request = command.request.read(header, command.name, 2)
+            self._context.allow(self, command)
+            request = command.request.decode(header, command.name, 2)
         except TfmqError as error:
             reply.error(error)
             return
         if type(request) is commands.Produce:
-            reply.silent = request.acks == commands.ACKS_NONE
+            reply.is_silent = request.acks == commands.ACKS_NONE
         elif type(request) is commands.Status:
             self._status(reply)
             return
-        self._welcome.turn_wanted()
-        method(self._engine, request, body, reply, self)
+        self._context.turn_wanted()
+        method(self._request_handler, request, body, reply, self)
 
     def _status(self, reply: Reply) -> None:
         """Reply with the broker's and the server's part of STATUS.
@@ -203,7 +205,7 @@ class Session:
         A disk error becomes an error reply.
         """
         try:
-            status = {**self._engine.status_map(), **self._welcome.status()}
+            status = {**self._request_handler.status_fields(), **self._context.status()}
         except Exception as error:
             reply.error(client_error(error))
         else:
@@ -212,10 +214,10 @@ class Session:
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
         """Reply to bytes that are no frame, in HTTP if they are an HTTP request, and close."""
         logger.info("connection of %s refused: %s", self._peer, error)
-        answer = frames.http_answer(start, self._welcome.address)
+        answer = frames.http_response(start, self._context.address)
         if answer is not None:
             self.send([answer])
-            self._end()
+            self._close()
         else:
             self.send_error(0, error)
 
@@ -224,12 +226,14 @@ class Session:
     @property
     def identity(self) -> str:
         """The client's name and address, for display."""
-        client = "".join(letter if letter.isprintable() else "?" for letter in self._client[:NAME_SHOWN])
+        client = "".join(
+            letter if letter.isprintable() else "?" for letter in self._client[:CLIENT_NAME_LOGGED_MAX]
+        )
         return f"{client or 'a client'} at {self._peer}"
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback()` once when the connection is closed; immediately if it is."""
-        if self._gone:
+        if self._is_closed:
             callback()
         else:
             self._on_close[callback] = None
@@ -246,42 +250,45 @@ class Session:
 
     def send(self, buffers: list[Any]) -> None:
         """Send a frame, given as its buffers."""
-        if not self._gone:
+        if not self._is_closed:
             self.transport.send(buffers)
 
     def send_error(self, correlation: int, error: BaseException) -> None:
         """Send an error reply, and close after it if the error's class says so."""
-        number, code, outcome, sentence, details = errors.to_wire(error)
+        number, code, outcome, sentence, details = errors.to_error_reply(error)
         if code == errors.ServerError.code:
             logger.error("a request of %s met an error of ours", self.identity, exc_info=error)
         self.send(frames.encode((-number, correlation, code, outcome, sentence, details)))
         if getattr(error, "closes", False):
-            self._end()
+            self._close()
 
-    def settled(self) -> None:
+    def request_answered(self) -> None:
         """Count a request as answered."""
         self._in_flight -= 1
-        if self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_PART - 1 and not self._gone:
-            self.transport.resume(REQUESTS)
+        if (
+            self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_FRACTION - 1
+            and not self._is_closed
+        ):
+            self.transport.resume(PAUSED_FOR_REQUESTS)
 
     # HELLO and unknown commands
 
-    def _serve_apart(self, header: list[Any]) -> None:
+    def _handle_other(self, header: list[Any]) -> None:
         reply = Reply(self, header[1])
         try:
             if header[0] == HELLO.code:
-                reply.ok(*self._hello(HELLO.request.read(header, HELLO.name, 2)))
-            elif self._hello_alarm is not None:
+                reply.ok(*self._hello(HELLO.request.decode(header, HELLO.name, 2)))
+            elif self._hello_timer is not None:
                 raise BadFrame("The first request of a connection must be HELLO.")
             else:
-                raise unknown(header[0])
+                raise unknown_command(header[0])
         except TfmqError as error:
             reply.error(error)
-            if self._hello_alarm is not None:
-                self._end()
+            if self._hello_timer is not None:
+                self._close()
 
     def _hello(self, hello: Any) -> commands.HelloReply:
-        if self._hello_alarm is None:
+        if self._hello_timer is None:
             raise BadRequest("HELLO was sent before.")
         if hello.magic != commands.MAGIC:
             raise BadFrame(f"HELLO must begin with {commands.MAGIC!r}, not {hello.magic[:20]!r}.")
@@ -291,36 +298,36 @@ class Session:
                 f"This broker speaks protocol versions {commands.VERSION_MIN} to {commands.VERSION_MAX}, "
                 f"the client {hello.version_min} to {hello.version_max}."
             )
-        self._welcome.allow(self, HELLO)
-        self._disarm()
+        self._context.allow(self, HELLO)
+        self._cancel_hello_timer()
         self._client = hello.client
         self.operator = hello.details.get("operator") is True
-        self.frame_bytes = self._welcome.limits["frame_bytes"]
-        welcome = self._welcome
+        self.frame_bytes = self._context.limits["frame_bytes"]
+        welcome = self._context
         return commands.HelloReply(
             version,
             welcome.server,
-            self._engine.node,
+            self._request_handler.node,
             dict(welcome.limits_sent),
             welcome.acks,
             welcome.features,
         )
 
-    def _too_late(self) -> None:
-        self._hello_alarm = None
+    def _hello_timed_out(self) -> None:
+        self._hello_timer = None
         self.transport.cut_off("it did not send HELLO in time")
 
-    def _disarm(self) -> None:
-        alarm, self._hello_alarm = self._hello_alarm, None
+    def _cancel_hello_timer(self) -> None:
+        alarm, self._hello_timer = self._hello_timer, None
         if alarm is not None and alarm.active():
             alarm.cancel()
 
-    def _end(self) -> None:
-        if not self._gone:
+    def _close(self) -> None:
+        if not self._is_closed:
             self.transport.end()
 
 
-class Turned:
+class RejectedConnection:
     """Protocol of a connection above the limit: sends one error reply and closes.
 
     `closed()` when it is closed.
@@ -328,20 +335,20 @@ class Turned:
 
     frame_bytes = int(limits.FRAME_BYTES_BEFORE_HELLO)
 
-    def __init__(self, error: TfmqError, over: Callable[[], None]) -> None:
-        self._error, self._over = error, over
+    def __init__(self, error: TfmqError, closed: Callable[[], None]) -> None:
+        self._error, self._closed = error, closed
 
     def makeConnection(self, transport: Connection) -> None:
         """Send the error.
 
         What the client sends is still read, because a reset would discard the error reply.
         """
-        number, code, outcome, sentence, details = errors.to_wire(self._error)
+        number, code, outcome, sentence, details = errors.to_error_reply(self._error)
         transport.send(frames.encode((-number, 0, code, outcome, sentence, details)))
         transport.end()
 
     def connectionLost(self, reason: Any) -> None:
-        self._over()
+        self._closed()
 
     def frame_received(self, frame: memoryview, hold: Buffer) -> None:
         """Ignore requests."""
@@ -350,11 +357,11 @@ class Turned:
         """Ignore bytes that are no frame."""
 
 
-def everybody(session: Session, command: Command) -> None:
+def allow_all(session: Session, command: Command) -> None:
     """Allow every command; there are no users yet."""
 
 
-def nobody(session: Session, command: Command) -> None:
+def allow_none(session: Session, command: Command) -> None:
     """Reject every command; the server is stopping."""
     raise NotAllowed("The broker is stopping.")
 
@@ -364,54 +371,54 @@ def nobody(session: Session, command: Command) -> None:
 Method: TypeAlias = Callable[..., None]
 
 METHODS: dict[type[Any], Method] = {
-    commands.Ping: Engine.ping,
-    commands.Status: Engine.status,
-    commands.Cancel: Engine.cancel,
-    commands.Metadata: Engine.metadata,
-    commands.CreateTopic: Engine.create_topic,
-    commands.GrowTopic: Engine.grow_topic,
-    commands.DeleteTopic: Engine.delete_topic,
-    commands.DescribeTopic: Engine.describe_topic,
-    commands.ResumePartition: Engine.resume_partition,
-    commands.Truncate: Engine.truncate,
-    commands.SetTopic: Engine.set_topic,
-    commands.LeaseProducerIds: Engine.lease_producer_ids,
-    commands.Produce: Engine.produce,
-    commands.SucceedProducer: Engine.succeed_producer,
-    commands.Fetch: Engine.fetch,
-    commands.Locate: Engine.locate,
-    commands.JoinGroup: Engine.join_group,
-    commands.Heartbeat: Engine.heartbeat,
-    commands.LeaveGroup: Engine.leave_group,
-    commands.CommitOffsets: Engine.commit_offsets,
-    commands.ReadOffsets: Engine.read_offsets,
-    commands.ListGroups: Engine.list_groups,
-    commands.DescribeGroup: Engine.describe_group,
-    commands.ResetGroup: Engine.reset_group,
-    commands.DeleteGroup: Engine.delete_group,
-    commands.BeginTransaction: Engine.begin_transaction,
-    commands.PrepareTransaction: Engine.prepare_transaction,
-    commands.CommitTransaction: Engine.commit_transaction,
-    commands.RollbackTransaction: Engine.rollback_transaction,
-    commands.ForgetTransaction: Engine.forget_transaction,
-    commands.ListTransactions: Engine.list_transactions,
-    commands.DescribeTransaction: Engine.describe_transaction,
-    commands.Transact: Engine.transact,
-    commands.AwaitChecks: Engine.await_checks,
-    commands.CancelDelayed: Engine.cancel_delayed,
-    commands.RescheduleDelayed: Engine.reschedule_delayed,
-    commands.ListDelayed: Engine.list_delayed,
-    commands.DescribeDelayed: Engine.describe_delayed,
-    commands.DelayedHistogram: Engine.delayed_histogram,
-    commands.AddSchedule: Engine.add_schedule,
-    commands.ListSchedules: Engine.list_schedules,
-    commands.PauseSchedule: Engine.pause_schedule,
-    commands.ResumeSchedule: Engine.resume_schedule,
-    commands.RemoveSchedule: Engine.remove_schedule,
-    commands.CommitGroup: Engine.commit_group,
-    commands.AbortCommitGroup: Engine.abort_commit_group,
-    commands.ListCommitGroups: Engine.list_commit_groups,
-    commands.ForgetCommitGroup: Engine.forget_commit_group,
+    commands.Ping: RequestHandler.ping,
+    commands.Status: RequestHandler.status,
+    commands.Cancel: RequestHandler.cancel,
+    commands.Metadata: RequestHandler.metadata,
+    commands.CreateTopic: RequestHandler.create_topic,
+    commands.GrowTopic: RequestHandler.grow_topic,
+    commands.DeleteTopic: RequestHandler.delete_topic,
+    commands.DescribeTopic: RequestHandler.describe_topic,
+    commands.ResumePartition: RequestHandler.resume_partition,
+    commands.Truncate: RequestHandler.truncate,
+    commands.SetTopic: RequestHandler.set_topic,
+    commands.LeaseProducerIds: RequestHandler.lease_producer_ids,
+    commands.Produce: RequestHandler.produce,
+    commands.SucceedProducer: RequestHandler.succeed_producer,
+    commands.Fetch: RequestHandler.fetch,
+    commands.Locate: RequestHandler.locate,
+    commands.JoinGroup: RequestHandler.join_group,
+    commands.Heartbeat: RequestHandler.heartbeat,
+    commands.LeaveGroup: RequestHandler.leave_group,
+    commands.CommitOffsets: RequestHandler.commit_offsets,
+    commands.ReadOffsets: RequestHandler.read_offsets,
+    commands.ListGroups: RequestHandler.list_groups,
+    commands.DescribeGroup: RequestHandler.describe_group,
+    commands.ResetGroup: RequestHandler.reset_group,
+    commands.DeleteGroup: RequestHandler.delete_group,
+    commands.BeginTransaction: RequestHandler.begin_transaction,
+    commands.PrepareTransaction: RequestHandler.prepare_transaction,
+    commands.CommitTransaction: RequestHandler.commit_transaction,
+    commands.RollbackTransaction: RequestHandler.rollback_transaction,
+    commands.ForgetTransaction: RequestHandler.forget_transaction,
+    commands.ListTransactions: RequestHandler.list_transactions,
+    commands.DescribeTransaction: RequestHandler.describe_transaction,
+    commands.Transact: RequestHandler.transact,
+    commands.AwaitChecks: RequestHandler.await_checks,
+    commands.CancelDelayed: RequestHandler.cancel_delayed,
+    commands.RescheduleDelayed: RequestHandler.reschedule_delayed,
+    commands.ListDelayed: RequestHandler.list_delayed,
+    commands.DescribeDelayed: RequestHandler.describe_delayed,
+    commands.DelayedHistogram: RequestHandler.delayed_histogram,
+    commands.AddSchedule: RequestHandler.add_schedule,
+    commands.ListSchedules: RequestHandler.list_schedules,
+    commands.PauseSchedule: RequestHandler.pause_schedule,
+    commands.ResumeSchedule: RequestHandler.resume_schedule,
+    commands.RemoveSchedule: RequestHandler.remove_schedule,
+    commands.CommitGroup: RequestHandler.commit_group,
+    commands.AbortCommitGroup: RequestHandler.abort_commit_group,
+    commands.ListCommitGroups: RequestHandler.list_commit_groups,
+    commands.ForgetCommitGroup: RequestHandler.forget_commit_group,
 }
 HANDLERS: dict[int, tuple[Command, Method]] = {
     BY_REQUEST[request].code: (BY_REQUEST[request], method) for request, method in METHODS.items()
@@ -419,7 +426,7 @@ HANDLERS: dict[int, tuple[Command, Method]] = {
 HELLO = BY_REQUEST[commands.Hello]
 
 
-def unknown(code: int) -> TfmqError:
+def unknown_command(code: int) -> TfmqError:
     """Return the error for a code without a method: reserved for a later release, or unknown."""
     later = reserved_for(code)
     if later is not None:

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from journal.buffers import Buffer
 from tfmq.errors import BadFrame
 from tfmq.protocol.frames import check_size
-from tfmq.server.connection_limits import Tail, Traffic, affords
+from tfmq.server.connection_limits import ConnectionLimits, PartialFrame, allocates_at_once
 
 logger = logging.getLogger("tfmq.server")
 
@@ -32,14 +32,14 @@ UNSENT_BYTES_PAUSE = 8 << 20
 """Above this many unsent bytes the client's requests are not read: it sends them faster than it reads replies."""
 LINGER_SECONDS = 2.0
 """Time that a closed connection waits for its client to close too, so that a reset does not discard the last reply."""
-CROWDED_BYTES = 4096
+CROWDED_READ_BYTES = 4096
 """Maximum of one read while memory for incomplete frames is short, so that their first bytes do not exhaust it."""
-SLICE_SECONDS = 0.05
+TURN_SHARE_SECONDS = 0.05
 """Time per turn for the connections whose reads take more than one turn, shared among them; each gets at least one
 request. A read may contain thousands of requests that take a tenth of a second each."""
-SLICE = "slice"
+PAUSED_FOR_TURN = "slice"
 """Pause reason of connections that exceeded their time in a turn."""
-UNSENT = "unsent"
+PAUSED_FOR_UNSENT = "unsent"
 """Pause reason of connections above UNSENT_BYTES_PAUSE."""
 WOULD_BLOCK = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.EINTR})
 
@@ -83,16 +83,16 @@ class Connection(tcp.Server):  # type: ignore[misc]
         server: tcp.Port,
         number: int,
         reactor: Any,
-        traffic: Traffic,
+        traffic: ConnectionLimits,
     ) -> None:
-        self._traffic = traffic
+        self._limits = traffic
         self._queue: deque[Bytes] = deque()
-        self._tail: Tail | None = None
-        self._start = b""
+        self._partial: PartialFrame | None = None
+        self._leftover = b""
         self._flushing = False
         self._waiting = False
         self._ending = False
-        self._progress = 0.0
+        self._progress_at = 0.0
         self._pauses: set[str] = set()
         self.unsent_bytes = 0
         super().__init__(sock, protocol, client, server, number, reactor)
@@ -112,66 +112,66 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def _do_read(self) -> Any:
         if self._ending:
             return self._discard()
-        if self._tail is not None:
-            return self._read_on(self._tail)
-        arena = self._traffic.arena
-        room = arena.room()[:CROWDED_BYTES] if self._traffic.crowded else arena.room()
-        start = len(self._start)
+        if self._partial is not None:
+            return self._read_partial(self._partial)
+        arena = self._limits.arena
+        room = arena.read_buffer()[:CROWDED_READ_BYTES] if self._limits.is_crowded else arena.read_buffer()
+        start = len(self._leftover)
         if start:
-            room[:start] = self._start
+            room[:start] = self._leftover
         try:
             count = self.socket.recv_into(room[start:] if start else room)
         except OSError as error:
             return self._read_failed(error)
         if not count:
             return main.CONNECTION_DONE
-        self._start = b""
-        arena.used(start + count)
-        self._take_frames(room[: start + count], arena.buffer)
+        self._leftover = b""
+        arena.mark_filled(start + count)
+        self._handle_frames(room[: start + count], arena.buffer)
         return None
 
-    def _read_on(self, tail: Tail) -> Any:
+    def _read_partial(self, tail: PartialFrame) -> Any:
         """Continue an incomplete frame in its buffer; bytes after it are stored in the arena."""
-        traffic = self._traffic
-        if not traffic.admit(self):
+        traffic = self._limits
+        if not traffic.may_receive(self):
             return None
         arena = traffic.arena
-        room = tail.room()
-        behind = arena.room() if tail.last_room else None
+        room = tail.free_buffer()
+        behind = arena.read_buffer() if tail.has_room_for_rest else None
         try:
             count = self.socket.recvmsg_into([room, behind] if behind is not None else [room])[0]
         except OSError as error:
             return self._read_failed(error)
         if not count:
             return main.CONNECTION_DONE
-        self._progress = traffic.clock.monotonic()
+        self._progress_at = traffic.clock.monotonic()
         fitted = min(count, len(room))
         size = tail.buffer.size
-        tail.used(fitted)
+        tail.mark_filled(fitted)
         traffic.receiving_bytes += tail.buffer.size - size
-        if tail.complete:
+        if tail.is_complete:
             try:
                 self.protocol.frame_received(tail.buffer.view, tail.buffer)
             finally:
-                self._drop_tail()
+                self._drop_partial()
         if behind is not None and count > fitted:
-            arena.used(count - fitted)
-            self._take_frames(behind[: count - fitted], arena.buffer)
+            arena.mark_filled(count - fitted)
+            self._handle_frames(behind[: count - fitted], arena.buffer)
         return None
 
     def _discard(self) -> Any:
         try:
-            return None if self.socket.recv_into(self._traffic.arena.room()) else main.CONNECTION_DONE
+            return None if self.socket.recv_into(self._limits.arena.read_buffer()) else main.CONNECTION_DONE
         except OSError as error:
             return self._read_failed(error)
 
     def _read_failed(self, error: OSError) -> Any:
         return None if error.errno in WOULD_BLOCK else main.CONNECTION_LOST
 
-    def _take_frames(self, view: memoryview, hold: Buffer) -> None:
+    def _handle_frames(self, view: memoryview, hold: Buffer) -> None:
         position, end = 0, len(view)
-        protocol, now = self.protocol, self._traffic.clock.monotonic
-        deadline = now() + SLICE_SECONDS / (1 + self._traffic.put_off)
+        protocol, now = self.protocol, self._limits.clock.monotonic
+        deadline = now() + TURN_SHARE_SECONDS / (1 + self._limits.deferred_connections)
         while end - position >= 4:
             if self._ending or self.disconnecting or self._aborting or self.disconnected:
                 return
@@ -181,39 +181,39 @@ class Connection(tcp.Server):  # type: ignore[misc]
                 protocol.frame_refused(error, bytes(view[position : position + 16]))
                 return
             if position + whole > end:
-                self._begin_tail(view[position:], whole)
+                self._start_partial(view[position:], whole)
                 return
             protocol.frame_received(view[position : position + whole], hold)
             position += whole
             if now() > deadline:
-                self._put_off(bytes(view[position:]))
+                self._defer_rest(bytes(view[position:]))
                 return
-        self._start = bytes(view[position:])
+        self._leftover = bytes(view[position:])
 
-    def _put_off(self, rest: bytes) -> None:
+    def _defer_rest(self, rest: bytes) -> None:
         """Defer the rest of a read until other connections were served."""
-        self.pause(SLICE)
-        self._traffic.put_off += 1
-        self.reactor.callLater(0, self._go_on, rest)
+        self.pause(PAUSED_FOR_TURN)
+        self._limits.deferred_connections += 1
+        self.reactor.callLater(0, self._continue_deferred, rest)
 
-    def _go_on(self, rest: bytes) -> None:
-        self._traffic.put_off -= 1
-        self.resume(SLICE)
+    def _continue_deferred(self, rest: bytes) -> None:
+        self._limits.deferred_connections -= 1
+        self.resume(PAUSED_FOR_TURN)
         if rest and not self.disconnected:
-            buffer = self._traffic.pool.allocate(len(rest))
+            buffer = self._limits.pool.allocate(len(rest))
             buffer.view[:] = rest
             try:
-                self._take_frames(buffer.view, buffer)
+                self._handle_frames(buffer.view, buffer)
             finally:
                 buffer.release()
 
-    def _begin_tail(self, part: memoryview, whole: int) -> None:
-        traffic = self._traffic
-        at_once = affords(traffic.receiving_bytes, whole)
-        self._tail = Tail(traffic.pool, part, whole, at_once=at_once)
-        traffic.receiving_bytes += self._tail.buffer.size
-        self._progress = traffic.clock.monotonic()
-        traffic.watch(self)
+    def _start_partial(self, part: memoryview, whole: int) -> None:
+        traffic = self._limits
+        at_once = allocates_at_once(traffic.receiving_bytes, whole)
+        self._partial = PartialFrame(traffic.pool, part, whole, at_once=at_once)
+        traffic.receiving_bytes += self._partial.buffer.size
+        self._progress_at = traffic.clock.monotonic()
+        traffic.monitor(self)
 
     # Pausing
 
@@ -229,9 +229,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self._pauses.remove(reason)
             if not self._pauses and self.connected and not self.disconnecting:
                 self.startReading()
-                if self._tail is not None:
-                    self._progress = self._traffic.clock.monotonic()
-                    self._traffic.watch(self)
+                if self._partial is not None:
+                    self._progress_at = self._limits.clock.monotonic()
+                    self._limits.monitor(self)
 
     # Sending
 
@@ -245,14 +245,14 @@ class Connection(tcp.Server):  # type: ignore[misc]
         size = sum(map(len, buffers))
         self._queue.extend(buffers)
         self.unsent_bytes += size
-        self._traffic.unsent_bytes += size
-        if self.unsent_bytes > self._traffic.unsent_bytes_max:
+        self._limits.unsent_bytes += size
+        if self.unsent_bytes > self._limits.unsent_bytes_max:
             self.cut_off(f"{self.unsent_bytes} bytes wait for it to read")
             return
         if not self._flushing and not self._waiting:
             self._flushing = True
-            self._traffic.flush_later(self)
-        self._traffic.relieve()
+            self._limits.flush_later(self)
+        self._limits.close_worst()
 
     def write(self, data: bytes) -> None:
         """Send data; see Twisted's transport."""
@@ -284,24 +284,24 @@ class Connection(tcp.Server):  # type: ignore[misc]
                 if error.errno not in WOULD_BLOCK:
                     return main.CONNECTION_LOST
                 sent = 0
-            if not self._sent(sent):
-                self._wait_for_room(sent)
+            if not self._drop_sent(sent):
+                self._wait_writable(sent)
                 return None
         if self._waiting or self.disconnecting:
             self._waiting = False
             self.stopWriting()
-            self.resume(UNSENT)
+            self.resume(PAUSED_FOR_UNSENT)
         if self._ending and not self.disconnecting:
-            self._say_end()
+            self._shut_down_sending()
         return main.CONNECTION_DONE if self.disconnecting else None
 
-    def _sent(self, size: int) -> bool:
+    def _drop_sent(self, size: int) -> bool:
         """Remove `size` sent bytes from the queue.
 
         Return whether all bytes of the last write were sent.
         """
         self.unsent_bytes -= size
-        self._traffic.unsent_bytes -= size
+        self._limits.unsent_bytes -= size
         queue = self._queue
         tried = min(len(queue), VECTOR_MAX)
         while tried and size >= len(queue[0]):
@@ -311,15 +311,15 @@ class Connection(tcp.Server):  # type: ignore[misc]
             queue[0] = memoryview(queue[0])[size:]
         return not tried
 
-    def _wait_for_room(self, sent: int) -> None:
+    def _wait_writable(self, sent: int) -> None:
         if sent or not self._waiting:
-            self._progress = self._traffic.clock.monotonic()
+            self._progress_at = self._limits.clock.monotonic()
         if not self._waiting:
             self._waiting = True
             self.startWriting()
-            self._traffic.watch(self)
+            self._limits.monitor(self)
         if self.unsent_bytes > UNSENT_BYTES_PAUSE and not self._ending:
-            self.pause(UNSENT)
+            self.pause(PAUSED_FOR_UNSENT)
 
     # Closing
 
@@ -335,30 +335,30 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self.startReading()
         if not self._flushing and not self._waiting:
             self._flushing = True
-            self._traffic.flush_later(self)
+            self._limits.flush_later(self)
         self.reactor.callLater(LINGER_SECONDS, self.loseConnection)
 
-    def _say_end(self) -> None:
+    def _shut_down_sending(self) -> None:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 
-    def waits_for_reader(self) -> bool:
+    def waits_for_client(self) -> bool:
         """Return whether sending waits for the client to read."""
         return self._waiting
 
-    def stands_since(self) -> float | None:
+    def stalled_since(self) -> float | None:
         """Return when the client last read, or sent a part of an incomplete frame.
 
         Return None if neither is pending.
         """
-        halfway = self._tail is not None and not self._pauses
-        return self._progress if self._waiting or halfway else None
+        halfway = self._partial is not None and not self._pauses
+        return self._progress_at if self._waiting or halfway else None
 
     def cut_off(self, why: str) -> None:
         """Close the connection immediately and log the reason."""
         if not self._aborting and not self.disconnected:
             logger.warning("connection of %s cut off: %s", self.peer, why)
-            self._forget_queue()
+            self._discard_queue()
             self.abortConnection()
 
     @property
@@ -368,19 +368,19 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
     def connectionLost(self, reason: Failure) -> None:
         """Release all memory of the closed connection, then notify the protocol."""
-        self._drop_tail()
-        self._forget_queue()
-        self._traffic.forget(self)
+        self._drop_partial()
+        self._discard_queue()
+        self._limits.remove(self)
         super().connectionLost(reason)
 
-    def _drop_tail(self) -> None:
-        tail, self._tail = self._tail, None
+    def _drop_partial(self) -> None:
+        tail, self._partial = self._partial, None
         if tail is not None:
-            self._traffic.received(self, tail.buffer.size)
+            self._limits.frame_done(self, tail.buffer.size)
             tail.release()
 
-    def _forget_queue(self) -> None:
-        self._traffic.unsent_bytes -= self.unsent_bytes
+    def _discard_queue(self) -> None:
+        self._limits.unsent_bytes -= self.unsent_bytes
         self.unsent_bytes = 0
         self._queue.clear()
         self._waiting = False
@@ -389,7 +389,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
 class Listener(tcp.Port):  # type: ignore[misc]
     """A listening socket that is bound already, and its connections."""
 
-    def __init__(self, bound: socket.socket, factory: Any, reactor: Any, traffic: Traffic) -> None:
+    def __init__(self, bound: socket.socket, factory: Any, reactor: Any, traffic: ConnectionLimits) -> None:
         host, port = bound.getsockname()[:2]
         super().__init__(port, factory, BACKLOG, host, reactor)
         self._preexistingSocket = bound

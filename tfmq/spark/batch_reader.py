@@ -22,25 +22,25 @@ from tfmq.errors import (
     OffsetOutOfRange,
     UnknownTopic,
 )
-from tfmq.spark.errors import Losses, shown_by_spark
-from tfmq.spark.log_reader import Address, Logs, open_logs
+from tfmq.spark.errors import LossPolicy, hide_traceback
+from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
 from tfmq.spark.planner import Planner
-from tfmq.spark.ranges import Chunk, PartitionLog, Range
-from tfmq.spark.schema import arrow_schema, checked
+from tfmq.spark.ranges import BlockRun, OffsetRange, PartitionLog
+from tfmq.spark.schema import arrow_schema, check_schema
 from tfmq.spark.settings import SourceSettings
 
 
 class TaskRanges(InputPartition):
     """The ranges that one task reads."""
 
-    def __init__(self, ranges: tuple[Range, ...]) -> None:
+    def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
         super().__init__(ranges)
 
 
-def reading(settings: SourceSettings, schema: StructType) -> Reading:
+def make_range_reader(settings: SourceSettings, schema: StructType) -> RangeReader:
     """Create the range reader of a query. Raises BadRequest for an invalid schema."""
-    return Reading(
-        settings.address, arrow_schema(checked(schema)), settings.verify, settings.fail_on_data_loss
+    return RangeReader(
+        settings.address, arrow_schema(check_schema(schema)), settings.verify, settings.fail_on_data_loss
     )
 
 
@@ -49,46 +49,50 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, settings: SourceSettings, schema: StructType) -> None:
         self._settings = settings
-        self._reading = reading(settings, schema)
+        self._range_reader = make_range_reader(settings, schema)
 
-    @shown_by_spark
+    @hide_traceback
     def partitions(self) -> Sequence[InputPartition]:
         """Return the ranges of each task.
 
         Raises BadRequest, UnknownTopic, ConnectionFailed, and what `LossPolicy` raises.
         """
-        with open_logs(self._settings.address) as logs:
+        with open_log_reader(self._settings.address) as logs:
             # With an empty list Spark would make one partition of its own, which `read` cannot handle.
-            return [TaskRanges(each) for each in Planner(self._settings, logs).batch()] or [TaskRanges(())]
+            return [TaskRanges(each) for each in Planner(self._settings, logs).plan_batch()] or [
+                TaskRanges(())
+            ]
 
-    @shown_by_spark
+    @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one task's ranges as Arrow."""
-        yield from self._reading.rows(partition.value)
+        yield from self._range_reader.read(partition.value)
 
 
-class Reading(NamedTuple):
+class RangeReader(NamedTuple):
     """Reads ranges in a task: fetches their blocks and decodes these to columns. Can be pickled.
 
     `schema` is the Arrow schema that Spark requires; its names are columns of a topic.
     """
 
-    address: Address
+    address: SourceAddress
     schema: pa.Schema
     verify: str
     fail_on_data_loss: bool
 
-    def rows(self, ranges: tuple[Range, ...]) -> Iterator[pa.RecordBatch]:
+    def read(self, ranges: tuple[OffsetRange, ...]) -> Iterator[pa.RecordBatch]:
         """Yield the messages of `ranges`, one range after the other.
 
         Raises what `LossPolicy` and the log reader raise.
         """
-        losses = Losses(self.fail_on_data_loss)
-        with open_logs(self.address) as logs:
+        losses = LossPolicy(self.fail_on_data_loss)
+        with open_log_reader(self.address) as logs:
             for each in ranges:
-                yield from self._range(logs, each, losses)
+                yield from self._read_range(logs, each, losses)
 
-    def _range(self, logs: Logs, wanted: Range, losses: Losses) -> Iterator[pa.RecordBatch]:
+    def _read_range(
+        self, logs: LogReader, wanted: OffsetRange, losses: LossPolicy
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one range, continuing after losses where the policy permits it."""
         log, begin, end = wanted
         decoders = [
@@ -99,31 +103,33 @@ class Reading(NamedTuple):
         ]
         while begin < end:
             try:
-                for chunk in logs.chunks(Range(log, begin, end)):
-                    for batch in _sound(partial(_decoded, decoders, losses), chunk, begin, end):
+                for chunk in logs.read_blocks(OffsetRange(log, begin, end)):
+                    for batch in _decode_until_damage(
+                        partial(_decode_leniently, decoders, losses), chunk, begin, end
+                    ):
                         if batch.num_rows:
-                            self._require_what_is_never_null(log, batch)
+                            self._check_not_null(log, batch)
                             yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
-                    begin = max(begin, _next(chunk))
+                    begin = max(begin, _end_offset(chunk))
                 return
             except (OffsetOutOfRange, Damaged) as error:
                 behind = error.first if isinstance(error, OffsetOutOfRange) else error.next
-                losses.lost(type(error)(str(error), **error.details))
+                losses.handle_loss(type(error)(str(error), **error.details))
                 begin = behind if begin < behind else end
             except NotARecord as error:
-                losses.lost(
+                losses.handle_loss(
                     NotARecord(
                         f"{error} The log is not the one that this query read: perhaps its broker was restored from a"
                         " backup, and the messages between are lost.",
                         **error.details,
                     )
                 )
-                begin = max(logs.at_or_after(log, begin), begin + 1)
+                begin = max(logs.next_message_offset(log, begin), begin + 1)
             except (UnknownTopic, LogTruncated) as error:
-                losses.lost(type(error)(str(error), **error.details))
+                losses.handle_loss(type(error)(str(error), **error.details))
                 return
 
-    def _require_what_is_never_null(self, log: PartitionLog, batch: pa.RecordBatch) -> None:
+    def _check_not_null(self, log: PartitionLog, batch: pa.RecordBatch) -> None:
         """Check that no column that the schema declares NOT NULL has a null. Raises BadRequest.
 
         Spark itself would raise an internal error or return a wrong result.
@@ -136,11 +142,13 @@ class Reading(NamedTuple):
                 )
 
 
-Decode = Callable[[Buffer, int, int, int], pa.RecordBatch]
+DecodeFunction = Callable[[Buffer, int, int, int], pa.RecordBatch]
 """(whole blocks, offset of the first one, offset where rows begin, offset where they end)."""
 
 
-def _sound(decode: Decode, chunk: Chunk, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+def _decode_until_damage(
+    decode: DecodeFunction, chunk: BlockRun, begin: int, end: int
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a chunk; of a damaged one the rows before the damage, then raise Damaged."""
     try:
         yield decode(chunk.data, chunk.offset, begin, end)
@@ -151,8 +159,8 @@ def _sound(decode: Decode, chunk: Chunk, begin: int, end: int) -> Iterator[pa.Re
         raise
 
 
-def _decoded(
-    decoders: Sequence[Decoder], losses: Losses, data: Buffer, offset: int, begin: int, end: int
+def _decode_leniently(
+    decoders: Sequence[Decoder], losses: LossPolicy, data: Buffer, offset: int, begin: int, end: int
 ) -> pa.RecordBatch:
     """Return the decoded rows. An undecodable attribute is a loss of that message's key and tag.
 
@@ -163,10 +171,10 @@ def _decoded(
         return strict.decode(data, offset, begin, end)
     except DecodeFailed as error:
         rows = lenient.decode(data, offset, begin, end)  # raises where the rest cannot be read either
-        losses.lost(DecodeFailed(str(error), **error.details), "with neither key nor tag")
+        losses.handle_loss(DecodeFailed(str(error), **error.details), "with neither key nor tag")
         return rows
 
 
-def _next(chunk: Chunk) -> int:
+def _end_offset(chunk: BlockRun) -> int:
     """Return the offset after the chunk."""
     return chunk.offset + memoryview(chunk.data).nbytes

@@ -28,23 +28,23 @@ from tfmq.errors import (
 from tfmq.spark.ranges import PartitionLog
 
 
-def read_error(error: TfmqError, log: PartitionLog, offset: int | None = None) -> TfmqError:
+def describe_read_error(error: TfmqError, log: PartitionLog, offset: int | None = None) -> TfmqError:
     """Return `error`, raised while reading `log` at `offset`, with a sentence for the user."""
     if isinstance(error, OffsetOutOfRange):
-        return out_of_range(log, error.details.get("offset", -1) if offset is None else offset, error)
+        return out_of_range_error(log, error.details.get("offset", -1) if offset is None else offset, error)
     if isinstance(error, LogTruncated):
-        return truncated(log, error.cut)
+        return truncated_error(log, error.cut)
     if isinstance(error, Damaged):
-        return damaged(log, error.first, error.next)
+        return damaged_error(log, error.first, error.next)
     if isinstance(error, NotARecord):
         place = error.offset if offset is None else offset
         return NotARecord(f"{log.name}: no record starts at offset {place}.", offset=place)
     if isinstance(error, UnknownTopic) and not isinstance(error, UnknownPartition):
-        return renewed(log, gone="incarnation" not in error.details)
+        return replaced_topic_error(log, deleted="incarnation" not in error.details)
     return error
 
 
-def out_of_range(log: PartitionLog, offset: int, bounds: OffsetOutOfRange) -> OffsetOutOfRange:
+def out_of_range_error(log: PartitionLog, offset: int, bounds: OffsetOutOfRange) -> OffsetOutOfRange:
     """Return the error for an `offset` outside of the readable range that `bounds` has."""
     first, end = bounds.first, bounds.end
     if offset < first:
@@ -60,7 +60,7 @@ def out_of_range(log: PartitionLog, offset: int, bounds: OffsetOutOfRange) -> Of
     )
 
 
-def truncated(log: PartitionLog, cut: int) -> LogTruncated:
+def truncated_error(log: PartitionLog, cut: int) -> LogTruncated:
     """Return the error for a log that was truncated at offset `cut` while it was read."""
     return LogTruncated(
         f"{log.name}: its end was truncated to offset {cut} after a crash, below what was read: discard what was read"
@@ -69,7 +69,7 @@ def truncated(log: PartitionLog, cut: int) -> LogTruncated:
     )
 
 
-def damaged(log: PartitionLog, first: int, next: int, reason: str = "") -> Damaged:
+def damaged_error(log: PartitionLog, first: int, next: int, reason: str = "") -> Damaged:
     """Return the error for the bytes from `first` up to `next`, which are corrupt or missing."""
     known = f" ({reason})" if reason else ""
     return Damaged(
@@ -80,9 +80,9 @@ def damaged(log: PartitionLog, first: int, next: int, reason: str = "") -> Damag
     )
 
 
-def renewed(log: PartitionLog, gone: bool = False) -> UnknownTopic:
+def replaced_topic_error(log: PartitionLog, deleted: bool = False) -> UnknownTopic:
     """Return the error for a topic that was created again, or with `deleted` only deleted."""
-    if gone:
+    if deleted:
         return UnknownTopic(
             f"The topic {log.topic} does not exist any more: it was deleted after this query began."
         )
@@ -92,7 +92,7 @@ def renewed(log: PartitionLog, gone: bool = False) -> UnknownTopic:
     )
 
 
-def unreached(error: TfmqError, log: PartitionLog, offset: int, seconds: float) -> TfmqError:
+def unreachable_error(error: TfmqError, log: PartitionLog, offset: int, seconds: float) -> TfmqError:
     """Return `error`, a lost connection or a timeout, with the offset that was reached.
 
     `seconds`: how long the request was retried.
@@ -106,13 +106,13 @@ def unreached(error: TfmqError, log: PartitionLog, offset: int, seconds: float) 
 
 log = logging.getLogger("tfmq.spark")
 
-SAID_MAX = 1000
+LOGGED_LOSSES_MAX = 1000
 """Losses remembered as logged, so that the set stays bounded in a query that runs for a year."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def shown_by_spark(method: Method) -> Method:
+def hide_traceback(method: Method) -> Method:
     """Wrap `method` so that Spark shows only the sentence of a TfmqError, without frames.
 
     A Spark worker process that ends with an exception sends its traceback to the driver, which makes it the error's
@@ -125,19 +125,19 @@ def shown_by_spark(method: Method) -> Method:
         try:
             return method(*arguments, **named)
         except TfmqError as error:
-            raise _alone(error) from None
+            raise _without_traceback(error) from None
 
     @functools.wraps(method)
     def rows(*arguments: Any, **named: Any) -> Iterator[Any]:
         try:
             yield from method(*arguments, **named)
         except TfmqError as error:
-            raise _alone(error) from None
+            raise _without_traceback(error) from None
 
     return cast(Method, rows if inspect.isgeneratorfunction(method) else call)
 
 
-def _alone(error: TfmqError) -> TfmqError:
+def _without_traceback(error: TfmqError) -> TfmqError:
     """Remove the traceback and the cause that Spark would show with `error`."""
     if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
@@ -145,30 +145,30 @@ def _alone(error: TfmqError) -> TfmqError:
     return error
 
 
-class Losses:
+class LossPolicy:
     """Policy for lost messages: the query stops, or continues and logs each loss once."""
 
-    def __init__(self, fail: bool) -> None:
-        self.fail = fail
-        self._said: set[str] = set()
+    def __init__(self, stops_query: bool) -> None:
+        self.stops_query = stops_query
+        self._logged: set[str] = set()
 
-    def lost(self, error: TfmqError, on: str = "") -> None:
+    def handle_loss(self, error: TfmqError, continues: str = "") -> None:
         """Raise `error` if the query must stop, else log it.
 
         The sentence of `error` must say what is lost, not what to do. `continues` says how the query continues.
         """
-        if self.fail:
+        if self.stops_query:
             error.sentence += (
                 " The query stops, because failOnDataLoss is true; with false it continues"
-                f" {on or 'after the lost messages'}."
+                f" {continues or 'after the lost messages'}."
             )
             raise error
-        if error.sentence not in self._said:
-            if len(self._said) >= SAID_MAX:
-                self._said.clear()
-            self._said.add(error.sentence)
+        if error.sentence not in self._logged:
+            if len(self._logged) >= LOGGED_LOSSES_MAX:
+                self._logged.clear()
+            self._logged.add(error.sentence)
             log.warning(
                 "%s The query continues %s, because failOnDataLoss is false.",
                 error.sentence,
-                on or "after them",
+                continues or "after them",
             )

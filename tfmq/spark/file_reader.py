@@ -16,17 +16,26 @@ from journal import filenames
 from journal.disk import Disk, RealDisk
 from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, JournalError, NewerFormat, NotARecord
 from journal.log.checkpoint import WrongLog, read_log_id
-from journal.log.readonly import Onlooker
+from journal.log.readonly import ReadOnlyLog
 from journal.record import batch
 from journal.record.block import blocks_of
 from journal.record.format import FLAG_FILLER, BadRecord, records_of, split_id
 from tfmq import errors
 from tfmq.data_dir import META_NAME, VERSION_NAME, decode_version
 from tfmq.errors import BadRequest, Damaged, NotSupported, OffsetOutOfRange, UnknownPartition, UnknownTopic
-from tfmq.spark.errors import damaged, read_error, renewed, truncated
-from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range, message_starts, pieces, targets
+from tfmq.spark.errors import damaged_error, describe_read_error, replaced_topic_error, truncated_error
+from tfmq.spark.ranges import (
+    READ_BYTES,
+    BlockRun,
+    Bounds,
+    OffsetRange,
+    PartitionLog,
+    message_offsets,
+    split_range,
+    split_targets,
+)
 
-LOGS_MAX: Final = 64
+OPEN_LOGS_MAX: Final = 64
 """Open logs that are cached; each may have some files open."""
 ONE_BLOCK: Final = 1
 """Smaller than any block: a read returns just the block that holds the offset."""
@@ -34,7 +43,7 @@ ONE_BLOCK: Final = 1
 Found = TypeVar("Found")
 
 
-class FolderLogs:
+class FolderLogReader:
     """`LogReader` of the data folder at `path`.
 
     Raises BadRequest if it is no data folder, NotSupported for a newer format.
@@ -42,92 +51,92 @@ class FolderLogs:
 
     def __init__(self, path: str, disk: Disk | None = None) -> None:
         self._disk = disk or RealDisk()
-        self._path = absolute(path)
-        self._topics = self._told(None, lambda: FolderTopics(self._disk, self._path))
-        self._onlookers: OrderedDict[PartitionLog, Onlooker] = OrderedDict()
+        self._path = absolute_path(path)
+        self._topics = self._translate_errors(None, lambda: FolderTopics(self._disk, self._path))
+        self._open_logs: OrderedDict[PartitionLog, ReadOnlyLog] = OrderedDict()
 
-    def node(self) -> str:
+    def broker_id(self) -> str:
         """Implement `LogReader.broker_id`."""
-        return self._topics.node
+        return self._topics.broker_id
 
     def topics(self) -> list[str]:
         """Implement `LogReader.topics`."""
-        return self._told(None, self._topics.names)
+        return self._translate_errors(None, self._topics.names)
 
     def partitions(self, topic: str) -> list[PartitionLog]:
         """Implement `LogReader.partitions`."""
-        return self._told(None, lambda: self._topics.partitions(topic))
+        return self._translate_errors(None, lambda: self._topics.partitions(topic))
 
     def bounds(self, log: PartitionLog) -> Bounds:
         """Implement `LogReader.bounds`."""
-        marks = self._ask(log, lambda seen: seen.look())
-        return Bounds(marks.first, marks.forced, marks.first_ordinal, marks.forced_ordinal)
+        marks = self._query(log, lambda seen: seen.refresh())
+        return Bounds(marks.first, marks.durable, marks.first_ordinal, marks.durable_ordinal)
 
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
         """Implement `LogReader.all_bounds`."""
         return [self.bounds(log) for log in logs]
 
-    def at_time(self, log: PartitionLog, ms: int) -> int:
+    def offset_at_time(self, log: PartitionLog, ms: int) -> int:
         """Implement `LogReader.offset_at_time`."""
-        return self._ask(log, lambda seen: seen.offset_of_time(ms))
+        return self._query(log, lambda seen: seen.offset_of_time(ms))
 
-    def at_ordinal(self, log: PartitionLog, ordinal: int) -> int:
+    def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
         """Implement `LogReader.offset_of_ordinal`."""
-        return self._ask(log, lambda seen: seen.offset_of_ordinal(ordinal))
+        return self._query(log, lambda seen: seen.offset_of_ordinal(ordinal))
 
-    def at_or_after(self, log: PartitionLog, offset: int) -> int:
+    def next_message_offset(self, log: PartitionLog, offset: int) -> int:
         """Implement `LogReader.next_message_offset`."""
 
-        def find(seen: Onlooker) -> int:
+        def find(seen: ReadOnlyLog) -> int:
             place = seen.seek_offset(offset)
-            while place < seen.marks.forced:
+            while place < seen.checkpoint.durable:
                 chunk = seen.read(place, ONE_BLOCK)
-                starts = message_starts(Chunk(chunk.start, chunk.data))
+                starts = message_offsets(BlockRun(chunk.start, chunk.data))
                 following = min((each for each in starts if each >= max(offset, place)), default=None)
                 if following is not None:
                     return following
                 place = chunk.next
-            return seen.marks.forced
+            return seen.checkpoint.durable
 
-        return self._ask(log, find)
+        return self._query(log, find)
 
-    def ordinal_at(self, log: PartitionLog, offset: int) -> int:
+    def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
         """Implement `LogReader.ordinal_at_or_after`."""
-        start = self.at_or_after(log, offset)
+        start = self.next_message_offset(log, offset)
 
-        def count(seen: Onlooker) -> int:
-            if start == seen.marks.forced:
-                return seen.marks.forced_ordinal
+        def count(seen: ReadOnlyLog) -> int:
+            if start == seen.checkpoint.durable:
+                return seen.checkpoint.durable_ordinal
             chunk = seen.read(start, ONE_BLOCK)
             block = next(blocks_of(chunk.data, chunk.start, log.log_id))
             before = [each for each in records_of(block.data) if chunk.start + each.position < start]
             lost = sum(each.checksum - 1 for each in before if each.flag & FLAG_FILLER)
             return block.control.first_ordinal + len(before) + lost
 
-        return self._ask(log, count)
+        return self._query(log, count)
 
-    def split(self, range: Range, size: int) -> list[Range]:
+    def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
         """Implement `LogReader.split`."""
-        return pieces(range, self._ask(range.log, lambda seen: _cuts(seen, range, size)))
+        return split_range(range, self._query(range.log, lambda seen: _find_cuts(seen, range, size)))
 
-    def chunks(self, range: Range, max_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    def read_blocks(self, range: OffsetRange, max_bytes: int = READ_BYTES) -> Iterator[BlockRun]:
         """Implement `LogReader.read_blocks`."""
         log, offset, epoch = range.log, range.start, None
         while offset < range.end:
             size = min(max_bytes, range.end - offset)
-            chunk, epoch = self._ask(log, lambda seen: _read(seen, offset, size, epoch), offset)  # noqa: B023
+            chunk, epoch = self._query(log, lambda seen: _read_blocks(seen, offset, size, epoch), offset)  # noqa: B023
             if not chunk.data:
                 marks = self.bounds(log)
-                raise read_error(OffsetOutOfRange(first=marks.first, end=marks.end), log, range.end)
+                raise describe_read_error(OffsetOutOfRange(first=marks.first, end=marks.end), log, range.end)
             offset = chunk.next
-            yield Chunk(chunk.start, chunk.data)
+            yield BlockRun(chunk.start, chunk.data)
 
     def close(self) -> None:
         """Implement `LogReader.close`."""
-        while self._onlookers:
-            self._onlookers.popitem()[1].close()
+        while self._open_logs:
+            self._open_logs.popitem()[1].close()
 
-    def __enter__(self) -> FolderLogs:
+    def __enter__(self) -> FolderLogReader:
         return self
 
     def __exit__(
@@ -135,37 +144,39 @@ class FolderLogs:
     ) -> None:
         self.close()
 
-    def _ask(
-        self, log: PartitionLog, question: Callable[[Onlooker], Found], offset: int | None = None
+    def _query(
+        self, log: PartitionLog, question: Callable[[ReadOnlyLog], Found], offset: int | None = None
     ) -> Found:
         """Call `question` with the read-only log of `log`, refreshed first. Raises TfmqError."""
 
         def ask() -> Found:
-            seen = self._onlooker(log)
-            seen.look()
+            seen = self._open_log(log)
+            seen.refresh()
             return question(seen)
 
-        return self._told(log, ask, offset)
+        return self._translate_errors(log, ask, offset)
 
-    def _onlooker(self, log: PartitionLog) -> Onlooker:
+    def _open_log(self, log: PartitionLog) -> ReadOnlyLog:
         """Return the read-only log of `log` from the cache, opened if needed."""
-        found = self._onlookers.get(log)
+        found = self._open_logs.get(log)
         if found is None:
-            found = Onlooker(self._disk, self._topics.folder(log), log.log_id)
-            while len(self._onlookers) >= LOGS_MAX:
-                self._onlookers.popitem(last=False)[1].close()
-            self._onlookers[log] = found
-        self._onlookers.move_to_end(log)
+            found = ReadOnlyLog(self._disk, self._topics.partition_path(log), log.log_id)
+            while len(self._open_logs) >= OPEN_LOGS_MAX:
+                self._open_logs.popitem(last=False)[1].close()
+            self._open_logs[log] = found
+        self._open_logs.move_to_end(log)
         return found
 
-    def _told(self, log: PartitionLog | None, ask: Callable[[], Found], offset: int | None = None) -> Found:
+    def _translate_errors(
+        self, log: PartitionLog | None, ask: Callable[[], Found], offset: int | None = None
+    ) -> Found:
         """Call `ask`; its errors are raised as TfmqErrors."""
         try:
             return ask()
         except (OSError, JournalError) as error:
-            self._tell(error, log, offset)
+            self._raise_translated(error, log, offset)
 
-    def _tell(self, error: Exception, log: PartitionLog | None, offset: int | None) -> NoReturn:
+    def _raise_translated(self, error: Exception, log: PartitionLog | None, offset: int | None) -> NoReturn:
         if isinstance(error, errors.TfmqError):
             raise error
         if isinstance(error, NewerFormat):
@@ -176,38 +187,38 @@ class FolderLogs:
                 " needs the right to read the data folder."
             ) from error
         if log is not None:
-            raise self._told_of(error, log, offset) from error
+            raise self._log_error(error, log, offset) from error
         raise Damaged(f"The data folder {self._path} cannot be read: {error}.", first=0, next=0) from error
 
-    def _told_of(self, error: Exception, log: PartitionLog, offset: int | None) -> errors.TfmqError:
+    def _log_error(self, error: Exception, log: PartitionLog, offset: int | None) -> errors.TfmqError:
         """Return the TfmqError for an error of the log."""
         if isinstance(error, WrongLog):
-            return renewed(log)
+            return replaced_topic_error(log)
         if isinstance(error, FileNotFoundError):
-            return renewed(log, gone=True)
+            return replaced_topic_error(log, deleted=True)
         if isinstance(error, BelowStart | BeyondEnd):
-            marks = self._onlookers[log].marks
-            return read_error(
-                OffsetOutOfRange(first=marks.first, end=marks.forced, offset=error.offset), log, offset
+            marks = self._open_logs[log].checkpoint
+            return describe_read_error(
+                OffsetOutOfRange(first=marks.first, end=marks.durable, offset=error.offset), log, offset
             )
         if isinstance(error, CutAway):
-            return truncated(log, error.cut)
+            return truncated_error(log, error.cut)
         if isinstance(error, NotARecord):
-            return read_error(errors.NotARecord(offset=error.offset), log, error.offset)
+            return describe_read_error(errors.NotARecord(offset=error.offset), log, error.offset)
         if isinstance(error, Corrupt):
-            return damaged(log, error.first, error.next, error.reason)
+            return damaged_error(log, error.first, error.next, error.reason)
         first = offset or 0
-        return damaged(log, first, first + (isinstance(error, BadRecord)), str(error))
+        return damaged_error(log, first, first + (isinstance(error, BadRecord)), str(error))
 
 
-def _read(seen: Onlooker, offset: int, size: int, epoch: int | None) -> tuple[batch.Chunk, int]:
+def _read_blocks(seen: ReadOnlyLog, offset: int, size: int, epoch: int | None) -> tuple[batch.Chunk, int]:
     """Return the blocks at `offset`, and the epoch of the log at that time."""
-    return seen.read(offset, size, epoch), seen.marks.epoch
+    return seen.read(offset, size, epoch), seen.checkpoint.epoch
 
 
-def _cuts(seen: Onlooker, range: Range, size: int) -> list[int]:
+def _find_cuts(seen: ReadOnlyLog, range: OffsetRange, size: int) -> list[int]:
     found = []
-    for offset in targets(range, size):
+    for offset in split_targets(range, size):
         try:
             found.append(seen.seek_offset(offset))
         except Corrupt:
@@ -215,7 +226,7 @@ def _cuts(seen: Onlooker, range: Range, size: int) -> list[int]:
     return found
 
 
-LISTINGS_MAX: Final = 5
+LISTING_ATTEMPTS: Final = 5
 """Attempts to list a topic that is being created or deleted."""
 
 
@@ -228,13 +239,13 @@ class FolderTopics:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self.path = path
-        self.node = ""
+        self.broker_id = ""
         """The id of the broker, "" if the folder does not have it."""
-        self._check()
+        self._check_folder()
 
     def names(self) -> list[str]:
         """Return the names of all topics, sorted. Raises BadRequest, OSError."""
-        return sorted(self._folders())
+        return sorted(self._partition_numbers())
 
     def partitions(self, topic: str) -> list[PartitionLog]:
         """Return the partitions of `topic`, by number.
@@ -242,43 +253,43 @@ class FolderTopics:
         Raises UnknownTopic, UnknownPartition (one is missing), Corrupt, NewerFormat, OSError.
         """
         trouble = ""
-        for _ in range(LISTINGS_MAX):
-            found = self._logs(topic)
-            trouble = _trouble(found)
+        for _ in range(LISTING_ATTEMPTS):
+            found = self._partition_logs(topic)
+            trouble = _describe_mismatch(found)
             if not trouble:
                 break
         if not found:
-            known = ", ".join(self.names()[:LISTINGS_MAX]) or "none"
+            known = ", ".join(self.names()[:LISTING_ATTEMPTS]) or "none"
             raise UnknownTopic(f"There is no topic {topic} in the folder {self.path}; it has {known}.")
         if trouble:
             raise UnknownPartition(f"The folder {self.path} does not have all of {topic}: {trouble}.")
         return found
 
-    def folder(self, log: PartitionLog) -> str:
+    def partition_path(self, log: PartitionLog) -> str:
         """Return the folder of the partition's files."""
         return filenames.join(self.path, filenames.partition_folder(log.topic, log.partition))
 
-    def _logs(self, topic: str) -> list[PartitionLog]:
+    def _partition_logs(self, topic: str) -> list[PartitionLog]:
         """Return the partitions of `topic` that have a checkpoint with a log id."""
         found = []
-        for number in sorted(self._folders().get(topic, ())):
+        for number in sorted(self._partition_numbers().get(topic, ())):
             folder = filenames.join(self.path, filenames.partition_folder(topic, number))
             log_id = read_log_id(self._disk, folder)
             if log_id is not None:
                 found.append(PartitionLog(topic, number, split_id(log_id)[0], log_id))
         return found
 
-    def _folders(self) -> dict[str, list[int]]:
+    def _partition_numbers(self) -> dict[str, list[int]]:
         """Return the partition numbers by topic, of the folders that have a checkpoint."""
         found: dict[str, list[int]] = {}
         for name in self._disk.list(self.path):
             place = filenames.parse_partition_folder(name)
-            mark = filenames.join(filenames.join(self.path, name), filenames.mark_name())
+            mark = filenames.join(filenames.join(self.path, name), filenames.log_checkpoint_name())
             if place is not None and self._disk.exists(mark):
                 found.setdefault(place[0], []).append(place[1])
         return found
 
-    def _check(self) -> None:
+    def _check_folder(self) -> None:
         disk, path = self._disk, self.path
         if not disk.exists(path):
             raise BadRequest(
@@ -287,7 +298,7 @@ class FolderTopics:
             )
         if not disk.is_folder(path):
             raise BadRequest(f"{path} is a file: path names the data folder of a broker.")
-        if disk.exists(filenames.join(path, filenames.mark_name())):
+        if disk.exists(filenames.join(path, filenames.log_checkpoint_name())):
             above = path.rstrip("/").rpartition("/")[0]
             raise BadRequest(
                 f"{path} is the folder of one partition: name the data folder above it, {above}, and the topic in"
@@ -296,7 +307,7 @@ class FolderTopics:
         meta = filenames.join(path, META_NAME)
         if disk.exists(meta):
             self._check_format(filenames.join(meta, VERSION_NAME))
-        elif not self._folders():
+        elif not self._partition_numbers():
             raise BadRequest(
                 f"{path} is no data folder of a broker: it has neither {META_NAME} nor a partition in it."
             )
@@ -310,7 +321,7 @@ class FolderTopics:
         finally:
             file.close()
         try:
-            self.node = decode_version(text, path).node
+            self.broker_id = decode_version(text, path).node
         except Corrupt:
             return  # damaged; the log checkpoints have versions of their own
         except NewerFormat as error:
@@ -320,7 +331,7 @@ class FolderTopics:
             ) from error
 
 
-def _trouble(logs: list[PartitionLog]) -> str:
+def _describe_mismatch(logs: list[PartitionLog]) -> str:
     """Return why these logs are not all of one topic; "" if they are."""
     numbers = {log.partition for log in logs}
     missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
@@ -331,6 +342,6 @@ def _trouble(logs: list[PartitionLog]) -> str:
     return ""
 
 
-def absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     """Return the absolute form of `path`, with ~ expanded and without a file: prefix."""
     return os.path.abspath(os.path.expanduser(path.removeprefix("file://").removeprefix("file:")))

@@ -15,14 +15,22 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from tfmq.client.connection.connection import SECONDS
+from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.errors import NOT_DONE, BadRequest
-from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range
+from tfmq.spark.ranges import READ_BYTES, BlockRun, Bounds, OffsetRange, PartitionLog
 
-__all__ = ["Address", "Bounds", "Chunk", "Logs", "PartitionLog", "Range", "open_logs"]
+__all__ = [
+    "BlockRun",
+    "Bounds",
+    "LogReader",
+    "OffsetRange",
+    "PartitionLog",
+    "SourceAddress",
+    "open_log_reader",
+]
 
 
-class Address(NamedTuple):
+class SourceAddress(NamedTuple):
     """Where to read from: exactly one of `servers` and `path`. Can be pickled.
 
     `servers` is "host:port,host:port" as for clients, `path` the DATA folder on this machine. `timeout`: seconds to
@@ -31,13 +39,13 @@ class Address(NamedTuple):
 
     servers: str | None = None
     path: str | None = None
-    timeout: float = SECONDS
+    timeout: float = REQUEST_TIMEOUT_SECONDS
 
 
-class Logs(Protocol):
+class LogReader(Protocol):
     """Reader of partition logs. Not thread-safe; raises TfmqErrors that name the partition."""
 
-    def node(self) -> str:
+    def broker_id(self) -> str:
         """Return the permanent id of the broker; "" where the data folder does not have it."""
         ...
 
@@ -60,36 +68,36 @@ class Logs(Protocol):
         """Return `bounds` of each of `logs`; over the wire, the requests are sent together."""
         ...
 
-    def at_time(self, log: PartitionLog, ms: int) -> int:
+    def offset_at_time(self, log: PartitionLog, ms: int) -> int:
         """Return the offset of the first append at or after `ms` (since 1970), else the end."""
         ...
 
-    def at_ordinal(self, log: PartitionLog, ordinal: int) -> int:
+    def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
         """Return the offset of record `ordinal`.
 
         If it is not in the log: the offset of the first record, or the end.
         """
         ...
 
-    def at_or_after(self, log: PartitionLog, offset: int) -> int:
+    def next_message_offset(self, log: PartitionLog, offset: int) -> int:
         """Return the offset of the first message at or after `offset`, else the end.
 
         The result is within the bounds. Raises Damaged.
         """
         ...
 
-    def ordinal_at(self, log: PartitionLog, offset: int) -> int:
+    def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
         """Return the ordinal of the first record at or after `offset`; -1 if damage hides it."""
         ...
 
-    def split(self, range: Range, size: int) -> list[Range]:
+    def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
         """Split `range` at record starts into ranges of about equal size, at most about `size` bytes.
 
         Every record is in exactly one of them. Returns [] for an empty range.
         """
         ...
 
-    def chunks(self, range: Range, max_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    def read_blocks(self, range: OffsetRange, max_bytes: int = READ_BYTES) -> Iterator[BlockRun]:
         """Yield the blocks that hold the records of `range`, in order and without gaps.
 
         The first and the last block may also hold records outside of the range. Each item has at most `max_bytes`,
@@ -104,14 +112,14 @@ class Logs(Protocol):
         """Close connections and files. Calling it twice is harmless."""
         ...
 
-    def __enter__(self) -> Logs: ...
+    def __enter__(self) -> LogReader: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
 
-def open_logs(address: Address, *, patient: bool = False) -> Logs:
+def open_log_reader(address: SourceAddress, *, wait_for_broker: bool = False) -> LogReader:
     """Open a reader for `address`. A folder is checked now, a broker at the first request.
 
     `wait_for_broker`: the broker was reachable before, so the first request waits for it up to the timeout, too.
@@ -122,9 +130,9 @@ def open_logs(address: Address, *, patient: bool = False) -> Logs:
     if (address.servers is None) == (address.path is None):
         raise BadRequest("Name either servers or path, one of them.", outcome=NOT_DONE)
     if address.path is not None:
-        from tfmq.spark.file_reader import FolderLogs  # without the imports of the other
+        from tfmq.spark.file_reader import FolderLogReader as FolderLogs  # without the imports of the other
 
         return FolderLogs(address.path)
-    from tfmq.spark.wire_reader import WireLogs
+    from tfmq.spark.wire_reader import BrokerLogReader as WireLogs
 
-    return WireLogs(address.servers, address.timeout, patient=patient)
+    return WireLogs(address.servers, address.timeout, wait_for_broker=wait_for_broker)

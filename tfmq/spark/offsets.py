@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tfmq.errors import BadRequest, OffsetOutOfRange, UnknownPartition, UnknownTopic
-from tfmq.limits import valid_name
-from tfmq.spark.errors import Losses
-from tfmq.spark.log_reader import Logs
-from tfmq.spark.options import nearest, only_one
+from tfmq.limits import is_valid_name
+from tfmq.spark.errors import LossPolicy
+from tfmq.spark.log_reader import LogReader
+from tfmq.spark.options import exclusive_option, suggest
 from tfmq.spark.ranges import Bounds, PartitionLog
 
 EARLIEST, LATEST = -2, -1
@@ -32,24 +32,24 @@ Key = tuple[str, int]
 """Topic and partition."""
 
 
-class Offset(NamedTuple):
+class PartitionOffset(NamedTuple):
     """Offset in one partition; `incarnation` 0 and `broker` "" are unknown."""
 
     incarnation: int
     offset: int
     broker: str = ""
 
-    def of_another(self, incarnation: int, broker: str) -> bool:
+    def is_of_another(self, incarnation: int, broker: str) -> bool:
         """Return whether this is an offset of another incarnation or broker than the given ones."""
         return self.incarnation not in (0, incarnation) or (
             "" not in (self.broker, broker) and self.broker != broker
         )
 
 
-Offsets = dict[Key, Offset]
+Offsets = dict[Key, PartitionOffset]
 
 
-def to_json(offsets: Mapping[Key, Offset]) -> dict[str, dict[str, int | str]]:
+def to_json(offsets: Mapping[Key, PartitionOffset]) -> dict[str, dict[str, int | str]]:
     """Return the offsets as a JSON object, in the order of the checkpoint."""
     found: dict[str, dict[str, int | str]] = {}
     for topic, partition in sorted(offsets):
@@ -70,43 +70,45 @@ def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST, noun:
     for topic, row in value.items():
         if not isinstance(row, Mapping) or not row:
             raise BadRequest(f'{what}: {topic!r} must have an object of partitions, like {{"0": 4096}}.')
-        incarnation = _whole(row.get(INCARNATION, 0), 0, f"{what}: the incarnation of {topic}")
+        incarnation = _check_integer(row.get(INCARNATION, 0), 0, f"{what}: the incarnation of {topic}")
         broker = row.get(BROKER, "")
         if not isinstance(broker, str):
             raise BadRequest(f"{what}: the broker of {topic} must be a text, not {broker!r}.")
         for partition, offset in row.items():
             if partition not in (INCARNATION, BROKER):
-                number = _whole(offset, low, f"{what}: the {noun} in {topic}-{partition}")
-                found[topic, _partition(partition, topic, what)] = Offset(incarnation, number, broker)
+                number = _check_integer(offset, low, f"{what}: the {noun} in {topic}-{partition}")
+                found[topic, _parse_partition(partition, topic, what)] = PartitionOffset(
+                    incarnation, number, broker
+                )
     return found
 
 
-def assigned(value: Mapping[str, Any]) -> tuple[Key, ...]:
+def parse_assigned(value: Mapping[str, Any]) -> tuple[Key, ...]:
     """Parse the object of the option `assign`: `{"orders": [0, 1]}`. Raises BadRequest."""
     found: list[Key] = []
     for topic, numbers in value.items():
-        if not valid_name(topic):
+        if not is_valid_name(topic):
             raise BadRequest(f"assign: {topic!r} is no topic's name, which is of A-Z a-z 0-9 . _ -.")
         if not isinstance(numbers, list) or not numbers:
             raise BadRequest(f"assign: {topic!r} must have a list of partitions, like [0, 1].")
-        found += [(topic, _whole(each, 0, f"assign: a partition of {topic}")) for each in numbers]
+        found += [(topic, _check_integer(each, 0, f"assign: a partition of {topic}")) for each in numbers]
     return tuple(sorted(set(found)))
 
 
-def named(keys: Iterable[Key]) -> str:
+def partition_names(keys: Iterable[Key]) -> str:
     """Return at most three partition names, as in "orders-0, orders-1, orders-2 and 3 more"."""
     found = [f"{topic}-{partition}" for topic, partition in sorted(keys)]
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return ", ".join(found[:3]) + more
 
 
-def _partition(word: str, topic: str, what: str) -> int:
+def _parse_partition(word: str, topic: str, what: str) -> int:
     if not (word.isascii() and word.isdigit()):
         raise BadRequest(f"{what}: {word!r} is no partition of {topic}; a partition is a number in quotes.")
     return int(word)
 
 
-def _whole(value: Any, low: int, what: str) -> int:
+def _check_integer(value: Any, low: int, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= OFFSET_MAX:
         raise BadRequest(f"{what} must be a whole number from {low} on, not {value!r}.")
     return value
@@ -114,21 +116,21 @@ def _whole(value: Any, low: int, what: str) -> int:
 
 log = logging.getLogger("tfmq.spark")
 
-IN_SECONDS = 100_000_000_000
+LIKELY_SECONDS_BELOW = 100_000_000_000
 """Times (ms) below it are probably meant in seconds."""
 
 
-class Standing(NamedTuple):
+class PartitionBounds(NamedTuple):
     """A partition's log and its readable bounds."""
 
     log: PartitionLog
     bounds: Bounds
 
 
-Survey = dict[Key, Standing]
+BoundsByPartition = dict[Key, PartitionBounds]
 
 
-class Places(NamedTuple):
+class OffsetSpec(NamedTuple):
     """Where a query begins or ends in each partition, as the user set it in `option`.
 
     `by_partition` has an offset for each partition; without it `for_all` is for all of them: EARLIEST, LATEST, or
@@ -136,65 +138,73 @@ class Places(NamedTuple):
     """
 
     option: str
-    everywhere: int = LATEST
-    each: Mapping[Key, Offset] | None = None
+    for_all: int = LATEST
+    by_partition: Mapping[Key, PartitionOffset] | None = None
     by_time: bool = False
     strict: bool = False
 
-    def resolve(self, logs: Logs, survey: Survey, losses: Losses) -> Offsets:
+    def resolve(self, logs: LogReader, survey: BoundsByPartition, losses: LossPolicy) -> Offsets:
         """Return the offset in each partition of `survey`.
 
         Raises BadRequest, UnknownTopic; and what `losses` raises where the user's offset is no longer in the log.
         """
-        if self.each is not None:
-            self._compare(survey)
+        if self.by_partition is not None:
+            self._check_partitions(survey)
         return {
-            key: Offset(standing.log.incarnation, self._one(logs, key, standing, losses), logs.node())
+            key: PartitionOffset(
+                standing.log.incarnation,
+                self._resolve_partition(logs, key, standing, losses),
+                logs.broker_id(),
+            )
             for key, standing in survey.items()
         }
 
-    def later_than(self, other: Places) -> bool:
+    def is_later_than(self, other: OffsetSpec) -> bool:
         """Return whether both are times for all partitions, and this one is later.
 
         A query from this one to `other` reads nothing.
         """
-        times = self.by_time and other.by_time and self.each is None and other.each is None
-        return times and self.everywhere > other.everywhere
+        times = self.by_time and other.by_time and self.by_partition is None and other.by_partition is None
+        return times and self.for_all > other.for_all
 
-    def _compare(self, survey: Survey) -> None:
+    def _check_partitions(self, survey: BoundsByPartition) -> None:
         """Check that `by_partition` names exactly the partitions that are read. Raises BadRequest."""
-        assert self.each is not None
-        others = self.each.keys() - survey.keys()
+        assert self.by_partition is not None
+        others = self.by_partition.keys() - survey.keys()
         if others:
             topics = sorted({topic for topic, _ in survey})
             strange = [topic for topic, _ in sorted(others) if topic not in topics]
-            meant = nearest(strange[0], topics) if strange else ""
-            raise BadRequest(f"{self.option} names {named(others)}, which this query does not read.{meant}")
-        missing = survey.keys() - self.each.keys()
+            meant = suggest(strange[0], topics) if strange else ""
+            raise BadRequest(
+                f"{self.option} names {partition_names(others)}, which this query does not read.{meant}"
+            )
+        missing = survey.keys() - self.by_partition.keys()
         if missing:
             how = "with a time in ms since 1970" if self.by_time else "; -2 is the beginning, -1 the end"
             raise BadRequest(
-                f"{self.option} does not have {named(missing)}: name every partition that is read"
+                f"{self.option} does not have {partition_names(missing)}: name every partition that is read"
                 f"{' ' if self.by_time else ''}{how}."
             )
 
-    def _one(self, logs: Logs, key: Key, standing: Standing, losses: Losses) -> int:
+    def _resolve_partition(
+        self, logs: LogReader, key: Key, standing: PartitionBounds, losses: LossPolicy
+    ) -> int:
         """Return the offset in one partition."""
         log, bounds = standing
-        given = Offset(0, self.everywhere) if self.each is None else self.each[key]
-        if given.of_another(log.incarnation, logs.node()):
+        given = PartitionOffset(0, self.for_all) if self.by_partition is None else self.by_partition[key]
+        if given.is_of_another(log.incarnation, logs.broker_id()):
             raise UnknownTopic(
                 f"{self.option} has offsets of another topic {log.topic}: one that was deleted, or another broker's."
             )
         if self.by_time:
-            return self._time(logs, standing, given.offset)
+            return self._resolve_time(logs, standing, given.offset)
         if given.offset in (EARLIEST, LATEST):
             return bounds.first if given.offset == EARLIEST else bounds.end
-        return self._offset(logs, standing, given.offset, losses)
+        return self._resolve_offset(logs, standing, given.offset, losses)
 
-    def _time(self, logs: Logs, standing: Standing, ms: int) -> int:
+    def _resolve_time(self, logs: LogReader, standing: PartitionBounds, ms: int) -> int:
         """Return the offset of the first message at or after a time."""
-        found = min(logs.at_time(standing.log, ms), standing.bounds.end)
+        found = min(logs.offset_at_time(standing.log, ms), standing.bounds.end)
         name = f"{standing.log.topic}-{standing.log.partition}"
         if self.strict and found == standing.bounds.end:
             raise BadRequest(
@@ -203,13 +213,15 @@ class Places(NamedTuple):
             )
         return found
 
-    def _offset(self, logs: Logs, standing: Standing, offset: int, losses: Losses) -> int:
+    def _resolve_offset(
+        self, logs: LogReader, standing: PartitionBounds, offset: int, losses: LossPolicy
+    ) -> int:
         """Check an explicit offset: it must be in the log, at the start of a message."""
         (log, bounds), name = standing, f"{standing.log.topic}-{standing.log.partition}"
         if offset > bounds.end:
             raise BadRequest(f"{self.option}: {name} ends at {bounds.end}, before {offset}.")
         if offset < bounds.first:
-            losses.lost(
+            losses.handle_loss(
                 OffsetOutOfRange(
                     f"{self.option}: messages of {name} from offset {offset} to {bounds.first} are gone.",
                     first=bounds.first,
@@ -217,7 +229,7 @@ class Places(NamedTuple):
                 )
             )
             return bounds.first
-        found = logs.at_or_after(log, offset)
+        found = logs.next_message_offset(log, offset)
         if found != offset:
             raise BadRequest(
                 f"{self.option}: no message of {name} begins at {offset}; the next one does at {found}."
@@ -225,29 +237,31 @@ class Places(NamedTuple):
         return offset
 
 
-def starting(given: Mapping[str, Any], streaming: bool) -> Places:
+def parse_starting(given: Mapping[str, Any], streaming: bool) -> OffsetSpec:
     """Parse the options that set where a query begins. Raises BadRequest."""
-    option = only_one(given, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+    option = exclusive_option(given, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
     strict = given.get("startingOffsetsByTimestampStrategy", "error") == "error"
-    found = _places(given, option, strict) or Places("startingOffsets", LATEST if streaming else EARLIEST)
-    if found.everywhere == LATEST and found.each is None and not streaming:
+    found = _parse_spec(given, option, strict) or OffsetSpec(
+        "startingOffsets", LATEST if streaming else EARLIEST
+    )
+    if found.for_all == LATEST and found.by_partition is None and not streaming:
         raise BadRequest("startingOffsets cannot be latest in a batch: there is nothing to read after it.")
-    if not streaming and any(each.offset == LATEST for each in (found.each or {}).values()):
+    if not streaming and any(each.offset == LATEST for each in (found.by_partition or {}).values()):
         raise BadRequest("startingOffsets cannot be -1 in a batch: there is nothing to read after the end.")
     return found
 
 
-def ending(given: Mapping[str, Any]) -> Places:
+def parse_ending(given: Mapping[str, Any]) -> OffsetSpec:
     """Parse the options that set where a batch ends. Raises BadRequest."""
-    option = only_one(given, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-    found = _places(given, option, strict=False) or Places("endingOffsets", LATEST)
-    earliest = any(each.offset == EARLIEST for each in (found.each or {}).values())
-    if earliest or (found.each is None and found.everywhere == EARLIEST):
+    option = exclusive_option(given, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+    found = _parse_spec(given, option, strict=False) or OffsetSpec("endingOffsets", LATEST)
+    earliest = any(each.offset == EARLIEST for each in (found.by_partition or {}).values())
+    if earliest or (found.by_partition is None and found.for_all == EARLIEST):
         raise BadRequest("endingOffsets cannot be earliest: there is nothing to read before it.")
     return found
 
 
-def _places(given: Mapping[str, Any], option: str, strict: bool) -> Places | None:
+def _parse_spec(given: Mapping[str, Any], option: str, strict: bool) -> OffsetSpec | None:
     """Parse one of these options; None if it is not given."""
     if not option:
         return None
@@ -255,12 +269,12 @@ def _places(given: Mapping[str, Any], option: str, strict: bool) -> Places | Non
     by_time = "Timestamp" in option
     if isinstance(value, dict):
         each = from_json(value, option, low=0 if by_time else EARLIEST, noun="time" if by_time else "place")
-        return Places(option, each=each, by_time=by_time, strict=by_time and strict)
+        return OffsetSpec(option, by_partition=each, by_time=by_time, strict=by_time and strict)
     if isinstance(value, int):
-        if 0 < value < IN_SECONDS:
+        if 0 < value < LIKELY_SECONDS_BELOW:
             log.warning("%s=%d is in the year 1973 or before: times are milliseconds.", option, value)
-        return Places(option, value, by_time=True, strict=strict)
-    return Places(option, EARLIEST if value == "earliest" else LATEST)
+        return OffsetSpec(option, value, by_time=True, strict=strict)
+    return OffsetSpec(option, EARLIEST if value == "earliest" else LATEST)
 
 
 class Subscription(NamedTuple):
@@ -270,13 +284,13 @@ class Subscription(NamedTuple):
     pattern: str = ""
     assigned: tuple[Key, ...] = ()
 
-    def wants(self, topic: str) -> bool:
+    def includes(self, topic: str) -> bool:
         """Return whether the subscription includes `topic`."""
         if self.pattern:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.topics or any(topic == each[0] for each in self.assigned)
 
-    def find(self, logs: Logs, *, lenient: bool = False) -> dict[Key, PartitionLog]:
+    def find_partitions(self, logs: LogReader, *, lenient: bool = False) -> dict[Key, PartitionLog]:
         """Return the partitions that exist now.
 
         Raises UnknownTopic and UnknownPartition for a named one that does not exist; with `lenient` these are left
@@ -288,40 +302,40 @@ class Subscription(NamedTuple):
                 found |= {(each.topic, each.partition): each for each in logs.partitions(topic)}
             except UnknownTopic:
                 if not lenient and not self.pattern:
-                    raise _unknown(logs, topic) from None
+                    raise _unknown_topic_error(logs, topic) from None
         if not self.assigned:
             return found
         missing = [key for key in self.assigned if key not in found]
         if missing and not lenient:
-            raise UnknownPartition(f"assign: there is no partition {named(missing)}.")
+            raise UnknownPartition(f"assign: there is no partition {partition_names(missing)}.")
         return {key: found[key] for key in self.assigned if key in found}
 
-    def look_for(self, logs: Logs, there: Collection[Key]) -> None:
+    def check_existing(self, logs: LogReader, existing: Collection[Key]) -> None:
         """Check that all named topics and partitions are in `existing`. Raises as `find_partitions`."""
-        topics = {topic for topic, _ in there}
+        topics = {topic for topic, _ in existing}
         for topic in [] if self.pattern else self._topics(logs):
             if topic not in topics and topic not in logs.topics():
-                raise _unknown(logs, topic)
-        missing = [key for key in self.assigned if key not in there]
+                raise _unknown_topic_error(logs, topic)
+        missing = [key for key in self.assigned if key not in existing]
         if missing:
-            raise UnknownPartition(f"assign: there is no partition {named(missing)}.")
+            raise UnknownPartition(f"assign: there is no partition {partition_names(missing)}.")
 
-    def _topics(self, logs: Logs) -> list[str]:
+    def _topics(self, logs: LogReader) -> list[str]:
         if self.pattern:
-            return sorted(topic for topic in logs.topics() if self.wants(topic))
+            return sorted(topic for topic in logs.topics() if self.includes(topic))
         return sorted({*self.topics, *(topic for topic, _ in self.assigned)})
 
 
-def _unknown(logs: Logs, topic: str) -> UnknownTopic:
+def _unknown_topic_error(logs: LogReader, topic: str) -> UnknownTopic:
     return UnknownTopic(
-        f"There is no topic {topic!r}.{nearest(topic, logs.topics())} List the topics (tfmq topic list), or"
+        f"There is no topic {topic!r}.{suggest(topic, logs.topics())} List the topics (tfmq topic list), or"
         " create it (tfmq topic create)."
     )
 
 
-def subscription(given: Mapping[str, Any]) -> Subscription:
+def parse_subscription(given: Mapping[str, Any]) -> Subscription:
     """Parse the options that name what to read. Raises BadRequest."""
-    chosen = only_one(given, "subscribe", "subscribePattern", "assign", required=True)
+    chosen = exclusive_option(given, "subscribe", "subscribePattern", "assign", required=True)
     if chosen == "assign":
-        return Subscription(assigned=assigned(given["assign"]))
+        return Subscription(assigned=parse_assigned(given["assign"]))
     return Subscription(given.get("subscribe", ()), given.get("subscribePattern", ""))

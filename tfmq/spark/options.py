@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from tfmq.errors import BadRequest
-from tfmq.limits import valid_name
+from tfmq.limits import is_valid_name
 
-_TIMEOUT: Final = "how long to wait for a broker is the option timeout here."
-_GROUP: Final = "the group that shows a stream's progress is the option groupId here."
+_TIMEOUT_ADVICE: Final = "how long to wait for a broker is the option timeout here."
+_GROUP_ADVICE: Final = "the group that shows a stream's progress is the option groupId here."
 
-ADVICE: Final = {
+KAFKA_OPTIONS: Final = {
     "kafka.bootstrap.servers": (
         "kafka.bootstrap.servers",
         "the broker's address is the option servers here.",
@@ -26,27 +26,27 @@ ADVICE: Final = {
     "bootstrap.servers": ("bootstrap.servers", "the broker's address is the option servers here."),
     "topics": ("topics", "it is subscribe for reading, and topic for writing."),
     "includeheaders": ("includeHeaders", "the column attributes always has the headers: leave it out."),
-    "kafka.group.id": ("kafka.group.id", _GROUP),
-    "groupidprefix": ("groupIdPrefix", _GROUP),
-    "fetchoffset.numretries": ("fetchOffset.numRetries", _TIMEOUT),
-    "fetchoffset.retryintervalms": ("fetchOffset.retryIntervalMs", _TIMEOUT),
-    "kafkaconsumer.polltimeoutms": ("kafkaConsumer.pollTimeoutMs", _TIMEOUT),
+    "kafka.group.id": ("kafka.group.id", _GROUP_ADVICE),
+    "groupidprefix": ("groupIdPrefix", _GROUP_ADVICE),
+    "fetchoffset.numretries": ("fetchOffset.numRetries", _TIMEOUT_ADVICE),
+    "fetchoffset.retryintervalms": ("fetchOffset.retryIntervalMs", _TIMEOUT_ADVICE),
+    "kafkaconsumer.polltimeoutms": ("kafkaConsumer.pollTimeoutMs", _TIMEOUT_ADVICE),
     "auto.offset.reset": ("auto.offset.reset", "where a query begins is the option startingOffsets here."),
 }
 """Options of Spark's Kafka source, in lower case -> (the name as written, what to use instead)."""
-_CLIENT: Final = (
+_KAFKA_PREFIXES: Final = (
     ("kafka.", "a broker's client has no settings here but the option timeout: leave it out."),
     ("kafkaconsumer.", "nothing is kept between micro-batches here: leave it out."),
 )
 """Prefixes of Kafka option names, and what to do about them."""
 
 
-def advice(name: str) -> str | None:
+def kafka_advice(name: str) -> str | None:
     """Return what to use instead of an option of Spark's Kafka source; None for other names."""
-    known = ADVICE.get(name.lower())
+    known = KAFKA_OPTIONS.get(name.lower())
     if known is not None:
         return f"tfmq has no option {known[0]!r}: {known[1]}"
-    for beginning, what in _CLIENT:
+    for beginning, what in _KAFKA_PREFIXES:
         if name.lower().startswith(beginning):
             return f"tfmq has no option {name!r}: {what}"
     return None
@@ -57,40 +57,40 @@ NUMBER_MAX = (1 << 63) - 1
 _DIGITS = re.compile("[0-9]+")
 
 
-def text(value: str) -> str:
+def parse_text(value: str) -> str:
     """Parse a text that is not empty."""
     if not value.strip():
         raise ValueError("a text that is not empty")
     return value.strip()
 
 
-def names(value: str) -> tuple[str, ...]:
+def parse_topics(value: str) -> tuple[str, ...]:
     """Parse topic names separated by commas."""
     found = tuple(dict.fromkeys(each.strip() for each in value.split(",") if each.strip()))
-    if not found or not all(map(valid_name, found)):
+    if not found or not all(map(is_valid_name, found)):
         raise ValueError(
             'names of topics with commas between them, like "orders,payments", each of A-Z a-z 0-9 . _ -'
         )
     return found
 
 
-def name(value: str) -> str:
+def parse_name(value: str) -> str:
     """Parse a valid group name."""
-    if not valid_name(value.strip()):
+    if not is_valid_name(value.strip()):
         raise ValueError("a name, 1 to 249 of A-Z a-z 0-9 . _ -")
     return value.strip()
 
 
-def pattern(value: str) -> str:
+def parse_pattern(value: str) -> str:
     """Parse a regular expression: check that it compiles."""
     try:
         re.compile(value)
     except re.error as error:
         raise ValueError(f'a regular expression, like "orders-.*" ({error})') from None
-    return text(value)
+    return parse_text(value)
 
 
-def flag(value: str) -> bool:
+def parse_flag(value: str) -> bool:
     """Parse true or false."""
     found = {"true": True, "false": False}.get(value.strip().lower())
     if found is None:
@@ -98,15 +98,15 @@ def flag(value: str) -> bool:
     return found
 
 
-def count(value: str) -> int:
+def parse_count(value: str) -> int:
     """Parse an integer from 1 on."""
-    found = _whole(value, "a whole number from 1 on")
+    found = _parse_integer(value, "a whole number from 1 on")
     if not found:
         raise ValueError("a whole number from 1 on")
     return found
 
 
-def _whole(value: str, what: str) -> int:
+def _parse_integer(value: str, what: str) -> int:
     """Parse decimal digits, at most NUMBER_MAX. Raises ValueError that begins with `what`."""
     found = _DIGITS.fullmatch(value.strip())
     if not (found and value.strip().isascii()):
@@ -121,7 +121,7 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"([0-9]{1,19})\s*(b|[kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
-def size(value: str) -> int:
+def parse_size(value: str) -> int:
     """Parse bytes, also with a unit as in Spark: 64m, 1g; or 64MiB. All units are binary."""
     found = _SIZE.fullmatch(value.strip())
     number = int(found[1]) * _UNITS[found[2].lower()] if found else 0
@@ -135,7 +135,7 @@ _TIME = re.compile(r"([0-9]{1,19}(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?", re.IGNOREC
 _TIME_MAX = 1e9
 
 
-def seconds(value: str) -> float:
+def parse_seconds(value: str) -> float:
     """Parse seconds, also with a unit: 500ms, 30s, 15m."""
     found = _TIME.fullmatch(value.strip())
     number = float(found[1]) * _TIMES[(found[2] or "").lower()] if found else 0.0
@@ -146,7 +146,7 @@ def seconds(value: str) -> float:
     return number
 
 
-def one_of(*words: str) -> Callable[[str], str]:
+def choice_parser(*words: str) -> Callable[[str], str]:
     """Return a parser that accepts one of `words`, in any case."""
 
     def read(value: str) -> str:
@@ -157,27 +157,27 @@ def one_of(*words: str) -> Callable[[str], str]:
     return read
 
 
-def moment(value: str) -> int:
+def parse_timestamp(value: str) -> int:
     """Parse milliseconds since 1970."""
-    return _whole(value, "milliseconds since 1970, like 1700000000000")
+    return _parse_integer(value, "milliseconds since 1970, like 1700000000000")
 
 
-def version(value: str) -> int:
+def parse_version(value: str) -> int:
     """Parse an integer from 0 on."""
-    return _whole(value, "a whole number from 0 on")
+    return _parse_integer(value, "a whole number from 0 on")
 
 
-def lists_by_topic(value: str) -> dict[str, Any]:
+def parse_partition_lists(value: str) -> dict[str, Any]:
     """Parse a JSON object of topics; the values, lists of partitions, are not checked here."""
-    return _by_topic(value, '{"orders": [0, 1]}')
+    return _parse_topic_object(value, '{"orders": [0, 1]}')
 
 
-def times_by_topic(value: str) -> dict[str, Any]:
+def parse_partition_times(value: str) -> dict[str, Any]:
     """Parse a JSON object of topics; the values, times by partition, are not checked here."""
-    return _by_topic(value, '{"orders": {"0": 1700000000000}}')
+    return _parse_topic_object(value, '{"orders": {"0": 1700000000000}}')
 
 
-def _by_topic(value: str, example: str) -> dict[str, Any]:
+def _parse_topic_object(value: str, example: str) -> dict[str, Any]:
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
@@ -187,19 +187,19 @@ def _by_topic(value: str, example: str) -> dict[str, Any]:
     return found
 
 
-def place(value: str) -> str | dict[str, Any]:
+def parse_offsets(value: str) -> str | dict[str, Any]:
     """Parse earliest, latest, or a JSON object of topics."""
     word = value.strip().lower()
     if word in ("earliest", "latest"):
         return word
     try:
-        return _by_topic(value, '{"orders": {"0": 4096, "1": -2}}')
+        return _parse_topic_object(value, '{"orders": {"0": 4096, "1": -2}}')
     except ValueError as error:
         raise ValueError(f"earliest, latest, or {error}") from None
 
 
-Where = Literal["source", "sink", "both"]
-Query = Literal["batch", "stream", "both"]
+Side = Literal["source", "sink", "both"]
+QueryKind = Literal["batch", "stream", "both"]
 
 SPARK_OPTIONS = frozenset(
     (
@@ -223,23 +223,25 @@ class Option(NamedTuple):
     """
 
     name: str
-    takes: str
+    accepts: str
     default: str
-    where: Where
-    query: Query
-    read: Callable[[str], Any]
+    side: Side
+    query: QueryKind
+    parse: Callable[[str], Any]
     meaning: str
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("servers", "HOST:PORT", "", "both", "both", text, "The broker. A source takes it or `path`."),
+    Option(
+        "servers", "HOST:PORT", "", "both", "both", parse_text, "The broker. A source takes it or `path`."
+    ),
     Option(
         "path",
         "a folder",
         "",
         "source",
         "both",
-        text,
+        parse_text,
         "The DATA folder of a broker, whose segment files are read directly, while it runs or not. Every executor must"
         " see the folder under this name.",
     ),
@@ -249,7 +251,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "both",
-        names,
+        parse_topics,
         "The topics to read. One of `subscribe`, `subscribePattern` and `assign` must be given.",
     ),
     Option(
@@ -258,7 +260,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "both",
-        pattern,
+        parse_pattern,
         "All topics whose whole name matches it, in Python's syntax; also those created later.",
     ),
     Option(
@@ -267,7 +269,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "both",
-        lists_by_topic,
+        parse_partition_lists,
         "Only these partitions.",
     ),
     Option(
@@ -276,7 +278,7 @@ OPTIONS: tuple[Option, ...] = (
         "`earliest` (batch), `latest` (stream)",
         "source",
         "both",
-        place,
+        parse_offsets,
         "Where to begin. JSON gives an offset for each partition, -2 for its beginning, -1 for its end. A stream that"
         " has a checkpoint continues from the checkpoint.",
     ),
@@ -286,7 +288,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "both",
-        moment,
+        parse_timestamp,
         "Begin at the first message appended then or later. Instead of `startingOffsets`.",
     ),
     Option(
@@ -295,7 +297,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "both",
-        times_by_topic,
+        parse_partition_times,
         "The same, with a time for each partition.",
     ),
     Option(
@@ -304,7 +306,7 @@ OPTIONS: tuple[Option, ...] = (
         "`error`",
         "source",
         "both",
-        one_of("error", "latest"),
+        choice_parser("error", "latest"),
         "What to do if nothing was appended then or later: stop, or begin at the end.",
     ),
     Option(
@@ -313,7 +315,7 @@ OPTIONS: tuple[Option, ...] = (
         "`latest`",
         "source",
         "batch",
-        place,
+        parse_offsets,
         "Where to end, the offset itself not included. In JSON -1 is the end as it is when the query is planned.",
     ),
     Option(
@@ -322,7 +324,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "batch",
-        moment,
+        parse_timestamp,
         "End before the first message appended then or later. Instead of `endingOffsets`.",
     ),
     Option(
@@ -331,7 +333,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "batch",
-        times_by_topic,
+        parse_partition_times,
         "The same, with a time for each partition.",
     ),
     Option(
@@ -340,7 +342,7 @@ OPTIONS: tuple[Option, ...] = (
         "`true`",
         "source",
         "both",
-        flag,
+        parse_flag,
         "Whether a query stops where messages are gone that it has not read: by retention, with a topic that was"
         " deleted, by damage. `false`: it continues after them, and logs the loss.",
     ),
@@ -350,7 +352,7 @@ OPTIONS: tuple[Option, ...] = (
         "no limit",
         "source",
         "stream",
-        count,
+        parse_count,
         "Maximum number in a micro-batch, shared in proportion to what waits in each partition.",
     ),
     Option(
@@ -359,7 +361,7 @@ OPTIONS: tuple[Option, ...] = (
         "no limit",
         "source",
         "stream",
-        size,
+        parse_size,
         "Approximate bytes in a micro-batch: each partition ends with the message in which its share ends. Instead of"
         " `maxOffsetsPerTrigger`.",
     ),
@@ -369,7 +371,7 @@ OPTIONS: tuple[Option, ...] = (
         "1",
         "source",
         "stream",
-        count,
+        parse_count,
         "Wait for this number of messages, at most for `maxTriggerDelay`. Not with `Trigger.AvailableNow`.",
     ),
     Option(
@@ -378,7 +380,7 @@ OPTIONS: tuple[Option, ...] = (
         "15m",
         "source",
         "stream",
-        seconds,
+        parse_seconds,
         "How long `minOffsetsPerTrigger` waits.",
     ),
     Option(
@@ -387,7 +389,7 @@ OPTIONS: tuple[Option, ...] = (
         "one for each partition",
         "source",
         "both",
-        count,
+        parse_count,
         "Split large partitions, so that about this number of tasks or more share the work.",
     ),
     Option(
@@ -396,7 +398,7 @@ OPTIONS: tuple[Option, ...] = (
         "no limit",
         "source",
         "both",
-        count,
+        parse_count,
         "Maximum number for one task.",
     ),
     Option(
@@ -405,7 +407,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "source",
         "stream",
-        name,
+        parse_name,
         "The group in the broker that gets the query's progress, so that `tfmq group` shows its lag. The checkpoint"
         " decides where the query continues, not the group.",
     ),
@@ -415,7 +417,7 @@ OPTIONS: tuple[Option, ...] = (
         "`chunk`",
         "source",
         "both",
-        one_of("chunk", "message", "none"),
+        choice_parser("chunk", "message", "none"),
         "Which checksums are verified: one for each block of at most 64 KiB, those of all messages as well, or none.",
     ),
     Option(
@@ -424,7 +426,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "sink",
         "both",
-        text,
+        parse_text,
         "The topic to write to. Without it each row names its topic in a column `topic`.",
     ),
     Option(
@@ -433,7 +435,7 @@ OPTIONS: tuple[Option, ...] = (
         "`transaction.group_ttl_seconds` of the broker",
         "sink",
         "both",
-        seconds,
+        parse_seconds,
         "How long the rows of a finished task wait in the broker for the commit. It must be longer than a whole batch"
         " may take. Rows of a query that never restarts are discarded after it.",
     ),
@@ -443,7 +445,7 @@ OPTIONS: tuple[Option, ...] = (
         "`false`",
         "sink",
         "both",
-        flag,
+        parse_flag,
         "For queries that return other rows when they are run again: a batch that is already committed is skipped"
         " even if it has another number of rows now. `false`: the query stops then.",
     ),
@@ -453,7 +455,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "sink",
         "batch",
-        text,
+        parse_text,
         "With `txnVersion`: a batch write is done once, however often it is run. The versions of one application's"
         " writes must increase.",
     ),
@@ -463,7 +465,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "sink",
         "batch",
-        version,
+        parse_version,
         "The number of this write among those of `txnAppId`; one that is already committed is skipped.",
     ),
     Option(
@@ -472,13 +474,13 @@ OPTIONS: tuple[Option, ...] = (
         "30s",
         "both",
         "both",
-        seconds,
+        parse_seconds,
         "How long to wait for a broker that does not respond.",
     ),
 )
 
 
-def chosen(given: Mapping[str, str], where: Where, query: Query) -> dict[str, Any]:
+def parse_options(given: Mapping[str, str], side: Side, query: QueryKind) -> dict[str, Any]:
     """Parse the options in `given`; the result has their documented spelling as keys.
 
     `query` "both": the kind of query is not known yet. Raises BadRequest that names an unknown option, one for
@@ -496,23 +498,25 @@ def chosen(given: Mapping[str, str], where: Where, query: Query) -> dict[str, An
             continue
         option = known.get(key.lower())
         if option is None:
-            raise BadRequest(advice(key) or f"tfmq has no option {key!r}.{nearest(key, _names(where))}")
-        found[option.name] = _value(option, value, where, query)
+            raise BadRequest(
+                kafka_advice(key) or f"tfmq has no option {key!r}.{suggest(key, _option_names(side))}"
+            )
+        found[option.name] = _parse_value(option, value, side, query)
     return found
 
 
-def _names(where: Where) -> list[str]:
-    return [each.name for each in OPTIONS if each.where in (where, "both")]
+def _option_names(side: Side) -> list[str]:
+    return [each.name for each in OPTIONS if each.side in (side, "both")]
 
 
-_INSTEAD = {
+_WRONG_SIDE = {
     "path": 'save() takes no name here: name the topic with option("topic", NAME), or a column topic.',
     "subscribe": "subscribe is an option of the source, not of the sink: the topic to write to is topic.",
     "topic": "topic is an option of the sink, not of the source: the topics to read are subscribe.",
 }
 """Messages for options of the wrong side that are easily confused."""
 
-_VERBS: dict[tuple[Where, Query], str] = {
+_SPARK_METHODS: dict[tuple[Side, QueryKind], str] = {
     ("source", "batch"): "spark.read",
     ("source", "stream"): "spark.readStream",
     ("sink", "batch"): "write",
@@ -520,25 +524,25 @@ _VERBS: dict[tuple[Where, Query], str] = {
 }
 
 
-def _value(option: Option, value: str, where: Where, query: Query) -> Any:
+def _parse_value(option: Option, value: str, side: Side, query: QueryKind) -> Any:
     """Parse one option. Raises BadRequest if it is invalid or not for this kind of query."""
-    if option.where not in (where, "both") and option.name in _INSTEAD:
-        raise BadRequest(_INSTEAD[option.name])
-    if option.where not in (where, "both"):
+    if option.side not in (side, "both") and option.name in _WRONG_SIDE:
+        raise BadRequest(_WRONG_SIDE[option.name])
+    if option.side not in (side, "both"):
         raise BadRequest(
-            f"{option.name} is an option of the {option.where}, not of the {where}: leave it out here."
+            f"{option.name} is an option of the {option.side}, not of the {side}: leave it out here."
         )
     if query != "both" and option.query not in (query, "both"):
         raise BadRequest(
-            f"{option.name} is an option of {_VERBS[where, option.query]} only: leave it out here."
+            f"{option.name} is an option of {_SPARK_METHODS[side, option.query]} only: leave it out here."
         )
     try:
-        return option.read(value)
+        return option.parse(value)
     except ValueError as error:
         raise BadRequest(f"{option.name} must be {error}, not {value!r}.") from None
 
 
-def only_one(given: Mapping[str, Any], *exclusive: str, required: bool = False) -> str:
+def exclusive_option(given: Mapping[str, Any], *exclusive: str, required: bool = False) -> str:
     """Return which of the `exclusive` options is given, "" if none.
 
     Raises BadRequest for two, and for none if one is `required`.
@@ -551,7 +555,7 @@ def only_one(given: Mapping[str, Any], *exclusive: str, required: bool = False) 
     return there[0] if there else ""
 
 
-def nearest(word: str, words: list[str]) -> str:
+def suggest(word: str, words: list[str]) -> str:
     """Return " Did you mean 'X'?" for the word most like `word`, else "". Ignores case."""
     lower = {each.lower(): each for each in words}
     found = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.6)

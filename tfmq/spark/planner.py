@@ -12,23 +12,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from tfmq.errors import BadRequest, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.errors import Losses
-from tfmq.spark.log_reader import Logs
-from tfmq.spark.offsets import EARLIEST, Key, Offset, Offsets, Places, Standing, Survey, named
-from tfmq.spark.ranges import Bounds, PartitionLog, Range
+from tfmq.spark.errors import LossPolicy
+from tfmq.spark.log_reader import LogReader
+from tfmq.spark.offsets import (
+    EARLIEST,
+    BoundsByPartition,
+    Key,
+    Offsets,
+    OffsetSpec,
+    PartitionBounds,
+    PartitionOffset,
+    partition_names,
+)
+from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
 from tfmq.spark.settings import SourceSettings
 
 log = logging.getLogger("tfmq.spark")
 
-Task = tuple[Range, ...]
+TaskPlan = tuple[OffsetRange, ...]
 
-SURVEYS_MAX = 5
+BOUNDS_ATTEMPTS = 5
 """Attempts to get the bounds: a topic may be deleted between the two requests."""
-UNKNOWN = -1
+UNKNOWN_ORDINAL = -1
 """Ordinal that cannot be determined because of damage."""
 
 
-class Limit(NamedTuple):
+class BatchLimit(NamedTuple):
     """Limit of a micro-batch; None: no limit."""
 
     rows: int | None = None
@@ -39,153 +48,160 @@ class Planner:
     """Planner of one query over `logs`. `now`: monotonic seconds."""
 
     def __init__(
-        self, settings: SourceSettings, logs: Logs, now: Callable[[], float] = time.monotonic
+        self, settings: SourceSettings, logs: LogReader, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._settings, self._logs, self._now = settings, logs, now
-        self._losses = Losses(settings.fail_on_data_loss)
+        self._losses = LossPolicy(settings.fail_on_data_loss)
         self._ordinals: dict[tuple[int, int], int] = {}
         """(log id, offset) -> ordinal, for the start and the end of the last micro-batch."""
-        self._target: dict[Key, Standing] | None = None
-        self._seen: Offsets | None = None
-        self._begun = now()
-        self._turn = 0
+        self._frozen_bounds: dict[Key, PartitionBounds] | None = None
+        self._latest_seen: Offsets | None = None
+        self._last_batch_at = now()
+        self._next_turn = 0
 
-    def batch(self) -> list[Task]:
+    def plan_batch(self) -> list[TaskPlan]:
         """Return the tasks of a batch. Raises BadRequest, UnknownTopic, and what `LossPolicy` raises."""
         assert self._settings.end is not None
-        survey = self._first_survey()
+        survey = self._initial_bounds()
         start = self._settings.start.resolve(self._logs, survey, self._losses)
         end = self._settings.end.resolve(self._logs, survey, self._losses)
-        if self._settings.start.later_than(self._settings.end):
+        if self._settings.start.is_later_than(self._settings.end):
             log.warning("startingTimestamp is after endingTimestamp, so nothing is read.")
         for key in sorted(start):
-            if start[key].offset > end[key].offset and self._explicit(self._settings.start, key):
+            if start[key].offset > end[key].offset and self._has_explicit_offset(self._settings.start, key):
                 raise BadRequest(
-                    f"{named([key])} is to be read from offset {start[key].offset} to {end[key].offset}: the start is"
-                    " after the end."
+                    f"{partition_names([key])} is to be read from offset {start[key].offset} to {end[key].offset}:"
+                    " the start is after the end."
                 )
-        return self._tasks(
+        return self._split_into_tasks(
             [
-                Range(survey[key].log, start[key].offset, end[key].offset)
+                OffsetRange(survey[key].log, start[key].offset, end[key].offset)
                 for key in sorted(start)
                 if start[key].offset < end[key].offset
             ]
         )
 
     @staticmethod
-    def _explicit(places: Places, key: Key) -> bool:
-        return places.each is not None and places.each[key].offset != EARLIEST
+    def _has_explicit_offset(places: OffsetSpec, key: Key) -> bool:
+        return places.by_partition is not None and places.by_partition[key].offset != EARLIEST
 
-    def initial(self) -> Offsets:
+    def initial_offsets(self) -> Offsets:
         """Return the offsets at which a new query begins. Raises BadRequest, UnknownTopic."""
-        return self._settings.start.resolve(self._logs, self._first_survey(), self._losses)
+        return self._settings.start.resolve(self._logs, self._initial_bounds(), self._losses)
 
-    def freeze(self) -> None:
+    def freeze_end(self) -> None:
         """Set the current end of the topics as the end of the query (`Trigger.AvailableNow`)."""
         # Lenient: topics that do not exist are reported by `initial_offsets` or `plan_end`.
-        self._target = self._survey(lenient=True)
+        self._frozen_bounds = self._current_bounds(lenient=True)
 
-    def latest(self, start: Offsets, limit: Limit) -> Offsets:
+    def plan_end(self, start: Offsets, limit: BatchLimit) -> Offsets:
         """Return the end of the micro-batch that begins at `start`; `start` if nothing is to be read.
 
         Raises UnknownTopic, OffsetOutOfRange or LogTruncated for lost messages, where losses stop the query.
         """
-        survey = self._survey(lenient=True)
-        self._seen = self._offsets(survey, {key: each.bounds.end for key, each in survey.items()})
-        self._look_for_gone(start, survey)
-        if self._target is not None:
-            there, survey = survey, _frozen(survey, self._target)
+        survey = self._current_bounds(lenient=True)
+        self._latest_seen = self._to_offsets(survey, {key: each.bounds.end for key, each in survey.items()})
+        self._check_removed(start, survey)
+        if self._frozen_bounds is not None:
+            there, survey = survey, _limit_to_target(survey, self._frozen_bounds)
             for key in sorted((start.keys() & there.keys()) - survey.keys()):
-                self._begin(key, start[key], there[key])  # created again since: report what was not read
-        begins = {key: self._begin(key, start.get(key), each) for key, each in survey.items()}
-        ends = {key: self._end(begins[key], each) for key, each in survey.items()}
-        if self._waits(survey, begins):
+                self._begin_offset(
+                    key, start[key], there[key]
+                )  # created again since: report what was not read
+        begins = {key: self._begin_offset(key, start.get(key), each) for key, each in survey.items()}
+        ends = {key: self._end_offset(begins[key], each) for key, each in survey.items()}
+        if self._should_wait(survey, begins):
             return start
         if limit.rows is not None:
-            ends = self._rows_limited(survey, begins, ends, limit.rows)
+            ends = self._limit_rows(survey, begins, ends, limit.rows)
         elif limit.bytes is not None:
-            ends = self._bytes_limited(survey, begins, ends, limit.bytes)
+            ends = self._limit_bytes(survey, begins, ends, limit.bytes)
         if ends != begins:
-            self._begun = self._now()
-            self._turn += 1
-        return self._offsets(survey, ends)
+            self._last_batch_at = self._now()
+            self._next_turn += 1
+        return self._to_offsets(survey, ends)
 
-    def seen(self) -> Offsets | None:
+    def latest_seen(self) -> Offsets | None:
         """Return the end of the topics at the last `plan_end`; None before that. Does no I/O."""
-        return self._seen
+        return self._latest_seen
 
-    def stream(self, start: Offsets, end: Offsets) -> list[Task]:
+    def plan_micro_batch(self, start: Offsets, end: Offsets) -> list[TaskPlan]:
         """Return the tasks of the micro-batch from `start` to `end`, perhaps planned by an earlier run."""
-        survey = self._survey(lenient=True)
+        survey = self._current_bounds(lenient=True)
         ranges = []
         for key in sorted(end):
             standing = survey.get(key)
-            if standing is None or end[key].of_another(standing.log.incarnation, self._logs.node()):
-                self._losses.lost(_deleted(key[0]))
+            if standing is None or end[key].is_of_another(standing.log.incarnation, self._logs.broker_id()):
+                self._losses.handle_loss(_deleted_topic_error(key[0]))
                 continue
-            begin = self._begin(key, start.get(key), standing)
+            begin = self._begin_offset(key, start.get(key), standing)
             if begin < end[key].offset:
-                ranges.append(Range(standing.log, begin, end[key].offset))
-        return self._tasks(ranges)
+                ranges.append(OffsetRange(standing.log, begin, end[key].offset))
+        return self._split_into_tasks(ranges)
 
-    def _first_survey(self) -> Survey:
+    def _initial_bounds(self) -> BoundsByPartition:
         """Return the bounds at the start of a query; warn if no topic matches the pattern."""
-        found, pattern = self._survey(), self._settings.subscription.pattern
+        found, pattern = self._current_bounds(), self._settings.subscription.pattern
         if pattern and not found:
             log.warning("No topic matches subscribePattern %r, so nothing is read.", pattern)
         return found
 
-    def _survey(self, *, lenient: bool = False) -> Survey:
+    def _current_bounds(self, *, lenient: bool = False) -> BoundsByPartition:
         """Return the readable bounds of each partition; `lenient`: of those that exist."""
-        for attempt in range(SURVEYS_MAX):
-            found = self._settings.subscription.find(self._logs, lenient=lenient)
+        for attempt in range(BOUNDS_ATTEMPTS):
+            found = self._settings.subscription.find_partitions(self._logs, lenient=lenient)
             try:
                 bounds = self._logs.all_bounds(list(found.values()))
             except UnknownTopic:  # deleted between the two requests
-                if attempt + 1 == SURVEYS_MAX:
+                if attempt + 1 == BOUNDS_ATTEMPTS:
                     raise
                 continue
-            return {key: Standing(log, each) for (key, log), each in zip(found.items(), bounds, strict=True)}
+            return {
+                key: PartitionBounds(log, each)
+                for (key, log), each in zip(found.items(), bounds, strict=True)
+            }
         raise AssertionError("the last attempt returns or raises")
 
-    def _look_for_gone(self, start: Offsets, survey: Survey) -> None:
+    def _check_removed(self, start: Offsets, survey: BoundsByPartition) -> None:
         """Report topics and partitions of the query that were deleted, or are no longer subscribed."""
         for topic in sorted({topic for topic, _ in start.keys() - survey.keys()}):
-            if not self._settings.subscription.wants(topic):
-                self._losses.lost(
+            if not self._settings.subscription.includes(topic):
+                self._losses.handle_loss(
                     UnknownTopic(
                         f"The checkpoint has offsets of the topic {topic}, which this query does not read any more."
                     )
                 )
             else:
-                self._losses.lost(_deleted(topic))
-        if self._losses.fail:  # else the topic may be one whose loss was only logged
-            self._settings.subscription.look_for(self._logs, survey.keys())
+                self._losses.handle_loss(_deleted_topic_error(topic))
+        if self._losses.stops_query:  # else the topic may be one whose loss was only logged
+            self._settings.subscription.check_existing(self._logs, survey.keys())
 
-    def _begin(self, key: Key, start: Offset | None, standing: Standing) -> int:
+    def _begin_offset(self, key: Key, start: PartitionOffset | None, standing: PartitionBounds) -> int:
         """Return the first offset to read that is in the log, after reporting losses before it."""
         log, bounds = standing
-        if start is not None and start.of_another(log.incarnation, self._logs.node()):
-            another = start.broker not in ("", self._logs.node())
-            self._losses.lost(_strange(log.topic) if another else _deleted(log.topic))
+        if start is not None and start.is_of_another(log.incarnation, self._logs.broker_id()):
+            another = start.broker not in ("", self._logs.broker_id())
+            self._losses.handle_loss(
+                _other_broker_error(log.topic) if another else _deleted_topic_error(log.topic)
+            )
             start = None
         # A partition that did not exist at the last request has existed from offset 0 on since.
         begin = 0 if start is None else start.offset
         if begin < bounds.first:
-            self._losses.lost(
+            self._losses.handle_loss(
                 OffsetOutOfRange(
-                    f"Messages of {named([key])} from offset {begin} to {bounds.first} are gone, by retention, before"
-                    " this query had read them.",
+                    f"Messages of {partition_names([key])} from offset {begin} to {bounds.first} are gone, by"
+                    " retention, before this query had read them.",
                     first=bounds.first,
                     end=bounds.end,
                 )
             )
             return bounds.first
         if begin > bounds.end and not self._settings.address.path:
-            self._losses.lost(
+            self._losses.handle_loss(
                 LogTruncated(
-                    f"{named([key])} ends at offset {bounds.end}, and this query had read up to {begin}: its end was"
-                    " lost, or the log is another broker's.",
+                    f"{partition_names([key])} ends at offset {bounds.end}, and this query had read up to {begin}:"
+                    " its end was lost, or the log is another broker's.",
                     cut=bounds.end,
                 )
             )
@@ -193,169 +209,171 @@ class Planner:
         return begin
 
     @staticmethod
-    def _end(begin: int, standing: Standing) -> int:
+    def _end_offset(begin: int, standing: PartitionBounds) -> int:
         # The durable offset in a data folder may lag behind what was already read from its broker.
         return max(begin, standing.bounds.end)
 
-    def _waits(self, survey: Survey, begins: dict[Key, int]) -> bool:
+    def _should_wait(self, survey: BoundsByPartition, begins: dict[Key, int]) -> bool:
         """Return whether to wait for more messages, up to the trigger delay."""
         wanted, delay = self._settings.rows_min, self._settings.trigger_delay
-        if wanted is None or self._target is not None or self._now() - self._begun >= delay:
+        if wanted is None or self._frozen_bounds is not None or self._now() - self._last_batch_at >= delay:
             return False
-        rows = self._rows(survey, begins)
+        rows = self._waiting_rows(survey, begins)
         return sum(rows.values()) < wanted
 
-    def _rows(self, survey: Survey, begins: dict[Key, int]) -> dict[Key, int]:
+    def _waiting_rows(self, survey: BoundsByPartition, begins: dict[Key, int]) -> dict[Key, int]:
         """Return the number of waiting messages of each partition."""
         found, known = {}, {}
         for key, each in survey.items():
-            ordinal, end = self._ordinal(each, begins[key]), each.bounds.end_ordinal
-            if ordinal != UNKNOWN:
+            ordinal, end = self._ordinal_of(each, begins[key]), each.bounds.end_ordinal
+            if ordinal != UNKNOWN_ORDINAL:
                 known[each.log.log_id, begins[key]] = ordinal
-            if UNKNOWN in (ordinal, end):  # read it to its end, so that the query does not stay there
+            if UNKNOWN_ORDINAL in (ordinal, end):  # read it to its end, so that the query does not stay there
                 found[key] = int(begins[key] < each.bounds.end)
             else:
                 found[key] = max(0, end - ordinal)
         self._ordinals = known
         return found
 
-    def _ordinal(self, standing: Standing, offset: int) -> int:
+    def _ordinal_of(self, standing: PartitionBounds, offset: int) -> int:
         log, bounds = standing
         if offset >= bounds.end:
             return bounds.end_ordinal
         if offset == bounds.first:
             return bounds.first_ordinal
         known = self._ordinals.get((log.log_id, offset))
-        return self._asked_ordinal(log, offset) if known is None else known
+        return self._fetch_ordinal(log, offset) if known is None else known
 
-    def _asked_ordinal(self, log: PartitionLog, offset: int) -> int:
+    def _fetch_ordinal(self, log: PartitionLog, offset: int) -> int:
         """Request the ordinal at `offset`; UNKNOWN_ORDINAL where damage hides it."""
         try:
-            return self._logs.ordinal_at(log, offset)
+            return self._logs.ordinal_at_or_after(log, offset)
         except Damaged:  # reported by the task that reads it
-            return UNKNOWN
+            return UNKNOWN_ORDINAL
 
-    def _rows_limited(
-        self, survey: Survey, begins: dict[Key, int], ends: dict[Key, int], limit: int
+    def _limit_rows(
+        self, survey: BoundsByPartition, begins: dict[Key, int], ends: dict[Key, int], limit: int
     ) -> dict[Key, int]:
         """Return the ends of a micro-batch of at most `limit` messages."""
-        rows = self._rows(survey, begins)
+        rows = self._waiting_rows(survey, begins)
         if sum(rows.values()) <= limit:
             return ends
         found = dict(begins)
         ordinals = {}
-        for key, count in shares(rows, limit, self._turn).items():
+        for key, count in share_limit(rows, limit, self._next_turn).items():
             log = survey[key].log
             if count == rows[key]:
                 found[key] = ends[key]
                 continue
             ordinal = self._ordinals[log.log_id, begins[key]] + count
-            found[key] = self._logs.at_ordinal(log, ordinal)
+            found[key] = self._logs.offset_of_ordinal(log, ordinal)
             if found[key] <= begins[key]:
-                found[key] = self._behind_a_gap(log, begins[key], count, ends[key])
+                found[key] = self._end_after_gap(log, begins[key], count, ends[key])
             else:
                 ordinals[log.log_id, found[key]] = ordinal
         self._ordinals |= ordinals
         return found
 
-    def _behind_a_gap(self, log: PartitionLog, begin: int, count: int, last: int) -> int:
+    def _end_after_gap(self, log: PartitionLog, begin: int, count: int, last: int) -> int:
         """Return the end of a micro-batch that begins with more lost messages than its share `count`.
 
         The ordinal of `begin` known so far is wrong then: the offset of the next `count` records is still `begin`.
         """
-        ordinal = self._asked_ordinal(log, begin)
-        found = last if ordinal == UNKNOWN else self._logs.at_ordinal(log, ordinal + count)
-        return found if found > begin else self._message_from(log, begin, begin, last)
+        ordinal = self._fetch_ordinal(log, begin)
+        found = last if ordinal == UNKNOWN_ORDINAL else self._logs.offset_of_ordinal(log, ordinal + count)
+        return found if found > begin else self._next_message(log, begin, begin, last)
 
-    def _message_from(self, log: PartitionLog, begin: int, offset: int, last: int) -> int:
+    def _next_message(self, log: PartitionLog, begin: int, offset: int, last: int) -> int:
         """Return the offset of the first message at or after `offset`, above `begin`, at most `last`.
 
         In damage: the start or the end of the damage, which the task that reads it reports.
         """
         try:
-            found = self._logs.at_or_after(log, offset)
+            found = self._logs.next_message_offset(log, offset)
         except Damaged as error:
             found = error.first if error.first > begin else error.next
         return found if begin < found < last else last
 
-    def _bytes_limited(
-        self, survey: Survey, begins: dict[Key, int], ends: dict[Key, int], limit: int
+    def _limit_bytes(
+        self, survey: BoundsByPartition, begins: dict[Key, int], ends: dict[Key, int], limit: int
     ) -> dict[Key, int]:
         """Return the ends of a micro-batch of about `limit` bytes."""
         sizes = {key: ends[key] - begins[key] for key in survey}
         if sum(sizes.values()) <= limit:
             return ends
         found = dict(begins)
-        for key, size in shares(sizes, limit, self._turn).items():
-            found[key] = self._message_from(survey[key].log, begins[key], begins[key] + size, ends[key])
+        for key, size in share_limit(sizes, limit, self._next_turn).items():
+            found[key] = self._next_message(survey[key].log, begins[key], begins[key] + size, ends[key])
         return found
 
-    def _offsets(self, survey: Survey, ends: dict[Key, int]) -> Offsets:
-        node = self._logs.node()
-        return {key: Offset(survey[key].log.incarnation, offset, node) for key, offset in ends.items()}
+    def _to_offsets(self, survey: BoundsByPartition, ends: dict[Key, int]) -> Offsets:
+        node = self._logs.broker_id()
+        return {
+            key: PartitionOffset(survey[key].log.incarnation, offset, node) for key, offset in ends.items()
+        }
 
-    def _tasks(self, ranges: list[Range]) -> list[Task]:
+    def _split_into_tasks(self, ranges: list[OffsetRange]) -> list[TaskPlan]:
         """Distribute the ranges among tasks, as minPartitions and maxRecordsPerPartition demand."""
         wanted, rows_max = self._settings.partitions_min, self._settings.rows_per_task
         if rows_max is not None:
-            ranges = [piece for each in ranges for piece in self._pieces_of_rows(each, rows_max)]
+            ranges = [piece for each in ranges for piece in self._split_by_rows(each, rows_max)]
         if wanted is not None and wanted > len(ranges):
             size = -(-sum(each.end - each.start for each in ranges) // wanted)
-            ranges = [piece for each in ranges for piece in self._pieces(each, size)]
+            ranges = [piece for each in ranges for piece in self._split_by_size(each, size)]
         alone = wanted is not None or rows_max is not None
-        return [(each,) for each in ranges] if alone else together(ranges)
+        return [(each,) for each in ranges] if alone else group_ranges(ranges)
 
-    def _pieces(self, each: Range, size: int) -> list[Range]:
+    def _split_by_size(self, each: OffsetRange, size: int) -> list[OffsetRange]:
         return self._logs.split(each, size) if each.end - each.start > size else [each]
 
-    def _pieces_of_rows(self, each: Range, rows_max: int) -> Iterator[Range]:
-        begin, ordinal = each.start, self._asked_ordinal(each.log, each.start)
+    def _split_by_rows(self, each: OffsetRange, rows_max: int) -> Iterator[OffsetRange]:
+        begin, ordinal = each.start, self._fetch_ordinal(each.log, each.start)
         while begin < each.end:
             ordinal += rows_max
-            end = min(each.end, self._logs.at_ordinal(each.log, ordinal))
+            end = min(each.end, self._logs.offset_of_ordinal(each.log, ordinal))
             if ordinal < rows_max or end <= begin:  # damage hides the ordinals
                 end = each.end
-            yield Range(each.log, begin, end)
+            yield OffsetRange(each.log, begin, end)
             begin = end
 
 
-def _frozen(survey: Survey, target: dict[Key, Standing]) -> Survey:
+def _limit_to_target(survey: BoundsByPartition, target: dict[Key, PartitionBounds]) -> BoundsByPartition:
     """Limit `survey` to the partitions and ends of `target`, the end set for the query."""
     found = {}
     for key, (log, bounds) in survey.items():
         aim = target.get(key)
         if aim is not None and aim.log.incarnation == log.incarnation:
-            found[key] = Standing(log, _cut(bounds, aim.bounds))
+            found[key] = PartitionBounds(log, _limit_bounds(bounds, aim.bounds))
     return found
 
 
-def _cut(bounds: Bounds, aim: Bounds) -> Bounds:
+def _limit_bounds(bounds: Bounds, aim: Bounds) -> Bounds:
     return bounds._replace(end=aim.end, end_ordinal=aim.end_ordinal)
 
 
-def _strange(topic: str) -> UnknownTopic:
+def _other_broker_error(topic: str) -> UnknownTopic:
     return UnknownTopic(
         f"The checkpoint has offsets of the topic {topic} of another broker, which are not valid in this one. Start"
         " with a new checkpoint, or use the broker that it was created with."
     )
 
 
-def _deleted(topic: str) -> UnknownTopic:
+def _deleted_topic_error(topic: str) -> UnknownTopic:
     return UnknownTopic(
         f"The topic {topic} was deleted, and perhaps created again, since this query read it: unread messages are lost."
     )
 
 
-__all__ = ["Limit", "PartitionLog", "Planner", "Task"]
+__all__ = ["BatchLimit", "PartitionLog", "Planner", "TaskPlan"]
 
 
 Name = TypeVar("Name")
 
-SMALL_BYTES = 1 << 20
+SMALL_RANGE_BYTES = 1 << 20
 """Smaller ranges share a task, because starting a task costs more than reading them."""
 
 
-def shares(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[Name, int]:
+def share_limit(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[Name, int]:
     """Share `limit` in proportion to what waits, without exceeding the waiting amount of a name.
 
     The sum is `limit`, or the whole waiting amount if that is less. While the limit is at least the number of names
@@ -376,15 +394,15 @@ def shares(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[Name,
     return found
 
 
-def together(ranges: Sequence[Range]) -> list[tuple[Range, ...]]:
+def group_ranges(ranges: Sequence[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
     """Group ranges into tasks: a large range alone, small ones that follow each other together."""
-    found: list[list[Range]] = []
+    found: list[list[OffsetRange]] = []
     room = 0
     for each in ranges:
         size = each.end - each.start
         if size > room or not found:
             found.append([])
-            room = SMALL_BYTES
+            room = SMALL_RANGE_BYTES
         found[-1].append(each)
         room -= size
     return [tuple(each) for each in found]

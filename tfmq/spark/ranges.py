@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from journal.record.format import FLAG_CONTROL, FLAG_FILLER, records_of
+from journal.record.format import FLAG_FILLER, FLAG_TRAILER, records_of
 from tfmq.bounded_msgpack import Buffer
 from tfmq.limits import MIB
 
-CHUNK_BYTES: Final = 4 * MIB
+READ_BYTES: Final = 4 * MIB
 """Bytes per read: smaller reads cost more round trips and calls, larger ones are not faster."""
 
 
@@ -43,7 +43,7 @@ class Bounds(NamedTuple):
     end_ordinal: int
 
 
-class Range(NamedTuple):
+class OffsetRange(NamedTuple):
     """The records of `log` with an offset >= `start` and < `end`. Both are record starts."""
 
     log: PartitionLog
@@ -51,20 +51,20 @@ class Range(NamedTuple):
     end: int
 
 
-class Chunk(NamedTuple):
+class BlockRun(NamedTuple):
     """Whole blocks, closed by their block trailers; `data` begins at `offset` of the log."""
 
     offset: int
     data: Buffer
 
 
-def message_starts(block: Chunk) -> list[int]:
+def message_offsets(blocks: BlockRun) -> list[int]:
     """Return the offsets of the messages in `blocks`, without block trailers and fillers."""
-    no_message = FLAG_CONTROL | FLAG_FILLER
-    return [block.offset + each.position for each in records_of(block.data) if not each.flag & no_message]
+    no_message = FLAG_TRAILER | FLAG_FILLER
+    return [blocks.offset + each.position for each in records_of(blocks.data) if not each.flag & no_message]
 
 
-def targets(whole: Range, size: int) -> list[int]:
+def split_targets(whole: OffsetRange, size: int) -> list[int]:
     """Return the offsets near which to split `whole` into equal parts of at most `size` bytes.
 
     Returns [] if one part is enough.
@@ -74,9 +74,9 @@ def targets(whole: Range, size: int) -> list[int]:
     return [whole.start + length * number // count for number in range(1, count)]
 
 
-def pieces(whole: Range, cuts: Iterable[int]) -> list[Range]:
+def split_range(whole: OffsetRange, cuts: Iterable[int]) -> list[OffsetRange]:
     """Split `whole` at those offsets of `cuts` that are inside of it; no part is empty."""
     if whole.end <= whole.start:
         return []
     inside = sorted({cut for cut in cuts if whole.start < cut < whole.end})
-    return [Range(whole.log, *pair) for pair in pairwise([whole.start, *inside, whole.end])]
+    return [OffsetRange(whole.log, *pair) for pair in pairwise([whole.start, *inside, whole.end])]

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructField, StructType
 
 from tfmq.arrow.schema import SCHEMA
 from tfmq.errors import BadRequest
-from tfmq.spark.options import nearest
+from tfmq.spark.options import suggest
 
 
 def spark_schema() -> StructType:
@@ -21,7 +21,7 @@ def spark_schema() -> StructType:
     return StructType([StructField(each.name, from_arrow_type(each.type)) for each in SCHEMA])
 
 
-def checked(schema: StructType) -> StructType:
+def check_schema(schema: StructType) -> StructType:
     """Return `schema` if all of its columns exist in a topic and have the right types.
 
     Raises BadRequest that names the first invalid column.
@@ -33,7 +33,7 @@ def checked(schema: StructType) -> StructType:
     for field in schema:
         if field.name not in known:
             raise BadRequest(
-                f"A topic has no column {field.name!r}.{nearest(field.name, list(known))} There are {', '.join(known)}."
+                f"A topic has no column {field.name!r}.{suggest(field.name, list(known))} There are {', '.join(known)}."
             )
         if names.count(field.name) > 1:
             raise BadRequest(f"The schema has the column {field.name!r} twice.")
@@ -51,7 +51,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-TAKEN: Final = {
+SINK_COLUMNS: Final = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
     "tag": ("string",),
@@ -60,25 +60,25 @@ TAKEN: Final = {
     "attributes": ("binary",),
 }
 """Columns that a sink accepts, with the SQL names of their types; see the table in docs/spark.md."""
-LEFT_OUT: Final = ("offset", "timestamp", "id")
+IGNORED_COLUMNS: Final = ("offset", "timestamp", "id")
 """Columns of a source that a sink ignores, so that a table that was read can be written unchanged."""
 
 
-def check_columns(schema: StructType, topic: str) -> None:
+def check_sink_columns(schema: StructType, topic: str) -> None:
     """Check that the columns of `schema` can be sent. `topic`: the topic option, or "".
 
     Raises BadRequest for the first column that cannot be sent, or is missing.
     """
     for field in schema.fields:
         found = field.dataType.simpleString()
-        if field.name in LEFT_OUT:
+        if field.name in IGNORED_COLUMNS:
             continue
-        if field.name not in TAKEN:
-            near = nearest(field.name, list(TAKEN)) or f" It takes {_listed(tuple(TAKEN))}."
+        if field.name not in SINK_COLUMNS:
+            near = suggest(field.name, list(SINK_COLUMNS)) or f" It takes {_join_words(tuple(SINK_COLUMNS))}."
             raise BadRequest(f"The sink has no column {field.name!r} ({found}): drop or rename it.{near}")
-        if found not in (*TAKEN[field.name], "void"):
+        if found not in (*SINK_COLUMNS[field.name], "void"):
             raise BadRequest(
-                f"The column {field.name} must be {_listed(TAKEN[field.name], 'or')}, not {found}: cast it."
+                f"The column {field.name} must be {_join_words(SINK_COLUMNS[field.name], 'or')}, not {found}: cast it."
             )
     names = schema.fieldNames()
     twice = [name for name in names if names.count(name) > 1]
@@ -86,12 +86,12 @@ def check_columns(schema: StructType, topic: str) -> None:
         raise BadRequest(f"The column {twice[0]} appears twice: drop one of them.")
     if "value" not in names:
         raise BadRequest(
-            f"The rows have no column value, which is what is sent; there are {_listed(tuple(names)) or 'none'}."
+            f"The rows have no column value, which is what is sent; there are {_join_words(tuple(names)) or 'none'}."
         )
     if not topic and "topic" not in names:
         raise BadRequest('Give the topic to write to: option("topic", NAME), or a column topic (string).')
 
 
-def _listed(words: tuple[str, ...], last: str = "and") -> str:
+def _join_words(words: tuple[str, ...], last: str = "and") -> str:
     """Join `words` as in "a, b and c"."""
     return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else "".join(words)

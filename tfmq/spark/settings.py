@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 from tfmq.client.connection.addresses import parse_servers
 from tfmq.errors import BadRequest
-from tfmq.limits import TRANSACTION_TTL_SECONDS, valid_name
-from tfmq.spark.log_reader import Address
-from tfmq.spark.offsets import Places, Subscription, ending, starting, subscription
-from tfmq.spark.options import chosen, only_one
+from tfmq.limits import TRANSACTION_TTL_SECONDS, is_valid_name
+from tfmq.spark.log_reader import SourceAddress
+from tfmq.spark.offsets import OffsetSpec, Subscription, parse_ending, parse_starting, parse_subscription
+from tfmq.spark.options import exclusive_option, parse_options
 
 log = logging.getLogger("tfmq.spark")
 
 TIMEOUT_SECONDS = 30.0
-LONG_SECONDS = 3600.0
+SUSPICIOUS_TIMEOUT_SECONDS = 3600.0
 """Larger timeouts are probably meant in milliseconds."""
 TRIGGER_DELAY_SECONDS = 15 * 60.0
 
@@ -28,10 +28,10 @@ class SourceSettings(NamedTuple):
     `end` is None for a stream. `group` "": the progress is not written to a group.
     """
 
-    address: Address
+    address: SourceAddress
     subscription: Subscription
-    start: Places
-    end: Places | None = None
+    start: OffsetSpec
+    end: OffsetSpec | None = None
     fail_on_data_loss: bool = True
     rows_max: int | None = None
     bytes_max: int | None = None
@@ -43,21 +43,21 @@ class SourceSettings(NamedTuple):
     verify: str = "chunk"
 
 
-def source_settings(given: Mapping[str, str], *, streaming: bool) -> SourceSettings:
+def parse_source_settings(given: Mapping[str, str], *, streaming: bool) -> SourceSettings:
     """Parse the options that Spark passes to a source.
 
     Raises BadRequest for the first invalid one.
     """
-    found = chosen(given, "source", "stream" if streaming else "batch")
-    address = _address(found)
-    only_one(found, "maxOffsetsPerTrigger", "maxBytesPerTrigger")
+    found = parse_options(given, "source", "stream" if streaming else "batch")
+    address = _parse_address(found)
+    exclusive_option(found, "maxOffsetsPerTrigger", "maxBytesPerTrigger")
     if "groupId" in found and "path" in found:
         raise BadRequest("groupId and path exclude each other: groups are the broker's, so give servers.")
     settings = SourceSettings(
         address,
-        subscription(found),
-        starting(found, streaming),
-        None if streaming else ending(found),
+        parse_subscription(found),
+        parse_starting(found, streaming),
+        None if streaming else parse_ending(found),
         found.get("failOnDataLoss", True),
         found.get("maxOffsetsPerTrigger"),
         found.get("maxBytesPerTrigger"),
@@ -73,24 +73,24 @@ def source_settings(given: Mapping[str, str], *, streaming: bool) -> SourceSetti
     return settings
 
 
-def _address(found: Mapping[str, Any]) -> Address:
+def _parse_address(found: Mapping[str, Any]) -> SourceAddress:
     """Return where to read from. Raises BadRequest."""
     if "servers" in found and "path" in found:
         raise BadRequest(
             "servers and path exclude each other: give one of them. A name in load(NAME) is a path, too: topics are"
             ' named by option("subscribe", NAME).'
         )
-    only_one(found, "servers", "path", required=True)
+    exclusive_option(found, "servers", "path", required=True)
     timeout = found.get("timeout", TIMEOUT_SECONDS)
-    if timeout > LONG_SECONDS:
+    if timeout > SUSPICIOUS_TIMEOUT_SECONDS:
         log.warning(
             "timeout is %.1f hours: a number without a unit is seconds, so write 30s or 30000ms.",
             timeout / 3600,
         )
     if "path" in found:
-        return Address(servers=None, path=found["path"], timeout=timeout)
+        return SourceAddress(servers=None, path=found["path"], timeout=timeout)
     require_one_broker(found["servers"])
-    return Address(servers=found["servers"], path=None, timeout=timeout)
+    return SourceAddress(servers=found["servers"], path=None, timeout=timeout)
 
 
 def require_one_broker(servers: str) -> None:
@@ -104,10 +104,10 @@ def require_one_broker(servers: str) -> None:
         )
 
 
-TOPIC_MARK = ".."
+TOPIC_SEPARATOR = ".."
 """Separates the query or application from the topic in the name of a commit group."""
-GROUP_CHARACTERS = 249
-APPLICATION_CHARACTERS, TOPIC_CHARACTERS = 200, 32
+GROUP_NAME_MAX = 249
+APPLICATION_NAME_MAX, TOPIC_HASH_LENGTH = 200, 32
 """Maximum length of an application's name; length of a topic's SHA-256 in a group name.
 
 A topic name that would make the group name too long is replaced by its shortened SHA-256.
@@ -128,23 +128,23 @@ class SinkSettings(NamedTuple):
     topic: str = ""
     timeout: float = TIMEOUT_SECONDS
     ttl_ms: int | None = None
-    other_total: bool = False
+    allow_other_total: bool = False
     group: str = ""
     sequence: int = 0
     lenient: bool = False
 
 
-def sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
+def parse_sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
     """Parse the options that Spark passes to a sink.
 
     Raises BadRequest for the first invalid one.
     """
-    found = chosen(given, "sink", "stream" if streaming else "batch")
+    found = parse_options(given, "sink", "stream" if streaming else "batch")
     if "servers" not in found:
         raise BadRequest('Give the broker to write to: option("servers", "HOST:PORT").')
     require_one_broker(found["servers"])
     topic = found.get("topic", "")
-    if topic and not valid_name(topic):
+    if topic and not is_valid_name(topic):
         raise BadRequest(f"topic must be a topic's name, 1 to 249 of A-Z a-z 0-9 . _ -, not {topic!r}.")
     ttl = found.get("transactionTtl")
     if ttl is not None and ttl > TRANSACTION_TTL_SECONDS.cap:
@@ -157,11 +157,11 @@ def sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
         found.get("timeout", TIMEOUT_SECONDS),
         None if ttl is None else max(1, round(ttl * 1000)),
         found.get("allowOtherTotal", False),
-        *_once(found, topic),
+        *_parse_idempotence(found, topic),
     )
 
 
-def group_name(kind: str, name: str, topic: str = "") -> str:
+def commit_group_name(kind: str, name: str, topic: str = "") -> str:
     """Return the commit group of a query ("stream") or an application ("batch").
 
     `name` must not contain ".." nor end with ".", so that no two pairs of name and topic share a group.
@@ -171,12 +171,12 @@ def group_name(kind: str, name: str, topic: str = "") -> str:
         return group
     # Each topic has a commit group of its own: a sequence committed to one topic must not count as committed to
     # another.
-    if len(group) + len(TOPIC_MARK) + len(topic) > GROUP_CHARACTERS:
-        topic = hashlib.sha256(topic.encode()).hexdigest()[:TOPIC_CHARACTERS]
-    return f"{group}{TOPIC_MARK}{topic}"
+    if len(group) + len(TOPIC_SEPARATOR) + len(topic) > GROUP_NAME_MAX:
+        topic = hashlib.sha256(topic.encode()).hexdigest()[:TOPIC_HASH_LENGTH]
+    return f"{group}{TOPIC_SEPARATOR}{topic}"
 
 
-def _once(found: Mapping[str, Any], topic: str) -> tuple[str, int]:
+def _parse_idempotence(found: Mapping[str, Any], topic: str) -> tuple[str, int]:
     """Return the commit group and sequence of an idempotent batch write; ("", 0) for others."""
     given = [name for name in ("txnAppId", "txnVersion") if name in found]
     if not given:
@@ -185,9 +185,9 @@ def _once(found: Mapping[str, Any], topic: str) -> tuple[str, int]:
         missing = "txnVersion" if given == ["txnAppId"] else "txnAppId"
         raise BadRequest(f"{given[0]} needs {missing}, too: give both, or none.")
     name = found["txnAppId"]
-    if not valid_name(name) or len(name) > APPLICATION_CHARACTERS or TOPIC_MARK in f"{name}.":
+    if not is_valid_name(name) or len(name) > APPLICATION_NAME_MAX or TOPIC_SEPARATOR in f"{name}.":
         raise BadRequest(
-            f"txnAppId must be a name, 1 to {APPLICATION_CHARACTERS} of A-Z a-z 0-9 . _ -, without '..' and not with a"
+            f"txnAppId must be a name, 1 to {APPLICATION_NAME_MAX} of A-Z a-z 0-9 . _ -, without '..' and not with a"
             f" '.' at its end, not {name!r}."
         )
-    return group_name("batch", name, topic), found["txnVersion"]
+    return commit_group_name("batch", name, topic), found["txnVersion"]

@@ -21,30 +21,30 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from tfmq.arrow.checksums import partition_of
 from tfmq.arrow.encoder import COLUMNS, Encoded, encode
-from tfmq.client.connection.connection import PATIENCE_SECONDS
-from tfmq.client.connection.factory import reach
-from tfmq.client.connection.requests import Cluster, Topic, ask, find_topic
+from tfmq.client.connection.connection import FIRST_CONNECT_TIMEOUT
+from tfmq.client.connection.factory import make_client_parts
+from tfmq.client.connection.requests import MetadataCache, Topic, get_topic, request_with_retries
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.operation import Operation, Task, Tasks
-from tfmq.client.send.partition_sender import Identities
+from tfmq.client.operation import BackgroundTasks, Operation, Task
+from tfmq.client.send.partition_sender import ProducerIds
 from tfmq.client.transaction.commit_group import (
-    GroupPart,
+    CommitGroupWriter,
     MemberBatch,
-    Times,
-    aborting,
-    committing,
-    forgetting,
+    RequestTimes,
+    abort_sequence,
+    commit_sequence,
+    forget_group,
 )
-from tfmq.client.transaction.pipeline import TransactionStreams
+from tfmq.client.transaction.pipeline import ProducerSequencePool
 from tfmq.errors import BadRequest, TfmqError, UnknownPartition
-from tfmq.limits import valid_name
+from tfmq.limits import is_valid_name
 from tfmq.protocol.commands import CommitGroup, CommitGroupReply, CommitMember, Ping, TransactionName
 from tfmq.spark.settings import SinkSettings
 
 CLOSE_SECONDS = 2.0
 
 
-class Verdict(NamedTuple):
+class PendingCommit(NamedTuple):
     """What the driver commits: the prepared transactions of all tasks, and their number of rows."""
 
     group: str
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
     rows: int
 
 
-class GroupClient:
+class CommitGroupClient:
     """Connection of one task, or of the driver, to the broker. Creating it does no I/O.
 
     `seconds`: limit for each request, including reconnects. `patience_seconds`: how long to try the first
@@ -71,66 +71,68 @@ class GroupClient:
         *,
         patience_seconds: float | None = None,
     ) -> None:
-        self.link, self._driver, _ = reach(servers, BlockingDriver)
+        self.link, self._driver, _ = make_client_parts(servers, BlockingDriver)
         self.link.client = name
-        self.link.patience_seconds = seconds if patience_seconds is None else patience_seconds
+        self.link.first_connect_timeout = seconds if patience_seconds is None else patience_seconds
         self._seconds = seconds
-        self._cluster = Cluster(self.link.now)
-        self._tasks = Tasks(self.link.now)
+        self._cluster = MetadataCache(self.link.now)
+        self._tasks = BackgroundTasks(self.link.now)
         self._driver.tickers = [*self._driver.tickers, self._tasks]
-        self._streams = TransactionStreams(self.link, Identities(self.link))
+        self._streams = ProducerSequencePool(self.link, ProducerIds(self.link))
 
     def connect(self) -> None:
         """Connect, and wait for the broker's limits."""
-        self._driver.run(ask(self.link, Ping(), self.link.now() + self._seconds))
+        self._driver.run(request_with_retries(self.link, Ping(), self.link.now() + self._seconds))
 
     def topic(self, name: str) -> Topic:
         """Return the metadata of a topic, created if the broker creates topics on first use.
 
         Raises `UnknownTopic`.
         """
-        found = find_topic(self.link, self._cluster, name, create=True, patient=True, seconds=self._seconds)
+        found = get_topic(
+            self.link, self._cluster, name, create=True, retry_while_busy=True, seconds=self._seconds
+        )
         return self._driver.run(found)
 
-    def part(self, member: CommitMember, ttl_ms: int | None = None) -> Part:
+    def open_part(self, member: CommitMember, ttl_ms: int | None = None) -> TaskPart:
         """Return the part with which a task contributes to the sequence that `member` names."""
-        core = GroupPart(
+        core = CommitGroupWriter(
             self.link,
             self._streams,
             member,
-            Times(self._seconds, ttl_ms),
+            RequestTimes(self._seconds, ttl_ms),
             start=self._start,
             later=self._driver.call_later,
         )
-        return Part(core, self._driver)
+        return TaskPart(core, self._driver)
 
-    def commit(self, verdict: Verdict, *, other_total: bool = False) -> CommitGroupReply:
+    def commit(self, pending: PendingCommit, *, other_total: bool = False) -> CommitGroupReply:
         """Commit the sequence; retried until the outcome is known.
 
         Raises `GroupStale` (a later sequence, or another number of rows without `other_total`, is committed),
         `GroupFenced`, `GroupIncomplete`.
         """
         request = CommitGroup(
-            verdict.group, verdict.sequence, verdict.run, list(verdict.members), verdict.rows, other_total
+            pending.group, pending.sequence, pending.run, list(pending.members), pending.rows, other_total
         )
-        return self._driver.run(committing(self.link, request, self._seconds))
+        return self._driver.run(commit_sequence(self.link, request, self._seconds))
 
     def abort(self, group: str, sequence: int, run: str) -> str:
         """Discard what the run has prepared, and reject what it sends from now on.
 
         Returns "aborted"; or "committed" if the commit was earlier.
         """
-        return self._driver.run(aborting(self.link, group, sequence, run, self._seconds))
+        return self._driver.run(abort_sequence(self.link, group, sequence, run, self._seconds))
 
-    def forget(self, group: str) -> bool:
+    def delete_group(self, group: str) -> bool:
         """Delete the group; False if the broker does not have it."""
-        return self._driver.run(forgetting(self.link, group, self._seconds))
+        return self._driver.run(forget_group(self.link, group, self._seconds))
 
     def close(self) -> None:
         """Close the connection. The broker discards what is not prepared."""
         self._driver.close(CLOSE_SECONDS)
 
-    def __enter__(self) -> GroupClient:
+    def __enter__(self) -> CommitGroupClient:
         return self
 
     def __exit__(
@@ -140,58 +142,58 @@ class GroupClient:
 
     def _start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
         task = self._tasks.start(operation, failed)
-        self._driver.attend()
+        self._driver.wake()
         return task
 
 
-class Part:
+class TaskPart:
     """Rows that one task sends. An exception in its `with` block discards all of them."""
 
-    def __init__(self, core: GroupPart, driver: BlockingDriver) -> None:
+    def __init__(self, core: CommitGroupWriter, driver: BlockingDriver) -> None:
         self._core = core
         self._driver = driver
 
     @property
-    def superfluous(self) -> bool:
+    def already_committed(self) -> bool:
         """Whether the sequence is already committed, so that nothing needs to be sent."""
-        return self._core.superfluous
+        return self._core.already_committed
 
     def send(self, batch: MemberBatch) -> bool:
         """Send `batch`; waits while the in-flight limit is reached.
 
         Returns False if the sequence is already committed: later batches need not be sent either.
         """
-        taken = self._driver.run(self._core.sending(batch))
+        taken = self._driver.run(self._core.send(batch))
         with self._driver.lock:
-            self._driver.glance()
+            self._driver.poll_nonblocking()
         return taken
 
     def prepare(self) -> list[TransactionName]:
         """Prepare everything sent, and return the names of the transactions."""
-        return self._driver.run(self._core.preparing())
+        return self._driver.run(self._core.prepare())
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> TaskPart:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            self._driver.run(self._core.dropping())
+            self._driver.run(self._core.drop())
 
 
 BATCH_BYTES: Final = 1 << 20
 """Target size of one PRODUCE: hides its fixed cost, and lets several be in flight."""
 BATCH_RECORDS: Final = 1 << 16
-GATHERED_BYTES: Final = 8 << 20
+SPLIT_BUFFER_BYTES: Final = 8 << 20
 """Size of the buffer before rows are split, so that batches per partition are not tiny."""
-OVERHEAD_BYTES: Final = 64
+RECORD_OVERHEAD_BYTES: Final = 64
 """Minimum size of a record without value, key, tag and attributes: header and framing."""
 
 FindTopic = Callable[[str], Topic]
 
 
-class Outgoing:
+class RowBatcher:
     """Splits the rows of a task by topic and partition, and cuts them into record batches.
 
     Rows of one partition keep their order. A row is sent to the partition that it names, else to the partition of
@@ -206,13 +208,13 @@ class Outgoing:
     ) -> None:
         self._find = find
         self._topic = topic
-        self._turns: dict[str, int] = {}
-        self._first = first
-        self._encode = partial(_encoded, message_bytes, lenient)
+        self._next_turns: dict[str, int] = {}
+        self._first_turn = first
+        self._encode = partial(_encode, message_bytes, lenient)
         self._rows: list[pa.RecordBatch] = []
         self._bytes = 0
 
-    def take(self, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
+    def add_rows(self, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
         """Buffer `rows`, and yield the batches to send now.
 
         Raises BadRequest that names the column, UnknownTopic, UnknownPartition.
@@ -221,20 +223,20 @@ class Outgoing:
             return
         self._rows.append(rows)
         self._bytes += rows.nbytes
-        if self._bytes >= (GATHERED_BYTES if _parted(rows) else BATCH_BYTES):
-            yield from self.rest()
+        if self._bytes >= (SPLIT_BUFFER_BYTES if _needs_split(rows) else BATCH_BYTES):
+            yield from self.flush()
 
-    def rest(self) -> Iterator[MemberBatch]:
+    def flush(self) -> Iterator[MemberBatch]:
         """Yield the batches of all buffered rows."""
         gathered, self._rows, self._bytes = self._rows, [], 0
         if gathered:
             rows = gathered[0] if len(gathered) == 1 else pa.concat_batches(gathered)
-            for name, found in self._by_topic(rows):
+            for name, found in self._split_by_topic(rows):
                 topic = self._find(name)
-                for number, part in self._by_partition(topic, found):
-                    yield from self._batches(topic, number, part)
+                for number, part in self._split_by_partition(topic, found):
+                    yield from self._make_batches(topic, number, part)
 
-    def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def _split_by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         if self._topic:
             yield self._topic, rows
             return
@@ -243,28 +245,28 @@ class Outgoing:
             raise BadRequest(
                 'A row has no topic: the column topic is null there; or give option("topic", NAME).'
             )
-        for name, part in _parts(rows, column):
-            if not valid_name(name):
+        for name, part in _group_rows(rows, column):
+            if not is_valid_name(name):
                 raise BadRequest(
                     f"{name!r} in the column topic is no topic's name: 1 to 249 of A-Z a-z 0-9 . _ -"
                 )
             yield name, part
 
-    def _by_partition(self, topic: Topic, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _split_by_partition(self, topic: Topic, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (partition, rows); partition -1: any."""
-        named = _column(rows, "partition")
-        keyed = _column(rows, "key") is not None
-        sent = _plain(rows.select([name for name in COLUMNS if name in rows.schema.names]))
+        named = _column_or_none(rows, "partition")
+        keyed = _column_or_none(rows, "key") is not None
+        sent = _with_standard_types(rows.select([name for name in COLUMNS if name in rows.schema.names]))
         if named is not None:
-            chosen = self._named(topic, named, sent)
+            chosen = self._named_partitions(topic, named, sent)
         elif keyed and len(topic.partitions) > 1:
-            chosen = self._chosen(topic, sent)
+            chosen = self._computed_partitions(topic, sent)
         else:
             yield 0 if len(topic.partitions) == 1 else -1, sent
             return
-        yield from _parts(sent, chosen)
+        yield from _group_rows(sent, chosen)
 
-    def _named(self, topic: Topic, column: pa.Array, rows: pa.RecordBatch) -> pa.Array:
+    def _named_partitions(self, topic: Topic, column: pa.Array, rows: pa.RecordBatch) -> pa.Array:
         """Return the partition of each row: from the column, or computed where that is null."""
         count = len(topic.partitions)
         edges = pc.min_max(column).as_py()
@@ -275,31 +277,31 @@ class Outgoing:
                 f" partition, or add some (tfmq topic grow {topic.name})."
             )
         named = column.cast(pa.int32())
-        return named if not named.null_count else pc.coalesce(named, self._chosen(topic, rows))
+        return named if not named.null_count else pc.coalesce(named, self._computed_partitions(topic, rows))
 
-    def _chosen(self, topic: Topic, rows: pa.RecordBatch) -> pa.Array:
+    def _computed_partitions(self, topic: Topic, rows: pa.RecordBatch) -> pa.Array:
         """Return the partition of each row, by its key, or in turn."""
-        turn = self._turns.get(topic.name, self._first)
-        self._turns[topic.name] = turn + len(rows)
+        turn = self._next_turns.get(topic.name, self._first_turn)
+        self._next_turns[topic.name] = turn + len(rows)
         return partition_of(rows, len(topic.partitions), turn % len(topic.partitions))
 
-    def _turn(self, topic: Topic) -> int:
+    def _next_partition(self, topic: Topic) -> int:
         """Return the next of the writable partitions."""
         numbers = [each.number for each in topic.partitions if each.writable]
         # If no partition is writable, use all: the broker holds the request until its partition is writable again.
         numbers = numbers or [each.number for each in topic.partitions]
-        turn = self._turns.get(topic.name, self._first)
-        self._turns[topic.name] = turn + 1
+        turn = self._next_turns.get(topic.name, self._first_turn)
+        self._next_turns[topic.name] = turn + 1
         return numbers[turn % len(numbers)]
 
-    def _batches(self, topic: Topic, number: int, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
-        for part, size in _cut(rows):
+    def _make_batches(self, topic: Topic, number: int, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
+        for part, size in _cut_batches(rows):
             made = partial(self._encode, part)
-            where = self._turn(topic) if number < 0 else number
+            where = self._next_partition(topic) if number < 0 else number
             yield MemberBatch(topic.name, topic.incarnation, where, len(part), size, made)
 
 
-def _plain(rows: pa.RecordBatch) -> pa.RecordBatch:
+def _with_standard_types(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Cast large_string and large_binary columns, which Spark can be set to use, to the usual types."""
     wide = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     if not any(each in wide for each in rows.schema.types):
@@ -308,17 +310,17 @@ def _plain(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, rows.schema.names)
 
 
-def _encoded(
+def _encode(
     message_bytes: int, lenient: bool, rows: pa.RecordBatch, producer_id: int, sequence: int
 ) -> Encoded:
     return encode(rows, producer_id, sequence, message_bytes=message_bytes, lenient=lenient)
 
 
-def _parted(rows: pa.RecordBatch) -> bool:
-    return any(_column(rows, name) is not None for name in ("key", "partition", "topic"))
+def _needs_split(rows: pa.RecordBatch) -> bool:
+    return any(_column_or_none(rows, name) is not None for name in ("key", "partition", "topic"))
 
 
-def _column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
+def _column_or_none(rows: pa.RecordBatch, name: str) -> pa.Array | None:
     """Return the column; None if it is missing or has only nulls."""
     if name not in rows.schema.names:
         return None
@@ -326,7 +328,7 @@ def _column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
     return column if column.null_count < len(column) else None
 
 
-def _parts(rows: pa.RecordBatch, column: pa.Array) -> Iterable[tuple[Any, pa.RecordBatch]]:
+def _group_rows(rows: pa.RecordBatch, column: pa.Array) -> Iterable[tuple[Any, pa.RecordBatch]]:
     """Return (value, rows that have it, in their order) for each value of `column`."""
     values = pc.unique(column)
     if len(values) == 1:
@@ -341,9 +343,9 @@ def _parts(rows: pa.RecordBatch, column: pa.Array) -> Iterable[tuple[Any, pa.Rec
     ]
 
 
-def _cut(rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _cut_batches(rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Yield (rows, lower limit of their records' bytes), each of at most BATCH_BYTES or one row."""
-    sizes = np.full(len(rows), OVERHEAD_BYTES, dtype=np.int64)
+    sizes = np.full(len(rows), RECORD_OVERHEAD_BYTES, dtype=np.int64)
     for column in rows.columns:
         if not pa.types.is_null(column.type):
             sizes += pc.binary_length(column).fill_null(0).to_numpy()
@@ -357,7 +359,7 @@ def _cut(rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class TaskCommitMessage(WriterCommitMessage):
     """A task's message to the driver: its prepared transactions, with their number of rows."""
 
     member: CommitMember
@@ -365,7 +367,9 @@ class Written(WriterCommitMessage):
     rows: int
 
 
-def write_rows(settings: SinkSettings, member: CommitMember, rows: Iterator[pa.RecordBatch]) -> Written:
+def write_rows(
+    settings: SinkSettings, member: CommitMember, rows: Iterator[pa.RecordBatch]
+) -> TaskCommitMessage:
     """Send all rows as part of `member`'s sequence, and prepare them.
 
     If the sequence is already committed, the rows are only counted. Raises the TfmqError with the reason why rows
@@ -373,43 +377,43 @@ def write_rows(settings: SinkSettings, member: CommitMember, rows: Iterator[pa.R
     """
     count = 0
     with (
-        GroupClient(settings.servers, settings.timeout, _task_name(member)) as client,
-        client.part(member, settings.ttl_ms) as part,
+        CommitGroupClient(settings.servers, settings.timeout, _client_name(member)) as client,
+        client.open_part(member, settings.ttl_ms) as part,
     ):
-        sender = _Sender(settings, client, part)
+        sender = _RowSender(settings, client, part)
         for batch in rows:
             count += len(batch)
-            if not part.superfluous:
-                sender.take(batch)
-            elif settings.other_total:
+            if not part.already_committed:
+                sender.send_rows(batch)
+            elif settings.allow_other_total:
                 break
-        sender.rest()
+        sender.flush()
         names = part.prepare()
-    return Written(member, tuple((xid, epoch) for xid, epoch in names), count)
+    return TaskCommitMessage(member, tuple((xid, epoch) for xid, epoch in names), count)
 
 
-class _Sender:
+class _RowSender:
     """Sends a task's rows through its part. Connects at the first row."""
 
-    def __init__(self, settings: SinkSettings, client: GroupClient, part: Part) -> None:
+    def __init__(self, settings: SinkSettings, client: CommitGroupClient, part: TaskPart) -> None:
         self._settings, self._client, self._part = settings, client, part
-        self._outgoing: Outgoing | None = None
+        self._outgoing: RowBatcher | None = None
 
-    def take(self, rows: pa.RecordBatch) -> None:
+    def send_rows(self, rows: pa.RecordBatch) -> None:
         if self._outgoing is None and len(rows):
             context = TaskContext.get()
             first = context.partitionId() if context is not None else 0
             self._client.connect()
             most = self._client.link.limits["message_bytes"]
-            self._outgoing = Outgoing(
+            self._outgoing = RowBatcher(
                 self._client.topic, self._settings.topic, first, most, self._settings.lenient
             )
         if self._outgoing is not None:
-            self._send(self._outgoing.take(rows))
+            self._send(self._outgoing.add_rows(rows))
 
-    def rest(self) -> None:
-        if self._outgoing is not None and not self._part.superfluous:
-            self._send(self._outgoing.rest())
+    def flush(self) -> None:
+        if self._outgoing is not None and not self._part.already_committed:
+            self._send(self._outgoing.flush())
 
     def _send(self, batches: Iterator[MemberBatch]) -> None:
         for batch in batches:
@@ -417,7 +421,7 @@ class _Sender:
                 return
 
 
-def _task_name(member: CommitMember) -> str:
+def _client_name(member: CommitMember) -> str:
     """Return the owner that `tfmq tx list` shows for the transactions of this task."""
     context = TaskContext.get()
     name = f"tfmq-spark batch {member.sequence}"
@@ -426,14 +430,14 @@ def _task_name(member: CommitMember) -> str:
     )
 
 
-def verdict_of(messages: Sequence[WriterCommitMessage | None]) -> Verdict | None:
+def collect_commit(messages: Sequence[WriterCommitMessage | None]) -> PendingCommit | None:
     """Return what the tasks that sent a message want committed; None if none did."""
-    told = [each for each in messages if isinstance(each, Written)]
+    told = [each for each in messages if isinstance(each, TaskCommitMessage)]
     if not told:
         return None
     group, sequence, run = told[0].member
     members = [TransactionName(*name) for each in told for name in each.transactions]
-    return Verdict(group, sequence, run, members, sum(each.rows for each in told))
+    return PendingCommit(group, sequence, run, members, sum(each.rows for each in told))
 
 
 def abort_run(settings: SinkSettings, member: CommitMember) -> TfmqError | None:
@@ -444,7 +448,9 @@ def abort_run(settings: SinkSettings, member: CommitMember) -> TfmqError | None:
     fences off tasks that Spark has not stopped yet.
     """
     try:
-        with GroupClient(settings.servers, settings.timeout, patience_seconds=PATIENCE_SECONDS) as client:
+        with CommitGroupClient(
+            settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TIMEOUT
+        ) as client:
             client.abort(*member)
     except TfmqError as error:
         return error

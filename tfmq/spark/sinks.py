@@ -17,17 +17,17 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tfmq.client.connection.connection import PATIENCE_SECONDS
+from tfmq.client.connection.connection import FIRST_CONNECT_TIMEOUT
 from tfmq.errors import BadRequest, GroupIncomplete, GroupStale, TfmqError
 from tfmq.protocol.commands import CommitMember
-from tfmq.spark.errors import shown_by_spark
-from tfmq.spark.schema import check_columns
-from tfmq.spark.settings import SinkSettings, group_name, sink_settings
-from tfmq.spark.sink_task import GroupClient, abort_run, verdict_of, write_rows
+from tfmq.spark.errors import hide_traceback
+from tfmq.spark.schema import check_sink_columns
+from tfmq.spark.settings import SinkSettings, commit_group_name, parse_sink_settings
+from tfmq.spark.sink_task import CommitGroupClient, abort_run, collect_commit, write_rows
 
 log = logging.getLogger("tfmq.spark")
 
-BATCH_TOO_LATE: Final = (
+BATCH_EXPIRED: Final = (
     " What a task has written waits for the option transactionTtl, which must be longer than the whole write takes:"
     " write it again with a longer one."
 )
@@ -42,11 +42,13 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
     Raises ConnectionFailed after a short wait if the broker is not reachable, before any task starts.
     """
-    settings = sink_settings(options, streaming=False)
+    settings = parse_sink_settings(options, streaming=False)
     if overwrite:
         raise BadRequest('A topic only grows: use mode("append"), not "overwrite".')
-    check_columns(schema, settings.topic)
-    with GroupClient(settings.servers, settings.timeout, patience_seconds=PATIENCE_SECONDS) as client:
+    check_sink_columns(schema, settings.topic)
+    with CommitGroupClient(
+        settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TIMEOUT
+    ) as client:
         client.connect()
     return BatchSink(settings)
 
@@ -62,61 +64,61 @@ class BatchSink(DataSourceArrowWriter):
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
-        self.run = uuid.uuid4().hex
-        self.once = bool(settings.group)
+        self.run_id = uuid.uuid4().hex
+        self.idempotent = bool(settings.group)
         self.member = CommitMember(
-            settings.group or group_name("write", self.run), settings.sequence, self.run
+            settings.group or commit_group_name("write", self.run_id), settings.sequence, self.run_id
         )
 
-    @shown_by_spark
+    @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task. They become visible with `commit`. Runs in a task."""
         try:
             return write_rows(self.settings, self.member, iterator)
         except GroupStale as error:
-            raise self._stale(error) from None
+            raise self._explain_stale(error) from None
 
-    @shown_by_spark
+    @hide_traceback
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the rows of all tasks. A version that is already committed is not written again.
 
         Runs on the driver.
         """
-        verdict = verdict_of(messages)
-        if verdict is None or not (self.once or verdict.members):
+        verdict = collect_commit(messages)
+        if verdict is None or not (self.idempotent or verdict.members):
             return
-        with GroupClient(self.settings.servers, self.settings.timeout) as client:
+        with CommitGroupClient(self.settings.servers, self.settings.timeout) as client:
             try:
-                reply = client.commit(verdict, other_total=self.settings.other_total)
+                reply = client.commit(verdict, other_total=self.settings.allow_other_total)
             except GroupIncomplete as error:
-                raise GroupIncomplete(error.sentence + BATCH_TOO_LATE) from None
+                raise GroupIncomplete(error.sentence + BATCH_EXPIRED) from None
             except GroupStale as error:
-                raise self._stale(error) from None
-            if not self.once:
-                self._forget(client)
+                raise self._explain_stale(error) from None
+            if not self.idempotent:
+                self._delete_group(client)
         if reply.repeated and verdict.rows and not verdict.members:
             log.warning(BATCH_SKIPPED, self.member.sequence, self.settings.group, verdict.rows)
         if reply.dropped:
             log.warning("%d messages were dropped: their topics are gone.", reply.dropped)
 
-    @shown_by_spark
+    @hide_traceback
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Abort the write, also after a `commit` that raised. Runs on the driver.
 
         If that commit succeeded in the broker, the rows stay.
         """
         error = abort_run(self.settings, self.member)
-        if error is not None and verdict_of(messages) is not None:
+        if error is not None and collect_commit(messages) is not None:
             log.warning("The write could not be aborted; what it has prepared expires: %s", error)
 
-    def _forget(self, client: GroupClient) -> None:
+    def _delete_group(self, client: CommitGroupClient) -> None:
         """Delete the commit group of this write; an error is logged, because the rows are committed."""
         try:
-            client.forget(self.member.group)
+            client.delete_group(self.member.group)
         except TfmqError as error:
             log.warning("The broker still remembers the commit group %s: %s", self.member.group, error)
 
-    def _stale(self, error: GroupStale) -> GroupStale:
+    def _explain_stale(self, error: GroupStale) -> GroupStale:
         """Return `error` with advice on txnVersion."""
         return GroupStale(
             f"{error.sentence} Nothing was written: versions of one txnAppId only go up, and the same one has the same"
@@ -126,15 +128,15 @@ class BatchSink(DataSourceArrowWriter):
 
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-ADVICE: Final = (
+STALE_ADVICE: Final = (
     " Nothing was written. Begin with a new checkpoint, or have the broker forget how far the query is:"
     " tfmq tx forget-group {group}."
 )
-ANY_TOTAL: Final = (
+OTHER_TOTAL_ADVICE: Final = (
     " A query that gives other rows each time it runs a batch takes the option allowOtherTotal=true: then what was"
     " committed first stays."
 )
-STREAM_TOO_LATE: Final = (
+STREAM_EXPIRED: Final = (
     " What a task has written waits for the option transactionTtl, which must be longer than a batch takes; start the"
     " query again."
 )
@@ -149,13 +151,13 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
     Raises BadRequest for invalid options, columns or output mode.
     """
-    settings = sink_settings(options, streaming=True)
+    settings = parse_sink_settings(options, streaming=True)
     if overwrite:
         raise BadRequest(
             'A topic only grows: use outputMode("append"), not "complete"; or foreachBatch with txnAppId and txnVersion'
             " for rows that change."
         )
-    check_columns(schema, settings.topic)
+    check_sink_columns(schema, settings.topic)
     return StreamSink(settings)
 
 
@@ -170,31 +172,31 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
-        self.run = uuid.uuid4().hex
+        self.run_id = uuid.uuid4().hex
         """Id of this attempt. `commit` and `abort` run in another instance and use the tasks' one."""
 
-    @shown_by_spark
+    @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of one task. They become visible with `commit`. Runs in a task."""
-        query, batch = _place()
-        member = CommitMember(group_name("stream", query, self.settings.topic), batch, self.run)
-        with _told_what_to_do(member.group):
+        query, batch = _current_micro_batch()
+        member = CommitMember(commit_group_name("stream", query, self.settings.topic), batch, self.run_id)
+        with _add_advice(member.group):
             return write_rows(self.settings, member, iterator)
 
-    @shown_by_spark
+    @hide_traceback
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Commit the rows of all tasks, in a process of its own on the driver.
 
         A micro-batch that is already committed is not written again.
         """
-        verdict = verdict_of(messages)
+        verdict = collect_commit(messages)
         if verdict is None:
             return
         with (
-            GroupClient(self.settings.servers, self.settings.timeout) as client,
-            _told_what_to_do(verdict.group),
+            CommitGroupClient(self.settings.servers, self.settings.timeout) as client,
+            _add_advice(verdict.group),
         ):
-            reply = client.commit(verdict, other_total=self.settings.other_total)
+            reply = client.commit(verdict, other_total=self.settings.allow_other_total)
         if reply.repeated and verdict.rows and not verdict.members:
             log.warning(STREAM_SKIPPED, batchId, verdict.rows)
         if reply.dropped:
@@ -202,14 +204,14 @@ class StreamSink(DataSourceStreamArrowWriter):
                 "%d messages of batch %d were dropped: their topics are gone.", reply.dropped, batchId
             )
 
-    @shown_by_spark
+    @hide_traceback
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Abort the attempt, also after a `commit` that raised. Runs on the driver.
 
         If that commit succeeded in the broker, the rows stay. Without a message of any task the run is unknown:
         what it prepared is discarded by the commit of the next attempt, or expires.
         """
-        verdict = verdict_of(messages)
+        verdict = collect_commit(messages)
         if verdict is None:
             return
         member = CommitMember(verdict.group, verdict.sequence, verdict.run)
@@ -217,7 +219,7 @@ class StreamSink(DataSourceStreamArrowWriter):
             log.warning("Batch %d could not be aborted; what it has prepared expires: %s", batchId, error)
 
 
-def _place() -> tuple[str, int]:
+def _current_micro_batch() -> tuple[str, int]:
     """Return the (query id, micro-batch) of this task.
 
     Raises BadRequest outside of a streaming query.
@@ -234,12 +236,12 @@ def _place() -> tuple[str, int]:
 
 
 @contextmanager
-def _told_what_to_do(group: str) -> Iterator[None]:
+def _add_advice(group: str) -> Iterator[None]:
     """Add advice to GroupIncomplete (batch took too long) and GroupStale (old checkpoint)."""
     try:
         yield
     except GroupIncomplete as error:
-        raise GroupIncomplete(error.sentence + STREAM_TOO_LATE) from None
+        raise GroupIncomplete(error.sentence + STREAM_EXPIRED) from None
     except GroupStale as error:
-        advice = ADVICE + (ANY_TOTAL if "another total" in error.sentence else "")
+        advice = STALE_ADVICE + (OTHER_TOTAL_ADVICE if "another total" in error.sentence else "")
         raise GroupStale(error.sentence + advice.format(group=group)) from None

@@ -13,11 +13,11 @@ from pyspark.sql.types import StructType
 
 from tfmq.errors import TfmqError
 from tfmq.spark.batch_reader import BatchReader
-from tfmq.spark.errors import shown_by_spark
-from tfmq.spark.options import chosen
+from tfmq.spark.errors import hide_traceback
+from tfmq.spark.options import parse_options
 from tfmq.spark.schema import spark_schema
-from tfmq.spark.settings import source_settings
-from tfmq.spark.stream_reader import RefusedReader, StreamReader
+from tfmq.spark.settings import parse_source_settings
+from tfmq.spark.stream_reader import FailedReader, StreamReader
 
 
 class TfmqSource(DataSource):
@@ -27,33 +27,33 @@ class TfmqSource(DataSource):
     def name(cls) -> str:
         return "tfmq"
 
-    @shown_by_spark
+    @hide_traceback
     def schema(self) -> StructType:
         """Return all columns of a topic. A schema from the user is a projection of it.
 
         Spark calls this when a frame is created, so invalid options are reported then.
         """
-        chosen(dict(self.options), "source", "both")
+        parse_options(dict(self.options), "source", "both")
         return spark_schema()
 
-    @shown_by_spark
+    @hide_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(source_settings(dict(self.options), streaming=False), schema)
+        return BatchReader(parse_source_settings(dict(self.options), streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return a reader. Never raises: for invalid options, the reader raises the error itself."""
         try:
-            return StreamReader(source_settings(dict(self.options), streaming=True), schema)
+            return StreamReader(parse_source_settings(dict(self.options), streaming=True), schema)
         except TfmqError as error:
-            return RefusedReader(error)
+            return FailedReader(error)
 
-    @shown_by_spark
+    @hide_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tfmq.spark.sinks import batch_writer
 
         return batch_writer(dict(self.options), schema, overwrite)
 
-    @shown_by_spark
+    @hide_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from tfmq.spark.sinks import stream_writer
 

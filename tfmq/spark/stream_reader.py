@@ -22,17 +22,17 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tfmq.client.connection.factory import reach
-from tfmq.client.connection.requests import ask
+from tfmq.client.connection.factory import make_client_parts
+from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.operation import Operation
 from tfmq.errors import NotAllowed, TfmqError, UnknownTopic
 from tfmq.protocol.commands import BY_OFFSET, DescribeGroup, GroupOffset, Locate, ResetGroup
-from tfmq.spark.batch_reader import TaskRanges, reading
-from tfmq.spark.errors import shown_by_spark
-from tfmq.spark.log_reader import Address, Logs, open_logs
-from tfmq.spark.offsets import Key, Offset, Offsets, from_json, to_json
-from tfmq.spark.planner import Limit, Planner
+from tfmq.spark.batch_reader import TaskRanges, make_range_reader
+from tfmq.spark.errors import hide_traceback
+from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
+from tfmq.spark.offsets import Key, Offsets, PartitionOffset, from_json, to_json
+from tfmq.spark.planner import BatchLimit, Planner
 from tfmq.spark.settings import SourceSettings
 
 if TYPE_CHECKING:
@@ -47,18 +47,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, settings: SourceSettings, schema: StructType) -> None:
         self._settings = settings
-        self._reading = reading(settings, schema)
-        self._session: Desk | None = None
+        self._range_reader = make_range_reader(settings, schema)
+        self._session: DriverSession | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_session": None}
 
-    @shown_by_spark
+    @hide_traceback
     def initialOffset(self) -> dict[str, Any]:
         """Return where a query without a checkpoint begins."""
-        return to_json(self._at_desk().planner.initial())
+        return to_json(self._open_session().planner.initial_offsets())
 
-    @shown_by_spark
+    @hide_traceback
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of a micro-batch that the options set."""
         if self._settings.rows_max is not None:
@@ -67,44 +67,46 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._settings.bytes_max)
         return ReadAllAvailable()
 
-    @shown_by_spark
+    @hide_traceback
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch. All messages before `start` are already processed."""
-        session, begin = self._at_desk(begun=True), _offsets(start)
-        with session.pace.asking():
-            end = session.planner.latest(begin, _limit(limit))
+        session, begin = self._open_session(query_begun=True), _parse_checkpoint(start)
+        with session.idle_backoff.measured_request():
+            end = session.planner.plan_end(begin, _to_batch_limit(limit))
             # After `plan_end`, which checks that `begin` belongs to these topics.
-            session.processed(begin)
+            session.report_progress(begin)
         if end != begin:
-            session.pace.busy()
+            session.idle_backoff.reset()
         return to_json(end)
 
-    @shown_by_spark
+    @hide_traceback
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the end of the topics when the last micro-batch was planned."""
-        seen = self._at_desk().planner.seen()
+        seen = self._open_session().planner.latest_seen()
         return None if seen is None else to_json(seen)
 
-    @shown_by_spark
+    @hide_traceback
     def prepareForTriggerAvailableNow(self) -> None:
         """End the query at what is in the topics now."""
-        self._at_desk().planner.freeze()
+        self._open_session().planner.freeze_end()
 
-    @shown_by_spark
+    @hide_traceback
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """Return the ranges of each task of a micro-batch."""
-        found = self._at_desk(begun=True).planner.stream(_offsets(start), _offsets(end))
+        found = self._open_session(query_begun=True).planner.plan_micro_batch(
+            _parse_checkpoint(start), _parse_checkpoint(end)
+        )
         return [TaskRanges(each) for each in found]
 
-    @shown_by_spark
+    @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one task's ranges as Arrow."""
-        yield from self._reading.rows(partition.value)
+        yield from self._range_reader.read(partition.value)
 
-    @shown_by_spark
+    @hide_traceback
     def commit(self, end: Mapping[str, Any]) -> None:
         """Report the progress: all messages before `end` are processed."""
-        self._at_desk().processed(_offsets(end))
+        self._open_session().report_progress(_parse_checkpoint(end))
 
     def stop(self) -> None:
         """Close the connection. Spark does not always call this; the process ends then."""
@@ -112,26 +114,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if session is not None:
             session.close()
 
-    def _at_desk(self, begun: bool = False) -> Desk:
+    def _open_session(self, query_begun: bool = False) -> DriverSession:
         """Return the session, opened at the first call.
 
         `query_begun`: the query has begun, so its broker was reachable before; one that is down is waited for.
         """
         if self._session is None:
-            self._session = Desk(self._settings, begun)
+            self._session = DriverSession(self._settings, query_begun)
         return self._session
 
 
-class Desk:
+class DriverSession:
     """What the driver's reader keeps open as long as the query runs."""
 
-    def __init__(self, settings: SourceSettings, begun: bool) -> None:
-        self._logs: Logs = open_logs(settings.address, patient=begun)
+    def __init__(self, settings: SourceSettings, query_begun: bool) -> None:
+        self._logs: LogReader = open_log_reader(settings.address, wait_for_broker=query_begun)
         self.planner = Planner(settings, self._logs)
-        self.pace = Pace()
+        self.idle_backoff = IdleBackoff()
         self._group = GroupProgress(settings.address, settings.group) if settings.group else None
 
-    def processed(self, end: Offsets) -> None:
+    def report_progress(self, end: Offsets) -> None:
         """Save the progress in the group, if there is one.
 
         Raises NotAllowed at the first call if the group has a live member; also the other errors of the first save.
@@ -146,19 +148,19 @@ class Desk:
         self._logs.close()
 
 
-def _offsets(value: Mapping[str, Any]) -> Offsets:
+def _parse_checkpoint(value: Mapping[str, Any]) -> Offsets:
     return from_json(value, "The checkpoint", low=0)
 
 
-def _limit(limit: ReadLimit) -> Limit:
+def _to_batch_limit(limit: ReadLimit) -> BatchLimit:
     if isinstance(limit, ReadMaxRows):
-        return Limit(rows=limit.max_rows)
+        return BatchLimit(rows=limit.max_rows)
     if isinstance(limit, ReadMaxBytes):
-        return Limit(bytes=limit.max_bytes)
-    return Limit()
+        return BatchLimit(bytes=limit.max_bytes)
+    return BatchLimit()
 
 
-class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class FailedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader for invalid options: raises the error at the first call.
 
     Spark 4.3 replaces the error of a `streamReader()` that raises by one of its own.
@@ -167,30 +169,30 @@ class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, error: TfmqError) -> None:
         self._error = type(error), str(error)
 
-    @shown_by_spark
-    def _refuse(self, *arguments: Any) -> Any:
+    @hide_traceback
+    def _raise_error(self, *arguments: Any) -> Any:
         kind, sentence = self._error
         raise kind(sentence)
 
-    initialOffset = getDefaultReadLimit = reportLatestOffset = prepareForTriggerAvailableNow = _refuse
+    initialOffset = getDefaultReadLimit = reportLatestOffset = prepareForTriggerAvailableNow = _raise_error
 
     # These three have their own signatures because Spark checks the number of parameters.
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Raise the error."""
-        return self._refuse()  # type: ignore[no-any-return]
+        return self._raise_error()  # type: ignore[no-any-return]
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """Raise the error. Not reached, because `latestOffset` raised before."""
-        return self._refuse()  # type: ignore[no-any-return]
+        return self._raise_error()  # type: ignore[no-any-return]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Raise the error. Not reached, because there are no tasks."""
-        return self._refuse()  # type: ignore[no-any-return]
+        return self._raise_error()  # type: ignore[no-any-return]
 
 
 log = logging.getLogger("tfmq.spark")
 
-AGAIN_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 5.0
 """Pause between attempts after a failed one: an idle query requests a save 100 times a second."""
 
 
@@ -202,12 +204,12 @@ class GroupProgress:
     connection; waits for the broker, which was reachable before.
     """
 
-    def __init__(self, address: Address, group: str) -> None:
+    def __init__(self, address: SourceAddress, group: str) -> None:
         self._group, self._timeout = group, address.timeout
-        self._link, self._driver, _ = reach(address.servers, BlockingDriver)
-        self._link.patience_seconds = max(self._link.patience_seconds, address.timeout)
+        self._link, self._driver, _ = make_client_parts(address.servers, BlockingDriver)
+        self._link.first_connect_timeout = max(self._link.first_connect_timeout, address.timeout)
         self._saved: Offsets | None = None
-        self._not_before = 0.0
+        self._retry_at = 0.0
 
     def save(self, processed: Offsets) -> None:
         """Save that all messages before these offsets are processed.
@@ -215,17 +217,17 @@ class GroupProgress:
         The first call raises NotAllowed if the group has a live member, and any error of writing; later calls log
         errors.
         """
-        if processed == self._saved or self._link.now() < self._not_before:
+        if processed == self._saved or self._link.now() < self._retry_at:
             return
         if self._saved is None:
-            self._driver.run(self._refuse_live())
-            self._driver.run(self._write(processed))
+            self._driver.run(self._check_no_live_member())
+            self._driver.run(self._write_offsets(processed))
             self._saved = processed
             return
         try:
-            self._driver.run(self._write(processed))
+            self._driver.run(self._write_offsets(processed))
         except TfmqError as error:
-            self._not_before = self._link.now() + AGAIN_SECONDS
+            self._retry_at = self._link.now() + RETRY_SECONDS
             log.warning("The query's progress could not be written for the group %s: %s", self._group, error)
         else:
             self._saved = processed
@@ -234,9 +236,9 @@ class GroupProgress:
         """Close the connection."""
         self._driver.close()
 
-    def _refuse_live(self) -> Operation[None]:
+    def _check_no_live_member(self) -> Operation[None]:
         """Check that the group has no live member. Raises NotAllowed."""
-        reply = yield from self._ask(DescribeGroup(self._group))
+        reply = yield from self._request(DescribeGroup(self._group))
         members = [each["member"] for each in reply.description.get("members", ()) if each.get("live")]
         if members:
             raise NotAllowed(
@@ -244,29 +246,29 @@ class GroupProgress:
                 " members, or give the query a group of its own."
             )
 
-    def _write(self, processed: Mapping[Key, Offset]) -> Operation[None]:
+    def _write_offsets(self, processed: Mapping[Key, PartitionOffset]) -> Operation[None]:
         """Set the group's offsets."""
         rows = []
         for (topic, partition), (incarnation, offset, _) in processed.items():
             message = Locate(topic, incarnation, partition, BY_OFFSET, offset)
             try:
-                found = yield from self._ask(message)
+                found = yield from self._request(message)
             except UnknownTopic:  # deleted meanwhile: it needs no progress
                 continue
             rows.append(GroupOffset(topic, incarnation, partition, offset, 0, found.epoch))
         if rows:
-            yield from self._ask(ResetGroup(self._group, rows))
+            yield from self._request(ResetGroup(self._group, rows))
 
-    def _ask(self, message: Any) -> Operation[Any]:
-        return (yield from ask(self._link, message, self._link.now() + self._timeout))
+    def _request(self, message: Any) -> Operation[Any]:
+        return (yield from request_with_retries(self._link, message, self._link.now() + self._timeout))
 
 
-REST: Final = 3.0
+IDLE_FACTOR: Final = 3.0
 """Idle pause, as a multiple of the last request's time: an idle query works 1/4 of the time."""
-REST_SECONDS_MAX: Final = 0.2
+IDLE_SECONDS_MAX: Final = 0.2
 
 
-class Pace:
+class IdleBackoff:
     """Pause between the requests of an idle query. `now` and `sleep` are in seconds.
 
     Spark requests again 10 ms after a reply without new messages, which is cheap for a few partitions and expensive
@@ -277,17 +279,17 @@ class Pace:
         self, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep
     ) -> None:
         self._now, self._sleep = now, sleep
-        self._rest = 0.0
+        self._pause = 0.0
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
+    def measured_request(self) -> Iterator[None]:
         """Wrap one request: pauses before it if the last one found nothing, and measures it."""
-        if self._rest > 0:
-            self._sleep(self._rest)
+        if self._pause > 0:
+            self._sleep(self._pause)
         begun = self._now()
         yield
-        self._rest = min(REST_SECONDS_MAX, REST * (self._now() - begun))
+        self._pause = min(IDLE_SECONDS_MAX, IDLE_FACTOR * (self._now() - begun))
 
-    def busy(self) -> None:
+    def reset(self) -> None:
         """Skip the next pause, because the reply had new messages."""
-        self._rest = 0.0
+        self._pause = 0.0

@@ -12,59 +12,72 @@ from types import TracebackType
 from typing import Any, Final
 
 from journal.record.format import make_log_id
-from tfmq.client.connection.connection import SECONDS, Call, Link
-from tfmq.client.connection.factory import reach
-from tfmq.client.connection.requests import ask
+from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
+from tfmq.client.connection.factory import make_client_parts
+from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.operation import Operation, Wait
 from tfmq.errors import Busy, ConnectionFailed, Damaged, OffsetOutOfRange, TfmqError, TimedOut, UnknownTopic
 from tfmq.protocol import commands as wire
-from tfmq.spark.errors import out_of_range, read_error, unreached
-from tfmq.spark.ranges import CHUNK_BYTES, Bounds, Chunk, PartitionLog, Range, message_starts, pieces, targets
+from tfmq.spark.errors import describe_read_error, out_of_range_error, unreachable_error
+from tfmq.spark.ranges import (
+    READ_BYTES,
+    BlockRun,
+    Bounds,
+    OffsetRange,
+    PartitionLog,
+    message_offsets,
+    split_range,
+    split_targets,
+)
 
-QUESTIONS_MAX: Final = 1000
+REQUESTS_MAX: Final = 1000
 """In-flight limit of requests, well below the broker's limit per connection."""
 BUSY_SECONDS: Final = 0.05
 BUSY_SECONDS_MAX: Final = 2.0
 """First and longest pause after a broker replied Busy; doubled each time."""
-FORCE_MS: Final = 100
-FORCE_SECONDS: Final = 1.0
+FSYNC_WAIT_MS: Final = 100
+FSYNC_WAIT_SECONDS: Final = 1.0
 """How long `all_bounds` waits for an fsync: many times the duration of one."""
 ONE_BLOCK: Final = 1
 """Smaller than any block: a fetch returns just the block that holds the offset."""
 
-Question = tuple[PartitionLog, Any]
+PartitionRequest = tuple[PartitionLog, Any]
 """A request, and the partition for which it is made."""
 
 
-class WireLogs:
+class BrokerLogReader:
     """`LogReader` of the broker at `servers`. Creating it does no I/O.
 
     `wait_for_broker`: as in `open_log_reader`.
     """
 
     def __init__(
-        self, servers: str | None = None, timeout: float = SECONDS, *, patient: bool = False
+        self,
+        servers: str | None = None,
+        timeout: float = REQUEST_TIMEOUT_SECONDS,
+        *,
+        wait_for_broker: bool = False,
     ) -> None:
-        self._link, self._driver, _ = reach(servers, BlockingDriver)
+        self._link, self._driver, _ = make_client_parts(servers, BlockingDriver)
         self._timeout = timeout
-        if patient:
-            self._link.patience_seconds = max(self._link.patience_seconds, timeout)
+        if wait_for_broker:
+            self._link.first_connect_timeout = max(self._link.first_connect_timeout, timeout)
 
-    def node(self) -> str:
+    def broker_id(self) -> str:
         """Implement `LogReader.broker_id`."""
         if self._link.hello is None:
-            self._driver.run(ask(self._link, wire.Ping(), self._link.now() + self._timeout))
+            self._driver.run(request_with_retries(self._link, wire.Ping(), self._link.now() + self._timeout))
         assert self._link.hello is not None
         return self._link.hello.node
 
     def topics(self) -> list[str]:
         """Implement `LogReader.topics`."""
-        return sorted(row.name for row in self._metadata(None))
+        return sorted(row.name for row in self._topic_rows(None))
 
     def partitions(self, topic: str) -> list[PartitionLog]:
         """Implement `LogReader.partitions`."""
-        for row in self._metadata([topic]):
+        for row in self._topic_rows([topic]):
             numbers = sorted(each.partition for each in row.partitions)
             return [PartitionLog(topic, n, row.incarnation, make_log_id(row.incarnation, n)) for n in numbers]
         raise UnknownTopic(f"There is no topic {topic}: create it (tfmq topic create), or look at the list.")
@@ -76,12 +89,12 @@ class WireLogs:
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
         """Implement `LogReader.all_bounds`."""
         kinds = (wire.BY_EARLIEST, wire.BY_LATEST)
-        found = self._ask([(log, _locate(log, by)) for log in logs for by in kinds])
+        found = self._send_all([(log, _locate_request(log, by)) for log in logs for by in kinds])
         unforced = [n for n, last in enumerate(found[1::2]) if last.end_offset > last.forced_offset]
         if unforced:
             places = [(logs[n], found[2 * n + 1].forced_offset) for n in unforced]
-            self._await_force(places)
-            again = self._ask([(log, _locate(log, wire.BY_LATEST)) for log, _ in places])
+            self._wait_for_fsync(places)
+            again = self._send_all([(log, _locate_request(log, wire.BY_LATEST)) for log, _ in places])
             for n, last in zip(unforced, again, strict=True):
                 found[2 * n + 1] = last
         return [
@@ -89,51 +102,53 @@ class WireLogs:
             for first, last in zip(found[::2], found[1::2], strict=True)
         ]
 
-    def at_time(self, log: PartitionLog, ms: int) -> int:
+    def offset_at_time(self, log: PartitionLog, ms: int) -> int:
         """Implement `LogReader.offset_at_time`."""
-        return self._place(log, wire.BY_TIME_MS, max(0, ms))
+        return self._find_offset(log, wire.BY_TIME_MS, max(0, ms))
 
-    def at_ordinal(self, log: PartitionLog, ordinal: int) -> int:
+    def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
         """Implement `LogReader.offset_of_ordinal`."""
-        return self._place(log, wire.BY_ORDINAL, max(0, ordinal))
+        return self._find_offset(log, wire.BY_ORDINAL, max(0, ordinal))
 
-    def at_or_after(self, log: PartitionLog, offset: int) -> int:
+    def next_message_offset(self, log: PartitionLog, offset: int) -> int:
         """Implement `LogReader.next_message_offset`."""
         found = self._locate(log, wire.BY_OFFSET, max(0, offset))
         place: int = found.offset
         while place < found.forced_offset:
-            block = self._ask_for_call(log, _fetch(log, place, wire.EPOCH_UNKNOWN, ONE_BLOCK))
-            starts = message_starts(Chunk(block.reply.start, block.reply_body))
+            block = self._send_one(log, _fetch_request(log, place, wire.EPOCH_UNKNOWN, ONE_BLOCK))
+            starts = message_offsets(BlockRun(block.reply.start, block.reply_body))
             following = min((each for each in starts if each >= max(offset, place)), default=None)
             if following is not None:
                 return following
             place = block.reply.next
         return found.forced_offset
 
-    def ordinal_at(self, log: PartitionLog, offset: int) -> int:
+    def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
         """Implement `LogReader.ordinal_at_or_after`."""
         found = self._locate(log, wire.BY_OFFSET, max(0, offset))
         if found.offset < offset < found.forced_offset:
-            found = self._locate(log, wire.BY_OFFSET, self.at_or_after(log, offset))
+            found = self._locate(log, wire.BY_OFFSET, self.next_message_offset(log, offset))
         if found.offset > found.forced_offset or offset > found.forced_offset:
             found = self._locate(log, wire.BY_LATEST)
         return found.ordinal
 
-    def split(self, range: Range, size: int) -> list[Range]:
+    def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
         """Implement `LogReader.split`."""
         log = range.log
-        questions = [(log, _locate(log, wire.BY_OFFSET, offset)) for offset in targets(range, size)]
+        questions = [
+            (log, _locate_request(log, wire.BY_OFFSET, offset)) for offset in split_targets(range, size)
+        ]
         # No cut inside of damage; the task that reads this part reports it.
-        found = self._ask(questions, but=Damaged)
-        return pieces(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])
+        found = self._send_all(questions, accepted_errors=Damaged)
+        return split_range(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])
 
-    def chunks(self, range: Range, max_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    def read_blocks(self, range: OffsetRange, max_bytes: int = READ_BYTES) -> Iterator[BlockRun]:
         """Implement `LogReader.read_blocks`."""
         # The broker was reachable when the range was planned, so it is waited for if it is down now.
-        self._link.patience_seconds = max(self._link.patience_seconds, self._timeout)
-        reading = Reading(self._driver, range, max_bytes, self._timeout)
+        self._link.first_connect_timeout = max(self._link.first_connect_timeout, self._timeout)
+        reading = RangeFetch(self._driver, range, max_bytes, self._timeout)
         try:
-            while (chunk := self._driver.run(reading.next())) is not None:
+            while (chunk := self._driver.run(reading.next_blocks())) is not None:
                 yield chunk
         finally:
             reading.close()
@@ -142,7 +157,7 @@ class WireLogs:
         """Implement `LogReader.close`."""
         self._driver.close()
 
-    def __enter__(self) -> WireLogs:
+    def __enter__(self) -> BrokerLogReader:
         return self
 
     def __exit__(
@@ -150,69 +165,73 @@ class WireLogs:
     ) -> None:
         self.close()
 
-    def _await_force(self, places: Sequence[tuple[PartitionLog, int]]) -> None:
+    def _wait_for_fsync(self, places: Sequence[tuple[PartitionLog, int]]) -> None:
         """Wait until what was appended at these (log, durable offset) is fsynced. Errors are ignored.
 
         The broker may delay the fsync of appended records for seconds unless a client waits for them: a fetch at
         the durable offset makes it fsync earlier, and is replied to afterwards. On an error only a smaller bound is
         returned.
         """
-        part = places[:QUESTIONS_MAX]
+        part = places[:REQUESTS_MAX]
         questions = [
-            (log, _fetch(log, forced, wire.EPOCH_UNKNOWN, ONE_BLOCK)._replace(wait_ms=FORCE_MS))
+            (log, _fetch_request(log, forced, wire.EPOCH_UNKNOWN, ONE_BLOCK)._replace(wait_ms=FSYNC_WAIT_MS))
             for log, forced in part
         ]
-        self._driver.run(answered(self._link, questions, FORCE_SECONDS, TfmqError))
+        self._driver.run(send_requests(self._link, questions, FSYNC_WAIT_SECONDS, TfmqError))
 
-    def _metadata(self, names: list[str] | None) -> Sequence[wire.TopicRow]:
-        asked = ask(self._link, wire.Metadata(names, False), self._link.now() + self._timeout)
+    def _topic_rows(self, names: list[str] | None) -> Sequence[wire.TopicRow]:
+        asked = request_with_retries(
+            self._link, wire.Metadata(names, False), self._link.now() + self._timeout
+        )
         return self._driver.run(asked).topics  # type: ignore[no-any-return]
 
-    def _place(self, log: PartitionLog, by: int, value: int) -> int:
+    def _find_offset(self, log: PartitionLog, by: int, value: int) -> int:
         """Return the offset that LOCATE finds, at most the durable offset."""
         found = self._locate(log, by, value)
         return min(found.offset, found.forced_offset)
 
     def _locate(self, log: PartitionLog, by: int, value: int = 0) -> wire.LocateReply:
-        return self._ask([(log, _locate(log, by, value))])[0]  # type: ignore[no-any-return]
+        return self._send_all([(log, _locate_request(log, by, value))])[0]  # type: ignore[no-any-return]
 
-    def _ask_for_call(self, log: PartitionLog, message: Any) -> Call:
-        return self._driver.run(answered(self._link, [(log, message)], self._timeout))[0]
+    def _send_one(self, log: PartitionLog, message: Any) -> PendingRequest:
+        return self._driver.run(send_requests(self._link, [(log, message)], self._timeout))[0]
 
-    def _ask(self, questions: Sequence[Question], but: type[TfmqError] | tuple[()] = ()) -> list[Any]:
+    def _send_all(
+        self, requests: Sequence[PartitionRequest], accepted_errors: type[TfmqError] | tuple[()] = ()
+    ) -> list[Any]:
         """Send requests, and return the replies in order.
 
         An error of a kind in `accepted_errors` is in the list in place of its reply; any other is raised.
         """
         found: list[Any] = []
-        for first in range(0, len(questions), QUESTIONS_MAX):
-            part = questions[first : first + QUESTIONS_MAX]
-            calls = self._driver.run(answered(self._link, part, self._timeout, but))
+        for first in range(0, len(requests), REQUESTS_MAX):
+            part = requests[first : first + REQUESTS_MAX]
+            calls = self._driver.run(send_requests(self._link, part, self._timeout, accepted_errors))
             found += [call.reply if call.error is None else call.error for call in calls]
         return found
 
 
-class Reading:
+class RangeFetch:
     """Pipelined fetches of one range. `driver` runs the operation `next_blocks`."""
 
-    def __init__(self, driver: BlockingDriver, range: Range, max_bytes: int, timeout: float) -> None:
+    def __init__(self, driver: BlockingDriver, range: OffsetRange, max_bytes: int, timeout: float) -> None:
         self._driver, self._link = driver, driver.link
         self._log, self._end = range.log, range.end
         self._max_bytes, self._timeout = max_bytes, timeout
         self._offset = range.start
         self._epoch = wire.EPOCH_UNKNOWN
-        self._call: Call | None = None
+        self._call: PendingRequest | None = None
 
-    def next(self) -> Operation[Chunk | None]:
+    def next_blocks(self) -> Operation[BlockRun | None]:
         """Return the next blocks; None after the last ones. Raises as `LogReader.read_blocks`."""
         deadline = self._link.now() + self._timeout
         pause = BUSY_SECONDS
         while self._offset < self._end:
-            call = self._call or self._send()
-            yield from self._wait(call, deadline)
+            call = self._call or self._send_fetch()
+            yield from self._wait_for(call, deadline)
             self._call = None
             if not isinstance(call.error, Busy) or self._link.now() + pause >= deadline:
-                return self._taken(call)
+                return self._complete(call)
             yield Wait((), pause)
             pause = min(2 * pause, BUSY_SECONDS_MAX)
         return None
@@ -224,59 +243,68 @@ class Reading:
             with self._driver.lock:
                 self._link.abandon(call)
 
-    def _send(self) -> Call:
+    def _send_fetch(self) -> PendingRequest:
         """Send the fetch at the current offset."""
         size = min(self._max_bytes, self._end - self._offset)
-        fetch = _fetch(self._log, self._offset, self._epoch, size)
+        fetch = _fetch_request(self._log, self._offset, self._epoch, size)
         # Without a time limit of its own: `_wait_for` limits the time during which a caller waits for it.
-        self._call = self._link.call(fetch, seconds=None)
+        self._call = self._link.send_request(fetch, seconds=None)
         self._driver.flush()
         return self._call
 
-    def _wait(self, call: Call, deadline: float) -> Operation[None]:
+    def _wait_for(self, call: PendingRequest, deadline: float) -> Operation[None]:
         """Wait for `call` until `deadline`; abandon it then."""
         while not call.done:
             remaining = deadline - self._link.now()
             if remaining <= 0:
                 down = self._link.state != "ready" and self._link.last_error is not None
-                self._link.abandon(call, self._link.last_error if down else call.late(self._link.server))
+                self._link.abandon(
+                    call, self._link.last_error if down else call.timeout_error(self._link.server)
+                )
                 return
             yield Wait((call,), remaining)
 
-    def _taken(self, call: Call) -> Chunk:
+    def _complete(self, call: PendingRequest) -> BlockRun:
         """Return the blocks of a completed fetch, after sending the next one."""
         if isinstance(call.error, ConnectionFailed | TimedOut):
-            raise unreached(call.error, self._log, self._offset, self._timeout)
+            raise unreachable_error(call.error, self._log, self._offset, self._timeout)
         if call.error is not None:
-            raise read_error(call.error, self._log, self._offset)
+            raise describe_read_error(call.error, self._log, self._offset)
         reply = call.reply
         if reply.next <= self._offset:
-            raise out_of_range(self._log, self._end, OffsetOutOfRange(first=reply.first, end=reply.forced))
+            raise out_of_range_error(
+                self._log, self._end, OffsetOutOfRange(first=reply.first, end=reply.forced)
+            )
         self._offset, self._epoch = reply.next, reply.epoch
         if self._offset < self._end:
-            self._send()
-        return Chunk(reply.start, call.reply_body)
+            self._send_fetch()
+        return BlockRun(reply.start, call.reply_body)
 
 
-def answered(
-    link: Link, questions: Sequence[Question], seconds: float, but: type[TfmqError] | tuple[()] = ()
-) -> Operation[list[Call]]:
+def send_requests(
+    link: ClientConnection,
+    requests: Sequence[PartitionRequest],
+    seconds: float,
+    accepted_errors: type[TfmqError] | tuple[()] = (),
+) -> Operation[list[PendingRequest]]:
     """Send `requests` at once, again where the broker is busy, and return their completed calls.
 
     Raises the first error that is not of a kind in `accepted_errors`.
     """
     deadline = link.now() + seconds
-    calls: dict[int, Call] = {}
-    due = dict(enumerate(questions))
+    calls: dict[int, PendingRequest] = {}
+    due = dict(enumerate(requests))
     pause = BUSY_SECONDS
     try:
         while True:
             left = max(0.0, deadline - link.now())
-            calls |= {number: link.call(message, seconds=left) for number, (_, message) in due.items()}
+            calls |= {
+                number: link.send_request(message, seconds=left) for number, (_, message) in due.items()
+            }
             for number in due:
                 while not calls[number].done:
                     yield Wait((calls[number],))
-            due = {number: questions[number] for number in due if isinstance(calls[number].error, Busy)}
+            due = {number: requests[number] for number in due if isinstance(calls[number].error, Busy)}
             if not due or link.now() + pause >= deadline:
                 break
             yield Wait((), pause)
@@ -285,14 +313,14 @@ def answered(
         for call in calls.values():
             link.abandon(call)
     for number, call in sorted(calls.items()):
-        if call.error is not None and not isinstance(call.error, but):
-            raise read_error(call.error, questions[number][0])
-    return [calls[number] for number in range(len(questions))]
+        if call.error is not None and not isinstance(call.error, accepted_errors):
+            raise describe_read_error(call.error, requests[number][0])
+    return [calls[number] for number in range(len(requests))]
 
 
-def _locate(log: PartitionLog, by: int, value: int = 0) -> wire.Locate:
+def _locate_request(log: PartitionLog, by: int, value: int = 0) -> wire.Locate:
     return wire.Locate(log.topic, log.incarnation, log.partition, by, value)
 
 
-def _fetch(log: PartitionLog, offset: int, epoch: int, max_bytes: int) -> wire.Fetch:
+def _fetch_request(log: PartitionLog, offset: int, epoch: int, max_bytes: int) -> wire.Fetch:
     return wire.Fetch(log.topic, log.incarnation, log.partition, offset, epoch, max_bytes)

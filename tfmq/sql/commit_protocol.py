@@ -27,8 +27,8 @@ from tfmq.errors import (
     UnknownTransaction,
 )
 from tfmq.sql.database import new_xid
-from tfmq.sql.decision import Decision, decide, name
-from tfmq.sql.session import SessionPart
+from tfmq.sql.decision import Decision, decide, prepared_name
+from tfmq.sql.session import SessionParticipant
 
 log = logging.getLogger("tfmq.sql")
 
@@ -42,13 +42,13 @@ class Step(NamedTuple):
     do: Callable[[], Any]
 
 
-Course = Generator[Step, Any, Result]
+Steps = Generator[Step, Any, Result]
 
 CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome, Damaged)
 """What a broker may say to the commit of a transaction that the database has committed, and that is not "later"."""
 
 
-class Hands(Protocol):
+class StepExecutor(Protocol):
     """Executes database work for one API variant: returns its result, or an awaitable for it."""
 
     def in_session(self, work: Callable[[], Any]) -> Any:
@@ -60,7 +60,7 @@ class Hands(Protocol):
         ...
 
 
-class Sharing:
+class SharedTransaction:
     """One transaction shared by the database session of `part` and the broker.
 
     The protocol:
@@ -80,28 +80,32 @@ class Sharing:
     """
 
     def __init__(
-        self, part: SessionPart, hands: Hands, begin: Callable[[str], Any], node: Callable[[], str]
+        self,
+        part: SessionParticipant,
+        hands: StepExecutor,
+        begin: Callable[[str], Any],
+        node: Callable[[], str],
     ) -> None:
-        self.part, self._hands = part, hands
+        self.part, self._executor = part, hands
         self._begin, self._node = begin, node
         self.xid = ""
         self.transaction: Any = None
         self.is_empty = True
         """Whether nothing was sent; then only the database commits."""
 
-    def begin(self) -> Course[None]:
+    def begin(self) -> Steps[None]:
         """Check the session and begin both transactions."""
-        identity = yield self._in_session("session is looked at", self.part.look)
+        identity = yield self._in_session("session is looked at", self.part.check_session)
         self.xid = new_xid(self.part.engine.url, identity)
         self.transaction = yield Step("broker begins", lambda: self._begin(self.xid))
-        gid = name(self.xid, self._node())
+        gid = prepared_name(self.xid, self._node())
         try:
             yield self._in_session("session begins", lambda: self.part.begin(gid))
         except BaseException as error:
             yield from self._rollback_broker(error)
             raise
 
-    def end(self, error: BaseException | None) -> Course[None]:
+    def end(self, error: BaseException | None) -> Steps[None]:
         """Commit both sides after the user's block, or roll both back if `error` ended it.
 
         Raises: the error for the caller, if it is not `error`.
@@ -109,11 +113,11 @@ class Sharing:
         if error is not None:
             yield from self._rollback_both(error)
         elif self.is_empty:
-            yield from self._commit_session_alone()
+            yield from self._commit_session_only()
         else:
             yield from self._commit_both()
 
-    def _commit_session_alone(self) -> Course[None]:
+    def _commit_session_only(self) -> Steps[None]:
         try:
             yield self._in_session("database commits", self.part.commit)
         except BaseException as error:
@@ -121,14 +125,14 @@ class Sharing:
             raise
         yield from self._rollback_broker(None)
 
-    def _commit_both(self) -> Course[None]:
+    def _commit_both(self) -> Steps[None]:
         yield from self._prepare_database()
         decided = yield from self._prepare_broker()
         if not decided:
-            yield from self._decide()
+            yield from self._commit_database()
         yield from self._commit_broker()
 
-    def _prepare_database(self) -> Course[None]:
+    def _prepare_database(self) -> Steps[None]:
         try:
             yield self._in_session("database prepares", lambda: self.part.prepare(self.xid))
         except BaseException as error:
@@ -136,11 +140,11 @@ class Sharing:
             if self.part.may_be_prepared:
                 # The prepare may have succeeded although its reply was lost. The broker is not prepared, so no client
                 # commits it by check-back.
-                yield from self._settle("rollback", error)
+                yield from self._read_decision("rollback", error)
             yield from self._rollback_broker(error)
             raise
 
-    def _prepare_broker(self) -> Course[bool]:
+    def _prepare_broker(self) -> Steps[bool]:
         """Prepare at the broker.
 
         Return True if check-back has already committed the database's part.
@@ -151,37 +155,37 @@ class Sharing:
             gone = yield from self._rollback_session(error)
             if not gone and self.part.two_phase:
                 # Both sides may be prepared, so another client may commit by check-back.
-                decision = yield from self._settle("rollback", error)
+                decision = yield from self._read_decision("rollback", error)
                 if decision == "commit" and isinstance(error, TfmqError):
                     return True
                 if decision == "commit":
-                    yield from self._commit_nevertheless(error)
+                    yield from self._commit_despite_error(error)
                     raise
-                if decision is None and may_be_done(error):
+                if decision is None and may_have_taken_effect(error):
                     # The broker may be prepared too, and another client may just have committed by check-back.
-                    self._raise_not_known(error)
+                    self._raise_outcome_unknown(error)
                     raise
             yield from self._rollback_broker(error)
             raise
         return False
 
-    def _decide(self) -> Course[None]:
+    def _commit_database(self) -> Steps[None]:
         try:
             yield self._in_session("database commits", self.part.commit)
         except BaseException as error:
             yield from self._rollback_session(error)
-            decision = yield from self._settle("commit", error)
+            decision = yield from self._read_decision("commit", error)
             if decision == "commit":
                 if isinstance(error, DBAPIError):
                     return  # committed; only the reply was lost
-                yield from self._commit_nevertheless(error)
+                yield from self._commit_despite_error(error)
             elif decision == "rollback":
                 yield from self._rollback_broker(error)
             else:
-                self._raise_not_known(error)
+                self._raise_outcome_unknown(error)
             raise
 
-    def _raise_not_known(self, error: BaseException) -> None:
+    def _raise_outcome_unknown(self, error: BaseException) -> None:
         """Raise TransactionError in place of an ordinary `error`.
 
         Others, like KeyboardInterrupt, are kept. Nothing is rolled back: a prepared broker uses check-back,
@@ -193,11 +197,11 @@ class Sharing:
                 " be read. Messages and changes will be consistent: check-back is repeated until the row decides."
             ) from error
 
-    def _commit_nevertheless(self, error: BaseException) -> Course[None]:
+    def _commit_despite_error(self, error: BaseException) -> Steps[None]:
         yield from self._commit_broker()
         error.add_note(f"The transaction {self.xid} is committed nevertheless, its messages too.")
 
-    def _commit_broker(self) -> Course[None]:
+    def _commit_broker(self) -> Steps[None]:
         """Commit at the broker after the database.
 
         Only errors that contradict the database are raised.
@@ -221,7 +225,7 @@ class Sharing:
                 error,
             )
 
-    def _settle(self, prepared: Decision, error: BaseException) -> Course[Decision | None]:
+    def _read_decision(self, prepared: Decision, error: BaseException) -> Steps[Decision | None]:
         """Read the decision from the row, writing "aborted" if there is none.
 
         None if it is not known yet.
@@ -231,17 +235,17 @@ class Sharing:
             return decide(connection, self.part.table, self.xid, prepared)
 
         try:
-            decision: Decision | None = yield Step("row decides", lambda: self._hands.on_connection(look))
+            decision: Decision | None = yield Step("row decides", lambda: self._executor.on_connection(look))
         except Exception as failure:
             error.add_note(f"Besides: {failure}")
             return None
         return decision
 
-    def _rollback_both(self, error: BaseException) -> Course[None]:
+    def _rollback_both(self, error: BaseException) -> Steps[None]:
         yield from self._rollback_session(error)
         yield from self._rollback_broker(error)
 
-    def _rollback_session(self, error: BaseException) -> Course[bool]:
+    def _rollback_session(self, error: BaseException) -> Steps[bool]:
         """Roll back the session; return whether the database confirmed it.
 
         A failure is added to `error`.
@@ -253,7 +257,7 @@ class Sharing:
             return False
         return True
 
-    def _rollback_broker(self, error: BaseException | None) -> Course[None]:
+    def _rollback_broker(self, error: BaseException | None) -> Steps[None]:
         """Roll back at the broker. A failure only adds a note to `error`."""
         # An unprepared transaction times out at the broker, and a prepared one is resolved by check-back.
         try:
@@ -263,22 +267,22 @@ class Sharing:
                 error.add_note(f"Besides: {failure}")
 
     def _in_session(self, name: str, work: Callable[[], Any]) -> Step:
-        return Step(name, lambda: self._hands.in_session(work))
+        return Step(name, lambda: self._executor.in_session(work))
 
 
-def may_be_done(error: BaseException) -> bool:
+def may_have_taken_effect(error: BaseException) -> bool:
     """Whether a broker request that failed with `error` may have taken effect."""
     refused = isinstance(error, TfmqError) and error.outcome == NOT_DONE
     return not refused or isinstance(error, TransactionCommitted)
 
 
-def walk(course: Course[Result]) -> Result:
+def run_steps(course: Steps[Result]) -> Result:
     """Execute the steps of a blocking transaction and return the generator's result."""
     try:
         step = next(course)
         while True:
             try:
-                result = perform(step)
+                result = run_step(step)
             except BaseException as error:
                 step = course.throw(error)
             else:
@@ -288,13 +292,13 @@ def walk(course: Course[Result]) -> Result:
         return value
 
 
-async def walk_async(course: Course[Result]) -> Result:
+async def run_steps_async(course: Steps[Result]) -> Result:
     """Execute the steps of an asyncio transaction and return the generator's result."""
     try:
         step = next(course)
         while True:
             try:
-                result = perform(step)
+                result = run_step(step)
                 if inspect.isawaitable(result):
                     result = await result
             except BaseException as error:
@@ -306,12 +310,12 @@ async def walk_async(course: Course[Result]) -> Result:
         return value
 
 
-def perform(step: Step) -> Any:
+def run_step(step: Step) -> Any:
     """Execute one step. Tests replace this function to inject failures between steps."""
     return step.do()
 
 
-class BlockingHands:
+class BlockingExecutor:
     """Executor for an engine with a blocking driver."""
 
     def __init__(self, engine: Engine) -> None:
@@ -323,7 +327,7 @@ class BlockingHands:
             return work(connection)
 
 
-class AsyncHands:
+class AsyncExecutor:
     """Executor for an engine with an asyncio driver."""
 
     def __init__(self, engine: Engine) -> None:
@@ -339,6 +343,6 @@ class AsyncHands:
             return await connection.run_sync(work)
 
 
-def hands_for(engine: Engine) -> Any:
+def executor_for(engine: Engine) -> Any:
     """Return the executor for the engine's driver."""
-    return AsyncHands(engine) if engine.dialect.is_async else BlockingHands(engine)
+    return AsyncExecutor(engine) if engine.dialect.is_async else BlockingExecutor(engine)

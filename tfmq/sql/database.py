@@ -31,7 +31,7 @@ TWO_PHASE_DRIVERS = frozenset({"psycopg", "psycopg2"})
 """PostgreSQL drivers whose two-phase commit SQLAlchemy supports."""
 
 
-def address(url: URL) -> str:
+def database_address(url: URL) -> str:
     """Return the address of the database, without user, password and other options.
 
     It is equal for all clients of a database and safe to log. It is part of the default producer group's
@@ -53,33 +53,33 @@ def is_in_memory(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and in_memory
 
 
-def digest(url: URL) -> str:
+def address_digest(url: URL) -> str:
     """Return a short hash of the address."""
-    return _hashed(address(url))
+    return _short_hash(database_address(url))
 
 
-def _hashed(text: str) -> str:
+def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
-def group_name(url: URL) -> str:
+def default_group_name(url: URL) -> str:
     """Return the default producer group for producers that use this database."""
     name = (
         Path(url.database or "memory").stem
         if url.get_backend_name() == "sqlite"
         else url.database or "database"
     )
-    return f"sql-{re.sub('[^A-Za-z0-9_-]', '-', name)[:GROUP_NAME_CHARACTERS]}-{digest(url)}"
+    return f"sql-{re.sub('[^A-Za-z0-9_-]', '-', name)[:GROUP_NAME_CHARACTERS]}-{address_digest(url)}"
 
 
-def mark(url: URL, identity: str) -> str:
+def xid_prefix(url: URL, identity: str) -> str:
     """Return the xid prefix of a table: a hash of its database's address and its own identity."""
-    return f"{PREFIX}.{_hashed(f'{address(url)}:{identity}')}."
+    return f"{PREFIX}.{_short_hash(f'{database_address(url)}:{identity}')}."
 
 
 def new_xid(url: URL, identity: str) -> str:
     """Return a new unique xid. PostgreSQL also shows it in pg_prepared_xacts."""
-    return mark(url, identity) + os.urandom(RANDOM_BYTES).hex()
+    return xid_prefix(url, identity) + os.urandom(RANDOM_BYTES).hex()
 
 
 def has_two_phase_driver(engine: Engine) -> bool:
@@ -90,7 +90,7 @@ def has_two_phase_driver(engine: Engine) -> bool:
     return engine.dialect.name == "postgresql" and engine.dialect.driver in TWO_PHASE_DRIVERS
 
 
-class Facts(NamedTuple):
+class DatabaseCapabilities(NamedTuple):
     """Capabilities of a database and its table, read once per engine.
 
     `identity`: that of the table. `two_phase`: the database can prepare transactions; otherwise `why_not`
@@ -104,40 +104,42 @@ class Facts(NamedTuple):
     commits_early: bool = False
 
 
-_known: WeakKeyDictionary[Engine, dict[str, Facts]] = WeakKeyDictionary()
+_capabilities: WeakKeyDictionary[Engine, dict[str, DatabaseCapabilities]] = WeakKeyDictionary()
 
 
-def known(engine: Engine, table: Table) -> Facts | None:
+def cached_capabilities(engine: Engine, table: Table) -> DatabaseCapabilities | None:
     """Return the cached capabilities; None if they were not read yet."""
-    return _known.get(engine, {}).get(table.fullname)
+    return _capabilities.get(engine, {}).get(table.fullname)
 
 
-def forget(engine: Engine) -> None:
+def discard_capabilities(engine: Engine) -> None:
     """Discard the cached capabilities: the database may have been restarted with other settings."""
-    _known.pop(engine, None)
+    _capabilities.pop(engine, None)
 
 
-def learn(connection: Connection, table: Table) -> Facts:
+def read_capabilities(connection: Connection, table: Table) -> DatabaseCapabilities:
     """Read the capabilities from the database and cache them.
 
     A table that was not made by `create_table` gets its identity here, in a transaction of its own.
     Raises: NotAllowed if the table is missing; nothing is cached then.
     """
-    if not exists(connection, table):
+    if not table_exists(connection, table):
         raise NotAllowed(
             f"There is no table {table.fullname} in the database: call tfmq.sql.create_table(engine) once, or let your"
             " migrations create it (docs/database-transactions.md; tfmq --docs prints the folder)."
         )
-    identity = identity_of(connection, table)
+    identity = read_identity(connection, table)
     if identity is None:
         ensure_identity(connection.engine, table)
-        identity = identity_of(connection, table)
-    facts = Facts(identity or "", *_prepares(connection), _commits_early(connection))
-    _known.setdefault(connection.engine, {})[table.fullname] = facts
+        identity = read_identity(connection, table)
+    facts = DatabaseCapabilities(
+        identity or "", *_read_two_phase(connection), _read_commits_early(connection)
+    )
+    _capabilities.setdefault(connection.engine, {})[table.fullname] = facts
     return facts
 
 
-def _prepares(connection: Connection) -> tuple[bool, str]:
+def _read_two_phase(connection: Connection) -> tuple[bool, str]:
     if connection.dialect.name != "postgresql":
         return (
             False,
@@ -145,7 +147,7 @@ def _prepares(connection: Connection) -> tuple[bool, str]:
         )
     if not has_two_phase_driver(connection.engine):
         return False, f"The driver {connection.dialect.driver} cannot prepare transactions: use psycopg."
-    if _setting(connection, "max_prepared_transactions") == "0":
+    if _read_setting(connection, "max_prepared_transactions") == "0":
         return False, (
             "PostgreSQL prepares no transactions, because its max_prepared_transactions is 0: raise it (and restart"
             " it), or pass two_phase=False, so that only the row decides."
@@ -153,24 +155,26 @@ def _prepares(connection: Connection) -> tuple[bool, str]:
     return True, ""
 
 
-def _commits_early(connection: Connection) -> bool:
-    return connection.dialect.name == "postgresql" and _setting(connection, "synchronous_commit") == "off"
+def _read_commits_early(connection: Connection) -> bool:
+    return (
+        connection.dialect.name == "postgresql" and _read_setting(connection, "synchronous_commit") == "off"
+    )
 
 
-def _setting(connection: Connection, name: str) -> str:
+def _read_setting(connection: Connection, name: str) -> str:
     return str(connection.exec_driver_sql(f"SHOW {name}").scalar())
 
 
-NAME = "tfmq_transaction"
+DEFAULT_TABLE_NAME = "tfmq_transaction"
 COMMITTED, ABORTED = "committed", "aborted"
 STATE_CHARACTERS = 16
-IDENTITY = "database"
+IDENTITY_XID = "database"
 """The xid of the row with the table's identity: random hexadecimal digits in `state`.
 
 The identity is part of every xid, and rows are only written to the table with that identity. So a database
 with the same address on another machine, or a table in another schema, cannot decide these transactions.
 """
-PRUNED_ROWS_AT_ONCE = 500
+ROWS_PER_DELETE = 500
 """Rows deleted per transaction.
 
 This keeps locks short and is below the parameter limit of every database (999 in old SQLite).
@@ -179,12 +183,14 @@ This keeps locks short and is below the parameter limit of every database (999 i
 Clock = Callable[[], datetime]
 
 
-def now() -> datetime:
+def utc_now() -> datetime:
     """Return the time in UTC."""
     return datetime.now(UTC)
 
 
-def transaction_table(metadata: MetaData, *, name: str = NAME, schema: str | None = None) -> Table:
+def transaction_table(
+    metadata: MetaData, *, name: str = DEFAULT_TABLE_NAME, schema: str | None = None
+) -> Table:
     """Define the table in `metadata`, for Alembic or for another name or schema.
 
     Pass a table with another name or schema to `tfmq.sql.transaction(..., table=)` and `tfmq.sql.check(...,
@@ -218,62 +224,64 @@ def create_table(bind: Engine | Connection, table: Table = TABLE) -> None:
     table.create(bind, checkfirst=True)
     if isinstance(bind, Engine):
         ensure_identity(bind, table)
-    elif identity_of(bind, table) is None:
-        _identify(bind, table)
+    elif read_identity(bind, table) is None:
+        _insert_identity(bind, table)
 
 
-def exists(connection: Connection, table: Table) -> bool:
+def table_exists(connection: Connection, table: Table) -> bool:
     """Return whether the table exists."""
     return inspect(connection).has_table(table.name, schema=table.schema)
 
 
-def identity_of(connection: Connection, table: Table) -> str | None:
+def read_identity(connection: Connection, table: Table) -> str | None:
     """Return the table's identity; None if it was not made by `create_table` and has none yet."""
-    return state_of(connection, table, IDENTITY)
+    return read_state(connection, table, IDENTITY_XID)
 
 
 def ensure_identity(engine: Engine, table: Table) -> None:
     """Give the table an identity if it has none. Safe to call concurrently."""
     with engine.connect() as connection:
-        if identity_of(connection, table) is not None:
+        if read_identity(connection, table) is not None:
             return
     try:
         with engine.begin() as connection:
-            _identify(connection, table)
+            _insert_identity(connection, table)
     except IntegrityError:
         return
 
 
-def _identify(connection: Connection, table: Table) -> None:
+def _insert_identity(connection: Connection, table: Table) -> None:
     identity = os.urandom(STATE_CHARACTERS // 2).hex()
-    connection.execute(insert(table).values(xid=IDENTITY, state=identity, time=now()))
+    connection.execute(insert(table).values(xid=IDENTITY_XID, state=identity, time=utc_now()))
 
 
-def write(connection: Connection, table: Table, identity: str, xid: str, state: str, time: datetime) -> bool:
+def insert_row(
+    connection: Connection, table: Table, identity: str, xid: str, state: str, time: datetime
+) -> bool:
     """Insert a row; return False if the table found here has another identity.
 
     Raises: sqlalchemy.exc.IntegrityError if the xid has a row.
     """
     values = select(literal(xid), literal(state), literal(time, DateTime(timezone=True))).select_from(table)
-    here = values.where(table.c.xid == IDENTITY, table.c.state == identity)
+    here = values.where(table.c.xid == IDENTITY_XID, table.c.state == identity)
     statement = insert(table).from_select(["xid", "state", "time"], here)
     done = connection.execute(statement, execution_options={"preserve_rowcount": True})
     return done.rowcount == 1
 
 
-def state_of(connection: Connection, table: Table, xid: str) -> str | None:
+def read_state(connection: Connection, table: Table, xid: str) -> str | None:
     """Return "committed" or "aborted", or None without a row."""
     state = connection.scalar(select(table.c.state).where(table.c.xid == xid))
     return None if state is None else str(state)
 
 
-def delete_before(engine: Engine, table: Table, before: datetime, keep: Collection[str]) -> int:
+def delete_rows_before(engine: Engine, table: Table, before: datetime, keep: Collection[str]) -> int:
     """Delete rows older than `before`, except those in `keep`, in short transactions.
 
     Return the count.
     """
     gone = 0
-    for page in _pages(engine, table, before):
+    for page in _old_xid_pages(engine, table, before):
         xids = [xid for xid in page if xid not in keep]
         with engine.begin() as connection:
             connection.execute(delete(table).where(table.c.xid.in_(xids)))
@@ -281,13 +289,15 @@ def delete_before(engine: Engine, table: Table, before: datetime, keep: Collecti
     return gone
 
 
-def _pages(engine: Engine, table: Table, before: datetime) -> Iterator[Sequence[str]]:
+def _old_xid_pages(engine: Engine, table: Table, before: datetime) -> Iterator[Sequence[str]]:
     """Yield the old xids in pages, in key order, so that kept rows are skipped only once."""
     last = ""
     while True:
-        old = select(table.c.xid).where(table.c.xid > last, table.c.time < before, table.c.xid != IDENTITY)
+        old = select(table.c.xid).where(
+            table.c.xid > last, table.c.time < before, table.c.xid != IDENTITY_XID
+        )
         with engine.connect() as connection:
-            page = connection.scalars(old.order_by(table.c.xid).limit(PRUNED_ROWS_AT_ONCE)).all()
+            page = connection.scalars(old.order_by(table.c.xid).limit(ROWS_PER_DELETE)).all()
         if not page:
             return
         last = page[-1]

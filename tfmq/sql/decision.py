@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from tfmq.admin import Admin
 from tfmq.errors import BadRequest, NotSupported
 from tfmq.sql import database as rows
-from tfmq.sql.database import PREFIX, has_two_phase_driver, mark
+from tfmq.sql.database import PREFIX, has_two_phase_driver, xid_prefix
 
 LOCK_SECONDS = 2
 """Time limit for inserting "aborted" while the owner is committing.
@@ -34,7 +34,7 @@ DECISIONS: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: "rollb
 
 
 def decide(
-    connection: Connection, table: Table, xid: str, prepared: Decision, clock: rows.Clock = rows.now
+    connection: Connection, table: Table, xid: str, prepared: Decision, clock: rows.Clock = rows.utc_now
 ) -> Decision | None:
     """Decide the transaction `xid` from its row; None if that is not possible yet.
 
@@ -50,27 +50,27 @@ def decide(
     the database has it prepared; "commit" only if the broker has it prepared too.
     Raises: errors of SQLAlchemy, for example `sqlalchemy.exc.OperationalError` when the database is down.
     """
-    connection = _seeing_what_is_committed(connection)
+    connection = _read_committed(connection)
     with connection.begin():
-        identity = rows.identity_of(connection, table)
-    if identity is None or not xid.startswith(mark(connection.engine.url, identity)):
+        identity = rows.read_identity(connection, table)
+    if identity is None or not xid.startswith(xid_prefix(connection.engine.url, identity)):
         return None
     for attempt in range(ATTEMPTS):
         with connection.begin():
-            state = rows.state_of(connection, table, xid)
+            state = rows.read_state(connection, table, xid)
         if state is not None:
             return DECISIONS[state]
-        left = prepared_in(connection, xid)
+        left = find_prepared(connection, xid)
         for each in left:
-            finish(connection, each.gid, prepared)
+            finish_prepared(connection, each.gid, prepared)
         if left:
             if 0 < attempt < ATTEMPTS - 1:  # it was finished in the last attempt, but is still listed
-                _pause(connection)
+                _sleep_in_database(connection)
             continue
         try:
             with connection.begin():
-                _wait_not_long(connection)
-                written = rows.write(connection, table, identity, xid, rows.ABORTED, clock())
+                _limit_lock_wait(connection)
+                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, clock())
         except IntegrityError:
             continue
         except OperationalError:
@@ -79,7 +79,7 @@ def decide(
     return None
 
 
-def _seeing_what_is_committed(connection: Connection) -> Connection:
+def _read_committed(connection: Connection) -> Connection:
     """Return the connection with an isolation level that does not read uncommitted rows."""
     dialect = connection.dialect.name
     if dialect == "postgresql" or connection.get_isolation_level() != "READ UNCOMMITTED":
@@ -88,7 +88,7 @@ def _seeing_what_is_committed(connection: Connection) -> Connection:
     return connection.execution_options(isolation_level=level)
 
 
-def _pause(connection: Connection) -> None:
+def _sleep_in_database(connection: Connection) -> None:
     """Sleep inside the database, so that an event loop is not blocked.
 
     Only used with PostgreSQL.
@@ -97,7 +97,7 @@ def _pause(connection: Connection) -> None:
         connection.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": BUSY_SECONDS})
 
 
-def _wait_not_long(connection: Connection) -> None:
+def _limit_lock_wait(connection: Connection) -> None:
     """Limit the lock wait of this transaction.
 
     SQLite uses its driver's timeout, five seconds by default.
@@ -108,10 +108,10 @@ def _wait_not_long(connection: Connection) -> None:
 
 Decision = Literal["commit", "rollback"]
 
-SOMEBODY_ELSE_DOES = ("42704", "55000")
+FINISHED_ELSEWHERE = ("42704", "55000")
 """SQLSTATEs for a prepared transaction that is gone or is being finished by another session."""
 
-_OURS: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9A-Za-z._-]+@[0-9A-Za-z._-]*")
+_OUR_NAMES: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9A-Za-z._-]+@[0-9A-Za-z._-]*")
 """Names of prepared transactions made by this module.
 
 Every user of the database can prepare transactions under other names, even with quotes in them, and
@@ -123,7 +123,7 @@ _FIND = text(
 )
 
 
-class Prepared(NamedTuple):
+class PreparedTransaction(NamedTuple):
     """A transaction that the database has prepared, under the name `gid`."""
 
     gid: str
@@ -131,7 +131,7 @@ class Prepared(NamedTuple):
     node: str
 
 
-def name(xid: str, node: str) -> str:
+def prepared_name(xid: str, node: str) -> str:
     """Return the PostgreSQL name XID@NODE: xid, and id of the broker.
 
     About 100 of 199 allowed characters.
@@ -139,7 +139,7 @@ def name(xid: str, node: str) -> str:
     return f"{xid}@{node}"
 
 
-def rename(connection: Connection, gid: str) -> None:
+def set_prepared_name(connection: Connection, gid: str) -> None:
     """Name the two-phase transaction that was just begun `gid`, in place of a random name.
 
     After a crash, the name shows which transaction of which broker the prepared one belongs to.
@@ -152,17 +152,17 @@ def rename(connection: Connection, gid: str) -> None:
     begun.xid = gid
 
 
-def prepared_in(connection: Connection, xid: str = PREFIX) -> list[Prepared]:
+def find_prepared(connection: Connection, xid: str = PREFIX) -> list[PreparedTransaction]:
     """Return the prepared transactions of `xid`, or all made by tfmq.sql, in this database."""
     if not has_two_phase_driver(connection.engine):
         return []
     start = PREFIX + "." if xid == PREFIX else xid + "@"
     with connection.begin():
         found = connection.scalars(_FIND, {"start": start}).all()
-    return [Prepared(gid, *gid.rsplit("@", 1)) for gid in found if _OURS.fullmatch(gid)]
+    return [PreparedTransaction(gid, *gid.rsplit("@", 1)) for gid in found if _OUR_NAMES.fullmatch(gid)]
 
 
-def finish(connection: Connection, gid: str, decision: Decision) -> None:
+def finish_prepared(connection: Connection, gid: str, decision: Decision) -> None:
     """Commit or roll back a prepared transaction; no effect if another session does so.
 
     `connection` must not be in a transaction.
@@ -174,7 +174,7 @@ def finish(connection: Connection, gid: str, decision: Decision) -> None:
         else:
             connection.rollback_prepared(gid, recover=True)
     except Exception as error:
-        if sqlstate(error) not in SOMEBODY_ELSE_DOES:  # SQLAlchemy does not wrap the driver's error here
+        if sqlstate(error) not in FINISHED_ELSEWHERE:  # SQLAlchemy does not wrap the driver's error here
             raise SQLAlchemyError(
                 f"{gid}, which PostgreSQL holds prepared, cannot be finished: {error}"
             ) from error
@@ -186,18 +186,18 @@ def sqlstate(error: BaseException | None) -> str | None:
     return code
 
 
-KEPT = timedelta(days=7)
+DEFAULT_RETENTION = timedelta(days=7)
 """Default age of rows to prune: the broker's retention of outcomes, longer than any session."""
 
-UNFINISHED = ("open", "preparing", "prepared", "committing", "applying", "rolling_back")
+UNFINISHED_STATES = ("open", "preparing", "prepared", "committing", "applying", "rolling_back")
 
 
 def prune(
     engine: Engine,
     *admins: Admin,
-    older_than: timedelta = KEPT,
+    older_than: timedelta = DEFAULT_RETENTION,
     table: Table = rows.TABLE,
-    clock: rows.Clock = rows.now,
+    clock: rows.Clock = rows.utc_now,
 ) -> int:
     """Delete rows older than `older_than` that no longer decide a transaction; return the count.
 
@@ -215,5 +215,5 @@ def prune(
             "Pass an Admin of each broker that shares transactions with the database: it is queried first."
         )
     before = clock() - older_than
-    unfinished = {each.xid for admin in admins for each in admin.transactions(UNFINISHED)}
-    return rows.delete_before(engine, table, before, unfinished)
+    unfinished = {each.xid for admin in admins for each in admin.transactions(UNFINISHED_STATES)}
+    return rows.delete_rows_before(engine, table, before, unfinished)

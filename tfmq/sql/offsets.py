@@ -11,13 +11,13 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import Session, scoped_session
 
-from tfmq.client.consumer.external_offsets import Standing, standing
+from tfmq.client.consumer.external_offsets import ExternalOffsets, external_offsets
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.sql import SqlOffsets, save_rows
-from tfmq.offsets.storage import PartitionName, fenced, shown_url
-from tfmq.sql.database import address
-from tfmq.sql.session import bind_of, refuse_autocommit
+from tfmq.offsets.storage import PartitionName, fenced, url_without_passwords
+from tfmq.sql.database import database_address
+from tfmq.sql.session import require_no_autocommit, session_bind
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -58,20 +58,20 @@ def commit_offsets(
     continue with the next message. BadRequest and NotAllowed with a sentence that describes what to change.
     Errors of SQLAlchemy.
     """
-    session = _scoped(session)
+    session = _unscoped(session)
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
     if asynchronous is not None and isinstance(
         session, asynchronous.AsyncSession | asynchronous.AsyncConnection
     ):
-        running: Awaitable[None] = session.run_sync(_commit, consumer, message)
+        running: Awaitable[None] = session.run_sync(_commit_in_session, consumer, message)
         return running
     if not isinstance(session, Session | Connection):
         raise BadRequest(f"A session or a connection of SQLAlchemy is wanted, not {session!r}.")
-    _commit(session, consumer, message)
+    _commit_in_session(session, consumer, message)
     return None
 
 
-def _scoped(session: Any) -> Any:
+def _unscoped(session: Any) -> Any:
     """Return the actual session of a scoped session."""
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
     is_scoped = isinstance(session, scoped_session) or (
@@ -80,41 +80,43 @@ def _scoped(session: Any) -> Any:
     return session() if is_scoped else session
 
 
-def _commit(session: Session | Connection, consumer: Any, message: ReceivedMessage[Any] | None) -> None:
-    stood = standing(consumer, message)
+def _commit_in_session(
+    session: Session | Connection, consumer: Any, message: ReceivedMessage[Any] | None
+) -> None:
+    stood = external_offsets(consumer, message)
     if not isinstance(stood.storage, SqlOffsets):
         raise BadRequest(
             'commit_offsets needs a consumer with offsets="sql:URL", the URL of this transaction\'s database: otherwise'
             " it reads its offsets elsewhere."
         )
-    connection = session if isinstance(session, Connection) else _connection_of(session)
-    refuse_autocommit(connection)
-    _refuse_another_database(connection, stood.storage)
+    connection = session if isinstance(session, Connection) else _session_connection(session)
+    require_no_autocommit(connection)
+    _require_same_database(connection, stood.storage)
     lost = save_rows(connection, stood.group, stood.offsets)
     if lost or stood.fenced is not None:
-        _go_back(stood, stood.storage, lost)
+        _redeliver_others(stood, stood.storage, lost)
         raise stood.fenced or fenced(stood.storage.shown, stood.group, lost)
     if isinstance(session, Session):
-        _tell_when_committed(session, stood)
+        _mark_saved_after_commit(session, stood)
     else:
-        stood.entrusted()
+        stood.mark_delegated()
 
 
-def _go_back(stood: Standing, storage: SqlOffsets, lost: Collection[PartitionName]) -> None:
+def _redeliver_others(stood: ExternalOffsets, storage: SqlOffsets, lost: Collection[PartitionName]) -> None:
     """Redeliver the messages of the other partitions of this call."""
     # This transaction has locked their rows and is going to be rolled back, so the storage already reads
     # what will be stored afterwards.
-    others = [name for name in stood.places if name not in lost]
+    others = [name for name in stood.positions if name not in lost]
     kept = storage.read(stood.group, others) if others else {}
-    stood.refused(lost, kept)
+    stood.mark_fenced(lost, kept)
 
 
-def _connection_of(session: Session) -> Connection:
-    bind_of(session)  # raises if the session has several databases, or none
+def _session_connection(session: Session) -> Connection:
+    session_bind(session)  # raises if the session has several databases, or none
     return session.connection()
 
 
-def _refuse_another_database(connection: Connection, storage: SqlOffsets) -> None:
+def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:
     """Check that session and consumer use the same database.
 
     Raises: NotAllowed.
@@ -123,43 +125,43 @@ def _refuse_another_database(connection: Connection, storage: SqlOffsets) -> Non
     here, there = connection.engine.url, storage.url
     same = here.get_backend_name() == there.get_backend_name()
     if same and here.get_backend_name() == "sqlite":
-        same = address(here) == address(there)
+        same = database_address(here) == database_address(there)
     elif same and here.database and there.database:
         same = here.database == there.database
     if not same:
         raise NotAllowed(
             f"The consumer's offsets are in {storage.shown}, this transaction is of"
-            f" {shown_url(here.render_as_string())}: both must be the same database."
+            f" {url_without_passwords(here.render_as_string())}: both must be the same database."
         )
 
 
-_uncommitted: WeakKeyDictionary[Session, list[Standing]] = WeakKeyDictionary()
+_uncommitted: WeakKeyDictionary[Session, list[ExternalOffsets]] = WeakKeyDictionary()
 """Offsets that the current transactions may commit.
 
 Every session in here has the event listeners.
 """
 
 
-def _tell_when_committed(session: Session, stood: Standing) -> None:
+def _mark_saved_after_commit(session: Session, stood: ExternalOffsets) -> None:
     """Mark the offsets as saved in the consumer once the transaction commits.
 
     The next call then only has new offsets. This is an optimisation; correctness does not depend on it.
     """
     if session not in _uncommitted:
         _uncommitted[session] = []
-        event.listen(session, "after_commit", _committed)
-        event.listen(session, "after_soft_rollback", _rolled_back)
+        event.listen(session, "after_commit", _after_commit)
+        event.listen(session, "after_soft_rollback", _after_rollback)
     _uncommitted[session].append(stood)
 
 
-def _committed(session: Session) -> None:
+def _after_commit(session: Session) -> None:
     if not session.in_nested_transaction():
         stood, _uncommitted[session] = _uncommitted[session], []
         for each in stood:
-            each.saved()
+            each.mark_committed()
 
 
-def _rolled_back(session: Session, _: Any) -> None:
+def _after_rollback(session: Session, _: Any) -> None:
     """Discard the pending offsets after a rollback, even of a savepoint."""
     # Which offsets belong to the savepoint is unknown. Discarding all is safe: they are only an
     # optimisation.

@@ -19,14 +19,14 @@ from sqlalchemy.exc import SQLAlchemyError
 import tfmq.producer
 from tfmq.errors import BadRequest, TfmqError
 from tfmq.sql import database as rows
-from tfmq.sql.commit_protocol import Course, Step, hands_for, walk, walk_async
-from tfmq.sql.database import PREFIX, digest, has_two_phase_driver, is_in_memory
-from tfmq.sql.decision import Decision, Prepared, decide, finish, prepared_in
-from tfmq.sql.session import describe, is_closed, join_group, node_of
+from tfmq.sql.commit_protocol import Step, Steps, executor_for, run_steps, run_steps_async
+from tfmq.sql.database import PREFIX, address_digest, has_two_phase_driver, is_in_memory
+from tfmq.sql.decision import Decision, PreparedTransaction, decide, find_prepared, finish_prepared
+from tfmq.sql.session import broker_node, describe_transaction, is_closed, join_group
 
 log = logging.getLogger("tfmq.sql")
 
-_attended: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
+_registered: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
 """The databases and tables for which each producer answers check-back."""
 
 
@@ -43,11 +43,11 @@ def check(producer: Any, engine: Any, *, table: Table = rows.TABLE) -> None:
         engine = engine.sync_engine
     if not isinstance(engine, Engine):
         raise BadRequest(f"An engine of SQLAlchemy is wanted, not {engine!r}.")
-    check_producer(producer, engine.dialect.is_async, "engine")
-    attend(producer, engine, table)
+    require_matching_producer(producer, engine.dialect.is_async, "engine")
+    register_check_back(producer, engine, table)
 
 
-def check_producer(producer: Any, is_async: bool, other: str) -> None:
+def require_matching_producer(producer: Any, is_async: bool, other: str) -> None:
     """Check that producer and session or engine are both blocking or both asyncio.
 
     Raises: BadRequest.
@@ -64,25 +64,25 @@ def check_producer(producer: Any, is_async: bool, other: str) -> None:
         )
 
 
-def attend(producer: Any, engine: Engine, table: Table) -> None:
+def register_check_back(producer: Any, engine: Engine, table: Table) -> None:
     """Register the producer for check-back of this database and table, once."""
     # An in-memory database ends with this process. The thread that answers check-back would open another,
     # empty one, or with a StaticPool use the session's own connection.
     if is_in_memory(engine.url):
         return
-    known = _attended.setdefault(producer, set())
-    name = (digest(engine.url), table.fullname)
+    known = _registered.setdefault(producer, set())
+    name = (address_digest(engine.url), table.fullname)
     if name not in known:
         join_group(producer, engine.url)
-        answers = Answers(engine, table)
-        answer = answers.answer_async if engine.dialect.is_async else answers.answer
+        answers = CheckBackResponder(engine, table)
+        answer = answers.decide_async if engine.dialect.is_async else answers.decide
         producer.transaction_check(answer)
         known.add(name)
     if has_two_phase_driver(engine):
-        watch(producer, engine)
+        start_scanner(producer, engine)
 
 
-class Answers:
+class CheckBackResponder:
     """Answers check-back for one database and table, from the row (`tfmq.sql.decision`).
 
     A producer without a group joins one named after the database's address, so that every member of the
@@ -91,17 +91,17 @@ class Answers:
 
     def __init__(self, engine: Engine, table: Table) -> None:
         self._engine, self._table = engine, table
-        self._hands = hands_for(engine)
+        self._executor = executor_for(engine)
 
-    def answer(self, asked: Any) -> Decision | None:
+    def decide(self, asked: Any) -> Decision | None:
         """Return the decision for the prepared transaction `asked`; None if it is not known yet."""
-        return walk(self._answering(asked.xid))
+        return run_steps(self._decision_steps(asked.xid))
 
-    async def answer_async(self, asked: Any) -> Decision | None:
+    async def decide_async(self, asked: Any) -> Decision | None:
         """Return the decision for the prepared transaction `asked`; None if it is not known yet."""
-        return await walk_async(self._answering(asked.xid))
+        return await run_steps_async(self._decision_steps(asked.xid))
 
-    def _answering(self, xid: str) -> Course[Decision | None]:
+    def _decision_steps(self, xid: str) -> Steps[Decision | None]:
         if not xid.startswith(PREFIX):
             return None  # not a transaction of tfmq.sql
 
@@ -109,7 +109,7 @@ class Answers:
             return decide(connection, self._table, xid, "commit")
 
         try:
-            decision: Decision | None = yield Step("row answers", lambda: self._hands.on_connection(look))
+            decision: Decision | None = yield Step("row answers", lambda: self._executor.on_connection(look))
         except (SQLAlchemyError, OSError) as error:
             log.warning(
                 "The outcome of %s cannot be read from the database, check-back is repeated: %s", xid, error
@@ -132,14 +132,14 @@ In other states it is left alone.
 """
 
 
-class Looked(NamedTuple):
+class ScanResult(NamedTuple):
     """Result of a scan: transactions finished, and those that wait for the owner or the broker."""
 
     finished: int = 0
     waiting: int = 0
 
 
-class Leftovers:
+class OrphanedTransactions:
     """Finishes prepared transactions of one database whose owner is lost, without check-back.
 
     The database prepares before the broker. If the owner crashes between the two, the prepared transaction
@@ -155,15 +155,15 @@ class Leftovers:
     """
 
     def __init__(self, hands: Any) -> None:
-        self._hands = hands
-        self._told: set[str] = set()
+        self._executor = hands
+        self._logged: set[str] = set()
 
-    def look(self, producer: Any) -> Course[Looked]:
+    def scan(self, producer: Any) -> Steps[ScanResult]:
         """Scan the database once, ask the broker of `producer`, and finish what has ended.
 
         Raises: errors of SQLAlchemy and of the broker.
         """
-        found = yield Step("look for what is prepared", lambda: self._hands.on_connection(prepared_in))
+        found = yield Step("look for what is prepared", lambda: self._executor.on_connection(find_prepared))
         finished = waiting = 0
         for each in found:
             decision = yield from self._decision(each, producer)
@@ -171,31 +171,31 @@ class Leftovers:
                 yield from self._finish(each, decision)
                 finished += 1
             waiting += decision == "wait"
-        return Looked(finished, waiting)
+        return ScanResult(finished, waiting)
 
-    def _decision(self, left: Prepared, producer: Any) -> Course[Any]:
+    def _decision(self, left: PreparedTransaction, producer: Any) -> Steps[Any]:
         """Return the decision; "wait" if it is unfinished; "leave" if it belongs to another broker."""
-        found = yield Step("ask the broker", lambda: describe(producer, left.xid))
+        found = yield Step("ask the broker", lambda: describe_transaction(producer, left.xid))
         if found.state != "unknown":
             return DECISIONS.get(found.state, "wait")
-        if left.node == node_of(producer):
+        if left.node == broker_node(producer):
             return "rollback"
-        self._tell(left)
+        self._log_foreign(left)
         return "leave"
 
-    def _finish(self, left: Prepared, decision: Decision) -> Course[None]:
+    def _finish(self, left: PreparedTransaction, decision: Decision) -> Steps[None]:
         def work(connection: Connection) -> None:
-            finish(connection, left.gid, decision)
+            finish_prepared(connection, left.gid, decision)
 
-        yield Step("finish it", lambda: self._hands.on_connection(work))
+        yield Step("finish it", lambda: self._executor.on_connection(work))
         log.warning(
             "PostgreSQL had %s prepared, whose owner is lost: %s, as at the broker.", left.gid, decision
         )
 
-    def _tell(self, left: Prepared) -> None:
+    def _log_foreign(self, left: PreparedTransaction) -> None:
         """Log once that an operator must resolve a transaction of another broker."""
-        if left.gid not in self._told:
-            self._told.add(left.gid)
+        if left.gid not in self._logged:
+            self._logged.add(left.gid)
             log.error(
                 "PostgreSQL has %s prepared, begun at another broker (node %s): if it is unknown there"
                 " (tfmq tx show %s), ROLLBACK PREPARED '%s'. It holds locks.",
@@ -206,35 +206,35 @@ class Leftovers:
             )
 
 
-LOOK_SECONDS: Final = 30.0
+SCAN_SECONDS: Final = 30.0
 """Pause between scans, one query each.
 
 An orphan waits for the broker's timeout (60 s) anyway.
 """
 
-SOON_SECONDS: Final = 2.0
+WAITING_SCAN_SECONDS: Final = 2.0
 """Pause while a transaction waits: it holds locks and is about to time out."""
 
-Name = tuple[str, Any]
-_watches: dict[Name, _Watch] = {}
+ScannerKey = tuple[str, Any]
+_scanners: dict[ScannerKey, _OrphanScanner] = {}
 """Running scanners by database and event loop. Protected by `_lock`."""
 _lock = threading.Lock()
 
 
-def _forked() -> None:
+def _reset_after_fork() -> None:
     """Reset the module in a forked child.
 
     It has no threads and may have inherited a held lock.
     """
     global _lock
     _lock = threading.Lock()
-    _watches.clear()
+    _scanners.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def watch(producer: Any, engine: Engine) -> None:
+def start_scanner(producer: Any, engine: Engine) -> None:
     """Scan now and then every SCAN_SECONDS until the producer is closed.
 
     An asyncio engine needs a running loop.
@@ -245,103 +245,105 @@ def watch(producer: Any, engine: Engine) -> None:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return  # the first transaction starts the scanner
-    name = (digest(engine.url), loop)
+    name = (address_digest(engine.url), loop)
     with _lock:
-        known = _watches.get(name)
+        known = _scanners.get(name)
         if known is None:
-            known = _watches[name] = _Watch(name, engine) if loop is None else _AsyncWatch(name, engine)
+            known = _scanners[name] = (
+                _OrphanScanner(name, engine) if loop is None else _AsyncOrphanScanner(name, engine)
+            )
             known.producers.add(producer)
             known.start()
         elif producer not in known.producers:
             known.producers.add(producer)
-            known.wake()
+            known.scan_now()
 
 
-def pause(looked: Looked) -> float:
+def scan_pause(looked: ScanResult) -> float:
     """Return the seconds until the next scan."""
-    return min(SOON_SECONDS, LOOK_SECONDS) if looked.waiting else LOOK_SECONDS
+    return min(WAITING_SCAN_SECONDS, SCAN_SECONDS) if looked.waiting else SCAN_SECONDS
 
 
-class _Watch:
+class _OrphanScanner:
     """Scans one database in a thread while one of its producers is open.
 
     A transaction does not scan on its way, because it may itself wait for the locks of an orphan.
     """
 
-    def __init__(self, name: Name, engine: Engine) -> None:
+    def __init__(self, name: ScannerKey, engine: Engine) -> None:
         self.producers: WeakSet[Any] = WeakSet()
         self._name = name
-        self._leftovers = Leftovers(hands_for(engine))
+        self._orphans = OrphanedTransactions(executor_for(engine))
         self._failed = False
-        self._over = False
+        self._stopped = False
         self._woken = threading.Event()
 
     def start(self) -> None:
         atexit.register(self.stop)
         threading.Thread(target=self._run, name="tfmq-sql-leftovers", daemon=True).start()
 
-    def wake(self) -> None:
+    def scan_now(self) -> None:
         """Scan now."""
         self._woken.set()
 
     def stop(self) -> None:
         """Stop the thread; called when the program exits."""
-        self._over = True
-        self.wake()
+        self._stopped = True
+        self.scan_now()
 
     def _run(self) -> None:
         while (producer := self._open_producer()) is not None:
             self._woken.clear()
-            looked = Looked()
+            looked = ScanResult()
             try:
-                looked = walk(self._leftovers.look(producer))
+                looked = run_steps(self._orphans.scan(producer))
                 self._failed = False
             except (SQLAlchemyError, TfmqError, OSError) as error:
-                self._tell(error)
+                self._log_failure(error)
             del producer  # do not keep the producer alive while waiting
-            self._woken.wait(pause(looked))
+            self._woken.wait(scan_pause(looked))
         atexit.unregister(self.stop)
 
     def _open_producer(self) -> Any:
         """Return an open producer; None if there is none, and then the scanner ends."""
         with _lock:
-            if not self._over:
+            if not self._stopped:
                 for each in self.producers:
                     if not is_closed(each):
                         return each
-            _watches.pop(self._name, None)
+            _scanners.pop(self._name, None)
             return None
 
-    def _tell(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         """Log the first failure of an outage."""
         if not self._failed:
             log.warning("The scan for orphaned prepared transactions of PostgreSQL failed: %s", error)
         self._failed = True
 
 
-class _AsyncWatch(_Watch):
+class _AsyncOrphanScanner(_OrphanScanner):
     """Scans one database in a task of the running loop."""
 
     def start(self) -> None:
-        self._soon = asyncio.Event()
+        self._woken_event = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run_async(), name="tfmq-sql-leftovers")
 
-    def wake(self) -> None:
-        self._soon.set()
+    def scan_now(self) -> None:
+        self._woken_event.set()
 
     async def _run_async(self) -> None:
         try:
             while (producer := self._open_producer()) is not None:
-                self._soon.clear()
-                looked = Looked()
+                self._woken_event.clear()
+                looked = ScanResult()
                 try:
-                    looked = await walk_async(self._leftovers.look(producer))
+                    looked = await run_steps_async(self._orphans.scan(producer))
                     self._failed = False
                 except (SQLAlchemyError, TfmqError, OSError) as error:
-                    self._tell(error)
+                    self._log_failure(error)
                 del producer
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._soon.wait(), pause(looked))
+                    await asyncio.wait_for(self._woken_event.wait(), scan_pause(looked))
         finally:
             with _lock:
-                _watches.pop(self._name, None)
+                _scanners.pop(self._name, None)

@@ -12,13 +12,19 @@ from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin
 
-from tfmq.client.admin.admin import Administration
+from tfmq.client.admin.admin import AdminCore
 from tfmq.errors import NotAllowed, NotSupported, TransactionRolledBack
 from tfmq.sql import database as rows
-from tfmq.sql.database import Facts, forget, group_name, known, learn
-from tfmq.sql.decision import rename, sqlstate
+from tfmq.sql.database import (
+    DatabaseCapabilities,
+    cached_capabilities,
+    default_group_name,
+    discard_capabilities,
+    read_capabilities,
+)
+from tfmq.sql.decision import set_prepared_name, sqlstate
 
-_named: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_default_groups: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """Producers that had no group, and the default group that they joined."""
 
 
@@ -28,17 +34,17 @@ def join_group(producer: Any, url: URL) -> None:
     Raises: NotAllowed for a second database, because the broker would send check-back queries to producers
     that cannot read the right one.
     """
-    core, name = producer._core, group_name(url)
+    core, name = producer._core, default_group_name(url)
     if core.group is None:
-        core.group = _named[producer] = name
-    elif _named.get(producer, name) != name:
+        core.group = _default_groups[producer] = name
+    elif _default_groups.get(producer, name) != name:
         raise NotAllowed(
             "A producer without a group of its own shares transactions with one database only: use one for each, or"
             " give it a group, Producer(group=...), whose members all use the same databases."
         )
 
 
-def node_of(producer: Any) -> str:
+def broker_node(producer: Any) -> str:
     """Return the id of the broker that the producer is, or was last, connected to; "" before."""
     hello = producer._core.link.hello
     return "" if hello is None else str(hello.node)
@@ -49,21 +55,21 @@ def is_closed(producer: Any) -> bool:
     return bool(producer._core.closed)
 
 
-def describe(producer: Any, xid: str) -> Any:
+def describe_transaction(producer: Any, xid: str) -> Any:
     """Return the broker's TransactionDescription of `xid`, or an awaitable.
 
     State "unknown" if missing.
     """
     # `resume` is not used, because it would take over a transaction that belongs to another client.
     core = producer._core
-    return producer._driver.run(Administration(core.link, core.options.timeout).transaction(xid, 0))
+    return producer._driver.run(AdminCore(core.link, core.options.timeout).transaction(xid, 0))
 
 
 FEATURE_NOT_SUPPORTED = "0A000"
-_OUTSIDE = "tfmq.sql.transaction ends the session's whole transaction"
+_SESSION_RULE = "tfmq.sql.transaction ends the session's whole transaction"
 
 
-class SessionPart:
+class SessionParticipant:
     """The database session of one shared transaction, from joining to its end.
 
     All methods run in the session's thread, or for an asyncio session in its `run_sync`. Argument
@@ -76,24 +82,24 @@ class SessionPart:
         self.two_phase = False
         self.may_be_prepared = False
         """A prepare was sent to the database; whether it succeeded is unknown until the reply."""
-        self.engine: Engine = bind_of(session).engine
-        self._wanted, self._clock = two_phase, clock
-        self._facts = Facts()
+        self.engine: Engine = session_bind(session).engine
+        self._two_phase_wanted, self._clock = two_phase, clock
+        self._capabilities = DatabaseCapabilities()
         self._was_two_phase = session.twophase
         self._begun: SessionTransaction | None = None
-        self._is_own = False
+        self._began_here = False
 
-    def look(self) -> str:
+    def check_session(self) -> str:
         """Check that the session can be joined, and read the database's capabilities.
 
         Return the table's identity.
 
         Raises: NotAllowed, NotSupported, errors of SQLAlchemy.
         """
-        used = refuse_what_cannot_be_joined(self.session)
-        self._facts = self._learned(used)
-        self.two_phase = self._chooses_two_phase(used)
-        return self._facts.identity
+        used = require_joinable(self.session)
+        self._capabilities = self._read_capabilities(used)
+        self.two_phase = self._use_two_phase(used)
+        return self._capabilities.identity
 
     def begin(self, gid: str) -> None:
         """Begin the session's transaction, or join the one that it began implicitly.
@@ -106,41 +112,41 @@ class SessionPart:
         try:
             if session.get_transaction() is None:
                 session.begin()
-                self._is_own = True
+                self._began_here = True
             connection = session.connection()
-            refuse_autocommit(connection)
+            require_no_autocommit(connection)
             if self.two_phase:
-                rename(connection, gid)
+                set_prepared_name(connection, gid)
         except BaseException:
-            self.give_up()
+            self.restore_session()
             raise
         self._begun = session.get_transaction()
 
-    def give_up(self) -> None:
+    def restore_session(self) -> None:
         """Restore the session after `begin` failed; roll back a transaction begun there."""
         self.session.twophase = self._was_two_phase
-        if self._is_own:
+        if self._began_here:
             self.session.rollback()
 
-    def _learned(self, used: AbstractSet[Connection]) -> Facts:
+    def _read_capabilities(self, used: AbstractSet[Connection]) -> DatabaseCapabilities:
         """Return the capabilities, cached or read from the database."""
-        facts = known(self.engine, self.table)
+        facts = cached_capabilities(self.engine, self.table)
         if facts is not None:
             return facts
         # Use the session's connection: with a small pool a second one may not be available.
         if used:
-            return learn(next(iter(used)), self.table)
-        bind = bind_of(self.session)
+            return read_capabilities(next(iter(used)), self.table)
+        bind = session_bind(self.session)
         if isinstance(bind, Connection):
             with bind.begin():
-                return learn(bind, self.table)
+                return read_capabilities(bind, self.table)
         with bind.connect() as connection:
-            return learn(connection, self.table)
+            return read_capabilities(connection, self.table)
 
-    def _chooses_two_phase(self, used: AbstractSet[Connection]) -> bool:
-        wanted = self._wanted or (self._wanted is None and self._was_two_phase)
-        if wanted and not self._facts.two_phase:
-            raise NotSupported(self._facts.why_not)
+    def _use_two_phase(self, used: AbstractSet[Connection]) -> bool:
+        wanted = self._two_phase_wanted or (self._two_phase_wanted is None and self._was_two_phase)
+        if wanted and not self._capabilities.two_phase:
+            raise NotSupported(self._capabilities.why_not)
         if used:
             if wanted:
                 raise NotAllowed(
@@ -148,7 +154,7 @@ class SessionPart:
                     " name that the broker knows: commit or roll it back before, or pass two_phase=False."
                 )
             return False
-        return bool(wanted or (self._wanted is None and self._facts.two_phase))
+        return bool(wanted or (self._two_phase_wanted is None and self._capabilities.two_phase))
 
     def prepare(self, xid: str) -> None:
         """Flush the user's changes, write the row and, with two phases, prepare the database.
@@ -158,26 +164,26 @@ class SessionPart:
         session = self.session
         if session.get_transaction() is not self._begun:
             raise NotAllowed(
-                f"The session's transaction was ended inside the block: {_OUTSIDE}, so leave commit() and rollback()"
-                " to it. What a commit() of yours has committed stays; no message is sent."
+                f"The session's transaction was ended inside the block: {_SESSION_RULE}, so leave commit() and"
+                " rollback() to it. What a commit() of yours has committed stays; no message is sent."
             )
         if session.in_nested_transaction():
             raise NotAllowed("A savepoint of the session is still open: end begin_nested() inside the block.")
         session.flush()
-        self._refuse_second_database()
+        self._require_one_database()
         connection = session.connection()
-        if self._facts.commits_early and not self.two_phase:
+        if self._capabilities.commits_early and not self.two_phase:
             connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
         try:
-            written = rows.write(
-                connection, self.table, self._facts.identity, xid, rows.COMMITTED, self._clock()
+            written = rows.insert_row(
+                connection, self.table, self._capabilities.identity, xid, rows.COMMITTED, self._clock()
             )
         except IntegrityError as error:
             raise TransactionRolledBack(
                 f"The transaction {xid} was rolled back in the meantime: check-back found no row."
             ) from error
         if not written:
-            forget(self.engine)
+            discard_capabilities(self.engine)
             raise NotAllowed(
                 f"The session finds another table {self.table.fullname} than its engine's other connections do (by its"
                 " search_path, or a schema_translate_map): name the schema, tfmq.sql.transaction(..., table=)."
@@ -193,8 +199,8 @@ class SessionPart:
         try:
             self.session.prepare()
         except SQLAlchemyError as error:
-            forget(self.engine)
-            first = first_of(error, outer)
+            discard_capabilities(self.engine)
+            first = original_error(error, outer)
             if isinstance(first, DBAPIError) and sqlstate(first.orig) == FEATURE_NOT_SUPPORTED:
                 first.add_note(
                     "PostgreSQL prepares no transaction that used temporary tables, LISTEN or NOTIFY, or a cursor WITH"
@@ -202,8 +208,8 @@ class SessionPart:
                 )
             raise first from None
 
-    def _refuse_second_database(self) -> None:
-        pools = {id(each.engine.pool) for each in connections_of(self.session.get_transaction())}
+    def _require_one_database(self) -> None:
+        pools = {id(each.engine.pool) for each in session_connections(self.session.get_transaction())}
         if len(pools) > 1:
             raise NotAllowed(
                 "The session used more than one database in this transaction, and the row that decides is in one of"
@@ -223,7 +229,7 @@ class SessionPart:
             self.session.twophase = self._was_two_phase
 
 
-def first_of(error: SQLAlchemyError, outer: BaseException | None) -> SQLAlchemyError:
+def original_error(error: SQLAlchemyError, outer: BaseException | None) -> SQLAlchemyError:
     """Return the original database error behind `error`.
 
     After a failed prepare SQLAlchemy rolls back a transaction that was never prepared, and the error of
@@ -237,7 +243,7 @@ def first_of(error: SQLAlchemyError, outer: BaseException | None) -> SQLAlchemyE
     return first
 
 
-def bind_of(session: Session) -> Engine | Connection:
+def session_bind(session: Session) -> Engine | Connection:
     """Return the engine or connection that the session is bound to.
 
     Raises: NotAllowed if it has no single one.
@@ -251,7 +257,7 @@ def bind_of(session: Session) -> Engine | Connection:
         ) from None
 
 
-def connections_of(begun: SessionTransaction | None) -> AbstractSet[Connection]:
+def session_connections(begun: SessionTransaction | None) -> AbstractSet[Connection]:
     """Return the connections that the session's transaction uses so far."""
     if begun is None:
         return frozenset()
@@ -259,19 +265,21 @@ def connections_of(begun: SessionTransaction | None) -> AbstractSet[Connection]:
     return frozenset(entry[0] for entry in begun._connections.values()) if public is None else public
 
 
-def refuse_what_cannot_be_joined(session: Session) -> AbstractSet[Connection]:
+def require_joinable(session: Session) -> AbstractSet[Connection]:
     """Check that the session can be joined; return the connections of its implicit transaction.
 
     Raises: NotAllowed.
     """
     if session.in_nested_transaction():
-        raise NotAllowed(f"The session is inside a savepoint, and {_OUTSIDE}: end begin_nested() before.")
+        raise NotAllowed(
+            f"The session is inside a savepoint, and {_SESSION_RULE}: end begin_nested() before."
+        )
     begun = session.get_transaction()
     if begun is not None and begun.origin is not SessionTransactionOrigin.AUTOBEGIN:
         raise NotAllowed(
-            f"The session's transaction was begun by session.begin(), and {_OUTSIDE}: leave session.begin() out."
+            f"The session's transaction was begun by session.begin(), and {_SESSION_RULE}: leave session.begin() out."
         )
-    bind, used = bind_of(session), connections_of(begun)
+    bind, used = session_bind(session), session_connections(begun)
     if isinstance(bind, Connection) and (used or bind.in_transaction()):
         raise NotAllowed(
             "The session is bound to a connection that has a transaction of its own, so the session's commit may"
@@ -280,7 +288,7 @@ def refuse_what_cannot_be_joined(session: Session) -> AbstractSet[Connection]:
     return used
 
 
-def refuse_autocommit(connection: Connection) -> None:
+def require_no_autocommit(connection: Connection) -> None:
     """Check that the connection is not in autocommit mode, where the row could not decide.
 
     Raises: NotAllowed.

@@ -13,9 +13,15 @@ from sqlalchemy.orm import Session, scoped_session
 import tfmq.producer
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.sql import database as rows
-from tfmq.sql.commit_protocol import AsyncHands, BlockingHands, Sharing, walk, walk_async
-from tfmq.sql.recovery import attend, check_producer
-from tfmq.sql.session import SessionPart, bind_of, node_of
+from tfmq.sql.commit_protocol import (
+    AsyncExecutor,
+    BlockingExecutor,
+    SharedTransaction,
+    run_steps,
+    run_steps_async,
+)
+from tfmq.sql.recovery import register_check_back, require_matching_producer
+from tfmq.sql.session import SessionParticipant, broker_node, session_bind
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from tfmq.client.send.batch import Deliveries, Delivery
 
 
-class _Transaction:
+class _BaseTransaction:
     """Common part of the blocking and the asyncio transaction."""
 
     def __init__(
@@ -36,14 +42,14 @@ class _Transaction:
         timeout: float | None,
         table: Table,
     ) -> None:
-        part = SessionPart(session, table, two_phase, rows.now)
+        part = SessionParticipant(session, table, two_phase, rows.utc_now)
         self._producer = producer
         self._entered = False
 
         def begin(xid: str) -> Any:
             return producer.begin(xid, timeout)
 
-        self._sharing = Sharing(part, hands, begin, lambda: node_of(producer))
+        self._shared = SharedTransaction(part, hands, begin, lambda: broker_node(producer))
 
     @property
     def xid(self) -> str:
@@ -51,7 +57,7 @@ class _Transaction:
 
         It is used at the broker (`tfmq tx show`), in the table, and in PostgreSQL's pg_prepared_xacts.
         """
-        return self._sharing.xid
+        return self._shared.xid
 
     @property
     def state(self) -> str:
@@ -61,7 +67,7 @@ class _Transaction:
         later; "prepared" or "unknown" if the broker could not be reached: then the database has committed,
         and check-back resolves the messages.
         """
-        transaction = self._sharing.transaction
+        transaction = self._shared.transaction
         return "new" if transaction is None else str(transaction.state)
 
     def _enter(self) -> None:
@@ -70,23 +76,23 @@ class _Transaction:
                 "A transaction is entered once: call tfmq.sql.transaction again for the next one."
             )
         self._entered = True
-        attend(self._producer, self._sharing.part.engine, self._sharing.part.table)
+        register_check_back(self._producer, self._shared.part.engine, self._shared.part.table)
 
-    def _sends(self) -> Any:
+    def _begun_for_send(self) -> Any:
         """Return the broker's transaction, which is not empty from now on."""
-        transaction = self._sharing.transaction
+        transaction = self._shared.transaction
         if transaction is None:
             raise NotAllowed(
                 "Send inside the block: with tfmq.sql.transaction(session, producer) as tx: tx.send(...)"
             )
-        self._sharing.is_empty = False
+        self._shared.is_empty = False
         return transaction
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.xid} {self.state}>"
 
 
-class Transaction(_Transaction):
+class Transaction(_BaseTransaction):
     """Changes of a database and messages, committed together or not at all.
 
     See `tfmq.sql.transaction`.
@@ -105,7 +111,7 @@ class Transaction(_Transaction):
         deliver_at: Any = None,
     ) -> Delivery:
         """Add one message, as `tfmq.Transaction.send`; its handle completes with the transaction."""
-        sent: Delivery = self._sends().send(
+        sent: Delivery = self._begun_for_send().send(
             topic, payload, key, tag, properties, delay, partition, deliver_at=deliver_at
         )
         return sent
@@ -114,7 +120,7 @@ class Transaction(_Transaction):
         self, topic: str, payloads: Iterable[Any], delay: Any = None, *, deliver_at: Any = None
     ) -> Deliveries:
         """Add all of `payloads`, as `tfmq.Transaction.send_many`."""
-        sent: Deliveries = self._sends().send_many(topic, payloads, delay, deliver_at=deliver_at)
+        sent: Deliveries = self._begun_for_send().send_many(topic, payloads, delay, deliver_at=deliver_at)
         return sent
 
     def commit_offsets(self, consumer: Any) -> None:
@@ -122,11 +128,11 @@ class Transaction(_Transaction):
 
         See `tfmq.Transaction.commit_offsets`.
         """
-        self._sends().commit_offsets(consumer)
+        self._begun_for_send().commit_offsets(consumer)
 
     def __enter__(self) -> Transaction:
         self._enter()
-        walk(self._sharing.begin())
+        run_steps(self._shared.begin())
         return self
 
     def __exit__(
@@ -135,7 +141,7 @@ class Transaction(_Transaction):
         # A discarded generator must not wait: the session's owner rolls back, and the broker's part ends like
         # every transaction without a reference to it.
         if not isinstance(error, GeneratorExit):
-            walk(self._sharing.end(error))
+            run_steps(self._shared.end(error))
 
     async def __aenter__(self) -> None:
         raise NotAllowed("This session blocks: write `with`, or use an AsyncSession and a tfmq.aio.Producer.")
@@ -144,7 +150,7 @@ class Transaction(_Transaction):
         """Unreachable, because `__aenter__` raises."""
 
 
-class AsyncTransaction(_Transaction):
+class AsyncTransaction(_BaseTransaction):
     """Changes of a database and messages, committed together or not at all.
 
     See `tfmq.sql.transaction`.
@@ -166,7 +172,7 @@ class AsyncTransaction(_Transaction):
 
         Its handle completes with the transaction.
         """
-        sent: Delivery = await self._sends().send(
+        sent: Delivery = await self._begun_for_send().send(
             topic, payload, key, tag, properties, delay, partition, deliver_at=deliver_at
         )
         return sent
@@ -175,7 +181,9 @@ class AsyncTransaction(_Transaction):
         self, topic: str, payloads: Iterable[Any], delay: Any = None, *, deliver_at: Any = None
     ) -> Deliveries:
         """Add all of `payloads`, as `tfmq.aio.Transaction.send_many`."""
-        sent: Deliveries = await self._sends().send_many(topic, payloads, delay, deliver_at=deliver_at)
+        sent: Deliveries = await self._begun_for_send().send_many(
+            topic, payloads, delay, deliver_at=deliver_at
+        )
         return sent
 
     def commit_offsets(self, consumer: Any) -> None:
@@ -183,18 +191,18 @@ class AsyncTransaction(_Transaction):
 
         See `tfmq.Transaction.commit_offsets`.
         """
-        self._sends().commit_offsets(consumer)
+        self._begun_for_send().commit_offsets(consumer)
 
     async def __aenter__(self) -> AsyncTransaction:
         self._enter()
-        await walk_async(self._sharing.begin())
+        await run_steps_async(self._shared.begin())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not isinstance(error, GeneratorExit):
-            await walk_async(self._sharing.end(error))
+            await run_steps_async(self._shared.end(error))
 
     def __enter__(self) -> None:
         raise NotAllowed("This session is awaited: write `async with`.")
@@ -203,18 +211,18 @@ class AsyncTransaction(_Transaction):
         """Unreachable, because `__enter__` raises."""
 
 
-class _BlockingSession(BlockingHands):
+class _BlockingSessionExecutor(BlockingExecutor):
     """Executor with a blocking session."""
 
     def in_session(self, work: Callable[[], Any]) -> Any:
         return work()
 
 
-class _AsyncSession(AsyncHands):
+class _AsyncSessionExecutor(AsyncExecutor):
     """Executor with an asyncio session."""
 
     def __init__(self, session: Any) -> None:
-        super().__init__(bind_of(session.sync_session).engine)
+        super().__init__(session_bind(session.sync_session).engine)
         self._session = session
 
     def in_session(self, work: Callable[[], Any]) -> Any:
@@ -276,10 +284,10 @@ def transaction(
     is_async = kind is not None and isinstance(session, kind.AsyncSession)
     if not is_async and not isinstance(session, Session):
         raise BadRequest(f"A session of SQLAlchemy is wanted, a Session or an AsyncSession, not {session!r}.")
-    check_producer(producer, is_async, "session")
+    require_matching_producer(producer, is_async, "session")
     if is_async:
-        hands = _AsyncSession(session)
+        hands = _AsyncSessionExecutor(session)
         return AsyncTransaction(session.sync_session, hands, producer, two_phase, timeout, table)
     return Transaction(
-        session, _BlockingSession(bind_of(session).engine), producer, two_phase, timeout, table
+        session, _BlockingSessionExecutor(session_bind(session).engine), producer, two_phase, timeout, table
     )

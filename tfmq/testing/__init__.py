@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from tfmq.testing.clock import VirtualClock as VirtualClock
     from tfmq.testing.simulation import NothingComes as NothingComes
 
-_PLACES = {
+
+_DEFINED_IN = {
     "NothingComes": "tfmq.testing.simulation",
     "SimulatedBroker": "tfmq.testing.broker",
     "VirtualClock": "tfmq.testing.clock",
@@ -23,9 +24,9 @@ __all__ = ["NothingComes", "SimulatedBroker", "VirtualClock"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _DEFINED_IN:
         raise AttributeError(f"module 'tfmq.testing' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    value = globals()[name] = getattr(import_module(_DEFINED_IN[name]), name)
     return value
 
 

@@ -22,10 +22,14 @@ from typing import Any, Final, TypeVar, cast
 from journal.testing import SimulatedDisk
 from tfmq.admin import Admin
 from tfmq.broker.partition import Partition
-from tfmq.broker.request_handler import Engine
-from tfmq.client.connection.addresses import DEFAULT_PORT, Server
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.factory import Reached, moves_in, moves_out
+from tfmq.broker.request_handler import RequestHandler
+from tfmq.client.connection.addresses import DEFAULT_PORT, BrokerAddress
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.factory import (
+    ClientParts,
+    register_in_process_broker,
+    unregister_in_process_broker,
+)
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.drivers.blocking import BlockingDriver
@@ -34,22 +38,22 @@ from tfmq.config import load
 from tfmq.consumer import Consumer
 from tfmq.errors import StorageStopped, TfmqError, TimedOut, UnknownTopic
 from tfmq.producer import Producer
-from tfmq.testing.clock import START, VirtualClock, in_seconds
-from tfmq.testing.drivers import InsideBlockingDriver
-from tfmq.testing.fault_runs import Trial
-from tfmq.testing.faults import Faults
-from tfmq.testing.server import Server as InsideServer
-from tfmq.testing.simulation import World
+from tfmq.testing.clock import START, VirtualClock, to_seconds
+from tfmq.testing.drivers import SimulatedBlockingDriver
+from tfmq.testing.fault_runs import FaultRun
+from tfmq.testing.faults import PlannedFaults
+from tfmq.testing.server import SimulatedServer as InsideServer
+from tfmq.testing.simulation import Simulation
 
 Driver = TypeVar("Driver")
 DATA: Final = "/data"
-LEFT_BY_A_CRASH: Final = ("nothing", "some", "everything")
+CRASH_KEEPS: Final = ("nothing", "some", "everything")
 _numbers = itertools.count(1)
 
 
-def not_negative(down: float | timedelta) -> float:
+def down_seconds(down: float | timedelta) -> float:
     """Convert `down` to seconds. Raises `ValueError` for a negative time, `TypeError`."""
-    seconds = in_seconds(down)
+    seconds = to_seconds(down)
     if seconds < 0:
         raise ValueError(f"down={seconds:g}: a broker is away for 0 s or longer.")
     return seconds
@@ -74,24 +78,24 @@ class SimulatedBroker:
         seed: int = 1,
     ) -> None:
         self.clock = VirtualClock(start)
-        self._server_name = Server(f"broker-{next(_numbers)}.tfmq-test.invalid", DEFAULT_PORT)
-        self._faults = Faults()
+        self._server_name = BrokerAddress(f"broker-{next(_numbers)}.tfmq-test.invalid", DEFAULT_PORT)
+        self._faults = PlannedFaults()
         config = load(flags={"server.data": DATA, **(settings or {})})
         self._server = InsideServer(
             config,
             self.clock,
             address=self.servers,
             handlers=self._faults.handlers(),
-            refuses=self._faults.refuses,
+            refuses=self._faults.take_refusal,
             seed=seed,
         )
-        self._world = World(self.clock, self._server)
+        self._simulation = Simulation(self.clock, self._server)
         self._server.start()
-        self._world.settle()
+        self._simulation.settle()
         self._producers: list[Producer] = []
         self._closed = False
-        self._folder: TemporaryDirectory[str] | None = None
-        moves_in(self._server_name, self)
+        self._state_folder: TemporaryDirectory[str] | None = None
+        register_in_process_broker(self._server_name, self)
 
     # Clients
 
@@ -105,9 +109,9 @@ class SimulatedBroker:
 
         `close` removes it.
         """
-        if self._folder is None:
-            self._folder = TemporaryDirectory(prefix="tfmq-", ignore_cleanup_errors=True)
-        return self._folder.name
+        if self._state_folder is None:
+            self._state_folder = TemporaryDirectory(prefix="tfmq-", ignore_cleanup_errors=True)
+        return self._state_folder.name
 
     def producer(self, **options: Any) -> Producer:
         """Create a `tfmq.Producer` of this broker.
@@ -153,18 +157,18 @@ class SimulatedBroker:
         not acknowledged. Time advances only while the consumer cannot read yet, at most `timeout` seconds;
         raises `TimedOut` then.
         """
-        return drain(self.clock, self.settle, self._has, consumer, handler, timeout)
+        return drain(self.clock, self.settle, self._has_topic, consumer, handler, timeout)
 
     def settle(self) -> None:
         """Run all work of broker and clients that is due now; lingering batches are sent.
 
         Time does not advance.
         """
-        self._world.hurry()
+        self._simulation.settle_and_flush()
 
-    def _has(self, topic: str) -> bool:
+    def _has_topic(self, topic: str) -> bool:
         engine = self._server.engine
-        return engine is not None and is_there(engine, topic)
+        return engine is not None and topic_exists(engine, topic)
 
     # Faults
 
@@ -187,7 +191,7 @@ class SimulatedBroker:
     def disconnect(self) -> None:
         """Break every connection; clients reconnect when they have requests."""
         self._server.disconnect()
-        self._world.settle()
+        self._simulation.settle()
 
     def crash(self, keep: str = "nothing", *, down: float | timedelta = 0) -> None:
         """Simulate a power failure; the broker starts again after `down` seconds.
@@ -195,30 +199,30 @@ class SimulatedBroker:
         Of the data that was not fsynced, "nothing", "some" or "everything" is on the disk afterwards.
         "everything" is the result of a crash of the process alone.
         """
-        if keep not in LEFT_BY_A_CRASH:
-            raise ValueError(f"{keep!r} is nothing that a crash leaves: {', '.join(LEFT_BY_A_CRASH)}.")
-        seconds = not_negative(down)
+        if keep not in CRASH_KEEPS:
+            raise ValueError(f"{keep!r} is nothing that a crash leaves: {', '.join(CRASH_KEEPS)}.")
+        seconds = down_seconds(down)
         self._server.kill(keep)
         self.clock.advance(seconds)
         self.start()
 
     def restart(self, *, down: float | timedelta = 0) -> None:
         """Stop the broker cleanly, and start it again after `down` seconds."""
-        seconds = not_negative(down)
+        seconds = down_seconds(down)
         self.stop()
         self.clock.advance(seconds)
         self.start()
 
     def stop(self) -> None:
         """Stop cleanly: accepted requests are completed, then connections are refused."""
-        self._world.settle()
+        self._simulation.settle()
         self._server.stop()
-        self._world.settle()
+        self._simulation.settle()
 
     def start(self) -> None:
         """Start a stopped broker on the same disk."""
         self._server.start()
-        self._world.settle()
+        self._simulation.settle()
 
     # End
 
@@ -230,15 +234,15 @@ class SimulatedBroker:
         if self._closed:
             return
         self._closed = True
-        moves_out(self._server_name)
+        unregister_in_process_broker(self._server_name)
         try:
-            self._world.hurry()
+            self._simulation.settle_and_flush()
         finally:
-            self._world.end()
+            self._simulation.close_clients()
             for producer in self._producers:
-                delivery.closed(producer._core.owner)
-            if self._folder is not None:
-                self._folder.cleanup()
+                delivery.unregister_open(producer._core.owner)
+            if self._state_folder is not None:
+                self._state_folder.cleanup()
 
     def __enter__(self) -> SimulatedBroker:
         return self
@@ -250,32 +254,34 @@ class SimulatedBroker:
 
     # Interface for fault runs and clients
 
-    def undergo(self, trial: Trial) -> None:
+    def attach_fault_run(self, trial: FaultRun) -> None:
         """Attach a fault run: it observes every request and every client call of the test, and injects its
         fault.
         """
-        self._faults.watch = trial.serve
-        self._world.on_call = trial.called
-        trial.begins_at(self._world, self.crash)
+        self._faults.observer = trial.serve
+        self._simulation.on_client_call = trial.client_called
+        trial.attach(self._simulation, self.crash)
 
-    def reach(self, servers: Sequence[Server], driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
+    def make_client_parts(
+        self, servers: Sequence[BrokerAddress], driver_type: Callable[[ClientConnection], Driver]
+    ) -> ClientParts[Driver]:
         """See `tfmq.client.connection.factory`."""
-        link = Link(servers, self.clock.monotonic, jitter=lambda: 0.5)
+        link = ClientConnection(servers, self.clock.monotonic, jitter=lambda: 0.5)
         if driver_type is BlockingDriver:
-            made: Any = InsideBlockingDriver(link, self._world)
-        elif getattr(driver_type, "in_a_reactor", False):
-            from tfmq.testing.twisted_driver import InsideDeferredDriver
+            made: Any = SimulatedBlockingDriver(link, self._simulation)
+        elif getattr(driver_type, "uses_reactor", False):
+            from tfmq.testing.twisted_driver import SimulatedDeferredDriver as InsideDeferredDriver
 
-            made = InsideDeferredDriver(link, self._world)
+            made = InsideDeferredDriver(link, self._simulation)
         else:
             # imported here, so that blocking tests load no event loop
-            from tfmq.testing.drivers import InsideAsyncDriver
+            from tfmq.testing.drivers import SimulatedAsyncDriver as InsideAsyncDriver
 
-            made = InsideAsyncDriver(link, self._world)
-        return Reached(link, cast(Driver, made), self.clock.time)
+            made = InsideAsyncDriver(link, self._simulation)
+        return ClientParts(link, cast(Driver, made), self.clock.time)
 
 
-LOOKS: Final = 2
+EMPTY_POLLS: Final = 2
 """After this many consecutive empty polls there are no messages left: the first poll of a consumer only
 requests them."""
 STEP_SECONDS: Final = 0.05
@@ -312,9 +318,9 @@ def drain(
             if handler is not None:
                 handler(message)
         found += messages
-        if messages or reads(consumer, there):
+        if messages or is_reading(consumer, there):
             looks = 0 if messages else looks + 1
-            if looks == LOOKS:
+            if looks == EMPTY_POLLS:
                 return found
             continue
         if clock.monotonic() >= until:
@@ -325,22 +331,22 @@ def drain(
         clock.advance(min(STEP_SECONDS, until - clock.monotonic()))
 
 
-def reads(consumer: Consumer[Any], there: Callable[[str], bool]) -> bool:
+def is_reading(consumer: Consumer[Any], there: Callable[[str], bool]) -> bool:
     """Return whether the consumer is connected, knows its partitions, and has none to retry.
 
     A consumer does not know the partitions of a topic that was created after its last metadata refresh.
     """
     core = consumer._core
-    if any(there(name) for name in core.options.subscription.missing(core.assignment.wanted)):
+    if any(there(name) for name in core.options.subscription.missing_names(core.assignment.wanted)):
         return False
-    return core.link.state == "ready" and core.assignment.looked and core.fetcher.next_retry() is None
+    return core.link.state == "ready" and core.assignment.discovered and core.fetcher.next_retry() is None
 
 
 READ_BYTES: Final = 8 << 20
 """Bytes of one read."""
 
 
-def sent_messages(engine: Engine, topic: str, partition: int | None = None) -> list[ReceivedMessage]:
+def sent_messages(engine: RequestHandler, topic: str, partition: int | None = None) -> list[ReceivedMessage]:
     """Read all messages of the topic from the broker's logs, in append order.
 
     Returns [] if the topic does not exist.
@@ -349,24 +355,24 @@ def sent_messages(engine: Engine, topic: str, partition: int | None = None) -> l
     `StorageStopped` for a partition that could not be opened.
     """
     try:
-        found = engine.house.topics.topic(topic)
+        found = engine.broker.topics.topic(topic)
     except UnknownTopic:
         return []
     partitions = found.partitions if partition is None else found.partitions[partition : partition + 1]
-    streams = [messages(topic, each) for each in partitions]
+    streams = [partition_messages(topic, each) for each in partitions]
     return list(heapq.merge(*streams, key=lambda message: message.origin.append_ms))
 
 
-def is_there(engine: Engine, topic: str) -> bool:
+def topic_exists(engine: RequestHandler, topic: str) -> bool:
     """Return whether the broker has that topic."""
     try:
-        engine.house.topics.topic(topic)
+        engine.broker.topics.topic(topic)
     except UnknownTopic:
         return False
     return True
 
 
-def messages(topic: str, partition: Partition | str) -> Iterator[ReceivedMessage]:
+def partition_messages(topic: str, partition: Partition | str) -> Iterator[ReceivedMessage]:
     """Yield the messages of one partition, in order."""
     if isinstance(partition, str):
         raise StorageStopped(f"A partition of {topic} could not be opened: {partition}")

@@ -19,7 +19,7 @@ MONOTONIC_START: Final = 1000 * MICROSECONDS
 """Not 0, as on a real machine: code that confuses a time of day with an interval is then far off."""
 
 
-def in_seconds(time: float | timedelta) -> float:
+def to_seconds(time: float | timedelta) -> float:
     """Convert to seconds. Raises `TypeError` for other types, `ValueError` for an invalid time."""
     if isinstance(time, timedelta):
         return time.total_seconds()
@@ -85,10 +85,10 @@ class VirtualClock:
         arguments.
         """
         others = ((milliseconds, 1), (minutes, 60_000), (hours, 3_600_000), (days, 86_400_000))
-        given = [in_seconds(time) * each_ms / 1000 for time, each_ms in others if time is not None]
+        given = [to_seconds(time) * each_ms / 1000 for time, each_ms in others if time is not None]
         if seconds is None and not given:
             raise TypeError("A time is a number of seconds or a timedelta, not nothing: advance(hours=1).")
-        whole = sum(given, 0.0 if seconds is None else in_seconds(seconds))
+        whole = sum(given, 0.0 if seconds is None else to_seconds(seconds))
         if not whole >= 0:
             raise ValueError(f"Time does not go back by {-whole:g} s: step() sets the time of day.")
         self.now + timedelta(seconds=whole)  # raises OverflowError
@@ -110,7 +110,7 @@ class VirtualClock:
 
         Raises `OverflowError`.
         """
-        whole = in_seconds(seconds)
+        whole = to_seconds(seconds)
         self.now + timedelta(seconds=whole)  # raises OverflowError
         self._wall_offset += round(whole * MICROSECONDS)
 

@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.client.drivers.blocking import CLOSE_SECONDS, BlockingDriver
-from tfmq.client.drivers.callbacks import refuse_in_callback
-from tfmq.client.drivers.socket import Channel
-from tfmq.client.operation import Operation, Waitable, inline
+from tfmq.client.drivers.callbacks import check_not_in_callback
+from tfmq.client.drivers.socket import SocketChannel
+from tfmq.client.operation import Future, Operation, run_inline
 from tfmq.errors import Closed, NotAllowed
-from tfmq.testing.server import Server
-from tfmq.testing.simulation import NEVER, PATIENCE_SECONDS, World, ends_by_itself
+from tfmq.testing.server import SimulatedServer
+from tfmq.testing.simulation import NEVER, WAIT_SECONDS_MAX, Simulation, has_own_deadline
 
 Result = TypeVar("Result")
 
@@ -34,7 +34,7 @@ REAL_SECONDS: Final = 5.0
 """Real time that a wait without an end gets, for other code of the loop that might end it."""
 
 
-class Waiting(NamedTuple):
+class PendingWait(NamedTuple):
     """The wait of one task: the time up to which it lasts, and the functions that end it."""
 
     until: float
@@ -42,142 +42,144 @@ class Waiting(NamedTuple):
     fail: Callable[[BaseException], None]
 
 
-class Watch:
+class LoopWaits:
     """The pending waits of one event loop."""
 
-    def __init__(self, world: World, loop: Any) -> None:
-        self._world = world
+    def __init__(self, world: Simulation, loop: Any) -> None:
+        self._simulation = world
         self._loop = loop
-        self._waits: dict[Waiting, None] = {}
-        self._turns = self._seen = 0
+        self._waits: dict[PendingWait, None] = {}
+        self._turns = self._seen_changes = 0
         self._scheduled = False
         self._alarm: Any = None
-        self.woken = 0
+        self.wake_count = 0
         """Number of tasks that were woken."""
-        self.threads = 0
+        self.thread_count = 0
         """Number of threads at work; their end is awaited in real time."""
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: PendingWait) -> None:
         """Register a wait until `remove`."""
         self._waits[waiting] = None
-        self.look()
+        self.start_counting()
 
-    def remove(self, waiting: Waiting) -> None:
+    def remove(self, waiting: PendingWait) -> None:
         self._waits.pop(waiting, None)
         if not self._waits and self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
 
-    def look(self) -> None:
+    def start_counting(self) -> None:
         """Start counting turns, unless already started."""
         if not self._scheduled:
             self._scheduled = True
             self._turns = 0
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._count_turn)
 
-    def _turn(self) -> None:
+    def _count_turn(self) -> None:
         self._scheduled = False
-        if not self._waits or self.threads:
+        if not self._waits or self.thread_count:
             return
-        if self._world.changes != self._seen:
-            self._seen, self._turns = self._world.changes, 0
+        if self._simulation.change_count != self._seen_changes:
+            self._seen_changes, self._turns = self._simulation.change_count, 0
         self._turns += 1
         if self._turns > IDLE_TURNS:
             self._turns = 0
-            if not self._go_on():
+            if not self._advance_time():
                 return
         self._scheduled = True
-        self._loop.call_soon(self._turn)
+        self._loop.call_soon(self._count_turn)
 
-    def _go_on(self) -> bool:
+    def _advance_time(self) -> bool:
         """Advance time until some task may have something to do; return False if no wait has an end."""
-        world = self._world
-        before = self.woken, world.callbacks
+        world = self._simulation
+        before = self.wake_count, world.callback_rounds
         until = min(waiting.until for waiting in self._waits)
         if until == NEVER:
             if self._alarm is None:
-                self._alarm = self._loop.call_later(REAL_SECONDS, self._give_up, world.changes)
+                self._alarm = self._loop.call_later(
+                    REAL_SECONDS, self._fail_endless_waits, world.change_count
+                )
             return False
         for _ in range(STEPS_MAX):
             world.advance_to(min(until, max(world.next_time(), world.clock.monotonic())))
             now = world.clock.monotonic()
             for waiting in [each for each in self._waits if each.until <= now]:
                 waiting.wake()
-            if (self.woken, world.callbacks) != before or self.threads:
+            if (self.wake_count, world.callback_rounds) != before or self.thread_count:
                 break
         return True
 
-    def _give_up(self, changes: int) -> None:
+    def _fail_endless_waits(self, changes: int) -> None:
         """Fail all waits if none has an end and nothing happened since."""
         self._alarm = None
-        if self.threads or any(waiting.until != NEVER for waiting in self._waits):
+        if self.thread_count or any(waiting.until != NEVER for waiting in self._waits):
             return
-        if changes != self._world.changes:
-            self.look()
+        if changes != self._simulation.change_count:
+            self.start_counting()
             return
         for waiting in list(self._waits):
-            waiting.fail(self._world.nothing_comes())
+            waiting.fail(self._simulation.deadlock_error())
 
 
-_watches: WeakKeyDictionary[Any, dict[int, Watch]] = WeakKeyDictionary()
+_loop_waits: WeakKeyDictionary[Any, dict[int, LoopWaits]] = WeakKeyDictionary()
 
 
-def watch_of(world: World, loop: Any) -> Watch:
+def loop_waits_for(world: Simulation, loop: Any) -> LoopWaits:
     """Return the `LoopWaits` of this simulation in this loop."""
-    watches = _watches.setdefault(loop, {})
+    watches = _loop_waits.setdefault(loop, {})
     found = watches.get(id(world))
-    if found is None or found._world is not world:
-        found = watches[id(world)] = Watch(world, loop)
+    if found is None or found._simulation is not world:
+        found = watches[id(world)] = LoopWaits(world, loop)
     return found
 
 
-class InsideAsyncDriver(AsyncDriver):
+class SimulatedAsyncDriver(AsyncDriver):
     """`AsyncDriver` that advances simulated time while it waits."""
 
-    channel: InsideChannel
+    channel: SimulatedChannel
 
-    def __init__(self, link: Link, world: World) -> None:
-        self.world = world
+    def __init__(self, link: ClientConnection, world: Simulation) -> None:
+        self.simulation = world
         super().__init__(link, clock=world.clock.monotonic)
-        world.join(self)
+        world.add_client(self)
 
-    def _begin(self) -> None:
-        super()._begin()
-        self.channel = InsideChannel(self.link, self.world.server)
+    def _reset_state(self) -> None:
+        super()._reset_state()
+        self.channel = SimulatedChannel(self.link, self.simulation.server)
 
     async def run(self, operation: Operation[Result]) -> Result:
         """See `AsyncDriver.run`."""
-        self.world.called()
+        self.simulation.client_called()
         return await super().run(operation)
 
-    async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
+    async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
         """See `AsyncDriver.wait`.
 
         Raises `NothingComes`, after some real seconds, for a wait that nothing can end.
         """
-        waited = tuple(targets)
+        waited = tuple(futures)
         if any(target.done for target in waited):
             return True
-        loop = self._take_loop()
+        loop = self._bind_loop()
         future = loop.create_future()
 
-        watch = watch_of(self.world, loop)
+        watch = loop_waits_for(self.simulation, loop)
 
         def wake(_: object = None) -> None:
             if not future.done():
                 future.set_result(True)
-                watch.woken += 1
+                watch.wake_count += 1
 
         def fail(error: BaseException) -> None:
             if not future.done():
                 future.set_exception(error)
 
         for target in waited:
-            target.when_done(wake)
-        self.attend()
-        endless = seconds is None and not ends_by_itself(self, waited)
-        patience = PATIENCE_SECONDS if seconds is None else seconds
-        waiting = Waiting(NEVER if endless else self.clock() + patience, wake, fail)
+            target.add_done_callback(wake)
+        self.wake()
+        endless = seconds is None and not has_own_deadline(self, waited)
+        patience = WAIT_SECONDS_MAX if seconds is None else seconds
+        waiting = PendingWait(NEVER if endless else self.clock() + patience, wake, fail)
         if seconds is not None and seconds <= 0:
             loop.call_soon(wake)  # after the turn that `self.wake()` scheduled
         else:
@@ -187,37 +189,39 @@ class InsideAsyncDriver(AsyncDriver):
         finally:
             watch.remove(waiting)
             for target in waited:
-                target.forget(wake)
+                target.remove_done_callback(wake)
         done = any(target.done for target in waited)
         if seconds is None and not done and not self.closed:
-            raise self.world.nothing_comes()
+            raise self.simulation.deadlock_error()
         return done
 
-    def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def run_in_threads(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         """See `AsyncDriver`. Simulated time does not advance meanwhile."""
-        loop = self._take_loop() if self._asleep else self._loop
+        loop = self._bind_loop() if self._asleep else self._loop
         assert loop is not None
-        watch = watch_of(self.world, loop)
-        watch.threads += 1
+        watch = loop_waits_for(self.simulation, loop)
+        watch.thread_count += 1
 
         def finished(future: Any) -> None:
-            watch.threads -= 1
+            watch.thread_count -= 1
             error = future.exception()
             done(None if error is not None else future.result(), error)
-            self.attend()
-            watch.look()
+            self.wake()
+            watch.start_counting()
 
         loop.run_in_executor(None, work).add_done_callback(finished)
 
-    def _look(self) -> None:
-        self._soon = False
+    def _run_turn(self) -> None:
+        self._turn_scheduled = False
         if not self.closed:
-            self.world.settle()
+            self.simulation.settle()
 
     def close_now(self) -> None:
         """See `AsyncDriver.close_now`. The broker is notified at once."""
         super().close_now()
-        self.world.settle()
+        self.simulation.settle()
 
     # Interface for the simulation
 
@@ -230,7 +234,7 @@ class InsideAsyncDriver(AsyncDriver):
         """Return when the next event is due, in seconds of the clock."""
         return NEVER if self._asleep else super().next_time()
 
-    def look(self) -> bool:
+    def run_due(self) -> bool:
         """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
         if self._asleep:
             return False
@@ -247,69 +251,71 @@ class InsideAsyncDriver(AsyncDriver):
         self.callbacks.run()
         return due
 
-    def end(self) -> None:
+    def close_at_once(self) -> None:
         """Close at once, without a loop."""
         self.close_now()
 
 
-class NoKeeper:
+class NullNetworkThread:
     """Replaces the background network thread: the simulation acts at once, so there is no thread."""
 
-    leads = False
+    is_polling = False
 
-    def __init__(self, driver: InsideBlockingDriver) -> None:
+    def __init__(self, driver: SimulatedBlockingDriver) -> None:
         self._driver = driver
 
-    def attend(self, at_once: bool = False) -> None:
+    def wake(self, at_once: bool = False) -> None:
         """Tell the simulation that there is work. Does not run it if the caller has the lock."""
         if not self._driver.lock._is_owned():  # type: ignore[attr-defined]
-            self._driver.world.settle()
+            self._driver.simulation.settle()
 
     def stop(self, seconds: float) -> None:
         """Do nothing: there is no thread."""
 
 
-class InsideBlockingDriver(BlockingDriver):
+class SimulatedBlockingDriver(BlockingDriver):
     """`BlockingDriver` that advances simulated time while it waits, without threads."""
 
-    channel: InsideChannel
+    channel: SimulatedChannel
 
-    def __init__(self, link: Link, world: World) -> None:
-        self.world = world
+    def __init__(self, link: ClientConnection, world: Simulation) -> None:
+        self.simulation = world
         super().__init__(link, clock=world.clock.monotonic)
-        world.join(self)
+        world.add_client(self)
 
-    def _begin(self) -> None:
-        super()._begin()
-        self.channel = InsideChannel(self.link, self.world.server)
-        self.keeper = NoKeeper(self)  # type: ignore[assignment]
+    def _reset_state(self) -> None:
+        super()._reset_state()
+        self.channel = SimulatedChannel(self.link, self.simulation.server)
+        self.network_thread = NullNetworkThread(self)  # type: ignore[assignment]
 
     def run(self, operation: Operation[Result]) -> Result:
         """See `BlockingDriver.run`."""
-        self.world.called()
-        with self.world.operation():
+        self.simulation.client_called()
+        with self.simulation.client_call():
             return super().run(operation)
 
-    def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
+    def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
         """See `BlockingDriver.wait`; `tfmq.testing.simulation` describes when time advances.
 
         Raises `NothingComes` too.
         """
-        refuse_in_callback()
-        waited = tuple(targets)
+        check_not_in_callback()
+        waited = tuple(futures)
         if any(target.done for target in waited):
             return True
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise NotAllowed("Selectors, codecs and hooks must not wait for the broker.")
-        self.world.wait(self, waited, seconds)
+        self.simulation.wait_for(self, waited, seconds)
         done = any(target.done for target in waited)
         if self.closed and not done:
             raise Closed("The client was closed before that was done.")
         return done
 
-    def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def run_in_thread(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         """A `Run`: the work is run in this thread, soon."""
-        self.world.beside(partial(inline, work, partial(self._finished, done)))
+        self.simulation.call_soon(partial(run_inline, work, partial(self._finished, done)))
 
     def _finished(
         self, done: Callable[[Any, BaseException | None], None], result: Any, error: BaseException | None
@@ -317,18 +323,18 @@ class InsideBlockingDriver(BlockingDriver):
         with self.lock:
             done(result, error)
 
-    def glance(self) -> None:
+    def poll_nonblocking(self) -> None:
         """Called with the lock: pending output is sent in the simulation's next turn."""
         self.flush()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """See `BlockingDriver.close`. The broker is notified at once."""
         super().close(seconds)
-        self.world.settle()
+        self.simulation.settle()
 
     # Interface for the simulation
 
-    def look(self) -> bool:
+    def run_due(self) -> bool:
         """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
         with self.lock:
             for ticker in self.tickers:
@@ -345,15 +351,15 @@ class InsideBlockingDriver(BlockingDriver):
             self.callbacks.run()
         return due
 
-    def end(self) -> None:
+    def close_at_once(self) -> None:
         """Close at once."""
         self.close(0.0)
 
 
-class InsideChannel(Channel):
+class SimulatedChannel(SocketChannel):
     """The client's channel over an in-memory wire; all but connecting is code of the real channel."""
 
-    def __init__(self, link: Link, server: Server) -> None:
+    def __init__(self, link: ClientConnection, server: SimulatedServer) -> None:
         super().__init__(link)
         self._server = server
 
@@ -365,7 +371,7 @@ class InsideChannel(Channel):
         if self.socket is None and self.link.wants_connection():
             end = self._server.connect()
             if end is None:
-                self.broke(ConnectionRefusedError("nothing listens"))
+                self.connection_failed(ConnectionRefusedError("nothing listens"))
             else:
                 self.socket = cast(Any, end)
                 self.link.connected()
@@ -376,6 +382,6 @@ class InsideChannel(Channel):
         came = False
         while (data := self.receive()) is not None:
             came = True
-            self.take(data)
+            self.process_received(data)
             self.flush()
         return came

@@ -14,32 +14,32 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tfmq.broker.request_handler import Engine
+from tfmq.broker.request_handler import RequestHandler
 from tfmq.errors import BadRequest
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, JoinGroup, LeaveGroup
-from tfmq.testing.simulation import World
+from tfmq.testing.simulation import Simulation
 
 MARKER: Final = "tfmq_faults"
 FIXTURE: Final = "tfmq_broker"
-RUNS: Final = 200
+DEFAULT_RUNS_MAX: Final = 200
 """Maximum number of faults for each test, unless its marker sets another: takes some seconds."""
-SHOWN_MAX: Final = 20
+FAULTS_SHOWN_MAX: Final = 20
 """Maximum number of faults that are listed with a failure."""
 
 
-class Arguments(NamedTuple):
+class MarkerArguments(NamedTuple):
     """The arguments of the marker."""
 
     kinds: tuple[str, ...]
     runs: int
 
 
-def arguments(item: Any) -> Arguments:
+def marker_arguments(item: Any) -> MarkerArguments:
     """Return the marker's arguments. Raises `BadRequest`."""
 
-    def read(faults: Sequence[str] = KINDS, runs: int = RUNS) -> Arguments:
-        return Arguments((faults,) if isinstance(faults, str) else tuple(faults), runs)
+    def read(faults: Sequence[str] = KINDS, runs: int = DEFAULT_RUNS_MAX) -> MarkerArguments:
+        return MarkerArguments((faults,) if isinstance(faults, str) else tuple(faults), runs)
 
     mark = item.get_closest_marker(MARKER)
     try:
@@ -58,101 +58,104 @@ def arguments(item: Any) -> Arguments:
 def check_marker(item: Any) -> None:
     """Fail the set-up of a test whose marker is invalid."""
     try:
-        arguments(item)
+        marker_arguments(item)
     except BadRequest as error:
         pytest.fail(str(error), pytrace=False)
     check_rerun(item)
 
 
-def chosen(accidents: Sequence[Accident], count: int) -> list[Accident]:
+def sample_faults(accidents: Sequence[InjectedFault], count: int) -> list[InjectedFault]:
     """Return all faults, or `count` of them, evenly spread."""
     if len(accidents) <= count:
         return list(accidents)
     return [accidents[index * len(accidents) // count] for index in range(count)]
 
 
-class Rerun:
+class RepeatedTest:
     """All runs of one test. `stash_key`: where the test's broker finds the fault run."""
 
     def __init__(self, item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> None:
         self._item = item
         self._nextitem = nextitem
         self._key = stash_key
-        self._asked = arguments(item)
-        self._broke: list[tuple[Accident, Any]] = []
-        self._skipped = 0
+        self._arguments = marker_arguments(item)
+        self._failed_faults: list[tuple[InjectedFault, Any]] = []
+        self._not_injected = 0
 
     def reports(self) -> list[Any]:
         """Run the test as often as necessary; return the reports for pytest."""
-        trial = Trial()
+        trial = FaultRun()
         with self._run(trial) as plain:
-            possible = trial.accidents(self._asked.kinds) if plain.passed else []
-            plan = chosen(possible, self._asked.runs)
+            possible = trial.possible_faults(self._arguments.kinds) if plain.passed else []
+            plan = sample_faults(possible, self._arguments.runs)
             plain.tear_down(self._item.parent if plan else self._nextitem)
         if (
             plan and not plain.passed
         ):  # Failed by its teardown: one more run, which is not reported, has the last teardown.
             plan = plan[:1]
         for accident in plan:
-            self._try(accident, last=accident is plan[-1])
+            self._run_with_fault(accident, last=accident is plan[-1])
         if not plain.passed:
-            return plain.all()
-        self._warn(len(possible), len(plan))
-        return [plain.setup, self._verdict(plain.call, len(plan)), plain.teardown]
+            return plain.run_reports()
+        self._warn_limits(len(possible), len(plan))
+        return [plain.setup, self._final_report(plain.call, len(plan)), plain.teardown]
 
     @contextmanager
-    def _run(self, trial: Trial) -> Iterator[Run]:
+    def _run(self, trial: FaultRun) -> Iterator[PytestRun]:
         item = self._item
         item.stash[self._key] = trial
         try:
-            with fresh(item):
-                yield Run(item)
+            with reset_item(item):
+                yield PytestRun(item)
         finally:
             del item.stash[self._key]
 
-    def _try(self, accident: Accident, *, last: bool) -> None:
-        trial = Trial(accident)
+    def _run_with_fault(self, accident: InjectedFault, *, last: bool) -> None:
+        trial = FaultRun(accident)
         with self._run(trial) as run:
             run.tear_down(self._nextitem if last else self._item.parent)
-        self._skipped += not trial.happened
+        self._not_injected += not trial.happened
         if (report := run.failure()) is not None:
-            self._broke.append((accident, report))
+            self._failed_faults.append((accident, report))
 
-    def _verdict(self, passed: Any, tried: int) -> Any:
-        if not self._broke:
+    def _final_report(self, passed: Any, tried: int) -> Any:
+        if not self._failed_faults:
             return passed
-        report = self._broke[0][1]
+        report = self._failed_faults[0][1]
         report.when = "call"  # pytest counts only a failed call as a failed test
-        lines = [f"{accident}" for accident, _ in self._broke[:SHOWN_MAX]]
-        if (more := len(self._broke) - len(lines)) > 0:
+        lines = [f"{accident}" for accident, _ in self._failed_faults[:FAULTS_SHOWN_MAX]]
+        if (more := len(self._failed_faults) - len(lines)) > 0:
             lines.append(f"... and {more} more")
-        head = (
-            f"Without a fault the test passes. With one it failed in {len(self._broke)} of {tried} runs, when"
-        )
+        failed = len(self._failed_faults)
+        head = f"Without a fault the test passes. With one it failed in {failed} of {tried} runs, when"
         report.sections.append((MARKER, "\n  ".join([head, *lines])))
         return report
 
-    def _warn(self, possible: int, tried: int) -> None:
+    def _warn_limits(self, possible: int, tried: int) -> None:
         if possible == 0:
-            self._tell("no fault was possible: the test asks nothing of its broker that they could befall.")
+            self._log_warning(
+                "no fault was possible: the test asks nothing of its broker that they could befall."
+            )
         elif possible > tried:
-            self._tell(f"{tried} of {possible} faults were tried, evenly spread; runs={possible} tries all.")
-        if self._skipped:
-            self._tell(
-                f"{self._skipped} of {tried} faults had no chance: the test did not do the same in every run."
+            self._log_warning(
+                f"{tried} of {possible} faults were tried, evenly spread; runs={possible} tries all."
+            )
+        if self._not_injected:
+            self._log_warning(
+                f"{self._not_injected} of {tried} faults had no chance: the test did not do the same in every run."
             )
 
-    def _tell(self, sentence: str) -> None:
+    def _log_warning(self, sentence: str) -> None:
         self._item.warn(pytest.PytestWarning(f"{MARKER}: {self._item.nodeid}: {sentence}"))
 
 
-def told(trial: Trial) -> str:
+def fault_note(trial: FaultRun) -> str:
     """Return the note that is added to an exception of this run."""
-    if trial.accident is None:
+    if trial.fault is None:
         return ""
     if not trial.happened:
-        return f"{MARKER}: this run was to be the one where {trial.accident}; the test did not come so far."
-    return f"{MARKER}: without a fault the test passes; here {trial.accident}."
+        return f"{MARKER}: this run was to be the one where {trial.fault}; the test did not come so far."
+    return f"{MARKER}: without a fault the test passes; here {trial.fault}."
 
 
 def run_protocol(item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> bool | None:
@@ -160,10 +163,10 @@ def run_protocol(item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> b
 
     Returns None if the marker is invalid or this pytest is unsupported: the set-up reports it.
     """
-    if lacking(item):
+    if missing_attributes(item):
         return None
     try:
-        rerun = Rerun(item, nextitem, stash_key)
+        rerun = RepeatedTest(item, nextitem, stash_key)
     except BadRequest:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -178,7 +181,7 @@ try:
 except ImportError:  # pragma: no cover - reported by `check_rerun`
     _call_and_report = None  # type: ignore[assignment]
 
-NEEDED: Final = ("_initrequest", "_request", "_report_sections", "funcargs")
+REQUIRED_ATTRIBUTES: Final = ("_initrequest", "_request", "_report_sections", "funcargs")
 """Attributes of a test function: its fixture request, which is created for each run, and the captured output.
 
 pytest has no public way to run a test twice. These attributes are what pytest-rerunfailures and others use
@@ -186,15 +189,15 @@ too; tried with pytest 8.0, 8.4, 9.0 and 9.2. A pytest without them is reported 
 STRICT: Final = "[XPASS(strict)]"
 
 
-def lacking(item: Any) -> list[str]:
+def missing_attributes(item: Any) -> list[str]:
     """Return the names of required attributes that this version of pytest lacks."""
     missing: list[str] = [] if _call_and_report is not None else ["_pytest.runner.call_and_report"]
-    return missing + [f"Function.{name}" for name in NEEDED if not hasattr(item, name)]
+    return missing + [f"Function.{name}" for name in REQUIRED_ATTRIBUTES if not hasattr(item, name)]
 
 
 def check_rerun(item: Any) -> None:
     """Fail the test if it cannot be run again with this pytest."""
-    if missing := lacking(item):
+    if missing := missing_attributes(item):
         pytest.fail(
             f"This pytest ({pytest.__version__}) cannot run {item.name} again: it has no {', '.join(missing)}."
             " @pytest.mark.tfmq_faults is for tests that are functions or methods, with pytest 8 or 9.",
@@ -203,7 +206,7 @@ def check_rerun(item: Any) -> None:
 
 
 @contextmanager
-def fresh(item: Any) -> Iterator[None]:
+def reset_item(item: Any) -> Iterator[None]:
     """Context in which `item` can be run as if it had never been run."""
     item._report_sections.clear()
     if not item._request:
@@ -215,7 +218,7 @@ def fresh(item: Any) -> Iterator[None]:
         item.funcargs = None
 
 
-class Run:
+class PytestRun:
     """pytest's reports of one run of `item`.
 
     Set-up and call run in the constructor, `tear_down` ends the run.
@@ -231,18 +234,20 @@ class Run:
         """Tear down, except the fixtures that `nextitem` needs too."""
         self.teardown = _call_and_report(self._item, "teardown", log=False, nextitem=nextitem)
 
-    def all(self) -> list[Any]:
+    def run_reports(self) -> list[Any]:
         """Return the reports, in order."""
         return [report for report in (self.setup, self.call, self.teardown) if report is not None]
 
     @property
     def passed(self) -> bool:
         """Whether the test itself passed, also if its xfail mark expects a failure."""
-        return self.call is not None and all(each.passed or _is_strict(each) for each in self.all())
+        return self.call is not None and all(each.passed or _is_strict(each) for each in self.run_reports())
 
     def failure(self) -> Any | None:
         """Return the first report of a failure, expected or not."""
-        found = (each for each in self.all() if each.failed or (each.skipped and hasattr(each, "wasxfail")))
+        found = (
+            each for each in self.run_reports() if each.failed or (each.skipped and hasattr(each, "wasxfail"))
+        )
         return next((each for each in found if not _is_strict(each)), None)
 
 
@@ -251,11 +256,11 @@ def _is_strict(report: Any) -> bool:
     return report.failed and isinstance(report.longrepr, str) and report.longrepr.startswith(STRICT)
 
 
-STRANGER: Final = "another-member"
+FOREIGN_MEMBER: Final = "another-member"
 SESSION_MS: Final = 30_000
 
 
-class StrangersReply:
+class ForeignReply:
     """Ignores the replies to the foreign member: its assignment shows in what the other members lose."""
 
     silent = True
@@ -270,7 +275,7 @@ class StrangersReply:
         """Does nothing: there is no body."""
 
 
-class StrangersSession:
+class ForeignSession:
     """The connection of the foreign member. Hashed by identity."""
 
     identity = "another member, for a moment"
@@ -281,46 +286,46 @@ class StrangersSession:
         """Does nothing: this connection is never lost."""
 
 
-def live_groups(engine: Engine, names: Iterable[str]) -> list[str]:
+def live_groups(engine: RequestHandler, names: Iterable[str]) -> list[str]:
     """Return those of `names` that have members now."""
-    found = [engine.house.groups.find(name) for name in names]
+    found = [engine.broker.group_coordinator.find(name) for name in names]
     return [group.name for group in found if group is not None and group.members]
 
 
-def expel(engine: Engine, name: str, *, stranger: bool) -> None:
+def expire_members(engine: RequestHandler, name: str, *, stranger: bool) -> None:
     """Remove all members of the group `name`, as if their sessions had expired.
 
     With `stranger`, a foreign member then gets all their partitions, and releases them in `remove_foreign_member`. The
     members notice it as with any broker, join again, and continue after the saved offsets.
     """
-    group = engine.house.groups.find(name)
+    group = engine.broker.group_coordinator.find(name)
     members = [] if group is None else list(group.members.values())
     topics = sorted(
-        {topic for member in members for topic in (member.wishes.topics if member.wishes else ())}
+        {topic for member in members for topic in (member.subscription.topics if member.subscription else ())}
     )
-    session, reply = StrangersSession(), StrangersReply()
+    session, reply = ForeignSession(), ForeignReply()
     for member in members:
         engine.leave_group(LeaveGroup(name, member.id, member.joined), b"", reply, session)  # type: ignore[arg-type]
     if stranger and topics:
-        request = JoinGroup(name, STRANGER, topics, SESSION_MS)
+        request = JoinGroup(name, FOREIGN_MEMBER, topics, SESSION_MS)
         engine.join_group(request, b"", reply, session)  # type: ignore[arg-type]
-    engine.turn_ended()  # assigns all partitions to the foreign member before another member can request them
+    engine.end_turn()  # assigns all partitions to the foreign member before another member can request them
 
 
-def dismiss(engine: Engine, name: str) -> None:
+def remove_foreign_member(engine: RequestHandler, name: str) -> None:
     """Let the foreign member leave; its partitions are released."""
-    group = engine.house.groups.find(name)
-    stranger = None if group is None else group.members.get(STRANGER)
+    group = engine.broker.group_coordinator.find(name)
+    stranger = None if group is None else group.members.get(FOREIGN_MEMBER)
     if stranger is not None:
-        request = LeaveGroup(name, STRANGER, stranger.joined)
-        engine.leave_group(request, b"", StrangersReply(), StrangersSession())  # type: ignore[arg-type]
-        engine.turn_ended()
+        request = LeaveGroup(name, FOREIGN_MEMBER, stranger.joined)
+        engine.leave_group(request, b"", ForeignReply(), ForeignSession())  # type: ignore[arg-type]
+        engine.end_turn()
 
 
 CRASH, LOST_REPLY, DUPLICATE, REBALANCE = KINDS = ("crash", "lost_reply", "duplicate", "rebalance")
 RECOVERY_SECONDS: Final = 10.0
 """Maximum time that passes after a fault until all clients are connected again; a client may never reconnect."""
-ARRANGING: Final = frozenset(
+EXEMPT_COMMANDS: Final = frozenset(
     each.request.shape
     for each in BY_CODE.values()
     if each.name.startswith(("LIST_", "DESCRIBE_"))
@@ -343,7 +348,7 @@ class Step(NamedTuple):
     call: int = 0
 
 
-class Accident(NamedTuple):
+class InjectedFault(NamedTuple):
     """One possible fault. `kind` is one of `KINDS`."""
 
     kind: str
@@ -378,28 +383,28 @@ class LostReply:
         self._lose()
 
     def _lose(self) -> None:
-        self._reply.silent = True
+        self._reply.is_silent = True
         self._reply.ok()
         self._session.transport.cut_off("a test lost the reply")
         self._then()
 
 
-class DeliveryNoted:
+class FetchReplyObserver:
     """A reply to FETCH that records in the fault run whether messages were delivered."""
 
-    def __init__(self, reply: Any, trial: Trial) -> None:
+    def __init__(self, reply: Any, trial: FaultRun) -> None:
         self._reply = reply
-        self._trial = trial
+        self._fault_run = trial
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reply, name)
 
     def ok(self, *fields: Any, body: Any = b"") -> None:
-        self._trial.delivered = self._trial.delivered or len(body) > 0
+        self._fault_run.has_delivered = self._fault_run.has_delivered or len(body) > 0
         self._reply.ok(*fields, body=body)
 
 
-class Trial:
+class FaultRun:
     """One run of a program against a simulated broker, with one fault or none.
 
     Without one it records all possible faults.
@@ -410,25 +415,25 @@ class Trial:
     `happened`: the fault was injected.
     """
 
-    def __init__(self, accident: Accident | None = None) -> None:
-        self.accident = accident
+    def __init__(self, accident: InjectedFault | None = None) -> None:
+        self.fault = accident
         self.happened = False
-        self.delivered = False
+        self.has_delivered = False
         """Whether any consumer got messages."""
         self.requests: list[Step] = []
         self.calls: list[Step] = []
         """The calls before which members of groups had got messages."""
         self._count = 0
         self._groups: dict[str, None] = {}
-        self._down = False
-        self._world: World | None = None
+        self._is_down = False
+        self._simulation: Simulation | None = None
         self._power_cut: Callable[[], None] | None = None
 
-    def begins_at(self, world: World, power_cut: Callable[[], None]) -> None:
+    def attach(self, world: Simulation, power_cut: Callable[[], None]) -> None:
         """Attach it to a broker and its clients. `power_cut` crashes and restarts the broker."""
-        self._world, self._power_cut = world, power_cut
+        self._simulation, self._power_cut = world, power_cut
 
-    def accidents(self, kinds: Sequence[str]) -> list[Accident]:
+    def possible_faults(self, kinds: Sequence[str]) -> list[InjectedFault]:
         """Return the faults that are possible in a run like this one."""
         steps = {
             CRASH: self.requests,
@@ -436,16 +441,16 @@ class Trial:
             DUPLICATE: self.calls,
             REBALANCE: [step for step in self.requests if step.members],
         }
-        return [Accident(kind, step) for kind in kinds for step in steps[kind]]
+        return [InjectedFault(kind, step) for kind in kinds for step in steps[kind]]
 
     # Interface for the broker and its clients
 
     def serve(self, engine: Any, request: Any, reply: Any, session: Any) -> Any | None:
         """Return the reply object for the request; None: the request is not executed."""
-        if self._down:
+        if self._is_down:
             reply.body_done()
             return None
-        if type(request) in ARRANGING:
+        if type(request) in EXEMPT_COMMANDS:
             return reply
         if isinstance(request, commands.JoinGroup):
             self._groups[request.group] = None
@@ -453,66 +458,66 @@ class Trial:
         number = len(self.requests) + 1
         self.requests.append(Step(number, name, bool(live_groups(engine, self._groups))))
         if self._is_due(number, (CRASH, LOST_REPLY, REBALANCE)):
-            return self._befall(reply, session)
-        return DeliveryNoted(reply, self) if isinstance(request, commands.Fetch) else reply
+            return self._inject(reply, session)
+        return FetchReplyObserver(reply, self) if isinstance(request, commands.Fetch) else reply
 
-    def called(self) -> None:
+    def client_called(self) -> None:
         """Record that the program calls a client."""
         self._count += 1
-        engine = None if self._world is None else self._world.server.engine
+        engine = None if self._simulation is None else self._simulation.server.engine
         if engine is None or not self.requests:
             return
-        if self.delivered and live_groups(engine, self._groups):
+        if self.has_delivered and live_groups(engine, self._groups):
             step = self.requests[-1]
             self.calls.append(Step(step.request, step.name, True, self._count))
         if self._is_due(self._count, (DUPLICATE,)):
             self.happened = True
-            self._take_away(stranger=False)
+            self._expire_groups(stranger=False)
 
     # Fault injection
 
     def _is_due(self, number: int, kinds: Sequence[str]) -> bool:
-        accident = self.accident
+        accident = self.fault
         if self.happened or accident is None or accident.kind not in kinds:
             return False
         return number == (accident.step.call or accident.step.request)
 
-    def _befall(self, reply: Any, session: Any) -> Any | None:
-        assert self.accident is not None and self._world is not None
+    def _inject(self, reply: Any, session: Any) -> Any | None:
+        assert self.fault is not None and self._simulation is not None
         self.happened = True
-        if self.accident.kind == LOST_REPLY:
-            return LostReply(reply, session, partial(self._world.beside, self._recover))
-        if self.accident.kind == REBALANCE:
-            self._world.beside(partial(self._take_away, stranger=True))
+        if self.fault.kind == LOST_REPLY:
+            return LostReply(reply, session, partial(self._simulation.call_soon, self._recover))
+        if self.fault.kind == REBALANCE:
+            self._simulation.call_soon(partial(self._expire_groups, stranger=True))
             return reply
-        self._down = True
-        self._world.beside(self._crash)
+        self._is_down = True
+        self._simulation.call_soon(self._crash)
         reply.body_done()
         return None
 
     def _crash(self) -> None:
-        assert self._world is not None and self._power_cut is not None
-        self._down = False
-        if self._world.server.running:
+        assert self._simulation is not None and self._power_cut is not None
+        self._is_down = False
+        if self._simulation.server.running:
             self._power_cut()
         self._recover()
 
-    def _take_away(self, *, stranger: bool) -> None:
-        world = self._world
+    def _expire_groups(self, *, stranger: bool) -> None:
+        world = self._simulation
         engine = None if world is None else world.server.engine
         if world is None or engine is None:
             return
         groups = live_groups(engine, self._groups)
         for name in groups:
-            expel(engine, name, stranger=stranger)
+            expire_members(engine, name, stranger=stranger)
         world.settle()
         for name in groups:
-            dismiss(engine, name)
+            remove_foreign_member(engine, name)
         self._recover()
 
     def _recover(self) -> None:
         """Advance time until every client that has requests is connected, and they are answered."""
-        world = self._world
+        world = self._simulation
         assert world is not None
-        world.advance_to(world.clock.monotonic() + RECOVERY_SECONDS, world.connected)
+        world.advance_to(world.clock.monotonic() + RECOVERY_SECONDS, world.all_connected)
         world.settle()

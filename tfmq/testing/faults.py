@@ -17,7 +17,7 @@ from tfmq.protocol import commands
 from tfmq.protocol.commands import Command
 from tfmq.server.session import HANDLERS, Method
 
-WORDS: Final[Mapping[str, tuple[type[Any], ...]]] = {
+REQUESTS_BY_WORD: Final[Mapping[str, tuple[type[Any], ...]]] = {
     "send": (commands.Produce, commands.Transact),
     "fetch": (commands.Fetch,),
     "join": (commands.JoinGroup,),
@@ -31,10 +31,10 @@ WORDS: Final[Mapping[str, tuple[type[Any], ...]]] = {
 "create_topic"."""
 CONNECT: Final = "connect"
 
-Watch = Callable[[Any, Any, Any, Any], Any]
+RequestObserver = Callable[[Any, Any, Any, Any], Any]
 
 
-class Fault(NamedTuple):
+class PlannedFault(NamedTuple):
     """One request that will fail.
 
     `done`: the request is executed, and only its reply is replaced.
@@ -45,7 +45,7 @@ class Fault(NamedTuple):
     done: bool
 
 
-class LostAnswer:
+class ErrorReplacingReply:
     """A reply that sends `error` in place of a success."""
 
     def __init__(self, reply: Any, error: TfmqError) -> None:
@@ -59,14 +59,14 @@ class LostAnswer:
         self._reply.error(self._error)
 
 
-class Faults:
+class PlannedFaults:
     """The planned faults, in order."""
 
     def __init__(self) -> None:
-        self._planned: deque[Fault] = deque()
-        self.refusals = 0
+        self._planned: deque[PlannedFault] = deque()
+        self.refusal_count = 0
         """Number of connections that will be refused."""
-        self.watch: Watch | None = None
+        self.observer: RequestObserver | None = None
         """Called first with every request; returns the reply object, or None if the request must not be
         executed."""
 
@@ -80,17 +80,17 @@ class Faults:
         if isinstance(times, bool) or not isinstance(times, int) or times < 1:
             raise BadRequest(f"times={times!r}: it fails once or more often.")
         if what == CONNECT:
-            self.refusals += times
+            self.refusal_count += times
             return
         made = error() if isinstance(error, type) else error
         if not isinstance(made, TfmqError):
             raise TypeError(f"A broker answers with errors of tfmq, not {type(made).__name__}.")
-        self._planned.extend([Fault(requests_of(what), made, done)] * times)
+        self._planned.extend([PlannedFault(request_types(what), made, done)] * times)
 
-    def refuses(self) -> bool:
+    def take_refusal(self) -> bool:
         """Return whether to refuse this connection; call it once for each."""
-        refused = self.refusals > 0
-        self.refusals -= refused
+        refused = self.refusal_count > 0
+        self.refusal_count -= refused
         return refused
 
     def handlers(self) -> dict[int, tuple[Command, Method]]:
@@ -98,19 +98,19 @@ class Faults:
         return {code: (command, partial(self._serve, method)) for code, (command, method) in HANDLERS.items()}
 
     def _serve(self, method: Method, engine: Any, request: Any, body: Any, reply: Any, session: Any) -> None:
-        if self.watch is not None:
-            reply = self.watch(engine, request, reply, session)
+        if self.observer is not None:
+            reply = self.observer(engine, request, reply, session)
             if reply is None:
                 return
-        fault = self._take(type(request))
+        fault = self._next_fault(type(request))
         if fault is None:
             method(engine, request, body, reply, session)
         elif fault.done:
-            method(engine, request, body, LostAnswer(reply, fault.error), session)
+            method(engine, request, body, ErrorReplacingReply(reply, fault.error), session)
         else:
             reply.error(fault.error)
 
-    def _take(self, request: type[Any]) -> Fault | None:
+    def _next_fault(self, request: type[Any]) -> PlannedFault | None:
         for fault in self._planned:
             if request in fault.requests:
                 self._planned.remove(fault)
@@ -118,17 +118,17 @@ class Faults:
         return None
 
 
-def requests_of(what: str) -> tuple[type[Any], ...]:
+def request_types(what: str) -> tuple[type[Any], ...]:
     """Return the request types for a word or a command's name.
 
     Raises `BadRequest` with the list of words.
     """
-    if what in WORDS:
-        return WORDS[what]
+    if what in REQUESTS_BY_WORD:
+        return REQUESTS_BY_WORD[what]
     for command, _ in HANDLERS.values():
         if command.name.lower() == what:
             return (command.request.shape,)
     raise BadRequest(
-        f"{what!r} cannot be made to fail; possible are {', '.join([*WORDS, CONNECT])}, or a command such as"
+        f"{what!r} cannot be made to fail; possible are {', '.join([*REQUESTS_BY_WORD, CONNECT])}, or a command such as"
         ' "create_topic".'
     )

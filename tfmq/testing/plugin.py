@@ -14,10 +14,11 @@ import pytest
 if TYPE_CHECKING:
     from tfmq.testing.broker import SimulatedBroker
 
-TRIAL = pytest.StashKey[Any]()
+
+FAULT_RUN_KEY = pytest.StashKey[Any]()
 """Stash key of a test that `@pytest.mark.tfmq_faults` runs again: the fault run for its broker."""
 
-NAME_SHOWN = 100
+NAME_CHARACTERS = 100
 """Maximum number of characters of the test's name in a topic name."""
 UNIQUE_DIGITS = 12
 
@@ -34,8 +35,8 @@ def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
     with SimulatedBroker() as broker:
         monkeypatch.setenv("TFMQ_SERVERS", broker.servers)
-        if TRIAL in request.node.stash:
-            broker.undergo(request.node.stash[TRIAL])
+        if FAULT_RUN_KEY in request.node.stash:
+            broker.attach_fault_run(request.node.stash[FAULT_RUN_KEY])
         yield broker
 
 
@@ -58,13 +59,13 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     from tfmq.testing.fault_runs import run_protocol
 
-    return run_protocol(item, nextitem, TRIAL)
+    return run_protocol(item, nextitem, FAULT_RUN_KEY)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Report an invalid marker as an error of its test."""
-    if item.get_closest_marker("tfmq_faults") is not None and TRIAL not in item.stash:
+    if item.get_closest_marker("tfmq_faults") is not None and FAULT_RUN_KEY not in item.stash:
         from tfmq.testing.fault_runs import check_marker as check
 
         check(item)
@@ -73,10 +74,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
     """Add the injected fault to the report of a failed run."""
-    if TRIAL in item.stash and call.excinfo is not None:
-        from tfmq.testing.fault_runs import told
+    if FAULT_RUN_KEY in item.stash and call.excinfo is not None:
+        from tfmq.testing.fault_runs import fault_note as told
 
-        if sentence := told(item.stash[TRIAL]):
+        if sentence := told(item.stash[FAULT_RUN_KEY]):
             call.excinfo.value.add_note(sentence)
 
 
@@ -101,4 +102,4 @@ def tfmq_topic(request: pytest.FixtureRequest) -> str:
     from uuid import uuid4
 
     words = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")
-    return f"{words[:NAME_SHOWN]}-{uuid4().hex[:UNIQUE_DIGITS]}"
+    return f"{words[:NAME_CHARACTERS]}-{uuid4().hex[:UNIQUE_DIGITS]}"

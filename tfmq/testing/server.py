@@ -15,20 +15,20 @@ from journal.buffers import Pool
 from journal.clock import Clock
 from journal.testing import SimulatedDisk
 from tfmq import limits
-from tfmq.broker.request_handler import Engine
+from tfmq.broker.request_handler import RequestHandler
 from tfmq.broker.timers import Timer, Timers
 from tfmq.config import Config
 from tfmq.protocol.commands import ACKS, Command, header_bounds
-from tfmq.server.session import HANDLERS, Method, Session, Welcome, everybody
+from tfmq.server.session import HANDLERS, Method, Session, SessionContext, allow_all
 from tfmq.testing.wire import BrokerEnd, ClientEnd, Wire
 
-TURNS_MAX: Final = 100_000
+STOP_TURNS_MAX: Final = 100_000
 """Maximum number of turns until a stop has ended."""
 
 Done = Callable[[Any, BaseException | None], None]
 
 
-class Alarm:
+class DelayedCall:
     """A delayed call, as a session expects it."""
 
     def __init__(self, timers: Timers, timer: Timer) -> None:
@@ -44,7 +44,7 @@ class Alarm:
         self._timers.cancel(self._timer)
 
 
-class Server:
+class SimulatedServer:
     """One broker: started, stopped, started again on the same disk.
 
     `handlers`: the method for each command; `refuses`: whether to refuse a connection.
@@ -63,18 +63,18 @@ class Server:
         self.disk = SimulatedDisk()
         self.config = config
         self.address = address
-        self.engine: Engine | None = None
+        self.engine: RequestHandler | None = None
         self._clock = clock
         self._handlers = handlers
         self._refuses = refuses
         self._random = random.Random(seed)
         self._pool = Pool()
         self._alarms = Timers(clock)
-        self._jobs: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._pending_jobs: deque[tuple[Callable[[], Any], Done]] = deque()
         self._sessions: set[Session] = set()
         self._ends: list[BrokerEnd] = []
         self._connected = 0
-        self._wanted = False
+        self._turn_requested = False
 
     @property
     def running(self) -> bool:
@@ -87,11 +87,13 @@ class Server:
         Raises the error that prevents the start; does nothing if it runs.
         """
         if self.engine is None:
-            self._jobs.clear()
-            engine = Engine(self.config, self.disk, self._clock, self._run, self._random.randbytes)
+            self._pending_jobs.clear()
+            engine = RequestHandler(
+                self.config, self.disk, self._clock, self._enqueue_job, self._random.randbytes
+            )
             engine.start()
             self.engine = engine
-            self._wanted = True
+            self._turn_requested = True
 
     def stop(self) -> None:
         """Stop cleanly: accepted requests are completed and answered, then connections are closed."""
@@ -100,16 +102,16 @@ class Server:
             return
         stopped: list[bool] = []
         engine.stop(lambda: stopped.append(True))
-        self._wanted = True
-        for _ in range(TURNS_MAX):
+        self._turn_requested = True
+        for _ in range(STOP_TURNS_MAX):
             if stopped:
                 break
-            if not self.turn():
+            if not self.run_turn():
                 raise RuntimeError("the broker does not stop: it waits for something that never comes")
         for end in self._ends:
             end.end()
             end.deliver()
-        self._forget_all()
+        self._discard_state()
 
     def kill(self, keep: str = "nothing") -> None:
         """Simulate a power failure: connections break, pending work is lost.
@@ -118,7 +120,7 @@ class Server:
         afterwards. "everything" is the result of a crash of the process alone.
         """
         self.disconnect()
-        self._forget_all()
+        self._discard_state()
         self.disk = self.disk.crash(self._random, keep=keep)
 
     def connect(self) -> ClientEnd | None:
@@ -133,11 +135,11 @@ class Server:
     def disconnect(self) -> None:
         """Break every connection; the broker continues."""
         for end in self._ends:
-            end.wire.cut()
+            end.wire.break_connection()
 
     # Turns
 
-    def turn(self) -> bool:
+    def run_turn(self) -> bool:
         """Run the work that is due now, once: frames, work, timers, writes and fsyncs.
 
         Return whether there was any.
@@ -148,18 +150,18 @@ class Server:
         did = False
         for end in self._ends:
             did = end.deliver() or did
-        self._ends = [end for end in self._ends if not end.gone]
-        if self._jobs:
-            self._do(*self._jobs.popleft())
+        self._ends = [end for end in self._ends if not end.is_lost]
+        if self._pending_jobs:
+            self._run_now(*self._pending_jobs.popleft())
             did = True
         now = self._clock.monotonic()
         if self._earliest(engine.next_due()) <= now:
             self._alarms.tick(now)
             engine.tick(now)
             did = True
-        if did or self._wanted:
-            self._wanted = False
-            engine.turn_ended()
+        if did or self._turn_requested:
+            self._turn_requested = False
+            engine.end_turn()
             return True
         return False
 
@@ -170,19 +172,19 @@ class Server:
         """
         if self.engine is None:
             return float("inf")
-        if self._jobs or self._wanted:
+        if self._pending_jobs or self._turn_requested:
             return self._clock.monotonic()
-        return self._earliest(self.engine.house.timers.next_firm())
+        return self._earliest(self.engine.broker.timers.next_not_deferrable())
 
     def _earliest(self, due: float | None) -> float:
         times = (due, self._alarms.next_due())
         return min((each for each in times if each is not None), default=float("inf"))
 
-    def _run(self, work: Callable[[], Any], done: Done) -> None:
-        self._jobs.append((work, done))
+    def _enqueue_job(self, work: Callable[[], Any], done: Done) -> None:
+        self._pending_jobs.append((work, done))
 
     @staticmethod
-    def _do(work: Callable[[], Any], done: Done) -> None:
+    def _run_now(work: Callable[[], Any], done: Done) -> None:
         try:
             result = work()
         except Exception as error:
@@ -190,39 +192,39 @@ class Server:
         else:
             done(result, None)
 
-    def _forget_all(self) -> None:
+    def _discard_state(self) -> None:
         self.engine = None
-        self._jobs.clear()
+        self._pending_jobs.clear()
         self._sessions.clear()
         self._ends.clear()
         self._alarms = Timers(self._clock)
 
     # Sessions
 
-    def _welcome(self, engine: Engine) -> Welcome:
-        return Welcome(
+    def _welcome(self, engine: RequestHandler) -> SessionContext:
+        return SessionContext(
             engine=engine,
             handlers=self._handlers,
             server="tfmq in a test",
             address=self.address,
             limits=self.config.limits,
-            limits_sent=limits.sent(self.config.limits),
+            limits_sent=limits.limits_to_send(self.config.limits),
             acks=ACKS[self.config.server.acks],
             features=[],
             call_later=self._call_later,
-            turn_wanted=self._turn_wanted,
+            turn_wanted=self._request_turn,
             status=self._status,
-            allow=everybody,
+            allow=allow_all,
             opened=self._sessions.add,
             closed=self._sessions.discard,
             header_bounds=header_bounds(),
         )
 
-    def _call_later(self, seconds: float, call: Callable[[], None]) -> Alarm:
-        return Alarm(self._alarms, self._alarms.after(seconds, call))
+    def _call_later(self, seconds: float, call: Callable[[], None]) -> DelayedCall:
+        return DelayedCall(self._alarms, self._alarms.after(seconds, call))
 
-    def _turn_wanted(self) -> None:
-        self._wanted = True
+    def _request_turn(self) -> None:
+        self._turn_requested = True
 
     def _status(self) -> dict[str, Any]:
         return {

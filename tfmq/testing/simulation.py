@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from tfmq.client.connection.connection import Link
-from tfmq.client.operation import Tasks, Waitable
-from tfmq.client.send.accumulator import Sender
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.operation import BackgroundTasks, Future
+from tfmq.client.send.accumulator import RecordAccumulator
 from tfmq.errors import NotAllowed
 from tfmq.testing.clock import VirtualClock
-from tfmq.testing.server import Server
+from tfmq.testing.server import SimulatedServer
 
-PATIENCE_SECONDS: Final = 3600.0
+WAIT_SECONDS_MAX: Final = 3600.0
 """Longer than all deadlines of a client. A longer wait, unless it was requested, never ends."""
 ROUNDS_MAX: Final = 100_000
 """More rounds than this are an internal error: a participant always reports work and never does it."""
@@ -31,14 +31,14 @@ class NothingComes(RuntimeError):
     """A client waits, and no pending event can end the wait."""
 
 
-class Client(Protocol):
+class SimulatedClient(Protocol):
     """The driver of a client, as used by the simulation."""
 
     closed: bool
-    link: Link
+    link: ClientConnection
     tickers: list[Any]
 
-    def look(self) -> bool:
+    def run_due(self) -> bool:
         """Run the work that is due now. Return whether bytes were received."""
         ...
 
@@ -48,42 +48,42 @@ class Client(Protocol):
         """Run user callbacks. Return whether there were any."""
         ...
 
-    def end(self) -> None:
+    def close_at_once(self) -> None:
         """Close at once."""
         ...
 
 
-class World:
+class Simulation:
     """The simulation of a broker and its clients.
 
     All calls must be in the thread that created it.
     """
 
-    def __init__(self, clock: VirtualClock, server: Server) -> None:
+    def __init__(self, clock: VirtualClock, server: SimulatedServer) -> None:
         self.clock = clock
         self.server = server
-        self.clients: list[Client] = []
-        self.changes = 0
+        self.clients: list[SimulatedClient] = []
+        self.change_count = 0
         """Number of changes so far, so that drivers notice progress."""
-        self.callbacks = 0
+        self.callback_rounds = 0
         """Number of rounds in which user callbacks ran."""
-        self.on_call: Callable[[], None] | None = None
+        self.on_client_call: Callable[[], None] | None = None
         """Called when the test calls a client, before the call has an effect."""
         self._thread = threading.get_ident()
         self._settling = False
-        self._beside: list[Callable[[], None]] = []
-        self._longest = 0.0
-        self._began: float | None = None
+        self._deferred_work: list[Callable[[], None]] = []
+        self._longest_wait = 0.0
+        self._call_started: float | None = None
         clock.go_on = self.advance_to
 
-    def join(self, client: Client) -> None:
+    def add_client(self, client: SimulatedClient) -> None:
         """Add a client, until it is closed."""
         self.check_thread()
         self.clients.append(client)
 
-    def beside(self, work: Callable[[], None]) -> None:
+    def call_soon(self, work: Callable[[], None]) -> None:
         """Run `work()` soon, outside of the current call: it may wait."""
-        self._beside.append(work)
+        self._deferred_work.append(work)
 
     def check_thread(self) -> None:
         """Raise `NotAllowed` in another thread than the test's."""
@@ -103,38 +103,38 @@ class World:
         while True:
             self._settling = True
             try:
-                self._rounds()
+                self._run_rounds()
             finally:
                 self._settling = False
             for client in list(self.clients):
-                self.callbacks += client.run_callbacks()
-            if self._beside:
-                self._beside.pop(0)()
-            elif not self._restless():
+                self.callback_rounds += client.run_callbacks()
+            if self._deferred_work:
+                self._deferred_work.pop(0)()
+            elif not self._has_work():
                 return
 
-    def hurry(self) -> None:
+    def settle_and_flush(self) -> None:
         """Settle, and send lingering batches at once."""
         for client in self.clients:
             for ticker in client.tickers:
-                if isinstance(ticker, Sender):
-                    ticker.flush()
+                if isinstance(ticker, RecordAccumulator):
+                    ticker.close_open_batches()
         self.settle()
 
-    def _rounds(self) -> None:
+    def _run_rounds(self) -> None:
         for _ in range(ROUNDS_MAX):
             moved = False
             for client in list(self.clients):
-                moved = client.look() or moved
-            moved = self.server.turn() or moved
+                moved = client.run_due() or moved
+            moved = self.server.run_turn() or moved
             self.clients = [client for client in self.clients if not client.closed]
             if moved:
-                self.changes += 1
-            elif not self._restless():
+                self.change_count += 1
+            elif not self._has_work():
                 return
         raise RuntimeError("the simulation does not come to rest")
 
-    def _restless(self) -> bool:
+    def _has_work(self) -> bool:
         return self.next_time() <= self.clock.monotonic()
 
     def next_time(self) -> float:
@@ -157,11 +157,11 @@ class World:
                 self.settle()
                 return done()
             self.clock.move(due)
-            self.changes += 1
+            self.change_count += 1
             self.settle()
         return True
 
-    def wait(self, client: Client, targets: Collection[Waitable], seconds: float | None) -> bool:
+    def wait_for(self, client: SimulatedClient, targets: Collection[Future], seconds: float | None) -> bool:
         """Return whether any of `targets` was done within `seconds`.
 
         Raises `NothingComes` if None cannot end.
@@ -173,57 +173,61 @@ class World:
         self.settle()
         if done():
             return True
-        if self.advance_to(self.until(client, targets, seconds), done):
+        if self.advance_to(self.wait_limit(client, targets, seconds), done):
             return True
         if seconds is None:
-            raise self.nothing_comes()
+            raise self.deadlock_error()
         return False
 
-    def until(self, client: Client, targets: Iterable[Waitable], seconds: float | None) -> float:
+    def wait_limit(self, client: SimulatedClient, targets: Iterable[Future], seconds: float | None) -> float:
         """Return the time up to which a wait may last.
 
         Raises `NothingComes` for a wait that cannot end.
         """
         now = self.clock.monotonic()
         if seconds is None:
-            if not ends_by_itself(client, targets):
-                raise self.nothing_comes()
-            return now + PATIENCE_SECONDS
-        self._longest = max(self._longest, seconds)
-        if self._began is not None and now - self._began > max(self._longest, PATIENCE_SECONDS):
-            raise self.nothing_comes()
+            if not has_own_deadline(client, targets):
+                raise self.deadlock_error()
+            return now + WAIT_SECONDS_MAX
+        self._longest_wait = max(self._longest_wait, seconds)
+        if self._call_started is not None and now - self._call_started > max(
+            self._longest_wait, WAIT_SECONDS_MAX
+        ):
+            raise self.deadlock_error()
         return now + max(0.0, seconds)
 
-    def called(self) -> None:
+    def client_called(self) -> None:
         """Called when the test's own code calls a client."""
-        if self.on_call is not None and not self._settling:
-            self.on_call()
+        if self.on_client_call is not None and not self._settling:
+            self.on_client_call()
 
-    def connected(self) -> bool:
+    def all_connected(self) -> bool:
         """Return whether every client that has requests is connected."""
-        return all(client.link.state == "ready" for client in self.clients if client.link.busy)
+        return all(
+            client.link.state == "ready" for client in self.clients if client.link.has_pending_requests
+        )
 
     @contextmanager
-    def operation(self) -> Iterator[None]:
+    def client_call(self) -> Iterator[None]:
         """Context of one client call: bounds the total time of all its waits."""
-        before = self._began, self._longest
-        self._began, self._longest = self.clock.monotonic(), 0.0
+        before = self._call_started, self._longest_wait
+        self._call_started, self._longest_wait = self.clock.monotonic(), 0.0
         try:
             yield
         finally:
-            self._began, self._longest = before
+            self._call_started, self._longest_wait = before
 
-    def end(self) -> None:
+    def close_clients(self) -> None:
         """Close all clients; their pending requests fail."""
         for client in list(self.clients):
             for ticker in client.tickers:
-                if isinstance(ticker, Tasks):  # otherwise they would log the end like an outage
+                if isinstance(ticker, BackgroundTasks):  # otherwise they would log the end like an outage
                     ticker.cancel()
-            client.end()
+            client.close_at_once()
         self.clients.clear()
-        self._beside.clear()
+        self._deferred_work.clear()
 
-    def nothing_comes(self) -> NothingComes:
+    def deadlock_error(self) -> NothingComes:
         """Return the error for a wait that would never end."""
         return NothingComes(
             f"This would wait for ever: nothing is left to happen at {self.clock.now:%Y-%m-%d %H:%M:%S} UTC of the"
@@ -232,7 +236,7 @@ class World:
         )
 
 
-def ends_by_itself(client: Client, targets: Iterable[Waitable]) -> bool:
+def has_own_deadline(client: SimulatedClient, targets: Iterable[Future]) -> bool:
     """Return whether the client ends the wait by itself, although the caller gave no timeout.
 
     Requests are answered or fail, and messages are delivered or fail. Only a wait for new messages without a
@@ -240,4 +244,4 @@ def ends_by_itself(client: Client, targets: Iterable[Waitable]) -> bool:
     """
     if any(getattr(target, "deadline", NEVER) != NEVER for target in targets):
         return True
-    return any(isinstance(ticker, Sender) for ticker in client.tickers)
+    return any(isinstance(ticker, RecordAccumulator) for ticker in client.tickers)

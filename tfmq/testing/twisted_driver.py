@@ -14,14 +14,14 @@ from weakref import WeakKeyDictionary
 
 from twisted.internet.defer import Deferred
 
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.drivers.twisted import DeferredDriver
-from tfmq.client.operation import Operation, Waitable
-from tfmq.testing.drivers import InsideChannel, Result, Waiting, Watch, watch_of
-from tfmq.testing.simulation import NEVER, PATIENCE_SECONDS, World, ends_by_itself
+from tfmq.client.operation import Future, Operation
+from tfmq.testing.drivers import LoopWaits, PendingWait, Result, SimulatedChannel, loop_waits_for
+from tfmq.testing.simulation import NEVER, WAIT_SECONDS_MAX, Simulation, has_own_deadline
 
 
-class Turns:
+class ReactorAdapter:
     """Adapts a reactor to the methods that `LoopWaits` calls on a loop."""
 
     def __init__(self, reactor: Any) -> None:
@@ -34,59 +34,59 @@ class Turns:
         return self._reactor.callLater(seconds, function, *arguments)
 
 
-_turns: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()
+_adapters: WeakKeyDictionary[Any, ReactorAdapter] = WeakKeyDictionary()
 
 
-class InsideDeferredDriver(DeferredDriver):
+class SimulatedDeferredDriver(DeferredDriver):
     """`DeferredDriver` that advances simulated time while it waits."""
 
-    def __init__(self, link: Link, world: World) -> None:
-        self.world = world
+    def __init__(self, link: ClientConnection, world: Simulation) -> None:
+        self.simulation = world
         super().__init__(link, clock=world.clock.monotonic)
-        world.join(self)
+        world.add_client(self)
 
-    def _begin(self) -> None:
-        super()._begin()
-        self.channel: InsideChannel = InsideChannel(self.link, self.world.server)
+    def _reset_state(self) -> None:
+        super()._reset_state()
+        self.channel: SimulatedChannel = SimulatedChannel(self.link, self.simulation.server)
 
-    def _watch_of(self, reactor: Any) -> Watch:
-        found = _turns.get(reactor)
+    def _loop_waits(self, reactor: Any) -> LoopWaits:
+        found = _adapters.get(reactor)
         if found is None:
-            found = _turns[reactor] = Turns(reactor)
-        return watch_of(self.world, found)
+            found = _adapters[reactor] = ReactorAdapter(reactor)
+        return loop_waits_for(self.simulation, found)
 
     async def run(self, operation: Operation[Result]) -> Result:
         """See `DeferredDriver.run`."""
-        self.world.called()
+        self.simulation.client_called()
         return await super().run(operation)
 
-    async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
+    async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
         """See `DeferredDriver.wait`.
 
         Raises `NothingComes`, after some real seconds, for a wait that nothing can end.
         """
-        waited = tuple(targets)
+        waited = tuple(futures)
         if any(target.done for target in waited):
             return True
-        reactor = self.take_reactor()
+        reactor = self.get_reactor()
         over: Deferred[None] = Deferred()
-        watch = self._watch_of(reactor)
+        watch = self._loop_waits(reactor)
 
         def wake(_: object = None) -> None:
             if not over.called:
                 self._fire_soon(over)
-                watch.woken += 1
+                watch.wake_count += 1
 
         def fail(error: BaseException) -> None:
             if not over.called:
                 over.errback(error)
 
         for target in waited:
-            target.when_done(wake)
-        self.attend()
-        endless = seconds is None and not ends_by_itself(self, waited)
-        patience = PATIENCE_SECONDS if seconds is None else seconds
-        waiting = Waiting(NEVER if endless else self.clock() + patience, wake, fail)
+            target.add_done_callback(wake)
+        self.wake()
+        endless = seconds is None and not has_own_deadline(self, waited)
+        patience = WAIT_SECONDS_MAX if seconds is None else seconds
+        waiting = PendingWait(NEVER if endless else self.clock() + patience, wake, fail)
         if seconds is not None and seconds <= 0:
             reactor.callLater(0, wake)  # after the turn that `self.wake()` scheduled
         else:
@@ -96,33 +96,35 @@ class InsideDeferredDriver(DeferredDriver):
         finally:
             watch.remove(waiting)
             for target in waited:
-                target.forget(wake)
+                target.remove_done_callback(wake)
         done = any(target.done for target in waited)
         if seconds is None and not done and not self.closed:
-            raise self.world.nothing_comes()
+            raise self.simulation.deadlock_error()
         return done
 
-    def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def run_in_threads(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         """See `DeferredDriver`. Simulated time does not advance meanwhile."""
-        watch = self._watch_of(self.take_reactor())
-        watch.threads += 1
+        watch = self._loop_waits(self.get_reactor())
+        watch.thread_count += 1
 
         def finished(result: Any, error: BaseException | None) -> None:
-            watch.threads -= 1
+            watch.thread_count -= 1
             done(result, error)
-            watch.look()
+            watch.start_counting()
 
-        super().in_threads(work, finished)
+        super().run_in_threads(work, finished)
 
-    def _look(self) -> None:
-        self._soon = False
+    def _run_turn(self) -> None:
+        self._turn_scheduled = False
         if not self.closed:
-            self.world.settle()
+            self.simulation.settle()
 
     def close_now(self) -> None:
         """See `DeferredDriver.close_now`. The broker is notified at once."""
         super().close_now()
-        self.world.settle()
+        self.simulation.settle()
 
     # Interface for the simulation
 
@@ -130,7 +132,7 @@ class InsideDeferredDriver(DeferredDriver):
         """Return when the next event is due, in seconds of the clock; infinity without a reactor."""
         return NEVER if self.reactor is None else super().next_time()
 
-    def look(self) -> bool:
+    def run_due(self) -> bool:
         """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
         if self.reactor is None:
             return False
@@ -147,6 +149,6 @@ class InsideDeferredDriver(DeferredDriver):
         self.callbacks.run()
         return due
 
-    def end(self) -> None:
+    def close_at_once(self) -> None:
         """Close at once, without a reactor."""
         self.close_now()

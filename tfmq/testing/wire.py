@@ -14,9 +14,9 @@ from tfmq.errors import BadFrame
 from tfmq.protocol.frames import check_size
 from tfmq.server.session import Session
 
-WORD: Final = 4
+LENGTH_BYTES: Final = 4
 """Bytes of the length word of a frame."""
-START_SHOWN: Final = 16
+INVALID_START_BYTES: Final = 16
 """Number of bytes of an invalid frame that the session gets, to name its probable protocol."""
 
 
@@ -31,7 +31,7 @@ class Wire:
         self.broken = False
         """Both ends find the connection reset; bytes in transit are lost."""
 
-    def cut(self) -> None:
+    def break_connection(self) -> None:
         """Break the connection, like a network failure or a killed process."""
         self.broken = True
         self.to_broker.clear()
@@ -88,7 +88,7 @@ class BrokerEnd:
         self._pool = pool
         self._pauses: set[str] = set()
         self._number = number
-        self.gone = False
+        self.is_lost = False
         session.makeConnection(self)  # type: ignore[arg-type]
 
     @property
@@ -123,42 +123,42 @@ class BrokerEnd:
 
     def cut_off(self, why: str) -> None:
         """End the connection at once."""
-        self.wire.cut()
+        self.wire.break_connection()
 
     def deliver(self) -> bool:
         """Pass every complete frame to the session, then the end of the connection.
 
         Return whether there was any.
         """
-        if self.gone:
+        if self.is_lost:
             return False
         wire, inbox = self.wire, self.wire.to_broker
         if wire.broker_ended:
             inbox.clear()
         taken = False
-        while not self._pauses and len(inbox) >= WORD and not wire.broker_ended:
+        while not self._pauses and len(inbox) >= LENGTH_BYTES and not wire.broker_ended:
             try:
-                whole = WORD + check_size(inbox, frame_bytes=self._session.frame_bytes)
+                whole = LENGTH_BYTES + check_size(inbox, frame_bytes=self._session.frame_bytes)
             except BadFrame as error:
-                self._session.frame_refused(error, bytes(inbox[:START_SHOWN]))
+                self._session.frame_refused(error, bytes(inbox[:INVALID_START_BYTES]))
                 inbox.clear()
                 return True
             if len(inbox) < whole:
                 break
-            self._hand_over(whole)
+            self._pass_frame(whole)
             taken = True
         if wire.broken or (wire.client_closed and not (self._pauses and inbox)) or wire.broker_ended:
-            self.lose("the connection was closed")
+            self.lose_connection("the connection was closed")
             taken = True
         return taken
 
-    def lose(self, reason: str) -> None:
+    def lose_connection(self, reason: str) -> None:
         """End the connection and notify the session."""
-        if not self.gone:
-            self.gone = True
+        if not self.is_lost:
+            self.is_lost = True
             self._session.connectionLost(reason)
 
-    def _hand_over(self, whole: int) -> None:
+    def _pass_frame(self, whole: int) -> None:
         inbox = self.wire.to_broker
         buffer = self._pool.allocate(whole)
         try:

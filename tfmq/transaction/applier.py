@@ -20,24 +20,24 @@ from tfmq.apply_target import (
     ARRIVALS_KEY,
     OFFSETS_KEY,
     Append,
-    Applied,
+    AppendDelayed,
+    AppendResult,
+    AppliedCallback,
+    ApplyTarget,
     CommitOffsets,
-    Delayed,
-    Destination,
     Effect,
-    GroupPlaces,
-    Mark,
-    Schedule,
-    SourceName,
+    GroupPositions,
+    SourceId,
+    StoredDelayedBatch,
 )
 from tfmq.errors import NOT_DONE, StorageStopped, UnknownTopic
-from tfmq.transaction.apply_progress import Course, Part, Settling
-from tfmq.transaction.journal_writer import Run
-from tfmq.transaction.model import Slice, Target
+from tfmq.transaction.apply_progress import ApplyProgress, ApplyTask, FlushTracker
+from tfmq.transaction.journal_writer import RunInWorker
+from tfmq.transaction.model import Slice, TargetPart
 from tfmq.transaction.requests import Timers
-from tfmq.transaction.store import JournalTransactionStore
+from tfmq.transaction.store import TransactionStore
 
-COUNTED_AT_ONCE: Final = 10_000
+COUNTED_INLINE_MAX: Final = 10_000
 """Batches of a decision that are counted in the owner's thread (about 5 ms).
 
 Larger decisions are counted in a worker; later decisions wait until then.
@@ -46,14 +46,14 @@ LATE_SECONDS: Final = 10.0
 """Seconds after the decision until a waiting commit request is answered with "applying"."""
 TURN_BYTES: Final = 8 << 20
 """Bytes of small parts applied per turn (about 10 ms), before other work of the broker runs."""
-DUES_MAX_ALL: Final = 4 << 20
+DUE_WORDS_TOTAL: Final = 4 << 20
 """Words of due times (32 MiB) kept by all uncompleted decisions.
 
 Above, no handles are returned.
 """
-Noted: TypeAlias = tuple[Course, Sequence[int], Sequence[Delayed]]
+DelayedResults: TypeAlias = tuple[ApplyProgress, Sequence[int], Sequence[StoredDelayedBatch]]
 """A decision, the indexes of its delayed batches, and their results."""
-OFFSETS_TARGET: Final = Target(OFFSETS_KEY, "", 0, 0, 0)
+OFFSETS_PART: Final = TargetPart(OFFSETS_KEY, "", 0, 0, 0)
 
 
 class Applier:
@@ -67,38 +67,38 @@ class Applier:
 
     def __init__(
         self,
-        store: JournalTransactionStore,
-        destination: Destination,
+        store: TransactionStore,
+        destination: ApplyTarget,
         *,
         timers: Timers,
-        run: Run,
-        release: Callable[[int], None],
-        ended: Callable[[Course], None],
+        run: RunInWorker,
+        release_space: Callable[[int], None],
+        on_applied: Callable[[ApplyProgress], None],
     ) -> None:
         self.store, self.destination, self.timers, self.run = store, destination, timers, run
         self.journal_id = store.journal_id
-        self.source: SourceName = (SOURCE_TRANSACTION, self.journal_id)
-        self.pace = Pace(destination)
-        self.settling = Settling(destination, timers, self._settle)
+        self.source: SourceId = (SOURCE_TRANSACTION, self.journal_id)
+        self.in_flight_window = InFlightWindow(destination)
+        self.flush_tracker = FlushTracker(destination, timers, self._complete)
         self.stopping = False
-        self.hurried = True
+        self.unlimited_turns = True
         """Whether the turn limit is off: until the applier is idle once, recovery has no other work."""
-        self._release, self._ended = release, ended
-        self._lines: dict[int, Line] = {}
-        self._starting: deque[Course] = deque()
+        self._release_space, self._on_applied = release_space, on_applied
+        self._queues: dict[int, TargetQueue] = {}
+        self._starting: deque[ApplyProgress] = deque()
         """Decisions to be started; the first is being counted."""
-        self._due: dict[Line, None] = {}
-        self._next_turn: dict[Line, None] = {}
+        self._ready_queues: dict[TargetQueue, None] = {}
+        self._deferred_queues: dict[TargetQueue, None] = {}
         self._turn_bytes = 0
-        self.dues = 0
+        self.due_words = 0
         """Words of due times held for replies."""
-        self._late: deque[tuple[float, Course]] = deque()
+        self._late: deque[tuple[float, ApplyProgress]] = deque()
         self._timer: Any = None
-        self._stopped: Callable[[], None] | None = None
+        self._stop_done: Callable[[], None] | None = None
 
     # Decisions
 
-    def start(self, progress: Course) -> None:
+    def start(self, progress: ApplyProgress) -> None:
         """Queue a durable decision for its targets, after all earlier decisions."""
         self._starting.append(progress)
         if len(self._starting) == 1:
@@ -107,39 +107,39 @@ class Applier:
     def _start_next(self) -> None:
         while self._starting:
             decision = self._starting[0].decision
-            if decision.batches > COUNTED_AT_ONCE:
-                self.run(decision.count, self._counted)
+            if decision.batch_count > COUNTED_INLINE_MAX:
+                self.run(decision.compute_targets, self._count_done)
                 return
-            self._begin(self._starting.popleft())
+            self._start_decision(self._starting.popleft())
 
-    def _counted(self, result: None, error: BaseException | None) -> None:
+    def _count_done(self, result: None, error: BaseException | None) -> None:
         if error is not None:
             raise error
-        self._begin(self._starting.popleft())
+        self._start_decision(self._starting.popleft())
         self._start_next()
 
-    def _begin(self, progress: Course) -> None:
+    def _start_decision(self, progress: ApplyProgress) -> None:
         targets = progress.decision.targets
         offsets = any(each.offsets for each in progress.decision.transactions)
-        progress.left = len(targets) + offsets
-        if not progress.left:
-            self._over(progress)
+        progress.pending_targets = len(targets) + offsets
+        if not progress.pending_targets:
+            self._targets_done(progress)
             return
-        self._watch(progress)
+        self._watch_late(progress)
         for key, target in targets.items():
-            self._put(key, Part(progress, target))
+            self._enqueue(key, ApplyTask(progress, target))
         if offsets:
-            self._put(OFFSETS_KEY, Part(progress, OFFSETS_TARGET))
+            self._enqueue(OFFSETS_KEY, ApplyTask(progress, OFFSETS_PART))
 
-    def _put(self, key: int, part: Part) -> None:
-        queue = self._line(key)
-        queue.put(part)
-        self._due[queue] = None
+    def _enqueue(self, key: int, part: ApplyTask) -> None:
+        queue = self._target_queue(key)
+        queue.enqueue(part)
+        self._ready_queues[queue] = None
 
-    def _line(self, key: int) -> Line:
-        queue = self._lines.get(key)
+    def _target_queue(self, key: int) -> TargetQueue:
+        queue = self._queues.get(key)
         if queue is None:
-            queue = self._lines[key] = Line(key, self)
+            queue = self._queues[key] = TargetQueue(key, self)
         return queue
 
     # Turns
@@ -147,154 +147,156 @@ class Applier:
     @property
     def due(self) -> bool:
         """Whether `write` has something to do."""
-        return bool(self._due)
+        return bool(self._ready_queues)
 
     def write(self) -> bool:
         """Send effects to the targets that are free; False if there was no work."""
-        due, self._due = self._due, {}
+        due, self._ready_queues = self._ready_queues, {}
         for queue in due:
-            queue.pump()
-        self.hurried = self.hurried and not self.idle
+            queue.send_next()
+        self.unlimited_turns = self.unlimited_turns and not self.idle
         self._try_stop()
         return bool(due)
 
-    def may_read(self, queue: Line, size_bytes: int) -> bool:
+    def may_send(self, queue: TargetQueue, size_bytes: int) -> bool:
         """Whether the target queue may apply `size_bytes` more in this turn.
 
         If not, it continues in the next turn.
         """
-        if self.stopping or self.hurried:
+        if self.stopping or self.unlimited_turns:
             return True
         if self._turn_bytes and self._turn_bytes + size_bytes > TURN_BYTES:
-            if not self._next_turn:
-                self.timers.after(0.0, self._new_turn)
-            self._next_turn[queue] = None
+            if not self._deferred_queues:
+                self.timers.after(0.0, self._start_turn)
+            self._deferred_queues[queue] = None
             return False
         self._turn_bytes += size_bytes
         return True
 
-    def _new_turn(self) -> None:
+    def _start_turn(self) -> None:
         self._turn_bytes = 0
-        queues, self._next_turn = self._next_turn, {}
-        self._due.update(queues)
+        queues, self._deferred_queues = self._deferred_queues, {}
+        self._ready_queues.update(queues)
 
     # Notifications of target queues
 
-    def ready(self, queue: Line) -> None:
+    def mark_ready(self, queue: TargetQueue) -> None:
         """Mark a queue that may have something to send."""
-        self._due[queue] = None
+        self._ready_queues[queue] = None
 
-    def rested(self, queue: Line) -> None:
+    def target_blocked(self, queue: TargetQueue) -> None:
         """Handle a queue whose target became blocked."""
         self._try_stop()
 
-    def arrived(self, queue: Line, parts: Sequence[Part], mark: Mark) -> None:
+    def tasks_written(self, queue: TargetQueue, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
         """Handle written effects."""
-        self.settling.add(mark, parts)
-        self._done(queue, parts)
+        self.flush_tracker.add_written(mark, parts)
+        self._finish_tasks(queue, parts)
 
-    def note_delayed(self, mark: Mark, noted: Sequence[Noted]) -> None:
+    def record_delayed(self, mark: AppendResult, noted: Sequence[DelayedResults]) -> None:
         """Request an fsync for written delayed batches, and record their results once durable."""
         for progress, _, _ in noted:
-            progress.unsure += 1
+            progress.undurable_delayed += 1
 
         def forced(error: BaseException | None) -> None:
             for progress, pieces, delayed in noted:
-                progress.unsure -= 1
-                if error is None and self.dues < DUES_MAX_ALL:
-                    before = progress.dues
-                    progress.note_delayed(pieces, delayed)
-                    self.dues += progress.dues - before
-                if progress.known:
-                    progress.tell()
-                if progress.safe:  # another fsync may have made the rest durable already
-                    self._settle(progress)
+                progress.undurable_delayed -= 1
+                if error is None and self.due_words < DUE_WORDS_TOTAL:
+                    before = progress.due_words
+                    progress.record_delayed(pieces, delayed)
+                    self.due_words += progress.due_words - before
+                if progress.is_answerable:
+                    progress.notify()
+                if progress.is_durable:  # another fsync may have made the rest durable already
+                    self._complete(progress)
 
-        self.destination.when_forced(mark, forced)
+        self.destination.fsync_to(mark, forced)
 
-    def dropped(self, queue: Line, parts: Sequence[Part]) -> None:
+    def tasks_dropped(self, queue: TargetQueue, parts: Sequence[ApplyTask]) -> None:
         """Handle effects whose target was deleted."""
         for progress, target in parts:
-            progress.dropped += target.messages
-        self._done(queue, parts)
+            progress.dropped_messages += target.messages
+        self._finish_tasks(queue, parts)
 
-    def _done(self, queue: Line, parts: Sequence[Part]) -> None:
-        if queue.empty:
+    def _finish_tasks(self, queue: TargetQueue, parts: Sequence[ApplyTask]) -> None:
+        if queue.is_empty:
             queue.close()
-            self._lines.pop(queue.key, None)
+            self._queues.pop(queue.key, None)
         else:
-            self._due[queue] = None
+            self._ready_queues[queue] = None
         for progress, target in parts:
-            freed = min(progress.reserved, target.size_bytes)
+            freed = min(progress.reserved_bytes, target.size_bytes)
             if freed:
-                progress.reserved -= freed
-                self._release(freed)
-            progress.left -= 1
-            if not progress.left:
-                self._over(progress)
+                progress.reserved_bytes -= freed
+                self._release_space(freed)
+            progress.pending_targets -= 1
+            if not progress.pending_targets:
+                self._targets_done(progress)
 
-    def _over(self, progress: Course) -> None:
+    def _targets_done(self, progress: ApplyProgress) -> None:
         """Handle a decision with no pending targets."""
         # A target that lost effects gets them again, so this can be called twice.
         if not progress.applied:
             progress.applied = True
-            self.store.applied(progress.decision)
-            self._ended(progress)
-            if progress.known:
-                progress.tell()
-        if progress.safe:
-            self._settle(progress)
+            self.store.mark_applied(progress.decision)
+            self._on_applied(progress)
+            if progress.is_answerable:
+                progress.notify()
+        if progress.is_durable:
+            self._complete(progress)
 
-    def _settle(self, progress: Course) -> None:
-        self.dues -= progress.dues
-        progress.dues = 0
-        self.store.settle(progress.decision)
-        progress.tell_safe()
+    def _complete(self, progress: ApplyProgress) -> None:
+        self.due_words -= progress.due_words
+        progress.due_words = 0
+        self.store.complete(progress.decision)
+        progress.notify_durable()
 
     # Targets
 
-    def resumed(self, key: int) -> None:
+    def target_resumed(self, key: int) -> None:
         """Handle a target that accepts writes again."""
         # Written effects without an fsync may be lost, so they are applied again first.
-        parts = self.settling.take_back(key)
+        parts = self.flush_tracker.remove_undurable(key)
         if parts:
             for progress, _ in parts:
-                progress.left += 1
-            self._line(key).put_back(parts)
-        if key in self._lines:
-            self._lines[key].resumed()
+                progress.pending_targets += 1
+            self._target_queue(key).requeue(parts)
+        if key in self._queues:
+            self._queues[key].target_resumed()
 
-    def topic_gone(self, incarnation: int) -> None:
+    def topic_deleted(self, incarnation: int) -> None:
         """Let the queues of a deleted topic's partitions drop their effects."""
-        for key, queue in list(self._lines.items()):
+        for key, queue in list(self._queues.items()):
             if key >> SEQUENCE_BITS == incarnation:
-                queue.look_again()
-        for key in list(self.settling.trouble):
+                queue.retry()
+        for key in list(self.flush_tracker.fsync_errors):
             if key >> SEQUENCE_BITS == incarnation:
-                self.settling.look_again(key)
+                self.flush_tracker.retry(key)
 
-    def name(self, key: int) -> str:
+    def target_name(self, key: int) -> str:
         """Return the display name of a target."""
         return (
-            "the groups' offsets" if key == OFFSETS_KEY else self.destination.name(key) or "a deleted topic"
+            "the groups' offsets"
+            if key == OFFSETS_KEY
+            else self.destination.display_name(key) or "a deleted topic"
         )
 
-    def parked(self) -> dict[int, str]:
+    def blocked_targets(self) -> dict[int, str]:
         """Return the blocked targets: key -> reason. Includes targets that stopped before an fsync."""
-        return self.settling.trouble | {
-            key: queue.parked for key, queue in self._lines.items() if queue.parked
+        return self.flush_tracker.fsync_errors | {
+            key: queue.blocked_reason for key, queue in self._queues.items() if queue.blocked_reason
         }
 
     @property
-    def stuck(self) -> int:
+    def blocked_count(self) -> int:
         """Number of transactions that were applied once but lack, or may lose, effects at a target."""
-        courses = self.settling.stuck()
-        for queue in self._lines.values():
-            courses |= {part.course for part in queue.parts() if part.course.applied}
+        courses = self.flush_tracker.blocked_decisions()
+        for queue in self._queues.values():
+            courses |= {part.progress for part in queue.pending_tasks() if part.progress.applied}
         return sum(len(progress.decision.transactions) for progress in courses)
 
     @staticmethod
-    def concerns(key: int, progress: Course) -> bool:
+    def has_target(key: int, progress: ApplyProgress) -> bool:
         """Whether a decision has effects on that target."""
         if key == OFFSETS_KEY:
             return any(each.offsets for each in progress.decision.transactions)
@@ -305,63 +307,63 @@ class Applier:
         """Whether every decision is written or waits for a blocked target."""
         return (
             not self._starting
-            and not self._due
-            and not self._next_turn
-            and all(each.parked and not each.busy for each in self._lines.values())
+            and not self._ready_queues
+            and not self._deferred_queues
+            and all(each.blocked_reason and not each.is_applying for each in self._queues.values())
         )
 
     # Late replies
 
-    def _watch(self, progress: Course) -> None:
-        while self._late and self._late[0][1].known:
+    def _watch_late(self, progress: ApplyProgress) -> None:
+        while self._late and self._late[0][1].is_answerable:
             self._late.popleft()
         self._late.append((self.timers.now() + LATE_SECONDS, progress))
         if self._timer is None:
-            self._timer = self.timers.after(LATE_SECONDS, self._ring)
+            self._timer = self.timers.after(LATE_SECONDS, self._notify_late)
 
-    def _ring(self) -> None:
+    def _notify_late(self) -> None:
         self._timer = None
         now = self.timers.now()
-        while self._late and (self._late[0][0] <= now or self._late[0][1].known):
+        while self._late and (self._late[0][0] <= now or self._late[0][1].is_answerable):
             progress = self._late.popleft()[1]
-            if not progress.known:
-                progress.tell_late()
+            if not progress.is_answerable:
+                progress.notify_late()
         if self._late:
-            self._timer = self.timers.after(self._late[0][0] - now, self._ring)
+            self._timer = self.timers.after(self._late[0][0] - now, self._notify_late)
 
     # Stopping
 
     def stop(self, done: Callable[[], None]) -> None:
         """Apply small parts, interrupt large ones after the next slice, fsync, then call `done()`."""
         self.stopping = True
-        self._stopped = done
+        self._stop_done = done
         self._try_stop()
 
     def _try_stop(self) -> None:
-        if self._stopped is None or not self.idle:
+        if self._stop_done is None or not self.idle:
             return
-        done, self._stopped = self._stopped, None
+        done, self._stop_done = self._stop_done, None
         if self._timer is not None:
             self.timers.cancel(self._timer)
-        for queue in self._lines.values():
+        for queue in self._queues.values():
             queue.close()
-        self.settling.close()
-        self.settling.force_all(done)
+        self.flush_tracker.close()
+        self.flush_tracker.fsync_all(done)
 
 
 logger = logging.getLogger("tfmq.transaction")
 
-PLACES_MAX: Final = 10_000
+OFFSETS_PER_APPEND: Final = 10_000
 """Offsets committed in one append: at most 512 KiB, well below the catalog's entry limit."""
-PAUSE_SECONDS: Final = 1.0
-PAUSE_SECONDS_MAX: Final = 30.0
+RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS_MAX: Final = 30.0
 """Retry pauses of a blocked target double from RETRY_SECONDS to this limit.
 
 A resume also retries.
 """
 
 
-class Line:
+class TargetQueue:
     """Queue of the effects on one target, applied strictly in LSN order, one at a time.
 
     The target stores the highest position that was applied, which implies all earlier ones. So no effect is
@@ -372,60 +374,60 @@ class Line:
 
     def __init__(self, key: int, applier: Applier) -> None:
         self.key = key
-        self.parked = ""
-        self.busy = False
+        self.blocked_reason = ""
+        self.is_applying = False
         self._applier = applier
-        self.slice_bytes = self._slice_bytes()
+        self.slice_bytes = self._read_slice_bytes()
         """Bytes per append, so that the owner's thread is not blocked.
 
         Larger parts use `ChunkedApply`.
         """
-        self._queue: deque[Part] = deque()
-        self._flight: list[Part] = []
-        self._pieces: list[Sequence[int]] = []
-        self._convoy: Convoy | None = None
-        self._known = False
-        self._after = 0
-        self._pause = PAUSE_SECONDS
+        self._queue: deque[ApplyTask] = deque()
+        self._applying: list[ApplyTask] = []
+        self._batch_indexes: list[Sequence[int]] = []
+        self._chunked_apply: ChunkedApply | None = None
+        self._position_known = False
+        self._applied_ordinal = 0
+        self._retry_seconds = RETRY_SECONDS
         self._timer: Any = None
 
-    def _slice_bytes(self) -> int:
-        return 0 if self.key == OFFSETS_KEY else self._applier.destination.slice_bytes(self.key)
+    def _read_slice_bytes(self) -> int:
+        return 0 if self.key == OFFSETS_KEY else self._applier.destination.append_bytes_max(self.key)
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether nothing is queued or being applied."""
-        return not self._queue and not self.busy
+        return not self._queue and not self.is_applying
 
-    def parts(self) -> list[Part]:
+    def pending_tasks(self) -> list[ApplyTask]:
         """Return the tasks that are queued or being applied."""
-        return [*self._flight, *self._queue]
+        return [*self._applying, *self._queue]
 
-    def put(self, part: Part) -> None:
+    def enqueue(self, part: ApplyTask) -> None:
         """Append a task; its position is higher than all queued ones."""
         self._queue.append(part)
-        if self.parked:
-            part.course.tell_late()
+        if self.blocked_reason:
+            part.progress.notify_late()
 
-    def put_back(self, parts: Sequence[Part]) -> None:
+    def requeue(self, parts: Sequence[ApplyTask]) -> None:
         """Return unapplied tasks to the queue, in order.
 
         Reads the target's position before the next append.
         """
-        self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.place))
-        self._known = False
+        self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.position))
+        self._position_known = False
 
-    def resumed(self) -> None:
+    def target_resumed(self) -> None:
         """Handle a target that accepts writes again: effects without an fsync may be lost."""
-        if self._convoy is not None:
-            self._convoy.recall()
-        self.look_again()
+        if self._chunked_apply is not None:
+            self._chunked_apply.cancel()
+        self.retry()
 
-    def look_again(self) -> None:
+    def retry(self) -> None:
         """Retry now: the target may have become writable or been deleted."""
-        self._known = False
-        self._pause = PAUSE_SECONDS
-        self._go_on()
+        self._position_known = False
+        self._retry_seconds = RETRY_SECONDS
+        self._retry_now()
 
     def close(self) -> None:
         """Stop the retry timer."""
@@ -433,32 +435,32 @@ class Line:
 
     # Sending
 
-    def pump(self) -> None:
+    def send_next(self) -> None:
         """Start the next append if there is a task and none is being applied."""
-        while self._queue and not self.busy and self._timer is None:
-            if not self._known and not self._look():
+        while self._queue and not self.is_applying and self._timer is None:
+            if not self._position_known and not self._read_position():
                 continue
             if self.key == OFFSETS_KEY:
                 self._send_offsets()
             elif not self._send_messages():
                 return
 
-    def _look(self) -> bool:
+    def _read_position(self) -> bool:
         """Read the applied position of the target; return whether tasks are left to send."""
         destination, key = self._applier.destination, self.key
-        if key != OFFSETS_KEY and destination.name(key) is None:
-            self.drop()
+        if key != OFFSETS_KEY and destination.display_name(key) is None:
+            self.drop_all()
             return False
-        self.slice_bytes = self._slice_bytes()  # unknown before if the target could not be opened
-        applied = destination.applied(key, self._applier.source)
+        self.slice_bytes = self._read_slice_bytes()  # unknown before if the target could not be opened
+        applied = destination.last_applied(key, self._applier.source)
         there = []
-        while applied is not None and self._queue and self._queue[0].place <= applied:
+        while applied is not None and self._queue and self._queue[0].position <= applied:
             there.append(self._queue.popleft())
-        head = self._queue[0].course.decision.place if self._queue else -1
-        self._after = applied[1] if applied is not None and head == applied[0] else 0
-        self._known = True
+        head = self._queue[0].progress.decision.lsn if self._queue else -1
+        self._applied_ordinal = applied[1] if applied is not None and head == applied[0] else 0
+        self._position_known = True
         if there:
-            self._send(there, [], [], [])
+            self._append(there, [], [], [])
             return False
         return bool(self._queue)
 
@@ -467,7 +469,7 @@ class Line:
 
         False if the turn's limit is reached.
         """
-        parts: list[Part] = []
+        parts: list[ApplyTask] = []
         batches: list[Batch] = []
         pieces: list[Sequence[int]] = []
         decided_ms: list[int] = []
@@ -476,138 +478,138 @@ class Line:
             part = self._queue[0]
             if parts and size + part.target.size_bytes > self.slice_bytes:
                 break
-            if part.target.size_bytes <= self.slice_bytes and not self._applier.may_read(
+            if part.target.size_bytes <= self.slice_bytes and not self._applier.may_send(
                 self, part.target.size_bytes
             ):
                 break
             try:
-                slices = self._cached(part)
+                slices = self._read_small(part)
             except Exception as error:
                 if not parts:
                     self._failed(Unreadable(error) if isinstance(error, Corrupt | OSError) else error)
                 break
             if slices is None:
                 if not parts:
-                    self._send_convoy()
+                    self._start_chunked()
                 break
             parts.append(self._queue.popleft())
             batches += [batch for each in slices for batch in each.batches]
-            pieces.append([piece for each in slices for piece in each.pieces])
-            decided_ms += [part.course.decision.time_ms] * (len(batches) - len(decided_ms))
+            pieces.append([piece for each in slices for piece in each.batch_indexes])
+            decided_ms += [part.progress.decision.time_ms] * (len(batches) - len(decided_ms))
             size += part.target.size_bytes
-            self._after = 0
+            self._applied_ordinal = 0
         if parts:
-            self._send(parts, batches, pieces, decided_ms)
-        return bool(parts) or self.busy
+            self._append(parts, batches, pieces, decided_ms)
+        return bool(parts) or self.is_applying
 
-    def _cached(self, part: Part) -> list[Slice] | None:
+    def _read_small(self, part: ApplyTask) -> list[Slice] | None:
         if part.target.size_bytes > self.slice_bytes:
             return None
-        return self._applier.store.slices_cached(
-            part.course.decision, self.key, self._after, self.slice_bytes
+        return self._applier.store.read_slices_nowait(
+            part.progress.decision, self.key, self._applied_ordinal, self.slice_bytes
         )
 
-    def _send(
+    def _append(
         self,
-        parts: list[Part],
+        parts: list[ApplyTask],
         batches: list[Batch],
         pieces: list[Sequence[int]],
         decided_ms: list[int],
     ) -> None:
         """Append the batches of all tasks with the last one's position."""
-        self._flight, self._pieces, self.busy = parts, pieces, True
+        self._applying, self._batch_indexes, self.is_applying = parts, pieces, True
         last = parts[-1]
-        effect = self.effect(last, batches, last.target.last, decided_ms)
+        effect = self.make_effect(last, batches, last.target.last_ordinal, decided_ms)
         self._applier.destination.apply(effect, self._written)
 
-    def effect(
-        self, part: Part, batches: Sequence[Batch], last: int, decided_ms: Sequence[int] | None = None
+    def make_effect(
+        self, part: ApplyTask, batches: Sequence[Batch], last: int, decided_ms: Sequence[int] | None = None
     ) -> Effect:
         """Return the effect that appends `batches`, of which the last message has ordinal `last`.
 
         `decided_ms` has the decision time of each batch, if it is not that of `part` for all.
         """
-        source = Source(SOURCE_TRANSACTION, self._applier.journal_id, part.course.decision.place, last)
+        source = Source(SOURCE_TRANSACTION, self._applier.journal_id, part.progress.decision.lsn, last)
         if self.key == OFFSETS_KEY:
             return CommitOffsets((), source)
         if self.key == ARRIVALS_KEY:
-            times = [part.course.decision.time_ms] * len(batches) if decided_ms is None else decided_ms
-            return Schedule(batches, times, source)
+            times = [part.progress.decision.time_ms] * len(batches) if decided_ms is None else decided_ms
+            return AppendDelayed(batches, times, source)
         return Append(
             part.target.topic, self.key >> SEQUENCE_BITS, self.key & (1 << SEQUENCE_BITS) - 1, batches, source
         )
 
     def _send_offsets(self) -> None:
         """Commit the offsets of the first queued decisions together; later offsets of a group win."""
-        parts: list[Part] = []
-        groups: list[GroupPlaces] = []
+        parts: list[ApplyTask] = []
+        groups: list[GroupPositions] = []
         count = 0
         while self._queue:
-            offsets = self._queue[0].course.decision.offsets
-            count += sum(len(each.places) for each in offsets)
+            offsets = self._queue[0].progress.decision.offsets
+            count += sum(len(each.positions) for each in offsets)
             # The change must fit the catalog's entry limit, unless a single decision exceeds it.
-            if parts and count > PLACES_MAX:
+            if parts and count > OFFSETS_PER_APPEND:
                 break
             parts.append(self._queue.popleft())
             groups += offsets
-        lsn = parts[-1].course.decision.place
-        self._flight, self._pieces, self.busy = parts, [], True
+        lsn = parts[-1].progress.decision.lsn
+        self._applying, self._batch_indexes, self.is_applying = parts, [], True
         source = Source(SOURCE_TRANSACTION, self._applier.journal_id, lsn, 0)
         self._applier.destination.apply(CommitOffsets(groups, source), self._written)
 
-    def _send_convoy(self) -> None:
+    def _start_chunked(self) -> None:
         part = self._queue.popleft()
-        self._flight, self._pieces, self.busy = [part], [], True
-        after, self._after = self._after, 0
-        self._convoy = Convoy(self, self._applier, part, after, self._written)
-        self._convoy.start()
+        self._applying, self._batch_indexes, self.is_applying = [part], [], True
+        after, self._applied_ordinal = self._applied_ordinal, 0
+        self._chunked_apply = ChunkedApply(self, self._applier, part, after, self._written)
+        self._chunked_apply.start()
 
     # Results
 
-    def _written(self, mark: Mark | None, error: BaseException | None) -> None:
-        parts, self._flight, self.busy = self._flight, [], False
-        self._convoy = None
+    def _written(self, mark: AppendResult | None, error: BaseException | None) -> None:
+        parts, self._applying, self.is_applying = self._applying, [], False
+        self._chunked_apply = None
         if mark is None:
-            self.put_back(parts)
+            self.requeue(parts)
             self._failed(error or RuntimeError("an effect ended without a mark"))
             return
-        if self.parked:
-            self._tell_open()
+        if self.blocked_reason:
+            self._unblock()
         for part in parts:
-            part.course.damage = ""
-        self._note_offsets(parts, mark)
-        self._note_delayed(parts, mark)
-        self._applier.arrived(self, parts, mark)
+            part.progress.damage = ""
+        self._record_offsets(parts, mark)
+        self._record_delayed(parts, mark)
+        self._applier.tasks_written(self, parts, mark)
 
-    def _note_offsets(self, parts: Sequence[Part], mark: Mark) -> None:
+    def _record_offsets(self, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
         """Record the offsets of the batches for replies."""
         # Only durable offsets are returned: others could change after a power failure.
-        if not mark.offsets or not self._applier.destination.forced(mark):
+        if not mark.offsets or not self._applier.destination.is_durable(mark):
             return
         first = 0
-        for part, pieces in zip(parts, self._pieces, strict=False):
-            part.course.note_offsets(pieces, mark.offsets[first : first + len(pieces)])
+        for part, pieces in zip(parts, self._batch_indexes, strict=False):
+            part.progress.record_offsets(pieces, mark.offsets[first : first + len(pieces)])
             first += len(pieces)
 
-    def _note_delayed(self, parts: Sequence[Part], mark: Mark) -> None:
+    def _record_delayed(self, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
         noted = []
         first = 0
-        for part, pieces in zip(parts, self._pieces, strict=False):
-            noted.append((part.course, pieces, mark.delayed[first : first + len(pieces)]))
+        for part, pieces in zip(parts, self._batch_indexes, strict=False):
+            noted.append((part.progress, pieces, mark.delayed[first : first + len(pieces)]))
             first += len(pieces)
         if mark.delayed:
-            self._applier.note_delayed(mark, noted)
+            self._applier.record_delayed(mark, noted)
 
     def _failed(self, error: BaseException) -> None:
-        self._known = False
+        self._position_known = False
         if isinstance(error, UnknownTopic):
-            self.drop()
+            self.drop_all()
             return
         if isinstance(error, Unreadable) and self._queue:
-            self._queue[0].course.damage = str(error)
-        self._park(error)
+            self._queue[0].progress.damage = str(error)
+        self._block(error)
 
-    def drop(self) -> None:
+    def drop_all(self) -> None:
         """Drop, count and log all tasks: the target was deleted."""
         parts, self._queue = list(self._queue), deque()
         messages = sum(part.target.messages for part in parts)
@@ -618,36 +620,36 @@ class Line:
                 messages,
                 topic,
             )
-        self.parked = ""
-        self._applier.dropped(self, parts)
+        self.blocked_reason = ""
+        self._applier.tasks_dropped(self, parts)
 
     # Waiting for the target
 
-    def _park(self, error: BaseException) -> None:
+    def _block(self, error: BaseException) -> None:
         reason = str(error) or type(error).__name__
-        if reason != self.parked and not self._applier.stopping:
-            name = self._applier.name(self.key)
+        if reason != self.blocked_reason and not self._applier.stopping:
+            name = self._applier.target_name(self.key)
             logger.error("Committed transactions wait for %s: %s", name, reason)
-        self.parked = reason
-        self._timer = self._applier.timers.after(self._pause, self._go_on)
-        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
+        self.blocked_reason = reason
+        self._timer = self._applier.timers.after(self._retry_seconds, self._retry_now)
+        self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
         for part in self._queue:
-            part.course.tell_late()
-        self._applier.rested(self)
+            part.progress.notify_late()
+        self._applier.target_blocked(self)
 
-    def _go_on(self) -> None:
+    def _retry_now(self) -> None:
         self._stop_timer()
-        self._applier.ready(self)
+        self._applier.mark_ready(self)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._applier.timers.cancel(self._timer)
             self._timer = None
 
-    def _tell_open(self) -> None:
-        logger.info("%s accepts committed transactions again", self._applier.name(self.key))
-        self.parked = ""
-        self._pause = PAUSE_SECONDS
+    def _unblock(self) -> None:
+        logger.info("%s accepts committed transactions again", self._applier.target_name(self.key))
+        self.blocked_reason = ""
+        self._retry_seconds = RETRY_SECONDS
 
 
 CONTIGUOUS_BYTES: Final = 64 << 20
@@ -659,7 +661,7 @@ Any fsync of another client has to write these bytes too. Measured with a 2 GB t
 send took 4.6 ms (p99 9.3) with 8 MiB, 1.6 ms (p99 3.3) with this value and slices of 256 KiB; the 2 GB took
 6 % longer.
 """
-CONVOYS_MAX: Final = 4
+CHUNKED_MAX: Final = 4
 """Large parts applied concurrently; each holds a slice in memory and uses a reader."""
 
 
@@ -673,61 +675,61 @@ class Unreadable(Exception):
         )
 
 
-class Pace:
+class InFlightWindow:
     """Limits unfsynced bytes and concurrency of all `ChunkedApply` together."""
 
-    def __init__(self, destination: Destination) -> None:
+    def __init__(self, destination: ApplyTarget) -> None:
         self._destination = destination
-        self._unforced = 0
+        self._undurable_bytes = 0
         self._running = 0
-        self._entering: deque[Callable[[], None]] = deque()
-        self._writing: deque[tuple[int, Callable[[], None]]] = deque()
+        self._slot_waiters: deque[Callable[[], None]] = deque()
+        self._write_waiters: deque[tuple[int, Callable[[], None]]] = deque()
 
-    def enter(self, go: Callable[[], None]) -> None:
+    def acquire_slot(self, go: Callable[[], None]) -> None:
         """Call `go()` when another large part may start."""
-        if self._running < CONVOYS_MAX:
+        if self._running < CHUNKED_MAX:
             self._running += 1
             go()
         else:
-            self._entering.append(go)
+            self._slot_waiters.append(go)
 
-    def leave(self) -> None:
+    def release_slot(self) -> None:
         """Free the slot of a finished part."""
-        if self._entering:
-            self._entering.popleft()()
+        if self._slot_waiters:
+            self._slot_waiters.popleft()()
         else:
             self._running -= 1
 
-    def take(self, size_bytes: int, go: Callable[[], None]) -> None:
+    def acquire(self, size_bytes: int, go: Callable[[], None]) -> None:
         """Call `go()` when `size_bytes` fit into the window; a larger size runs alone."""
-        if not self._writing and self._fits(size_bytes):
-            self._unforced += size_bytes
+        if not self._write_waiters and self._fits(size_bytes):
+            self._undurable_bytes += size_bytes
             go()
         else:
-            self._writing.append((size_bytes, go))
+            self._write_waiters.append((size_bytes, go))
 
-    def written(self, mark: Mark, size_bytes: int) -> None:
+    def release_when_durable(self, mark: AppendResult, size_bytes: int) -> None:
         """Request an fsync of written bytes, which frees their room."""
-        self._destination.when_forced(mark, partial(self._give, size_bytes))
+        self._destination.fsync_to(mark, partial(self._release, size_bytes))
 
-    def not_written(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         """Free the room of bytes that were not written."""
-        self._give(size_bytes, None)
+        self._release(size_bytes, None)
 
-    def _give(self, size_bytes: int, error: BaseException | None) -> None:
+    def _release(self, size_bytes: int, error: BaseException | None) -> None:
         """Free room and start waiting writes."""
         # After a failed fsync the target is stopped, so the bytes need no more room either.
-        self._unforced -= size_bytes
-        while self._writing and self._fits(self._writing[0][0]):
-            size, go = self._writing.popleft()
-            self._unforced += size
+        self._undurable_bytes -= size_bytes
+        while self._write_waiters and self._fits(self._write_waiters[0][0]):
+            size, go = self._write_waiters.popleft()
+            self._undurable_bytes += size
             go()
 
     def _fits(self, size_bytes: int) -> bool:
-        return not self._unforced or self._unforced + size_bytes <= WINDOW_BYTES
+        return not self._undurable_bytes or self._undurable_bytes + size_bytes <= WINDOW_BYTES
 
 
-class Convoy:
+class ChunkedApply:
     """Applies the large part of one decision to one partition, slice by slice, read in a worker.
 
     Written bytes must be fsynced eventually, and every other fsync has to write them too, so only a window
@@ -736,78 +738,80 @@ class Convoy:
     of the last append or the error.
     """
 
-    def __init__(self, queue: Line, applier: Applier, part: Part, after: int, done: Applied) -> None:
-        self._line, self._applier, self._part, self._done = queue, applier, part, done
-        self._after = after
+    def __init__(
+        self, queue: TargetQueue, applier: Applier, part: ApplyTask, after: int, done: AppliedCallback
+    ) -> None:
+        self._queue, self._applier, self._task, self._done = queue, applier, part, done
+        self._applied_ordinal = after
         self._slices: Iterator[Slice] = iter(())
-        self._holds = part.target.size_bytes <= CONTIGUOUS_BYTES
-        self._mark: Mark | None = None
-        self._recalled: StorageStopped | None = None
+        self._contiguous = part.target.size_bytes <= CONTIGUOUS_BYTES
+        self._mark: AppendResult | None = None
+        self._cancelled: StorageStopped | None = None
 
     def start(self) -> None:
         """Start when a slot is free."""
-        self._applier.pace.enter(self._begin)
+        self._applier.in_flight_window.acquire_slot(self._slot_acquired)
 
-    def recall(self) -> None:
+    def cancel(self) -> None:
         """Stop with an error: the target stopped and resumed."""
         # Earlier slices may be lost and the highest position implies them, so no further slice may be
         # written. The target queue then reads the target's position.
-        self._recalled = StorageStopped(reason="the target stopped and resumed meanwhile", outcome=NOT_DONE)
+        self._cancelled = StorageStopped(reason="the target stopped and resumed meanwhile", outcome=NOT_DONE)
 
-    def _begin(self) -> None:
-        self._slices = self._applier.store.slices(
-            self._part.course.decision, self._line.key, self._after, self._line.slice_bytes
+    def _slot_acquired(self) -> None:
+        self._slices = self._applier.store.read_slices(
+            self._task.progress.decision, self._queue.key, self._applied_ordinal, self._queue.slice_bytes
         )
-        if self._holds:
-            self._applier.destination.hold(self._line.key, self._applier.source)
-        self._read()
+        if self._contiguous:
+            self._applier.destination.begin_exclusive(self._queue.key, self._applier.source)
+        self._read_slice()
 
-    def _read(self) -> None:
-        self._applier.run(lambda: next(self._slices, None), self._have)
+    def _read_slice(self) -> None:
+        self._applier.run(lambda: next(self._slices, None), self._slice_read)
 
-    def _have(self, found: Slice | None, error: BaseException | None) -> None:
+    def _slice_read(self, found: Slice | None, error: BaseException | None) -> None:
         if isinstance(error, Corrupt | OSError):
             error = Unreadable(error)
-        if error is not None or self._recalled is not None:
-            self._end(None, self._recalled or error)
+        if error is not None or self._cancelled is not None:
+            self._finish(None, self._cancelled or error)
         elif found is None:
-            self._end_of_slices()
+            self._fail_incomplete()
         else:
-            self._applier.pace.take(found.size_bytes, partial(self._write, found))
+            self._applier.in_flight_window.acquire(found.size_bytes, partial(self._write, found))
 
     def _write(self, found: Slice) -> None:
-        if self._recalled is not None:
-            self._written(found, None, self._recalled)
+        if self._cancelled is not None:
+            self._written(found, None, self._cancelled)
             return
-        effect = self._line.effect(self._part, found.batches, found.last)
+        effect = self._queue.make_effect(self._task, found.batches, found.last_ordinal)
         self._applier.destination.apply(effect, partial(self._written, found))
 
-    def _written(self, found: Slice, mark: Mark | None, error: BaseException | None) -> None:
+    def _written(self, found: Slice, mark: AppendResult | None, error: BaseException | None) -> None:
         if mark is None:
-            self._applier.pace.not_written(found.size_bytes)
-            self._end(None, error)
+            self._applier.in_flight_window.release(found.size_bytes)
+            self._finish(None, error)
             return
-        self._applier.pace.written(mark, found.size_bytes)
+        self._applier.in_flight_window.release_when_durable(mark, found.size_bytes)
         for number, count in found.lost:
-            self._part.course.losses[self._line.key, number] = count
+            self._task.progress.losses[self._queue.key, number] = count
         if mark.delayed:
-            self._applier.note_delayed(mark, [(self._part.course, found.pieces, mark.delayed)])
+            self._applier.record_delayed(mark, [(self._task.progress, found.batch_indexes, mark.delayed)])
         self._mark = mark
-        if self._recalled is not None:
-            self._end(None, self._recalled)
-        elif found.last >= self._part.target.last:
-            self._end(mark, None)
+        if self._cancelled is not None:
+            self._finish(None, self._cancelled)
+        elif found.last_ordinal >= self._task.target.last_ordinal:
+            self._finish(mark, None)
         elif self._applier.stopping:
-            self._end(None, Closed())
+            self._finish(None, Closed())
         else:
-            self._read()
+            self._read_slice()
 
-    def _end_of_slices(self) -> None:
+    def _fail_incomplete(self) -> None:
         """Fail: the journal ended before the last message of the part."""
-        self._end(None, RuntimeError("the journal has fewer messages of a transaction than were counted"))
+        self._finish(None, RuntimeError("the journal has fewer messages of a transaction than were counted"))
 
-    def _end(self, mark: Mark | None, error: BaseException | None) -> None:
-        if self._holds:
-            self._applier.destination.unhold(self._line.key)
-        self._applier.pace.leave()
+    def _finish(self, mark: AppendResult | None, error: BaseException | None) -> None:
+        if self._contiguous:
+            self._applier.destination.end_exclusive(self._queue.key)
+        self._applier.in_flight_window.release_slot()
         self._done(None if mark is None else mark._replace(offsets=(), delayed=()), error)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from tfmq.apply_target import Delayed, Destination, Mark
+from tfmq.apply_target import AppendResult, ApplyTarget, StoredDelayedBatch
 from tfmq.transaction import states
-from tfmq.transaction.model import Decision, Target
+from tfmq.transaction.model import Decision, TargetPart
 from tfmq.transaction.requests import Timers
 
 OFFSETS_MAX: Final = 4096
@@ -17,17 +17,17 @@ OFFSETS_MAX: Final = 4096
 
 UNKNOWN_OFFSET: Final = -1
 
-DUES_MAX: Final = 65_536
+DUE_WORDS_MAX: Final = 65_536
 """Words of due times in one reply (512 KiB).
 
 A batch with one due time for all messages has one word.
 """
 
-Waiting: TypeAlias = Callable[["Course", BaseException | None], None]
+ProgressCallback: TypeAlias = Callable[["ApplyProgress", BaseException | None], None]
 """Called with (progress, None) when applied or late, (progress, error) if not known durable."""
 
 
-class Course:
+class ApplyProgress:
     """Progress of one decision at its targets, and the requests that wait for it.
 
     `pending_targets`: targets that lack their part. `undurable_parts`: parts written and not known to be
@@ -46,107 +46,114 @@ class Course:
 
     __slots__ = (
         "applied",
+        "blocked",
+        "callbacks",
         "damage",
         "decision",
         "delayed",
-        "dropped",
-        "dues",
+        "dropped_messages",
+        "due_words",
+        "durable_callbacks",
         "failure",
         "late",
-        "left",
         "losses",
         "offsets",
-        "reserved",
-        "settling",
-        "stuck",
-        "unforced",
-        "unsure",
-        "waiting",
+        "pending_targets",
+        "reserved_bytes",
+        "undurable_delayed",
+        "undurable_parts",
     )
 
     def __init__(self, decision: Decision, reserved: int = 0, batches: int = 0) -> None:
         self.decision = decision
-        self.reserved = reserved
-        self.left = self.unforced = self.dropped = self.unsure = self.dues = 0
-        self.delayed: dict[int, Delayed] = {}
+        self.reserved_bytes = reserved
+        self.pending_targets = self.undurable_parts = self.dropped_messages = self.undurable_delayed = (
+            self.due_words
+        ) = 0
+        self.delayed: dict[int, StoredDelayedBatch] = {}
         self.damage = ""
         self.losses: dict[tuple[int, int], int] = {}
-        self.applied = self.late = self.stuck = False
+        self.applied = self.late = self.blocked = False
         self.failure: BaseException | None = None
         self.offsets = [UNKNOWN_OFFSET] * batches if batches <= OFFSETS_MAX else []
-        self.waiting: list[Waiting] = []
-        self.settling: list[Callable[[], None]] = []
+        self.callbacks: list[ProgressCallback] = []
+        self.durable_callbacks: list[Callable[[], None]] = []
         """Called once all effects are durable."""
 
     @property
     def state(self) -> str:
         """State for replies: "committed" or "applying"."""
-        there = self.applied and not self.left and not self.stuck
+        there = self.applied and not self.pending_targets and not self.blocked
         return states.COMMITTED if there else states.APPLYING
 
     @property
     def lost(self) -> int:
         """Messages of it that damage of the journal took, at most."""
-        return sum(each.lost for each in self.decision.transactions) + sum(self.losses.values())
+        return sum(each.lost_messages for each in self.decision.transactions) + sum(self.losses.values())
 
     @property
-    def safe(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether all effects are written and durable, and all results for replies recorded."""
-        return self.applied and not self.left and not self.unforced and not self.unsure
+        return (
+            self.applied
+            and not self.pending_targets
+            and not self.undurable_parts
+            and not self.undurable_delayed
+        )
 
     @property
-    def known(self) -> bool:
+    def is_answerable(self) -> bool:
         """Whether it is applied and a complete reply is possible."""
-        return self.applied and not self.unsure
+        return self.applied and not self.undurable_delayed
 
-    def wait(self, waiting: Waiting) -> None:
+    def add_callback(self, waiting: ProgressCallback) -> None:
         """Call `waiting` now if a reply is possible, else later."""
-        if self.failure is not None or self.known or self.late:
+        if self.failure is not None or self.is_answerable or self.late:
             waiting(self, self.failure)
         else:
-            self.waiting.append(waiting)
+            self.callbacks.append(waiting)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call all waiting callbacks: the decision is applied, failed or late."""
-        waiting, self.waiting = self.waiting, []
+        waiting, self.callbacks = self.callbacks, []
         for each in waiting:
             each(self, self.failure)
 
-    def tell_safe(self) -> None:
+    def notify_durable(self) -> None:
         """Call the callbacks that wait for durability."""
-        settling, self.settling = self.settling, []
+        settling, self.durable_callbacks = self.durable_callbacks, []
         for each in settling:
             each()
 
-    def tell_late(self) -> None:
+    def notify_late(self) -> None:
         """Answer waiting requests early: a target is blocked, or too much time has passed."""
         self.late = True
-        self.tell()
+        self.notify()
 
-    def fail(self, error: BaseException) -> None:
+    def notify_failed(self, error: BaseException) -> None:
         """Fail waiting requests: the journal stopped before the decision was known to be durable."""
         self.failure = error
-        self.tell()
+        self.notify()
 
-    def note_offsets(self, pieces: Sequence[int], offsets: Sequence[int]) -> None:
+    def record_offsets(self, batch_indexes: Sequence[int], offsets: Sequence[int]) -> None:
         """Record first offsets of batches.
 
         `batch_indexes` are batch indexes, -1 for the rest of a split batch.
         """
         if self.offsets:
-            for piece, offset in zip(pieces, offsets, strict=False):
+            for piece, offset in zip(batch_indexes, offsets, strict=False):
                 if piece >= 0:
                     self.offsets[piece] = offset
 
-    def note_delayed(self, pieces: Sequence[int], delayed: Sequence[Delayed]) -> None:
+    def record_delayed(self, batch_indexes: Sequence[int], delayed: Sequence[StoredDelayedBatch]) -> None:
         """Record results of delayed batches, up to the reply limit; `batch_indexes` as in `record_offsets`."""
-        for piece, each in zip(pieces, delayed, strict=False):
-            if self.offsets and piece >= 0 and self.dues + len(each.dues) <= DUES_MAX:
-                self.dues += len(each.dues)
+        for piece, each in zip(batch_indexes, delayed, strict=False):
+            if self.offsets and piece >= 0 and self.due_words + len(each.dues) <= DUE_WORDS_MAX:
+                self.due_words += len(each.dues)
                 self.delayed[piece] = each
 
 
-SOON_SECONDS: Final = 0.005
+FSYNC_DELAY_SECONDS: Final = 0.005
 """Delay of an fsync request, so that effects of several decisions share it.
 
 It bounds the additional latency for readers of durable data; 200 fsyncs per second leave disk time to other
@@ -156,26 +163,26 @@ RETRY_SECONDS: Final = 30.0
 """Pause after which a target with a failed fsync is retried, even if it reports no resume."""
 
 
-class Part(NamedTuple):
+class ApplyTask(NamedTuple):
     """An apply task: the part of one decision for one target."""
 
-    course: Course
-    target: Target
+    progress: ApplyProgress
+    target: TargetPart
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """(LSN, ordinal): once the target's applied position reaches it, the part is applied."""
-        return self.course.decision.place, self.target.last
+        return self.progress.decision.lsn, self.target.last_ordinal
 
 
-class Written(NamedTuple):
+class WrittenTasks(NamedTuple):
     """Tasks written to a target by one append."""
 
-    mark: Mark
-    parts: Sequence[Part]
+    mark: AppendResult
+    tasks: Sequence[ApplyTask]
 
 
-class Settling:
+class FlushTracker:
     """Tracks written effects until they are durable.
 
     Only then can the journal release a decision. Readers of durable data see a commit from then on. An
@@ -184,65 +191,70 @@ class Settling:
     effects are durable.
     """
 
-    def __init__(self, destination: Destination, timers: Timers, settle: Callable[[Course], None]) -> None:
-        self._destination, self._timers, self._settle = destination, timers, settle
-        self._keys: dict[int, deque[Written]] = {}
-        self._asked: set[int] = set()
+    def __init__(
+        self, destination: ApplyTarget, timers: Timers, complete: Callable[[ApplyProgress], None]
+    ) -> None:
+        self._destination, self._timers, self._complete = destination, timers, complete
+        self._written: dict[int, deque[WrittenTasks]] = {}
+        self._fsync_requested: set[int] = set()
         """Targets with an fsync requested, or failed less than RETRY_SECONDS ago."""
-        self.trouble: dict[int, str] = {}
+        self.fsync_errors: dict[int, str] = {}
         """Targets that stopped before their effects were durable: key -> reason."""
         self._timer: Any = None
-        self._parts = 0
+        self._task_count = 0
         self._closed = False
 
     def __len__(self) -> int:
         """Number of tasks not known to be durable."""
-        return self._parts
+        return self._task_count
 
-    def add(self, mark: Mark, parts: Sequence[Part]) -> None:
+    def add_written(self, mark: AppendResult, parts: Sequence[ApplyTask]) -> None:
         """Add written tasks; `mark` identifies what must be fsynced."""
-        written = self._keys.get(mark.key)
+        written = self._written.get(mark.key)
         if written is None:
-            written = self._keys[mark.key] = deque()
-        written.append(Written(mark, parts))
-        self._parts += len(parts)
+            written = self._written[mark.key] = deque()
+        written.append(WrittenTasks(mark, parts))
+        self._task_count += len(parts)
         for progress, _ in parts:
-            progress.unforced += 1
-            progress.stuck = progress.stuck or mark.key in self.trouble
-        self._arm(mark.key)
+            progress.undurable_parts += 1
+            progress.blocked = progress.blocked or mark.key in self.fsync_errors
+        self._start_timer(mark.key)
 
-    def take_back(self, key: int) -> list[Part]:
+    def remove_undurable(self, key: int) -> list[ApplyTask]:
         """Remove and return all undurable tasks of a target that resumed, in order."""
-        self._asked.discard(key)
-        self.trouble.pop(key, None)
-        parts = [part for each in self._keys.pop(key, ()) for part in each.parts]
-        self._take_out(parts)
+        self._fsync_requested.discard(key)
+        self.fsync_errors.pop(key, None)
+        parts = [part for each in self._written.pop(key, ()) for part in each.tasks]
+        self._count_removed(parts)
         for progress, _ in parts:
-            progress.stuck = False
+            progress.blocked = False
         # Other stopped targets still block some of these decisions.
-        for other in self.trouble:
-            self._mark_stuck(other)
+        for other in self.fsync_errors:
+            self._mark_blocked(other)
         return parts
 
-    def stuck(self) -> set[Course]:
+    def blocked_decisions(self) -> set[ApplyProgress]:
         """Return decisions with a target that stopped before their effects were durable."""
         return {
-            progress for key in self.trouble for each in self._keys.get(key, ()) for progress, _ in each.parts
+            progress
+            for key in self.fsync_errors
+            for each in self._written.get(key, ())
+            for progress, _ in each.tasks
         }
 
-    def force_all(self, done: Callable[[], None]) -> None:
+    def fsync_all(self, done: Callable[[], None]) -> None:
         """Fsync all targets; call `done()` when every attempt has ended, successful or not."""
-        left = len(self._keys) + 1
+        left = len(self._written) + 1
 
         def ended(error: BaseException | None) -> None:
             nonlocal left
             left -= 1
             if not left:
-                self.sweep()
+                self.complete_durable()
                 done()
 
-        for written in list(self._keys.values()):
-            self._destination.when_forced(written[-1].mark, ended)
+        for written in list(self._written.values()):
+            self._destination.fsync_to(written[-1].mark, ended)
         ended(None)
 
     def close(self) -> None:
@@ -252,61 +264,61 @@ class Settling:
             self._timers.cancel(self._timer)
             self._timer = None
 
-    def sweep(self) -> None:
+    def complete_durable(self) -> None:
         """Complete every decision whose effects are durable."""
-        for key in list(self._keys):
-            self._sweep(key)
+        for key in list(self._written):
+            self._complete_target(key)
 
-    def _arm(self, key: int) -> None:
-        if self._timer is None and not self._closed and key not in self._asked:
-            self._timer = self._timers.after(SOON_SECONDS, self._ring)
+    def _start_timer(self, key: int) -> None:
+        if self._timer is None and not self._closed and key not in self._fsync_requested:
+            self._timer = self._timers.after(FSYNC_DELAY_SECONDS, self._request_fsyncs)
 
-    def _ring(self) -> None:
+    def _request_fsyncs(self) -> None:
         self._timer = None
-        for key in list(self._keys):
-            self._sweep(key)
-            written = self._keys.get(key)
-            if written and key not in self._asked:
-                self._asked.add(key)
-                self._destination.when_forced(written[-1].mark, partial(self._forced, key))
+        for key in list(self._written):
+            self._complete_target(key)
+            written = self._written.get(key)
+            if written and key not in self._fsync_requested:
+                self._fsync_requested.add(key)
+                self._destination.fsync_to(written[-1].mark, partial(self._fsync_done, key))
 
-    def _forced(self, key: int, error: BaseException | None) -> None:
+    def _fsync_done(self, key: int, error: BaseException | None) -> None:
         """Handle the end of an fsync."""
         if error is None:
-            self._sweep(key)
-            self.look_again(key)
+            self._complete_target(key)
+            self.retry(key)
             return
         # A failed fsync stops the target: it is retried when it resumes, or after a pause.
-        self._timers.after(RETRY_SECONDS, partial(self.look_again, key))
-        if key in self._keys:
-            self.trouble[key] = str(error)
-            self._mark_stuck(key)
+        self._timers.after(RETRY_SECONDS, partial(self.retry, key))
+        if key in self._written:
+            self.fsync_errors[key] = str(error)
+            self._mark_blocked(key)
 
-    def _mark_stuck(self, key: int) -> None:
-        for written in self._keys.get(key, ()):
-            for progress, _ in written.parts:
-                progress.stuck = True
+    def _mark_blocked(self, key: int) -> None:
+        for written in self._written.get(key, ()):
+            for progress, _ in written.tasks:
+                progress.blocked = True
 
-    def look_again(self, key: int) -> None:
+    def retry(self, key: int) -> None:
         """Request an fsync again: the target may have resumed or been deleted."""
-        self._asked.discard(key)
-        if key in self._keys:
-            self._arm(key)
+        self._fsync_requested.discard(key)
+        if key in self._written:
+            self._start_timer(key)
 
-    def _sweep(self, key: int) -> None:
-        written = self._keys.get(key)
-        while written and self._destination.forced(written[0].mark):
-            parts = written.popleft().parts
-            self._take_out(parts)
+    def _complete_target(self, key: int) -> None:
+        written = self._written.get(key)
+        while written and self._destination.is_durable(written[0].mark):
+            parts = written.popleft().tasks
+            self._count_removed(parts)
             for progress, _ in parts:
-                if progress.safe:
-                    self._settle(progress)
+                if progress.is_durable:
+                    self._complete(progress)
         if written is not None and not written:
-            self._keys.pop(key, None)
-            self.trouble.pop(key, None)
+            self._written.pop(key, None)
+            self.fsync_errors.pop(key, None)
 
-    def _take_out(self, parts: Sequence[Part]) -> None:
-        self._parts -= len(parts)
+    def _count_removed(self, parts: Sequence[ApplyTask]) -> None:
+        self._task_count -= len(parts)
         for progress, _ in parts:
-            progress.unforced -= 1
-            progress.stuck = progress.stuck and progress.unforced > 0
+            progress.undurable_parts -= 1
+            progress.blocked = progress.blocked and progress.undurable_parts > 0

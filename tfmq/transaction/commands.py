@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from tfmq.apply_target import OFFSETS_KEY, GroupPlaces
+from tfmq.apply_target import OFFSETS_KEY, GroupPositions
 from tfmq.errors import (
     BadRequest,
     Busy,
@@ -22,95 +22,115 @@ from tfmq.errors import (
     UnknownTransaction,
 )
 from tfmq.transaction import rejections, states
-from tfmq.transaction.active_transactions import Books, Live, live_of, require_sure
-from tfmq.transaction.apply_progress import Course
+from tfmq.transaction.active_transactions import (
+    ActiveTransactions,
+    TransactionRuntimeState,
+    require_certain,
+    runtime_state,
+)
+from tfmq.transaction.apply_progress import ApplyProgress
 from tfmq.transaction.journal_records import Origin
-from tfmq.transaction.journal_writer import MaybeWritten, Written
-from tfmq.transaction.model import Piece, Transaction
+from tfmq.transaction.journal_writer import UncertainWrite, WrittenCallback
+from tfmq.transaction.model import IncomingBatch, Transaction
 from tfmq.transaction.outcomes import LOCAL_PREFIX
-from tfmq.transaction.producer_state import Ending
-from tfmq.transaction.requests import Began, Begin, Caller, Done, Ended, Prepared, RolledBack, Transact
+from tfmq.transaction.producer_state import RequestOutcome
+from tfmq.transaction.requests import (
+    BeginRequest,
+    BeginResult,
+    Caller,
+    CommitResult,
+    DoneCallback,
+    PrepareResult,
+    RollbackResult,
+    TransactRequest,
+)
 
-RESERVED: Final = f"Names that begin with {LOCAL_PREFIX} are reserved for the broker: choose another xid."
+RESERVED_NAME: Final = (
+    f"Names that begin with {LOCAL_PREFIX} are reserved for the broker: choose another xid."
+)
 TOO_MANY: Final = "The number of open transactions has reached limits.{limit}. End some of them, or wait."
 TIMEOUT: Final = "A transaction may be open for 1 to {most} ms (limits.transaction_seconds), not {found}."
 
 
-class Beginnings:
+class BeginCommands:
     """The begin and send commands."""
 
-    def __init__(self, active: Books) -> None:
-        self._books = active
+    def __init__(self, active: ActiveTransactions) -> None:
+        self._active = active
         self._store = active.store
 
     # Begin
 
-    def begin(self, request: Begin, session: Caller, done: Done) -> None:
+    def begin(self, request: BeginRequest, session: Caller, done: DoneCallback) -> None:
         """Create a transaction, or repeat the result for a repeated request."""
         if request.xid.startswith(LOCAL_PREFIX):
-            raise BadRequest(RESERVED)
+            raise BadRequest(RESERVED_NAME)
         timeout_ms = self._timeout_ms(request.timeout_ms)
-        ending = self._store.streams.find(request.producer_id, request.number, self._books.clock.wall_ms())
+        ending = self._store.producer_states.find_request(
+            request.producer_id, request.number, self._active.clock.wall_ms()
+        )
         if ending is not None:
-            done(self._repeated(request, ending, timeout_ms), None)
+            done(self._repeated_result(request, ending, timeout_ms), None)
             return
         member = request.member
-        if member is not None and not self._store.groups.begin(member):
-            self._books.when_sure(partial(answer, done, Began(0, request.xid, "done", timeout_ms)))
+        if member is not None and not self._store.commit_groups.may_join(member):
+            self._active.when_all_durable(
+                partial(reply_when_durable, done, BeginResult(0, request.xid, "done", timeout_ms))
+            )
             return
-        self._require_free(request.xid)
-        self._require_places(session)
+        self._require_free_name(request.xid)
+        self._require_capacity(session)
         transaction = self._store.begin(self._origin(request, session))
-        self._books.opened(transaction, session, timeout_ms)
-        done(Began(transaction.epoch, transaction.xid, states.OPEN, timeout_ms), None)
+        self._active.on_opened(transaction, session, timeout_ms)
+        done(BeginResult(transaction.epoch, transaction.xid, states.OPEN, timeout_ms), None)
 
     def _timeout_ms(self, wanted_ms: int | None) -> int:
-        most_ms = self._books.limits["transaction_seconds"] * 1000
+        most_ms = self._active.limits["transaction_seconds"] * 1000
         if wanted_ms is None:
-            return min(int(self._books.settings["timeout_seconds"] * 1000), most_ms)
+            return min(int(self._active.settings["timeout_seconds"] * 1000), most_ms)
         if not 0 < wanted_ms <= most_ms:
             raise BadRequest(TIMEOUT.format(most=most_ms, found=wanted_ms))
         return wanted_ms
 
-    def _repeated(self, request: Begin, ending: Ending, timeout_ms: int) -> Began:
+    def _repeated_result(self, request: BeginRequest, ending: RequestOutcome, timeout_ms: int) -> BeginResult:
         """Return the first result again.
 
         If the transaction has ended, its next command gets the outcome.
         """
         transaction = self._store.transactions.get(ending.epoch)
-        if transaction is not None and transaction.live is not None:
-            timeout_ms = live_of(transaction).timeout_ms or timeout_ms
-        return Began(ending.epoch, _name(request), states.OPEN, timeout_ms)
+        if transaction is not None and transaction.runtime is not None:
+            timeout_ms = runtime_state(transaction).timeout_ms or timeout_ms
+        return BeginResult(ending.epoch, _transaction_name(request), states.OPEN, timeout_ms)
 
-    def _require_free(self, xid: str) -> None:
+    def _require_free_name(self, xid: str) -> None:
         """Check that no live transaction has that name.
 
         Raises: TransactionExists, StorageStopped.
         """
         if self._store.stopped is not None:
-            raise rejections.stopped(self._store.stopped)
-        known = self._store.named.get(xid) if xid else None
-        if known is not None and known.state not in states.ENDED:
+            raise rejections.journal_stopped(self._store.stopped)
+        known = self._store.by_xid.get(xid) if xid else None
+        if known is not None and known.state not in states.ENDED_STATES:
             raise TransactionExists(epoch=known.epoch, state=known.state)
 
-    def _require_places(self, session: Caller) -> None:
+    def _require_capacity(self, session: Caller) -> None:
         """Check the limits on open transactions.
 
         Raises: Busy.
         """
-        limits = self._books.limits
-        if self._store.counts[states.OPEN] >= limits["transactions"]:
+        limits = self._active.limits
+        if self._store.state_counts[states.OPEN] >= limits["transactions"]:
             raise Busy(TOO_MANY.format(limit="transactions"))
-        if self._books.sessions.count(session) >= limits["transactions_per_session"]:
+        if self._active.sessions.open_count(session) >= limits["transactions_per_session"]:
             raise Busy(TOO_MANY.format(limit="transactions_per_session"))
 
-    def _origin(self, request: Begin, session: Caller) -> Origin:
+    def _origin(self, request: BeginRequest, session: Caller) -> Origin:
         return Origin(
-            _name(request),
+            _transaction_name(request),
             not request.xid,
             request.producer_id,
             request.number,
-            self._books.clock.wall_ms(),
+            self._active.clock.wall_ms(),
             request.group,
             session.identity,
             request.member,
@@ -118,7 +138,7 @@ class Beginnings:
 
     # Send
 
-    def send(self, epoch: int, piece: Piece, done: Done) -> None:
+    def send(self, epoch: int, piece: IncomingBatch, done: DoneCallback) -> None:
         """Queue a batch, or reply at once if it is a duplicate."""
         transaction = self._store.transactions.get(epoch)
         if transaction is None:
@@ -127,75 +147,77 @@ class Beginnings:
             raise rejections.wrong_state(
                 transaction.xid, transaction.state, "batches are accepted only while it is open"
             )
-        if self._sent_before(transaction, piece):
-            self._repeat(transaction, piece, done)
+        if self._is_duplicate(transaction, piece):
+            self._reply_duplicate(transaction, piece, done)
             return
         self._require_room(transaction, piece)
-        self._store.add(transaction, piece, self._written(transaction, piece, done))
-        runtime = live_of(transaction)
-        runtime.sending += 1
-        self._books.sending_bytes += len(piece.data)
+        self._store.add_batch(transaction, piece, self._batch_written(transaction, piece, done))
+        runtime = runtime_state(transaction)
+        runtime.queued_batches += 1
+        self._active.queued_bytes += len(piece.data)
 
-    def _sent_before(self, transaction: Transaction, piece: Piece) -> bool:
-        return self._store.streams.check(
-            piece.producer_id, transaction.epoch, piece.sequence, piece.count, self._books.clock.wall_ms()
+    def _is_duplicate(self, transaction: Transaction, piece: IncomingBatch) -> bool:
+        return self._store.producer_states.is_duplicate(
+            piece.producer_id, transaction.epoch, piece.sequence, piece.count, self._active.clock.wall_ms()
         )
 
-    def _repeat(self, transaction: Transaction, piece: Piece, done: Done) -> None:
+    def _reply_duplicate(self, transaction: Transaction, piece: IncomingBatch, done: DoneCallback) -> None:
         """Reply to a duplicate batch. If the first one is queued, wait, and resend if that failed."""
-        if not live_of(transaction).sending:
+        if not runtime_state(transaction).queued_batches:
             done(None, None)
             return
         own = piece._replace(data=bytes(piece.data))
-        self._books.later(transaction, partial(again, self.send, (transaction.epoch, own, done), done))
+        self._active.run_after_pending(
+            transaction, partial(retry_command, self.send, (transaction.epoch, own, done), done)
+        )
 
-    def _require_room(self, transaction: Transaction, piece: Piece) -> None:
+    def _require_room(self, transaction: Transaction, piece: IncomingBatch) -> None:
         """Check the size limits, the journal and the target.
 
         Raises: TransactionTooLarge, Busy, StorageStopped, DiskFull, UnknownTopic.
         """
-        active, size = self._books, len(piece.data)
-        self._store.check(size)
-        held = self._store.size_bytes + active.sending_bytes
-        sending = 1 + live_of(transaction).sending
-        active.reservations.require_room(held, self._store.batches, transaction, size, sending)
-        if piece.log_id not in live_of(transaction).sizes:
-            active.destination.check(piece.log_id, size)
+        active, size = self._active, len(piece.data)
+        self._store.require_space(size)
+        held = self._store.retained_bytes + active.queued_bytes
+        sending = 1 + runtime_state(transaction).queued_batches
+        active.reservations.require_room(held, self._store.batch_count, transaction, size, sending)
+        if piece.log_id not in runtime_state(transaction).target_bytes:
+            active.destination.check_space(piece.log_id, size)
 
-    def _written(self, transaction: Transaction, piece: Piece, done: Done) -> Any:
+    def _batch_written(self, transaction: Transaction, piece: IncomingBatch, done: DoneCallback) -> Any:
         key, size, name = piece.log_id, len(piece.data), (piece.producer_id, piece.sequence)
 
         def written(lsn: int, error: BaseException | None) -> None:
-            runtime = live_of(transaction)
-            runtime.sending -= 1
-            self._books.sending_bytes -= size
+            runtime = runtime_state(transaction)
+            runtime.queued_batches -= 1
+            self._active.queued_bytes -= size
             if error is None:
-                runtime.sizes[key] = runtime.sizes.get(key, 0) + size
-                runtime.missing.discard(name)
+                runtime.target_bytes[key] = runtime.target_bytes.get(key, 0) + size
+                runtime.missing_batches.discard(name)
                 done(None, None)
             else:
-                runtime.missing.add(name)
-                done(None, rejections.of_journal(error))
-            if not runtime.sending and not self._books.busy(transaction):
-                self._books.go_on(transaction)
+                runtime.missing_batches.add(name)
+                done(None, rejections.from_journal_error(error))
+            if not runtime.queued_batches and not self._active.is_pending(transaction):
+                self._active.retry_waiting(transaction)
 
         return written
 
 
-def _name(request: Begin) -> str:
+def _transaction_name(request: BeginRequest) -> str:
     """Return the xid, or for a local transaction a unique name made from the begin request."""
     return request.xid or f"{LOCAL_PREFIX}{request.producer_id:x}-{request.number}"
 
 
-DECIDED: Final = frozenset((states.APPLYING, states.COMMITTED))
-UNDECIDED: Final = frozenset((states.OPEN, states.PREPARED))
+COMMITTED_STATES: Final = frozenset((states.APPLYING, states.COMMITTED))
+UNDECIDED_STATES: Final = frozenset((states.OPEN, states.PREPARED))
 
 
-class Endings:
+class EndCommands:
     """The commit, rollback and forget commands in every state, including repeated requests."""
 
-    def __init__(self, active: Books, steps: Steps) -> None:
-        self._books, self._steps = active, steps
+    def __init__(self, active: ActiveTransactions, steps: CommandSupport) -> None:
+        self._active, self._support = active, steps
         self._store = active.store
 
     # Commit
@@ -209,17 +231,19 @@ class Endings:
         offsets: Sequence[Any],
         force: bool,
         session: Caller,
-        done: Done,
+        done: DoneCallback,
     ) -> None:
         if force and not heuristic:
             raise BadRequest(rejections.FORCE_BY_HAND)
-        transaction = self._books.find(xid, epoch)
+        transaction = self._active.find_live(xid, epoch)
         if transaction is None:
-            self._commit_over(xid, epoch, heuristic, done)
-        elif self._steps.waits(transaction):
+            self._commit_ended(xid, epoch, heuristic, done)
+        elif self._support.must_wait(transaction):
             asked = (xid, epoch, one_phase, heuristic, offsets, force, session, done)
-            self._books.later(transaction, partial(again, self.commit, asked, done))
-        elif transaction.origin.member is not None and transaction.state in UNDECIDED and not heuristic:
+            self._active.run_after_pending(transaction, partial(retry_command, self.commit, asked, done))
+        elif (
+            transaction.origin.member is not None and transaction.state in UNDECIDED_STATES and not heuristic
+        ):
             raise rejections.wrong_state(
                 xid, transaction.state, rejections.member_rule(transaction.origin.member)
             )
@@ -232,38 +256,40 @@ class Endings:
         elif transaction.state == states.PREPARED:
             if offsets:
                 raise rejections.wrong_state(xid, transaction.state, "offsets come with the prepare")
-            if transaction.lost and not force:
-                raise rejections.lost(xid, transaction.lost, transaction.messages)
+            if transaction.lost_messages and not force:
+                raise rejections.lost(xid, transaction.lost_messages, transaction.messages)
             self._commit_prepared(transaction, heuristic, done)
-        elif transaction.state in DECIDED or (heuristic and transaction.state == states.HEURISTIC_COMMITTED):
-            self._tell_course(transaction, heuristic, done)
+        elif transaction.state in COMMITTED_STATES or (
+            heuristic and transaction.state == states.HEURISTIC_COMMITTED
+        ):
+            self._reply_repeated_commit(transaction, heuristic, done)
         else:
-            self._steps.refuse(done, rejections.by_hand(transaction.state))
+            self._support.reject_when_durable(done, rejections.heuristic_outcome(transaction.state))
 
     def _commit_open(
-        self, transaction: Transaction, offsets: Sequence[Any], session: Caller, done: Done
+        self, transaction: Transaction, offsets: Sequence[Any], session: Caller, done: DoneCallback
     ) -> None:
-        groups = self._steps.ready(transaction, offsets, session)
+        groups = self._support.require_complete(transaction, offsets, session)
         if not transaction.messages and not groups:
-            self._books.finish_empty(transaction)
-            done(Ended(states.READ_ONLY, transaction.epoch), None)
+            self._active.finish_empty(transaction)
+            done(CommitResult(states.READ_ONLY, transaction.epoch), None)
             return
-        self._steps.set_aside(transaction, groups)
-        written = self._decided(
-            transaction, done, refused=partial(self._steps.refused, transaction, done=done)
+        self._support.reserve(transaction, groups)
+        written = self._commit_written(
+            transaction, done, refused=partial(self._support.open_record_failed, transaction, done=done)
         )
-        self._steps.put(transaction, partial(self._store.commit, transaction, offsets=groups), written)
+        self._support.submit(transaction, partial(self._store.commit, transaction, offsets=groups), written)
 
-    def _commit_prepared(self, transaction: Transaction, heuristic: bool, done: Done) -> None:
-        refused = partial(self._steps.stays, transaction, done=done)
-        written = self._decided(transaction, done, refused=refused, by_hand=heuristic)
-        verb = self._store.commit_by_hand if heuristic else self._store.commit
-        self._books.put((transaction,), partial(verb, transaction), written)
+    def _commit_prepared(self, transaction: Transaction, heuristic: bool, done: DoneCallback) -> None:
+        refused = partial(self._support.prepared_record_failed, transaction, done=done)
+        written = self._commit_written(transaction, done, refused=refused, by_hand=heuristic)
+        verb = self._store.heuristic_commit if heuristic else self._store.commit
+        self._active.submit((transaction,), partial(verb, transaction), written)
 
-    def _decided(
+    def _commit_written(
         self,
         transaction: Transaction,
-        done: Done,
+        done: DoneCallback,
         *,
         refused: Callable[[BaseException], None],
         by_hand: bool = False,
@@ -275,104 +301,114 @@ class Endings:
                 refused(error)
                 return
             assert transaction.decision is not None
-            tell = partial(tell_ended, transaction.epoch, False, done, by_hand=by_hand)
-            self._books.decided(transaction.decision, tell)
+            tell = partial(reply_committed, transaction.epoch, False, done, by_hand=by_hand)
+            self._active.on_committed(transaction.decision, tell)
 
         return written
 
-    def _tell_course(self, transaction: Transaction, by_hand: bool, done: Done) -> None:
-        course = live_of(transaction).course
+    def _reply_repeated_commit(self, transaction: Transaction, by_hand: bool, done: DoneCallback) -> None:
+        course = runtime_state(transaction).apply_progress
         if course is None:
             # Settled before the start: a heuristic one that nobody has forgotten.
-            done(Ended(states.COMMITTED, transaction.epoch, repeated=True), None)
+            done(CommitResult(states.COMMITTED, transaction.epoch, repeated=True), None)
         else:
-            course.wait(partial(tell_ended, transaction.epoch, True, done, by_hand=by_hand))
+            course.add_callback(partial(reply_committed, transaction.epoch, True, done, by_hand=by_hand))
 
-    def _commit_over(self, xid: str, epoch: int, by_hand: bool, done: Done) -> None:
-        if self._books.was_empty(xid, epoch):
-            done(Ended(states.READ_ONLY, epoch, repeated=True), None)
+    def _commit_ended(self, xid: str, epoch: int, by_hand: bool, done: DoneCallback) -> None:
+        if self._active.ended_read_only(xid, epoch):
+            done(CommitResult(states.READ_ONLY, epoch, repeated=True), None)
             return
-        lost, messages = self._books.losses(epoch)
+        lost, messages = self._active.losses(epoch)
         if lost and not by_hand:
-            self._steps.refuse(done, rejections.lost_since(xid, states.COMMITTED, lost, messages))
+            self._support.reject_when_durable(
+                done, rejections.lost_since(xid, states.COMMITTED, lost, messages)
+            )
             return
-        dropped = self._books.drops(epoch)
-        told = Ended(states.COMMITTED, epoch, dropped, repeated=True, lost=lost)
-        self._steps.over(xid, epoch, done, {states.COMMITTED: told})
+        dropped = self._active.dropped_messages(epoch)
+        told = CommitResult(states.COMMITTED, epoch, dropped, repeated=True, lost=lost)
+        self._support.reply_ended(xid, epoch, done, {states.COMMITTED: told})
 
     # Rollback
 
-    def rollback(self, xid: str, epoch: int, heuristic: bool, done: Done) -> None:
+    def rollback(self, xid: str, epoch: int, heuristic: bool, done: DoneCallback) -> None:
         """Roll back an open or prepared transaction."""
-        transaction = self._books.find(xid, epoch)
+        transaction = self._active.find_live(xid, epoch)
         if transaction is None:
-            self._rollback_over(xid, epoch, done)
-        elif self._books.busy(transaction):
-            self._books.later(transaction, partial(again, self.rollback, (xid, epoch, heuristic, done), done))
+            self._rollback_ended(xid, epoch, done)
+        elif self._active.is_pending(transaction):
+            self._active.run_after_pending(
+                transaction, partial(retry_command, self.rollback, (xid, epoch, heuristic, done), done)
+            )
         elif transaction.state == states.OPEN:
-            self._steps.drop(transaction, done)
+            self._support.roll_back(transaction, done)
         elif transaction.state == states.PREPARED:
             self._rollback_prepared(transaction, heuristic, done)
         elif heuristic and transaction.state == states.HEURISTIC_ROLLED_BACK:
-            self._books.when_sure(partial(answer, done, RolledBack(transaction.state)))
-        elif transaction.state in states.HEURISTIC:
-            self._steps.refuse(done, rejections.by_hand(transaction.state))
+            self._active.when_all_durable(
+                partial(reply_when_durable, done, RollbackResult(transaction.state))
+            )
+        elif transaction.state in states.HEURISTIC_STATES:
+            self._support.reject_when_durable(done, rejections.heuristic_outcome(transaction.state))
         else:
-            self._steps.refuse(done, rejections.committed(epoch))
+            self._support.reject_when_durable(done, rejections.already_committed(epoch))
 
-    def _rollback_prepared(self, transaction: Transaction, heuristic: bool, done: Done) -> None:
+    def _rollback_prepared(self, transaction: Transaction, heuristic: bool, done: DoneCallback) -> None:
         state = states.HEURISTIC_ROLLED_BACK if heuristic else states.ROLLED_BACK
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
-                self._steps.stays(transaction, error, done)
+                self._support.prepared_record_failed(transaction, error, done)
                 return
-            self._store.when_forced(lsn, partial(answer, done, RolledBack(state)))
-            self._books.dropped((transaction,), lsn)
+            self._store.when_durable(lsn, partial(reply_when_durable, done, RollbackResult(state)))
+            self._active.on_rolled_back((transaction,), lsn)
 
-        verb = self._store.rollback_by_hand if heuristic else self._store.rollback
-        self._books.put((transaction,), partial(verb, transaction), written)
+        verb = self._store.heuristic_rollback if heuristic else self._store.rollback
+        self._active.submit((transaction,), partial(verb, transaction), written)
 
-    def _rollback_over(self, xid: str, epoch: int, done: Done) -> None:
-        if self._books.was_empty(xid, epoch):
-            done(RolledBack(states.ROLLED_BACK), None)
+    def _rollback_ended(self, xid: str, epoch: int, done: DoneCallback) -> None:
+        if self._active.ended_read_only(xid, epoch):
+            done(RollbackResult(states.ROLLED_BACK), None)
             return
-        self._steps.over(xid, epoch, done, {states.ROLLED_BACK: RolledBack(states.ROLLED_BACK)})
+        self._support.reply_ended(xid, epoch, done, {states.ROLLED_BACK: RollbackResult(states.ROLLED_BACK)})
 
     # Forget
 
-    def forget(self, xid: str, epoch: int, done: Done) -> None:
+    def forget(self, xid: str, epoch: int, done: DoneCallback) -> None:
         """Forget a heuristic outcome, once a heuristic commit is durable at its targets."""
-        transaction = self._books.find(xid, epoch)
-        if transaction is None or transaction.state not in states.HEURISTIC:
+        transaction = self._active.find_live(xid, epoch)
+        if transaction is None or transaction.state not in states.HEURISTIC_STATES:
             done(False, None)
             return
-        if self._books.busy(transaction):
-            self._books.later(transaction, partial(again, self.forget, (xid, epoch, done), done))
+        if self._active.is_pending(transaction):
+            self._active.run_after_pending(
+                transaction, partial(retry_command, self.forget, (xid, epoch, done), done)
+            )
             return
-        progress = live_of(transaction).course
-        if progress is not None and not progress.safe:
-            self._forget_later(transaction, progress, done)
+        progress = runtime_state(transaction).apply_progress
+        if progress is not None and not progress.is_durable:
+            self._forget_when_durable(transaction, progress, done)
             return
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
-                self._steps.stays(transaction, error, done)
+                self._support.prepared_record_failed(transaction, error, done)
                 return
-            self._store.when_forced(lsn, partial(answer, done, True))
-            self._books.dropped((transaction,), lsn)
+            self._store.when_durable(lsn, partial(reply_when_durable, done, True))
+            self._active.on_rolled_back((transaction,), lsn)
 
-        self._books.put((transaction,), partial(self._store.forget, transaction), written)
+        self._active.submit((transaction,), partial(self._store.forget, transaction), written)
 
-    def _forget_later(self, transaction: Transaction, progress: Course, done: Done) -> None:
+    def _forget_when_durable(
+        self, transaction: Transaction, progress: ApplyProgress, done: DoneCallback
+    ) -> None:
         """Retry the forget once the effects are durable; the journal is needed until then.
 
         Raises: TransactionState if that may never happen.
         """
-        if not progress.applied or progress.stuck or progress.left:
+        if not progress.applied or progress.blocked or progress.pending_targets:
             raise rejections.wrong_state(transaction.xid, transaction.state, "one of its targets is blocked")
         asked = (transaction.xid, transaction.epoch, done)
-        progress.settling.append(partial(again, self.forget, asked, done))
+        progress.durable_callbacks.append(partial(retry_command, self.forget, asked, done))
 
 
 TOO_MANY_PREPARED: Final = (
@@ -381,73 +417,83 @@ TOO_MANY_PREPARED: Final = (
 )
 
 
-class Preparing:
+class PrepareCommand:
     """The prepare command in every state."""
 
-    def __init__(self, active: Books, steps: Steps) -> None:
-        self._books, self._steps = active, steps
+    def __init__(self, active: ActiveTransactions, steps: CommandSupport) -> None:
+        self._active, self._support = active, steps
         self._store = active.store
 
     def prepare(
-        self, xid: str, epoch: int, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: Done
+        self,
+        xid: str,
+        epoch: int,
+        ttl_ms: int | None,
+        offsets: Sequence[Any],
+        session: Caller,
+        done: DoneCallback,
     ) -> None:
         """Prepare an open transaction; reply again for a prepared one."""
-        transaction = self._books.find(xid, epoch)
+        transaction = self._active.find_live(xid, epoch)
         if transaction is None:
-            self._prepare_over(xid, epoch, done)
-        elif self._steps.waits(transaction):
-            self._books.later(
+            self._prepare_ended(xid, epoch, done)
+        elif self._support.must_wait(transaction):
+            self._active.run_after_pending(
                 transaction,
-                partial(again, self.prepare, (xid, epoch, ttl_ms, offsets, session, done), done),
+                partial(retry_command, self.prepare, (xid, epoch, ttl_ms, offsets, session, done), done),
             )
         elif transaction.state == states.OPEN:
-            self._prepare(transaction, ttl_ms, offsets, session, done)
+            self._prepare_open(transaction, ttl_ms, offsets, session, done)
         elif transaction.state == states.PREPARED:
-            result = Prepared(states.PREPARED, transaction.expires_ms)
-            self._store.when_forced(live_of(transaction).place, partial(answer, done, result))
+            result = PrepareResult(states.PREPARED, transaction.expires_ms)
+            self._store.when_durable(
+                runtime_state(transaction).lsn, partial(reply_when_durable, done, result)
+            )
         else:
-            self._steps.refuse(done, _too_late(transaction))
+            self._support.reject_when_durable(done, _cannot_prepare(transaction))
 
-    def _prepare(
+    def _prepare_open(
         self,
         transaction: Transaction,
         ttl_ms: int | None,
         offsets: Sequence[Any],
         session: Caller,
-        done: Done,
+        done: DoneCallback,
     ) -> None:
-        active = self._books
+        active = self._active
         expires_ms = self._expires_ms(transaction, ttl_ms)
-        groups = self._steps.ready(transaction, offsets, session)
+        groups = self._support.require_complete(transaction, offsets, session)
         if not transaction.messages and not groups:
             active.finish_empty(transaction)
-            done(Prepared(states.READ_ONLY, 0), None)
+            done(PrepareResult(states.READ_ONLY, 0), None)
             return
-        self._require_place()
-        self._steps.set_aside(transaction, groups)
+        self._require_capacity()
+        self._support.reserve(transaction, groups)
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
-                self._steps.refused(transaction, error, done)
+                self._support.open_record_failed(transaction, error, done)
                 return
-            active.prepared(transaction, lsn)
+            active.on_prepared(transaction, lsn)
             if self._may_join(transaction):
-                self._store.when_forced(lsn, partial(answer, done, Prepared(states.PREPARED, expires_ms)))
-                active.go_on(transaction)
+                self._store.when_durable(
+                    lsn, partial(reply_when_durable, done, PrepareResult(states.PREPARED, expires_ms))
+                )
+                active.retry_waiting(transaction)
             else:
-                self._fence(transaction, done)
+                self._roll_back_fenced(transaction, done)
 
         call = partial(self._store.prepare, transaction, groups, expires_ms)
-        self._steps.put(transaction, call, written)
+        self._support.submit(transaction, call, written)
 
-    def _require_place(self) -> None:
+    def _require_capacity(self) -> None:
         """Check the limit on transactions that stay until a client or operator ends them.
 
         Raises: Busy.
         """
-        counts = self._store.counts
-        staying = counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC)
-        if staying >= self._books.limits["transactions_prepared"]:
+        counts = self._store.state_counts
+        staying = counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC_STATES)
+        if staying >= self._active.limits["transactions_prepared"]:
             raise Busy(TOO_MANY_PREPARED)
 
     def _expires_ms(self, transaction: Transaction, ttl_ms: int | None) -> int:
@@ -456,56 +502,58 @@ class Preparing:
             if ttl_ms is not None:
                 raise BadRequest("Only members of a commit group can expire: omit the time.")
             return 0
-        most_ms = self._books.limits["transaction_ttl_seconds"] * 1000
-        wanted_ms = int(self._books.settings["group_ttl_seconds"] * 1000) if ttl_ms is None else ttl_ms
+        most_ms = self._active.limits["transaction_ttl_seconds"] * 1000
+        wanted_ms = int(self._active.settings["group_ttl_seconds"] * 1000) if ttl_ms is None else ttl_ms
         if not 0 < wanted_ms <= most_ms:
             raise BadRequest(
                 f"A member of a commit group may be prepared for 1 to {most_ms} ms, not {wanted_ms}."
             )
-        return self._books.clock.wall_ms() + wanted_ms
+        return self._active.clock.wall_ms() + wanted_ms
 
-    def _fence(self, transaction: Transaction, done: Done) -> None:
+    def _roll_back_fenced(self, transaction: Transaction, done: DoneCallback) -> None:
         """Roll back a member whose group was committed or fenced while its record was written."""
         member = transaction.origin.member
         assert member is not None
-        self._steps.drop(transaction)
-        done(None, rejections.group_done(member))
+        self._support.roll_back(transaction)
+        done(None, rejections.group_committed(member))
 
     def _may_join(self, transaction: Transaction) -> bool:
         member = transaction.origin.member
         try:
-            return member is None or self._store.groups.begin(member)
+            return member is None or self._store.commit_groups.may_join(member)
         except TfmqError:
             return False
 
-    def _prepare_over(self, xid: str, epoch: int, done: Done) -> None:
-        if self._books.was_empty(xid, epoch):
-            done(Prepared(states.READ_ONLY, 0), None)
+    def _prepare_ended(self, xid: str, epoch: int, done: DoneCallback) -> None:
+        if self._active.ended_read_only(xid, epoch):
+            done(PrepareResult(states.READ_ONLY, 0), None)
         else:
-            self._steps.over(xid, epoch, done, {})
+            self._support.reply_ended(xid, epoch, done, {})
 
 
-def _too_late(transaction: Transaction) -> TfmqError:
+def _cannot_prepare(transaction: Transaction) -> TfmqError:
     """Return the error for a transaction that can no longer be prepared."""
-    if transaction.state in states.HEURISTIC:
-        return rejections.by_hand(transaction.state)
-    if transaction.state in DECIDED:
-        return rejections.committed(transaction.epoch)
+    if transaction.state in states.HEURISTIC_STATES:
+        return rejections.heuristic_outcome(transaction.state)
+    if transaction.state in COMMITTED_STATES:
+        return rejections.already_committed(transaction.epoch)
     return TransactionState(state=transaction.state)
 
 
-class Steps:
+class CommandSupport:
     """Shared parts of the commands: checks before a record, and the handling of failed records."""
 
-    def __init__(self, active: Books) -> None:
-        self._books = active
+    def __init__(self, active: ActiveTransactions) -> None:
+        self._active = active
         self._store = active.store
 
-    def waits(self, transaction: Transaction) -> bool:
+    def must_wait(self, transaction: Transaction) -> bool:
         """Whether a command must wait for a pending record or for queued batches."""
-        return self._books.busy(transaction) or live_of(transaction).sending > 0
+        return self._active.is_pending(transaction) or runtime_state(transaction).queued_batches > 0
 
-    def ready(self, transaction: Transaction, offsets: Sequence[Any], session: Caller) -> list[GroupPlaces]:
+    def require_complete(
+        self, transaction: Transaction, offsets: Sequence[Any], session: Caller
+    ) -> list[GroupPositions]:
         """Check an open transaction before its prepare or commit.
 
         Return the consumer offsets to commit.
@@ -513,140 +561,146 @@ class Steps:
         Raises: StorageStopped, TransactionState, Fenced, NotAllowed, Busy, GroupStale, GroupFenced.
         """
         if self._store.stopped is not None:
-            raise rejections.stopped(self._store.stopped)
-        if live_of(transaction).missing:
-            raise rejections.incomplete(transaction.xid)
+            raise rejections.journal_stopped(self._store.stopped)
+        if runtime_state(transaction).missing_batches:
+            raise rejections.missing_batch(transaction.xid)
         member = transaction.origin.member
-        if member is not None and not self._store.groups.begin(member):
-            raise rejections.group_done(member)
-        return self._books.destination.check_offsets(offsets, session) if offsets else []
+        if member is not None and not self._store.commit_groups.may_join(member):
+            raise rejections.group_committed(member)
+        return self._active.destination.check_offsets(offsets, session) if offsets else []
 
-    def set_aside(self, transaction: Transaction, groups: list[GroupPlaces]) -> None:
+    def reserve(self, transaction: Transaction, groups: list[GroupPositions]) -> None:
         """Reserve space at the targets and lock the offsets.
 
         Raises: UnknownTopic, StorageStopped, DiskFull.
         """
-        runtime = live_of(transaction)
+        runtime = runtime_state(transaction)
         if groups:
-            self._books.destination.check(OFFSETS_KEY, 0)
-        runtime.reserved = self._books.reservations.reserve(runtime.sizes)
+            self._active.destination.check_space(OFFSETS_KEY, 0)
+        runtime.reserved_bytes = self._active.reservations.reserve(runtime.target_bytes)
         if groups:
-            self._books.destination.lock_offsets(transaction.epoch, transaction.xid, groups)
+            self._active.destination.lock_offsets(transaction.epoch, transaction.xid, groups)
 
-    def put(self, transaction: Transaction, call: Callable[[Written], None], written: Written) -> None:
+    def submit(
+        self, transaction: Transaction, call: Callable[[WrittenCallback], None], written: WrittenCallback
+    ) -> None:
         """Like `ActiveTransactions.submit`; releases reserved space and offset locks if that raises."""
         try:
-            self._books.put((transaction,), call, written)
+            self._active.submit((transaction,), call, written)
         except Exception:
-            self.give_back(transaction)
+            self.release(transaction)
             raise
 
-    def give_back(self, transaction: Transaction) -> None:
+    def release(self, transaction: Transaction) -> None:
         """Release reserved space and offset locks."""
-        runtime = live_of(transaction)
-        self._books.reservations.release(runtime.reserved)
-        runtime.reserved = 0
-        self._books.destination.unlock_offsets(transaction.epoch)
+        runtime = runtime_state(transaction)
+        self._active.reservations.release(runtime.reserved_bytes)
+        runtime.reserved_bytes = 0
+        self._active.destination.unlock_offsets(transaction.epoch)
 
-    def refused(self, transaction: Transaction, error: BaseException, done: Done) -> None:
+    def open_record_failed(self, transaction: Transaction, error: BaseException, done: DoneCallback) -> None:
         """Reply after the record of an open transaction failed.
 
         It stays open, unless it timed out meanwhile.
         """
         # With an uncertain write result the offsets stay locked.
-        if live_of(transaction).unsure is None:
-            self.give_back(transaction)
-        done(None, rejections.of_journal(error))
-        self.resume(transaction)
+        if runtime_state(transaction).uncertain_write is None:
+            self.release(transaction)
+        done(None, rejections.from_journal_error(error))
+        self.resume_commands(transaction)
 
-    def resume(self, transaction: Transaction) -> None:
+    def resume_commands(self, transaction: Transaction) -> None:
         """Continue after a failed record: end an orphaned transaction, else retry waiting commands."""
         if (
-            live_of(transaction).orphan
+            runtime_state(transaction).orphaned
             and transaction.state == states.OPEN
-            and not self._books.busy(transaction)
+            and not self._active.is_pending(transaction)
         ):
-            self.drop(transaction)
+            self.roll_back(transaction)
         else:
-            self._books.go_on(transaction)
+            self._active.retry_waiting(transaction)
 
-    def stays(self, transaction: Transaction, error: BaseException, done: Done | None) -> None:
+    def prepared_record_failed(
+        self, transaction: Transaction, error: BaseException, done: DoneCallback | None
+    ) -> None:
         """Reply after the record of a prepared transaction failed: it stays prepared."""
         if done is not None:
-            done(None, rejections.of_journal(error))
-        self._books.go_on(transaction)
+            done(None, rejections.from_journal_error(error))
+        self._active.retry_waiting(transaction)
 
-    def over(self, xid: str, epoch: int, done: Done, answers: dict[str, Any]) -> None:
+    def reply_ended(self, xid: str, epoch: int, done: DoneCallback, answers: dict[str, Any]) -> None:
         """Reply with the outcome of an ended transaction: its state's entry in `answers`, or an error."""
-        outcome = self._store.outcome(xid, epoch)
+        outcome = self._store.find_outcome(xid, epoch)
         if outcome is not None:
             state = outcome.state
-        elif self._store.left_nothing(xid, epoch):
+        elif self._store.certainly_not_committed(xid, epoch):
             state = states.ROLLED_BACK
         else:
-            newest = self._store.outcome(xid)
+            newest = self._store.find_outcome(xid)
             if newest is not None and newest.epoch > epoch:
-                raise rejections.stale(epoch, newest.epoch)
+                raise rejections.stale_epoch(epoch, newest.epoch)
             raise UnknownTransaction(epoch=epoch)
         found = answers.get(state)
         refusal = None
         if found is None:
             committed = state == states.COMMITTED
-            refusal = rejections.committed(epoch) if committed else rejections.rolled_back(epoch)
-        self._books.when_sure(partial(answer, done, found, refusal=refusal))
+            refusal = (
+                rejections.already_committed(epoch) if committed else rejections.already_rolled_back(epoch)
+            )
+        self._active.when_all_durable(partial(reply_when_durable, done, found, refusal=refusal))
 
-    def refuse(self, done: Done, refusal: TfmqError) -> None:
+    def reject_when_durable(self, done: DoneCallback, refusal: TfmqError) -> None:
         """Reply with an error that reveals the outcome, once that is durable."""
-        self._books.when_sure(partial(answer, done, None, refusal=refusal))
+        self._active.when_all_durable(partial(reply_when_durable, done, None, refusal=refusal))
 
-    def drop(self, transaction: Transaction, done: Done | None = None) -> None:
+    def roll_back(self, transaction: Transaction, done: DoneCallback | None = None) -> None:
         """Roll back an open or prepared transaction."""
         was_open = transaction.state == states.OPEN
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is None:
-                self._tell_dropped(was_open, lsn, done or _nobody)
-                self._books.dropped((transaction,), lsn)
+                self._reply_rolled_back(was_open, lsn, done or _ignore_result)
+                self._active.on_rolled_back((transaction,), lsn)
             # An open transaction ends even if its record fails: without a decision recovery would roll it
             # back too.
             elif was_open:
                 self._store.discard(transaction)
                 if done is not None:
-                    done(RolledBack(states.ROLLED_BACK), None)
-                self._books.ended(transaction)
+                    done(RollbackResult(states.ROLLED_BACK), None)
+                self._active.on_ended(transaction)
             else:
-                self.stays(transaction, error, done)
+                self.prepared_record_failed(transaction, error, done)
 
-        self._books.put((transaction,), partial(self._store.rollback, transaction), written)
+        self._active.submit((transaction,), partial(self._store.rollback, transaction), written)
 
-    def _tell_dropped(self, was_open: bool, lsn: int, done: Done) -> None:
-        result = RolledBack(states.ROLLED_BACK)
+    def _reply_rolled_back(self, was_open: bool, lsn: int, done: DoneCallback) -> None:
+        result = RollbackResult(states.ROLLED_BACK)
         if was_open:
             done(result, None)
         else:
-            self._store.when_forced(lsn, partial(answer, done, result))
+            self._store.when_durable(lsn, partial(reply_when_durable, done, result))
 
 
-def _nobody(result: Any, error: BaseException | None) -> None:
+def _ignore_result(result: Any, error: BaseException | None) -> None:
     """Ignore the result of a rollback that no client requested.
 
     If its record is not durable, the next start finds the transaction again.
     """
 
 
-def again(step: Callable[..., None], asked: tuple[Any, ...], done: Done) -> None:
+def retry_command(step: Callable[..., None], asked: tuple[Any, ...], done: DoneCallback) -> None:
     """Retry a command that had to wait; pass exceptions to `done`."""
     try:
         step(*asked)
     except Exception as error:
-        done(None, rejections.of_step(error))
+        done(None, rejections.from_command_error(error))
 
 
-def tell_ended(
+def reply_committed(
     epoch: int,
     repeated: bool,
-    done: Done,
-    course: Course,
+    done: DoneCallback,
+    course: ApplyProgress,
     error: BaseException | None,
     *,
     by_hand: bool = False,
@@ -662,136 +716,150 @@ def tell_ended(
         xid = next(each.xid for each in members if each.epoch == epoch)
         done(None, rejections.lost_since(xid, course.state, lost, sum(each.messages for each in members)))
     else:
-        told = Ended(course.state, epoch, course.dropped, course.offsets, repeated, course.delayed, lost)
+        told = CommitResult(
+            course.state, epoch, course.dropped_messages, course.offsets, repeated, course.delayed, lost
+        )
         done(told, None)
 
 
-def answer(done: Done, result: Any, error: BaseException | None, refusal: TfmqError | None = None) -> None:
+def reply_when_durable(
+    done: DoneCallback, result: Any, error: BaseException | None, refusal: TfmqError | None = None
+) -> None:
     """Reply with `result` or `refusal` after a request for durability ended."""
     if error is not None:
-        done(None, rejections.not_forced(error))
+        done(None, rejections.durability_unknown(error))
     elif refusal is not None:
         done(None, refusal)
     else:
         done(result, None)
 
 
-NAMELESS: Final = "without a name"
-NOT_NEXT: Final = (
+UNNAMED: Final = "without a name"
+NOT_FIRST_SEQUENCE: Final = (
     "The transaction was not executed, neither now nor by an earlier request: its records begin at sequence {found},"
     " but the next one of the producer id is {expected}. Send it as the first transaction of a new producer id."
 )
 
 
-class Transacting:
+class TransactCommand:
     """The transact command: a complete local transaction as one journal append with one fsync."""
 
-    def __init__(self, active: Books) -> None:
-        self._books = active
+    def __init__(self, active: ActiveTransactions) -> None:
+        self._active = active
         self._store = active.store
 
-    def transact(self, request: Transact, session: Caller, done: Done) -> None:
+    def transact(self, request: TransactRequest, session: Caller, done: DoneCallback) -> None:
         """Commit all batches of the request; nothing remains of a rejected request."""
-        now_ms = self._books.clock.wall_ms()
-        ending = self._store.streams.find(request.producer_id, request.number, now_ms)
-        if ending is not None and self._repeated(ending.epoch, ending.state, request, session, done):
+        now_ms = self._active.clock.wall_ms()
+        ending = self._store.producer_states.find_request(request.producer_id, request.number, now_ms)
+        if ending is not None and self._reply_repeated(ending.epoch, ending.state, request, session, done):
             return
-        if not request.pieces and not request.offsets:
-            done(Ended(states.READ_ONLY, 0), None)
+        if not request.batches and not request.offsets:
+            done(CommitResult(states.READ_ONLY, 0), None)
             return
-        groups = self._books.destination.check_offsets(request.offsets, session) if request.offsets else ()
+        groups = self._active.destination.check_offsets(request.offsets, session) if request.offsets else ()
         if groups:
-            self._books.destination.check(OFFSETS_KEY, 0)
+            self._active.destination.check_space(OFFSETS_KEY, 0)
         transaction = self._store.begin(
             Origin("", True, request.producer_id, request.number, now_ms, "", session.identity)
         )
-        runtime = transaction.live = Live()
+        runtime = transaction.runtime = TransactionRuntimeState()
         try:
-            self._check(transaction, runtime, request)
-            runtime.reserved = self._books.reservations.reserve(runtime.sizes)
+            self._check_batches(transaction, runtime, request)
+            runtime.reserved_bytes = self._active.reservations.reserve(runtime.target_bytes)
             if groups:
-                self._books.destination.lock_offsets(transaction.epoch, NAMELESS, groups)
+                self._active.destination.lock_offsets(transaction.epoch, UNNAMED, groups)
             self._store.commit(
-                transaction, self._written(transaction, done), offsets=groups, pieces=request.pieces
+                transaction, self._commit_written(transaction, done), offsets=groups, batches=request.batches
             )
         except Exception:
-            self._give_back(transaction)
+            self._discard(transaction)
             raise
 
-    def _check(self, transaction: Transaction, runtime: Live, request: Transact) -> None:
+    def _check_batches(
+        self, transaction: Transaction, runtime: TransactionRuntimeState, request: TransactRequest
+    ) -> None:
         """Check the limits and that the sequences are contiguous; add up the bytes per target."""
-        sizes = runtime.sizes
+        sizes = runtime.target_bytes
         total = 0
-        expected = self._store.streams.next(request.producer_id)
-        for number, piece in enumerate(request.pieces):
+        expected = self._store.producer_states.next_sequence(request.producer_id)
+        for number, piece in enumerate(request.batches):
             if piece.sequence != expected:
-                raise self._gap(request.producer_id, expected, piece.sequence, first=not number)
+                raise self._gap_error(request.producer_id, expected, piece.sequence, first=not number)
             expected = piece.sequence + piece.count
             size = len(piece.data)
             total += size
             sizes[piece.log_id] = sizes.get(piece.log_id, 0) + size
-        self._store.check(total)
+        self._store.require_space(total)
         store = self._store
-        self._books.reservations.require_room(
-            store.size_bytes, store.batches, transaction, total, len(request.pieces)
+        self._active.reservations.require_room(
+            store.retained_bytes, store.batch_count, transaction, total, len(request.batches)
         )
 
-    def _gap(self, producer_id: int, expected: int, found: int, *, first: bool) -> Exception:
+    def _gap_error(self, producer_id: int, expected: int, found: int, *, first: bool) -> Exception:
         """Return the error for records whose sequence is not the expected one."""
         if not first:
             return SequenceGap(expected=expected, found=found)
         # A repair may have removed an executed request, so it is unknown whether this one was executed.
-        if self._store.repaired:
+        if self._store.entries_lost:
             return UnknownProducer(producer_id=producer_id)
         # The request is new to its producer, whose state never expired, so it was certainly not executed
         # before.
-        return SequenceGap(NOT_NEXT.format(expected=expected, found=found), expected=expected, found=found)
+        return SequenceGap(
+            NOT_FIRST_SEQUENCE.format(expected=expected, found=found), expected=expected, found=found
+        )
 
-    def _written(self, transaction: Transaction, done: Done) -> Written:
+    def _commit_written(self, transaction: Transaction, done: DoneCallback) -> WrittenCallback:
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
-                runtime = live_of(transaction)
-                waiting = runtime.waiting
-                if isinstance(error, MaybeWritten):
-                    runtime.unsure = error
+                runtime = runtime_state(transaction)
+                waiting = runtime.waiting_commands
+                if isinstance(error, UncertainWrite):
+                    runtime.uncertain_write = error
                 else:
-                    self._give_back(transaction)
-                done(None, rejections.of_journal(error))
+                    self._discard(transaction)
+                done(None, rejections.from_journal_error(error))
                 for each in waiting:
                     each()
                 return
             assert transaction.decision is not None
-            self._books.decided(transaction.decision, partial(tell_ended, transaction.epoch, False, done))
+            self._active.on_committed(
+                transaction.decision, partial(reply_committed, transaction.epoch, False, done)
+            )
 
         return written
 
-    def _give_back(self, transaction: Transaction) -> None:
-        runtime = live_of(transaction)
-        self._books.reservations.release(runtime.reserved)
-        runtime.reserved = 0
-        self._books.destination.unlock_offsets(transaction.epoch)
+    def _discard(self, transaction: Transaction) -> None:
+        runtime = runtime_state(transaction)
+        self._active.reservations.release(runtime.reserved_bytes)
+        runtime.reserved_bytes = 0
+        self._active.destination.unlock_offsets(transaction.epoch)
         self._store.discard(transaction)
 
-    def _repeated(self, epoch: int, state: str, request: Transact, session: Caller, done: Done) -> bool:
+    def _reply_repeated(
+        self, epoch: int, state: str, request: TransactRequest, session: Caller, done: DoneCallback
+    ) -> bool:
         """Reply to a repeated request; False if it must be executed now."""
         transaction = self._store.transactions.get(epoch)
         if transaction is not None:
-            require_sure(transaction)
-        if transaction is not None and self._books.busy(transaction):
-            own = request._replace(pieces=[each._replace(data=bytes(each.data)) for each in request.pieces])
-            self._books.later(transaction, partial(again, self.transact, (own, session, done), done))
-        elif transaction is not None and live_of(transaction).course is not None:
-            progress = live_of(transaction).course
+            require_certain(transaction)
+        if transaction is not None and self._active.is_pending(transaction):
+            own = request._replace(batches=[each._replace(data=bytes(each.data)) for each in request.batches])
+            self._active.run_after_pending(
+                transaction, partial(retry_command, self.transact, (own, session, done), done)
+            )
+        elif transaction is not None and runtime_state(transaction).apply_progress is not None:
+            progress = runtime_state(transaction).apply_progress
             assert progress is not None
-            progress.wait(partial(tell_ended, epoch, True, done))
+            progress.add_callback(partial(reply_committed, epoch, True, done))
         elif state == states.COMMITTED:
-            lost, messages = self._books.losses(epoch)
+            lost, messages = self._active.losses(epoch)
             if lost:
                 raise rejections.lost_since("", states.COMMITTED, lost, messages)
-            told = Ended(states.COMMITTED, epoch, self._books.drops(epoch), repeated=True)
-            self._books.when_sure(partial(answer, done, told))
+            told = CommitResult(states.COMMITTED, epoch, self._active.dropped_messages(epoch), repeated=True)
+            self._active.when_all_durable(partial(reply_when_durable, done, told))
         elif state == states.ROLLED_BACK:
-            raise rejections.rolled_back(epoch)
+            raise rejections.already_rolled_back(epoch)
         else:
             return False
         return True

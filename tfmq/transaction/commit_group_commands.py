@@ -6,47 +6,47 @@ from typing import Any, Final
 
 from tfmq.errors import BadRequest, GroupIncomplete
 from tfmq.transaction import rejections, states
-from tfmq.transaction.active_transactions import Books
-from tfmq.transaction.apply_progress import Course
-from tfmq.transaction.commands import Steps, again, answer
-from tfmq.transaction.journal_writer import MaybeWritten, Written
+from tfmq.transaction.active_transactions import ActiveTransactions
+from tfmq.transaction.apply_progress import ApplyProgress
+from tfmq.transaction.commands import CommandSupport, reply_when_durable, retry_command
+from tfmq.transaction.journal_writer import UncertainWrite, WrittenCallback
 from tfmq.transaction.model import Transaction
-from tfmq.transaction.requests import Done, GroupAborted, GroupCommit, GroupEnded
+from tfmq.transaction.requests import DoneCallback, GroupAbortResult, GroupCommitRequest, GroupCommitResult
 
 ABORTED: Final = "aborted"
-TWICE: Final = "The transaction {epoch} is in the list twice: name each member once."
+NAMED_TWICE: Final = "The transaction {epoch} is in the list twice: name each member once."
 TOO_MANY: Final = "A commit group commits at most {most} transactions at once (limits.commit_group_members)."
-MISSING: Final = (
+NOT_PREPARED: Final = (
     "Of the commit group {group}, sequence {sequence}, {count} transactions are not prepared members, or lost messages"
     " with damage in the journal; the first is {first}. Nothing was committed: run the missing parts again, or abort"
     " the run."
 )
-PLACES_MAX: Final = 100_000
+OFFSETS_MAX: Final = 100_000
 """Offsets of all members together, about 4 MB.
 
 They are one catalog change, which must fit a catalog segment: a larger one could never be applied after the
 decision and would block all later ones.
 """
-TOO_MANY_PLACES: Final = (
+TOO_MANY_OFFSETS: Final = (
     "The members of a commit group commit the offsets of at most {most} partitions together."
 )
-NAMES_TOLD: Final = 100
+MISSING_NAMED_MAX: Final = 100
 """Missing transactions named in an error."""
 
 
-class GroupCommits:
+class CommitGroupCommands:
     """Commands of commit groups; each calls `done` once or raises the error of its rejection.
 
     Commands of one group run one after the other: while a record of the group is being written, later
     commands wait.
     """
 
-    def __init__(self, active: Books, steps: Steps) -> None:
-        self._books, self._steps = active, steps
+    def __init__(self, active: ActiveTransactions, steps: CommandSupport) -> None:
+        self._active, self._support = active, steps
         self._store = active.store
-        self._waiting: dict[str, list[Callable[[], None]]] = {}
-        self._courses: dict[str, tuple[int, Course]] = {}
-        self._unsure: dict[str, MaybeWritten] = {}
+        self._waiting_commands: dict[str, list[Callable[[], None]]] = {}
+        self._last_progress: dict[str, tuple[int, ApplyProgress]] = {}
+        self._uncertain_writes: dict[str, UncertainWrite] = {}
         """Groups with an uncertain record: the disk failed during the write.
 
         Only recovery finds the result.
@@ -54,179 +54,190 @@ class GroupCommits:
 
     # Commit
 
-    def commit(self, request: GroupCommit, done: Done) -> None:
+    def commit(self, request: GroupCommitRequest, done: DoneCallback) -> None:
         """Commit all named members with one record; roll back leftovers of earlier attempts."""
         group, sequence, run, names, rows, other_total = request
-        self._require_sure(group)
-        if group in self._waiting:
-            self._waiting[group].append(partial(again, self.commit, (request, done), done))
+        self._require_certain(group)
+        if group in self._waiting_commands:
+            self._waiting_commands[group].append(partial(retry_command, self.commit, (request, done), done))
             return
-        self._refuse_bad(names)
-        first = self._store.groups.repeated(group, sequence, run, rows, other_total=other_total)
+        self._require_valid(names)
+        first = self._store.commit_groups.find_commit(group, sequence, run, rows, other_total=other_total)
         if first is not None:
-            self._repeat(request, first.rows, done)
+            self._repeat_commit(request, first.rows, done)
             return
-        members = self._members(request)
-        left = self._store.groups.leftovers(group, sequence, [each.epoch for each in members])
-        dropped = self._prepared(left)
+        members = self._require_members(request)
+        left = self._store.commit_groups.find_leftovers(group, sequence, [each.epoch for each in members])
+        dropped = self._prepared_members(left)
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
-                self._refused((*members, *dropped), error, done)
+                self._record_failed((*members, *dropped), error, done)
             else:
-                self._committed(request, members, dropped, lsn, done)
+                self._commit_written(request, members, dropped, lsn, done)
                 self._end_open(left)
-            self._go_on(group)
+            self._retry_waiting(group)
 
         call = partial(self._store.commit_group, group, sequence, run, rows, members, dropped)
-        self._put(group, (*members, *dropped), call, written)
+        self._submit(group, (*members, *dropped), call, written)
 
-    def _refuse_bad(self, names: Iterable[tuple[str, int]]) -> None:
+    def _require_valid(self, names: Iterable[tuple[str, int]]) -> None:
         epochs: set[int] = set()
         for _, epoch in names:
             if epoch in epochs:
-                raise BadRequest(TWICE.format(epoch=epoch))
+                raise BadRequest(NAMED_TWICE.format(epoch=epoch))
             epochs.add(epoch)
-        most = self._books.limits["commit_group_members"]
+        most = self._active.limits["commit_group_members"]
         if len(epochs) > most:
             raise BadRequest(TOO_MANY.format(most=most))
 
-    def _members(self, request: GroupCommit) -> list[Transaction]:
+    def _require_members(self, request: GroupCommitRequest) -> list[Transaction]:
         """Return the named transactions in order.
 
         Raises: GroupIncomplete, BadRequest, StorageStopped.
         """
         if self._store.stopped is not None:
-            raise rejections.stopped(self._store.stopped)
+            raise rejections.journal_stopped(self._store.stopped)
         strangers = set(
-            self._store.groups.missing(
+            self._store.commit_groups.find_nonmembers(
                 request.group, request.sequence, [epoch for _, epoch in request.transactions]
             )
         )
         members, missing = [], []
         for xid, epoch in request.transactions:
             found = None if epoch in strangers else self._store.transactions.get(epoch)
-            if found is not None and found.xid == xid and self._is(found, states.PREPARED) and not found.lost:
+            if (
+                found is not None
+                and found.xid == xid
+                and self._is_certainly(found, states.PREPARED)
+                and not found.lost_messages
+            ):
                 members.append(found)
             else:
                 missing.append(xid)
         if missing:
-            sentence = MISSING.format(
+            sentence = NOT_PREPARED.format(
                 group=request.group, sequence=request.sequence, count=len(missing), first=missing[0]
             )
-            raise GroupIncomplete(sentence, missing=missing[:NAMES_TOLD])
-        if sum(len(each.places) for member in members for each in member.offsets) > PLACES_MAX:
-            raise BadRequest(TOO_MANY_PLACES.format(most=PLACES_MAX))
+            raise GroupIncomplete(sentence, missing=missing[:MISSING_NAMED_MAX])
+        if sum(len(each.positions) for member in members for each in member.offsets) > OFFSETS_MAX:
+            raise BadRequest(TOO_MANY_OFFSETS.format(most=OFFSETS_MAX))
         return members
 
-    def _committed(
+    def _commit_written(
         self,
-        request: GroupCommit,
+        request: GroupCommitRequest,
         members: list[Transaction],
         dropped: list[Transaction],
         lsn: int,
-        done: Done,
+        done: DoneCallback,
     ) -> None:
-        tell = partial(_tell, False, request.rows, done)
+        tell = partial(_reply_commit, False, request.rows, done)
         if members:
             decision = members[0].decision
             assert decision is not None
-            self._books.decided(decision, tell)
-            self._remember(request.group, request.sequence, self._books.course(members[0]))
+            self._active.on_committed(decision, tell)
+            self._keep_progress(request.group, request.sequence, self._active.apply_progress(members[0]))
         else:
-            self._courses.pop(request.group, None)
-            result = GroupEnded(states.COMMITTED, False, request.rows, 0)
-            self._store.when_forced(lsn, partial(answer, done, result))
-        self._books.dropped(dropped, lsn)
+            self._last_progress.pop(request.group, None)
+            result = GroupCommitResult(states.COMMITTED, False, request.rows, 0)
+            self._store.when_durable(lsn, partial(reply_when_durable, done, result))
+        self._active.on_rolled_back(dropped, lsn)
 
-    def _remember(self, group: str, sequence: int, progress: Course) -> None:
+    def _keep_progress(self, group: str, sequence: int, progress: ApplyProgress) -> None:
         """Keep the progress until completion: the reply to a repeated request may be "applying"."""
-        mine = self._courses[group] = (sequence, progress)
+        mine = self._last_progress[group] = (sequence, progress)
 
         def settled() -> None:
-            if self._courses.get(group) is mine:
-                del self._courses[group]
+            if self._last_progress.get(group) is mine:
+                del self._last_progress[group]
 
-        progress.settling.append(settled)
+        progress.durable_callbacks.append(settled)
 
-    def _repeat(self, request: GroupCommit, rows: int, done: Done) -> None:
+    def _repeat_commit(self, request: GroupCommitRequest, rows: int, done: DoneCallback) -> None:
         """Return the first result again, and roll back members that were added since."""
         group, sequence = request.group, request.sequence
-        left = self._store.groups.leftovers(group, sequence)
+        left = self._store.commit_groups.find_leftovers(group, sequence)
         self._end_open(left)
-        dropped = self._prepared(left)
+        dropped = self._prepared_members(left)
         if not dropped:
-            self._tell_first(group, sequence, rows, done)
+            self._reply_first(group, sequence, rows, done)
             return
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
-                self._refused(dropped, error, done)
+                self._record_failed(dropped, error, done)
             else:
-                self._books.dropped(dropped, lsn)
-                self._tell_first(group, sequence, rows, done)
-            self._go_on(group)
+                self._active.on_rolled_back(dropped, lsn)
+                self._reply_first(group, sequence, rows, done)
+            self._retry_waiting(group)
 
         call = partial(self._store.commit_group, group, sequence, request.run, rows, (), dropped)
-        self._put(group, dropped, call, written)
+        self._submit(group, dropped, call, written)
 
-    def _tell_first(self, group: str, sequence: int, rows: int, done: Done) -> None:
-        known, progress = self._courses.get(group, (-1, None))
+    def _reply_first(self, group: str, sequence: int, rows: int, done: DoneCallback) -> None:
+        known, progress = self._last_progress.get(group, (-1, None))
         if progress is not None and known == sequence:
-            progress.wait(partial(_tell, True, rows, done))
+            progress.add_callback(partial(_reply_commit, True, rows, done))
         else:
-            self._books.when_sure(partial(answer, done, GroupEnded(states.COMMITTED, True, rows, 0)))
+            self._active.when_all_durable(
+                partial(reply_when_durable, done, GroupCommitResult(states.COMMITTED, True, rows, 0))
+            )
 
     # Abort, forget, list
 
-    def abort(self, group: str, sequence: int, run: str, done: Done) -> None:
+    def abort(self, group: str, sequence: int, run: str, done: DoneCallback) -> None:
         """Fence a run and roll back its members, unless its sequence is committed."""
-        self._require_sure(group)
-        if group in self._waiting:
-            self._waiting[group].append(partial(again, self.abort, (group, sequence, run, done), done))
+        self._require_certain(group)
+        if group in self._waiting_commands:
+            self._waiting_commands[group].append(
+                partial(retry_command, self.abort, (group, sequence, run, done), done)
+            )
             return
-        if self._store.groups.too_late(group, sequence):
-            self._books.when_sure(partial(answer, done, GroupAborted(states.COMMITTED)))
+        if self._store.commit_groups.is_committed(group, sequence):
+            self._active.when_all_durable(
+                partial(reply_when_durable, done, GroupAbortResult(states.COMMITTED))
+            )
             return
-        self._store.groups.require_fence(group, run)
-        left = self._store.groups.of_run(group, run)
-        dropped = self._prepared(left)
+        self._store.commit_groups.require_fence_capacity(group, run)
+        left = self._store.commit_groups.find_run_members(group, run)
+        dropped = self._prepared_members(left)
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
-                self._refused(dropped, error, done)
+                self._record_failed(dropped, error, done)
             else:
-                self._books.dropped(dropped, lsn)
-                self._store.when_forced(lsn, partial(answer, done, GroupAborted(ABORTED)))
+                self._active.on_rolled_back(dropped, lsn)
+                self._store.when_durable(lsn, partial(reply_when_durable, done, GroupAbortResult(ABORTED)))
                 self._end_open(left)
-            self._go_on(group)
+            self._retry_waiting(group)
 
         call = partial(self._store.abort_group, group, sequence, run, dropped)
-        self._put(group, dropped, call, written)
+        self._submit(group, dropped, call, written)
 
-    def forget(self, group: str, done: Done) -> None:
+    def forget(self, group: str, done: DoneCallback) -> None:
         """Forget the committed sequence and the fences of a group."""
-        known = self._store.groups.by_name.get(group)
-        if known is None or not known.lasting:
+        known = self._store.commit_groups.by_name.get(group)
+        if known is None or not known.has_history:
             done(False, None)
             return
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
-                done(None, rejections.of_journal(error))
+                done(None, rejections.from_journal_error(error))
                 return
-            self._courses.pop(group, None)
-            self._books.recorded(lsn)
-            self._store.when_forced(lsn, partial(answer, done, True))
+            self._last_progress.pop(group, None)
+            self._active.note_written(lsn)
+            self._store.when_durable(lsn, partial(reply_when_durable, done, True))
 
         self._store.forget_group(group, written)
 
-    def rows(self, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
+    def list_groups(self, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
         """Return one row per group with a commit, abort or live members, and whether there are more."""
         found = []
-        page, more = self._store.groups.page(after, limit)
+        page, more = self._store.commit_groups.page(after, limit)
         for name, group in page:
-            last = group.last
+            last = group.last_commit
             found.append(
                 {
                     "group": name,
@@ -242,10 +253,10 @@ class GroupCommits:
 
     # Shared by several commands
 
-    def _prepared(self, epochs: Iterable[int]) -> list[Transaction]:
+    def _prepared_members(self, epochs: Iterable[int]) -> list[Transaction]:
         """Return the prepared transactions; those with a pending record of their own are skipped."""
         found = [self._store.transactions.get(epoch) for epoch in epochs]
-        return [each for each in found if each is not None and self._is(each, states.PREPARED)]
+        return [each for each in found if each is not None and self._is_certainly(each, states.PREPARED)]
 
     def _end_open(self, epochs: Iterable[int]) -> None:
         """Roll back members that were not prepared, each by its own record."""
@@ -253,60 +264,64 @@ class GroupCommits:
         # being written is fenced when that completes.
         for epoch in epochs:
             transaction = self._store.transactions.get(epoch)
-            if transaction is not None and self._is(transaction, states.OPEN):
-                self._steps.drop(transaction)
+            if transaction is not None and self._is_certainly(transaction, states.OPEN):
+                self._support.roll_back(transaction)
 
-    def _is(self, transaction: Transaction, wanted: str) -> bool:
+    def _is_certainly(self, transaction: Transaction, wanted: str) -> bool:
         """Whether a transaction is in that state and no record is pending."""
-        return transaction.state == wanted and not self._books.busy(transaction)
+        return transaction.state == wanted and not self._active.is_pending(transaction)
 
-    def _refused(self, transactions: Sequence[Transaction], error: BaseException, done: Done) -> None:
+    def _record_failed(
+        self, transactions: Sequence[Transaction], error: BaseException, done: DoneCallback
+    ) -> None:
         """Reply after the group's record failed.
 
         All transactions are unchanged, except that orphaned ones end.
         """
-        done(None, rejections.of_journal(error))
+        done(None, rejections.from_journal_error(error))
         for transaction in transactions:
-            self._steps.resume(transaction)
+            self._support.resume_commands(transaction)
 
-    def _put(
+    def _submit(
         self,
         group: str,
         transactions: Sequence[Transaction],
-        call: Callable[[Written], None],
-        written: Written,
+        call: Callable[[WrittenCallback], None],
+        written: WrittenCallback,
     ) -> None:
         """Queue the group's record; later commands of the group wait for it, unless this raises."""
 
         def completed(lsn: int, error: BaseException | None) -> None:
-            if isinstance(error, MaybeWritten):
-                self._unsure[group] = error
+            if isinstance(error, UncertainWrite):
+                self._uncertain_writes[group] = error
             written(lsn, error)
 
-        self._waiting[group] = []
+        self._waiting_commands[group] = []
         try:
-            self._books.put(transactions, call, completed)
+            self._active.submit(transactions, call, completed)
         except Exception:
-            self._go_on(group)
+            self._retry_waiting(group)
             raise
 
-    def _require_sure(self, group: str) -> None:
+    def _require_certain(self, group: str) -> None:
         """Check that no record of the group has an uncertain write result.
 
         Raises: StorageStopped, outcome unknown.
         """
-        if group in self._unsure:
-            raise rejections.of_journal(self._unsure[group])
+        if group in self._uncertain_writes:
+            raise rejections.from_journal_error(self._uncertain_writes[group])
 
-    def _go_on(self, group: str) -> None:
-        for waiting in self._waiting.pop(group, ()):
+    def _retry_waiting(self, group: str) -> None:
+        for waiting in self._waiting_commands.pop(group, ()):
             waiting()
 
 
-def _tell(repeated: bool, rows: int, done: Done, progress: Course, error: BaseException | None) -> None:
+def _reply_commit(
+    repeated: bool, rows: int, done: DoneCallback, progress: ApplyProgress, error: BaseException | None
+) -> None:
     if error is not None:
         done(None, error)
     elif progress.damage and not progress.applied:
         done(None, rejections.unreadable(progress.damage))
     else:
-        done(GroupEnded(progress.state, repeated, rows, progress.dropped), None)
+        done(GroupCommitResult(progress.state, repeated, rows, progress.dropped_messages), None)

@@ -5,22 +5,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from tfmq.errors import GroupFenced, GroupStale, NotAllowed
-from tfmq.transaction.requests import Member
+from tfmq.transaction.requests import CommitGroupMember
 
-FENCED_MAX: Final = 1000
+FENCES_PER_GROUP: Final = 1000
 """Fenced runs kept per group until a later commit; the oldest are removed first.
 
 A run ends within hours of its abort, and a writer that always fails must not use unbounded memory. All
 groups together have a limit too, at which an abort is rejected; fences of other groups are not removed.
 """
 
-ABORTED_MS: Final = 86_400_000
+ABORTED_RETENTION_MS: Final = 86_400_000
 """Retention of a group without a commit after its last abort.
 
 No aborted task runs for longer.
 """
 
-LATER = "The commit group {group} has committed sequence {last} already, and {sequence} is older."
+SEQUENCE_TOO_OLD = "The commit group {group} has committed sequence {last} already, and {sequence} is older."
 OTHER_TOTAL = (
     "The commit group {group} has committed sequence {sequence} with {known} rows, and this is another total, {rows}:"
     " the writer's checkpoint was set back, or its query gives other rows each time."
@@ -36,7 +36,7 @@ TOO_MANY_FENCES = (
 )
 
 
-class Committed(NamedTuple):
+class LastCommit(NamedTuple):
     """The last commit of a group."""
 
     sequence: int
@@ -52,17 +52,17 @@ class CommitGroup:
     `members`: epoch -> membership of live, undecided transactions.
     """
 
-    __slots__ = ("fenced", "last", "members")
+    __slots__ = ("fenced", "last_commit", "members")
 
     def __init__(self) -> None:
-        self.last: Committed | None = None
+        self.last_commit: LastCommit | None = None
         self.fenced: dict[str, int] = {}
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, CommitGroupMember] = {}
 
     @property
-    def lasting(self) -> bool:
+    def has_history(self) -> bool:
         """Whether it has state besides its members."""
-        return self.last is not None or bool(self.fenced)
+        return self.last_commit is not None or bool(self.fenced)
 
 
 class CommitGroups:
@@ -77,23 +77,23 @@ class CommitGroups:
     def __init__(self, *, groups_max: int, fences_max: int) -> None:
         self._groups_max, self._fences_max = groups_max, fences_max
         self.by_name: dict[str, CommitGroup] = {}
-        self._names: list[str] = []
+        self._sorted_names: list[str] = []
         """All names, sorted, so that a page costs only its own length."""
-        self._fences = 0
+        self._fence_count = 0
         """Number of fenced runs of all groups."""
-        self._aborted: dict[str, int] = {}
+        self._abort_times: dict[str, int] = {}
         """Last abort time of groups without a commit, oldest first."""
 
     def clear(self) -> None:
         """Reset to the state before the first journal entry."""
         self.by_name.clear()
-        self._names.clear()
-        self._aborted.clear()
-        self._fences = 0
+        self._sorted_names.clear()
+        self._abort_times.clear()
+        self._fence_count = 0
 
     # Checks
 
-    def begin(self, member: Member) -> bool:
+    def may_join(self, member: CommitGroupMember) -> bool:
         """Whether a transaction of `member` may begin or prepare.
 
         False if its sequence is committed ("done").
@@ -101,31 +101,31 @@ class CommitGroups:
         Raises: GroupStale (a later sequence is committed), GroupFenced (its run was aborted), NotAllowed
         (too many groups).
         """
-        group = self._known(member.group)
+        group = self._find_or_require_room(member.group)
         if group is None:
             return True
-        if group.last is not None and member.sequence <= group.last.sequence:
-            if member.sequence < group.last.sequence:
-                raise GroupStale(_later(member.group, group.last, member.sequence))
+        if group.last_commit is not None and member.sequence <= group.last_commit.sequence:
+            if member.sequence < group.last_commit.sequence:
+                raise GroupStale(_too_old(member.group, group.last_commit, member.sequence))
             return False
         if member.run in group.fenced:
             raise GroupFenced()
         return True
 
-    def repeated(
+    def find_commit(
         self, group: str, sequence: int, run: str, rows: int, *, other_total: bool
-    ) -> Committed | None:
+    ) -> LastCommit | None:
         """Return the commit of that sequence if there is one; None if the sequence is new.
 
         Raises: GroupStale (a later sequence is committed, or other rows without `other_total`),
         GroupFenced, NotAllowed.
         """
-        known = self._known(group)
+        known = self._find_or_require_room(group)
         if known is None:
             return None
-        last = known.last
+        last = known.last_commit
         if last is not None and sequence < last.sequence:
-            raise GroupStale(_later(group, last, sequence))
+            raise GroupStale(_too_old(group, last, sequence))
         if last is not None and sequence == last.sequence:
             if rows != last.rows and not other_total:
                 raise GroupStale(
@@ -136,37 +136,37 @@ class CommitGroups:
             raise GroupFenced()
         return None
 
-    def too_late(self, group: str, sequence: int) -> bool:
+    def is_committed(self, group: str, sequence: int) -> bool:
         """Whether that sequence is committed, so that an abort changes nothing.
 
         Raises: NotAllowed.
         """
-        known = self._known(group)
-        return known is not None and known.last is not None and sequence <= known.last.sequence
+        known = self._find_or_require_room(group)
+        return known is not None and known.last_commit is not None and sequence <= known.last_commit.sequence
 
-    def require_fence(self, group: str, run: str) -> None:
+    def require_fence_capacity(self, group: str, run: str) -> None:
         """Check that one more run can be fenced.
 
         Raises: NotAllowed at the limit of all groups: without its fence the run could still join.
         """
         known = self.by_name.get(group)
         mine = known.fenced if known is not None else {}
-        if self._fences >= self._fences_max and run not in mine and len(mine) < FENCED_MAX:
+        if self._fence_count >= self._fences_max and run not in mine and len(mine) < FENCES_PER_GROUP:
             raise NotAllowed(TOO_MANY_FENCES.format(most=self._fences_max, run=run, group=group))
 
     def page(self, after: str, limit: int) -> tuple[list[tuple[str, CommitGroup]], bool]:
         """Return (up to `limit` groups with names above `after`, whether there are more)."""
-        first = bisect_right(self._names, after)
-        names = self._names[first : first + limit]
-        return [(name, self.by_name[name]) for name in names], first + limit < len(self._names)
+        first = bisect_right(self._sorted_names, after)
+        names = self._sorted_names[first : first + limit]
+        return [(name, self.by_name[name]) for name in names], first + limit < len(self._sorted_names)
 
-    def missing(self, group: str, sequence: int, epochs: Iterable[int]) -> list[int]:
+    def find_nonmembers(self, group: str, sequence: int, epochs: Iterable[int]) -> list[int]:
         """Return those of `epochs` that are not members of exactly (group, sequence)."""
         known = self.by_name.get(group)
         members = known.members if known is not None else {}
         return [epoch for epoch in epochs if epoch not in members or members[epoch].sequence != sequence]
 
-    def leftovers(self, group: str, sequence: int, epochs: Iterable[int] = ()) -> list[int]:
+    def find_leftovers(self, group: str, sequence: int, epochs: Iterable[int] = ()) -> list[int]:
         """Return the epochs of members up to `sequence`, except `epochs`; its commit ends them."""
         known = self.by_name.get(group)
         if known is None:
@@ -178,14 +178,14 @@ class CommitGroups:
             if member.sequence <= sequence and epoch not in kept
         ]
 
-    def of_run(self, group: str, run: str) -> list[int]:
+    def find_run_members(self, group: str, run: str) -> list[int]:
         """Return the epochs of members that an abort of `run` rolls back."""
         known = self.by_name.get(group)
         if known is None:
             return []
         return [epoch for epoch, member in known.members.items() if member.run == run]
 
-    def _known(self, name: str) -> CommitGroup | None:
+    def _find_or_require_room(self, name: str) -> CommitGroup | None:
         group = self.by_name.get(name)
         if group is None and len(self.by_name) >= self._groups_max:
             raise NotAllowed(TOO_MANY.format(most=self._groups_max, group=name))
@@ -193,84 +193,84 @@ class CommitGroups:
 
     # Replay of journal entries
 
-    def join(self, epoch: int, member: Member) -> None:
+    def add_member(self, epoch: int, member: CommitGroupMember) -> None:
         """Add a live member."""
-        self._group(member.group).members[epoch] = member
+        self._get_or_add(member.group).members[epoch] = member
 
-    def leave(self, epoch: int, member: Member) -> None:
+    def remove_member(self, epoch: int, member: CommitGroupMember) -> None:
         """Remove a decided or ended member; no effect if it is missing."""
         group = self.by_name.get(member.group)
         if group is not None:
             group.members.pop(epoch, None)
-            self._tidy(member.group, group)
+            self._remove_if_empty(member.group, group)
 
-    def committed(self, name: str, sequence: int, run: str, rows: int, time_ms: int) -> None:
+    def apply_commit(self, name: str, sequence: int, run: str, rows: int, time_ms: int) -> None:
         """Apply a commit record; a repeated one changes nothing."""
-        group = self._group(name)
-        self._aborted.pop(name, None)
-        if group.last is None or sequence > group.last.sequence:
-            group.last = Committed(sequence, rows, run, time_ms)
-            self._fences -= len(group.fenced)
+        group = self._get_or_add(name)
+        self._abort_times.pop(name, None)
+        if group.last_commit is None or sequence > group.last_commit.sequence:
+            group.last_commit = LastCommit(sequence, rows, run, time_ms)
+            self._fence_count -= len(group.fenced)
             group.fenced = {run: at for run, at in group.fenced.items() if at > sequence}
-            self._fences += len(group.fenced)
+            self._fence_count += len(group.fenced)
 
-    def aborted(self, name: str, sequence: int, run: str, time_ms: int) -> None:
+    def apply_abort(self, name: str, sequence: int, run: str, time_ms: int) -> None:
         """Apply an abort record; after the commit of its sequence it changes nothing."""
-        group = self._group(name)
-        if group.last is None:
-            self._aborted.pop(name, None)
-            self._aborted[name] = time_ms
-        if group.last is None or sequence > group.last.sequence:
-            self._fences -= len(group.fenced)
+        group = self._get_or_add(name)
+        if group.last_commit is None:
+            self._abort_times.pop(name, None)
+            self._abort_times[name] = time_ms
+        if group.last_commit is None or sequence > group.last_commit.sequence:
+            self._fence_count -= len(group.fenced)
             group.fenced.pop(run, None)
             group.fenced[run] = sequence
-            if len(group.fenced) > FENCED_MAX:
+            if len(group.fenced) > FENCES_PER_GROUP:
                 del group.fenced[next(iter(group.fenced))]
-            self._fences += len(group.fenced)
-        self._tidy(name, group)
+            self._fence_count += len(group.fenced)
+        self._remove_if_empty(name, group)
 
     def expire(self, time_ms: int) -> None:
         """Remove groups without a commit whose last abort is older than ABORTED_RETENTION_MS."""
-        while self._aborted:
-            name, aborted_ms = next(iter(self._aborted.items()))
-            if aborted_ms + ABORTED_MS > time_ms:
+        while self._abort_times:
+            name, aborted_ms = next(iter(self._abort_times.items()))
+            if aborted_ms + ABORTED_RETENTION_MS > time_ms:
                 return
-            self.forget(name)
+            self.forget_group(name)
 
-    def forget(self, name: str) -> None:
+    def forget_group(self, name: str) -> None:
         """Remove everything but the live members of a group."""
-        self._aborted.pop(name, None)
+        self._abort_times.pop(name, None)
         group = self.by_name.get(name)
         if group is not None:
-            group.last = None
-            self._fences -= len(group.fenced)
+            group.last_commit = None
+            self._fence_count -= len(group.fenced)
             group.fenced.clear()
-            self._tidy(name, group)
+            self._remove_if_empty(name, group)
 
-    def _group(self, name: str) -> CommitGroup:
+    def _get_or_add(self, name: str) -> CommitGroup:
         group = self.by_name.get(name)
         if group is None:
             group = self.by_name[name] = CommitGroup()
-            insort(self._names, name)
+            insort(self._sorted_names, name)
         return group
 
-    def _tidy(self, name: str, group: CommitGroup) -> None:
-        if not group.members and not group.lasting:
+    def _remove_if_empty(self, name: str, group: CommitGroup) -> None:
+        if not group.members and not group.has_history:
             del self.by_name[name]
-            del self._names[bisect_left(self._names, name)]
+            del self._sorted_names[bisect_left(self._sorted_names, name)]
 
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
         """Return all groups as plain values, by name; members are stored with their transactions."""
         return tuple(
-            (name, group.last, tuple(group.fenced.items()), *self._aborted_ms(name))
+            (name, group.last_commit, tuple(group.fenced.items()), *self._aborted_ms(name))
             for name, group in sorted(self.by_name.items())
-            if group.lasting
+            if group.has_history
         )
 
     def _aborted_ms(self, name: str) -> tuple[int, ...]:
-        return (self._aborted[name],) if name in self._aborted else ()
+        return (self._abort_times[name],) if name in self._abort_times else ()
 
     def load(self, rows: Sequence[Any]) -> None:
         """Restore the result of `dump`.
@@ -280,14 +280,14 @@ class CommitGroups:
         self.clear()
         aborted: list[tuple[int, str]] = []
         for name, last, fenced, *more in rows:
-            group = self._group(name)
-            group.last = Committed(*last[:4]) if last is not None else None
+            group = self._get_or_add(name)
+            group.last_commit = LastCommit(*last[:4]) if last is not None else None
             group.fenced = dict(fenced)
-            self._fences += len(group.fenced)
+            self._fence_count += len(group.fenced)
             if last is None:
                 aborted.append((int(more[0]) if more else 0, name))
-        self._aborted.update((name, time_ms) for time_ms, name in sorted(aborted))
+        self._abort_times.update((name, time_ms) for time_ms, name in sorted(aborted))
 
 
-def _later(group: str, last: Committed, sequence: int) -> str:
-    return LATER.format(group=group, last=last.sequence, sequence=sequence)
+def _too_old(group: str, last: LastCommit, sequence: int) -> str:
+    return SEQUENCE_TOO_OLD.format(group=group, last=last.sequence, sequence=sequence)

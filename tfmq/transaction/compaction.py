@@ -22,13 +22,13 @@ from journal.errors import JournalError
 from journal.wal.entry import AppendMsg
 from journal.wal.store import JournalFileInfo, JournalStore
 from tfmq.transaction import states
-from tfmq.transaction.journal_writer import Item, JournalQueue, Run
-from tfmq.transaction.model import ENTRY_BYTES, SIZE_MASK, WORDS, Locations
-from tfmq.transaction.transaction_table import Ledger
+from tfmq.transaction.journal_writer import JournalWriter, RunInWorker, WriteRequest
+from tfmq.transaction.model import ENTRY_BYTES, SIZE_MASK, WORDS_PER_BATCH, BatchLocations
+from tfmq.transaction.transaction_table import TransactionTable
 
 logger = logging.getLogger("tfmq.transaction")
 
-ALIVE_FACTOR: Final = 4
+LIVE_FACTOR: Final = 4
 """Files may hold this many times the live bytes."""
 FILES_MIN: Final = 8
 """Below this many files' worth of bytes nothing is copied: it would save little."""
@@ -38,114 +38,127 @@ EMPTY_FACTOR: Final = 2
 While the total exceeds LIVE_FACTOR, at least one such file exists.
 """
 
-STEP_BYTES: Final = 1 << 20
+BYTES_PER_STEP: Final = 1 << 20
 """Bytes copied per step; other work runs between two steps."""
-ROUND_BYTES: Final = 256 << 20
+BYTES_PER_ROUND: Final = 256 << 20
 """Bytes planned per round; the rest is left to the next round."""
 
-Row = tuple[Locations, int]
+LocationSnapshot = tuple[BatchLocations, int]
 """Locations of a transaction, and their number of words when the round began."""
 
 
-class Relocation:
+class JournalCompaction:
     """Copies live batches out of nearly empty journal files.
 
     Call `run_if_needed` about once a second in the owner's thread; reading is done in a worker.
     """
 
     def __init__(
-        self, journal: JournalStore, table: Ledger, queue: JournalQueue, run: Run, file_bytes: int
+        self,
+        journal: JournalStore,
+        table: TransactionTable,
+        queue: JournalWriter,
+        run: RunInWorker,
+        file_bytes: int,
     ) -> None:
         self._journal = journal
-        self._ledger = table
-        self._queue = queue
+        self._table = table
+        self._writer = queue
         self._run = run
         self._bytes_min = FILES_MIN * file_bytes
-        self._places: array[int] = array("Q")
-        self._at = 0
-        self._touched: set[int] = set()
-        self._bad: set[int] = set()
+        self._lsns: array[int] = array("Q")
+        self._next_index = 0
+        self._relocated_epochs: set[int] = set()
+        self._unreadable_files: set[int] = set()
         """Numbers of files with an unreadable entry: they are not emptied."""
-        self.working = False
+        self.running = False
 
     @property
     def needed(self) -> bool:
         """Whether the files hold more bytes than allowed."""
-        return self._journal.size_bytes > max(ALIVE_FACTOR * self._ledger.kept.entries_bytes, self._bytes_min)
+        return self._journal.size_bytes > max(
+            LIVE_FACTOR * self._table.retained_size.journal_bytes, self._bytes_min
+        )
 
-    def tend(self) -> None:
+    def run_if_needed(self) -> None:
         """Start a round if one is needed and none is running."""
-        if self.working or self._journal.stopped is not None or not self.needed:
+        if self.running or self._journal.stopped is not None or not self.needed:
             return
         rows = [
             (each.locations, len(each.locations))
-            for each in self._ledger.transactions.values()
+            for each in self._table.transactions.values()
             if each.state == states.PREPARED
         ]
-        self.working = True
-        self._run(partial(plan, rows, self._journal.files, frozenset(self._bad)), self._planned)
+        self.running = True
+        self._run(
+            partial(plan_round, rows, self._journal.files, frozenset(self._unreadable_files)), self._plan_done
+        )
 
-    def _planned(self, places: "array[int] | None", error: BaseException | None) -> None:
+    def _plan_done(self, places: "array[int] | None", error: BaseException | None) -> None:
         if error is not None:
-            self.working = False
+            self.running = False
             raise error
         assert places is not None
-        self._places, self._at = places, 0
-        self._step()
+        self._lsns, self._next_index = places, 0
+        self._read_next()
 
-    def _step(self) -> None:
-        if self._at >= len(self._places) or self._journal.stopped is not None:
-            self._end()
+    def _read_next(self) -> None:
+        if self._next_index >= len(self._lsns) or self._journal.stopped is not None:
+            self._finish_round()
         else:
-            self._run(partial(_read, self._journal.read, self._places, self._at), self._read_done)
+            self._run(
+                partial(_read_batches, self._journal.read, self._lsns, self._next_index), self._read_done
+            )
 
     def _read_done(self, found: "tuple[list[AppendMsg], int] | None", error: BaseException | None) -> None:
         if found is None:
-            self._failed(error)
+            self._read_failed(error)
             return
-        messages, self._at = found
-        live = self._ledger.transactions
-        self._touched.update(message.epoch for message in messages)
+        messages, self._next_index = found
+        live = self._table.transactions
+        self._relocated_epochs.update(message.epoch for message in messages)
         messages = [message for message in messages if message.epoch in live]
         if messages:
-            self._queue.add(Item(None, messages, None, self._written))
+            self._writer.enqueue_request(WriteRequest(None, messages, None, self._append_done))
         else:
-            self._step()
+            self._read_next()
 
-    def _written(self, lsn: int, error: BaseException | None) -> None:
+    def _append_done(self, lsn: int, error: BaseException | None) -> None:
         if error is not None:
-            self._end()
+            self._finish_round()
         else:
-            self._step()
+            self._read_next()
 
-    def _failed(self, error: BaseException | None) -> None:
+    def _read_failed(self, error: BaseException | None) -> None:
         """End the round after an entry could not be read.
 
         The error of that transaction is reported when it is committed.
         """
         if not isinstance(error, JournalError | OSError):
-            self.working = False
+            self.running = False
             raise error or RuntimeError("a round of relocation without a result")
-        lsn = self._places[self._at]
+        lsn = self._lsns[self._next_index]
         files = self._journal.files
         number = files[bisect_right([file.first for file in files], lsn) - 1].number
         logger.error("the transaction journal's file %d cannot be emptied: %s", number, error)
-        self._bad.add(number)
-        self._end()
+        self._unreadable_files.add(number)
+        self._finish_round()
 
-    def _end(self) -> None:
+    def _finish_round(self) -> None:
         """End the round: release references to the original entries."""
-        self.working = False
-        self._places = array("Q")
-        touched, self._touched = self._touched, set()
-        holds = self._ledger.holds
+        self.running = False
+        self._lsns = array("Q")
+        touched, self._relocated_epochs = self._relocated_epochs, set()
+        holds = self._table.file_references
         for epoch in sorted(touched):
-            transaction = self._ledger.transactions.get(epoch)
-            if transaction is not None and not transaction.settled and holds is not None:
-                holds.renew(transaction)
+            transaction = self._table.transactions.get(epoch)
+            if transaction is not None and not transaction.obsolete and holds is not None:
+                holds.rebuild(transaction)
 
 
-def plan(rows: Sequence[Row], files: Sequence[JournalFileInfo], bad: frozenset[int]) -> "array[int]":
+def plan_round(
+    rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo], bad: frozenset[int]
+) -> "array[int]":
     """Choose the batches to copy and return their LSNs, ordered by transaction.
 
     Runs in a worker. They are in files less than half live, oldest first; not in the last file nor in `bad`
@@ -154,7 +167,9 @@ def plan(rows: Sequence[Row], files: Sequence[JournalFileInfo], bad: frozenset[i
     firsts = [file.first for file in files]
     alive = [0] * len(files)
     for locations, words in rows:
-        for lsn, count_size in zip(locations[0:words:WORDS], locations[2:words:WORDS], strict=True):
+        for lsn, count_size in zip(
+            locations[0:words:WORDS_PER_BATCH], locations[2:words:WORDS_PER_BATCH], strict=True
+        ):
             if lsn:
                 alive[bisect_right(firsts, lsn) - 1] += (count_size & SIZE_MASK) + ENTRY_BYTES
     chosen: set[int] = set()
@@ -162,7 +177,7 @@ def plan(rows: Sequence[Row], files: Sequence[JournalFileInfo], bad: frozenset[i
     for index, file in enumerate(files[:-1]):
         if file.number not in bad and 0 < EMPTY_FACTOR * alive[index] < file.size:
             size += alive[index]
-            if chosen and size > ROUND_BYTES:
+            if chosen and size > BYTES_PER_ROUND:
                 break
             chosen.add(index)
     return array(
@@ -170,13 +185,13 @@ def plan(rows: Sequence[Row], files: Sequence[JournalFileInfo], bad: frozenset[i
         (
             lsn
             for locations, words in rows
-            for lsn in locations[0:words:WORDS]
+            for lsn in locations[0:words:WORDS_PER_BATCH]
             if lsn and bisect_right(firsts, lsn) - 1 in chosen
         ),
     )
 
 
-def _read(read: Callable[[int], Any], places: "array[int]", at: int) -> tuple[list[AppendMsg], int]:
+def _read_batches(read: Callable[[int], Any], places: "array[int]", at: int) -> tuple[list[AppendMsg], int]:
     """Read copies of the batches at `places` from index `at` on, about BYTES_PER_STEP.
 
     Runs in a worker. Returns the copies and the index of the next batch.
@@ -184,7 +199,7 @@ def _read(read: Callable[[int], Any], places: "array[int]", at: int) -> tuple[li
     """
     messages: list[AppendMsg] = []
     size = 0
-    while at < len(places) and (not messages or size < STEP_BYTES):
+    while at < len(places) and (not messages or size < BYTES_PER_STEP):
         try:
             found = read(places[at]).content
         except (JournalError, OSError):

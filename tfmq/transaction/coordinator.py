@@ -5,45 +5,58 @@ from functools import partial, wraps
 from typing import Any, Final, TypeAlias
 
 from journal.clock import Clock
-from tfmq.apply_target import Destination
+from tfmq.apply_target import ApplyTarget
 from tfmq.errors import Busy
 from tfmq.transaction import rejections, states
-from tfmq.transaction.active_transactions import Books, live_of
-from tfmq.transaction.commands import Beginnings, Endings, Preparing, Steps, Transacting
-from tfmq.transaction.commit_group_commands import GroupCommits
-from tfmq.transaction.journal_writer import Run
-from tfmq.transaction.model import Piece
-from tfmq.transaction.queries import Listing
-from tfmq.transaction.requests import Begin, Caller, Done, GroupCommit, Timers, Transact
-from tfmq.transaction.store import JournalTransactionStore
+from tfmq.transaction.active_transactions import ActiveTransactions, runtime_state
+from tfmq.transaction.commands import (
+    BeginCommands,
+    CommandSupport,
+    EndCommands,
+    PrepareCommand,
+    TransactCommand,
+)
+from tfmq.transaction.commit_group_commands import CommitGroupCommands
+from tfmq.transaction.journal_writer import RunInWorker
+from tfmq.transaction.model import IncomingBatch
+from tfmq.transaction.queries import TransactionQueries
+from tfmq.transaction.requests import (
+    BeginRequest,
+    Caller,
+    DoneCallback,
+    GroupCommitRequest,
+    Timers,
+    TransactRequest,
+)
+from tfmq.transaction.store import TransactionStore
 
-Maps: TypeAlias = list[dict[str, Any]]
+JsonRows: TypeAlias = list[dict[str, Any]]
 
-TEND_SECONDS: Final = 1.0
+HOUSEKEEPING_SECONDS: Final = 1.0
 """Interval of the store's housekeeping."""
 RETRY_SECONDS: Final = 60.0
 """Pause before the rollback of an expired member is retried after its record failed."""
 
 
-def answered(command: Callable[..., None]) -> Callable[..., None]:
+def reply_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator: pass exceptions of a command to its last argument, `done`.
 
     Reject it while stopping.
     """
 
     @wraps(command)
-    def safe(self: "TransactionHandler", *asked: Any) -> None:
+    def safe(self: "TransactionCoordinator", *asked: Any) -> None:
         try:
             if self.stopping:
                 raise Busy(rejections.STOPPING)
             command(self, *asked)
         except Exception as error:
-            asked[-1](None, rejections.of_step(error))
+            asked[-1](None, rejections.from_command_error(error))
 
     return safe
 
 
-class TransactionHandler:
+class TransactionCoordinator:
     """Executes transaction commands, from begin to forget.
 
     It depends on no protocol and no broker: requests are plain values, replies are callbacks, targets are a
@@ -61,16 +74,16 @@ class TransactionHandler:
 
     def __init__(
         self,
-        store: JournalTransactionStore,
-        destination: Destination,
+        store: TransactionStore,
+        destination: ApplyTarget,
         *,
         timers: Timers,
         clock: Clock,
-        run: Run,
+        run: RunInWorker,
         limits: Mapping[str, int],
         settings: Mapping[str, float],
     ) -> None:
-        self._books = Books(
+        self._active = ActiveTransactions(
             store,
             destination,
             timers=timers,
@@ -78,24 +91,24 @@ class TransactionHandler:
             run=run,
             limits=limits,
             settings=settings,
-            expired=self._expired,
-            outlived=self._outlived,
+            open_expired=self._open_expired,
+            prepared_expired=self._prepared_expired,
         )
         self._store, self._timers = store, timers
-        self._applier = self._books.applier
-        self._beginnings = Beginnings(self._books)
-        self._steps = Steps(self._books)
-        self._preparing = Preparing(self._books, self._steps)
-        self._endings = Endings(self._books, self._steps)
-        self._transacting = Transacting(self._books)
-        self._groups = GroupCommits(self._books, self._steps)
-        self._listing = Listing(self._books)
-        self._tending: Any = None
-        self._recovered: Callable[[], None] | None = None
-        self._stopped: Callable[[], None] | None = None
+        self._applier = self._active.applier
+        self._begin_commands = BeginCommands(self._active)
+        self._support = CommandSupport(self._active)
+        self._prepare_command = PrepareCommand(self._active, self._support)
+        self._end_commands = EndCommands(self._active, self._support)
+        self._transact_command = TransactCommand(self._active)
+        self._group_commands = CommitGroupCommands(self._active, self._support)
+        self._queries = TransactionQueries(self._active)
+        self._housekeeping_timer: Any = None
+        self._recovery_done: Callable[[], None] | None = None
+        self._stop_done: Callable[[], None] | None = None
         self.stopping = False
         """Whether new requests are rejected."""
-        self.over = False
+        self.stopped = False
         """Whether it has stopped.
 
         The owner may then be closing the store in a worker: do not use the store.
@@ -103,35 +116,41 @@ class TransactionHandler:
 
     # One transaction
 
-    @answered
-    def begin(self, request: Begin, session: Caller, done: Done) -> None:
+    @reply_errors
+    def begin(self, request: BeginRequest, session: Caller, done: DoneCallback) -> None:
         """Begin a transaction; `done(BeginResult)`.
 
         Errors: TransactionExists, GroupStale, GroupFenced, NotAllowed (too many groups), BadRequest.
         """
-        self._beginnings.begin(request, session, done)
+        self._begin_commands.begin(request, session, done)
 
-    @answered
-    def send(self, epoch: int, piece: Piece, done: Done) -> None:
+    @reply_errors
+    def send(self, epoch: int, piece: IncomingBatch, done: DoneCallback) -> None:
         """Store a batch; `done(None)` when it is in the journal, also if it was before. Not fsynced.
 
         Errors: UnknownTransaction, TransactionState, TransactionTooLarge, UnknownTopic, SequenceGap,
         UnknownProducer.
         """
-        self._beginnings.send(epoch, piece, done)
+        self._begin_commands.send(epoch, piece, done)
 
-    @answered
+    @reply_errors
     def prepare(
-        self, xid: str, epoch: int, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: Done
+        self,
+        xid: str,
+        epoch: int,
+        ttl_ms: int | None,
+        offsets: Sequence[Any],
+        session: Caller,
+        done: DoneCallback,
     ) -> None:
         """Prepare a transaction; `done(PrepareResult)` once durable, also if it is already prepared.
 
         Errors: UnknownTransaction, StaleEpoch, TransactionState, TransactionCommitted,
         TransactionRolledBack, HeuristicOutcome, UnknownTopic, Fenced, NotAllowed, GroupStale, GroupFenced.
         """
-        self._preparing.prepare(xid, epoch, ttl_ms, offsets, session, done)
+        self._prepare_command.prepare(xid, epoch, ttl_ms, offsets, session, done)
 
-    @answered
+    @reply_errors
     def commit(
         self,
         xid: str,
@@ -141,111 +160,113 @@ class TransactionHandler:
         offsets: Sequence[Any],
         force: bool,
         session: Caller,
-        done: Done,
+        done: DoneCallback,
     ) -> None:
         """`done(Ended)` when the decision is forced and everything written, or takes long. Errors as `prepare`, and
         Damaged where messages of it are lost or cannot be read; `force`: an operator commits what is left."""
-        self._endings.commit(xid, epoch, one_phase, heuristic, offsets, force, session, done)
+        self._end_commands.commit(xid, epoch, one_phase, heuristic, offsets, force, session, done)
 
-    @answered
-    def rollback(self, xid: str, epoch: int, heuristic: bool, done: Done) -> None:
+    @reply_errors
+    def rollback(self, xid: str, epoch: int, heuristic: bool, done: DoneCallback) -> None:
         """Roll back; `done(RollbackResult)`.
 
         Errors: UnknownTransaction, StaleEpoch, TransactionCommitted, HeuristicOutcome.
         """
-        self._endings.rollback(xid, epoch, heuristic, done)
+        self._end_commands.rollback(xid, epoch, heuristic, done)
 
-    @answered
-    def forget(self, xid: str, epoch: int, done: Done) -> None:
+    @reply_errors
+    def forget(self, xid: str, epoch: int, done: DoneCallback) -> None:
         """Forget a heuristic outcome; `done(True)`, or `done(False)` if there was none.
 
         Errors: TransactionState.
         """
-        self._endings.forget(xid, epoch, done)
+        self._end_commands.forget(xid, epoch, done)
 
-    @answered
-    def transact(self, request: Transact, session: Caller, done: Done) -> None:
+    @reply_errors
+    def transact(self, request: TransactRequest, session: Caller, done: DoneCallback) -> None:
         """Begin, send and commit in one request; `done(CommitResult)`. Errors: as those commands."""
-        self._transacting.transact(request, session, done)
+        self._transact_command.transact(request, session, done)
 
     # Queries
 
     def list(
         self, states: Sequence[str] | None, after_epoch: int, limit: int, group: str = ""
-    ) -> tuple[Maps, bool, int]:
+    ) -> tuple[JsonRows, bool, int]:
         """Return a page of transactions: (rows by epoch, whether there are more, last epoch).
 
         The next page continues after the last epoch. Rows are as in LIST_TRANSACTIONS. `states` None
         selects transactions that need an operator's attention. `group` "" selects all producer groups. A
         page scans a bounded number of transactions, so it may be short or empty although there are more.
         """
-        return self._listing.page(states, after_epoch, limit, group)
+        return self._queries.page(states, after_epoch, limit, group)
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
         """Return the details of one transaction; epoch 0 means the latest.
 
         Unknown: `state` "unknown".
         """
-        return self._listing.describe(xid, epoch)
+        return self._queries.describe(xid, epoch)
 
     def status(self) -> dict[str, Any]:
         """Return the "transactions" part of STATUS."""
-        return self._listing.status()
+        return self._queries.status()
 
-    def await_checks(self, group: str, wait_ms: int, session: Caller, done: Done) -> Callable[[], None]:
+    def await_check_back(
+        self, group: str, wait_ms: int, session: Caller, done: DoneCallback
+    ) -> Callable[[], None]:
         """Wait for check-back queries: `done(queries)`, or `done([])` after `wait_ms`.
 
         Returns: a function that ends the wait with `done([])`; no effect once `done` was called.
         """
         if self.stopping:
             done(None, Busy(rejections.STOPPING))
-            return _nothing
-        return self._books.checks.wait(group, wait_ms, session, done)
+            return _no_wait
+        return self._active.check_back.add_wait(group, wait_ms, session, done)
 
     # Commit groups
 
-    @answered
-    def commit_group(self, request: GroupCommit, done: Done) -> None:
+    @reply_errors
+    def commit_group(self, request: GroupCommitRequest, done: DoneCallback) -> None:
         """Commit all named members atomically; `done(GroupCommitResult)`.
 
         Errors: GroupStale, GroupFenced, GroupIncomplete, NotAllowed, BadRequest.
         """
-        self._groups.commit(request, done)
+        self._group_commands.commit(request, done)
 
-    @answered
-    def abort_group(self, group: str, sequence: int, run: str, done: Done) -> None:
+    @reply_errors
+    def abort_group(self, group: str, sequence: int, run: str, done: DoneCallback) -> None:
         """Fence a run of a commit group; `done(GroupAbortResult)`. Errors: NotAllowed."""
-        self._groups.abort(group, sequence, run, done)
+        self._group_commands.abort(group, sequence, run, done)
 
-    def list_groups(self, after: str, limit: int) -> tuple[Maps, bool]:
+    def list_groups(self, after: str, limit: int) -> tuple[JsonRows, bool]:
         """Return (rows of commit groups with names above `after`, in order, whether there are more)."""
-        return self._groups.rows(after, limit)
+        return self._group_commands.list_groups(after, limit)
 
-    @answered
-    def forget_group(self, group: str, done: Done) -> None:
+    @reply_errors
+    def forget_group(self, group: str, done: DoneCallback) -> None:
         """Forget a commit group; `done(True)`, or `done(False)` if there was none."""
-        self._groups.forget(group, done)
+        self._group_commands.forget(group, done)
 
     # Events
 
-    def session_lost(self, session: Caller) -> None:
+    def session_closed(self, session: Caller) -> None:
         """End the local open transactions and the check-back waits of a closed session."""
         # After the stop nothing needs to end: recovery rolls back open transactions.
-        if self.over:
+        if self.stopped:
             return
-        self._books.checks.session_lost(session)
-        for epoch in self._books.sessions.lost(session):
+        self._active.check_back.session_lost(session)
+        for epoch in self._active.sessions.remove_session(session):
             self._end_open(epoch)
 
-    def topic_gone(self, incarnation: int) -> None:
+    def topic_deleted(self, incarnation: int) -> None:
         """Drop effects on partitions of a deleted topic, by its incarnation."""
-        self._applier.topic_gone(incarnation)
+        self._applier.topic_deleted(incarnation)
 
-    def resumed(self, key: int) -> None:
+    def target_resumed(self, key: int) -> None:
         """Handle a target that accepts writes again: reapply lost effects and continue waiting ones."""
-        self._applier.resumed(key)
+        self._applier.target_resumed(key)
 
-    def _expired(self, epoch: int) -> None:
+    def _open_expired(self, epoch: int) -> None:
         self._end_open(epoch)
 
     def _end_open(self, epoch: int) -> None:
@@ -253,19 +274,19 @@ class TransactionHandler:
         transaction = self._store.transactions.get(epoch)
         if transaction is None:
             return
-        if transaction.state == states.OPEN and not self._books.busy(transaction):
-            self._steps.drop(transaction)
+        if transaction.state == states.OPEN and not self._active.is_pending(transaction):
+            self._support.roll_back(transaction)
         else:
-            live_of(transaction).orphan = True
+            runtime_state(transaction).orphaned = True
 
-    def _outlived(self, epoch: int) -> None:
+    def _prepared_expired(self, epoch: int) -> None:
         """Roll back an expired, prepared member of a commit group."""
         transaction = self._store.transactions.get(epoch)
         if transaction is None:
             return
-        self._books.expiries.set(epoch, RETRY_SECONDS)
-        if transaction.state == states.PREPARED and not self._books.busy(transaction):
-            self._steps.drop(transaction)
+        self._active.prepared_expiries.set_deadline(epoch, RETRY_SECONDS)
+        if transaction.state == states.PREPARED and not self._active.is_pending(transaction):
+            self._support.roll_back(transaction)
 
     # Turns, start and stop
 
@@ -278,19 +299,19 @@ class TransactionHandler:
         """Write queued records and start effects, at the end of a turn; False if there was no work."""
         wrote = self._store.write()
         wrote = self._applier.write() or wrote
-        self._look_whether_done()
+        self._check_recovery_and_stop()
         return wrote
 
-    def _look_whether_done(self) -> None:
-        if self._recovered is not None and self._applier.idle and not self._store.due:
-            recovered, self._recovered = self._recovered, None
+    def _check_recovery_and_stop(self) -> None:
+        if self._recovery_done is not None and self._applier.idle and not self._store.due:
+            recovered, self._recovery_done = self._recovery_done, None
             recovered()
-        if self._stopped is not None and self._store.idle and not self._books.forcing:
-            stopped, self._stopped = self._stopped, None
-            self._applier.stop(partial(self._over, stopped))
+        if self._stop_done is not None and self._store.idle and not self._active.has_undurable_decisions:
+            stopped, self._stop_done = self._stop_done, None
+            self._applier.stop(partial(self._applier_stopped, stopped))
 
-    def _over(self, stopped: Callable[[], None]) -> None:
-        self.over = True
+    def _applier_stopped(self, stopped: Callable[[], None]) -> None:
+        self.stopped = True
         stopped()
 
     def recover(self, done: Callable[[], None]) -> None:
@@ -299,13 +320,15 @@ class TransactionHandler:
         Call this before the listener opens, then run turns (`write`, the destination's writes, `tick`)
         until `done()`: all decisions are then written or wait for a blocked target.
         """
-        self._recovered = done
-        self._books.restore()
-        self._tend()
+        self._recovery_done = done
+        self._active.restore()
+        self._run_housekeeping()
 
-    def _tend(self) -> None:
-        self._store.tend()
-        self._tending = self._timers.after(TEND_SECONDS, self._tend, deferrable=True)
+    def _run_housekeeping(self) -> None:
+        self._store.run_housekeeping()
+        self._housekeeping_timer = self._timers.after(
+            HOUSEKEEPING_SECONDS, self._run_housekeeping, deferrable=True
+        )
 
     def stop(self, done: Callable[[], None]) -> None:
         """Reject new requests.
@@ -314,11 +337,11 @@ class TransactionHandler:
         then; the owner closes the store afterwards.
         """
         self.stopping = True
-        self._stopped = done
-        if self._tending is not None:
-            self._timers.cancel(self._tending)
-        self._books.close()
+        self._stop_done = done
+        if self._housekeeping_timer is not None:
+            self._timers.cancel(self._housekeeping_timer)
+        self._active.close()
 
 
-def _nothing() -> None:
+def _no_wait() -> None:
     """Do nothing: cancels a wait that has already ended."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tfmq.transaction.requests import Timers
 
-DEAD_MIN: Final = 1024
+STALE_ENTRIES_MIN: Final = 1024
 """With fewer stale entries than this the heap is not rebuilt.
 
 The pass would cost more than it saves.
@@ -23,64 +23,64 @@ class Deadlines:
     most a logarithm.
     """
 
-    def __init__(self, timers: Timers, over: Callable[[int], None]) -> None:
-        self._timers, self._over = timers, over
-        self._times: dict[int, float] = {}
+    def __init__(self, timers: Timers, expired: Callable[[int], None]) -> None:
+        self._timers, self._expired = timers, expired
+        self._due_by_epoch: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
         self._timer: Any = None
-        self._armed = 0.0
+        self._timer_due = 0.0
 
     def __len__(self) -> int:
-        return len(self._times)
+        return len(self._due_by_epoch)
 
     def __contains__(self, epoch: int) -> bool:
-        return epoch in self._times
+        return epoch in self._due_by_epoch
 
-    def set(self, epoch: int, seconds: float) -> None:
+    def set_deadline(self, epoch: int, seconds: float) -> None:
         """Set the deadline of `epoch` to `seconds` from now; replaces an earlier deadline."""
         due = self._timers.now() + seconds
-        self._times[epoch] = due
+        self._due_by_epoch[epoch] = due
         heapq.heappush(self._heap, (due, epoch))
-        self._sweep()
-        self._arm()
+        self._remove_stale_entries()
+        self._start_timer()
 
-    def clear(self, epoch: int) -> None:
+    def clear_deadline(self, epoch: int) -> None:
         """Remove the deadline; no effect if none is set."""
-        self._times.pop(epoch, None)
+        self._due_by_epoch.pop(epoch, None)
 
     def close(self) -> None:
         """Remove all deadlines and cancel the timer."""
-        self._times.clear()
+        self._due_by_epoch.clear()
         self._heap.clear()
-        self._disarm()
+        self._cancel_timer()
 
-    def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self._times) + DEAD_MIN:
-            self._heap = [(due, epoch) for epoch, due in self._times.items()]
+    def _remove_stale_entries(self) -> None:
+        if len(self._heap) > 2 * len(self._due_by_epoch) + STALE_ENTRIES_MIN:
+            self._heap = [(due, epoch) for epoch, due in self._due_by_epoch.items()]
             heapq.heapify(self._heap)
 
-    def _arm(self) -> None:
+    def _start_timer(self) -> None:
         """Start the timer for the earliest deadline. A timer that fires too early restarts itself."""
         if not self._heap:
             return
         due = self._heap[0][0]
-        if self._timer is not None and self._armed <= due:
+        if self._timer is not None and self._timer_due <= due:
             return
-        self._disarm()
-        self._armed = due
-        self._timer = self._timers.after(max(0.0, due - self._timers.now()), self._ring)
+        self._cancel_timer()
+        self._timer_due = due
+        self._timer = self._timers.after(max(0.0, due - self._timers.now()), self._on_timer)
 
-    def _disarm(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timers.cancel(self._timer)
             self._timer = None
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         now = self._timers.now()
         while self._heap and self._heap[0][0] <= now:
             due, epoch = heapq.heappop(self._heap)
-            if self._times.get(epoch) == due:
-                del self._times[epoch]
-                self._over(epoch)
-        self._arm()
+            if self._due_by_epoch.get(epoch) == due:
+                del self._due_by_epoch[epoch]
+                self._expired(epoch)
+        self._start_timer()

@@ -24,10 +24,10 @@ from journal.wal.entry import (
     PREPARE,
     ROLLBACK,
 )
-from tfmq.apply_target import GroupPlaces
-from tfmq.transaction.requests import Member
+from tfmq.apply_target import GroupPositions
+from tfmq.transaction.requests import CommitGroupMember
 
-PLACE_FIELDS: Final = 5
+PARTITION_OFFSET_FIELDS: Final = 5
 """Number of fields of one partition's offset in `GroupPlaces`."""
 
 Topics: TypeAlias = Sequence[tuple[int, str]]
@@ -50,10 +50,10 @@ class Origin(NamedTuple):
     began_ms: int
     group: str = ""
     owner: str = ""
-    member: Member | None = None
+    member: CommitGroupMember | None = None
 
 
-class Prepare(NamedTuple):
+class PrepareRecord(NamedTuple):
     """Prepare record of a transaction.
 
     `messages` is its message count, with which recovery checks that none is missing. `expires_ms` is the
@@ -64,26 +64,26 @@ class Prepare(NamedTuple):
     time_ms: int
     origin: Origin
     topics: Topics
-    offsets: Sequence[GroupPlaces]
+    offsets: Sequence[GroupPositions]
     messages: int
     expires_ms: int
 
 
-class Commit(NamedTuple):
+class CommitRecord(NamedTuple):
     """Commit decision of a prepared transaction."""
 
     epoch: int
     time_ms: int
 
 
-class Rollback(NamedTuple):
+class RollbackRecord(NamedTuple):
     """Rollback of a prepared transaction."""
 
     epoch: int
     time_ms: int
 
 
-class LocalCommit(NamedTuple):
+class LocalCommitRecord(NamedTuple):
     """Commit decision of an unprepared transaction.
 
     Has the fields that a prepare record would have.
@@ -93,11 +93,11 @@ class LocalCommit(NamedTuple):
     time_ms: int
     origin: Origin
     topics: Topics
-    offsets: Sequence[GroupPlaces]
+    offsets: Sequence[GroupPositions]
     messages: int
 
 
-class LocalRollback(NamedTuple):
+class LocalRollbackRecord(NamedTuple):
     """Rollback of an unprepared transaction."""
 
     epoch: int
@@ -105,28 +105,28 @@ class LocalRollback(NamedTuple):
     origin: Origin
 
 
-class HeuristicCommit(NamedTuple):
+class HeuristicCommitRecord(NamedTuple):
     """An operator's commit decision of a prepared transaction."""
 
     epoch: int
     time_ms: int
 
 
-class HeuristicRollback(NamedTuple):
+class HeuristicRollbackRecord(NamedTuple):
     """An operator's rollback of a prepared transaction."""
 
     epoch: int
     time_ms: int
 
 
-class Forget(NamedTuple):
+class ForgetRecord(NamedTuple):
     """An operator's request to forget a heuristic outcome."""
 
     epoch: int
     time_ms: int
 
 
-class Epochs(NamedTuple):
+class EpochLeaseRecord(NamedTuple):
     """Lease of epochs: those below `end` may be in use. `key`: 16 random bytes.
 
     The first record's key is used.
@@ -137,7 +137,7 @@ class Epochs(NamedTuple):
     key: bytes
 
 
-class GroupCommit(NamedTuple):
+class GroupCommitRecord(NamedTuple):
     """One commit decision for all `members`.
 
     The transactions in `dropped` are rolled back with it. `members` and `dropped` are epochs; the order of
@@ -154,7 +154,7 @@ class GroupCommit(NamedTuple):
     time_ms: int
 
 
-class GroupAbort(NamedTuple):
+class GroupAbortRecord(NamedTuple):
     """Fence of `run` while `sequence` is not committed.
 
     The epochs in `dropped` are rolled back with it.
@@ -167,7 +167,7 @@ class GroupAbort(NamedTuple):
     time_ms: int
 
 
-class GroupForget(NamedTuple):
+class GroupForgetRecord(NamedTuple):
     """An operator's request to forget the sequences of a commit group."""
 
     group: str
@@ -175,22 +175,22 @@ class GroupForget(NamedTuple):
 
 
 Operation: TypeAlias = (
-    Prepare
-    | Commit
-    | Rollback
-    | LocalCommit
-    | LocalRollback
-    | HeuristicCommit
-    | HeuristicRollback
-    | Forget
-    | Epochs
-    | GroupCommit
-    | GroupAbort
-    | GroupForget
+    PrepareRecord
+    | CommitRecord
+    | RollbackRecord
+    | LocalCommitRecord
+    | LocalRollbackRecord
+    | HeuristicCommitRecord
+    | HeuristicRollbackRecord
+    | ForgetRecord
+    | EpochLeaseRecord
+    | GroupCommitRecord
+    | GroupAbortRecord
+    | GroupForgetRecord
 )
 
 
-def _known(fields: Any, *kinds: type) -> Sequence[Any]:
+def _checked_fields(fields: Any, *kinds: type) -> Sequence[Any]:
     """Return the first fields after a type check; later fields are from newer versions.
 
     Raises: TypeError.
@@ -204,107 +204,117 @@ def _known(fields: Any, *kinds: type) -> Sequence[Any]:
     return found
 
 
-def origin_of(fields: Any) -> Origin:
+def unpack_origin(fields: Any) -> Origin:
     """Decode an `Origin`.
 
     Raises: TypeError.
     """
-    known = _known(fields, str, bool, int, int, int, str, str)
+    known = _checked_fields(fields, str, bool, int, int, int, str, str)
     origin = Origin(*known)
     member = fields[len(known)] if len(fields) > len(known) else None
-    return origin if member is None else origin._replace(member=Member(*_known(member, str, int, str)))
+    return (
+        origin
+        if member is None
+        else origin._replace(member=CommitGroupMember(*_checked_fields(member, str, int, str)))
+    )
 
 
-def topics_of(rows: Sequence[Any]) -> tuple[tuple[int, str], ...]:
+def unpack_topics(rows: Sequence[Any]) -> tuple[tuple[int, str], ...]:
     """Decode the topics of a transaction.
 
     Raises: TypeError, ValueError.
     """
     found = []
     for row in rows:
-        log_id, name = _known(row, int, str)
+        log_id, name = _checked_fields(row, int, str)
         found.append((log_id, name))
     return tuple(found)
 
 
-def offsets_of(rows: Sequence[Any]) -> tuple[GroupPlaces, ...]:
+def unpack_offsets(rows: Sequence[Any]) -> tuple[GroupPositions, ...]:
     """Decode consumer offsets of groups.
 
     Raises: TypeError, ValueError.
     """
     found = []
     for row in rows:
-        group, generation, places = _known(row, str, int, tuple)
+        group, generation, places = _checked_fields(row, str, int, tuple)
         for partition in places:
-            if len(_known(partition, int, int, int, int, int)) != PLACE_FIELDS:
+            if len(_checked_fields(partition, int, int, int, int, int)) != PARTITION_OFFSET_FIELDS:
                 raise TypeError("a group offset with too few fields")
-        found.append(GroupPlaces(group, generation, tuple(partition[:PLACE_FIELDS] for partition in places)))
+        found.append(
+            GroupPositions(
+                group, generation, tuple(partition[:PARTITION_OFFSET_FIELDS] for partition in places)
+            )
+        )
     return tuple(found)
 
 
-def _prepare(epoch: int, fields: Any) -> Prepare:
-    time_ms, origin, topics, offsets, messages, expires_ms = _known(
+def _unpack_prepare(epoch: int, fields: Any) -> PrepareRecord:
+    time_ms, origin, topics, offsets, messages, expires_ms = _checked_fields(
         fields, int, tuple, tuple, tuple, int, int
     )
-    described = origin_of(origin), topics_of(topics), offsets_of(offsets)
-    return Prepare(epoch, time_ms, *described, messages, expires_ms)
+    described = unpack_origin(origin), unpack_topics(topics), unpack_offsets(offsets)
+    return PrepareRecord(epoch, time_ms, *described, messages, expires_ms)
 
 
-def _local_commit(epoch: int, fields: Any) -> LocalCommit:
-    time_ms, origin, topics, offsets, messages = _known(fields, int, tuple, tuple, tuple, int)
-    return LocalCommit(epoch, time_ms, origin_of(origin), topics_of(topics), offsets_of(offsets), messages)
+def _unpack_local_commit(epoch: int, fields: Any) -> LocalCommitRecord:
+    time_ms, origin, topics, offsets, messages = _checked_fields(fields, int, tuple, tuple, tuple, int)
+    return LocalCommitRecord(
+        epoch, time_ms, unpack_origin(origin), unpack_topics(topics), unpack_offsets(offsets), messages
+    )
 
 
-def _local_rollback(epoch: int, fields: Any) -> LocalRollback:
-    time_ms, origin = _known(fields, int, tuple)
-    return LocalRollback(epoch, time_ms, origin_of(origin))
+def _unpack_local_rollback(epoch: int, fields: Any) -> LocalRollbackRecord:
+    time_ms, origin = _checked_fields(fields, int, tuple)
+    return LocalRollbackRecord(epoch, time_ms, unpack_origin(origin))
 
 
-def _group_commit(epoch: int, fields: Any) -> GroupCommit:
-    record = GroupCommit(*_known(fields, str, int, str, int, tuple, tuple, int))
-    return record._replace(members=_epochs(record.members), dropped=_epochs(record.dropped))
+def _unpack_group_commit(epoch: int, fields: Any) -> GroupCommitRecord:
+    record = GroupCommitRecord(*_checked_fields(fields, str, int, str, int, tuple, tuple, int))
+    return record._replace(members=_unpack_epochs(record.members), dropped=_unpack_epochs(record.dropped))
 
 
-def _group_abort(epoch: int, fields: Any) -> GroupAbort:
-    record = GroupAbort(*_known(fields, str, int, str, tuple, int))
-    return record._replace(dropped=_epochs(record.dropped))
+def _unpack_group_abort(epoch: int, fields: Any) -> GroupAbortRecord:
+    record = GroupAbortRecord(*_checked_fields(fields, str, int, str, tuple, int))
+    return record._replace(dropped=_unpack_epochs(record.dropped))
 
 
-def _epochs(found: Sequence[Any]) -> Sequence[int]:
-    return _known(found, *[int] * len(found))
+def _unpack_epochs(found: Sequence[Any]) -> Sequence[int]:
+    return _checked_fields(found, *[int] * len(found))
 
 
-_READERS: Final[dict[int, Callable[[int, Any], Operation]]] = {
-    PREPARE: _prepare,
-    COMMIT: lambda epoch, fields: Commit(epoch, *_known(fields, int)),
-    ROLLBACK: lambda epoch, fields: Rollback(epoch, *_known(fields, int)),
-    LOCAL_COMMIT: _local_commit,
-    LOCAL_ROLLBACK: _local_rollback,
-    HEURISTIC_COMMIT: lambda epoch, fields: HeuristicCommit(epoch, *_known(fields, int)),
-    HEURISTIC_ROLLBACK: lambda epoch, fields: HeuristicRollback(epoch, *_known(fields, int)),
-    FORGET: lambda epoch, fields: Forget(epoch, *_known(fields, int)),
-    EPOCHS: lambda epoch, fields: Epochs(*_known(fields, int, int, bytes)),
-    GROUP_COMMIT: _group_commit,
-    GROUP_ABORT: _group_abort,
-    GROUP_FORGET: lambda epoch, fields: GroupForget(*_known(fields, str, int)),
+_UNPACKERS: Final[dict[int, Callable[[int, Any], Operation]]] = {
+    PREPARE: _unpack_prepare,
+    COMMIT: lambda epoch, fields: CommitRecord(epoch, *_checked_fields(fields, int)),
+    ROLLBACK: lambda epoch, fields: RollbackRecord(epoch, *_checked_fields(fields, int)),
+    LOCAL_COMMIT: _unpack_local_commit,
+    LOCAL_ROLLBACK: _unpack_local_rollback,
+    HEURISTIC_COMMIT: lambda epoch, fields: HeuristicCommitRecord(epoch, *_checked_fields(fields, int)),
+    HEURISTIC_ROLLBACK: lambda epoch, fields: HeuristicRollbackRecord(epoch, *_checked_fields(fields, int)),
+    FORGET: lambda epoch, fields: ForgetRecord(epoch, *_checked_fields(fields, int)),
+    EPOCHS: lambda epoch, fields: EpochLeaseRecord(*_checked_fields(fields, int, int, bytes)),
+    GROUP_COMMIT: _unpack_group_commit,
+    GROUP_ABORT: _unpack_group_abort,
+    GROUP_FORGET: lambda epoch, fields: GroupForgetRecord(*_checked_fields(fields, str, int)),
 }
 
 KINDS: Final[dict[type, int]] = {
-    Prepare: PREPARE,
-    Commit: COMMIT,
-    Rollback: ROLLBACK,
-    LocalCommit: LOCAL_COMMIT,
-    LocalRollback: LOCAL_ROLLBACK,
-    HeuristicCommit: HEURISTIC_COMMIT,
-    HeuristicRollback: HEURISTIC_ROLLBACK,
-    Forget: FORGET,
-    Epochs: EPOCHS,
-    GroupCommit: GROUP_COMMIT,
-    GroupAbort: GROUP_ABORT,
-    GroupForget: GROUP_FORGET,
+    PrepareRecord: PREPARE,
+    CommitRecord: COMMIT,
+    RollbackRecord: ROLLBACK,
+    LocalCommitRecord: LOCAL_COMMIT,
+    LocalRollbackRecord: LOCAL_ROLLBACK,
+    HeuristicCommitRecord: HEURISTIC_COMMIT,
+    HeuristicRollbackRecord: HEURISTIC_ROLLBACK,
+    ForgetRecord: FORGET,
+    EpochLeaseRecord: EPOCHS,
+    GroupCommitRecord: GROUP_COMMIT,
+    GroupAbortRecord: GROUP_ABORT,
+    GroupForgetRecord: GROUP_FORGET,
 }
 
-_OF_ONE: Final = frozenset(kind for kind in KINDS if "epoch" in kind._fields)  # type: ignore[attr-defined]
+_SINGLE_TRANSACTION_KINDS: Final = frozenset(kind for kind in KINDS if "epoch" in kind._fields)  # type: ignore[attr-defined]
 """Operations whose epoch is in the journal entry's header, not in the payload."""
 
 _pack: Final = msgpack.Packer(autoreset=True).pack
@@ -313,7 +323,7 @@ _pack: Final = msgpack.Packer(autoreset=True).pack
 def pack(operation: Operation) -> tuple[int, int, bytes]:
     """Encode an operation as (kind, epoch or 0, payload) for the journal."""
     kind = type(operation)
-    if kind in _OF_ONE:
+    if kind in _SINGLE_TRANSACTION_KINDS:
         return KINDS[kind], operation[0], _pack(operation[1:])  # type: ignore[return-value]
     return KINDS[kind], 0, _pack(operation)
 
@@ -323,7 +333,7 @@ def unpack(kind: int, epoch: int, payload: bytes) -> Operation:
 
     Raises: ValueError.
     """
-    reader = _READERS.get(kind)
+    reader = _UNPACKERS.get(kind)
     if reader is None:
         raise ValueError(f"an operation of the unknown kind {kind}; a later version may know it")
     try:

@@ -11,18 +11,18 @@ from journal.wal import entry as entries
 from journal.wal.entry import BLOCK, HEADER_SIZE, MESSAGES, OPERATION, AppendMsg
 from journal.wal.store import JournalStore
 from tfmq.transaction import journal_records
-from tfmq.transaction.model import Piece, Transaction
-from tfmq.transaction.transaction_table import Ledger
+from tfmq.transaction.model import IncomingBatch, Transaction
+from tfmq.transaction.transaction_table import TransactionTable
 
 APPEND_BYTES: Final = 8 << 20
 """Limit of one append, so that the owner's thread is not blocked; one item may exceed it."""
 
-CACHED_BYTES: Final = 64 << 10
+CACHED_TRANSACTION_BYTES: Final = 64 << 10
 """Up to this size, transactions sent in one request stay in memory until they are applied."""
-CACHED_BYTES_MAX: Final = 32 << 20
+CACHED_TOTAL_BYTES: Final = 32 << 20
 """Total of all transactions kept in memory; others are read from the journal again."""
 
-Written: TypeAlias = Callable[[int, BaseException | None], None]
+WrittenCallback: TypeAlias = Callable[[int, BaseException | None], None]
 """written(lsn, None) once an entry is in the journal and applied, not fsynced.
 
 Written(0, error) on failure. After an error nothing has changed. Nothing was written either, unless it is
@@ -30,33 +30,33 @@ an UncertainWrite. Errors: journal.errors.Full (retry when there is space), Stop
 OSError.
 """
 
-Waiter: TypeAlias = Callable[[BaseException | None], None]
+DurableCallback: TypeAlias = Callable[[BaseException | None], None]
 """waiter(None) when the requested data is durable.
 
 Waiter(error) if it cannot become durable.
 """
-Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+RunInWorker: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 """run(work, done): `work()` runs in a worker, `done(result, error)` in the owner's thread."""
-Force: TypeAlias = Callable[[JournalStore, int, Waiter], None]
+RequestFsync: TypeAlias = Callable[[JournalStore, int, DurableCallback], None]
 """force(journal, end, waiter): request an fsync of the journal up to LSN `end`."""
 
 
-class MaybeWritten(Stopped):
+class UncertainWrite(Stopped):
     """The disk failed during an append, so the entries may or may not be in the journal.
 
     Recovery accepts every entry that it finds complete; until then the outcome is unknown.
     """
 
 
-class Item:
+class WriteRequest:
     """Messages of one transaction and an operation that follows them; either may be absent."""
 
     __slots__ = (
         "contents",
-        "count",
+        "message_count",
         "messages",
         "operation",
-        "refused",
+        "revert",
         "size_bytes",
         "transaction",
         "written",
@@ -67,14 +67,14 @@ class Item:
         transaction: Transaction | None,
         messages: list[AppendMsg],
         operation: journal_records.Operation | None,
-        written: Written,
-        refused: Callable[[], None] | None = None,
+        written: WrittenCallback,
+        revert: Callable[[], None] | None = None,
     ) -> None:
         self.transaction = transaction
         self.messages = messages
         self.operation = operation
         self.written = written
-        self.refused = refused
+        self.revert = revert
         """Reverts the changes made when the item was queued; called if the write fails."""
         contents: list[entries.Content] = list(messages)
         size = count = 0
@@ -86,10 +86,10 @@ class Item:
             contents.append(packed)
             size += HEADER_SIZE + OPERATION.size + len(packed.payload)
         self.contents = contents
-        self.count = count
+        self.message_count = count
         self.size_bytes = size
 
-    def own(self) -> None:
+    def copy_data(self) -> None:
         """Copy message data that the item does not own."""
         for number, message in enumerate(self.messages):
             if not isinstance(message.data, bytes):
@@ -97,7 +97,7 @@ class Item:
                 self.messages[number] = self.contents[number] = own
 
 
-class JournalQueue:
+class JournalWriter:
     """Writes queued items to the transaction journal. Used by one thread only.
 
     All items queued during a turn are one append, in order; each is in the journal completely or not at
@@ -108,56 +108,58 @@ class JournalQueue:
     the earlier ones.
     """
 
-    def __init__(self, journal: JournalStore, table: Ledger, *, force: Force, run: Run) -> None:
+    def __init__(
+        self, journal: JournalStore, table: TransactionTable, *, request_fsync: RequestFsync, run: RunInWorker
+    ) -> None:
         self._journal = journal
-        self._ledger = table
-        self._force = force
+        self._table = table
+        self._request_fsync = request_fsync
         self._run = run
-        self._queue: deque[Item] = deque()
-        self._waiting: list[Waiter] = []
-        self._wanted = 0
-        self._flushing = False
-        self.working = False
+        self._queue: deque[WriteRequest] = deque()
+        self._durable_callbacks: list[DurableCallback] = []
+        self._wanted_end = 0
+        self._fsync_pending = False
+        self.starting_file = False
         """Whether a worker is starting a new journal file."""
         self.cached_bytes = 0
 
     # Queue
 
-    def put(
+    def enqueue(
         self,
         operation: journal_records.Operation | None,
-        written: Written,
+        written: WrittenCallback,
         *,
         transaction: Transaction | None = None,
-        pieces: Sequence[Piece] = (),
-        refused: Callable[[], None] | None = None,
+        batches: Sequence[IncomingBatch] = (),
+        revert: Callable[[], None] | None = None,
     ) -> None:
         """Queue messages of `transaction` and an operation; the arguments are as in `WriteRequest`."""
         messages: list[AppendMsg] = []
-        if transaction is not None and pieces:
+        if transaction is not None and batches:
             epoch = transaction.epoch
-            stage = self._ledger.streams.stage
-            for log_id, _, producer_id, sequence, count, blocks, data in pieces:
+            stage = self._table.producer_states.stage_batch
+            for log_id, _, producer_id, sequence, count, blocks, data in batches:
                 messages.append(AppendMsg(epoch, log_id, producer_id, sequence, count, blocks, data))
-                transaction.queued += count
+                transaction.queued_messages += count
                 stage(producer_id, epoch, sequence, count)
-        self.add(Item(transaction, messages, operation, written, refused))
+        self.enqueue_request(WriteRequest(transaction, messages, operation, written, revert))
 
-    def add(self, item: Item) -> None:
+    def enqueue_request(self, item: WriteRequest) -> None:
         """Queue an item."""
-        if self.working:
-            item.own()
+        if self.starting_file:
+            item.copy_data()
         self._queue.append(item)
 
     @property
     def due(self) -> bool:
         """Whether `write` has something to do now."""
-        return bool(self._waiting) or (bool(self._queue) and not self.working)
+        return bool(self._durable_callbacks) or (bool(self._queue) and not self.starting_file)
 
     @property
     def idle(self) -> bool:
         """Whether nothing is queued, being written or waiting for an fsync."""
-        return not self._queue and not self.working and not self._waiting
+        return not self._queue and not self.starting_file and not self._durable_callbacks
 
     # Writing
 
@@ -168,22 +170,22 @@ class JournalQueue:
         """
         if not self.due:
             return False
-        while self._queue and not self.working:
-            items = self._gather()
+        while self._queue and not self.starting_file:
+            items = self._next_append()
             try:
                 work = self._journal.before_append(sum(item.size_bytes for item in items))
             except Exception as error:
-                self._refuse(items, error)
+                self._fail(items, error)
                 continue
             if work is None:
                 self._append(items)
             else:
-                self._roll(work, items)
-        self._ask()
-        self._forget_ended()
+                self._start_file(work, items)
+        self._request_fsyncs()
+        self._drop_durable_rollbacks()
         return True
 
-    def _gather(self) -> list[Item]:
+    def _next_append(self) -> list[WriteRequest]:
         """Remove and return the first items that fit one append; at least one."""
         items = [self._queue.popleft()]
         size = items[0].size_bytes
@@ -192,96 +194,96 @@ class JournalQueue:
             size += items[-1].size_bytes
         return items
 
-    def _roll(self, work: Callable[[], None], items: list[Item]) -> None:
-        self.working = True
+    def _start_file(self, work: Callable[[], None], items: list[WriteRequest]) -> None:
+        self.starting_file = True
         for item in (*items, *self._queue):
-            item.own()
-        self._run(work, partial(self._rolled, items))
+            item.copy_data()
+        self._run(work, partial(self._file_started, items))
 
-    def _rolled(self, items: list[Item], result: Any, error: BaseException | None) -> None:
-        self.working = False
+    def _file_started(self, items: list[WriteRequest], result: Any, error: BaseException | None) -> None:
+        self.starting_file = False
         if error is not None:
-            self._refuse(items, error)
+            self._fail(items, error)
         else:
-            assert self._ledger.holds is not None
-            self._ledger.holds.rolled()
+            assert self._table.file_references is not None
+            self._table.file_references.refresh_files()
             self._append(items)
         self.write()
 
-    def _append(self, items: list[Item]) -> None:
+    def _append(self, items: list[WriteRequest]) -> None:
         contents = [content for item in items for content in item.contents]
         stopped = self._journal.stopped
         try:
             places = self._journal.append(contents)
         except Exception as error:
             if isinstance(error, Stopped) and stopped is None:
-                self._refuse(items, MaybeWritten(error.reason))
+                self._fail(items, UncertainWrite(error.reason))
             else:
-                self._refuse(items, error)
+                self._fail(items, error)
             return
-        last = self._fold(items, places)
+        last = self._apply(items, places)
         for item, lsn in zip(items, last, strict=True):
             item.written(lsn, None)
 
-    def _fold(self, items: list[Item], places: list[int]) -> list[int]:
+    def _apply(self, items: list[WriteRequest], places: list[int]) -> list[int]:
         """Apply every entry to the table, in order; return the LSN of each item's last entry."""
-        table = self._ledger
+        table = self._table
         at = 0
         last = []
         for item in items:
             for message in item.messages:
-                table.message(places[at], message)
+                table.apply_batch(places[at], message)
                 at += 1
             if item.transaction is not None:
-                item.transaction.queued -= item.count
+                item.transaction.queued_messages -= item.message_count
             if item.operation is not None:
                 if item.messages:
-                    self._cache(item)
-                table.enter(places[at], item.operation)
+                    self._cache_batches(item)
+                table.apply_operation(places[at], item.operation)
                 at += 1
             last.append(places[at - 1])
         return last
 
-    def _refuse(self, items: list[Item], error: BaseException) -> None:
+    def _fail(self, items: list[WriteRequest], error: BaseException) -> None:
         """Fail `items` and everything queued after them."""
         # Only `items` may be partly written; later ones certainly are not.
-        behind = Stopped(error.reason) if isinstance(error, MaybeWritten) else error
+        behind = Stopped(error.reason) if isinstance(error, UncertainWrite) else error
         count = len(items)
         refused = [*items, *self._queue]
         self._queue.clear()
-        self._ledger.streams.unstage()
+        self._table.producer_states.discard_staged()
         for item in refused:
             if item.transaction is not None:
-                item.transaction.queued -= item.count
-            if item.refused is not None:
-                item.refused()
+                item.transaction.queued_messages -= item.message_count
+            if item.revert is not None:
+                item.revert()
         for number, item in enumerate(refused):
             item.written(0, error if number < count else behind)
 
-    def _cache(self, item: Item) -> None:
+    def _cache_batches(self, item: WriteRequest) -> None:
         """Keep a small transaction that was sent in one request in memory until it is applied."""
         transaction = item.transaction
         if (
             transaction is not None
-            and transaction.size_bytes <= CACHED_BYTES
-            and transaction.locations.rows == len(item.messages)
-            and self.cached_bytes + transaction.size_bytes <= CACHED_BYTES_MAX
+            and transaction.size_bytes <= CACHED_TRANSACTION_BYTES
+            and transaction.locations.batch_count == len(item.messages)
+            and self.cached_bytes + transaction.size_bytes <= CACHED_TOTAL_BYTES
         ):
             self.cached_bytes += transaction.size_bytes
-            transaction.cached = [
+            transaction.cached_batches = [
                 Batch(bytes(data), blocks, producer_id, sequence, count)
                 for _, _, producer_id, sequence, count, blocks, data, _ in item.messages
             ]
 
-    def uncache(self, transaction: Transaction) -> None:
+    def drop_cached(self, transaction: Transaction) -> None:
         """Free the cached batches of an applied transaction."""
-        if transaction.cached is not None:
-            transaction.cached = None
+        if transaction.cached_batches is not None:
+            transaction.cached_batches = None
             self.cached_bytes -= transaction.size_bytes
 
     # Fsync
 
-    def when_forced(self, lsn: int, waiter: Waiter) -> None:
+    def when_durable(self, lsn: int, waiter: DurableCallback) -> None:
         """Call `waiter(None)` once the entry at `lsn` is durable.
 
         Calls `waiter(error)` if the journal stops first.
@@ -289,29 +291,29 @@ class JournalQueue:
         if lsn < self._journal.forced_offset:
             waiter(None)
         else:
-            self._waiting.append(waiter)
-            self._wanted = max(self._wanted, lsn + 1)
+            self._durable_callbacks.append(waiter)
+            self._wanted_end = max(self._wanted_end, lsn + 1)
 
-    def _ask(self) -> None:
+    def _request_fsyncs(self) -> None:
         """Request one fsync for all callbacks added in this turn."""
-        if self._journal.flush_due and not self._flushing:
-            self._flushing = True
-            self.when_forced(self._journal.end_offset - 1, self._flushed)
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            wanted, self._wanted = self._wanted, 0
-            self._force(self._journal, wanted, partial(_tell, waiting))
+        if self._journal.flush_due and not self._fsync_pending:
+            self._fsync_pending = True
+            self.when_durable(self._journal.end_offset - 1, self._fsync_done)
+        if self._durable_callbacks:
+            waiting, self._durable_callbacks = self._durable_callbacks, []
+            wanted, self._wanted_end = self._wanted_end, 0
+            self._request_fsync(self._journal, wanted, partial(_call_all, waiting))
 
-    def _forget_ended(self) -> None:
+    def _drop_durable_rollbacks(self) -> None:
         """Remove rolled back transactions whose record is durable by now."""
-        ending, forced = self._ledger.ending, self._journal.forced_offset
-        while ending and (first := next(iter(ending.values()))).place < forced:
+        ending, forced = self._table.pending_rollbacks, self._journal.forced_offset
+        while ending and (first := next(iter(ending.values()))).lsn < forced:
             del ending[first.epoch]
 
-    def _flushed(self, error: BaseException | None) -> None:
-        self._flushing = False
+    def _fsync_done(self, error: BaseException | None) -> None:
+        self._fsync_pending = False
 
 
-def _tell(waiting: list[Waiter], error: BaseException | None) -> None:
+def _call_all(waiting: list[DurableCallback], error: BaseException | None) -> None:
     for waiter in waiting:
         waiter(error)

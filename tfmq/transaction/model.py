@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple
 
 from journal.record.batch import Batch
 from journal.wal.entry import HEADER_SIZE, MESSAGES
-from tfmq.apply_target import GroupPlaces
+from tfmq.apply_target import GroupPositions
 from tfmq.transaction import states
 from tfmq.transaction.journal_records import Origin
 
 Buffer = bytes | bytearray | memoryview
 
-WORDS: Final = 3
+WORDS_PER_BATCH: Final = 3
 """Words stored per batch: its LSN, its log id, and message count and size packed into one."""
 
 ENTRY_BYTES: Final = HEADER_SIZE + MESSAGES.size
@@ -29,13 +29,13 @@ SIZE_MASK: Final = (1 << SIZE_BITS) - 1
 ROW_WORDS: Final = 4
 """Words per row of `Decision.partition_rows`."""
 
-LOST: Final = 0
+LOST_LOG_ID: Final = 0
 """Log id of messages lost in a journal repair: they keep their ordinals but are not applied."""
 
-NOTHING: Final = array("Q")
+NO_ROWS: Final = array("Q")
 
 
-class Piece(NamedTuple):
+class IncomingBatch(NamedTuple):
     """A batch being sent into a transaction.
 
     `topic` is only displayed. `blocks` and `data` are as in `journal.record.batch.Batch`. `data` must stay
@@ -51,53 +51,55 @@ class Piece(NamedTuple):
     data: Buffer
 
 
-class Location(NamedTuple):
+class BatchLocation(NamedTuple):
     """Location of one batch: LSN of its journal entry, and count and size of its messages."""
 
-    place: int
+    lsn: int
     log_id: int
     count: int  # type: ignore[assignment]
     size_bytes: int
 
 
-class Locations(array):  # type: ignore[type-arg]
+class BatchLocations(array):  # type: ignore[type-arg]
     """Batch locations of one transaction in send order, packed into an array of 64-bit words."""
 
     __slots__ = ()
 
-    def __new__(cls, words: Sequence[int] | bytes = ()) -> "Locations":
+    def __new__(cls, words: Sequence[int] | bytes = ()) -> "BatchLocations":
         return super().__new__(cls, "Q", words)  # type: ignore[return-value]
 
-    def add(self, lsn: int, log_id: int, count: int, size_bytes: int) -> None:
+    def add_batch(self, lsn: int, log_id: int, count: int, size_bytes: int) -> None:
         """Append the location of one batch."""
         self.extend((lsn, log_id, count << SIZE_BITS | size_bytes))
 
     @property
-    def rows(self) -> int:
+    def batch_count(self) -> int:
         """The number of batches."""
-        return len(self) // WORDS
+        return len(self) // WORDS_PER_BATCH
 
-    def __call__(self) -> Iterator[Location]:
+    def __call__(self) -> Iterator[BatchLocation]:
         """Yield the location of every batch, in send order."""
-        for lsn, log_id, count_size in zip(self[0::WORDS], self[1::WORDS], self[2::WORDS], strict=True):
-            yield Location(lsn, log_id, count_size >> SIZE_BITS, count_size & SIZE_MASK)
+        for lsn, log_id, count_size in zip(
+            self[0::WORDS_PER_BATCH], self[1::WORDS_PER_BATCH], self[2::WORDS_PER_BATCH], strict=True
+        ):
+            yield BatchLocation(lsn, log_id, count_size >> SIZE_BITS, count_size & SIZE_MASK)
 
 
-def packed(words: "array[int]") -> bytes:
+def pack_locations(words: "array[int]") -> bytes:
     """Return the locations as big-endian bytes. `words` must not be used afterwards."""
     if sys.byteorder == "little":
         words.byteswap()
     return words.tobytes()
 
 
-def unpacked(data: bytes) -> Locations:
+def unpack_locations(data: bytes) -> BatchLocations:
     """Decode the result of `pack_locations`.
 
     Raises: ValueError.
     """
-    locations = Locations()
+    locations = BatchLocations()
     locations.frombytes(data)
-    if len(locations) % WORDS:
+    if len(locations) % WORDS_PER_BATCH:
         raise ValueError("batch locations that end inside a location")
     if sys.byteorder == "little":
         locations.byteswap()
@@ -115,22 +117,22 @@ class Transaction:
     """
 
     __slots__ = (
-        "cached",
+        "cached_batches",
         "decided_ms",
         "decision",
         "epoch",
         "expires_ms",
-        "files",
-        "live",
+        "file_references",
         "locations",
-        "lost",
+        "lost_messages",
+        "lsn",
         "messages",
+        "obsolete",
         "offsets",
         "origin",
-        "place",
         "prepared_ms",
-        "queued",
-        "settled",
+        "queued_messages",
+        "runtime",
         "size_bytes",
         "state",
         "topics",
@@ -141,40 +143,40 @@ class Transaction:
         self.origin = origin
         self.state = states.OPEN
         self.topics: dict[int, str] = {}
-        self.offsets: Sequence[GroupPlaces] = ()
+        self.offsets: Sequence[GroupPositions] = ()
         self.prepared_ms = self.expires_ms = self.decided_ms = 0
-        self.locations = Locations()
-        self.messages = self.lost = 0
-        self.queued = 0
+        self.locations = BatchLocations()
+        self.messages = self.lost_messages = 0
+        self.queued_messages = 0
         """Messages queued for the journal and not yet written."""
         self.size_bytes = 0
         """Total size of its messages."""
-        self.place = 0
+        self.lsn = 0
         """LSN of the record that led to `state`; 0 without one, or if an earlier process wrote it."""
         self.decision: Decision | None = None
-        self.settled = False
-        self.cached: Sequence[Batch] | None = None
+        self.obsolete = False
+        self.cached_batches: Sequence[Batch] | None = None
         """All its batches, if they are small enough to keep in memory until they are applied."""
-        self.files: list[int] = []
+        self.file_references: list[int] = []
         """LSNs that hold references to journal files, one per file."""
-        self.live: Any = None
+        self.runtime: Any = None
 
     @property
     def xid(self) -> str:
         """The name of the transaction."""
         return self.origin.xid
 
-    def places(self) -> Iterator[int]:
+    def batch_lsns(self) -> Iterator[int]:
         """Iterate over the LSNs of its batches in the journal."""
-        return filter(None, self.locations[0::WORDS])
+        return filter(None, self.locations[0::WORDS_PER_BATCH])
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether it has no messages, written or queued."""
-        return not self.messages and not self.queued
+        return not self.messages and not self.queued_messages
 
 
-class Target(NamedTuple):
+class TargetPart(NamedTuple):
     """The part of a decision for one partition.
 
     `last_ordinal` is the ordinal of its last message. Once the partition's applied position reaches it, the
@@ -185,7 +187,7 @@ class Target(NamedTuple):
     topic: str
     messages: int
     size_bytes: int
-    last: int
+    last_ordinal: int
 
 
 class Slice(NamedTuple):
@@ -195,9 +197,9 @@ class Slice(NamedTuple):
     """
 
     batches: Sequence[Batch]
-    last: int
+    last_ordinal: int
     size_bytes: int
-    pieces: Sequence[int]
+    batch_indexes: Sequence[int]
     lost: Sequence[tuple[int, int]] = ()
 
 
@@ -208,49 +210,49 @@ class Decision:
     numbering never changes, so after any crash an ordinal shows how much of the decision a partition has.
     """
 
-    __slots__ = ("_plans", "_targets", "place", "time_ms", "transactions")
+    __slots__ = ("_rows_by_partition", "_targets", "lsn", "time_ms", "transactions")
 
     def __init__(self, lsn: int, time_ms: int, transactions: Sequence[Transaction]) -> None:
-        self.place = lsn
+        self.lsn = lsn
         self.time_ms = time_ms
         self.transactions = transactions
-        self._targets: dict[int, Target] | None = None
-        self._plans: dict[int, array[int]] = {}
+        self._targets: dict[int, TargetPart] | None = None
+        self._rows_by_partition: dict[int, array[int]] = {}
 
     @property
-    def targets(self) -> dict[int, Target]:
+    def targets(self) -> dict[int, TargetPart]:
         """Target partitions by log id, in the order of their first batch; computed on first use."""
         if self._targets is None:
-            self.count()
+            self.compute_targets()
         assert self._targets is not None
         return self._targets
 
     @property
-    def offsets(self) -> list[GroupPlaces]:
+    def offsets(self) -> list[GroupPositions]:
         """The consumer offsets of all its transactions, in order."""
         return [places for each in self.transactions for places in each.offsets]
 
-    def rows(self, log_id: int) -> "array[int]":
+    def partition_rows(self, log_id: int) -> "array[int]":
         """Return four words per batch of one partition; empty if the decision has none for it.
 
         The words are: LSN, ordinal of the first message, count and size packed as in `BatchLocations`, and
         the index of the batch within the decision.
         """
         if self._targets is None:
-            self.count()
-        return self._plans.get(log_id, NOTHING)
+            self.compute_targets()
+        return self._rows_by_partition.get(log_id, NO_ROWS)
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         """Free the memory of `targets` and `partition_rows`; they are computed again on the next use."""
         self._targets = None
-        self._plans = {}
+        self._rows_by_partition = {}
 
     @property
-    def batches(self) -> int:
+    def batch_count(self) -> int:
         """The number of batches of all its transactions."""
-        return sum(each.locations.rows for each in self.transactions)
+        return sum(each.locations.batch_count for each in self.transactions)
 
-    def count(self) -> None:
+    def compute_targets(self) -> None:
         """Compute `targets` and `partition_rows`, at about half a microsecond per batch.
 
         May run in a worker thread, before anything uses `targets` or `partition_rows`.
@@ -260,23 +262,23 @@ class Decision:
         for transaction in self.transactions:
             words = transaction.locations
             for lsn, log_id, count_size in zip(
-                words[0::WORDS], words[1::WORDS], words[2::WORDS], strict=True
+                words[0::WORDS_PER_BATCH], words[1::WORDS_PER_BATCH], words[2::WORDS_PER_BATCH], strict=True
             ):
-                if log_id != LOST:
+                if log_id != LOST_LOG_ID:
                     plan = plans.get(log_id)
                     if plan is None:
                         plan = plans[log_id] = array("Q")
                     plan.extend((lsn, number, count_size, index))
                 number += count_size >> SIZE_BITS
                 index += 1
-        self._plans = plans
+        self._rows_by_partition = plans
         names = {log_id: name for each in self.transactions for log_id, name in each.topics.items()}
-        self._targets = {log_id: _target(log_id, names, plan) for log_id, plan in plans.items()}
+        self._targets = {log_id: _target_part(log_id, names, plan) for log_id, plan in plans.items()}
 
 
-def _target(log_id: int, names: dict[int, str], plan: "array[int]") -> Target:
+def _target_part(log_id: int, names: dict[int, str], plan: "array[int]") -> TargetPart:
     count_sizes = plan[2::ROW_WORDS]
     messages = sum(count_size >> SIZE_BITS for count_size in count_sizes)
     size_bytes = sum(count_size & SIZE_MASK for count_size in count_sizes)
     last = plan[-3] + (plan[-2] >> SIZE_BITS) - 1
-    return Target(log_id, names.get(log_id, ""), messages, size_bytes, last)
+    return TargetPart(log_id, names.get(log_id, ""), messages, size_bytes, last)

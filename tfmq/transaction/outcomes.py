@@ -11,15 +11,15 @@ from tfmq.transaction.states import COMMITTED, ROLLED_BACK
 DIGEST_SIZE: Final = 16
 """Bytes per name digest. The key is secret, so clients cannot construct collisions."""
 
-ROW: Final = Struct(f">{DIGEST_SIZE}sQQ")
-ROW_SIZE: Final = ROW.size
+OUTCOME_ROW: Final = Struct(f">{DIGEST_SIZE}sQQ")
+ROW_SIZE: Final = OUTCOME_ROW.size
 _TAIL: Final = Struct(">QQ")
 EPOCH_SIZE: Final = 8
 
 LOCAL_PREFIX: Final = "local:"
 """Prefix of the names of local transactions; clients cannot use it."""
 
-EVERYTHING: Final = (1 << 63) - 1
+ALL_EPOCHS: Final = (1 << 63) - 1
 """Above every epoch: any outcome may have expired."""
 
 STATES: Final = (COMMITTED, ROLLED_BACK)
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     time_ms: int
 
 
-class Run(NamedTuple):
+class OutcomeRun(NamedTuple):
     """Sealed rows, sorted by digest. `newest_ms` is the latest decision time among them."""
 
     merged: bool
@@ -60,7 +60,7 @@ class Run(NamedTuple):
         count = len(rows) // ROW_SIZE
         at = bisect_left(range(count), digest, key=lambda n: rows[n * ROW_SIZE : n * ROW_SIZE + DIGEST_SIZE])
         while at < count and rows.startswith(digest, at * ROW_SIZE):
-            yield _outcome(rows, at * ROW_SIZE)
+            yield _decode_outcome(rows, at * ROW_SIZE)
             at += 1
 
 
@@ -74,26 +74,26 @@ class Outcomes:
     set by the first journal record, before any outcome is recorded.
     """
 
-    def __init__(self, *, outcomes_max: int, keep_ms: int) -> None:
+    def __init__(self, *, outcomes_max: int, retention_ms: int) -> None:
         self._outcomes_max = outcomes_max
-        self._keep_ms = keep_ms
-        self._newest_max = max(1, min(NEWEST_MAX, outcomes_max // NEWEST_SHARE))
+        self._retention_ms = retention_ms
+        self._dict_max = max(1, min(NEWEST_MAX, outcomes_max // NEWEST_SHARE))
         self.clear()
 
     def clear(self) -> None:
         """Reset to the state before the first journal entry."""
         self.key = b""
-        self._newest: dict[bytes, bytes] = {}
-        self._newest_count = 0
-        self._newest_ms = 0
-        self._runs: list[Run] = []
+        self._dict: dict[bytes, bytes] = {}
+        self._dict_count = 0
+        self._dict_newest_ms = 0
+        self._runs: list[OutcomeRun] = []
         """Oldest first."""
-        self.forgotten = 0
+        self.expired_epoch = 0
         """Highest epoch whose outcome may have expired."""
-        self._sealed = 0
+        self._sealed_count = 0
 
     def __len__(self) -> int:
-        return self._sealed + self._newest_count
+        return self._sealed_count + self._dict_count
 
     def find(self, xid: str, epoch: int = 0) -> Outcome | None:
         """Return the outcome of `xid` at `epoch`, or its latest for epoch 0; None if not known."""
@@ -103,62 +103,62 @@ class Outcomes:
                 return found
         return None
 
-    def record(self, xid: str, epoch: int, state: str, time_ms: int) -> None:
+    def add_outcome(self, xid: str, epoch: int, state: str, time_ms: int) -> None:
         """Record one outcome. Epochs of one name must only increase."""
         digest = self._digest(xid)
         word = time_ms << STATE_BITS | STATES.index(state)
-        self._newest[digest] = self._newest.get(digest, b"") + _TAIL.pack(epoch, word)
-        self._newest_count += 1
-        self._newest_ms = max(self._newest_ms, time_ms)
-        if self._newest_count >= self._newest_max:
-            self._seal()
+        self._dict[digest] = self._dict.get(digest, b"") + _TAIL.pack(epoch, word)
+        self._dict_count += 1
+        self._dict_newest_ms = max(self._dict_newest_ms, time_ms)
+        if self._dict_count >= self._dict_max:
+            self._seal_dict()
 
     def expire(self, now_ms: int) -> None:
         """Remove runs whose newest outcome is older than the retention time."""
-        while self._runs and self._runs[0].newest_ms + self._keep_ms < now_ms:
-            self._drop_oldest()
+        while self._runs and self._runs[0].newest_ms + self._retention_ms < now_ms:
+            self._remove_oldest_run()
 
-    def lost(self) -> None:
+    def mark_entries_lost(self) -> None:
         """Record that a journal repair removed entries; any earlier outcome may be missing."""
-        self.forgotten = EVERYTHING
+        self.expired_epoch = ALL_EPOCHS
 
-    def leased(self, end: int) -> None:
+    def mark_epochs_leased(self, end: int) -> None:
         """Record a lease of the epochs below `end`.
 
         Later epochs are above anything lost in a repair.
         """
-        if self.forgotten == EVERYTHING:
-            self.forgotten = end - 1
+        if self.expired_epoch == ALL_EPOCHS:
+            self.expired_epoch = end - 1
 
     def _digest(self, xid: str) -> bytes:
         return blake2b(xid.encode(), digest_size=DIGEST_SIZE, key=self.key).digest()
 
     def _search(self, digest: bytes) -> Iterator[Outcome]:
         """Yield every outcome of a name, the latest first."""
-        tails = self._newest.get(digest, b"")
+        tails = self._dict.get(digest, b"")
         for position in range(len(tails) - _TAIL.size, -1, -_TAIL.size):
-            yield _outcome(tails, position - DIGEST_SIZE)
+            yield _decode_outcome(tails, position - DIGEST_SIZE)
         for run in reversed(self._runs):
             yield from reversed(list(run.find(digest)))
 
-    def _seal(self) -> None:
+    def _seal_dict(self) -> None:
         """Move the dict into a sealed run; remove the oldest runs above the limit."""
         size = _TAIL.size
         rows = [
             digest + tails[position : position + size]
-            for digest, tails in self._newest.items()
+            for digest, tails in self._dict.items()
             for position in range(0, len(tails), size)
         ]
         rows.sort()
-        self._runs.append(Run(False, self._newest_ms, b"".join(rows)))
-        self._sealed += len(rows)
-        self._newest.clear()
-        self._newest_count = self._newest_ms = 0
-        self._merge()
-        while self._sealed > self._outcomes_max - self._newest_max and len(self._runs) > 1:
-            self._drop_oldest()
+        self._runs.append(OutcomeRun(False, self._dict_newest_ms, b"".join(rows)))
+        self._sealed_count += len(rows)
+        self._dict.clear()
+        self._dict_count = self._dict_newest_ms = 0
+        self._merge_runs()
+        while self._sealed_count > self._outcomes_max - self._dict_max and len(self._runs) > 1:
+            self._remove_oldest_run()
 
-    def _merge(self) -> None:
+    def _merge_runs(self) -> None:
         """Merge the unmerged runs, which are at the end of the list, when there are enough of them."""
         runs = self._runs[-MERGED_RUNS:]
         size = sum(len(run.rows) for run in runs) // ROW_SIZE
@@ -170,19 +170,25 @@ class Outcomes:
             for position in range(0, len(run.rows), ROW_SIZE)
         ]
         rows.sort()
-        self._runs[-MERGED_RUNS:] = [Run(True, max(run.newest_ms for run in runs), b"".join(rows))]
+        self._runs[-MERGED_RUNS:] = [OutcomeRun(True, max(run.newest_ms for run in runs), b"".join(rows))]
 
-    def _drop_oldest(self) -> None:
+    def _remove_oldest_run(self) -> None:
         rows = self._runs.pop(0).rows
-        self._sealed -= len(rows) // ROW_SIZE
+        self._sealed_count -= len(rows) // ROW_SIZE
         epochs = (rows[at : at + EPOCH_SIZE] for at in range(DIGEST_SIZE, len(rows), ROW_SIZE))
-        self.forgotten = max(self.forgotten, int.from_bytes(max(epochs)))
+        self.expired_epoch = max(self.expired_epoch, int.from_bytes(max(epochs)))
 
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
         """Return the table as plain values. Sealed runs are shared, not copied."""
-        return (self.key, list(self._newest.items()), self._newest_ms, list(self._runs), self.forgotten)
+        return (
+            self.key,
+            list(self._dict.items()),
+            self._dict_newest_ms,
+            list(self._runs),
+            self.expired_epoch,
+        )
 
     def load(self, fields: Sequence[Any]) -> None:
         """Restore the result of `dump`.
@@ -191,17 +197,17 @@ class Outcomes:
         """
         self.clear()
         key, newest, newest_ms, runs = fields[:4]
-        self.key, self._newest_ms = bytes(key), int(newest_ms)
-        self._newest = {bytes(digest): bytes(tails) for digest, tails in newest}
-        self._newest_count = sum(len(tails) // _TAIL.size for tails in self._newest.values())
-        self._runs = [Run(bool(merged), int(time_ms), bytes(rows)) for merged, time_ms, rows in runs]
+        self.key, self._dict_newest_ms = bytes(key), int(newest_ms)
+        self._dict = {bytes(digest): bytes(tails) for digest, tails in newest}
+        self._dict_count = sum(len(tails) // _TAIL.size for tails in self._dict.values())
+        self._runs = [OutcomeRun(bool(merged), int(time_ms), bytes(rows)) for merged, time_ms, rows in runs]
         if any(len(run.rows) % ROW_SIZE for run in self._runs):
             raise ValueError("a run of outcomes ends inside a row")
-        self._sealed = sum(len(run.rows) // ROW_SIZE for run in self._runs)
-        self.forgotten = int(fields[4]) if len(fields) > 4 else EVERYTHING
+        self._sealed_count = sum(len(run.rows) // ROW_SIZE for run in self._runs)
+        self.expired_epoch = int(fields[4]) if len(fields) > 4 else ALL_EPOCHS
 
 
-def _outcome(rows: bytes, at: int) -> Outcome:
+def _decode_outcome(rows: bytes, at: int) -> Outcome:
     """Decode the outcome of the row at position `at`; the digest bytes are not read."""
     epoch, word = _TAIL.unpack_from(rows, at + DIGEST_SIZE)
     return Outcome(epoch, STATES[word & ((1 << STATE_BITS) - 1)], word >> STATE_BITS)

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from tfmq.errors import BadRequest, SequenceGap, UnknownProducer, UnknownTransaction
 
-LeasedMs = Callable[[int], int | None]
+LeaseTime = Callable[[int], int | None]
 """Return the latest wall clock time (ms) at which an id was leased; None if it never was."""
 
 NO_NUMBER: Final = -1
@@ -17,24 +17,24 @@ NOT_STAMPED: Final = 0
 The next operation sets it.
 """
 
-NUMBER_OVER = (
+NUMBER_EXPIRED = (
     "Transaction {number} of this producer id has ended and later ones have begun: its outcome is no longer stored"
     " by number. Query it by its name, if it has one."
 )
-HALF_KNOWN = (
+PARTIAL_DUPLICATE = (
     "Some of the sequences {first}..{last} are in the journal and the rest is not, or they belong to another"
     " transaction. Resend batches unchanged."
 )
 
 
-class Ending(NamedTuple):
+class RequestOutcome(NamedTuple):
     """Outcome of a request: "prepared", "committed", "rolled_back", or "" while undecided."""
 
     epoch: int
     state: str
 
 
-class Stream:
+class ProducerState:
     """State of one producer id.
 
     `next_sequence` is the next expected sequence; `first_sequence` is the first sequence of the transaction
@@ -42,17 +42,25 @@ class Stream:
     latest transaction that has a record. `seen_ms` is wall clock time or NOT_STAMPED.
     """
 
-    __slots__ = ("begin", "begin_epoch", "epoch", "next", "number", "seen_ms", "state")
+    __slots__ = (
+        "first_sequence",
+        "last_epoch",
+        "last_number",
+        "last_state",
+        "next_sequence",
+        "seen_ms",
+        "sequence_epoch",
+    )
 
     def __init__(self) -> None:
-        self.next = self.begin = self.begin_epoch = 0
-        self.number = NO_NUMBER
-        self.epoch = 0
-        self.state = ""
+        self.next_sequence = self.first_sequence = self.sequence_epoch = 0
+        self.last_number = NO_NUMBER
+        self.last_epoch = 0
+        self.last_state = ""
         self.seen_ms = 0
 
 
-class Streams:
+class ProducerStates:
     """State of all producers that send into transactions, longest idle first.
 
     A client uses a separate producer id per concurrent transaction; its sequences are contiguous over all
@@ -64,55 +72,55 @@ class Streams:
     fails.
     """
 
-    def __init__(self, *, streams_max: int, idle_ms: int, leased_ms: LeasedMs) -> None:
-        self._streams_max = streams_max
+    def __init__(self, *, producers_max: int, idle_ms: int, lease_time: LeaseTime) -> None:
+        self._producers_max = producers_max
         self._idle_ms = idle_ms
-        self._leased_ms = leased_ms
+        self._lease_time = lease_time
         self.clear()
 
     def clear(self) -> None:
         """Reset to the state before the first journal entry."""
-        self.floor = 0
-        self.torn = False
+        self.expired_id = 0
+        self.entries_lost = False
         """Whether a journal repair has ever removed records: state that is missing here may be lost."""
-        self._streams: OrderedDict[int, Stream] = OrderedDict()
+        self._producers: OrderedDict[int, ProducerState] = OrderedDict()
         self._staged: dict[int, tuple[int, int, int]] = {}
         """Producer id -> (epoch, its first sequence, next sequence) including queued batches."""
         self._begun: dict[int, tuple[int, int]] = {}
         """Producer id -> (number, epoch) of the latest transaction without a record."""
-        self._fresh: set[int] = set()
+        self._unstamped: set[int] = set()
         """Producer ids whose `seen_ms` is NOT_STAMPED."""
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self._producers)
 
     @property
-    def highest(self) -> int:
+    def highest_id(self) -> int:
         """The highest producer id found in the journal; 0 if there is none."""
-        return max((self.floor, *self._streams))
+        return max((self.expired_id, *self._producers))
 
     # Checks
 
-    def find(self, producer_id: int, number: int, now_ms: int) -> Ending | None:
+    def find_request(self, producer_id: int, number: int, now_ms: int) -> RequestOutcome | None:
         """Return what request `number` of the producer (TRANSACT, BEGIN) led to; None if it is new.
 
         Raises: UnknownTransaction for a number below the last, whose outcome is not kept; UnknownProducer
         for an expired or never leased id.
         """
         begun = self._begun.get(producer_id)
-        stream = self._streams.get(producer_id)
+        stream = self._producers.get(producer_id)
         if begun is not None and begun[0] == number:
-            return Ending(begun[1], "")
-        if stream is not None and stream.number == number:
-            return Ending(stream.epoch, stream.state)
+            return RequestOutcome(begun[1], "")
+        if stream is not None and stream.last_number == number:
+            return RequestOutcome(stream.last_epoch, stream.last_state)
         if stream is None and begun is None and producer_id not in self._staged:
             self._require_new(producer_id, now_ms)
-        last = max(begun[0] if begun else NO_NUMBER, stream.number if stream else NO_NUMBER)
+        last = max(begun[0] if begun else NO_NUMBER, stream.last_number if stream else NO_NUMBER)
         if number < last:
-            raise UnknownTransaction(NUMBER_OVER.format(number=number))
+            raise UnknownTransaction(NUMBER_EXPIRED.format(number=number))
         return None
 
-    def check(self, producer_id: int, epoch: int, sequence: int, count: int, now_ms: int) -> bool:
+    def is_duplicate(self, producer_id: int, epoch: int, sequence: int, count: int, now_ms: int) -> bool:
         """Return whether this batch is already in the transaction or queued.
 
         False if it is the next one.
@@ -124,22 +132,22 @@ class Streams:
         if staged is not None:
             begin_epoch, begin, expected = staged
         else:
-            stream = self._streams.get(producer_id)
+            stream = self._producers.get(producer_id)
             if stream is None:
                 self._require_new(producer_id, now_ms)
                 if sequence:
                     raise UnknownProducer(producer_id=producer_id)
                 return False
-            begin_epoch, begin, expected = stream.begin_epoch, stream.begin, stream.next
+            begin_epoch, begin, expected = stream.sequence_epoch, stream.first_sequence, stream.next_sequence
         if sequence == expected:
             return False
         if sequence > expected:
             raise SequenceGap(expected=expected, found=sequence)
         if begin_epoch == epoch and begin <= sequence and sequence + count <= expected:
             return True
-        raise BadRequest(HALF_KNOWN.format(first=sequence, last=sequence + count - 1))
+        raise BadRequest(PARTIAL_DUPLICATE.format(first=sequence, last=sequence + count - 1))
 
-    def next(self, producer_id: int) -> int:
+    def next_sequence(self, producer_id: int) -> int:
         """Return the next expected sequence; 0 for a new producer.
 
         `find_request` must have accepted the id.
@@ -147,104 +155,115 @@ class Streams:
         staged = self._staged.get(producer_id)
         if staged is not None:
             return staged[2]
-        stream = self._streams.get(producer_id)
-        return stream.next if stream is not None else 0
+        stream = self._producers.get(producer_id)
+        return stream.next_sequence if stream is not None else 0
 
     def _require_new(self, producer_id: int, now_ms: int) -> None:
         """Reject an id without state unless it is too recent to have expired.
 
         Raises: UnknownProducer.
         """
-        leased = self._leased_ms(producer_id)
-        if producer_id <= self.floor or leased is None or leased + self._idle_ms < now_ms:
+        leased = self._lease_time(producer_id)
+        if producer_id <= self.expired_id or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
 
     # State not yet in the journal
 
-    def begin(self, producer_id: int, number: int, epoch: int) -> None:
+    def add_begun(self, producer_id: int, number: int, epoch: int) -> None:
         """Record that request `number` began `epoch`; no journal entry exists yet."""
         self._begun[producer_id] = (number, epoch)
 
-    def give_up(self, producer_id: int, number: int) -> None:
+    def discard_begun(self, producer_id: int, number: int) -> None:
         """Discard the begun transaction of that number; it ended without a record."""
         begun = self._begun.get(producer_id)
         if begun is not None and begun[0] == number:
             del self._begun[producer_id]
 
-    def stage(self, producer_id: int, epoch: int, sequence: int, count: int) -> None:
+    def stage_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> None:
         """Count a batch as queued; `is_duplicate` must have accepted it."""
         staged = self._staged.get(producer_id)
         if staged is not None:
             begin_epoch, begin, _ = staged
         else:
-            stream = self._streams.get(producer_id)
-            begin_epoch, begin = (stream.begin_epoch, stream.begin) if stream is not None else (0, 0)
+            stream = self._producers.get(producer_id)
+            begin_epoch, begin = (
+                (stream.sequence_epoch, stream.first_sequence) if stream is not None else (0, 0)
+            )
         if begin_epoch != epoch:
             begin = sequence
         self._staged[producer_id] = (epoch, begin, sequence + count)
 
-    def unstage(self) -> None:
+    def discard_staged(self) -> None:
         """Discard all staged batches: the write failed."""
         self._staged.clear()
 
     # Replay of journal entries
 
-    def sent(self, producer_id: int, epoch: int, sequence: int, count: int) -> int:
+    def apply_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> int:
         """Apply a journaled batch; return how many messages before it are missing (after a repair)."""
-        stream = self._touch(producer_id, NOT_STAMPED)
-        self._fresh.add(producer_id)
-        missing = sequence - stream.next
-        if stream.begin_epoch != epoch:
-            stream.begin_epoch, stream.begin = epoch, sequence
-        stream.next = sequence + count
+        stream = self._most_recent(producer_id, NOT_STAMPED)
+        self._unstamped.add(producer_id)
+        missing = sequence - stream.next_sequence
+        if stream.sequence_epoch != epoch:
+            stream.sequence_epoch, stream.first_sequence = epoch, sequence
+        stream.next_sequence = sequence + count
         staged = self._staged.get(producer_id)
-        if staged is not None and staged[2] == stream.next:
+        if staged is not None and staged[2] == stream.next_sequence:
             del self._staged[producer_id]
         return max(0, missing)
 
-    def ended(self, producer_id: int, number: int, epoch: int, state: str, time_ms: int) -> None:
+    def apply_outcome(self, producer_id: int, number: int, epoch: int, state: str, time_ms: int) -> None:
         """Apply a record that moved the transaction begun by request `number` to `state`."""
-        stream = self._touch(producer_id, time_ms)
-        self._fresh.discard(producer_id)
-        if number >= stream.number:
-            stream.number, stream.epoch, stream.state = number, epoch, state
-        self.give_up(producer_id, number)
+        stream = self._most_recent(producer_id, time_ms)
+        self._unstamped.discard(producer_id)
+        if number >= stream.last_number:
+            stream.last_number, stream.last_epoch, stream.last_state = number, epoch, state
+        self.discard_begun(producer_id, number)
 
     def expire(self, now_ms: int) -> None:
         """Stamp unstamped producers with `now_ms`; remove producers that were idle for too long."""
-        streams = self._streams
-        for producer_id in self._fresh:
+        streams = self._producers
+        for producer_id in self._unstamped:
             streams[producer_id].seen_ms = now_ms
-        self._fresh.clear()
+        self._unstamped.clear()
         while streams and next(iter(streams.values())).seen_ms + self._idle_ms < now_ms:
-            self._forget_idlest()
+            self._remove_idlest()
 
-    def _touch(self, producer_id: int, time_ms: int) -> Stream:
+    def _most_recent(self, producer_id: int, time_ms: int) -> ProducerState:
         """Return the producer's state, created if missing, and move it to the most recent end."""
-        stream = self._streams.get(producer_id)
+        stream = self._producers.get(producer_id)
         if stream is None:
-            stream = self._streams[producer_id] = Stream()
-            if len(self._streams) > self._streams_max:
-                self._forget_idlest()
+            stream = self._producers[producer_id] = ProducerState()
+            if len(self._producers) > self._producers_max:
+                self._remove_idlest()
         else:
-            self._streams.move_to_end(producer_id)
+            self._producers.move_to_end(producer_id)
         stream.seen_ms = time_ms
         return stream
 
-    def _forget_idlest(self) -> None:
-        producer_id, _ = self._streams.popitem(last=False)
-        self._fresh.discard(producer_id)
-        self.floor = max(self.floor, producer_id)
+    def _remove_idlest(self) -> None:
+        producer_id, _ = self._producers.popitem(last=False)
+        self._unstamped.discard(producer_id)
+        self.expired_id = max(self.expired_id, producer_id)
 
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
         """Return the journaled state of all producers as plain values."""
         rows = [
-            (id, s.next, s.begin, s.begin_epoch, s.number, s.epoch, s.state, s.seen_ms)
-            for id, s in self._streams.items()
+            (
+                id,
+                s.next_sequence,
+                s.first_sequence,
+                s.sequence_epoch,
+                s.last_number,
+                s.last_epoch,
+                s.last_state,
+                s.seen_ms,
+            )
+            for id, s in self._producers.items()
         ]
-        return (self.floor, rows, self.torn)
+        return (self.expired_id, rows, self.entries_lost)
 
     def load(self, fields: Sequence[Any]) -> None:
         """Restore the result of `dump`.
@@ -252,11 +271,11 @@ class Streams:
         Raises: ValueError or TypeError for malformed fields.
         """
         self.clear()
-        self.floor, rows = fields[:2]
-        self.torn = bool(fields[2]) if len(fields) > 2 else True
+        self.expired_id, rows = fields[:2]
+        self.entries_lost = bool(fields[2]) if len(fields) > 2 else True
         for id, *row in rows:
-            stream = self._streams[id] = Stream()
-            stream.next, stream.begin, stream.begin_epoch, stream.number = row[:4]
-            stream.epoch, stream.state, stream.seen_ms = row[4:7]
+            stream = self._producers[id] = ProducerState()
+            stream.next_sequence, stream.first_sequence, stream.sequence_epoch, stream.last_number = row[:4]
+            stream.last_epoch, stream.last_state, stream.seen_ms = row[4:7]
             if stream.seen_ms == NOT_STAMPED:
-                self._fresh.add(id)
+                self._unstamped.add(id)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tfmq.transaction import states
-from tfmq.transaction.active_transactions import Books, Live, topics_of
+from tfmq.transaction.active_transactions import ActiveTransactions, TransactionRuntimeState, topic_names
 from tfmq.transaction.model import Transaction
 
 TOPICS_DESCRIBED: Final = 1000
@@ -12,12 +12,12 @@ TOPICS_DESCRIBED: Final = 1000
 TARGETS_DESCRIBED: Final = 100
 """Blocked targets in a description; the same limit applies."""
 
-LOOKED_MAX: Final = 10_000
+SCANNED_MAX: Final = 10_000
 """Transactions scanned per page (about 3 ms); a page may therefore be short."""
 
-NEEDS_SOMEBODY: Final = frozenset((states.PREPARED, states.APPLYING, *states.HEURISTIC))
+ATTENTION_STATES: Final = frozenset((states.PREPARED, states.APPLYING, *states.HEURISTIC_STATES))
 UNKNOWN: Final = "unknown"
-UNSURE: Final = {
+UNDURABLE_STATES: Final = {
     states.PREPARED: states.PREPARING,
     states.APPLYING: states.COMMITTING,
     states.COMMITTED: states.COMMITTING,
@@ -27,11 +27,11 @@ UNSURE: Final = {
 """States shown while the record of the actual state is written but not durable."""
 
 
-class Listing:
+class TransactionQueries:
     """Queries on active and ended transactions; they change nothing."""
 
-    def __init__(self, active: Books) -> None:
-        self._books = active
+    def __init__(self, active: ActiveTransactions) -> None:
+        self._active = active
         self._store = active.store
 
     def page(
@@ -40,8 +40,8 @@ class Listing:
         """Return one page of rows; see `TransactionCoordinator.list`."""
         rows: list[dict[str, Any]] = []
         after = after_epoch
-        for scanned, transaction in enumerate(self._store.listed(after_epoch)):
-            if scanned == LOOKED_MAX:
+        for scanned, transaction in enumerate(self._store.transactions_after(after_epoch)):
+            if scanned == SCANNED_MAX:
                 return rows, True, after
             if self._is_wanted(transaction, wanted, group):
                 if len(rows) == limit:
@@ -53,86 +53,86 @@ class Listing:
     def _is_wanted(self, transaction: Transaction, wanted: Sequence[str] | None, group: str) -> bool:
         if group and transaction.origin.group != group:
             return False
-        state = self._shown(transaction)
-        return needs_somebody(transaction, state) if wanted is None else state in wanted
+        state = self._shown_state(transaction)
+        return needs_attention(transaction, state) if wanted is None else state in wanted
 
-    def _shown(self, transaction: Transaction) -> str:
+    def _shown_state(self, transaction: Transaction) -> str:
         """Return the state shown to users.
 
         A change that a power failure or a stopped target could still revert is not shown as done.
         """
         state = transaction.state
         if not self._store.is_durable(transaction):
-            return UNSURE.get(state, state)
-        runtime: Live | None = transaction.live
-        if state == states.COMMITTED and runtime is not None and runtime.course is not None:
-            return runtime.course.state
+            return UNDURABLE_STATES.get(state, state)
+        runtime: TransactionRuntimeState | None = transaction.runtime
+        if state == states.COMMITTED and runtime is not None and runtime.apply_progress is not None:
+            return runtime.apply_progress.state
         return state
 
     def _row(self, transaction: Transaction) -> dict[str, Any]:
-        most = self._books.limits["transaction_topics_listed"]
+        most = self._active.limits["transaction_topics_listed"]
         origin = transaction.origin
         since_ms = transaction.prepared_ms or origin.began_ms
         member = origin.member
         return {
             "xid": transaction.xid,
             "epoch": transaction.epoch,
-            "state": self._shown(transaction),
+            "state": self._shown_state(transaction),
             "group": origin.group,
             "owner": origin.owner,
             "began_ms": origin.began_ms,
             "prepared_ms": transaction.prepared_ms,
-            "age_seconds": max(0, self._books.clock.wall_ms() - since_ms) // 1000,
+            "age_seconds": max(0, self._active.clock.wall_ms() - since_ms) // 1000,
             "bytes": transaction.size_bytes,
             "messages": transaction.messages,
             "lost": self._lost(transaction),
             "damage": self._damage(transaction),
-            "topics": topics_of(transaction)[:most],
+            "topics": topic_names(transaction)[:most],
             "expires_ms": transaction.expires_ms,
             "commit_group": "" if member is None else member.group,
         }
 
     @staticmethod
     def _lost(transaction: Transaction) -> int:
-        live: Live | None = transaction.live
-        course = None if live is None else live.course
+        live: TransactionRuntimeState | None = transaction.runtime
+        course = None if live is None else live.apply_progress
         alone = course is not None and len(course.decision.transactions) == 1
-        return course.lost if course is not None and alone else transaction.lost
+        return course.lost if course is not None and alone else transaction.lost_messages
 
     @staticmethod
     def _damage(transaction: Transaction) -> str:
         """Why messages of it cannot be read from the journal."""
-        live: Live | None = transaction.live
-        return "" if live is None or live.course is None else live.course.damage
+        live: TransactionRuntimeState | None = transaction.runtime
+        return "" if live is None or live.apply_progress is None else live.apply_progress.damage
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
         """Return the details of one transaction; see `TransactionCoordinator.describe`."""
         transaction = self._find(xid, epoch)
         if transaction is not None:
-            return self._everything(transaction)
-        ending = self._store.ending(xid, epoch)
+            return self._details(transaction)
+        ending = self._store.find_pending_rollback(xid, epoch)
         if ending is not None:
-            return {**self._everything(ending), "state": states.ROLLING_BACK}
-        outcome = self._store.outcome(xid, epoch)
+            return {**self._details(ending), "state": states.ROLLING_BACK}
+        outcome = self._store.find_outcome(xid, epoch)
         if outcome is not None:
             return {"xid": xid, "epoch": outcome.epoch, "state": outcome.state, "decided_ms": outcome.time_ms}
-        if self._books.was_empty(xid, epoch):
+        if self._active.ended_read_only(xid, epoch):
             return {"xid": xid, "epoch": epoch, "state": states.READ_ONLY}
         return {"xid": xid, "epoch": 0, "state": UNKNOWN}
 
     def _find(self, xid: str, epoch: int) -> Transaction | None:
         if not epoch:
-            return self._store.named.get(xid)
+            return self._store.by_xid.get(xid)
         found = self._store.transactions.get(epoch)
         return found if found is not None and found.xid == xid else None
 
-    def _everything(self, transaction: Transaction) -> dict[str, Any]:
-        count, client = self._books.checks.asked(transaction.epoch)
+    def _details(self, transaction: Transaction) -> dict[str, Any]:
+        count, client = self._active.check_back.query_history(transaction.epoch)
         member = transaction.origin.member
         return {
             **self._row(transaction),
-            "topics": topics_of(transaction)[:TOPICS_DESCRIBED],
-            "batches": transaction.locations.rows,
+            "topics": topic_names(transaction)[:TOPICS_DESCRIBED],
+            "batches": transaction.locations.batch_count,
             "offset_groups": [each.group for each in transaction.offsets],
             "decided_ms": transaction.decided_ms,
             "asked": count,
@@ -145,32 +145,38 @@ class Listing:
 
     def _waits_for(self, transaction: Transaction) -> dict[str, str]:
         """Return the blocked targets of its decision, with the reason of each."""
-        runtime: Live | None = transaction.live
-        if runtime is None or runtime.course is None or runtime.course.safe:
+        runtime: TransactionRuntimeState | None = transaction.runtime
+        if runtime is None or runtime.apply_progress is None or runtime.apply_progress.is_durable:
             return {}
-        applier = self._books.applier
-        parked = {key: why for key, why in applier.parked().items() if applier.concerns(key, runtime.course)}
-        return {applier.name(key): why for key, why in list(parked.items())[:TARGETS_DESCRIBED]}
+        applier = self._active.applier
+        parked = {
+            key: why
+            for key, why in applier.blocked_targets().items()
+            if applier.has_target(key, runtime.apply_progress)
+        }
+        return {applier.target_name(key): why for key, why in list(parked.items())[:TARGETS_DESCRIBED]}
 
     def status(self) -> dict[str, Any]:
         """Return the status fields; see `TransactionCoordinator.status`."""
-        counts, active = self._store.counts, self._books
-        oldest_ms = active.ages.oldest_ms
+        counts, active = self._store.state_counts, self._active
+        oldest_ms = active.prepared_by_age.oldest_ms
         age_seconds = 0 if oldest_ms is None else max(0, active.clock.wall_ms() - oldest_ms) // 1000
         journal = self._store.status()
         return {
             "open": counts[states.OPEN],
-            "prepared": len(active.ages),
-            "applying": counts[states.APPLYING] + active.applier.stuck,
-            "heuristic": sum(counts[each] for each in states.HEURISTIC),
+            "prepared": len(active.prepared_by_age),
+            "applying": counts[states.APPLYING] + active.applier.blocked_count,
+            "heuristic": sum(counts[each] for each in states.HEURISTIC_STATES),
             "oldest_prepared_seconds": age_seconds,
             "alarm": oldest_ms is not None and age_seconds > active.settings["alarm_seconds"],
-            "waits_for": sorted(map(active.applier.name, active.applier.parked()))[:TARGETS_DESCRIBED],
+            "waits_for": sorted(map(active.applier.target_name, active.applier.blocked_targets()))[
+                :TARGETS_DESCRIBED
+            ],
             "journal": journal["journal"],
             "journal_bytes": journal["journal_bytes"],
         }
 
 
-def needs_somebody(transaction: Transaction, state: str) -> bool:
+def needs_attention(transaction: Transaction, state: str) -> bool:
     """Whether operators should see it: prepared and unfinished, being applied, or heuristic."""
-    return state in NEEDS_SOMEBODY or bool(transaction.prepared_ms and state in states.IN_DOUBT)
+    return state in ATTENTION_STATES or bool(transaction.prepared_ms and state in states.IN_DOUBT_STATES)

@@ -23,8 +23,8 @@ from tfmq.errors import (
     UnknownTransaction,
 )
 from tfmq.transaction import states
-from tfmq.transaction.journal_writer import MaybeWritten
-from tfmq.transaction.requests import Member
+from tfmq.transaction.journal_writer import UncertainWrite
+from tfmq.transaction.requests import CommitGroupMember
 
 logger = logging.getLogger("tfmq.transaction")
 
@@ -55,12 +55,12 @@ MEMBER_RULE: Final = (
     "it belongs to the commit group {group}, whose commit of sequence {sequence} commits it with the others"
 )
 
-GROUP_DONE: Final = (
+GROUP_COMMITTED: Final = (
     "The commit group {group} has committed its sequence {sequence} already, without this transaction."
 )
 
 
-def of_journal(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
+def from_journal_error(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
     """Convert an error of the transaction journal to a client error; keep client errors."""
     if isinstance(error, TfmqError):
         return error
@@ -68,7 +68,7 @@ def of_journal(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
     if isinstance(error, journal.Full):
         refusal = DiskFull(outcome=outcome)
     elif isinstance(error, journal.Stopped):
-        refusal = stopped(error.reason, UNKNOWN if isinstance(error, MaybeWritten) else outcome)
+        refusal = journal_stopped(error.reason, UNKNOWN if isinstance(error, UncertainWrite) else outcome)
     elif isinstance(error, journal.Closed):
         refusal = Busy(STOPPING, outcome=outcome)
     else:
@@ -77,25 +77,25 @@ def of_journal(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
     return refusal
 
 
-def of_step(error: BaseException) -> TfmqError:
+def from_command_error(error: BaseException) -> TfmqError:
     """Convert any exception raised by a command to a client error."""
     if isinstance(error, TfmqError):
         return error
-    if isinstance(error, states.WrongStep):
+    if isinstance(error, states.InvalidTransition):
         return TransactionState(state=error.state)
     if not isinstance(error, journal.JournalError | OSError):
         logger.error("a step of a transaction failed", exc_info=error)
-    return of_journal(error)
+    return from_journal_error(error)
 
 
-def stopped(reason: str, outcome: Outcome = NOT_DONE) -> StorageStopped:
+def journal_stopped(reason: str, outcome: Outcome = NOT_DONE) -> StorageStopped:
     """Return the error for a stopped transaction journal."""
     return StorageStopped(STOPPED.format(reason=reason), outcome=outcome, reason=reason)
 
 
-def not_forced(error: BaseException) -> TfmqError:
+def durability_unknown(error: BaseException) -> TfmqError:
     """Return the error for a record with a failed fsync: its outcome is unknown."""
-    return of_journal(error, UNKNOWN)
+    return from_journal_error(error, UNKNOWN)
 
 
 def not_open(epoch: int) -> UnknownTransaction:
@@ -108,7 +108,7 @@ def wrong_state(xid: str, state: str, rule: str) -> TransactionState:
     return TransactionState(WRONG_STATE.format(xid=xid, state=state, rule=rule), state=state)
 
 
-def member_rule(member: Member) -> str:
+def member_rule(member: CommitGroupMember) -> str:
     """Explain why a member of a commit group cannot be committed alone.
 
     The group would wait forever for that member, whose messages could not be reverted.
@@ -116,7 +116,7 @@ def member_rule(member: Member) -> str:
     return MEMBER_RULE.format(group=member.group, sequence=member.sequence)
 
 
-def incomplete(xid: str) -> TransactionState:
+def missing_batch(xid: str) -> TransactionState:
     """Return the error for a transaction with a batch that could not be written or resent."""
     return TransactionState(INCOMPLETE.format(xid=xid), state=states.OPEN)
 
@@ -138,31 +138,31 @@ def unreadable(damage: str) -> Damaged:
     return Damaged(UNREADABLE.format(damage=damage), outcome=UNKNOWN, state=states.APPLYING)
 
 
-def by_hand(state: str) -> HeuristicOutcome:
+def heuristic_outcome(state: str) -> HeuristicOutcome:
     """Return the error for a transaction that an operator decided."""
     # A heuristic commit is visible whatever the client asked for, so the outcome is not "not done".
     outcome: Outcome = UNKNOWN if state == states.HEURISTIC_COMMITTED else NOT_DONE
     return HeuristicOutcome(state=state, outcome=outcome)
 
 
-def stale(epoch: int, newest: int) -> StaleEpoch:
+def stale_epoch(epoch: int, newest: int) -> StaleEpoch:
     """Return the error for an epoch that a newer transaction of the same name has replaced."""
     # The older outcome is no longer remembered, so it may have been a commit.
     return StaleEpoch(epoch=epoch, newest=newest, outcome=UNKNOWN)
 
 
-def committed(epoch: int) -> TransactionCommitted:
+def already_committed(epoch: int) -> TransactionCommitted:
     """Return the error for a transaction that is already committed."""
     return TransactionCommitted(epoch=epoch)
 
 
-def rolled_back(epoch: int) -> TransactionRolledBack:
+def already_rolled_back(epoch: int) -> TransactionRolledBack:
     """Return the error for a transaction that is already rolled back."""
     return TransactionRolledBack(epoch=epoch)
 
 
-def group_done(member: Member) -> GroupStale:
+def group_committed(member: CommitGroupMember) -> GroupStale:
     """Return the error for a member whose sequence was committed without it."""
     return GroupStale(
-        GROUP_DONE.format(group=member.group, sequence=member.sequence), sequence=member.sequence
+        GROUP_COMMITTED.format(group=member.group, sequence=member.sequence), sequence=member.sequence
     )

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from tfmq.apply_target import Delayed
+from tfmq.apply_target import StoredDelayedBatch
 
-Done: TypeAlias = Callable[[Any, BaseException | None], None]
+DoneCallback: TypeAlias = Callable[[Any, BaseException | None], None]
 """Called exactly once, in the owner's thread, now or later: (result, None) or (None, error)."""
 
 
@@ -26,7 +26,7 @@ class Timers(Protocol):
     def cancel(self, timer: Any) -> None: ...
 
 
-class Member(NamedTuple):
+class CommitGroupMember(NamedTuple):
     """Membership in a commit group's sequence; `run` identifies the writer's run, for fencing."""
 
     group: str
@@ -34,7 +34,7 @@ class Member(NamedTuple):
     run: str
 
 
-class Begin(NamedTuple):
+class BeginRequest(NamedTuple):
     """Request for a new transaction.
 
     (`producer_id`, `number`) identifies the request, so that a repeated one is recognised. An empty `xid`
@@ -47,10 +47,10 @@ class Begin(NamedTuple):
     xid: str = ""
     timeout_ms: int | None = None
     group: str = ""
-    member: Member | None = None
+    member: CommitGroupMember | None = None
 
 
-class Began(NamedTuple):
+class BeginResult(NamedTuple):
     """Result of begin.
 
     `state`: "open", or "done" (with epoch 0) if the commit group's sequence is committed.
@@ -62,14 +62,14 @@ class Began(NamedTuple):
     timeout_ms: int
 
 
-class Prepared(NamedTuple):
+class PrepareResult(NamedTuple):
     """Result of prepare: "prepared", or "read_only" if it was empty. `expires_ms`: 0 for never."""
 
     state: str
     expires_ms: int
 
 
-class Ended(NamedTuple):
+class CommitResult(NamedTuple):
     """Result of a commit.
 
     `dropped`: messages for topics that are gone. `offsets`: one a batch in the order sent, -1 where it is not
@@ -83,17 +83,17 @@ class Ended(NamedTuple):
     dropped: int = 0
     offsets: Sequence[int] = ()
     repeated: bool = False
-    delayed: Mapping[int, Delayed] = {}
+    delayed: Mapping[int, StoredDelayedBatch] = {}
     lost: int = 0
 
 
-class RolledBack(NamedTuple):
+class RollbackResult(NamedTuple):
     """Result of a rollback. `state`: "rolled_back" or "heuristic_rolled_back"."""
 
     state: str
 
 
-class Transact(NamedTuple):
+class TransactRequest(NamedTuple):
     """A complete local transaction in one request.
 
     `batches` are `IncomingBatch` values, `offsets` are rows for `Destination.check_offsets`.
@@ -101,11 +101,11 @@ class Transact(NamedTuple):
 
     producer_id: int
     number: int
-    pieces: Sequence[Any]
+    batches: Sequence[Any]
     offsets: Sequence[Any] = ()
 
 
-class Check(NamedTuple):
+class CheckBackQuery(NamedTuple):
     """A check-back query about one prepared transaction, sent to its producer group."""
 
     xid: str
@@ -114,7 +114,7 @@ class Check(NamedTuple):
     topics: Sequence[str]
 
 
-class GroupCommit(NamedTuple):
+class GroupCommitRequest(NamedTuple):
     """Request to commit prepared members of (`group`, `sequence`) atomically.
 
     `transactions` are (xid, epoch). `rows` is the caller's row count; a different count for the same
@@ -129,7 +129,7 @@ class GroupCommit(NamedTuple):
     other_total: bool = False
 
 
-class GroupEnded(NamedTuple):
+class GroupCommitResult(NamedTuple):
     """Result of a group commit. `state`: "committed" or "applying".
 
     `rows` is the row count of the commit; if `repeated`, that of the first request.
@@ -141,7 +141,7 @@ class GroupEnded(NamedTuple):
     dropped: int
 
 
-class GroupAborted(NamedTuple):
+class GroupAbortResult(NamedTuple):
     """Result of a group abort: "aborted", or "committed" if the sequence was committed before."""
 
     state: str

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from journal.errors import Corrupt, Lost
-from journal.record.batch import Batch, cut_blocks
-from journal.record.format import walk
-from journal.wal.entry import AppendMsg, Entry
+from journal.record.batch import Batch, split_blocks
+from journal.record.format import header_positions
+from journal.wal.entry import AppendMsg, JournalEntry
 from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.transaction.model import ROW_WORDS, SIZE_BITS, SIZE_MASK, Slice
 
@@ -24,16 +24,16 @@ logger = logging.getLogger("tfmq.transaction")
 SLICE_BYTES: Final = 1 << 20
 """Bytes per append of a large transaction; other work runs between two appends."""
 
-ENTRIES_AT_ONCE: Final = 1024
+ENTRIES_PER_READ: Final = 1024
 """Entries read in the owner's thread at once (about 10 ms).
 
 Without this limit 1 MiB of tiny batches would block the thread for half a second.
 """
 
-PART: Final = -1
+CONTINUED: Final = -1
 """Batch index of a batch that continues one from an earlier slice."""
 
-Read = Callable[[int, int], Entry]
+ReadEntry = Callable[[int, int], JournalEntry]
 """Return the verified entry at an LSN; the second argument is its approximate size in bytes."""
 
 ENTRY_EXTRA: Final = 1024
@@ -43,86 +43,86 @@ An entry with many small blocks has more and needs a second read.
 """
 
 
-class _Slicing:
+class _SliceBuilder:
     """Builds slices from batches; holds the slice that is being filled."""
 
-    def __init__(self, slice_bytes: int, *, whole: bool) -> None:
+    def __init__(self, slice_bytes: int, *, never_split: bool) -> None:
         self._slice_bytes = slice_bytes
-        self._whole = whole
+        self._never_split = never_split
         """Whether batches must not be split."""
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._batches: list[Batch] = []
-        self._pieces: list[int] = []
+        self._batch_indexes: list[int] = []
         self._size_bytes = 0
-        self._last = 0
+        self._last_ordinal = 0
         self._lost: list[tuple[int, int]] = []
 
-    def add(self, batch: Batch, number: int, index: int) -> Iterator[Slice]:
+    def add_batch(self, batch: Batch, number: int, index: int) -> Iterator[Slice]:
         """Add a batch whose first message has ordinal `number`; yield slices that are full."""
         size = len(batch.data)
         if self._batches and self._size_bytes + size > self._slice_bytes:
-            yield self.end()
-        if self._whole or size <= self._slice_bytes:
-            self._put(batch, number, index)
+            yield self.finish_slice()
+        if self._never_split or size <= self._slice_bytes:
+            self._append(batch, number, index)
             return
-        for part in _parts(batch, self._slice_bytes):
+        for part in _split_batch(batch, self._slice_bytes):
             if self._batches:
-                yield self.end()
-            self._put(part, number, index)
+                yield self.finish_slice()
+            self._append(part, number, index)
             number += part.count
-            index = PART
+            index = CONTINUED
 
-    def _put(self, batch: Batch, number: int, index: int) -> None:
+    def _append(self, batch: Batch, number: int, index: int) -> None:
         self._batches.append(batch)
-        self._pieces.append(index)
+        self._batch_indexes.append(index)
         self._size_bytes += len(batch.data)
-        self._last = number + batch.count - 1
+        self._last_ordinal = number + batch.count - 1
 
-    def lose(self, number: int, count: int) -> None:
+    def skip_lost(self, number: int, count: int) -> None:
         """`count` messages from `number` on are lost: the partition has all of them that there are."""
-        self._last = number + count - 1
+        self._last_ordinal = number + count - 1
         self._lost.append((number, count))
 
-    def end(self) -> Slice:
+    def finish_slice(self) -> Slice:
         """What is there, full or not."""
-        found = Slice(self._batches, self._last, self._size_bytes, self._pieces, self._lost)
-        self._begin()
+        found = Slice(self._batches, self._last_ordinal, self._size_bytes, self._batch_indexes, self._lost)
+        self._reset()
         return found
 
-    def rest(self) -> Iterator[Slice]:
+    def finish(self) -> Iterator[Slice]:
         """Yield the last slice if it is not empty."""
-        if self._last:
-            yield self.end()
+        if self._last_ordinal:
+            yield self.finish_slice()
 
 
-def slices(
-    read: Read, rows: "array[int]", log_id: int, after: int, slice_bytes: int = SLICE_BYTES
+def read_slices(
+    read: ReadEntry, rows: "array[int]", log_id: int, after: int, slice_bytes: int = SLICE_BYTES
 ) -> Iterator[Slice]:
     """Yield the messages of `rows` (from `Decision.partition_rows`) after ordinal `after`, as slices.
 
     Messages lost in a journal repair are skipped and logged; a slice may be empty for that reason.
     Raises: whatever `read` raises; Corrupt if an entry does not match the recorded location.
     """
-    slicing = _Slicing(slice_bytes, whole=log_id == ARRIVALS_KEY)
+    slicing = _SliceBuilder(slice_bytes, never_split=log_id == ARRIVALS_KEY)
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
         lsn, number, count_size, index = rows[at : at + ROW_WORDS]
         try:
-            batch = _batch(read(lsn, (count_size & SIZE_MASK) + ENTRY_EXTRA), log_id, count_size)
+            batch = _checked_batch(read(lsn, (count_size & SIZE_MASK) + ENTRY_EXTRA), log_id, count_size)
         except Lost as error:
             count = count_size >> SIZE_BITS
             logger.error("%d messages of a transaction for the log %#x are lost: %s", count, log_id, error)
-            slicing.lose(number, count)
+            slicing.skip_lost(number, count)
             continue
         if number <= after:
-            batch = _behind(batch, after - number + 1)
-            number, index = after + 1, PART
-        yield from slicing.add(batch, number, index)
-    yield from slicing.rest()
+            batch = _skip_records(batch, after - number + 1)
+            number, index = after + 1, CONTINUED
+        yield from slicing.add_batch(batch, number, index)
+    yield from slicing.finish()
 
 
-def slices_of(
+def slice_cached(
     batches: Sequence[Batch],
     rows: "array[int]",
     log_id: int,
@@ -130,21 +130,21 @@ def slices_of(
     slice_bytes: int = SLICE_BYTES,
 ) -> list[Slice]:
     """Like `read_slices`, for a small transaction whose batches are in memory."""
-    slicing = _Slicing(slice_bytes, whole=log_id == ARRIVALS_KEY)
+    slicing = _SliceBuilder(slice_bytes, never_split=log_id == ARRIVALS_KEY)
     found: list[Slice] = []
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
         _, number, _, index = rows[at : at + ROW_WORDS]
         batch = batches[index]
         if number <= after:
-            batch = _behind(batch, after - number + 1)
-            number, index = after + 1, PART
-        found.extend(slicing.add(batch, number, index))
-    found.extend(slicing.rest())
+            batch = _skip_records(batch, after - number + 1)
+            number, index = after + 1, CONTINUED
+        found.extend(slicing.add_batch(batch, number, index))
+    found.extend(slicing.finish())
     return found
 
 
-def slices_at_once(
-    read: Callable[[int, int], Entry | None],
+def read_slices_nowait(
+    read: Callable[[int, int], JournalEntry | None],
     rows: "array[int]",
     log_id: int,
     after: int,
@@ -156,7 +156,7 @@ def slices_at_once(
     disk.
     """
     start = first_row(rows, after)
-    if len(rows) - start > ENTRIES_AT_ONCE * ROW_WORDS:
+    if len(rows) - start > ENTRIES_PER_READ * ROW_WORDS:
         return None
     if sum(count_size & SIZE_MASK for count_size in rows[start + 2 :: ROW_WORDS]) > SLICE_BYTES:
         return None
@@ -169,7 +169,7 @@ def slices_at_once(
         if entry is None:
             return None
         found[rows[at]] = entry
-    return list(slices(lambda lsn, _: found[lsn], rows, log_id, after, slice_bytes))
+    return list(read_slices(lambda lsn, _: found[lsn], rows, log_id, after, slice_bytes))
 
 
 def first_row(rows: "array[int]", after: int) -> int:
@@ -186,7 +186,7 @@ def first_row(rows: "array[int]", after: int) -> int:
     return (row + (last <= after)) * ROW_WORDS
 
 
-def _batch(entry: Entry, log_id: int, count_size: int) -> Batch:
+def _checked_batch(entry: JournalEntry, log_id: int, count_size: int) -> Batch:
     """Return the batch of `entry`.
 
     Raises: Corrupt if it is not the batch recorded for the transaction.
@@ -199,22 +199,22 @@ def _batch(entry: Entry, log_id: int, count_size: int) -> Batch:
         and len(found.data) == count_size & SIZE_MASK
     ):
         reason = "the entry is not the batch that the transaction had there"
-        raise Corrupt("the transaction journal", entry.place, entry.place + entry.size, reason)
+        raise Corrupt("the transaction journal", entry.lsn, entry.lsn + entry.size, reason)
     return Batch(found.data, found.blocks, found.producer_id, found.sequence, found.count)
 
 
-def _behind(batch: Batch, skipped: int) -> Batch:
+def _skip_records(batch: Batch, skipped: int) -> Batch:
     """Return the batch without its first `skipped` records; cuts the block in which they end."""
     data, blocks, producer_id, sequence, count = batch
     view = memoryview(data)
     position = number = 0
     kept: list[tuple[int, int, int]] = []
-    for size, records, crc in blocks or cut_blocks(data):
+    for size, records, crc in blocks or split_blocks(data):
         if number + records <= skipped:
             position += size
         elif number < skipped:
-            begins = walk(view[position : position + size])[skipped - number]
-            kept.extend(cut_blocks(view[position + begins : position + size]))
+            begins = header_positions(view[position : position + size])[skipped - number]
+            kept.extend(split_blocks(view[position + begins : position + size]))
             position += begins
         else:
             kept.append((size, records, crc))
@@ -222,13 +222,13 @@ def _behind(batch: Batch, skipped: int) -> Batch:
     return Batch(view[position:], kept, producer_id, sequence + skipped, count - skipped)
 
 
-def _parts(batch: Batch, slice_bytes: int) -> Iterator[Batch]:
+def _split_batch(batch: Batch, slice_bytes: int) -> Iterator[Batch]:
     """Split the batch at block boundaries into batches of at most `slice_bytes`, or one block."""
     data, blocks, producer_id, sequence, _ = batch
     view = memoryview(data)
     position = size = count = 0
     part: list[tuple[int, int, int]] = []
-    for block in blocks or cut_blocks(data):
+    for block in blocks or split_blocks(data):
         if part and size + block[0] > slice_bytes:
             yield Batch(view[position : position + size], part, producer_id, sequence, count)
             position, sequence = position + size, sequence + count

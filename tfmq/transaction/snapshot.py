@@ -17,8 +17,8 @@ import msgpack
 
 from journal.errors import NewerFormat
 from tfmq.transaction import states
-from tfmq.transaction.journal_records import offsets_of, origin_of
-from tfmq.transaction.model import Decision, Locations, Transaction, packed, unpacked
+from tfmq.transaction.journal_records import unpack_offsets, unpack_origin
+from tfmq.transaction.model import BatchLocations, Decision, Transaction, pack_locations, unpack_locations
 
 VERSION: Final = 1
 NAME: Final = "the snapshot of the transactions"
@@ -30,7 +30,7 @@ Otherwise the owner would wait for Python's switch interval, 5 ms, again and aga
 """
 
 
-class Head(NamedTuple):
+class SnapshotHead(NamedTuple):
     """Snapshot fields that are not per transaction.
 
     `parts` has the dumps of producer states, commit groups, outcomes and local outcomes, in this order.
@@ -41,7 +41,7 @@ class Head(NamedTuple):
     parts: Sequence[Any]
 
 
-class Captured(NamedTuple):
+class CapturedTransactions(NamedTuple):
     """Mutable fields of all transactions at the time of the capture, one list per field.
 
     There is no object per transaction: 100,000 new objects would start a garbage collection, which takes
@@ -52,25 +52,25 @@ class Captured(NamedTuple):
     states: list[str]
     decisions: list[Decision | None]
     settled: list[bool]
-    locations: list[Locations]
-    words: list[int]
+    locations: list[BatchLocations]
+    word_counts: list[int]
     """Length of each location array."""
     topics: list[Sequence[tuple[int, str]] | None]
     """Topics of open transactions; None for others, whose topics no longer change."""
 
 
-def capture(head: Head, transactions: Iterable[Transaction]) -> Callable[[], bytes]:
+def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable[[], bytes]:
     """Capture the transactions in the owner's thread.
 
     Return a function that encodes the snapshot.
     """
     found = list(transactions)
     locations = [each.locations for each in found]
-    captured = Captured(
+    captured = CapturedTransactions(
         found,
         [each.state for each in found],
         [each.decision for each in found],
-        [each.settled for each in found],
+        [each.obsolete for each in found],
         locations,
         list(map(len, locations)),
         [None if each.prepared_ms or each.decision else tuple(each.topics.items()) for each in found],
@@ -78,9 +78,9 @@ def capture(head: Head, transactions: Iterable[Transaction]) -> Callable[[], byt
     return lambda: _pack(head, captured)
 
 
-def _pack(head: Head, captured: Captured) -> bytes:
+def _pack(head: SnapshotHead, captured: CapturedTransactions) -> bytes:
     shared = {
-        id(decision): (decision.place, [each.epoch for each in decision.transactions])
+        id(decision): (decision.lsn, [each.epoch for each in decision.transactions])
         for decision in captured.decisions
         if decision is not None and len(decision.transactions) > 1
     }
@@ -94,7 +94,7 @@ def _pack(head: Head, captured: Captured) -> bytes:
     return bytes(packer.bytes())
 
 
-DURABLE: Final = {
+DURABLE_STATES: Final = {
     states.PREPARING: states.OPEN,
     states.COMMITTED: states.APPLYING,
 }
@@ -109,14 +109,14 @@ def _row(
     state: str,
     decision: Decision | None,
     settled: bool,
-    locations: Locations,
+    locations: BatchLocations,
     words: int,
     topics: Sequence[tuple[int, str]] | None,
 ) -> tuple[Any, ...]:
     """Return one transaction's row, without fields that its state did not have when captured."""
     if state in (states.COMMITTING, states.ROLLING_BACK):
         state = states.OPEN if topics is not None else states.PREPARED
-    state = DURABLE.get(state, state)
+    state = DURABLE_STATES.get(state, state)
     opened = state == states.OPEN
     return (
         transaction.epoch,
@@ -127,74 +127,74 @@ def _row(
         0 if opened else transaction.prepared_ms,
         0 if opened else transaction.expires_ms,
         decision.time_ms if decision is not None else transaction.decided_ms if settled else 0,
-        decision.place if decision is not None else 0,
+        decision.lsn if decision is not None else 0,
         settled,
         transaction.messages if settled else 0,
         transaction.size_bytes if settled else 0,
-        packed(locations[:words]),
+        pack_locations(locations[:words]),
     )
 
 
-def restore(data: bytes) -> tuple[Head, list[Transaction]]:
+def decode(data: bytes) -> tuple[SnapshotHead, list[Transaction]]:
     """Decode a snapshot.
 
     Raises: ValueError, NewerFormat.
     """
     try:
-        return _restore(data)
+        return _decode(data)
     except (TypeError, IndexError, KeyError, msgpack.UnpackException) as error:
         raise ValueError(f"{NAME} does not decode: {error!r}") from error
 
 
-def _restore(data: bytes) -> tuple[Head, list[Transaction]]:
+def _decode(data: bytes) -> tuple[SnapshotHead, list[Transaction]]:
     unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=0)
     unpacker.feed(data)
     version, *fields = unpacker.unpack()
     if version > VERSION:
         raise NewerFormat(NAME, version, VERSION)
     shared, count = fields[6:8]
-    transactions = sorted((_transaction(unpacker.unpack()) for _ in range(count)), key=_epoch_of)
+    transactions = sorted((_decode_transaction(unpacker.unpack()) for _ in range(count)), key=_epoch_of)
     if shared:
         by_epoch = {each.epoch: each for each in transactions}
         for _, epochs in shared:
-            _share([by_epoch[epoch] for epoch in epochs])
-    return Head(fields[0], fields[1], tuple(fields[2:6])), transactions
+            _share_decision([by_epoch[epoch] for epoch in epochs])
+    return SnapshotHead(fields[0], fields[1], tuple(fields[2:6])), transactions
 
 
 def _epoch_of(transaction: Transaction) -> int:
     return transaction.epoch
 
 
-def _transaction(row: Sequence[Any]) -> Transaction:
-    transaction = Transaction(row[0], origin_of(row[2]))
+def _decode_transaction(row: Sequence[Any]) -> Transaction:
+    transaction = Transaction(row[0], unpack_origin(row[2]))
     if row[1] not in states.STATES:
         raise ValueError(f"a transaction in the unknown state {row[1]!r}")
     transaction.state = row[1]
     transaction.topics = dict(row[3])
-    transaction.offsets = offsets_of(row[4])
+    transaction.offsets = unpack_offsets(row[4])
     transaction.prepared_ms, transaction.expires_ms, transaction.decided_ms, lsn = row[5:9]
-    transaction.settled = row[9]
+    transaction.obsolete = row[9]
     if lsn:
         transaction.decision = Decision(lsn, transaction.decided_ms, (transaction,))
-    _locate(transaction, row[10], row[11], row[12])
+    _set_locations(transaction, row[10], row[11], row[12])
     return transaction
 
 
-def _locate(transaction: Transaction, messages: int, size_bytes: int, words: bytes) -> None:
-    locations = transaction.locations = unpacked(words)
+def _set_locations(transaction: Transaction, messages: int, size_bytes: int, words: bytes) -> None:
+    locations = transaction.locations = unpack_locations(words)
     transaction.messages, transaction.size_bytes = messages, size_bytes
     for location in locations():
         transaction.messages += location.count
         transaction.size_bytes += location.size_bytes
         if not location.log_id:
-            transaction.lost += location.count
+            transaction.lost_messages += location.count
 
 
-def _share(transactions: Sequence[Transaction]) -> None:
+def _share_decision(transactions: Sequence[Transaction]) -> None:
     """Give these transactions one decision, in this order: they were committed by one record."""
     first = transactions[0].decision
     if first is None:
         raise ValueError("a shared decision refers to a transaction without a decision")
-    decision = Decision(first.place, first.time_ms, tuple(transactions))
+    decision = Decision(first.lsn, first.time_ms, tuple(transactions))
     for transaction in transactions:
         transaction.decision = decision

@@ -33,63 +33,63 @@ STATES: Final = (
 )
 
 # Requests: the record is queued; writing it may still fail.
-ASK_PREPARE: Final = "ask to prepare"
-ASK_COMMIT: Final = "ask to commit"
-ASK_ROLLBACK: Final = "ask to roll back"
-REFUSED: Final = "the record was not written, nothing was prepared"
-REFUSED_PREPARED: Final = "the record was not written, the transaction stays prepared"
+REQUEST_PREPARE: Final = "ask to prepare"
+REQUEST_COMMIT: Final = "ask to commit"
+REQUEST_ROLLBACK: Final = "ask to roll back"
+RECORD_FAILED: Final = "the record was not written, nothing was prepared"
+RECORD_FAILED_PREPARED: Final = "the record was not written, the transaction stays prepared"
 
 # Records: the record is written to the journal.
 PREPARE: Final = "prepare"
-DECIDE: Final = "commit"
-DROP: Final = "roll back"
-DECIDE_BY_HAND: Final = "commit by hand"
-DROP_BY_HAND: Final = "roll back by hand"
+COMMIT: Final = "commit"
+ROLLBACK: Final = "roll back"
+HEURISTIC_COMMIT: Final = "commit by hand"
+HEURISTIC_ROLLBACK: Final = "roll back by hand"
 
 # Completion without a record: the journal and the partitions prove it.
 APPLIED: Final = "all of it is written"
 FINISH_EMPTY: Final = "nothing was in it"
 
-TABLE: Final[dict[tuple[str, str], str]] = {
-    (OPEN, ASK_PREPARE): PREPARING,
-    (OPEN, ASK_COMMIT): COMMITTING,
-    (OPEN, ASK_ROLLBACK): ROLLING_BACK,
+TRANSITIONS: Final[dict[tuple[str, str], str]] = {
+    (OPEN, REQUEST_PREPARE): PREPARING,
+    (OPEN, REQUEST_COMMIT): COMMITTING,
+    (OPEN, REQUEST_ROLLBACK): ROLLING_BACK,
     (OPEN, FINISH_EMPTY): READ_ONLY,
-    (PREPARED, ASK_COMMIT): COMMITTING,
-    (PREPARED, ASK_ROLLBACK): ROLLING_BACK,
-    (PREPARING, REFUSED): OPEN,
-    (COMMITTING, REFUSED): OPEN,
-    (ROLLING_BACK, REFUSED): OPEN,
-    (COMMITTING, REFUSED_PREPARED): PREPARED,
-    (ROLLING_BACK, REFUSED_PREPARED): PREPARED,
+    (PREPARED, REQUEST_COMMIT): COMMITTING,
+    (PREPARED, REQUEST_ROLLBACK): ROLLING_BACK,
+    (PREPARING, RECORD_FAILED): OPEN,
+    (COMMITTING, RECORD_FAILED): OPEN,
+    (ROLLING_BACK, RECORD_FAILED): OPEN,
+    (COMMITTING, RECORD_FAILED_PREPARED): PREPARED,
+    (ROLLING_BACK, RECORD_FAILED_PREPARED): PREPARED,
     # Recovery replays records without the requests that led to them.
     (OPEN, PREPARE): PREPARED,
     (PREPARING, PREPARE): PREPARED,
-    (OPEN, DECIDE): APPLYING,
-    (PREPARED, DECIDE): APPLYING,
-    (COMMITTING, DECIDE): APPLYING,
-    (OPEN, DROP): ROLLED_BACK,
-    (PREPARED, DROP): ROLLED_BACK,
-    (ROLLING_BACK, DROP): ROLLED_BACK,
-    (PREPARED, DECIDE_BY_HAND): HEURISTIC_COMMITTED,
-    (COMMITTING, DECIDE_BY_HAND): HEURISTIC_COMMITTED,
-    (PREPARED, DROP_BY_HAND): HEURISTIC_ROLLED_BACK,
-    (ROLLING_BACK, DROP_BY_HAND): HEURISTIC_ROLLED_BACK,
+    (OPEN, COMMIT): APPLYING,
+    (PREPARED, COMMIT): APPLYING,
+    (COMMITTING, COMMIT): APPLYING,
+    (OPEN, ROLLBACK): ROLLED_BACK,
+    (PREPARED, ROLLBACK): ROLLED_BACK,
+    (ROLLING_BACK, ROLLBACK): ROLLED_BACK,
+    (PREPARED, HEURISTIC_COMMIT): HEURISTIC_COMMITTED,
+    (COMMITTING, HEURISTIC_COMMIT): HEURISTIC_COMMITTED,
+    (PREPARED, HEURISTIC_ROLLBACK): HEURISTIC_ROLLED_BACK,
+    (ROLLING_BACK, HEURISTIC_ROLLBACK): HEURISTIC_ROLLED_BACK,
     (APPLYING, APPLIED): COMMITTED,
     (HEURISTIC_COMMITTED, APPLIED): HEURISTIC_COMMITTED,
 }
 
-ENDED: Final = frozenset((COMMITTED, ROLLED_BACK, READ_ONLY))
+ENDED_STATES: Final = frozenset((COMMITTED, ROLLED_BACK, READ_ONLY))
 """No command can change a transaction in one of these states."""
 
-HEURISTIC: Final = frozenset((HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK))
+HEURISTIC_STATES: Final = frozenset((HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK))
 """States set by an operator's decision; they are kept until the forget command."""
 
-IN_DOUBT: Final = frozenset((PREPARED, COMMITTING, ROLLING_BACK))
+IN_DOUBT_STATES: Final = frozenset((PREPARED, COMMITTING, ROLLING_BACK))
 """Prepared, or ending after the prepare; unprepared ones have `Transaction.prepared_ms` 0."""
 
 
-class WrongStep(ValueError):
+class InvalidTransition(ValueError):
     """The state machine has no transition for `event` in `state`."""
 
     def __init__(self, state: str, event: str) -> None:
@@ -98,12 +98,12 @@ class WrongStep(ValueError):
         self.event = event
 
 
-def step(state: str, event: str) -> str:
+def next_state(state: str, event: str) -> str:
     """Return the state that follows `state` on `event`.
 
     Raises: InvalidTransition.
     """
     try:
-        return TABLE[state, event]
+        return TRANSITIONS[state, event]
     except KeyError:
-        raise WrongStep(state, event) from None
+        raise InvalidTransition(state, event) from None

@@ -13,68 +13,74 @@ from journal.disk import Disk
 from journal.errors import Full, JournalError
 from journal.wal import entry
 from journal.wal.store import JournalOptions, JournalStore
-from tfmq.apply_target import GroupPlaces
+from tfmq.apply_target import GroupPositions
 from tfmq.errors import Busy, DiskFull, StorageStopped
 from tfmq.limits import PRODUCER_IDLE_SECONDS
 from tfmq.transaction import journal_records, slicer, states
 from tfmq.transaction.commit_groups import CommitGroups
-from tfmq.transaction.compaction import Relocation
+from tfmq.transaction.compaction import JournalCompaction
 from tfmq.transaction.journal_records import Origin
-from tfmq.transaction.journal_writer import Force, JournalQueue, Run, Waiter, Written
-from tfmq.transaction.model import Decision, Piece, Slice, Transaction
+from tfmq.transaction.journal_writer import (
+    DurableCallback,
+    JournalWriter,
+    RequestFsync,
+    RunInWorker,
+    WrittenCallback,
+)
+from tfmq.transaction.model import Decision, IncomingBatch, Slice, Transaction
 from tfmq.transaction.outcomes import LOCAL_PREFIX, Outcome, Outcomes
-from tfmq.transaction.producer_state import LeasedMs, Streams
+from tfmq.transaction.producer_state import LeaseTime, ProducerStates
 from tfmq.transaction.slicer import SLICE_BYTES
-from tfmq.transaction.transaction_table import Holds, Ledger
+from tfmq.transaction.transaction_table import FileReferences, TransactionTable
 
 logger = logging.getLogger("tfmq.transaction")
 
 
-class Checkpoints:
+class Checkpointer:
     """Starts journal checkpoints, one at a time; a worker writes them.
 
     The owner's thread calls `run_if_due` while no journal file is being started.
     """
 
-    def __init__(self, journal: JournalStore, run: Run) -> None:
+    def __init__(self, journal: JournalStore, run: RunInWorker) -> None:
         self._journal = journal
         self._run = run
-        self.working = False
+        self.running = False
 
-    def tend(self) -> None:
+    def run_if_due(self) -> None:
         """Start a checkpoint if one is due."""
-        if self.working or not self._journal.checkpoint_due:
+        if self.running or not self._journal.checkpoint_due:
             return
         work = self._journal.checkpoint()
-        self.working = True
-        self._run(work, self._done)
+        self.running = True
+        self._run(work, self._checkpoint_done)
 
-    def _done(self, _: Any, error: BaseException | None) -> None:
-        self.working = False
+    def _checkpoint_done(self, _: Any, error: BaseException | None) -> None:
+        self.running = False
         if error is None:
-            self._journal.checkpointed(None)
+            self._journal.checkpoint_done(None)
         elif isinstance(error, JournalError | OSError):
             # The previous checkpoint stays valid and the journal keeps its files; the next `run_if_due` retries.
             logger.error("a checkpoint of the transaction journal failed: %s", error)
-            self._journal.checkpointed(error)
+            self._journal.checkpoint_done(error)
         else:
             raise error
 
 
-RANGE: Final = 1 << 20
+EPOCH_RANGE: Final = 1 << 20
 """Epochs leased at once. 63 bits are enough for any number of starts."""
 
-AHEAD: Final = RANGE // 2
+RENEW_BELOW: Final = EPOCH_RANGE // 2
 """With fewer epochs left the next range is leased; half a minute at the highest rate."""
 
-WAITING = (
+LEASE_PENDING = (
     "The broker's transaction journal is being written; new transactions wait for it. Try again in a moment."
 )
 
 
 EPOCHS_PER_SECOND: Final = 1 << 17
 """Higher than any possible rate; the clock-based epoch passes each range within 8 seconds."""
-CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
+CLOCK_START_SECONDS: Final = 1_700_000_000
 CLOCK_EPOCH_MAX: Final = 1 << 61
 
 
@@ -86,10 +92,10 @@ def first_epoch(end: int, wall_ms: int) -> int:
     """
     if end <= 1:
         return end
-    return max(end, min((wall_ms // 1000 - CLOCK_BEGIN_SECONDS) * EPOCHS_PER_SECOND, CLOCK_EPOCH_MAX))
+    return max(end, min((wall_ms // 1000 - CLOCK_START_SECONDS) * EPOCHS_PER_SECOND, CLOCK_EPOCH_MAX))
 
 
-class Epochs:
+class EpochAllocator:
     """Allocates unique, increasing epochs from leased ranges.
 
     Epochs are never reused, so a late request of an older transaction cannot reach a newer one of the same
@@ -105,51 +111,51 @@ class Epochs:
         self._lease = lease
         self._next = self._end = 0
         self._leasing = False
-        self._trouble: BaseException | None = None
+        self._lease_error: BaseException | None = None
 
-    def start(self, first: int, end: int) -> None:
+    def set_range(self, first: int, end: int) -> None:
         """Set the leased range: from `first` up to, but not including, `end`."""
         self._next, self._end = first, end
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """Allocate the next epoch. Every call retries a failed lease.
 
         Raises: Busy while the next range is being leased, DiskFull or StorageStopped if the last lease
         failed.
         """
-        if self._end - self._next < AHEAD and not self._leasing:
-            self._renew()
+        if self._end - self._next < RENEW_BELOW and not self._leasing:
+            self._lease_range()
         if self._next >= self._end:
-            raise self._error()
+            raise self._unavailable_error()
         epoch = self._next
         self._next += 1
         return epoch
 
-    def _renew(self) -> None:
+    def _lease_range(self) -> None:
         self._leasing = True
-        end = self._end + RANGE
+        end = self._end + EPOCH_RANGE
 
         def forced(error: BaseException | None) -> None:
             self._leasing = False
-            self._trouble = error
+            self._lease_error = error
             if error is None:
                 self._end = end
 
         self._lease(end, forced)
 
-    def _error(self) -> Exception:
-        if self._trouble is None:
-            return Busy(WAITING)
-        if isinstance(self._trouble, Full):
+    def _unavailable_error(self) -> Exception:
+        if self._lease_error is None:
+            return Busy(LEASE_PENDING)
+        if isinstance(self._lease_error, Full):
             return DiskFull()
-        return StorageStopped(reason=str(self._trouble))
+        return StorageStopped(reason=str(self._lease_error))
 
 
 SEND: Final = "send"
 FORGET: Final = "forget"
 
 
-class Recording:
+class TransactionRecorder:
     """Base class of the store: checks a transaction's state and queues the record of a change.
 
     Permissions, limits, offsets and targets are the coordinator's task. While a record is queued the state
@@ -159,19 +165,19 @@ class Recording:
 
     def __init__(
         self,
-        table: Ledger,
-        queue: JournalQueue,
-        epochs: Epochs,
+        table: TransactionTable,
+        queue: JournalWriter,
+        epochs: EpochAllocator,
         clock: Clock,
-        decided_ms: Callable[[], int],
+        decision_time: Callable[[], int],
     ) -> None:
-        self._ledger = table
-        self._queue = queue
+        self._table = table
+        self._writer = queue
         self._epochs = epochs
         self._clock = clock
-        self._decided_ms = decided_ms
+        self._decision_time = decision_time
         """Returns the time of a decision, from which relative delays of its messages count."""
-        self._forgetting: set[int] = set()
+        self._pending_forgets: set[int] = set()
         """Epochs of heuristic transactions whose forget record is queued."""
 
     def begin(self, origin: Origin) -> Transaction:
@@ -180,56 +186,56 @@ class Recording:
         The transaction is in `transactions`, and in `by_xid` if it has a name.
         Raises: Busy while new epochs are being leased, StorageStopped or DiskFull if the lease failed.
         """
-        return self._ledger.begin(self._epochs.take(), origin)
+        return self._table.add_open(self._epochs.allocate(), origin)
 
     def discard(self, transaction: Transaction) -> None:
         """Remove an open transaction without a record; no outcome is kept.
 
         Raises: InvalidTransition if it is not open.
         """
-        states.step(transaction.state, states.FINISH_EMPTY)
-        self._ledger.remove(transaction)
+        states.next_state(transaction.state, states.FINISH_EMPTY)
+        self._table.remove(transaction)
 
     def finish_empty(self, transaction: Transaction) -> None:
         """End an open transaction without messages as "read_only", without a record."""
-        states.step(transaction.state, states.FINISH_EMPTY)
-        self._ledger.remove(transaction)
+        states.next_state(transaction.state, states.FINISH_EMPTY)
+        self._table.remove(transaction)
         transaction.state = states.READ_ONLY
 
-    def add(self, transaction: Transaction, piece: Piece, written: Written) -> None:
+    def add_batch(self, transaction: Transaction, piece: IncomingBatch, written: WrittenCallback) -> None:
         """Queue a batch of an open transaction. The caller has checked its sequences and the limits."""
         if transaction.state != states.OPEN:
-            raise states.WrongStep(transaction.state, SEND)
+            raise states.InvalidTransition(transaction.state, SEND)
         transaction.topics.setdefault(piece.log_id, piece.topic)
-        self._queue.put(None, written, transaction=transaction, pieces=(piece,))
+        self._writer.enqueue(None, written, transaction=transaction, batches=(piece,))
 
     def prepare(
         self,
         transaction: Transaction,
-        offsets: Sequence[GroupPlaces],
+        offsets: Sequence[GroupPositions],
         expires_ms: int,
-        written: Written,
+        written: WrittenCallback,
     ) -> None:
         """Queue the prepare record; the state is "prepared" once it is written."""
-        self._ask(transaction, states.ASK_PREPARE)
-        operation = journal_records.Prepare(
+        self._change_state(transaction, states.REQUEST_PREPARE)
+        operation = journal_records.PrepareRecord(
             transaction.epoch,
             self._clock.wall_ms(),
             transaction.origin,
             tuple(transaction.topics.items()),
             tuple(offsets),
-            transaction.messages + transaction.queued,
+            transaction.messages + transaction.queued_messages,
             expires_ms,
         )
-        self._put(operation, written, transaction)
+        self._enqueue(operation, written, transaction)
 
     def commit(
         self,
         transaction: Transaction,
-        written: Written,
+        written: WrittenCallback,
         *,
-        offsets: Sequence[GroupPlaces] = (),
-        pieces: Sequence[Piece] = (),
+        offsets: Sequence[GroupPositions] = (),
+        batches: Sequence[IncomingBatch] = (),
     ) -> None:
         """Queue the commit record of a prepared transaction, or of an open one (one-phase).
 
@@ -237,100 +243,106 @@ class Recording:
         Once written, the state is "applying" and `transaction.decision` is set.
         """
         if transaction.prepared_ms:
-            if offsets or pieces:
-                raise states.WrongStep(transaction.state, SEND)
-            self._ask(transaction, states.ASK_COMMIT)
-            self._put(journal_records.Commit(transaction.epoch, self._decided_ms()), written, transaction)
+            if offsets or batches:
+                raise states.InvalidTransition(transaction.state, SEND)
+            self._change_state(transaction, states.REQUEST_COMMIT)
+            self._enqueue(
+                journal_records.CommitRecord(transaction.epoch, self._decision_time()), written, transaction
+            )
             return
-        self._ask(transaction, states.ASK_COMMIT)
+        self._change_state(transaction, states.REQUEST_COMMIT)
         topics = transaction.topics
-        count = transaction.messages + transaction.queued
-        for piece in pieces:
+        count = transaction.messages + transaction.queued_messages
+        for piece in batches:
             topics[piece.log_id] = piece.topic
             count += piece.count
-        operation = journal_records.LocalCommit(
+        operation = journal_records.LocalCommitRecord(
             transaction.epoch,
-            self._decided_ms(),
+            self._decision_time(),
             transaction.origin,
             tuple(topics.items()),
             tuple(offsets),
             count,
         )
-        self._put(operation, written, transaction, pieces)
+        self._enqueue(operation, written, transaction, batches)
 
-    def rollback(self, transaction: Transaction, written: Written) -> None:
+    def rollback(self, transaction: Transaction, written: WrittenCallback) -> None:
         """Queue the rollback of an open or prepared transaction.
 
         Once written it is not in `transactions`.
         """
-        self._ask(transaction, states.ASK_ROLLBACK)
+        self._change_state(transaction, states.REQUEST_ROLLBACK)
         epoch, now_ms = transaction.epoch, self._clock.wall_ms()
         operation: journal_records.Operation
         if transaction.prepared_ms:
-            operation = journal_records.Rollback(epoch, now_ms)
+            operation = journal_records.RollbackRecord(epoch, now_ms)
         else:
-            operation = journal_records.LocalRollback(epoch, now_ms, transaction.origin)
-        self._put(operation, written, transaction)
+            operation = journal_records.LocalRollbackRecord(epoch, now_ms, transaction.origin)
+        self._enqueue(operation, written, transaction)
 
-    def commit_by_hand(self, transaction: Transaction, written: Written) -> None:
+    def heuristic_commit(self, transaction: Transaction, written: WrittenCallback) -> None:
         """Like `commit` of a prepared transaction, by an operator.
 
         Kept as "heuristic_committed" until `forget`.
         """
-        self._require_prepared(transaction, states.DECIDE_BY_HAND)
-        self._ask(transaction, states.ASK_COMMIT)
-        operation = journal_records.HeuristicCommit(transaction.epoch, self._decided_ms())
-        self._put(operation, written, transaction)
+        self._require_prepared(transaction, states.HEURISTIC_COMMIT)
+        self._change_state(transaction, states.REQUEST_COMMIT)
+        operation = journal_records.HeuristicCommitRecord(transaction.epoch, self._decision_time())
+        self._enqueue(operation, written, transaction)
 
-    def rollback_by_hand(self, transaction: Transaction, written: Written) -> None:
+    def heuristic_rollback(self, transaction: Transaction, written: WrittenCallback) -> None:
         """Like `rollback` of a prepared one, by an operator.
 
         Kept as "heuristic_rolled_back" until `forget`.
         """
-        self._require_prepared(transaction, states.DROP_BY_HAND)
-        self._ask(transaction, states.ASK_ROLLBACK)
-        operation = journal_records.HeuristicRollback(transaction.epoch, self._clock.wall_ms())
-        self._put(operation, written, transaction)
+        self._require_prepared(transaction, states.HEURISTIC_ROLLBACK)
+        self._change_state(transaction, states.REQUEST_ROLLBACK)
+        operation = journal_records.HeuristicRollbackRecord(transaction.epoch, self._clock.wall_ms())
+        self._enqueue(operation, written, transaction)
 
-    def forget(self, transaction: Transaction, written: Written) -> None:
+    def forget(self, transaction: Transaction, written: WrittenCallback) -> None:
         """Queue the forget record of a heuristic transaction; its ordinary outcome is kept.
 
         Raises: InvalidTransition for any other state, and after a heuristic commit that is not completed
         yet.
         """
         epoch = transaction.epoch
-        if transaction.state not in states.HEURISTIC or not transaction.settled or epoch in self._forgetting:
-            raise states.WrongStep(transaction.state, FORGET)
-        self._forgetting.add(epoch)
+        if (
+            transaction.state not in states.HEURISTIC_STATES
+            or not transaction.obsolete
+            or epoch in self._pending_forgets
+        ):
+            raise states.InvalidTransition(transaction.state, FORGET)
+        self._pending_forgets.add(epoch)
 
         def completed(lsn: int, error: BaseException | None) -> None:
-            self._forgetting.discard(epoch)
+            self._pending_forgets.discard(epoch)
             written(lsn, error)
 
-        self._queue.put(journal_records.Forget(epoch, self._clock.wall_ms()), completed)
+        self._writer.enqueue(journal_records.ForgetRecord(epoch, self._clock.wall_ms()), completed)
 
     def _require_prepared(self, transaction: Transaction, event: str) -> None:
         if transaction.state != states.PREPARED:
-            raise states.WrongStep(transaction.state, event)
+            raise states.InvalidTransition(transaction.state, event)
 
-    def _ask(self, transaction: Transaction, event: str) -> None:
-        self._ledger.step(transaction, event)
+    def _change_state(self, transaction: Transaction, event: str) -> None:
+        self._table.change_state(transaction, event)
 
-    def _put(
+    def _enqueue(
         self,
         operation: journal_records.Operation,
-        written: Written,
+        written: WrittenCallback,
         transaction: Transaction,
-        pieces: Sequence[Piece] = (),
+        pieces: Sequence[IncomingBatch] = (),
     ) -> None:
-        refused = partial(self._refused, (transaction,))
-        self._queue.put(operation, written, transaction=transaction, pieces=pieces, refused=refused)
+        refused = partial(self._revert_states, (transaction,))
+        self._writer.enqueue(operation, written, transaction=transaction, batches=pieces, revert=refused)
 
-    def _refused(self, transactions: Sequence[Transaction]) -> None:
+    def _revert_states(self, transactions: Sequence[Transaction]) -> None:
         """Restore the states after the record of these transactions could not be written."""
         for transaction in transactions:
-            event = states.REFUSED_PREPARED if transaction.prepared_ms else states.REFUSED
-            self._ledger.step(transaction, event)
+            event = states.RECORD_FAILED_PREPARED if transaction.prepared_ms else states.RECORD_FAILED
+            self._table.change_state(transaction, event)
 
     # Commit groups
 
@@ -342,7 +354,7 @@ class Recording:
         rows: int,
         members: Sequence[Transaction],
         dropped: Sequence[Transaction],
-        written: Written,
+        written: WrittenCallback,
     ) -> None:
         """Queue one commit record for all `members`, which also rolls back `dropped`.
 
@@ -350,45 +362,45 @@ class Recording:
         only rolls back `dropped`. Open members need rollback records of their own, which contain their
         origin.
         """
-        self._ask_all(members, dropped)
-        operation = journal_records.GroupCommit(
+        self._change_states(members, dropped)
+        operation = journal_records.GroupCommitRecord(
             group,
             sequence,
             run,
             rows,
             [each.epoch for each in members],
             [each.epoch for each in dropped],
-            self._decided_ms(),
+            self._decision_time(),
         )
-        self._queue.put(operation, written, refused=partial(self._refused, [*members, *dropped]))
+        self._writer.enqueue(operation, written, revert=partial(self._revert_states, [*members, *dropped]))
 
     def abort_group(
-        self, group: str, sequence: int, run: str, dropped: Sequence[Transaction], written: Written
+        self, group: str, sequence: int, run: str, dropped: Sequence[Transaction], written: WrittenCallback
     ) -> None:
         """Queue the fence of a run and the rollback of `dropped` (prepared)."""
-        self._ask_all((), dropped)
-        operation = journal_records.GroupAbort(
+        self._change_states((), dropped)
+        operation = journal_records.GroupAbortRecord(
             group, sequence, run, [each.epoch for each in dropped], self._clock.wall_ms()
         )
-        self._queue.put(operation, written, refused=partial(self._refused, dropped))
+        self._writer.enqueue(operation, written, revert=partial(self._revert_states, dropped))
 
-    def forget_group(self, group: str, written: Written) -> None:
+    def forget_group(self, group: str, written: WrittenCallback) -> None:
         """Queue the record that forgets a commit group."""
-        self._queue.put(journal_records.GroupForget(group, self._clock.wall_ms()), written)
+        self._writer.enqueue(journal_records.GroupForgetRecord(group, self._clock.wall_ms()), written)
 
-    def _ask_all(self, members: Sequence[Transaction], dropped: Sequence[Transaction]) -> None:
+    def _change_states(self, members: Sequence[Transaction], dropped: Sequence[Transaction]) -> None:
         """Change the states of all transactions, or of none.
 
         Raises: InvalidTransition.
         """
         for member in members:
-            self._require_prepared(member, states.DECIDE)
+            self._require_prepared(member, states.COMMIT)
         for transaction in dropped:
-            self._require_prepared(transaction, states.DROP)
+            self._require_prepared(transaction, states.ROLLBACK)
         for member in members:
-            self._ask(member, states.ASK_COMMIT)
+            self._change_state(member, states.REQUEST_COMMIT)
         for transaction in dropped:
-            self._ask(transaction, states.ASK_ROLLBACK)
+            self._change_state(transaction, states.REQUEST_ROLLBACK)
 
 
 LOCAL_OUTCOMES_MAX: Final = 100_000
@@ -399,18 +411,18 @@ KEY_SIZE: Final = 16
 """Bytes of the key for name digests; see `Outcomes`."""
 
 
-lost_of = attrgetter("lost")
+lost_of = attrgetter("lost_messages")
 
 
 def loss_of(transaction: Transaction) -> str:
     """What the start tells of one that lost messages with damage of the journal."""
     return (
-        f"the transaction {transaction.xid or transaction.epoch} is {transaction.state} and lost {transaction.lost} of"
-        f" its {transaction.messages} messages with damage in the journal"
+        f"the transaction {transaction.xid or transaction.epoch} is {transaction.state} and lost"
+        f" {transaction.lost_messages} of its {transaction.messages} messages with damage in the journal"
     )
 
 
-class JournalTransactionStore(Recording):
+class TransactionStore(TransactionRecorder):
     """Transactions and the journal that makes them durable. Created by `open`.
 
     Every durable change is the replay of a journal entry, live as in recovery. Requests of a turn are
@@ -424,32 +436,32 @@ class JournalTransactionStore(Recording):
     def __init__(
         self,
         journal: JournalStore,
-        table: Ledger,
+        table: TransactionTable,
         *,
         disk: Disk,
         folder: str,
         clock: Clock,
         randomness: Callable[[int], bytes],
-        force: Force,
-        run: Run,
+        request_fsync: RequestFsync,
+        run: RunInWorker,
         options: JournalOptions,
-        decided_ms: Callable[[], int],
+        decision_time: Callable[[], int],
     ) -> None:
-        queue = JournalQueue(journal, table, force=force, run=run)
-        super().__init__(table, queue, Epochs(self._lease), clock, decided_ms)
+        queue = JournalWriter(journal, table, request_fsync=request_fsync, run=run)
+        super().__init__(table, queue, EpochAllocator(self._lease_epochs), clock, decision_time)
         self._journal = journal
         self._disk, self._folder = disk, folder
         self._randomness = randomness
-        self._checkpoints = Checkpoints(journal, run)
-        self._relocation = Relocation(journal, table, self._queue, run, options.file_bytes)
+        self._checkpointer = Checkpointer(journal, run)
+        self._compaction = JournalCompaction(journal, table, self._writer, run, options.file_bytes)
         self.transactions = table.transactions
-        self.named = table.named
-        self.counts = table.counts
-        self.streams = table.streams
-        self.groups = table.groups
+        self.by_xid = table.by_xid
+        self.state_counts = table.state_counts
+        self.producer_states = table.producer_states
+        self.commit_groups = table.commit_groups
         self.warnings: Sequence[str] = ()
         """Warnings of the recovery for operators, as sentences."""
-        self.dropped: Sequence[Transaction] = ()
+        self.rolled_back_at_start: Sequence[Transaction] = ()
         """Transactions rolled back at the start because they were not prepared."""
 
     @classmethod
@@ -461,13 +473,13 @@ class JournalTransactionStore(Recording):
         clock: Clock,
         randomness: Callable[[int], bytes],
         new_id: Callable[[], int],
-        leased_ms: LeasedMs,
-        force: Force,
-        run: Run,
+        lease_time: LeaseTime,
+        request_fsync: RequestFsync,
+        run: RunInWorker,
         limits: Mapping[str, int],
         settings: Mapping[str, int],
-        decided_ms: Callable[[], int] | None = None,
-    ) -> JournalTransactionStore:
+        decision_time: Callable[[], int] | None = None,
+    ) -> TransactionStore:
         """Open or create the journal in the existing `folder`, recover it, lease epochs durably.
 
         Afterwards unprepared transactions are rolled back; prepared and decided ones are in `transactions`.
@@ -476,17 +488,19 @@ class JournalTransactionStore(Recording):
         returns the time of decisions, in ms since 1970; default is the wall clock.
         Raises: Corrupt (with file and position; nothing was changed), NewerFormat, Full, Stopped, OSError.
         """
-        table = Ledger(
+        table = TransactionTable(
             outcomes=Outcomes(
-                outcomes_max=limits["transaction_outcomes"], keep_ms=settings["outcome_seconds"] * 1000
+                outcomes_max=limits["transaction_outcomes"], retention_ms=settings["outcome_seconds"] * 1000
             ),
-            local_outcomes=Outcomes(outcomes_max=LOCAL_OUTCOMES_MAX, keep_ms=LOCAL_OUTCOME_MS),
-            streams=Streams(
-                streams_max=limits["transaction_streams"],
+            local_outcomes=Outcomes(outcomes_max=LOCAL_OUTCOMES_MAX, retention_ms=LOCAL_OUTCOME_MS),
+            producer_states=ProducerStates(
+                producers_max=limits["transaction_streams"],
                 idle_ms=limits.get("producer_idle_seconds", PRODUCER_IDLE_SECONDS) * 1000,
-                leased_ms=leased_ms,
+                lease_time=lease_time,
             ),
-            groups=CommitGroups(groups_max=limits["commit_groups"], fences_max=limits["commit_group_fences"]),
+            commit_groups=CommitGroups(
+                groups_max=limits["commit_groups"], fences_max=limits["commit_group_fences"]
+            ),
         )
         file_bytes = settings["journal_file_bytes"]
         options = JournalOptions(file_bytes=file_bytes, checkpoint_bytes=file_bytes)
@@ -506,47 +520,47 @@ class JournalTransactionStore(Recording):
             folder=folder,
             clock=clock,
             randomness=randomness,
-            force=force,
+            request_fsync=request_fsync,
             run=run,
             options=options,
-            decided_ms=clock.wall_ms if decided_ms is None else decided_ms,
+            decision_time=clock.wall_ms if decision_time is None else decision_time,
         )
-        store._start()
+        store._finish_open()
         store.warnings = (
             *journal.recovery.warnings,
             *map(loss_of, filter(lost_of, store.transactions.values())),
         )
         return store
 
-    def _start(self) -> None:
-        self.dropped = self._ledger.recovered(Holds(self._journal))
-        first = first_epoch(self._ledger.epochs_end, self._clock.wall_ms())
-        if self._ledger.repaired:
-            first += RANGE  # A lost lease record may have leased one more range.
-        lease = self._epochs_operation(first + RANGE)
+    def _finish_open(self) -> None:
+        self.rolled_back_at_start = self._table.finish_recovery(FileReferences(self._journal))
+        first = first_epoch(self._table.epochs_end, self._clock.wall_ms())
+        if self._table.fillers_seen:
+            first += EPOCH_RANGE  # A lost lease record may have leased one more range.
+        lease = self._lease_record(first + EPOCH_RANGE)
         try:
             (lsn,) = self._journal.append([entry.Operation(*journal_records.pack(lease))])
             self._journal.force()
         except Full:
             # The broker also starts on a full disk; the first transaction retries the lease.
-            self._epochs.start(first, first)
+            self._epochs.set_range(first, first)
             return
-        self._ledger.enter(lsn, lease)
-        assert self._ledger.holds is not None
-        self._ledger.holds.rolled()
-        self._epochs.start(first, first + RANGE)
+        self._table.apply_operation(lsn, lease)
+        assert self._table.file_references is not None
+        self._table.file_references.refresh_files()
+        self._epochs.set_range(first, first + EPOCH_RANGE)
 
-    def _epochs_operation(self, end: int) -> journal_records.Epochs:
-        return journal_records.Epochs(end, self._clock.wall_ms(), self._randomness(KEY_SIZE))
+    def _lease_record(self, end: int) -> journal_records.EpochLeaseRecord:
+        return journal_records.EpochLeaseRecord(end, self._clock.wall_ms(), self._randomness(KEY_SIZE))
 
-    def _lease(self, end: int, forced: Waiter) -> None:
+    def _lease_epochs(self, end: int, forced: DurableCallback) -> None:
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 forced(error)
             else:
-                self._queue.when_forced(lsn, forced)
+                self._writer.when_durable(lsn, forced)
 
-        self._queue.put(self._epochs_operation(end), written)
+        self._writer.enqueue(self._lease_record(end), written)
 
     @property
     def journal_id(self) -> int:
@@ -554,27 +568,27 @@ class JournalTransactionStore(Recording):
         return self._journal.journal_id
 
     @property
-    def end_place(self) -> int:
+    def end_lsn(self) -> int:
         """LSN of the next entry; every decision so far has a lower one."""
         return self._journal.end_offset
 
     @property
-    def size_bytes(self) -> int:
+    def retained_bytes(self) -> int:
         """Bytes retained in the journal for transactions: messages and one entry header per batch."""
-        return self._ledger.kept.entries_bytes
+        return self._table.retained_size.journal_bytes
 
     @property
-    def batches(self) -> int:
+    def batch_count(self) -> int:
         """Number of batches retained; each also takes memory."""
-        return self._ledger.kept.batches
+        return self._table.retained_size.batch_count
 
     def is_durable(self, transaction: Transaction) -> bool:
         """Whether the record of the state is durable; otherwise a power failure could revert it."""
-        return transaction.place < self._journal.forced_offset
+        return transaction.lsn < self._journal.forced_offset
 
-    def ending(self, xid: str, epoch: int = 0) -> Transaction | None:
+    def find_pending_rollback(self, xid: str, epoch: int = 0) -> Transaction | None:
         """Return a prepared transaction whose written rollback is not durable yet: it may come back."""
-        for transaction in reversed(self._ledger.ending.values()):
+        for transaction in reversed(self._table.pending_rollbacks.values()):
             if transaction.origin.xid == xid and epoch in (0, transaction.epoch):
                 return None if self.is_durable(transaction) else transaction
         return None
@@ -584,26 +598,26 @@ class JournalTransactionStore(Recording):
         """Why the journal accepts no more writes; None while it does."""
         return self._journal.stopped
 
-    def outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
+    def find_outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
         """Return the outcome of the ended transaction `xid` at `epoch`, or its latest for epoch 0."""
-        return self._ledger.outcome(xid, epoch)
+        return self._table.find_outcome(xid, epoch)
 
-    def left_nothing(self, xid: str, epoch: int) -> bool:
+    def certainly_not_committed(self, xid: str, epoch: int) -> bool:
         """Whether an ended local transaction without a known outcome was certainly not committed.
 
         True if its epoch was leased and no outcome of its time has expired.
         """
-        given = self._ledger.local_outcomes.forgotten < epoch < self._ledger.epochs_end
-        return given and xid.startswith(LOCAL_PREFIX) and self.outcome(xid, epoch) is None
+        given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end
+        return given and xid.startswith(LOCAL_PREFIX) and self.find_outcome(xid, epoch) is None
 
     @property
-    def repaired(self) -> bool:
+    def entries_lost(self) -> bool:
         """Whether a repair has ever removed journal entries: missing state may have been lost."""
-        return self._ledger.streams.torn
+        return self._table.producer_states.entries_lost
 
     # Applying a decision
 
-    def slices(
+    def read_slices(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> Iterator[Slice]:
         """Yield a partition's messages after ordinal `after` as slices of at most `slice_bytes`.
@@ -612,76 +626,78 @@ class JournalTransactionStore(Recording):
         call this, concurrently with the owner.
         Raises: Corrupt, OSError.
         """
-        return slicer.slices(self._journal.read, decision.rows(log_id), log_id, after, slice_bytes)
+        return slicer.read_slices(
+            self._journal.read, decision.partition_rows(log_id), log_id, after, slice_bytes
+        )
 
-    def slices_cached(
+    def read_slices_nowait(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> list[Slice] | None:
         """Like `read_slices`, as a list; None if it is too much or the disk must be read.
 
         Raises: Corrupt.
         """
-        cached = decision.transactions[0].cached
-        rows = decision.rows(log_id)
+        cached = decision.transactions[0].cached_batches
+        rows = decision.partition_rows(log_id)
         if cached is not None:
-            return slicer.slices_of(cached, rows, log_id, after, slice_bytes)
-        return slicer.slices_at_once(self._journal.read_cached, rows, log_id, after, slice_bytes)
+            return slicer.slice_cached(cached, rows, log_id, after, slice_bytes)
+        return slicer.read_slices_nowait(self._journal.read_cached, rows, log_id, after, slice_bytes)
 
-    def applied(self, decision: Decision) -> None:
+    def mark_applied(self, decision: Decision) -> None:
         """Mark a decision as applied: every effect is written, or its target deleted.
 
         Frees its memory.
         """
         for transaction in decision.transactions:
-            self._ledger.step(transaction, states.APPLIED)
-            self._queue.uncache(transaction)
-        decision.release()
+            self._table.change_state(transaction, states.APPLIED)
+            self._writer.drop_cached(transaction)
+        decision.release_memory()
 
-    def settle(self, decision: Decision) -> None:
+    def complete(self, decision: Decision) -> None:
         """Release the journal entries of an applied decision whose effects are all durable."""
-        self._ledger.settle(decision)
+        self._table.complete(decision)
 
     # Turns and housekeeping
 
     @property
     def due(self) -> bool:
         """Whether `write` has something to do now."""
-        return self._queue.due
+        return self._writer.due
 
     def write(self) -> bool:
         """Append and apply what is queued, at the end of a turn; False if there was no work.
 
         Items that wait for a new journal file own their data.
         """
-        wrote = self._queue.write()
-        if wrote and not self._queue.working:
-            self._checkpoints.tend()
+        wrote = self._writer.write()
+        if wrote and not self._writer.starting_file:
+            self._checkpointer.run_if_due()
         return wrote
 
-    def when_forced(self, lsn: int, waiter: Waiter) -> None:
+    def when_durable(self, lsn: int, waiter: DurableCallback) -> None:
         """Call `waiter(None)` once the entry at `lsn` is durable.
 
         Calls `waiter(error)` if the journal stops first.
         """
-        self._queue.when_forced(lsn, waiter)
+        self._writer.when_durable(lsn, waiter)
 
-    def tend(self) -> None:
+    def run_housekeeping(self) -> None:
         """Start a checkpoint or compaction if one is due; call this about once a second."""
-        if self._queue.working:
+        if self._writer.starting_file:
             return
-        self._relocation.tend()
-        self._checkpoints.tend()
+        self._compaction.run_if_needed()
+        self._checkpointer.run_if_due()
 
-    def listed(self, after_epoch: int = 0) -> Iterator[Transaction]:
+    def transactions_after(self, after_epoch: int = 0) -> Iterator[Transaction]:
         """Yield transactions with an epoch above `after_epoch`, by rising epoch.
 
         Skips earlier ones at no cost.
         """
         transactions = self.transactions
-        for epoch in self._ledger.order.after(after_epoch):
+        for epoch in self._table.epoch_index.epochs_after(after_epoch):
             yield transactions[epoch]
 
-    def check(self, size_bytes: int) -> None:
+    def require_space(self, size_bytes: int) -> None:
         """Check whether the journal accepts `size_bytes` more.
 
         Raises: StorageStopped, DiskFull.
@@ -696,13 +712,13 @@ class JournalTransactionStore(Recording):
         return {
             "journal": self._journal.stopped or "open",
             "journal_bytes": self._journal.size_bytes,
-            "bytes": self._ledger.kept.size_bytes,
+            "bytes": self._table.retained_size.size_bytes,
         }
 
     @property
     def idle(self) -> bool:
         """Whether nothing is queued or running, so that the store may be closed."""
-        return self._queue.idle and not self._checkpoints.working and not self._relocation.working
+        return self._writer.idle and not self._checkpointer.running and not self._compaction.running
 
     def close(self) -> None:
         """Fsync, write a last checkpoint and close; only when `idle`.

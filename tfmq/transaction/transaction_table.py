@@ -11,35 +11,35 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Container, Iterable, Iterator, Set
 from typing import Any, Final, Protocol
 
-from journal.wal.entry import AppendMsg, Entry, Filler
+from journal.wal.entry import AppendMsg, JournalEntry, LostEntries
 from journal.wal.store import JournalFileInfo
 from tfmq.transaction import journal_records, snapshot, states
 from tfmq.transaction.commit_groups import CommitGroups
 from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.model import (
     ENTRY_BYTES,
-    LOST,
+    LOST_LOG_ID,
     SIZE_BITS,
     SIZE_MASK,
-    WORDS,
+    WORDS_PER_BATCH,
+    BatchLocations,
     Decision,
-    Locations,
     Transaction,
 )
 from tfmq.transaction.outcomes import Outcome, Outcomes
-from tfmq.transaction.producer_state import Streams
+from tfmq.transaction.producer_state import ProducerStates
 
 
-class Held(Protocol):
+class FileReferenceCounter(Protocol):
     """The methods of `JournalStore` that count file references."""
 
     @property
     def files(self) -> list[JournalFileInfo]: ...
-    def hold(self, lsn: int) -> None: ...
-    def release(self, lsn: int) -> None: ...
+    def add_reference(self, lsn: int) -> None: ...
+    def release_reference(self, lsn: int) -> None: ...
 
 
-class Holds:
+class FileReferences:
     """References of transactions to the journal files that contain their batches.
 
     A transaction has one reference per file, not per batch: otherwise the end of a large transaction would
@@ -47,88 +47,88 @@ class Holds:
     comparing with that file's first LSN.
     """
 
-    def __init__(self, journal: Held) -> None:
+    def __init__(self, journal: FileReferenceCounter) -> None:
         self._journal = journal
-        self._firsts: list[int] = []
-        self._first = 0
-        self.rolled()
+        self._first_lsns: list[int] = []
+        self._current_first_lsn = 0
+        self.refresh_files()
 
-    def rolled(self) -> None:
+    def refresh_files(self) -> None:
         """Read the list of journal files again after it changed."""
-        self._firsts = [file.first for file in self._journal.files]
-        self._first = self._firsts[-1]
+        self._first_lsns = [file.first for file in self._journal.files]
+        self._current_first_lsn = self._first_lsns[-1]
 
-    def add(self, transaction: Transaction, lsn: int) -> None:
+    def add_batch(self, transaction: Transaction, lsn: int) -> None:
         """Add a reference for a batch that was appended to the current file."""
-        files = transaction.files
-        if not files or files[-1] < self._first:
-            self._journal.hold(lsn)
+        files = transaction.file_references
+        if not files or files[-1] < self._current_first_lsn:
+            self._journal.add_reference(lsn)
             files.append(lsn)
 
-    def adopt(self, transaction: Transaction) -> None:
+    def adopt_recovered(self, transaction: Transaction) -> None:
         """Reduce the references that recovery took for every batch to one per file."""
         kept: dict[int, int] = {}
-        for lsn in transaction.places():
-            number = self._number(lsn)
+        for lsn in transaction.batch_lsns():
+            number = self._file_index(lsn)
             if kept.setdefault(number, lsn) != lsn:
-                self._journal.release(lsn)
-        transaction.files = [kept[number] for number in sorted(kept)]
+                self._journal.release_reference(lsn)
+        transaction.file_references = [kept[number] for number in sorted(kept)]
 
-    def release(self, transaction: Transaction) -> None:
+    def release_all(self, transaction: Transaction) -> None:
         """Release all references of a transaction."""
-        files, transaction.files = transaction.files, []
+        files, transaction.file_references = transaction.file_references, []
         for lsn in files:
-            self._journal.release(lsn)
+            self._journal.release_reference(lsn)
 
-    def renew(self, transaction: Transaction) -> None:
+    def rebuild(self, transaction: Transaction) -> None:
         """Replace the references of a transaction after its batch locations changed."""
         needed: dict[int, int] = {}
-        for lsn in transaction.places():
-            needed.setdefault(self._number(lsn), lsn)
+        for lsn in transaction.batch_lsns():
+            needed.setdefault(self._file_index(lsn), lsn)
         places = [needed[number] for number in sorted(needed)]
         for lsn in places:
-            self._journal.hold(lsn)
-        self.release(transaction)
-        transaction.files = places
+            self._journal.add_reference(lsn)
+        self.release_all(transaction)
+        transaction.file_references = places
 
-    def _number(self, lsn: int) -> int:
-        return bisect_right(self._firsts, lsn)
+    def _file_index(self, lsn: int) -> int:
+        return bisect_right(self._first_lsns, lsn)
 
 
-class Kept:
+class RetainedSize:
     """Total size of messages and number of batches that the journal retains for transactions."""
 
-    __slots__ = ("batches", "size_bytes")
+    __slots__ = ("batch_count", "size_bytes")
 
     def __init__(self) -> None:
-        self.size_bytes = self.batches = 0
+        self.size_bytes = self.batch_count = 0
 
     @property
-    def entries_bytes(self) -> int:
+    def journal_bytes(self) -> int:
         """Size in the journal files: the messages and the headers of their entries."""
-        return self.size_bytes + self.batches * ENTRY_BYTES
+        return self.size_bytes + self.batch_count * ENTRY_BYTES
 
-    def add(self, size_bytes: int) -> None:
+    def add_batch(self, size_bytes: int) -> None:
         """Count one batch."""
         self.size_bytes += size_bytes
-        self.batches += 1
+        self.batch_count += 1
 
-    def take(self, transaction: Transaction) -> None:
+    def add_transaction(self, transaction: Transaction) -> None:
         """Count all batches of a transaction loaded from a snapshot."""
         self.size_bytes += transaction.size_bytes
-        self.batches += transaction.locations.rows
+        self.batch_count += transaction.locations.batch_count
 
     def lose(self, size_bytes: int) -> None:
         """A batch of that size is lost; it still has its row."""
         self.size_bytes -= size_bytes
 
-    def let_go(self, transaction: Transaction) -> None:
+    def remove_transaction(self, transaction: Transaction) -> None:
         """Subtract all batches of a transaction; call it before its locations are cleared."""
         self.size_bytes -= transaction.size_bytes
-        self.batches -= transaction.locations.rows
+        self.batch_count -= transaction.locations.batch_count
 
 
-NOBODY: Final = Origin("", True, 0, 0, 0)
+UNKNOWN_ORIGIN: Final = Origin("", True, 0, 0, 0)
 """Origin of a transaction of which recovery has found only messages so far.
 
 It is rolled back unless a later record names it.
@@ -137,7 +137,7 @@ It is rolled back unless a later record names it.
 EPOCH_FIRST: Final = 1
 
 
-class Ledger:
+class TransactionTable:
     """Live transactions, outcomes, producer states and commit groups, replayed from the journal.
 
     The same entries in the same order give the same table, with or without a snapshot. Two events have no
@@ -152,13 +152,18 @@ class Ledger:
     """
 
     def __init__(
-        self, *, outcomes: Outcomes, local_outcomes: Outcomes, streams: Streams, groups: CommitGroups
+        self,
+        *,
+        outcomes: Outcomes,
+        local_outcomes: Outcomes,
+        producer_states: ProducerStates,
+        commit_groups: CommitGroups,
     ) -> None:
         self.outcomes = outcomes
         self.local_outcomes = local_outcomes
-        self.streams = streams
-        self.groups = groups
-        self._parts: tuple[Any, ...] = (streams, groups, outcomes, local_outcomes)
+        self.producer_states = producer_states
+        self.commit_groups = commit_groups
+        self._parts: tuple[Any, ...] = (producer_states, commit_groups, outcomes, local_outcomes)
         self.clear()
 
     def clear(self) -> None:
@@ -167,222 +172,226 @@ class Ledger:
         Does not clear the other parts.
         """
         self.transactions: dict[int, Transaction] = {}
-        self.named: dict[str, Transaction] = {}
-        self.counts: dict[str, int] = dict.fromkeys(states.STATES, 0)
-        self.order = Order(self.transactions)
+        self.by_xid: dict[str, Transaction] = {}
+        self.state_counts: dict[str, int] = dict.fromkeys(states.STATES, 0)
+        self.epoch_index = EpochIndex(self.transactions)
         self.epochs_end = EPOCH_FIRST
-        self.time_ms = 0
+        self.latest_ms = 0
         """The latest time of any record.
 
         Expiry uses it instead of the clock, so that replay is deterministic.
         """
-        self.kept = Kept()
-        self.holds: Holds | None = None
+        self.retained_size = RetainedSize()
+        self.file_references: FileReferences | None = None
         """None during recovery."""
-        self.repaired = 0
+        self.fillers_seen = 0
         """Number of fillers seen; a repair writes them in place of lost entries."""
-        self.ending: dict[int, Transaction] = {}
+        self.pending_rollbacks: dict[int, Transaction] = {}
         """Prepared transactions whose rollback record may not be durable yet, in LSN order."""
-        self._moves = Moves()
+        self._relocations = EntryRelocations()
 
     # Changes without a journal entry
 
-    def begin(self, epoch: int, origin: Origin) -> Transaction:
+    def add_open(self, epoch: int, origin: Origin) -> Transaction:
         """Create an open transaction."""
         transaction = self._add(Transaction(epoch, origin))
         if origin.producer_id:
-            self.streams.begin(origin.producer_id, origin.number, epoch)
-        self._name(transaction)
+            self.producer_states.add_begun(origin.producer_id, origin.number, epoch)
+        self._index_origin(transaction)
         return transaction
 
-    def step(self, transaction: Transaction, event: str) -> None:
+    def change_state(self, transaction: Transaction, event: str) -> None:
         """Move a transaction to the state that follows `event`.
 
         Raises: InvalidTransition.
         """
-        state = states.step(transaction.state, event)
-        self.counts[transaction.state] -= 1
-        self.counts[state] += 1
+        state = states.next_state(transaction.state, event)
+        self.state_counts[transaction.state] -= 1
+        self.state_counts[state] += 1
         transaction.state = state
 
     def remove(self, transaction: Transaction) -> None:
         """Remove an ended transaction and release everything that it holds."""
         if self.transactions.pop(transaction.epoch, None) is None:
             return
-        self.counts[transaction.state] -= 1
-        self.order.gone()
+        self.state_counts[transaction.state] -= 1
+        self.epoch_index.count_removed()
         origin = transaction.origin
-        if origin.xid and self.named.get(origin.xid) is transaction:
-            del self.named[origin.xid]
+        if origin.xid and self.by_xid.get(origin.xid) is transaction:
+            del self.by_xid[origin.xid]
         if origin.member is not None:
-            self.groups.leave(transaction.epoch, origin.member)
+            self.commit_groups.remove_member(transaction.epoch, origin.member)
         if origin.producer_id:
-            self.streams.give_up(origin.producer_id, origin.number)
-        self._let_go(transaction)
+            self.producer_states.discard_begun(origin.producer_id, origin.number)
+        self._release_entries(transaction)
 
-    def settle(self, decision: Decision) -> None:
+    def complete(self, decision: Decision) -> None:
         """Release the journal entries of a decision that is durable at all its targets.
 
         Removes its transactions, except heuristic ones, which stay until the forget record.
         """
         for transaction in decision.transactions:
             if transaction.state == states.HEURISTIC_COMMITTED:
-                self._let_go(transaction)
+                self._release_entries(transaction)
             else:
                 self.remove(transaction)
 
-    def outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
+    def find_outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
         """Return the outcome of `xid` at `epoch`, or its latest for epoch 0; None if not known."""
         return self.outcomes.find(xid, epoch) or self.local_outcomes.find(xid, epoch)
 
     # Replay of journal entries
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: JournalEntry) -> None:
         """Apply one entry read back from the journal.
 
         Raises: ValueError.
         """
         content = entry.content
         if isinstance(content, AppendMsg):
-            self.message(entry.place, content)
-        elif isinstance(content, Filler):
-            self.repaired += 1
-            self.streams.torn = True
-            self.outcomes.lost()
-            self.local_outcomes.lost()
+            self.apply_batch(entry.lsn, content)
+        elif isinstance(content, LostEntries):
+            self.fillers_seen += 1
+            self.producer_states.entries_lost = True
+            self.outcomes.mark_entries_lost()
+            self.local_outcomes.mark_entries_lost()
         else:
-            self.enter(entry.place, journal_records.unpack(*content))
+            self.apply_operation(entry.lsn, journal_records.unpack(*content))
 
-    def message(self, lsn: int, message: AppendMsg) -> Transaction | None:
+    def apply_batch(self, lsn: int, message: AppendMsg) -> Transaction | None:
         """Apply a batch at `lsn`. Return its transaction, None if that has ended."""
         epoch, log_id, producer_id, sequence, count, _, data, moved_from = message
         if moved_from:
-            return self._moved(lsn, epoch, moved_from)
-        missing = self.streams.sent(producer_id, epoch, sequence, count)
-        if self.holds is not None and epoch not in self.transactions:
+            return self._apply_relocation(lsn, epoch, moved_from)
+        missing = self.producer_states.apply_batch(producer_id, epoch, sequence, count)
+        if self.file_references is not None and epoch not in self.transactions:
             return None
-        transaction = self._found(epoch)
-        if missing and self.repaired:
-            self._lose(transaction, missing)
+        transaction = self._get_or_add(epoch)
+        if missing and self.fillers_seen:
+            self._add_lost_messages(transaction, missing)
         size = len(data)
-        transaction.locations.add(lsn, log_id, count, size)
+        transaction.locations.add_batch(lsn, log_id, count, size)
         transaction.messages += count
         transaction.size_bytes += size
-        self.kept.add(size)
-        if self.holds is not None:
-            self.holds.add(transaction, lsn)
+        self.retained_size.add_batch(size)
+        if self.file_references is not None:
+            self.file_references.add_batch(transaction, lsn)
         return transaction
 
-    def enter(self, lsn: int, operation: journal_records.Operation) -> None:
+    def apply_operation(self, lsn: int, operation: journal_records.Operation) -> None:
         """Apply one operation at `lsn`.
 
         Raises: ValueError if it contradicts earlier entries.
         """
-        time_ms = max(self.time_ms, operation.time_ms)
-        if time_ms != self.time_ms:
-            self.time_ms = time_ms
+        time_ms = max(self.latest_ms, operation.time_ms)
+        if time_ms != self.latest_ms:
+            self.latest_ms = time_ms
             self.outcomes.expire(time_ms)
             self.local_outcomes.expire(time_ms)
-            self.groups.expire(time_ms)
-        self.streams.expire(time_ms)
-        _RULES[type(operation)](self, lsn, operation)
+            self.commit_groups.expire(time_ms)
+        self.producer_states.expire(time_ms)
+        _APPLY_METHODS[type(operation)](self, lsn, operation)
 
-    def _prepare(self, lsn: int, record: journal_records.Prepare) -> None:
-        transaction = self._described(record)
-        transaction.place = lsn
+    def _apply_prepare(self, lsn: int, record: journal_records.PrepareRecord) -> None:
+        transaction = self._update_from_record(record)
+        transaction.lsn = lsn
         transaction.prepared_ms = record.time_ms
         transaction.expires_ms = record.expires_ms
-        self.step(transaction, states.PREPARE)
-        self._ended(transaction, states.PREPARED)
+        self.change_state(transaction, states.PREPARE)
+        self._record_producer_outcome(transaction, states.PREPARED)
 
-    def _local_commit(self, lsn: int, record: journal_records.LocalCommit) -> None:
-        self._decide(Decision(lsn, record.time_ms, (self._described(record),)), states.DECIDE)
+    def _apply_local_commit(self, lsn: int, record: journal_records.LocalCommitRecord) -> None:
+        self._decide(Decision(lsn, record.time_ms, (self._update_from_record(record),)), states.COMMIT)
 
-    def _commit(self, lsn: int, record: journal_records.Commit) -> None:
-        self._decide_prepared(lsn, record.time_ms, (record.epoch,), states.DECIDE)
+    def _apply_commit(self, lsn: int, record: journal_records.CommitRecord) -> None:
+        self._decide_prepared(lsn, record.time_ms, (record.epoch,), states.COMMIT)
 
-    def _commit_by_hand(self, lsn: int, record: journal_records.HeuristicCommit) -> None:
-        self._decide_prepared(lsn, record.time_ms, (record.epoch,), states.DECIDE_BY_HAND)
+    def _apply_heuristic_commit(self, lsn: int, record: journal_records.HeuristicCommitRecord) -> None:
+        self._decide_prepared(lsn, record.time_ms, (record.epoch,), states.HEURISTIC_COMMIT)
 
-    def _rollback(self, lsn: int, record: journal_records.Rollback) -> None:
-        self._drop(lsn, (record.epoch,), record.time_ms)
+    def _apply_rollback(self, lsn: int, record: journal_records.RollbackRecord) -> None:
+        self._roll_back(lsn, (record.epoch,), record.time_ms)
 
-    def _local_rollback(self, lsn: int, record: journal_records.LocalRollback) -> None:
-        self._describe(self._found(record.epoch), record.origin)
-        self._drop(lsn, (record.epoch,), record.time_ms)
+    def _apply_local_rollback(self, lsn: int, record: journal_records.LocalRollbackRecord) -> None:
+        self._set_origin(self._get_or_add(record.epoch), record.origin)
+        self._roll_back(lsn, (record.epoch,), record.time_ms)
 
-    def _rollback_by_hand(self, lsn: int, record: journal_records.HeuristicRollback) -> None:
-        for transaction in self._known((record.epoch,)):
-            transaction.place = lsn
+    def _apply_heuristic_rollback(self, lsn: int, record: journal_records.HeuristicRollbackRecord) -> None:
+        for transaction in self._existing((record.epoch,)):
+            transaction.lsn = lsn
             transaction.decided_ms = record.time_ms
-            self.step(transaction, states.DROP_BY_HAND)
-            self._ended(transaction, states.ROLLED_BACK)
-            self._leave(transaction)
-            self._let_go(transaction)
+            self.change_state(transaction, states.HEURISTIC_ROLLBACK)
+            self._record_producer_outcome(transaction, states.ROLLED_BACK)
+            self._leave_commit_group(transaction)
+            self._release_entries(transaction)
 
-    def _forget(self, lsn: int, record: journal_records.Forget) -> None:
-        for transaction in self._known((record.epoch,)):
-            if transaction.state not in states.HEURISTIC:
+    def _apply_forget(self, lsn: int, record: journal_records.ForgetRecord) -> None:
+        for transaction in self._existing((record.epoch,)):
+            if transaction.state not in states.HEURISTIC_STATES:
                 raise ValueError(f"transaction {record.epoch} is {transaction.state}: it cannot be forgotten")
             committed = transaction.state == states.HEURISTIC_COMMITTED
-            self._remember(transaction, states.COMMITTED if committed else states.ROLLED_BACK)
+            self._record_outcome(transaction, states.COMMITTED if committed else states.ROLLED_BACK)
             self.remove(transaction)
 
-    def _epochs(self, lsn: int, record: journal_records.Epochs) -> None:
+    def _apply_epoch_lease(self, lsn: int, record: journal_records.EpochLeaseRecord) -> None:
         self.epochs_end = max(self.epochs_end, record.end)
         for outcomes in (self.outcomes, self.local_outcomes):
             outcomes.key = outcomes.key or record.key
-            outcomes.leased(record.end)
+            outcomes.mark_epochs_leased(record.end)
 
-    def _group_commit(self, lsn: int, record: journal_records.GroupCommit) -> None:
-        self.groups.committed(record.group, record.sequence, record.run, record.rows, record.time_ms)
+    def _apply_group_commit(self, lsn: int, record: journal_records.GroupCommitRecord) -> None:
+        self.commit_groups.apply_commit(
+            record.group, record.sequence, record.run, record.rows, record.time_ms
+        )
         if record.members:
-            self._decide_prepared(lsn, record.time_ms, record.members, states.DECIDE)
-        self._drop(lsn, record.dropped, record.time_ms)
+            self._decide_prepared(lsn, record.time_ms, record.members, states.COMMIT)
+        self._roll_back(lsn, record.dropped, record.time_ms)
 
-    def _group_abort(self, lsn: int, record: journal_records.GroupAbort) -> None:
-        self._drop(lsn, record.dropped, record.time_ms)
-        self.groups.aborted(record.group, record.sequence, record.run, self.time_ms)
+    def _apply_group_abort(self, lsn: int, record: journal_records.GroupAbortRecord) -> None:
+        self._roll_back(lsn, record.dropped, record.time_ms)
+        self.commit_groups.apply_abort(record.group, record.sequence, record.run, self.latest_ms)
 
-    def _group_forget(self, lsn: int, record: journal_records.GroupForget) -> None:
-        self.groups.forget(record.group)
+    def _apply_group_forget(self, lsn: int, record: journal_records.GroupForgetRecord) -> None:
+        self.commit_groups.forget_group(record.group)
 
     # Shared by several operations
 
-    def _described(self, record: journal_records.Prepare | journal_records.LocalCommit) -> Transaction:
+    def _update_from_record(
+        self, record: journal_records.PrepareRecord | journal_records.LocalCommitRecord
+    ) -> Transaction:
         """Update the transaction from the fields of a prepare or local commit record."""
-        transaction = self._found(record.epoch)
-        self._describe(transaction, record.origin)
+        transaction = self._get_or_add(record.epoch)
+        self._set_origin(transaction, record.origin)
         transaction.topics = dict(record.topics)
         transaction.offsets = record.offsets
-        self._complete(transaction, record.messages)
+        self._check_message_count(transaction, record.messages)
         return transaction
 
-    def _describe(self, transaction: Transaction, origin: Origin) -> None:
+    def _set_origin(self, transaction: Transaction, origin: Origin) -> None:
         if transaction.origin is not origin:
             transaction.origin = origin
-            self._name(transaction)
+            self._index_origin(transaction)
 
-    def _name(self, transaction: Transaction) -> None:
+    def _index_origin(self, transaction: Transaction) -> None:
         origin = transaction.origin
         if origin.xid:
-            self.named[origin.xid] = transaction
-        if origin.member is not None and transaction.decision is None and not transaction.settled:
-            self.groups.join(transaction.epoch, origin.member)
+            self.by_xid[origin.xid] = transaction
+        if origin.member is not None and transaction.decision is None and not transaction.obsolete:
+            self.commit_groups.add_member(transaction.epoch, origin.member)
 
     def _add(self, transaction: Transaction) -> Transaction:
         self.transactions[transaction.epoch] = transaction
-        self.counts[transaction.state] += 1
-        self.order.add(transaction.epoch)
+        self.state_counts[transaction.state] += 1
+        self.epoch_index.add_epoch(transaction.epoch)
         return transaction
 
-    def _found(self, epoch: int) -> Transaction:
+    def _get_or_add(self, epoch: int) -> Transaction:
         """Return the transaction, created if recovery has found no earlier entry of it."""
         # Even the lease record of its epoch may be missing.
         self.epochs_end = max(self.epochs_end, epoch + 1)
-        return self.transactions.get(epoch) or self._add(Transaction(epoch, NOBODY))
+        return self.transactions.get(epoch) or self._add(Transaction(epoch, UNKNOWN_ORIGIN))
 
-    def _known(self, epochs: Iterable[int]) -> list[Transaction]:
+    def _existing(self, epochs: Iterable[int]) -> list[Transaction]:
         """Return the transactions with these epochs, skipping missing ones if a repair lost entries.
 
         Raises: ValueError for a missing one without a repair.
@@ -392,108 +401,110 @@ class Ledger:
             transaction = self.transactions.get(epoch)
             if transaction is not None:
                 found.append(transaction)
-            elif not self.repaired:
+            elif not self.fillers_seen:
                 raise ValueError(f"there is no transaction {epoch}")
         return found
 
     def _decide_prepared(self, lsn: int, time_ms: int, epochs: Iterable[int], event: str) -> None:
-        transactions = tuple(self._known(epochs))
+        transactions = tuple(self._existing(epochs))
         if transactions:
             self._decide(Decision(lsn, time_ms, transactions), event)
 
     def _decide(self, decision: Decision, event: str) -> None:
         for transaction in decision.transactions:
-            transaction.place = decision.place
+            transaction.lsn = decision.lsn
             transaction.decision = decision
             transaction.decided_ms = decision.time_ms
-            self.step(transaction, event)
-            self._ended(transaction, states.COMMITTED)
-            self._leave(transaction)
-            if event == states.DECIDE:
-                self._remember(transaction, states.COMMITTED)
+            self.change_state(transaction, event)
+            self._record_producer_outcome(transaction, states.COMMITTED)
+            self._leave_commit_group(transaction)
+            if event == states.COMMIT:
+                self._record_outcome(transaction, states.COMMITTED)
 
-    def _drop(self, lsn: int, epochs: Iterable[int], time_ms: int) -> None:
-        for transaction in self._known(epochs):
-            transaction.place = lsn
+    def _roll_back(self, lsn: int, epochs: Iterable[int], time_ms: int) -> None:
+        for transaction in self._existing(epochs):
+            transaction.lsn = lsn
             transaction.decided_ms = time_ms
-            self.step(transaction, states.DROP)
-            self._ended(transaction, states.ROLLED_BACK)
-            self._remember(transaction, states.ROLLED_BACK)
+            self.change_state(transaction, states.ROLLBACK)
+            self._record_producer_outcome(transaction, states.ROLLED_BACK)
+            self._record_outcome(transaction, states.ROLLED_BACK)
             self.remove(transaction)
-            if transaction.prepared_ms and self.holds is not None:
-                self.ending[transaction.epoch] = transaction
+            if transaction.prepared_ms and self.file_references is not None:
+                self.pending_rollbacks[transaction.epoch] = transaction
 
-    def _ended(self, transaction: Transaction, state: str) -> None:
+    def _record_producer_outcome(self, transaction: Transaction, state: str) -> None:
         """Record in the producer's state what its request led to."""
         origin = transaction.origin
         if origin.producer_id:
-            self.streams.ended(origin.producer_id, origin.number, transaction.epoch, state, self.time_ms)
+            self.producer_states.apply_outcome(
+                origin.producer_id, origin.number, transaction.epoch, state, self.latest_ms
+            )
 
-    def _leave(self, transaction: Transaction) -> None:
+    def _leave_commit_group(self, transaction: Transaction) -> None:
         if transaction.origin.member is not None:
-            self.groups.leave(transaction.epoch, transaction.origin.member)
+            self.commit_groups.remove_member(transaction.epoch, transaction.origin.member)
 
-    def _remember(self, transaction: Transaction, state: str) -> None:
+    def _record_outcome(self, transaction: Transaction, state: str) -> None:
         origin = transaction.origin
         if origin.xid:
             outcomes = self.local_outcomes if origin.local else self.outcomes
-            outcomes.record(origin.xid, transaction.epoch, state, transaction.decided_ms)
+            outcomes.add_outcome(origin.xid, transaction.epoch, state, transaction.decided_ms)
 
-    def _let_go(self, transaction: Transaction) -> None:
+    def _release_entries(self, transaction: Transaction) -> None:
         """Release the journal entries of the transaction's messages."""
-        if transaction.settled:
+        if transaction.obsolete:
             return
-        transaction.settled = True
-        self.kept.let_go(transaction)
-        transaction.locations = Locations()
-        if self.holds is not None:
-            self.holds.release(transaction)
+        transaction.obsolete = True
+        self.retained_size.remove_transaction(transaction)
+        transaction.locations = BatchLocations()
+        if self.file_references is not None:
+            self.file_references.release_all(transaction)
 
-    def _moved(self, lsn: int, epoch: int, moved_from: int) -> Transaction | None:
+    def _apply_relocation(self, lsn: int, epoch: int, moved_from: int) -> Transaction | None:
         """Apply a relocated copy of a batch. Return the transaction, None if it no longer needs it."""
         transaction = self.transactions.get(epoch)
-        if transaction is None or transaction.decision is not None or transaction.settled:
+        if transaction is None or transaction.decision is not None or transaction.obsolete:
             return None
-        if not self._moves.move(transaction, lsn, moved_from):
+        if not self._relocations.relocate(transaction, lsn, moved_from):
             return None
-        if self.holds is not None:
-            self.holds.add(transaction, lsn)
+        if self.file_references is not None:
+            self.file_references.add_batch(transaction, lsn)
         return transaction
 
     # Entries lost in a repair
 
-    def _complete(self, transaction: Transaction, messages: int) -> None:
+    def _check_message_count(self, transaction: Transaction, messages: int) -> None:
         """Compare the message count with that of a record; missing messages are counted as lost.
 
         Raises: ValueError if the counts differ and no repair explains it.
         """
         if missing := messages - transaction.messages:
-            if missing < 0 or not self.repaired:
+            if missing < 0 or not self.fillers_seen:
                 has = f"transaction {transaction.epoch} has {transaction.messages} messages in the journal"
                 raise ValueError(f"{has} but its record states {messages}")
-            self._lose(transaction, missing)
+            self._add_lost_messages(transaction, missing)
 
-    def _lose(self, transaction: Transaction, missing: int) -> None:
+    def _add_lost_messages(self, transaction: Transaction, missing: int) -> None:
         """Count messages lost before the next batch; they keep their ordinals."""
-        transaction.locations.add(0, LOST, missing, 0)
-        self.kept.add(0)
+        transaction.locations.add_batch(0, LOST_LOG_ID, missing, 0)
+        self.retained_size.add_batch(0)
         transaction.messages += missing
-        transaction.lost += missing
+        transaction.lost_messages += missing
 
     def lose(self, places: Set[int]) -> None:
         """A repair gave up the batches at these places. Of what is decided they stay where they are: a partition may
         have them already, and one that has not is told when it reads them."""
         for transaction in self.transactions.values():
-            if transaction.decision is not None or places.isdisjoint(transaction.places()):
+            if transaction.decision is not None or places.isdisjoint(transaction.batch_lsns()):
                 continue
             words = transaction.locations
-            for at in range(0, len(words), WORDS):
+            for at in range(0, len(words), WORDS_PER_BATCH):
                 if words[at] in places:
                     count, size = words[at + 2] >> SIZE_BITS, words[at + 2] & SIZE_MASK
-                    words[at : at + WORDS] = Locations((0, LOST, count << SIZE_BITS))
-                    transaction.lost += count
+                    words[at : at + WORDS_PER_BATCH] = BatchLocations((0, LOST_LOG_ID, count << SIZE_BITS))
+                    transaction.lost_messages += count
                     transaction.size_bytes -= size
-                    self.kept.lose(size)
+                    self.retained_size.lose(size)
 
     # journal.wal.store.JournalState
 
@@ -507,71 +518,71 @@ class Ledger:
             part.clear()
         if not data:
             return
-        head, transactions = snapshot.restore(data)
-        self.time_ms, self.epochs_end = head.time_ms, head.epochs_end
+        head, transactions = snapshot.decode(data)
+        self.latest_ms, self.epochs_end = head.time_ms, head.epochs_end
         try:
             for part, fields in zip(self._parts, head.parts, strict=True):
                 part.load(fields)
         except (TypeError, IndexError) as error:
             raise ValueError(f"{snapshot.NAME} does not decode: {error!r}") from error
         for transaction in transactions:
-            self._restore(transaction)
+            self._add_restored(transaction)
 
-    def _restore(self, transaction: Transaction) -> None:
+    def _add_restored(self, transaction: Transaction) -> None:
         """Add a transaction loaded from a snapshot."""
         self._add(transaction)
-        self._name(transaction)
-        if not transaction.settled:
-            self.kept.take(transaction)
+        self._index_origin(transaction)
+        if not transaction.obsolete:
+            self.retained_size.add_transaction(transaction)
 
     def dump(self) -> Callable[[], bytes]:
         """Capture the state and return a function that encodes it.
 
         Call this in the owner's thread; the returned function may run in a worker.
         """
-        self._moves.share()
-        head = snapshot.Head(self.time_ms, self.epochs_end, [part.dump() for part in self._parts])
+        self._relocations.mark_shared()
+        head = snapshot.SnapshotHead(self.latest_ms, self.epochs_end, [part.dump() for part in self._parts])
         return snapshot.capture(head, self.transactions.values())
 
     def needed(self) -> Iterator[int]:
         """The places of what may go to a partition yet; what was never prepared is about to be dropped."""
         for transaction in self.transactions.values():
             if transaction.state != states.OPEN:
-                yield from transaction.places()
+                yield from transaction.batch_lsns()
 
     def held(self) -> Iterator[int]:
         """Yield the LSNs that are still needed."""
         for transaction in self.transactions.values():
-            yield from transaction.places()
+            yield from transaction.batch_lsns()
 
-    def recovered(self, holds: Holds) -> list[Transaction]:
+    def finish_recovery(self, holds: FileReferences) -> list[Transaction]:
         """Finish recovery: roll back the unprepared transactions and return them."""
-        self.holds = holds
+        self.file_references = holds
         for transaction in self.transactions.values():
-            holds.adopt(transaction)
+            holds.adopt_recovered(transaction)
         dropped = [each for each in self.transactions.values() if each.state == states.OPEN]
         for transaction in dropped:
             self.remove(transaction)
         return dropped
 
 
-_RULES: Final[dict[type, Callable[[Ledger, int, Any], None]]] = {
-    journal_records.Prepare: Ledger._prepare,
-    journal_records.Commit: Ledger._commit,
-    journal_records.Rollback: Ledger._rollback,
-    journal_records.LocalCommit: Ledger._local_commit,
-    journal_records.LocalRollback: Ledger._local_rollback,
-    journal_records.HeuristicCommit: Ledger._commit_by_hand,
-    journal_records.HeuristicRollback: Ledger._rollback_by_hand,
-    journal_records.Forget: Ledger._forget,
-    journal_records.Epochs: Ledger._epochs,
-    journal_records.GroupCommit: Ledger._group_commit,
-    journal_records.GroupAbort: Ledger._group_abort,
-    journal_records.GroupForget: Ledger._group_forget,
+_APPLY_METHODS: Final[dict[type, Callable[[TransactionTable, int, Any], None]]] = {
+    journal_records.PrepareRecord: TransactionTable._apply_prepare,
+    journal_records.CommitRecord: TransactionTable._apply_commit,
+    journal_records.RollbackRecord: TransactionTable._apply_rollback,
+    journal_records.LocalCommitRecord: TransactionTable._apply_local_commit,
+    journal_records.LocalRollbackRecord: TransactionTable._apply_local_rollback,
+    journal_records.HeuristicCommitRecord: TransactionTable._apply_heuristic_commit,
+    journal_records.HeuristicRollbackRecord: TransactionTable._apply_heuristic_rollback,
+    journal_records.ForgetRecord: TransactionTable._apply_forget,
+    journal_records.EpochLeaseRecord: TransactionTable._apply_epoch_lease,
+    journal_records.GroupCommitRecord: TransactionTable._apply_group_commit,
+    journal_records.GroupAbortRecord: TransactionTable._apply_group_abort,
+    journal_records.GroupForgetRecord: TransactionTable._apply_group_forget,
 }
 
 
-class Moves:
+class EntryRelocations:
     """Updates batch locations when compaction copies entries forward.
 
     A snapshot that is being encoded in a worker shares the location arrays, so the first relocation of a
@@ -580,40 +591,40 @@ class Moves:
 
     def __init__(self) -> None:
         self._copied: set[int] = set()
-        self._rows: tuple[int, dict[int, int]] = (0, {})
+        self._row_index: tuple[int, dict[int, int]] = (0, {})
         """(epoch, LSN -> row of the batch) of the transaction relocated last."""
 
-    def share(self) -> None:
+    def mark_shared(self) -> None:
         """Mark all location arrays as shared with a snapshot."""
         self._copied.clear()
 
-    def move(self, transaction: Transaction, lsn: int, moved_from: int) -> bool:
+    def relocate(self, transaction: Transaction, lsn: int, moved_from: int) -> bool:
         """Set the LSN of the batch at `moved_from` to `lsn`; False if there is no such batch."""
-        row = self._row(transaction, moved_from)
+        row = self._find_row(transaction, moved_from)
         if row is None:
             return False
         if transaction.epoch not in self._copied:
-            transaction.locations = Locations(transaction.locations)
+            transaction.locations = BatchLocations(transaction.locations)
             self._copied.add(transaction.epoch)
-        transaction.locations[row * WORDS] = lsn
-        self._rows[1][lsn] = row
+        transaction.locations[row * WORDS_PER_BATCH] = lsn
+        self._row_index[1][lsn] = row
         return True
 
-    def _row(self, transaction: Transaction, lsn: int) -> int | None:
+    def _find_row(self, transaction: Transaction, lsn: int) -> int | None:
         """Return the row of the batch at `lsn`; None if there is none."""
         # Relocations are ordered by transaction, so an index of one transaction is enough.
-        epoch, rows = self._rows
+        epoch, rows = self._row_index
         if epoch != transaction.epoch or lsn not in rows:
-            rows = {at: row for row, at in enumerate(transaction.locations[0::WORDS])}
-            self._rows = (transaction.epoch, rows)
+            rows = {at: row for row, at in enumerate(transaction.locations[0::WORDS_PER_BATCH])}
+            self._row_index = (transaction.epoch, rows)
         return rows.get(lsn)
 
 
-SLACK: Final = 64
+REMOVED_EPOCHS_MIN: Final = 64
 """Up to this many removed epochs the list is not compacted."""
 
 
-class Order:
+class EpochIndex:
     """Sorted epochs of the live transactions, for paging from any epoch.
 
     Epochs are added nearly in order and removed in any order. Removed ones stay in the list until they are
@@ -621,29 +632,29 @@ class Order:
     owner adds each epoch once and reports each removal.
     """
 
-    def __init__(self, live: Container[int]) -> None:
-        self._live = live
+    def __init__(self, transactions: Container[int]) -> None:
+        self._transactions = transactions
         self._epochs: list[int] = []
-        self._gone = 0
+        self._removed = 0
 
-    def add(self, epoch: int) -> None:
+    def add_epoch(self, epoch: int) -> None:
         epochs = self._epochs
         if not epochs or epoch > epochs[-1]:
             epochs.append(epoch)
         else:
             insort(epochs, epoch)
 
-    def gone(self) -> None:
+    def count_removed(self) -> None:
         """Count one epoch as removed from `transactions`; compact the list if half of it is removed."""
-        self._gone += 1
-        if self._gone > SLACK and 2 * self._gone > len(self._epochs):
-            live = self._live
+        self._removed += 1
+        if self._removed > REMOVED_EPOCHS_MIN and 2 * self._removed > len(self._epochs):
+            live = self._transactions
             self._epochs = [epoch for epoch in self._epochs if epoch in live]
-            self._gone = 0
+            self._removed = 0
 
-    def after(self, epoch: int) -> Iterator[int]:
+    def epochs_after(self, epoch: int) -> Iterator[int]:
         """Yield the epochs above `epoch`. Concurrent additions and removals may or may not be seen."""
         epochs = self._epochs
         for at in range(bisect_right(epochs, epoch), len(epochs)):
-            if epochs[at] in self._live:
+            if epochs[at] in self._transactions:
                 yield epochs[at]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kazoo.client import KazooClient
 
 
-ANSWER_SECONDS: Final = 10.0
+RESPONSE_SECONDS: Final = 10.0
 """Timeout of one response, across reconnects too: as long as a session lasts."""
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 2.0
@@ -25,7 +25,7 @@ RETRY_SECONDS_MAX: Final = 2.0
 Started = Callable[["KazooClient"], None]
 
 
-def want_kazoo() -> None:
+def require_kazoo() -> None:
     """Raise NotSupported if kazoo is not installed, with the command that installs it."""
     try:
         import kazoo.client  # noqa: F401
@@ -38,7 +38,7 @@ def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any
 
     Raises NotSupported without kazoo.
     """
-    want_kazoo()
+    require_kazoo()
     from kazoo.client import KazooClient
 
     return KazooClient(
@@ -55,15 +55,15 @@ def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any
     )
 
 
-class Connection:
+class ZooKeeperConnection:
     """A lazy connection: `with connection.client() as client:` yields a connected client.
 
     Errors of kazoo in the block are raised as StoreFailed (the operation may have been done) or NotAllowed.
     """
 
-    def __init__(self, address: ZooKeeperAddress, session_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, address: ZooKeeperAddress, session_seconds: float = RESPONSE_SECONDS) -> None:
         """Do not connect yet. Raises NotSupported without kazoo."""
-        want_kazoo()
+        require_kazoo()
         self.address = address
         self._session_seconds = session_seconds
         self._client: KazooClient | None = None
@@ -74,8 +74,8 @@ class Connection:
     def client(self) -> Iterator[KazooClient]:
         if self._closed:
             raise Closed(f"The connection to {self.address} was closed.")
-        with translated(self.address):
-            yield self._started()
+        with translate_errors(self.address):
+            yield self._started_client()
 
     def close(self) -> None:
         """End the session. A second call has no effect."""
@@ -84,12 +84,12 @@ class Connection:
         if client is not None and self._process == os.getpid():
             stop(client)
 
-    def _started(self) -> KazooClient:
+    def _started_client(self) -> KazooClient:
         if (
             self._client is None or self._process != os.getpid()
         ):  # a forked child must not use its parent's session
             client = new_client(self.address, self._session_seconds)
-            client.start(timeout=ANSWER_SECONDS)
+            client.start(timeout=RESPONSE_SECONDS)
             self._client, self._process = client, os.getpid()
         return self._client
 
@@ -100,24 +100,24 @@ def stop(client: KazooClient) -> None:
     client.close()
 
 
-def results(waiting: Sequence[Any]) -> list[Any]:
+def wait_results(waiting: Sequence[Any]) -> list[Any]:
     """Return the results of pending requests in order.
 
     The exception of a failed one takes its place.
     """
     found = []
     for each in waiting:
-        each.wait(ANSWER_SECONDS)
+        each.wait(RESPONSE_SECONDS)
         if not each.ready():
             from kazoo.exceptions import OperationTimeoutError
 
-            raise OperationTimeoutError(f"no answer in {ANSWER_SECONDS:g} seconds")
+            raise OperationTimeoutError(f"no answer in {RESPONSE_SECONDS:g} seconds")
         found.append(each.value if each.successful() else each.exception)
     return found
 
 
 @contextmanager
-def translated(address: ZooKeeperAddress) -> Iterator[None]:
+def translate_errors(address: ZooKeeperAddress) -> Iterator[None]:
     """Map the exceptions of kazoo in the block to tfmq's."""
     from kazoo import exceptions
     from kazoo.handlers.threading import KazooTimeoutError
@@ -126,30 +126,30 @@ def translated(address: ZooKeeperAddress) -> Iterator[None]:
         yield
     except (exceptions.NoAuthError, exceptions.AuthFailedError) as error:
         raise NotAllowed(
-            f"{address} has nodes that not everybody may use ({in_words(error)}); tfmq brings no credentials."
+            f"{address} has nodes that not everybody may use ({error_text(error)}); tfmq brings no credentials."
         ) from error
     except (exceptions.KazooException, KazooTimeoutError, exceptions.ZookeeperError) as error:
-        raise StoreFailed(f"{address} does not answer: {in_words(error)}.") from error
+        raise StoreFailed(f"{address} does not answer: {error_text(error)}.") from error
 
 
-def in_words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the text of a kazoo exception, or its name: most have no text."""
     return str(error) or type(error).__name__
 
 
 # Log throttling
 
-AGAIN_SECONDS: Final = 60.0
+REPEAT_SECONDS: Final = 60.0
 """The same message is logged again after this time."""
-TEXTS_MAX: Final = 100
+REMEMBERED_MESSAGES_MAX: Final = 100
 """Number of different messages remembered; above it all are discarded."""
-NO_NEWS: Final = "Failed connecting to Zookeeper within the connection retry policy."
+STOPPED_CONNECTING: Final = "Failed connecting to Zookeeper within the connection retry policy."
 """Message of kazoo when it stops connecting, which it does only on request."""
 NO_ZOOKEEPER: Final = "Exception raised during deserialization of request"
 """Message of kazoo for a server that is not ZooKeeper; the rest of the message is useless."""
 
 
-class Sparing(logging.Filter):
+class ThrottledLogFilter(logging.Filter):
     """Passes warnings and errors of kazoo, the same one once a minute, without tracebacks.
 
     kazoo reconnects forever and logs each attempt. Its tracebacks only show its internals.
@@ -158,27 +158,27 @@ class Sparing(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._said_at: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
-        if record.levelno < logging.WARNING or record.msg == NO_NEWS:
+        if record.levelno < logging.WARNING or record.msg == STOPPED_CONNECTING:
             return False
         if isinstance(record.msg, str) and record.msg.startswith(NO_ZOOKEEPER):
             record.msg, record.args = "What answers there is no ZooKeeper, or one that wants TLS.", ()
         record.exc_info = record.exc_text = None
         now, text = self._clock(), record.getMessage()
-        if now < self._said_at.get(text, float("-inf")) + AGAIN_SECONDS:
+        if now < self._logged_at.get(text, float("-inf")) + REPEAT_SECONDS:
             return False
-        if len(self._said_at) >= TEXTS_MAX:
-            self.forget()
-        self._said_at[text] = now
+        if len(self._logged_at) >= REMEMBERED_MESSAGES_MAX:
+            self.clear()
+        self._logged_at[text] = now
         return True
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget the logged messages, so that each may be logged again."""
-        self._said_at.clear()
+        self._logged_at.clear()
 
 
 logger: Final = logging.getLogger("tfmq.zookeeper")
-logger.addFilter(Sparing())
+logger.addFilter(ThrottledLogFilter())

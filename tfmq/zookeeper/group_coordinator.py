@@ -10,15 +10,26 @@ from typing import Any, Final, NamedTuple
 from tfmq.errors import TfmqError
 from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.connection import new_client
-from tfmq.zookeeper.paths import BROKER, Layout, zookeeper_address
-from tfmq.zookeeper.session import Children, Create, Cut, Delete, Node, Read, ReadAll, Request, Runner, Write
+from tfmq.zookeeper.paths import BROKER_NUMBER, NodePaths, zookeeper_address
+from tfmq.zookeeper.session import (
+    ConnectionLost,
+    CreateNode,
+    DeleteNode,
+    GetChildren,
+    GetNode,
+    GetNodes,
+    Node,
+    Request,
+    SessionThread,
+    SetNode,
+)
 
 CLOSE_SECONDS: Final = 10.0
-PATIENCE_SECONDS: Final = 3.0
+UNREACHABLE_SECONDS: Final = 3.0
 """Time after the start, or after the last session response, before a member reports that ZooKeeper is unreachable."""
 
 
-def uptime() -> float:
+def boot_time() -> float:
     """Return a clock that runs while the machine sleeps, as sessions do.
 
     Linux's `time.monotonic` does not.
@@ -27,7 +38,7 @@ def uptime() -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-class Coordination:
+class GroupMembership:
     """One member of a group, with its own session.
 
     Methods may be called in any thread; only `close` blocks.
@@ -43,82 +54,82 @@ class Coordination:
         member: str,
         *,
         session_seconds: float,
-        changed: Callable[[], None],
-        clock: Callable[[], float] = uptime,
+        on_change: Callable[[], None],
+        clock: Callable[[], float] = boot_time,
     ) -> None:
         """Do not connect yet. Raises BadRequest for an invalid address, NotSupported without kazoo."""
         self.address = zookeeper_address(address)
         new_client(self.address, session_seconds)
-        self._group, self._seconds, self._changed, self._clock = group, session_seconds, changed, clock
-        self._begin(member)
+        self._group, self._seconds, self._on_change, self._clock = group, session_seconds, on_change, clock
+        self._start(member)
 
-    def _begin(self, member: str) -> None:
-        layout = Layout(self.address.root, BROKER)
-        self._coordinator = Coordinator(layout, self._group, member, self._seconds)
-        self._runner = Runner(self.address, self._coordinator, self._changed, self._clock)
-        self._patient_until = float("inf")
+    def _start(self, member: str) -> None:
+        layout = NodePaths(self.address.root, BROKER_NUMBER)
+        self._state_machine = MembershipStateMachine(layout, self._group, member, self._seconds)
+        self._session_thread = SessionThread(self.address, self._state_machine, self._on_change, self._clock)
+        self._silent_until = float("inf")
 
     # Input of the consumer
 
-    def wants(self, partitions: Mapping[str, Sequence[int]]) -> None:
+    def set_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
         """Set the subscribed topics with their partitions. The first call joins the group."""
-        runner = self._runner
+        runner = self._session_thread
         with runner.condition:
             if runner.is_closed:
                 return
-            self._coordinator.wants(partitions)
+            self._state_machine.set_topics(partitions)
             if not runner.is_started:
-                self._patient_until = self._clock() + PATIENCE_SECONDS
+                self._silent_until = self._clock() + UNREACHABLE_SECONDS
                 runner.start()
             runner.wake()
 
     def release(self, names: Iterable[PartitionName]) -> None:
         """Release partitions: no message of them is in progress, and all offsets are stored."""
-        with self._runner.condition:
-            self._coordinator.release(names)
-            self._runner.wake()
+        with self._session_thread.condition:
+            self._state_machine.release(names)
+            self._session_thread.wake()
 
     # State for the consumer
 
-    def share(self) -> Share:
+    def assignment(self) -> RangeAssignment:
         """Return the member's assignment. Its time `until` is of the member's clock, and near."""
-        with self._runner.condition:
-            return self._coordinator.share()
+        with self._session_thread.condition:
+            return self._state_machine.assignment()
 
-    def is_sure(self) -> bool:
+    def may_deliver(self) -> bool:
         """Return whether the member certainly owns its partitions now.
 
         To be called for each message.
         """
-        return self._clock() < self.share().until
+        return self._clock() < self.assignment().until
 
     @property
     def generation(self) -> int:
         """The highest generation of its partitions; 0 if it has none."""
-        return max(self.share().granted.values(), default=0)
+        return max(self.assignment().assigned.values(), default=0)
 
     @property
     def failure(self) -> TfmqError | None:
         """The permanent error that prevents any assignment; None if there is none."""
-        return self._runner.failure
+        return self._session_thread.failure
 
     @property
-    def why_idle(self) -> str:
+    def idle_reason(self) -> str:
         """Why partitions are missing, for display; "" if the member has what it should have."""
-        with self._runner.condition:
-            coordinator = self._coordinator
+        with self._session_thread.condition:
+            coordinator = self._state_machine
             if self.failure is not None:
                 return str(self.failure)
             now = self._clock()
-            if coordinator.share().until > now:
-                self._patient_until = now + PATIENCE_SECONDS
-            elif now >= self._patient_until:
+            if coordinator.assignment().until > now:
+                self._silent_until = now + UNREACHABLE_SECONDS
+            elif now >= self._silent_until:
                 return f"{self.address} does not answer."
             if coordinator.is_idle:
                 return (
                     f"{coordinator.members} members, and no partition is left for this one: tfmq topic grow"
                 )
-            return coordinator.why_waiting()
+            return coordinator.waiting_reason()
 
     # Close
 
@@ -127,36 +138,36 @@ class Coordination:
 
         Its partitions are free on return, or after the session timeout if that takes too long.
         """
-        self._runner.close(seconds)
+        self._session_thread.close(seconds)
 
-    def renew(self, member: str) -> None:
+    def restart_as(self, member: str) -> None:
         """Become a new member, in a forked child.
 
         It joins at the next `set_topics`; the parent's session stays as it is.
         """
-        self._begin(member)
+        self._start(member)
 
 
 # The membership state machine, without ZooKeeper, threads or clock.
 
 log = logging.getLogger("tfmq.consumer")
 
-SURE_PART: Final = 0.5
+DELIVERY_FRACTION: Final = 0.5
 """Part of the session timeout after the last answered write during which the member delivers messages. ZooKeeper ends a
 session after the whole timeout at the earliest; the rest covers servers of the ensemble that lag."""
-BEATS: Final = 6
+WRITES_PER_TIMEOUT: Final = 6
 """Writes per session timeout, so that two lost ones do not matter."""
-LOOK_SECONDS: Final = 5.0
+ROUND_SECONDS: Final = 5.0
 """Interval of checks for partitions that other members still own; watches report their release as well."""
-LOOKS: Final = 7
+ROUNDS_BEFORE_LOG: Final = 7
 """Number of checks after which the wait is logged. It is no error: a message handler may run arbitrarily long."""
 NEVER: Final = float("-inf")
 
-Course = Generator[Request, Any, None]
+RequestSteps = Generator[Request, Any, None]
 """Yields requests and receives their responses; a `ConnectionLost` that is thrown in must propagate."""
 
 
-class Share(NamedTuple):
+class RangeAssignment(NamedTuple):
     """The partitions of a member: deliver from `assigned` until the time `until`.
 
     Finish and release the `revoked`.
@@ -164,12 +175,12 @@ class Share(NamedTuple):
     The numbers are generations. A partition whose generation has changed was lost and acquired again.
     """
 
-    granted: Mapping[PartitionName, int]
+    assigned: Mapping[PartitionName, int]
     revoked: frozenset[PartitionName]
     until: float
 
 
-class Coordinator:
+class MembershipStateMachine:
     """State machine of one member, which yields the requests to ZooKeeper.
 
     There is no leader. Each member computes its range from the list of members, releases partitions outside of it,
@@ -183,7 +194,7 @@ class Coordinator:
     ConnectionLost. `changed` is set when `assignment` has changed; its reader resets it.
     """
 
-    def __init__(self, layout: Layout, group: str, member: str, session_seconds: float) -> None:
+    def __init__(self, layout: NodePaths, group: str, member: str, session_seconds: float) -> None:
         self.group, self.member = group, member
         self.session_seconds = session_seconds
         self.changed = False
@@ -194,74 +205,74 @@ class Coordinator:
         self.is_idle = False
         """Whether there are more members than partitions, and this one's range is empty."""
         self._layout = layout
-        self._wanted: dict[str, Sequence[int]] = {}
+        self._subscribed: dict[str, Sequence[int]] = {}
         self._session = 0
         self._connected = False
         self._registered = b""
-        self._held: dict[PartitionName, int] = {}
+        self._owned: dict[PartitionName, int] = {}
         self._revoked: set[PartitionName] = set()
         self._released: set[PartitionName] = set()
         self._uncertain: set[PartitionName] = set()
         self._until = NEVER
-        self._look_at = NEVER
-        self._beat_at = NEVER
-        self._looks = 0
+        self._round_at = NEVER
+        self._prove_at = NEVER
+        self._rounds_waiting = 0
 
     # Events
 
-    def connected(self, session: int) -> None:
+    def on_connected(self, session: int) -> None:
         """Handle a new connection. In a new session, everything the member owned is lost."""
         if session != self._session:
-            self.lost()
+            self.on_session_lost()
         self._session, self._connected = session, True
-        self.look()
+        self.request_round()
 
-    def cut(self) -> None:
+    def on_disconnected(self) -> None:
         """Handle a lost connection.
 
         The session may still be valid, but nothing is delivered until that is known.
         """
         self._connected = False
-        self._until = self._beat_at = NEVER
+        self._until = self._prove_at = NEVER
         self.changed = True
 
-    def lost(self) -> None:
+    def on_session_lost(self) -> None:
         """Handle the end of the session, with everything that belongs to it."""
-        self.cut()
+        self.on_disconnected()
         self._session, self._registered = 0, b""
-        for each in (self._held, self._revoked, self._released, self.waits_for):
+        for each in (self._owned, self._revoked, self._released, self.waits_for):
             each.clear()  # `_uncertain` stays: its requests may have been done by the new session
 
-    def look(self) -> None:
+    def request_round(self) -> None:
         """Request a round: members, owners, subscription or released partitions changed."""
-        self._look_at = NEVER
+        self._round_at = NEVER
 
-    def wants(self, partitions: Mapping[str, Sequence[int]]) -> None:
+    def set_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
         """Set the subscribed topics with their partitions."""
-        if partitions != self._wanted:
-            self._wanted = dict(partitions)
-            self.look()
+        if partitions != self._subscribed:
+            self._subscribed = dict(partitions)
+            self.request_round()
 
     def release(self, names: Iterable[PartitionName]) -> None:
         """Release partitions: no message of them is in progress, and all offsets are stored."""
         for name in names:
-            if name in self._held:
+            if name in self._owned:
                 self._released.add(name)
                 self._revoked.discard(name)
-                self.look()
+                self.request_round()
 
-    def heard(self, asked_at: float) -> None:
+    def on_write_answered(self, asked_at: float) -> None:
         """Handle the response to a write sent at `asked_at`, which proves the session."""
         if self._connected:
-            self._until = max(self._until, asked_at + self.session_seconds * SURE_PART)
-            self._beat_at = max(self._beat_at, asked_at + self.session_seconds / BEATS)
+            self._until = max(self._until, asked_at + self.session_seconds * DELIVERY_FRACTION)
+            self._prove_at = max(self._prove_at, asked_at + self.session_seconds / WRITES_PER_TIMEOUT)
 
     # State
 
-    def share(self) -> Share:
+    def assignment(self) -> RangeAssignment:
         """Return the current assignment."""
-        granted = {name: number for name, number in self._held.items() if name not in self._released}
-        return Share(granted, frozenset(self._revoked), self._until)
+        granted = {name: number for name, number in self._owned.items() if name not in self._released}
+        return RangeAssignment(granted, frozenset(self._revoked), self._until)
 
     @property
     def session(self) -> int:
@@ -270,54 +281,54 @@ class Coordinator:
 
     # Actions
 
-    def due(self) -> float:
+    def next_due(self) -> float:
         """Return when the next action is due; infinity while disconnected."""
-        if not self._connected or not self._wanted:
+        if not self._connected or not self._subscribed:
             return float("inf")
-        return min(self._look_at, self._beat_at)
+        return min(self._round_at, self._prove_at)
 
-    def next_course(self, now: float) -> Course | None:
+    def next_steps(self, now: float) -> RequestSteps | None:
         """Return the steps that are due now; None if nothing is."""
-        if self.due() > now:
+        if self.next_due() > now:
             return None
-        return self.beat() if self._registered and self._beat_at <= now else self.round(now)
+        return self.prove_session() if self._registered and self._prove_at <= now else self.check_all(now)
 
-    def beat(self) -> Course:
+    def prove_session(self) -> RequestSteps:
         """Write the member's node, which proves that the session is valid."""
-        if not (yield Write(self._me(), self._topics())):
+        if not (yield SetNode(self._member_path(), self._topic_list())):
             self._registered = b""
-            self.look()
+            self.request_round()
 
-    def round(self, now: float) -> Course:
+    def check_all(self, now: float) -> RequestSteps:
         """Check everything: register, release partitions, acquire partitions."""
-        self._look_at = now + self.session_seconds
+        self._round_at = now + self.session_seconds
         if not (yield from self._register()):
-            self._look_at = min(self._look_at, now + LOOK_SECONDS)
+            self._round_at = min(self._round_at, now + ROUND_SECONDS)
             return
         yield from self._verify()
-        target = range_of(self.member, (yield from self._find_members()), self._wanted)
-        self._aim(target)
-        yield from self._give_up(target)
-        yield from self._take(target)
-        self._tell_waiting()
+        target = range_of(self.member, (yield from self._find_members()), self._subscribed)
+        self._revoke_outside(target)
+        yield from self._delete_released(target)
+        yield from self._acquire(target)
+        self._log_waiting()
         if self.waits_for:
-            self._look_at = min(self._look_at, now + LOOK_SECONDS)
+            self._round_at = min(self._round_at, now + ROUND_SECONDS)
 
     def _register(self) -> Generator[Request, Any, bool]:
         """Create or update the member's node.
 
         Return False while an earlier session with the same name exists.
         """
-        topics = self._topics()
+        topics = self._topic_list()
         if not self._registered:
-            node = yield Create(self._me(), topics)
+            node = yield CreateNode(self._member_path(), topics)
             if node is None:
-                node = yield Read(self._me())
+                node = yield GetNode(self._member_path())
             if node is None or node.session != self._session:
                 return False
             self._registered = node.data
         if self._registered != topics:
-            if not (yield Write(self._me(), topics)):
+            if not (yield SetNode(self._member_path(), topics)):
                 self._registered = b""
                 return False
             self._registered = topics
@@ -328,39 +339,39 @@ class Coordinator:
 
         For itself the current subscription instead of the node's.
         """
-        names = yield Children(self._layout.members(self.group))
-        nodes = yield ReadAll([self._layout.member(self.group, name) for name in names])
+        names = yield GetChildren(self._layout.members(self.group))
+        nodes = yield GetNodes([self._layout.member(self.group, name) for name in names])
         members = {
             name: frozenset(node.data.decode("utf-8", "replace").split(","))
             for name, node in zip(names, nodes, strict=True)
             if node is not None
         }
-        members[self.member] = frozenset(self._wanted)
+        members[self.member] = frozenset(self._subscribed)
         self.members = len(members)
         return members
 
-    def _verify(self) -> Course:
+    def _verify(self) -> RequestSteps:
         """Drop partitions whose owner node was deleted or replaced: another member may own them."""
-        names = sorted(self._held)
-        nodes = yield ReadAll([self._layout.owner(self.group, name) for name in names])
+        names = sorted(self._owned)
+        nodes = yield GetNodes([self._layout.owner(self.group, name) for name in names])
         for name, node in zip(names, nodes, strict=True):
-            if node is None or node.session != self._session or node.created != self._held[name]:
-                del self._held[name]
+            if node is None or node.session != self._session or node.created != self._owned[name]:
+                del self._owned[name]
                 self._revoked.discard(name)
                 self._released.discard(name)
                 self.changed = True
 
-    def _aim(self, target: frozenset[PartitionName]) -> None:
+    def _revoke_outside(self, target: frozenset[PartitionName]) -> None:
         """Revoke partitions outside of the range.
 
         The consumer finishes them, however long that takes.
         """
-        self.is_idle = not target and any(self._wanted.values())
-        revoked = self._held.keys() - target - self._released
+        self.is_idle = not target and any(self._subscribed.values())
+        revoked = self._owned.keys() - target - self._released
         if revoked != self._revoked:
             self._revoked, self.changed = set(revoked), True
 
-    def _give_up(self, target: frozenset[PartitionName]) -> Course:
+    def _delete_released(self, target: frozenset[PartitionName]) -> RequestSteps:
         """Delete the owner nodes of released partitions.
 
         Those of partitions whose acquisition had an unknown outcome are deleted too.
@@ -368,54 +379,58 @@ class Coordinator:
         The deletion requires the member's own node, which ends with the session and is created again only by a round
         of the next session. So a request that takes effect late cannot delete the node of another member.
         """
-        for name in sorted(self._released | (self._uncertain - target - self._held.keys())):
+        for name in sorted(self._released | (self._uncertain - target - self._owned.keys())):
             path = self._layout.owner(self.group, name)
-            node: Node | None = yield Read(path)
+            node: Node | None = yield GetNode(path)
             is_mine = node is not None and node.session == self._session
-            if node is not None and is_mine and not (yield Delete(path, node.version, self._me())):
+            if (
+                node is not None
+                and is_mine
+                and not (yield DeleteNode(path, node.version, self._member_path()))
+            ):
                 self._registered = b""
-                raise Cut(f"{path} or the member's own node has changed")
-            self._held.pop(name, None)
+                raise ConnectionLost(f"{path} or the member's own node has changed")
+            self._owned.pop(name, None)
             self._released.discard(name)
             self._uncertain.discard(name)
 
-    def _take(self, target: frozenset[PartitionName]) -> Course:
+    def _acquire(self, target: frozenset[PartitionName]) -> RequestSteps:
         """Create the owner nodes of the member's partitions; wait where another one exists."""
         self.waits_for.clear()
-        for name in sorted(target - self._held.keys()):
+        for name in sorted(target - self._owned.keys()):
             path = self._layout.owner(self.group, name)
             self._uncertain.add(name)
-            node: Node | None = yield Create(path, self.member.encode())
+            node: Node | None = yield CreateNode(path, self.member.encode())
             if node is None:
-                node = yield Read(path)
+                node = yield GetNode(path)
             self._uncertain.discard(name)
             if node is None:
                 self.waits_for[name] = ""
-                self.look()
+                self.request_round()
             elif node.session != self._session:
                 self.waits_for[name] = node.data.decode("utf-8", "replace")
             else:
-                self._held[name] = node.created
+                self._owned[name] = node.created
                 self.changed = True
 
-    def _tell_waiting(self) -> None:
+    def _log_waiting(self) -> None:
         """Log a long wait for partitions once."""
-        self._looks = self._looks + 1 if self.waits_for else 0
-        if self._looks == LOOKS:
-            log.warning("Group %s: %s", self.group, self.why_waiting())
+        self._rounds_waiting = self._rounds_waiting + 1 if self.waits_for else 0
+        if self._rounds_waiting == ROUNDS_BEFORE_LOG:
+            log.warning("Group %s: %s", self.group, self.waiting_reason())
 
-    def why_waiting(self) -> str:
+    def waiting_reason(self) -> str:
         """Return a sentence on what the member waits for; "" if for nothing."""
         if not self.waits_for:
             return ""
         names = ", ".join(f"{name} ({owner or 'free'})" for name, owner in sorted(self.waits_for.items()))
         return f"waiting until their owners finish what they have in work: {names}."
 
-    def _me(self) -> str:
+    def _member_path(self) -> str:
         return self._layout.member(self.group, self.member)
 
-    def _topics(self) -> bytes:
-        return ",".join(sorted(self._wanted)).encode()
+    def _topic_list(self) -> bytes:
+        return ",".join(sorted(self._subscribed)).encode()
 
 
 # Range assignment of MetaMorphosis: every member computes the same result.

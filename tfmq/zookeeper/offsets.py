@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tfmq.errors import Busy, Damaged
 from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced, under
-from tfmq.zookeeper.connection import Connection, results
-from tfmq.zookeeper.paths import BROKER, Layout, zookeeper_address
+from tfmq.zookeeper.connection import ZooKeeperConnection, wait_results
+from tfmq.zookeeper.paths import BROKER_NUMBER, NodePaths, zookeeper_address
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
 
 
-LOOKS: Final = 10
+ATTEMPTS_MAX: Final = 10
 """Attempts to read or write a partition whose nodes are being changed by others."""
 
 
-class Found(NamedTuple):
+class NodeContents(NamedTuple):
     """The content of a partition's nodes; a version is None if the node does not exist."""
 
     stored: StoredOffset | None
@@ -37,32 +37,32 @@ class ZooKeeperOffsets:
 
     def __init__(self, address: str) -> None:
         """Do not connect yet. Raises BadRequest for an invalid address, NotSupported without kazoo."""
-        self._connection = Connection(zookeeper_address(address))
-        self._layout = Layout(self._connection.address.root, BROKER)
+        self._connection = ZooKeeperConnection(zookeeper_address(address))
+        self._layout = NodePaths(self._connection.address.root, BROKER_NUMBER)
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
         """Read offsets; see `OffsetStorage.read`."""
         with self._connection.client() as client:
-            found = self._find(client, group, partitions)
-        return _kept({name: each.stored for name, each in found.items()})
+            found = self._read_nodes(client, group, partitions)
+        return _stored_only({name: each.stored for name, each in found.items()})
 
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
         """Claim partitions; see `ClaimingStorage.claim`."""
 
-        return self._change(group, dict.fromkeys(partitions, generation), {})
+        return self._update(group, dict.fromkeys(partitions, generation), {})
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """Store offsets; see `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
-        self._change(group, {name: row.generation for name, row in new.items()}, new)
+        self._update(group, {name: row.generation for name, row in new.items()}, new)
 
     def close(self) -> None:
         """End the session; a later call raises Closed."""
         self._connection.close()
 
-    def _change(
+    def _update(
         self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
         """Set the generations of rows, and their offsets in `new`. Return what is stored then.
@@ -73,8 +73,8 @@ class ZooKeeperOffsets:
         kept: dict[PartitionName, StoredOffset] = {}
         left: Iterable[PartitionName] = generations
         with self._connection.client() as client:
-            for _ in range(LOOKS):
-                found = self._find(client, group, left)
+            for _ in range(ATTEMPTS_MAX):
+                found = self._read_nodes(client, group, left)
                 writes = {}
                 for name, each in found.items():
                     stored, generation = each.stored or StoredOffset(NO_OFFSET), generations[name]
@@ -90,42 +90,44 @@ class ZooKeeperOffsets:
                 raise self._too_busy(group)
         if lost:
             raise fenced(str(self._connection.address), group, lost)
-        return _kept(kept)
+        return _stored_only(kept)
 
     def _too_busy(self, group: str) -> Busy:
         return Busy(f"{self._connection.address}: others change the offsets of group {group} all the time.")
 
-    def _find(
+    def _read_nodes(
         self, client: KazooClient, group: str, names: Iterable[PartitionName]
-    ) -> dict[PartitionName, Found]:
+    ) -> dict[PartitionName, NodeContents]:
         """Return what is stored."""
         # The offset is read before and after its row. If both reads are equal, offset and row belong together.
-        found: dict[PartitionName, Found] = {}
+        found: dict[PartitionName, NodeContents] = {}
         left = list(names)
         synced = client.sync_async(self._layout.root or "/")
-        for _ in range(LOOKS):
+        for _ in range(ATTEMPTS_MAX):
             asked = [
                 client.get_async(path)
                 for name in left
-                for path in _around(self._layout.offset(group, name), self._layout.row(group, name))
+                for path in _read_order(
+                    self._layout.offset(group, name), self._layout.offset_fields(group, name)
+                )
             ]
-            answers = results(asked)
+            answers = wait_results(asked)
             for name, before, row, behind in zip(left, *(answers[each::3] for each in range(3)), strict=True):
-                if _moment(before) == _moment(behind):
-                    found[name] = _found(self._layout.offset(group, name), before, row)
+                if _change_id(before) == _change_id(behind):
+                    found[name] = _decode_nodes(self._layout.offset(group, name), before, row)
             left = [name for name in left if name not in found]
             if not left:
                 break
         else:
             raise self._too_busy(group)
-        results([synced])
+        wait_results([synced])
         return found
 
     def _write(
         self,
         client: KazooClient,
         group: str,
-        writes: Mapping[PartitionName, tuple[Found, StoredOffset]],
+        writes: Mapping[PartitionName, tuple[NodeContents, StoredOffset]],
     ) -> list[PartitionName]:
         """Write the rows, each in its own transaction.
 
@@ -137,35 +139,35 @@ class ZooKeeperOffsets:
         asked = []
         for name, (found, new) in writes.items():
             transaction = client.transaction()
-            offset, row = self._layout.offset(group, name), self._layout.row(group, name)
-            _put(transaction, offset, offset_data(new), found.offset_version)
-            _put(transaction, row, row_data(new), found.row_version)
+            offset, row = self._layout.offset(group, name), self._layout.offset_fields(group, name)
+            _add_write(transaction, offset, offset_data(new), found.offset_version)
+            _add_write(transaction, row, row_data(new), found.row_version)
             asked.append(transaction.commit_async())
         left = []
-        for name, answer in zip(writes, results(asked), strict=True):
-            if not _done(answer):
+        for name, answer in zip(writes, wait_results(asked), strict=True):
+            if not _is_committed(answer):
                 left.append(name)
         return left
 
 
-def _kept(found: Mapping[PartitionName, StoredOffset | None]) -> dict[PartitionName, StoredOffset]:
+def _stored_only(found: Mapping[PartitionName, StoredOffset | None]) -> dict[PartitionName, StoredOffset]:
     return {
         name: stored for name, stored in found.items() if stored is not None and stored.offset != NO_OFFSET
     }
 
 
-def _put(transaction: Any, path: str, data: bytes, version: int | None) -> None:
+def _add_write(transaction: Any, path: str, data: bytes, version: int | None) -> None:
     if version is None:
         transaction.create(path, data)
     else:
         transaction.set_data(path, data, version)
 
 
-def _around(offset: str, row: str) -> tuple[str, str, str]:
+def _read_order(offset: str, row: str) -> tuple[str, str, str]:
     return offset, row, offset
 
 
-def _moment(answer: Any) -> int | None:
+def _change_id(answer: Any) -> int | None:
     """Return the transaction id of the node's last change; None without a node.
 
     Raises a failed response.
@@ -174,11 +176,11 @@ def _moment(answer: Any) -> int | None:
     return None if node is None else int(node[1].mzxid)
 
 
-def _found(path: str, offset: Any, row: Any) -> Found:
+def _decode_nodes(path: str, offset: Any, row: Any) -> NodeContents:
     """Decode the two responses. Raises a failed response, Damaged."""
     shown, kept = _node(offset), _node(row)
     stored = stored_offset(path, None if shown is None else shown[0], None if kept is None else kept[0])
-    return Found(stored, *(None if node is None else node[1].version for node in (shown, kept)))
+    return NodeContents(stored, *(None if node is None else node[1].version for node in (shown, kept)))
 
 
 def _node(answer: Any) -> Any:
@@ -192,7 +194,7 @@ def _node(answer: Any) -> Any:
     return answer
 
 
-def _done(answer: Any) -> bool:
+def _is_committed(answer: Any) -> bool:
     """Return whether the transaction was done; False if others were faster.
 
     Raises any other failure.

@@ -6,13 +6,13 @@ import re
 from typing import Final, NamedTuple
 
 from tfmq.errors import BadRequest
-from tfmq.offsets.storage import PartitionName, shown_url
+from tfmq.offsets.storage import PartitionName, url_without_passwords
 
 SCHEME: Final = "zookeeper://"
 ROOT: Final = "/meta"
 """Root of the nodes if the address names none; the one of MetaMorphosis."""
 PORT: Final = 2181
-BROKER: Final = 0
+BROKER_NUMBER: Final = 0
 """Number of the broker in partition names, `BROKER-PARTITION`."""
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
@@ -40,7 +40,7 @@ def zookeeper_address(text: str) -> ZooKeeperAddress:
     root = "/".join(("", *filter(None, path.split("/")))) if path or slash else ROOT
     if not all(map(_is_host, names)) or not all(_is_node(node) for node in root.split("/")[1:]):
         raise BadRequest(
-            f"{shown_url(text)!r} is no address of a ZooKeeper; write {SCHEME}HOST:PORT,HOST:PORT{ROOT}"
+            f"{url_without_passwords(text)!r} is no address of a ZooKeeper; write {SCHEME}HOST:PORT,HOST:PORT{ROOT}"
         )
     return ZooKeeperAddress(",".join(map(_with_port, names)), root)
 
@@ -59,7 +59,7 @@ def _is_node(text: str) -> bool:
     return _NODE.fullmatch(text) is not None and text not in (".", "..")
 
 
-class Layout(NamedTuple):
+class NodePaths(NamedTuple):
     """Node paths below one root, for one broker, in the layout of MetaMorphosis.
 
         ROOT/brokers/ids/BROKER/master                             address of the broker               ephemeral
@@ -75,7 +75,7 @@ class Layout(NamedTuple):
     root: str
     broker: int = 0
 
-    def master(self) -> str:
+    def broker_address(self) -> str:
         """Return the path of the broker's address."""
         return f"{self.root}/brokers/ids/{self.broker}/master"
 
@@ -103,6 +103,6 @@ class Layout(NamedTuple):
         """Return the path of the group's offset in the partition."""
         return f"{self.root}/consumers/{group}/offsets/{name.topic}/{self.broker}-{name.partition}"
 
-    def row(self, group: str, name: PartitionName) -> str:
+    def offset_fields(self, group: str, name: PartitionName) -> str:
         """Return the path of all fields of that offset."""
         return f"{self.offset(group, name)}/tfmq"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tfmq.errors import NotAllowed, NotSupported, StoreFailed, TfmqError
-from tfmq.zookeeper.connection import in_words, new_client, results, stop
+from tfmq.zookeeper.connection import error_text, new_client, stop, wait_results
 from tfmq.zookeeper.paths import ZooKeeperAddress
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ class Node(NamedTuple):
     version: int
 
 
-class Children(NamedTuple):
+class GetChildren(NamedTuple):
     """Get the child names of `path` ([] without the node), with a one-time watch."""
 
     path: str
 
 
-class Read(NamedTuple):
+class GetNode(NamedTuple):
     """Get the `Node` at `path`, None without one.
 
     Sets a one-time watch for its creation or deletion.
@@ -43,27 +43,27 @@ class Read(NamedTuple):
     path: str
 
 
-class ReadAll(NamedTuple):
+class GetNodes(NamedTuple):
     """Get the `Node`s, or None, at each of `paths`, without a watch."""
 
     paths: Sequence[str]
 
 
-class Create(NamedTuple):
+class CreateNode(NamedTuple):
     """Create an ephemeral node with its parents. Result: the `Node`; None if it exists already."""
 
     path: str
     data: bytes
 
 
-class Write(NamedTuple):
+class SetNode(NamedTuple):
     """Set a node's data. Result: True; False without the node."""
 
     path: str
     data: bytes
 
 
-class Delete(NamedTuple):
+class DeleteNode(NamedTuple):
     """Delete the node if it has this version and a node exists at `beside`.
 
     Result: True, also if the node does not exist; False if it was not deleted.
@@ -74,80 +74,83 @@ class Delete(NamedTuple):
     beside: str
 
 
-Request = Children | Read | ReadAll | Create | Write | Delete
-CHANGES = (Create, Write, Delete)
+Request = GetChildren | GetNode | GetNodes | CreateNode | SetNode | DeleteNode
+WRITES = (CreateNode, SetNode, DeleteNode)
 """Requests that the leader of the ensemble answers: only these prove that the session is valid."""
 
 
-class Cut(Exception):
+class ConnectionLost(Exception):
     """The connection or the session was lost before the response.
 
     The request may have been done.
     """
 
 
-def ask(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
+def send_request(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
     """Send a request with kazoo and return the result. Raises ConnectionLost, NotAllowed."""
     from kazoo import exceptions
 
     try:
-        return _ask(client, request, watch)
+        return _send(client, request, watch)
     except (exceptions.NoAuthError, exceptions.AuthFailedError) as error:
         raise NotAllowed(
-            f"ZooKeeper does not allow the use of {_path(request)} ({in_words(error)}); tfmq brings no credentials."
+            f"ZooKeeper does not allow the use of {_path(request)} ({error_text(error)}); tfmq brings no credentials."
         ) from error
     except (exceptions.KazooException, exceptions.ZookeeperError) as error:
-        raise Cut(repr(error)) from error
+        raise ConnectionLost(repr(error)) from error
 
 
 def _path(request: Request) -> str:
-    return ", ".join(request.paths) if isinstance(request, ReadAll) else request.path
+    return ", ".join(request.paths) if isinstance(request, GetNodes) else request.path
 
 
-def _ask(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
-    if isinstance(request, Children):
-        return _one(client.get_children_async(request.path, watch), [])
-    if isinstance(request, Read):
-        return _node(_one(client.get_async(request.path, watch)))
-    if isinstance(request, ReadAll):
-        return [_node(_known(each)) for each in results([client.get_async(path) for path in request.paths])]
-    if isinstance(request, Write):
-        return _one(client.set_async(request.path, request.data)) is not None
-    if isinstance(request, Create):
+def _send(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
+    if isinstance(request, GetChildren):
+        return _single_result(client.get_children_async(request.path, watch), [])
+    if isinstance(request, GetNode):
+        return _node(_single_result(client.get_async(request.path, watch)))
+    if isinstance(request, GetNodes):
+        return [
+            _node(_result_or_none(each))
+            for each in wait_results([client.get_async(path) for path in request.paths])
+        ]
+    if isinstance(request, SetNode):
+        return _single_result(client.set_async(request.path, request.data)) is not None
+    if isinstance(request, CreateNode):
         return _create(client, request)
     return _delete(client, request)
 
 
-def _create(client: KazooClient, request: Create) -> Node | None:
+def _create(client: KazooClient, request: CreateNode) -> Node | None:
     from kazoo.exceptions import NodeExistsError
 
     asked = client.create_async(request.path, request.data, ephemeral=True, makepath=True, include_data=True)
-    made = results([asked])[0]
+    made = wait_results([asked])[0]
     if isinstance(made, NodeExistsError):
         return None
-    return _node((request.data, _known(made)[1]))
+    return _node((request.data, _result_or_none(made)[1]))
 
 
-def _delete(client: KazooClient, request: Delete) -> bool:
+def _delete(client: KazooClient, request: DeleteNode) -> bool:
     """Delete in one transaction that checks the node that must exist."""
     from kazoo.exceptions import NoNodeError
 
     transaction = client.transaction()
     transaction.check(request.beside, -1)
     transaction.delete(request.path, request.version)
-    beside, deleted = _known(results([transaction.commit_async()])[0])
+    beside, deleted = _result_or_none(wait_results([transaction.commit_async()])[0])
     if isinstance(deleted, NoNodeError):
         return True
     return not isinstance(beside, BaseException) and not isinstance(deleted, BaseException)
 
 
-def _one(asked: Any, missing: Any = None) -> Any:
+def _single_result(asked: Any, missing: Any = None) -> Any:
     """Return the result; `missing` if the node does not exist."""
-    answer = _known(results([asked])[0])
+    answer = _result_or_none(wait_results([asked])[0])
     return missing if answer is None else answer
 
 
-def _known(answer: Any) -> Any:
+def _result_or_none(answer: Any) -> Any:
     """Return the result; None if the node does not exist. Raises any other failure."""
     from kazoo.exceptions import NoNodeError
 
@@ -165,16 +168,16 @@ def _node(answer: Any) -> Node | None:
     return Node(data or b"", state.ephemeralOwner, state.czxid, state.version)
 
 
-AGAIN_SECONDS: Final = 0.2
+RETRY_SECONDS: Final = 0.2
 """Pause before steps that were interrupted are started again, if no new connection starts them."""
 READ_TIMEOUT_SHARE: Final = 2 / 3
 """Part of the session timeout after which kazoo treats a silent connection as lost."""
-NEVER_ASKED: Final = float("-inf")
+NEVER: Final = float("-inf")
 
-Course = Generator[Request, Any, None]
+RequestSteps = Generator[Request, Any, None]
 
 
-class Subject(Protocol):
+class SessionClient(Protocol):
     """The user of a session. Its methods are called by one thread at a time and must not block.
 
     `session_seconds` is the session timeout granted by ZooKeeper; `changed` is set when others should be notified.
@@ -185,16 +188,16 @@ class Subject(Protocol):
 
     @property
     def session(self) -> int: ...
-    def connected(self, session: int) -> None: ...
-    def cut(self) -> None: ...
-    def lost(self) -> None: ...
-    def look(self) -> None: ...
-    def heard(self, asked_at: float) -> None: ...
-    def due(self) -> float: ...
-    def next_course(self, now: float) -> Course | None: ...
+    def on_connected(self, session: int) -> None: ...
+    def on_disconnected(self) -> None: ...
+    def on_session_lost(self) -> None: ...
+    def request_round(self) -> None: ...
+    def on_write_answered(self, asked_at: float) -> None: ...
+    def next_due(self) -> float: ...
+    def next_steps(self, now: float) -> RequestSteps | None: ...
 
 
-class Runner:
+class SessionThread:
     """Runs `subject` in a thread from `start` to `close`, over one kazoo client.
 
     `subject` returns generators of requests. They are sent one after the other, and only while the session is the one
@@ -206,15 +209,15 @@ class Runner:
     def __init__(
         self,
         address: ZooKeeperAddress,
-        subject: Subject,
-        told: Callable[[], None],
+        subject: SessionClient,
+        on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.condition = threading.Condition()
         self.failure: TfmqError | None = None
         """The permanent error; None while there is none."""
         self.is_started = self.is_closed = False
-        self._address, self._subject, self._told, self._clock = address, subject, told, clock
+        self._address, self._subject, self._on_change, self._clock = address, subject, on_change, clock
         self._seconds = subject.session_seconds
         self._client: KazooClient | None = None
         self._thread = threading.Thread(target=self._run, name="tfmq-zookeeper", daemon=True)
@@ -225,7 +228,7 @@ class Runner:
         Raises NotSupported for an unsuitable kazoo.
         """
         client = new_client(self._address, self._seconds)
-        self._learn_seconds(client)
+        self._record_session_timeout(client)
         client.add_listener(self._session_changed)
         self._client, self.is_started = client, True
         client.start_async()
@@ -256,7 +259,7 @@ class Runner:
 
     # The session
 
-    def _learn_seconds(self, client: KazooClient) -> None:
+    def _record_session_timeout(self, client: KazooClient) -> None:
         """Record the granted session timeout, which may be less than requested.
 
         Kazoo does not expose it.
@@ -284,25 +287,25 @@ class Runner:
             if client is None or self.is_closed:
                 return
             if state == "CONNECTED":
-                self._subject.connected(client.client_id[0])
+                self._subject.on_connected(client.client_id[0])
             elif state == "SUSPENDED":
-                self._subject.cut()
+                self._subject.on_disconnected()
             else:
-                self._subject.lost()
+                self._subject.on_session_lost()
             self.wake()
-        self._tell()
+        self._notify()
 
-    def _watched(self, _: Any) -> None:
+    def _node_changed(self, _: Any) -> None:
         """Handle a watch: a node that was read has changed."""
         with self.condition:
-            self._subject.look()
+            self._subject.request_round()
             self.wake()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self.condition:
             changed, self._subject.changed = self._subject.changed, False
         if changed:
-            self._told()
+            self._on_change()
 
     # The thread
 
@@ -312,21 +315,21 @@ class Runner:
                 if self.is_closed or self.failure is not None:
                     return
                 now = self._clock()
-                course = self._subject.next_course(now)
+                course = self._subject.next_steps(now)
                 client, session = self._client, self._subject.session
                 if course is None or client is None:
-                    due = self._subject.due() - now
+                    due = self._subject.next_due() - now
                     self.condition.wait(None if due == float("inf") else max(due, 0.0))
                     continue
             try:
-                whole = self._walk(client, course, session)
+                whole = self._run_steps(client, course, session)
             except (
                 Exception
             ) as error:  # otherwise the session would stay alive while its work has stopped unnoticed
                 whole, self._subject.changed = False, True
                 self.failure = StoreFailed(f"Asking {self._address} failed: {error!r}", retriable=False)
                 self.failure.__cause__ = error
-            self._tell()
+            self._notify()
             if not whole:
                 self._pause()
 
@@ -334,35 +337,35 @@ class Runner:
         """Pause after interrupted steps."""
         with self.condition:
             if not self.is_closed:
-                self.condition.wait(AGAIN_SECONDS)
-                self._subject.look()
+                self.condition.wait(RETRY_SECONDS)
+                self._subject.request_round()
 
-    def _walk(self, client: KazooClient, course: Course, session: int) -> bool:
+    def _run_steps(self, client: KazooClient, course: RequestSteps, session: int) -> bool:
         """Send the requests of `course` one by one. Return False if it was interrupted."""
-        answer, request, asked_at = None, None, NEVER_ASKED
+        answer, request, asked_at = None, None, NEVER
         try:
             while True:
                 with self.condition:
                     if self.is_closed or self._subject.session != session:
-                        course.throw(Cut())
-                    if isinstance(request, CHANGES):
-                        self._subject.heard(asked_at)
+                        course.throw(ConnectionLost())
+                    if isinstance(request, WRITES):
+                        self._subject.on_write_answered(asked_at)
                     request = course.send(answer)
                 asked_at = self._clock()
-                answer = self._asked(client, course, request)
+                answer = self._send_step(client, course, request)
         except StopIteration:
             return True
-        except Cut:
+        except ConnectionLost:
             return False
 
-    def _asked(self, client: KazooClient, course: Course, request: Request) -> Any:
+    def _send_step(self, client: KazooClient, course: RequestSteps, request: Request) -> Any:
         """Return the result of a request. A failure is thrown into the steps and raised again."""
         try:
-            return ask(client, request, self._watched)
-        except Cut as cut:
+            return send_request(client, request, self._node_changed)
+        except ConnectionLost as cut:
             failed = cut
         except NotAllowed as refused:
-            failed = Cut()
+            failed = ConnectionLost()
             self.failure, self._subject.changed = refused, True
         with self.condition:
             course.throw(failed)

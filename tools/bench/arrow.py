@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from journal.record.batch import cut_blocks
-from journal.record.block_trailer import CONTROL_SIZE, Control, encode_control
+from journal.record.batch import split_blocks
+from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import make_id, make_log_id, make_record
 from tfmq.arrow import SCHEMA, Decoder, encode, project
 from tfmq.client.consumer.decoder import Decoder as MessageDecoder
 from tfmq.client.send.record_encoder import attribute_part, encode_each
-from tfmq.client.send.record_encoder import encode as encode_messages
+from tfmq.client.send.record_encoder import encode_shared as encode_messages
 from tfmq.message import encode_attribute
 from tools.bench.figures import Figure, alternately, median, spread
 
@@ -50,15 +50,15 @@ def log(payloads: Values, attribute: Callable[[int], bytes], block_bytes: int = 
         make_record(payload, make_id(PRODUCER, n), 0, attribute(n)) for n, payload in enumerate(payloads)
     ]
     data, blocks, position, offset, ordinal = b"".join(records), [], 0, 0, 0
-    for size, count, crc in cut_blocks(data, block_bytes):
-        control = Control(count, size, crc, APPEND_MS, 1, 0, ordinal, offset)
-        blocks.append((offset, data[position : position + size] + encode_control(LOG_ID, control)))
+    for size, count, crc in split_blocks(data, block_bytes):
+        control = BlockTrailer(count, size, crc, APPEND_MS, 1, 0, ordinal, offset)
+        blocks.append((offset, data[position : position + size] + encode_trailer(LOG_ID, control)))
         position, offset, ordinal = position + size, control.next, control.next_ordinal
     return list(joined(blocks))
 
 
 def joined(blocks: Chunks) -> Iterator[tuple[int, bytes]]:
-    per_chunk = max(1, CHUNK_BYTES // (len(blocks[0][1]) + CONTROL_SIZE))
+    per_chunk = max(1, CHUNK_BYTES // (len(blocks[0][1]) + TRAILER_SIZE))
     for first in range(0, len(blocks), per_chunk):
         yield blocks[first][0], b"".join(data for _, data in blocks[first : first + per_chunk])
 

@@ -16,8 +16,8 @@ from typing import Final
 import tfmq
 from journal.disk import RealDisk
 from tfmq.spark.pipelines.audit import audit
-from tfmq.spark.pipelines.audit_check import check
-from tfmq.spark.pipelines.audit_plan import plan
+from tfmq.spark.pipelines.audit_check import check_piece
+from tfmq.spark.pipelines.audit_plan import make_plan
 from tfmq.spark.pipelines.spark_jobs import Progress
 from tools.bench.figures import Figure, median, spread
 from tools.bench.spark import Session, job, session
@@ -64,12 +64,12 @@ def fill(data: Path, least: int, end: int) -> str:
 def alone(name: str, data: str, runs: int) -> Figure:
     """What a task does, in this process."""
     disk = RealDisk()
-    made = plan(disk, [data])
+    made = make_plan(disk, [data])
     size = sum(piece.size for piece in made.pieces)
     rates = []
     for run in range(runs + 1):
         begun = time.process_time()
-        found = [check(disk, made.logs[piece.log], piece, 0) for piece in made.pieces]
+        found = [check_piece(disk, made.logs[piece.log], piece, 0) for piece in made.pieces]
         if run:
             rates.append(size / (time.process_time() - begun) / 1e9)
         assert sum(each.bytes for each in found) == size

@@ -64,9 +64,9 @@ def receiving(seconds: float) -> None:
     arena = ReceiveArena(pool)
 
     def into_arena(connection: socket.socket) -> int:
-        count = connection.recv_into(arena.room())
-        arena.used(count)
-        arena.turn_ended()
+        count = connection.recv_into(arena.read_buffer())
+        arena.mark_filled(count)
+        arena.end_turn()
         return count
 
     own = bytearray(READ_BYTES)
@@ -121,10 +121,10 @@ def many_connections(count: int) -> None:
     arena = ReceiveArena(pool)
     tails: list[Buffer] = []
     for _ in range(count):
-        arena.room()[:] = bytes(READ_BYTES)
-        arena.used(READ_BYTES)
+        arena.read_buffer()[:] = bytes(READ_BYTES)
+        arena.mark_filled(READ_BYTES)
         tails.append(pool.allocate(64))
-        arena.turn_ended()
+        arena.end_turn()
     print(f"  shared arena, a tail of 64 bytes each: {(resident_bytes() - before) / 1e6:8.1f}")
     before = resident_bytes()
     own = [bytearray(READ_BYTES) for _ in range(count)]

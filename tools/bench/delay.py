@@ -6,7 +6,7 @@ from pathlib import Path
 from zlib import crc32
 
 import tfmq
-from tfmq.delay.timing_wheel import HashedWheelTimer
+from tfmq.delay.timing_wheel import HashedTimingWheel
 from tools.bench.broker import Broker, broker, start
 from tools.bench.delay_load import (
     PART,
@@ -157,7 +157,7 @@ def wheel(runs: int, peers: bool) -> list[Figure]:
 
 def timed(size: int) -> tuple[float, float]:
     """Nanoseconds of one add, and of one cancel. A tenth is added and taken back again and again."""
-    timer = HashedWheelTimer()
+    timer = HashedTimingWheel()
     nothing = array("Q", bytes(8 * size))
     dues = array("Q", ((number * 7919) % WHEEL_MS for number in range(size)))
     timer.add_many(dues, array("Q", range(size)), nothing, nothing)

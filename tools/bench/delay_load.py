@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import tfmq
-from journal.record.batch import cut_blocks
+from journal.record.batch import split_blocks
 from tools.bench.load import PAYLOAD, PAYLOAD_CRC, Client, expect_ok, frame
 from tools.bench.transaction_load import PRODUCE, SEQUENCES, records
 
@@ -52,7 +52,7 @@ class Delayer(Client):
         body = records(self.producer_id, self.sequence, count, payload, crc)
         header = [
             PRODUCE, self.sequence, self.topic_name, self.incarnation, 0, self.producer_id, self.sequence, count, 2,
-            cut_blocks(body), dues,
+            split_blocks(body), dues,
         ]  # fmt: skip
         self.sequence += count
         self.socket.sendall(frame(header, body))

@@ -16,10 +16,10 @@ from zlib import crc32
 
 import crcmod.predefined
 
-from journal.record.batch import cut_blocks, verify_batch
-from journal.record.block import Block, blocks_of, runs
-from journal.record.block_trailer import Control, encode_control
-from journal.record.format import make_id, make_log_id, make_record, walk
+from journal.record.batch import split_blocks, verify_batch
+from journal.record.block import Block, blocks_of, producer_runs
+from journal.record.block_trailer import BlockTrailer, encode_trailer
+from journal.record.format import header_positions, make_id, make_log_id, make_record
 
 RUNS = 5
 RUN_SECONDS = 0.1
@@ -53,9 +53,9 @@ def control_blocks(data: bytes) -> bytes:
     """The records of a batch as control blocks of a log."""
     parts: list[bytes] = []
     position = offset = ordinal = 0
-    for size, count, crc in cut_blocks(data):
-        control = Control(count, size, crc, 0, 0, 0, ordinal, offset)
-        parts += [data[position : position + size], encode_control(LOG_ID, control)]
+    for size, count, crc in split_blocks(data):
+        control = BlockTrailer(count, size, crc, 0, 0, 0, ordinal, offset)
+        parts += [data[position : position + size], encode_trailer(LOG_ID, control)]
         position, offset, ordinal = position + size, control.next, control.next_ordinal
     return b"".join(parts)
 
@@ -74,25 +74,25 @@ def record_figures(bodies: list[bytes]) -> list[tuple[str, float]]:
     """What does not depend on whether sizes are equal."""
     crcmod_crc = crcmod.predefined.mkPredefinedCrcFun("crc-32")
     data = b"".join(make_record(body, make_id(PRODUCER, n)) for n, body in enumerate(bodies))
-    control = Control(1, 120, 5, 0, 0, 0, 0, 0)
+    control = BlockTrailer(1, 120, 5, 0, 0, 0, 0, 0)
     count = len(bodies)
     return [
         (
             "encode",
             nanoseconds(lambda: b"".join([make_record(b, n) for n, b in enumerate(bodies, 1 << 24)]), count),
         ),
-        ("cut into blocks", nanoseconds(lambda: cut_blocks(data), count)),
-        ("walk", nanoseconds(lambda: walk(data), count)),
+        ("cut into blocks", nanoseconds(lambda: split_blocks(data), count)),
+        ("walk", nanoseconds(lambda: header_positions(data), count)),
         ("crc32 of a body, zlib", nanoseconds(lambda: [crc32(body) for body in bodies], count)),
         ("crc32 of a body, crcmod", nanoseconds(lambda: [crcmod_crc(body) for body in bodies], count)),
-        ("a control record, encoded", nanoseconds(lambda: encode_control(LOG_ID, control), 1)),
+        ("a control record, encoded", nanoseconds(lambda: encode_trailer(LOG_ID, control), 1)),
     ]
 
 
 def batch_figures(bodies: list[bytes], kind: str) -> list[tuple[str, float]]:
     """A batch as the broker checks it, and the log as readers and recovery go through it."""
     data = b"".join(make_record(body, make_id(PRODUCER, n)) for n, body in enumerate(bodies))
-    count, batch, log = len(bodies), cut_blocks(data), control_blocks(data)
+    count, batch, log = len(bodies), split_blocks(data), control_blocks(data)
     blocks: list[Block] = list(blocks_of(log, 0, LOG_ID))
     parts: dict[str, Callable[[], object]] = {
         "verify a batch": lambda: verify_batch(data, batch, PRODUCER, 0, count),
@@ -101,7 +101,7 @@ def batch_figures(bodies: list[bytes], kind: str) -> list[tuple[str, float]]:
         ),
         "blocks of a log": lambda: list(blocks_of(log, 0, LOG_ID)),
         "blocks without checksums": lambda: list(blocks_of(log, 0, LOG_ID, verify=False)),
-        "runs of a block": lambda: [runs(block) for block in blocks],
+        "runs of a block": lambda: [producer_runs(block) for block in blocks],
     }
     return [(f"{name}, {kind}", nanoseconds(part, count)) for name, part in parts.items()]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from journal.record.batch import cut_blocks
+from journal.record.batch import split_blocks
 from tools.bench.load import PAYLOAD, PAYLOAD_CRC, PREFIX, RECORD, Client, expect_ok, frame
 
 MESSAGES = 10
@@ -49,7 +49,7 @@ class Transactor(Client):
         body = records(self.producer_id, self.sequence, messages)
         batch = [
             self.topic_name, self.incarnation, self.partition, self.sequence, messages, len(body),
-            cut_blocks(body),
+            split_blocks(body),
         ]  # fmt: skip
         header = [TRANSACT, self.number, self.producer_id, self.number, [batch], []]
         self.sequence += messages
@@ -69,7 +69,7 @@ class Transactor(Client):
         body = records(self.producer_id, self.sequence, count, payload, crc)
         header = [
             self.topic_name, self.incarnation, self.partition, self.producer_id, self.sequence, count, 1,
-            cut_blocks(body), None, epoch,
+            split_blocks(body), None, epoch,
         ]  # fmt: skip
         self.call_with(PRODUCE, header, body)
         self.sequence += count
@@ -87,7 +87,7 @@ class Transactor(Client):
             body = records(self.producer_id, self.sequence, 1)
             header = [
                 PRODUCE, 0, self.topic_name, self.incarnation, self.partition, self.producer_id, self.sequence, 1,
-                1, cut_blocks(body), None, epoch,
+                1, split_blocks(body), None, epoch,
             ]  # fmt: skip
             yield frame(header, body)
             yield frame([PREPARE, 0, xid, epoch, None, []])

@@ -24,8 +24,8 @@ TRANSACTION_BOOKS: Final = (
         "decision-applied-before-its-force",
         "nothing of a transaction is visible before its decision is on the disk",
         "tfmq/transaction/active_transactions.py",
-        "        self.store.when_forced(decision.place, lambda error: self._forced(progress, error))\n",
-        "        self._forced(progress, None)\n",
+        "        self.store.when_durable(decision.lsn, lambda error: self._decision_durable(progress, error))\n",
+        "        self._decision_durable(progress, None)\n",
         [BOOKS, ENDING, HAZARDS, TRANSACTING],
     ),
     Mutant(
@@ -40,16 +40,20 @@ TRANSACTION_BOOKS: Final = (
         "prepared-keeps-its-place-in-the-session",
         "a prepared transaction takes no place of its session",
         "tfmq/transaction/active_transactions.py",
-        "        live_of(transaction).place = lsn\n        self._closed(transaction.epoch)\n        self._keep",
-        "        live_of(transaction).place = lsn\n        self._keep",
+        (
+            "        runtime_state(transaction).lsn = lsn\n"
+            "        self._untrack_open(transaction.epoch)\n"
+            "        self._track_prepared(transaction)\n"
+        ),
+        ("        runtime_state(transaction).lsn = lsn\n        self._track_prepared(transaction)\n"),
         [BEGINNING],
     ),
     Mutant(
         "offsets-free-before-the-rollback-is-on-the-disk",
         "offsets in doubt are free when no crash brings them back",
         "tfmq/transaction/active_transactions.py",
-        "            self.store.when_forced(lsn, lambda error: self._unlock(locked, error))\n",
-        "            self._unlock(locked, None)\n",
+        "            self.store.when_durable(lsn, lambda error: self._unlock_offsets(locked, error))\n",
+        "            self._unlock_offsets(locked, None)\n",
         [BOOKS, ENDING],
     ),
     Mutant(
@@ -58,9 +62,9 @@ TRANSACTION_BOOKS: Final = (
         "tfmq/transaction/active_transactions.py",
         (
             "                self.destination.unlock_offsets(transaction.epoch)\n"
-            "            if progress.dropped:\n"
+            "            if progress.dropped_messages:\n"
         ),
-        ("                pass\n            if progress.dropped:\n"),
+        ("                pass\n            if progress.dropped_messages:\n"),
         [BOOKS, ENDING, APPLYING, HANDLER],
     ),
     Mutant(
@@ -91,7 +95,11 @@ TRANSACTION_BOOKS: Final = (
         "half-a-reservation-kept",
         "space is set aside at all targets, or at none",
         "tfmq/transaction/active_transactions.py",
-        "            if taken:\n                self._destination.release(taken)\n            raise\n",
+        (
+            "            if taken:\n"
+            "                self._destination.release_bytes(taken)\n"
+            "            raise\n"
+        ),
         "            raise\n",
         [RESERVATIONS],
     ),
@@ -107,8 +115,8 @@ TRANSACTION_BOOKS: Final = (
         "any-number-of-batches",
         "a transaction has so many batches, and no more",
         "tfmq/transaction/active_transactions.py",
-        "        if rows > self._pieces_max:\n",
-        "        if rows > self._pieces_max + 1:\n",
+        "        if rows > self._batches_max:\n",
+        "        if rows > self._batches_max + 1:\n",
         [RESERVATIONS],
     ),
     Mutant(
@@ -123,39 +131,42 @@ TRANSACTION_BOOKS: Final = (
         "cleared-time-still-ends-it",
         "a time that was cleared ends nothing",
         "tfmq/transaction/deadlines.py",
-        "            if self._times.get(epoch) == due:\n                del self._times[epoch]\n",
-        "            if due:\n                self._times.pop(epoch, None)\n",
+        (
+            "            if self._due_by_epoch.get(epoch) == due:\n"
+            "                del self._due_by_epoch[epoch]\n"
+        ),
+        ("            if due:\n                self._due_by_epoch.pop(epoch, None)\n"),
         [TIMEOUTS],
     ),
     Mutant(
         "earlier-time-waits-for-a-later-one",
         "a transaction ends in time, whatever else was set before",
         "tfmq/transaction/deadlines.py",
-        "        if self._timer is not None and self._armed <= due:\n            return\n",
-        "        if self._timer is not None:\n            return\n",
+        ("        if self._timer is not None and self._timer_due <= due:\n            return\n"),
+        ("        if self._timer is not None:\n            return\n"),
         [TIMEOUTS],
     ),
     Mutant(
         "prepared-for-a-while-and-nobody-asked",
         "a transaction that is prepared for long is asked about",
         "tfmq/transaction/active_transactions.py",
-        "            self.checks.watch(transaction.epoch, transaction.origin.group, age_seconds)\n",
-        "            self.checks.watch(transaction.epoch, transaction.origin.group, -1e9)\n",
+        "            self.check_back.watch_transaction(transaction.epoch, transaction.origin.group, age_seconds)\n",
+        "            self.check_back.watch_transaction(transaction.epoch, transaction.origin.group, -1e9)\n",
         [BOOKS, HANDLER, PREPARING],
     ),
     Mutant(
         "asked-before-the-prepare-is-forced",
         "nobody is asked about a transaction before its prepare is on the disk",
         "tfmq/transaction/active_transactions.py",
-        "        self.store.when_forced(lsn, lambda error: self._surely_prepared(transaction, error))\n",
-        "        self._surely_prepared(transaction, None)\n",
+        "        self.store.when_durable(lsn, lambda error: self._prepare_durable(transaction, error))\n",
+        "        self._prepare_durable(transaction, None)\n",
         [BOOKS],
     ),
     Mutant(
         "never-asked-behind-an-end-that-was-refused",
         "a transaction whose end was refused is asked about, whenever its prepare was forced",
         "tfmq/transaction/active_transactions.py",
-        "        if error is None and transaction.state in MAY_STAY_PREPARED:\n",
+        "        if error is None and transaction.state in WATCHED_STATES:\n",
         "        if error is None and transaction.state == states.PREPARED:\n",
         [BOOKS],
     ),
@@ -163,7 +174,7 @@ TRANSACTION_BOOKS: Final = (
         "asked-about-once",
         "a transaction is asked about again until it ends",
         "tfmq/transaction/check_back.py",
-        "            self._later.set(epoch, min(self._check_seconds * 2.0**asked.count, PAUSE_SECONDS_MAX))\n",
+        "                epoch, min(self._check_seconds * 2.0**asked.query_count, QUERY_PAUSE_SECONDS_MAX)\n",
         "",
         [CHECKS],
     ),
@@ -171,7 +182,11 @@ TRANSACTION_BOOKS: Final = (
         "asked-about-behind-its-end",
         "nobody is asked about a transaction that is over",
         "tfmq/transaction/check_back.py",
-        "            due.pop(epoch, None)\n            if not due:\n                del self._due[asked.group]\n",
+        (
+            "            due.pop(epoch, None)\n"
+            "            if not due:\n"
+            "                del self._due_epochs[asked.group]\n"
+        ),
         "            pass\n",
         [CHECKS],
     ),
@@ -179,7 +194,7 @@ TRANSACTION_BOOKS: Final = (
         "lost-client-asked",
         "a client that is gone is not asked",
         "tfmq/transaction/check_back.py",
-        "        for wait in list(self._sessions.get(session, ())):\n            self._unpark(wait)\n",
+        ("        for wait in list(self._sessions.get(session, ())):\n            self._unregister(wait)\n"),
         "        return\n",
         [CHECKS],
     ),

@@ -20,8 +20,14 @@ ANSWERS: Final = (
         "answered-before-the-force",
         "acks synced is answered once the batch is on the disk",
         "tfmq/broker/produce.py",
-        "        if self._request.acks == ACKS_SYNCED:\n            partition.when_forced",
-        "        if self._request.acks > ACKS_SYNCED:\n            partition.when_forced",
+        (
+            "        if self._request.acks == ACKS_SYNCED:\n"
+            "            partition.when_durable(end, partial(self._fsync_done, positions, fields))\n"
+        ),
+        (
+            "        if self._request.acks > ACKS_SYNCED:\n"
+            "            partition.when_durable(end, partial(self._fsync_done, positions, fields))\n"
+        ),
         [WRITES],
     ),
     Mutant(
@@ -37,9 +43,14 @@ ANSWERS: Final = (
         "repeat-answered-before-the-force",
         "a repeat waits for the durability that it asks for",
         "tfmq/broker/produce.py",
-        "        if repeat.walk is None:\n"
-        "            self._settle(partition, answer.end, answer.positions, True, answer)\n",
-        "        if repeat.walk is None:\n            self._settle(partition, 0, answer.positions, True, answer)\n",
+        (
+            "        if repeat.first_offset_walk is None:\n"
+            "            self._reply_when_durable(partition, answer.end_offset, answer.positions, True, answer)\n"
+        ),
+        (
+            "        if repeat.first_offset_walk is None:\n"
+            "            self._reply_when_durable(partition, 0, answer.positions, True, answer)\n"
+        ),
         [WRITES],
     ),
     Mutant(
@@ -48,26 +59,26 @@ ANSWERS: Final = (
         "tfmq/broker/produce.py",
         (
             "        if error is not None:\n"
-            "            self.refused(client_error(error, UNKNOWN))\n"
+            "            self.rejected(client_error(error, UNKNOWN))\n"
             "        else:\n"
-            "            self._ok(positions, ACKS_SYNCED, *fields)\n"
+            "            self._reply_ok(positions, ACKS_SYNCED, *fields)\n"
         ),
-        "        self._ok(positions, ACKS_SYNCED, *fields)\n",
+        "        self._reply_ok(positions, ACKS_SYNCED, *fields)\n",
         [WRITES],
     ),
     Mutant(
         "durability-overstated",
         "the answer names the durability that was reached",
         "tfmq/broker/produce.py",
-        "            self._ok(positions, durability(partition.log, end), *fields)\n",
-        "            self._ok(positions, ACKS_SYNCED, *fields)\n",
+        "            self._reply_ok(positions, reached_durability(partition.log, end), *fields)\n",
+        "            self._reply_ok(positions, ACKS_SYNCED, *fields)\n",
         [WRITES],
     ),
     Mutant(
         "refused-append-answered-ok",
         "a failed append is an error to every sender in it",
         "tfmq/broker/partition.py",
-        "            self._refuse(staged, _append_error(error))\n            return\n",
+        ("            self._reject_staged(staged, _append_error(error))\n            return\n"),
         "            return\n",
         [WRITES],
     ),
@@ -99,7 +110,7 @@ ANSWERS: Final = (
         "append-while-the-roll-runs",
         "while file work runs in a worker nothing is appended",
         "tfmq/broker/partition.py",
-        "        while self._queue and not self.working:\n",
+        "        while self._queue and not self.file_work_running:\n",
         "        while self._queue:\n",
         ["tests/broker/test_partition.py"],
     ),
@@ -126,8 +137,11 @@ STREAMS: Final = (
         "gap-accepted",
         "a gap in a stream is refused",
         "tfmq/broker/producer_state.py",
-        "            raise SequenceGap(expected=stream.next, found=sequence)\n        return _repeat",
-        "            return None\n        return _repeat",
+        (
+            "            raise SequenceGap(expected=stream.next_sequence, found=sequence)\n"
+            "        return _find_duplicate(stream, sequence, records)\n"
+        ),
+        ("            return None\n        return _find_duplicate(stream, sequence, records)\n"),
         [PRODUCERS],
     ),
     Mutant(
@@ -143,8 +157,11 @@ STREAMS: Final = (
         "repeat-appended-again",
         "a batch that is sent again is stored once",
         "tfmq/broker/produce.py",
-        "            if repeat is not None:\n"
-        "                self._repeat(partition, repeat)\n                return None\n",
+        (
+            "            if repeat is not None:\n"
+            "                self._answer_duplicate(partition, repeat)\n"
+            "                return None\n"
+        ),
         "",
         [WRITES],
     ),
@@ -152,16 +169,20 @@ STREAMS: Final = (
         "repeat-within-a-turn-appended-again",
         "a batch that is sent twice in one turn is stored once",
         "tfmq/broker/produce.py",
-        "        elif request.sequence < expected:\n            raise NotYet\n        elif",
-        "        elif",
+        (
+            "        elif request.sequence < expected:\n"
+            "            raise FlushStagedFirst\n"
+            "        elif request.sequence > expected and request.acks != ACKS_NONE:\n"
+        ),
+        "        elif request.sequence > expected and request.acks != ACKS_NONE:\n",
         [WRITES],
     ),
     Mutant(
         "partly-known-batch-accepted",
         "a batch of which a part is stored is refused",
         "tfmq/broker/producer_state.py",
-        "    if sequence + records > stream.next:\n        raise BadRequest(\n",
-        "    if sequence + records > stream.next + records:\n        raise BadRequest(\n",
+        ("    if sequence + records > stream.next_sequence:\n        raise BadRequest(\n"),
+        ("    if sequence + records > stream.next_sequence + records:\n        raise BadRequest(\n"),
         [PRODUCERS],
     ),
     Mutant(
@@ -176,7 +197,7 @@ STREAMS: Final = (
         "unknown-id-accepted",
         "an id that was never leased, or too long ago, is refused",
         "tfmq/broker/producer_state.py",
-        "            self.require_new(producer_id, now_ms)\n            if sequence and not gaps:\n",
+        ("            self.require_known_new(producer_id, now_ms)\n            if sequence and not gaps:\n"),
         "            if sequence and not gaps:\n",
         [PRODUCERS],
     ),
@@ -200,15 +221,15 @@ STREAMS: Final = (
         "streams-not-in-the-snapshot",
         "idempotence survives restarts",
         "tfmq/broker/producer_state.py",
-        "            for producer_id, each in self._streams.items()\n        ]\n",
-        "            for producer_id, each in ()\n        ]\n",
+        ("            for producer_id, each in self._entries.items()\n        ]\n"),
+        ("            for producer_id, each in ()\n        ]\n"),
         [PRODUCERS],
     ),
     Mutant(
         "successor-answered-before-the-force",
         "a successor is answered once the closing of the old id is on the disk",
         "tfmq/broker/produce.py",
-        "    partition.when_forced(partition.log.end_offset, forced)\n",
+        "    partition.when_durable(partition.log.end_offset, forced)\n",
         "    forced(None)\n",
         [WRITES],
     ),
@@ -232,15 +253,15 @@ STREAMS: Final = (
         "older-copy-gives-ids-again",
         "an older copy of a data folder gives no id that the folder gave later",
         "tfmq/broker/catalog.py",
-        "        begin = self._begin()\n",
-        "        begin = self._catalog.register.next_id\n",
+        "        begin = self._range_start()\n",
+        "        begin = self._catalog.state.next_id\n",
         [LEASES],
     ),
     Mutant(
         "stop-waits-for-topics",
         "a stop does not wait for topics that are still to be made",
         "tfmq/broker/partition_dirs.py",
-        "                if self.stopping:\n",
+        "                if self.is_stopping:\n",
         "                if False:\n",
         [CHANGES],
     ),
@@ -276,24 +297,24 @@ ROOM: Final = (
         "deletion-needs-free-room",
         "a topic can be deleted on a disk without a free byte",
         "tfmq/broker/catalog.py",
-        "        if urgent and self.reserve.give():",
-        "        if urgent and not self.reserve:",
+        "        if urgent and self.reserve.release_piece():\n",
+        "        if urgent and not self.reserve:\n",
         [RESERVE],
     ),
     Mutant(
         "reserve-for-everything",
         "the room that is kept for deletions is not used up by other changes",
         "tfmq/broker/catalog.py",
-        "        urgent = [change for change in queue if change.makes_room] if isinstance(error, DiskFull) else []",
-        "        urgent = list(queue) if isinstance(error, DiskFull) else []",
+        "        urgent = [change for change in queue if change.frees_space] if isinstance(error, DiskFull) else []\n",
+        "        urgent = list(queue) if isinstance(error, DiskFull) else []\n",
         [RESERVE],
     ),
     Mutant(
         "start-refused-by-a-cut-short-deletion",
         "a deletion that a full disk cut short does not refuse the next start",
         "tfmq/broker/catalog.py",
-        "            if entry[0] not in MAKES_ROOM or not self.reserve.give():",
-        "            if entry[0] in MAKES_ROOM or not self.reserve.give():",
+        "            if entry[0] not in FREES_SPACE or not self.reserve.release_piece():\n",
+        "            if entry[0] in FREES_SPACE or not self.reserve.release_piece():\n",
         [RESERVE],
     ),
     Mutant(

@@ -23,23 +23,23 @@ PRODUCER: Final = (
         "resent-with-a-new-sequence",
         "what is sent again goes under the sequence that it had",
         "tfmq/client/send/partition_sender.py",
-        "            self._requeue()\n            self.expire(self._sender.now())\n",
-        "            self._requeue()\n            self._unnumber(self.sequence)\n",
+        ("            self._requeue()\n            self.expire(self._accumulator.now())\n"),
+        ("            self._requeue()\n            self._clear_sequences(self.sequence)\n"),
         [STREAM],
     ),
     Mutant(
         "order-swapped-after-a-refusal",
         "batches that go out again keep their order",
         "tfmq/client/send/partition_sender.py",
-        "        self.queue.extendleft(reversed(self.flight))\n",
-        "        self.queue.extendleft(self.flight)\n",
+        "        self.queue.extendleft(reversed(self.in_flight))\n",
+        "        self.queue.extendleft(self.in_flight)\n",
         [STREAM],
     ),
     Mutant(
         "later-sends-overtake-in-a-topic-made-anew",
         "what was on its way to a deleted topic is stored in the new one before what is sent later",
         "tfmq/client/send/accumulator.py",
-        "                before.hold(stream)\n",
+        "                before.block_replacement(stream)\n",
         "                pass\n",
         [
             "tests/client/test_stream.py::test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later"
@@ -49,23 +49,35 @@ PRODUCER: Final = (
         "order-swapped-after-a-reconnect",
         "requests that go out again keep their order",
         "tfmq/client/connection/connection.py",
-        "        for call in list(self._calls.values()):\n            self._send(call)\n        for listener",
-        "        for call in reversed(list(self._calls.values())):\n            self._send(call)\n        for listener",
+        (
+            "        for call in list(self._pending.values()):\n"
+            "            self._send(call)\n"
+            "        for listener in self.on_ready:\n"
+        ),
+        (
+            "        for call in reversed(list(self._pending.values())):\n"
+            "            self._send(call)\n"
+            "        for listener in self.on_ready:\n"
+        ),
         [LINK, STREAM],
     ),
     Mutant(
         "forgotten-at-a-reconnect",
         "a send outlives a broken connection",
         "tfmq/client/connection/connection.py",
-        "        for call in list(self._calls.values()):\n            self._send(call)\n        for listener",
-        "        for listener",
+        (
+            "        for call in list(self._pending.values()):\n"
+            "            self._send(call)\n"
+            "        for listener in self.on_ready:\n"
+        ),
+        "        for listener in self.on_ready:\n",
         [LINK],
     ),
     Mutant(
         "old-pause-kept",
         "a call is not kept waiting by the pause that earlier calls left",
         "tfmq/client/connection/connection.py",
-        "            self._begin_again()\n",
+        "            self._shorten_back_off()\n",
         "            pass\n",
         [LINK],
     ),
@@ -73,7 +85,7 @@ PRODUCER: Final = (
         "unrepeatable-call-repeated",
         "what must not happen twice is not sent twice",
         "tfmq/client/connection/connection.py",
-        "        for call in [each for each in self._calls.values() if each.sent and not each.repeat]:\n",
+        "        for call in [each for each in self._pending.values() if each.sent and not each.repeat]:\n",
         "        for call in []:\n",
         [LINK],
     ),
@@ -97,8 +109,8 @@ PRODUCER: Final = (
         "old-id-used-after-its-successor",
         "a stream goes on under its successor id",
         "tfmq/client/send/partition_sender.py",
-        "            self._begin(call.reply.successor_id)\n",
-        "            self._begin(self.producer_id)\n",
+        "            self._restart(call.reply.successor_id)\n",
+        "            self._restart(self.producer_id)\n",
         [STREAM],
     ),
     Mutant(
@@ -121,7 +133,7 @@ PRODUCER: Final = (
         "batch-straddles-the-last-sequence",
         "a batch never straddles the last sequence of an id",
         "tfmq/client/send/partition_sender.py",
-        "                if self.queue[0].count > sequences_left(self.sequence):\n",
+        "                if self.queue[0].count > remaining_sequences(self.sequence):\n",
         "                if self.queue[0].count < 0:\n",
         [STREAM],
     ),
@@ -129,15 +141,19 @@ PRODUCER: Final = (
         "more-in-flight-than-the-broker-remembers",
         "no more is in flight than the broker can recognise",
         "tfmq/client/send/partition_sender.py",
-        "        return not self.flight or (len(self.flight) < most and self._flight_bytes < FLIGHT_BYTES)\n",
-        "        return not self.flight or self._flight_bytes < FLIGHT_BYTES\n",
+        (
+            "        return not self.in_flight or (\n"
+            "            len(self.in_flight) < most and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX\n"
+            "        )\n"
+        ),
+        "        return not self.in_flight or self._in_flight_bytes < IN_FLIGHT_BYTES_MAX\n",
         [STREAM],
     ),
     Mutant(
         "refused-batch-leaves-a-hole",
         "behind a refused batch the stream goes on under a successor",
         "tfmq/client/send/partition_sender.py",
-        '        if self.state == "ready" and (self._hole or batch.bounced is not None):\n',
+        '        if self.state == "ready" and (self._has_gap or batch.last_error is not None):\n',
         '        if self.state == "lost":\n',
         [STREAM],
     ),
@@ -161,7 +177,10 @@ PRODUCER: Final = (
         "child-sends-what-its-parent-sends",
         "a forked child sends nothing that its parent took",
         "tfmq/client/producer/core.py",
-        "        self.driver.tickers.remove(self.sender)\n        self.sender.orphan()\n",
+        (
+            "        self.driver.tickers.remove(self.accumulator)\n"
+            "        self.accumulator.abandon_after_fork()\n"
+        ),
         "        pass\n",
         [PROMISES],
     ),
@@ -220,8 +239,8 @@ READING: Final = (
         "control-record-delivered",
         "a log's own records are never delivered",
         "tfmq/client/consumer/decoder.py",
-        "            decoded = self._messages(body, position, at, control, skip_to)\n",
-        "            decoded = self._messages(body, position, at + CONTROL_SIZE, control, skip_to)\n",
+        "            decoded = self._create_messages(body, position, at, control, skip_to)\n",
+        "            decoded = self._create_messages(body, position, at + TRAILER_SIZE, control, skip_to)\n",
         [DECODER],
     ),
     Mutant(
@@ -244,7 +263,7 @@ READING: Final = (
         "reader-stays-before-damage",
         "a reader that skips damage at the end of a partition has reached the end",
         "tfmq/client/consumer/fetcher.py",
-        '        feed.chunks.append(Chunk(b"", offset, offset, offset, epoch, filtered=False))\n',
+        '        feed.responses.append(FetchResponse(b"", offset, offset, offset, epoch, filtered=False))\n',
         "",
         ["tests/issues/test_sound_blocks_before_damage.py"],
     ),
@@ -276,7 +295,7 @@ READING: Final = (
         "position-stays-behind-what-was-left-out",
         "a filter that rejects everything still advances",
         "tfmq/client/consumer/fetcher.py",
-        "        if not messages and following.offset <= feed.place.offset:\n",
+        "        if not messages and following.offset <= feed.position.offset:\n",
         "        if not messages:\n",
         [FETCHER, CONSUMING, START],
     ),
@@ -284,7 +303,7 @@ READING: Final = (
         "seek-does-not-void-what-is-under-way",
         "behind a seek nothing comes from the old place",
         "tfmq/client/consumer/fetcher.py",
-        "        if feed is None or feed.turn != plan.turn:\n",
+        "        if feed is None or feed.fetch_version != plan.fetch_version:\n",
         "        if feed is None:\n",
         [PROMISES],
     ),
@@ -292,8 +311,8 @@ READING: Final = (
         "message-in-work-counts-as-processed",
         "a message is processed when the next one is asked for, not before",
         "tfmq/client/consumer/positions.py",
-        "            self._advance(name, Place(current.offset, current.ordinal, current.origin.epoch))\n",
-        "            self._advance(name, self._behind(current))\n",
+        "            self._advance_acked(name, ReadPosition(current.offset, current.ordinal, current.origin.epoch))\n",
+        "            self._advance_acked(name, self._batch_position_after(current))\n",
         [POSITIONS],
     ),
     Mutant(
@@ -308,7 +327,7 @@ READING: Final = (
         "saved-places-go-back",
         "no place goes back but by seek",
         "tfmq/client/consumer/positions.py",
-        "        if known is not None and place.offset > known.offset:\n",
+        "        if known is not None and position.offset > known.offset:\n",
         "        if known is not None:\n",
         [POSITIONS],
     ),
@@ -324,32 +343,36 @@ READING: Final = (
         "uncommitted-saved-with-manual-commits",
         "with manual commits nothing is saved until it is said",
         "tfmq/client/consumer/positions.py",
-        "        if self._manual and name in self:\n            self._out[name] = place\n"
-        "        else:\n            self._advance(name, place)\n",
-        "        self._advance(name, place)\n",
+        (
+            "        if self._manual and name in self:\n"
+            "            self._delivered[name] = position\n"
+            "        else:\n"
+            "            self._advance_acked(name, position)\n"
+        ),
+        "        self._advance_acked(name, position)\n",
         [POSITIONS],
     ),
     Mutant(
         "two-saves-at-once",
         "an older save never overtakes a newer one",
         "tfmq/client/consumer/offset_commit.py",
-        "        while self._under_way is not None:\n",
-        "        while self._under_way is not None and until < 0:\n",
+        "        while self._commit_ended is not None:\n",
+        "        while self._commit_ended is not None and until < 0:\n",
         ["tests/client/test_saving.py"],
     ),
     Mutant(
         "fenced-member-goes-on",
         "a member that was taken for dead drops what it had",
         "tfmq/client/consumer/membership.py",
-        "        elif isinstance(call.error, Fenced):\n            self._lost(call.error)\n",
-        "        elif isinstance(call.error, Fenced):\n            self.joined = False\n",
+        ("        elif isinstance(call.error, Fenced):\n            self._rejoin_after_expiry(call.error)\n"),
+        ("        elif isinstance(call.error, Fenced):\n            self.joined = False\n"),
         [MEMBERSHIP],
     ),
     Mutant(
         "child-is-its-parent-s-member",
         "a forked child is no member of its parent's group",
         "tfmq/client/consumer/membership.py",
-        '        self.member, self.generation, self.note = token_hex(8), 0, ""\n',
+        '        self.member_id, self.generation, self.note = token_hex(8), 0, ""\n',
         '        self.note = ""\n',
         [MEMBERSHIP],
     ),

@@ -45,15 +45,20 @@ _TAKEN: Final = (
         "commit-interrupted-called-open",
         "a commit that was interrupted after it was sent may have happened",
         "tfmq/client/transaction/transaction.py",
-        "            self._move(IN_DOUBT if self.ending.asked else self._still(before), None)\n",
-        "            self._move(before, None)\n",
+        (
+            "            self._finish_step(\n"
+            "                IN_DOUBT if self.requests.maybe_executed else"
+            " self._state_if_not_executed(before), None\n"
+            "            )\n"
+        ),
+        "            self._finish_step(before, None)\n",
         [CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "sends-go-on-beside-a-commit",
         "nothing is sent in a transaction while it is committed",
         "tfmq/client/transaction/transaction.py",
-        "        self.shared.clear()  # The fast path must not append during a step.\n",
+        "        self.shared_batches.clear()  # The fast path must not append during a step.\n",
         "",
         [CORE, ENDING, PIPELINE, ALL],
     ),
@@ -61,8 +66,12 @@ _TAKEN: Final = (
         "two-steps-at-a-time",
         "steps of one transaction follow one another",
         "tfmq/client/transaction/transaction.py",
-        "        while self.state in STEPPING:\n            yield Wait((self._stepped,))\n        if verdict",
-        "        if verdict",
+        (
+            "        while self.state in IN_PROGRESS:\n"
+            "            yield Wait((self._step_done,))\n"
+            "        if check_step(step, self.state, self._reason) == DONE:\n"
+        ),
+        "        if check_step(step, self.state, self._reason) == DONE:\n",
         [CORE, ENDING, PIPELINE],
     ),
     Mutant(
@@ -80,10 +89,18 @@ _ENDS: Final = (
         "exception-commits",
         "an exception inside `with` rolls back",
         "tfmq/client/transaction/transaction.py",
-        "        elif self.state == OPEN:\n            try:\n                with suppress(TfmqError):\n"
-        "                    yield from self.rolling_back(LEAVE_SECONDS)\n",
-        "        elif self.state == OPEN:\n            try:\n                with suppress(TfmqError):\n"
-        "                    yield from self.committing()\n",
+        (
+            "        elif self.state == OPEN:\n"
+            "            try:\n"
+            "                with suppress(TfmqError):\n"
+            "                    yield from self.roll_back(EXIT_ROLLBACK_SECONDS)\n"
+        ),
+        (
+            "        elif self.state == OPEN:\n"
+            "            try:\n"
+            "                with suppress(TfmqError):\n"
+            "                    yield from self.commit()\n"
+        ),
         [CORE, ENDING, PIPELINE, "tests/test_transactions.py"],
     ),
     Mutant(
@@ -107,22 +124,22 @@ _ENDS: Final = (
         "deliveries of a transaction that was not committed fail",
         "tfmq/client/transaction/transaction.py",
         "        committed = self.state in SUCCEEDED\n        if not committed and error is None:\n",
-        "        committed = self.state in SETTLED\n        if not committed and error is None:\n",
+        ("        committed = self.state in FINISHED\n        if not committed and error is None:\n"),
         [CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "placed-by-the-next-batch",
         "a delivery tells the place of its own message",
         "tfmq/client/transaction/transaction.py",
-        "        offsets = iter(self.ending.placed)\n",
-        "        offsets = iter(self.ending.placed[1:])\n",
+        "        offsets = iter(self.requests.batch_offsets)\n",
+        "        offsets = iter(self.requests.batch_offsets[1:])\n",
         [CORE, ENDING, PIPELINE],
     ),
     Mutant(
         "forked-child-ends-its-parent-s",
         "a forked child leaves its parent's transactions alone",
         "tfmq/client/transaction/manager.py",
-        "            transaction.abandon()\n",
+        "            transaction.abandon_after_fork()\n",
         "            transaction.drop(None)\n",
         [CORE, ENDING, PIPELINE, ALL],
     ),
@@ -131,14 +148,14 @@ _ENDS: Final = (
         "a transaction that nobody holds is rolled back",
         "tfmq/client/transaction/manager.py",
         '                transaction.drop(None, "The transaction was dropped, so it was rolled back.")\n',
-        "                transaction.ending.halt()\n",
+        "                transaction.requests.stop_sending()\n",
         [CORE, ENDING, PIPELINE, HANDLE, ALL],
     ),
     Mutant(
         "forgotten-transaction-is-not-told-to-the-broker",
         "a transaction that nobody holds is rolled back at the broker, also while the producer is idle",
         "tfmq/client/transaction/manager.py",
-        "parked network thread has to be woken to send it.\n                self.producer.driver.attend()\n",
+        "parked network thread has to be woken to send it.\n                self.producer.driver.wake()\n",
         "parked network thread has to be woken to send it.\n",
         ["tests/test_transactions.py"],
     ),
@@ -146,7 +163,7 @@ _ENDS: Final = (
         "held-branch-swept-away",
         "a branch goes on although nobody holds a handle on it",
         "tfmq/client/transaction/manager.py",
-        "            if transaction.held:\n                continue\n",
+        ("            if transaction.keep_open:\n                continue\n"),
         "",
         [ALL],
     ),
@@ -154,7 +171,7 @@ _ENDS: Final = (
         "lost-work-not-told-at-a-close",
         "a producer that is closed says what was rolled back",
         "tfmq/client/transaction/manager.py",
-        "        if lost:\n            raise TransactionRolledBack(LOST.format(_open(lost)))\n",
+        ("        if lost:\n            raise TransactionRolledBack(LOST_MESSAGE.format(_open(lost)))\n"),
         "",
         [CORE, ENDING, PIPELINE, ALL],
     ),
@@ -162,7 +179,7 @@ _ENDS: Final = (
         "rollback-without-a-request",
         "what is rolled back is rolled back at the broker, at once",
         "tfmq/client/transaction/commit.py",
-        "            self._link.call(request, seconds=LET_GO_SECONDS, unattended=True)\n",
+        "            self._link.send_request(request, seconds=BACKGROUND_ROLLBACK_SECONDS, in_background=True)\n",
         "            del request\n",
         [ENDING, CORE, PIPELINE],
     ),
@@ -173,23 +190,23 @@ _REQUESTS: Final = (
         "rollback-of-a-frame-under-way",
         "a frame whose answer did not come is not called rolled back",
         "tfmq/client/transaction/commit.py",
-        "        if self.framed:\n            raise TransactionState(",
-        "        if self.framed and self.begun:\n            raise TransactionState(",
+        ("        if self.one_request_sent:\n            raise TransactionState(\n"),
+        ("        if self.one_request_sent and self.begun:\n            raise TransactionState(\n"),
         [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "frame-repeated-under-another-number",
         "a commit that is called again is the same request, so it cannot commit twice",
         "tfmq/client/transaction/commit.py",
-        '            if error.outcome == "not done":\n                self._stream = None\n',
-        "            self._stream = None\n",
+        ('            if error.outcome == "not done":\n                self._sequence = None\n'),
+        "            self._sequence = None\n",
         [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "frame-not-put-back",
         "what a refused frame held is in the next try",
         "tfmq/client/transaction/commit.py",
-        "            if not done:\n                self._gathering.put_back(batches)\n",
+        ("            if not done:\n                self._accumulator.requeue(batches)\n"),
         "            pass\n",
         [ENDING, CORE, PIPELINE],
     ),
@@ -205,16 +222,16 @@ _REQUESTS: Final = (
         "frame-numbered-as-the-last-one",
         "each transaction of a stream has a number of its own",
         "tfmq/client/transaction/commit.py",
-        "                stream = yield from streams.leasing(until)\n            stream.number += 1\n",
-        "                stream = yield from streams.leasing(until)\n            stream.number = 1\n",
+        ("                stream = yield from streams.lease_new(until)\n            stream.number += 1\n"),
+        ("                stream = yield from streams.lease_new(until)\n            stream.number = 1\n"),
         [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "strange-stream-believed-after-a-repeat",
         "a frame that may have been taken does not go again in another stream",
         "tfmq/client/transaction/commit.py",
-        "(isinstance(call.error, STRANGE) and call.sends == 1)",
-        "isinstance(call.error, STRANGE)",
+        "        isinstance(call.error, SEQUENCE_ERRORS) and call.send_count == 1\n",
+        "        isinstance(call.error, SEQUENCE_ERRORS)\n",
         [ENDING, CORE, PIPELINE],
     ),
     Mutant(
@@ -229,15 +246,15 @@ _REQUESTS: Final = (
         "commit-of-a-prepared-one-in-one-phase",
         "a prepared transaction is committed as one that is prepared",
         "tfmq/client/transaction/commit.py",
-        "            self.xid, self.epoch, not self.prepared, False, [] if self.prepared else self._rows()\n",
-        "            self.xid, self.epoch, True, False, [] if self.prepared else self._rows()\n",
+        "            self.xid, self.epoch, not self.prepared, False, [] if self.prepared else self._offset_rows()\n",
+        "            self.xid, self.epoch, True, False, [] if self.prepared else self._offset_rows()\n",
         [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "prepare-does-not-wait-for-its-messages",
         "a transaction is prepared when the broker has all of it",
         "tfmq/client/transaction/commit.py",
-        "        while pipeline.failure is None and (pipeline.bytes or not pipeline.begun):\n",
+        "        while pipeline.failure is None and (pipeline.unacked_bytes or not pipeline.begun):\n",
         "        while pipeline.failure is None and not pipeline.begun:\n",
         [ENDING, CORE, PIPELINE],
     ),
@@ -245,15 +262,24 @@ _REQUESTS: Final = (
         "failed-message-passed-over",
         "a transaction that lost a batch on its way is not committed",
         "tfmq/client/transaction/commit.py",
-        "            yield Wait((pipeline.moved(),))\n        _raise(pipeline.failure)\n\n    def _transacting",
-        "            yield Wait((pipeline.moved(),))\n\n    def _transacting",
+        (
+            "            yield Wait((pipeline.changed_event(),))\n"
+            "        _raise_if_failed(pipeline.failure)\n"
+            "\n"
+            "    def _commit_in_one_request(self) -> Operation[str]:\n"
+        ),
+        (
+            "            yield Wait((pipeline.changed_event(),))\n"
+            "\n"
+            "    def _commit_in_one_request(self) -> Operation[str]:\n"
+        ),
         [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "offsets-left-out-of-the-prepare",
         "offsets are prepared with the messages",
         "tfmq/client/transaction/commit.py",
-        "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, self._rows())\n",
+        "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, self._offset_rows())\n",
         "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, [])\n",
         [ENDING, CORE, PIPELINE, OFFSETS],
     ),
@@ -261,7 +287,7 @@ _REQUESTS: Final = (
         "named-rollback-without-an-answer-called-done",
         "a rollback that nobody answered is not called done for one that others may commit",
         "tfmq/client/transaction/commit.py",
-        "        return lost and not self._beginning.xid and not self._prepare_sent\n",
+        "        return lost and not self._begin_fields.xid and not self._prepare_sent\n",
         "        return lost\n",
         [ENDING, CORE, PIPELINE],
     ),
@@ -269,7 +295,7 @@ _REQUESTS: Final = (
         "frame-of-any-size",
         "what outgrows a frame is sent while it grows",
         "tfmq/client/transaction/manager.py",
-        "        return few and gathering.size_bytes() <= FRAME_BYTES\n",
+        "        return few and gathering.size_bytes() <= ONE_REQUEST_BYTES\n",
         "        return few\n",
         [ALL],
     ),
@@ -277,8 +303,8 @@ _REQUESTS: Final = (
         "frame-of-any-number-of-batches",
         "a frame holds as many batches as the broker takes",
         "tfmq/client/transaction/manager.py",
-        "        return few and gathering.size_bytes() <= FRAME_BYTES\n",
-        "        return gathering.size_bytes() <= FRAME_BYTES\n",
+        "        return few and gathering.size_bytes() <= ONE_REQUEST_BYTES\n",
+        "        return gathering.size_bytes() <= ONE_REQUEST_BYTES\n",
         [ENDING],
     ),
     Mutant(

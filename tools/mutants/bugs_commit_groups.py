@@ -14,8 +14,14 @@ COMMIT_GROUPS: Final = (
         "older-sequence-begins",
         "sequences of a commit group never go back",
         "tfmq/transaction/commit_groups.py",
-        "            if member.sequence < group.last.sequence:\n                raise GroupStale",
-        "            if member.sequence < group.last.sequence - 1:\n                raise GroupStale",
+        (
+            "            if member.sequence < group.last_commit.sequence:\n"
+            "                raise GroupStale(_too_old(member.group, group.last_commit, member.sequence))\n"
+        ),
+        (
+            "            if member.sequence < group.last_commit.sequence - 1:\n"
+            "                raise GroupStale(_too_old(member.group, group.last_commit, member.sequence))\n"
+        ),
         [GROUPS],
     ),
     Mutant(
@@ -86,7 +92,7 @@ COMMIT_GROUPS: Final = (
         "aborted-groups-stay-for-ever",
         "a group that was aborted and committed nothing is forgotten a day later",
         "tfmq/transaction/transaction_table.py",
-        "            self.groups.expire(time_ms)\n",
+        "            self.commit_groups.expire(time_ms)\n",
         "",
         [GROUP_COMMITS],
     ),
@@ -94,15 +100,15 @@ COMMIT_GROUPS: Final = (
         "aborted-groups-forgotten-by-their-first-abort",
         "a group that was aborted and committed nothing is forgotten a day later",
         "tfmq/transaction/commit_groups.py",
-        "            self._aborted.pop(name, None)\n            self._aborted[name] = time_ms\n",
-        "            self._aborted.setdefault(name, time_ms)\n",
+        ("            self._abort_times.pop(name, None)\n            self._abort_times[name] = time_ms\n"),
+        "            self._abort_times.setdefault(name, time_ms)\n",
         [GROUPS],
     ),
     Mutant(
         "group-commits-what-is-there",
         "a group commits everything that is named, or nothing",
         "tfmq/transaction/commit_group_commands.py",
-        "            raise GroupIncomplete(sentence, missing=missing[:NAMES_TOLD])\n",
+        "            raise GroupIncomplete(sentence, missing=missing[:MISSING_NAMED_MAX])\n",
         "            del sentence\n",
         [GROUP_COMMITS],
     ),
@@ -110,15 +116,15 @@ COMMIT_GROUPS: Final = (
         "open-member-committed",
         "only prepared members are committed",
         "tfmq/transaction/commit_group_commands.py",
-        "found.xid == xid and self._is(found, states.PREPARED) and",
-        "found.xid == xid and",
+        ("found.xid == xid\n                and self._is_certainly(found, states.PREPARED)\n"),
+        "found.xid == xid\n",
         [GROUP_COMMITS],
     ),
     Mutant(
         "leftovers-of-a-group-stay",
         "what other attempts of a sequence left over ends with its commit",
         "tfmq/transaction/commit_group_commands.py",
-        "        left = self._store.groups.leftovers(group, sequence, [each.epoch for each in members])\n",
+        "        left = self._store.commit_groups.find_leftovers(group, sequence, [each.epoch for each in members])\n",
         "        left: list[int] = []\n",
         [GROUP_COMMITS],
     ),
@@ -126,24 +132,32 @@ COMMIT_GROUPS: Final = (
         "abort-answered-before-the-force",
         "an abort is on the disk when it is answered",
         "tfmq/transaction/commit_group_commands.py",
-        "                self._store.when_forced(lsn, partial(answer, done, GroupAborted(ABORTED)))\n",
-        "                done(GroupAborted(ABORTED), None)\n",
+        "                self._store.when_durable(lsn, partial(reply_when_durable, done, GroupAbortResult(ABORTED)))\n",
+        "                done(GroupAbortResult(ABORTED), None)\n",
         [GROUP_COMMITS],
     ),
     Mutant(
         "group-commands-overtake",
         "commands of a group are taken one after the other",
         "tfmq/transaction/commit_group_commands.py",
-        "        if group in self._waiting:\n            self._waiting[group].append(partial(again, self.commit",
-        "        if not group:\n            self._waiting[group].append(partial(again, self.commit",
+        (
+            "        if group in self._waiting_commands:\n"
+            "            self._waiting_commands[group].append(partial(retry_command, self.commit,"
+            " (request, done), done))\n"
+        ),
+        (
+            "        if not group:\n"
+            "            self._waiting_commands[group].append(partial(retry_command, self.commit,"
+            " (request, done), done))\n"
+        ),
         [GROUP_COMMITS],
     ),
     Mutant(
         "refused-group-command-keeps-the-group-waiting",
         "a command that raises holds up nobody",
         "tfmq/transaction/commit_group_commands.py",
-        "        except Exception:\n            self._go_on(group)\n            raise\n",
-        "        except Exception:\n            raise\n",
+        ("        except Exception:\n            self._retry_waiting(group)\n            raise\n"),
+        ("        except Exception:\n            raise\n"),
         [GROUP_COMMITS],
     ),
 )

@@ -83,7 +83,10 @@ STATES: Final = (
         "lease-not-renewed",
         "a handler of minutes keeps its message",
         "tfmq/dead_letters/retry_loop.py",
-        "                    if self._now() >= renew_at:\n                        yield from self._renew()\n",
+        (
+            "                    if self._now() >= renew_at:\n"
+            "                        yield from self._renew_lease()\n"
+        ),
         "                    if self._now() >= renew_at:\n",
         [RETRYING],
     ),
@@ -110,7 +113,7 @@ STORES: Final = (
         "postgresql-commits-early",
         "what is committed is on the disk, whatever the server's default",
         "tfmq/dead_letters/sql_store.py",
-        '                event.listen(engine, "connect", _commit_synchronously)\n',
+        '                event.listen(engine, "connect", _set_synchronous_commit)\n',
         "                pass\n",
         [DATABASE],
     ),
@@ -126,8 +129,8 @@ STORES: Final = (
         "rows-read-without-their-locks",
         "of several who take the same letter one has it",
         "tfmq/dead_letters/sql_store.py",
-        ".order_by(T.id).with_for_update()",
-        ".order_by(T.id)",
+        ("            .order_by(COLUMNS.id)\n            .with_for_update()\n"),
+        "            .order_by(COLUMNS.id)\n",
         [f"{STORE}::test_of_many_who_claim_the_same_one_has_it"],
         scale=1.0,
     ),
@@ -135,17 +138,19 @@ STORES: Final = (
         "event-believed-before-it-came-by",
         "of two who want the same, the topic's log says who was first",
         _TOPIC,
-        "        found = yield from self._catch_up(until, numbers)\n",
-        "        found = {number: after(self._fold.letters.get(step[0]), step[1])"
-        " for number, step in zip(numbers, wanted, strict=True)}\n",
+        "        found = yield from self._read_new_events(until, numbers)\n",
+        (
+            "        found = {number: apply_event(self._index.letters.get(step[0]), step[1]) for number,"
+            " step in zip(numbers, wanted, strict=True)}\n"
+        ),
         [SHELF, REDRIVE, TOPIC],
     ),
     Mutant(
         "id-kept-behind-an-unknown-outcome",
         "behind a send of which nobody knows, events go on",
         _TOPIC,
-        "            if not sent and self._stream is not None:",
-        "            if sent and self._stream is None:",
+        "            if not sent and self._producer is not None:\n",
+        "            if sent and self._producer is None:\n",
         [TOPIC],
     ),
     Mutant(
@@ -163,7 +168,7 @@ SENDING: Final = (
         "what-is-under-way-left-there",
         "a redrive goes on with what another one began",
         _REDRIVE,
-        "        if not self._wish.dry:\n            yield from self._resume()\n",
+        ("        if not self._request.dry:\n            yield from self._resume()\n"),
         "",
         [REDRIVE],
     ),
@@ -171,13 +176,17 @@ SENDING: Final = (
         "sent-under-a-new-place",
         "what is under way is sent under the places that were written down",
         _REDRIVE,
-        "            for run in runs_of([each for each in letters if each.journey is not None]):\n"
-        "                self.report.resumed += (yield from self._go_on(run)).arrived\n",
-        "            for run in runs_of([each for each in letters if each.journey is not None]):\n"
-        "                fresh = yield from lease_id(self._link, self._until())\n"
-        "                run = [replace(e, journey=e.journey._replace(producer_id=fresh, sequence=n))"
-        " for n, e in enumerate(run)]\n"
-        "                self.report.resumed += (yield from self._go_on(run)).arrived\n",
+        (
+            "            for run in group_runs([each for each in letters if each.journey is not None]):\n"
+            "                self.report.resumed += (yield from self._resume_run(run)).arrived\n"
+        ),
+        (
+            "            for run in group_runs([each for each in letters if each.journey is not None]):\n"
+            "                fresh = yield from lease_producer_id(self._link, self._deadline())\n"
+            "                run = [replace(e, journey=e.journey._replace(producer_id=fresh,"
+            " sequence=n)) for n, e in enumerate(run)]\n"
+            "                self.report.resumed += (yield from self._resume_run(run)).arrived\n"
+        ),
         [REDRIVE],
     ),
     Mutant(
@@ -192,9 +201,11 @@ SENDING: Final = (
         "hole-given-back",
         "what is given back can be sent by nobody any more",
         _REDRIVE,
-        "(yield from close_run(self._link, found, self._until(), self._now_ms))",
-        "Fate(tuple((e.id, events.Return(self._now_ms(), e.token, e.journey.producer_id, e.journey.sequence))"
-        " for e in found))",
+        "                found, (yield from close_run(self._link, found, self._deadline(), self._now_ms))\n",
+        (
+            "                found, RedriveResult(tuple((e.id, model.ReturnEvent(self._now_ms(),"
+            " e.token, e.journey.producer_id, e.journey.sequence)) for e in found))\n"
+        ),
         [REDRIVE],
     ),
     Mutant(
@@ -211,9 +222,12 @@ SENDING: Final = (
         _DEPARTURE,
         "    except (SequenceGap, StaleProducer, UnknownProducer):\n"
         "        return (yield from close_run(link, letters, until, now_ms))\n",
-        "    except SequenceGap:\n        return _returned(letters, now_ms())\n"
-        "    except (StaleProducer, UnknownProducer):\n"
-        "        return (yield from close_run(link, letters, until, now_ms))\n",
+        (
+            "    except SequenceGap:\n"
+            "        return _returned_result(letters, now_ms())\n"
+            "    except (StaleProducer, UnknownProducer):\n"
+            "        return (yield from close_run(link, letters, until, now_ms))\n"
+        ),
         [DEPARTURE],
     ),
     Mutant(
@@ -237,8 +251,8 @@ SENDING: Final = (
         "what-fails-again-sent-again",
         "one redrive sends no message twice, however fast it fails again",
         _REDRIVE,
-        "chosen = self._wish.selection._replace(states=states, until_ms=until_ms)",
-        "chosen = self._wish.selection._replace(states=states)",
+        "        chosen = self._request.selection._replace(states=states, until_ms=until_ms)\n",
+        "        chosen = self._request.selection._replace(states=states)\n",
         [REDRIVE],
     ),
     Mutant(
@@ -253,7 +267,7 @@ SENDING: Final = (
         "rate-forgotten",
         "the rate is kept",
         _REDRIVE,
-        "                yield from self._pace(len(batch))\n",
+        "                yield from self._wait_for_rate(len(batch))\n",
         "",
         [REDRIVE],
     ),

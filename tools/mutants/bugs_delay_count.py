@@ -14,16 +14,19 @@ DELAY_COUNT: Final = (
         "what-is-cancelled-counts-until-its-time",
         "what was cancelled on the disk counts as waiting no more",
         "tfmq/delay/cancelled_rows.py",
-        "        bucket.dead = min(bucket.dead + 1, bucket.count)\n",
-        "        bucket.dead = min(bucket.dead, bucket.count)\n",
+        "        bucket.dead_count = min(bucket.dead_count + 1, bucket.count)\n",
+        "        bucket.dead_count = min(bucket.dead_count, bucket.count)\n",
         [LEAVING, BROKER],
     ),
     Mutant(
         "a-start-counts-what-was-cancelled",
         "what was cancelled counts no more after a restart either",
         "tfmq/delay/buckets/recovery.py",
-        "each.size, each.count, each.dead)\n",
-        "each.size, each.count)\n",
+        (
+            "            Bucket(self.folder, checkpoint.identity, each.span, slot, each.size,"
+            " each.count, each.dead_count)\n"
+        ),
+        "            Bucket(self.folder, checkpoint.identity, each.span, slot, each.size, each.count)\n",
         [LEAVING, BROKER],
     ),
     Mutant(
@@ -46,23 +49,26 @@ DELAY_COUNT: Final = (
         "a-change-beside-a-spill-is-entered-at-once",
         "a cancel that becomes sure beside work with files leaves the count once",
         "tfmq/delay/cancelled_rows.py",
-        "        self.settle(forced_offset)\n        self._works = True\n",
-        "        self.settle(forced_offset)\n        self._works = False\n",
+        ("        self.process_durable(forced_offset)\n        self._file_work_running = True\n"),
+        ("        self.process_durable(forced_offset)\n        self._file_work_running = False\n"),
         [LEAVING],
     ),
     Mutant(
         "a-spill-sees-what-is-cancelled-meanwhile",
         "work with files sees the changes that were sure when it began",
         "tfmq/delay/pending.py",
-        "        return PendingNow(self._state, queues.settled, self._is_gone, queues.blocked, self._late, border)\n",
-        "        return PendingNow(self._state, queues.settled, self._is_gone, queues.blocked)\n",
+        "self._is_topic_deleted, queues.locked, self._late, border\n",
+        "self._is_topic_deleted, queues.locked\n",
         [LEAVING],
     ),
     Mutant(
         "what-arrived-leaves-with-the-buckets",
         "what was cancelled before it was in a bucket counts no more",
         "tfmq/delay/cancelled_rows.py",
-        "        elif not near:\n            self._shore.far.count = max(0, self._shore.far.count - 1)\n",
+        (
+            "        elif not in_memory:\n"
+            "            self._window.disk_arrivals.count = max(0, self._window.disk_arrivals.count - 1)\n"
+        ),
         "",
         [LEAVING, COUNTING],
     ),
@@ -70,9 +76,11 @@ DELAY_COUNT: Final = (
         "a-topic-that-went-keeps-its-messages-waiting",
         "what waited for a topic that went counts no more, seconds later",
         "tfmq/delay/delay_queue.py",
-        "            self._lines.dropped += self._shore.topic_gone(incarnation)\n"
-        "            self._counting.want(self._buckets.leaves, False)\n",
-        "            self._lines.dropped += self._shore.topic_gone(incarnation)\n",
+        (
+            "            self._target_queues.dropped += self._window.topic_deleted(incarnation)\n"
+            "            self._row_counter.request(self._buckets.live_buckets, False)\n"
+        ),
+        "            self._target_queues.dropped += self._window.topic_deleted(incarnation)\n",
         [LEAVING, COUNTING, BROKER],
     ),
     Mutant(
@@ -87,39 +95,42 @@ DELAY_COUNT: Final = (
         "a-start-does-not-look-for-topics-that-went",
         "what waited for a topic that went just before a kill counts no more behind it",
         "tfmq/delay/delay_queue.py",
-        "        self._counting.want(self._buckets.leaves, False)\n        self._firing.start()\n",
-        "        self._firing.start()\n",
+        (
+            "        self._row_counter.request(self._buckets.live_buckets, False)\n"
+            "        self._dispatcher.start()\n"
+        ),
+        "        self._dispatcher.start()\n",
         [LEAVING],
     ),
     Mutant(
         "what-is-given-up-is-not-counted",
         "what waits for a stopped partition counts, also where it is on the disk only",
         "tfmq/delay/target_queue.py",
-        "            self.behind += count\n",
-        "            self.behind += 0\n",
+        "            self.on_disk += count\n",
+        "            self.on_disk += 0\n",
         [LINE_COUNT],
     ),
     Mutant(
         "what-comes-during-a-load-passes-it",
         "what falls due while older messages of its partition are loaded again comes behind them",
         "tfmq/delay/target_queue.py",
-        "        while len(self.rows) and not self.busy and not self.reloading and not self._patience.waits:\n",
-        "        while len(self.rows) and not self.busy and not self._patience.waits:\n",
+        "        while len(self.rows) and not self.busy and not self.reloading and not self._retry_timer.is_waiting:\n",
+        "        while len(self.rows) and not self.busy and not self._retry_timer.is_waiting:\n",
         [LINE_COUNT],
     ),
     Mutant(
         "rows-given-up-during-a-load-are-lost",
         "rows that are given up during a load are loaded again",
         "tfmq/delay/target_queue.py",
-        "            self._cut, self.reloading = None, False\n            self._life += 1\n",
-        "            self._cut = None\n            self._life += 1\n",
+        ("            self._reload_end, self.reloading = None, False\n            self._generation += 1\n"),
+        ("            self._reload_end = None\n            self._generation += 1\n"),
         [LINE_COUNT],
     ),
     Mutant(
         "written-and-not-forced-waits-no-more",
         "what a partition may lose yet counts as waiting",
         "tfmq/delay/target_queue.py",
-        "        return self._count.waiting(self.rows) + self.settling.count\n",
+        "        return self._count.waiting(self.rows) + self.flush_tracker.count\n",
         "        return self._count.waiting(self.rows)\n",
         [LINE_COUNT],
     ),
@@ -127,7 +138,10 @@ DELAY_COUNT: Final = (
         "a-failed-write-is-taken-to-be-nothing",
         "of a cancel and a delivery that meet exactly one happens, also where a write failed",
         "tfmq/delay/target_queue.py",
-        '        if getattr(error, "outcome", None) == UNKNOWN:\n            self._doubt = self._flight\n',
+        (
+            '        if getattr(error, "outcome", None) == UNKNOWN:\n'
+            "            self._uncertain_to = self._in_flight_to\n"
+        ),
         "",
         ["tests/delay/test_line.py"],
     ),
@@ -143,8 +157,8 @@ DELAY_COUNT: Final = (
         "broker-time-begins-with-whole-milliseconds",
         "a start in another part of a millisecond makes nothing early",
         "tfmq/delay/due_time.py",
-        "        self._begin = now - part_us / 1e6 if self._begin_ms == wall_ms else now\n",
-        "        self._begin = now\n",
+        "        self._start_monotonic = now - part_us / 1e6 if self._start_ms == wall_ms else now\n",
+        "        self._start_monotonic = now\n",
         ["tests/delay/test_broker_time.py"],
     ),
     Mutant(

@@ -44,15 +44,18 @@ _HANDLES: Final = (
         "another-time-is-taken-for-a-repeat",
         "a new time that is asked for by an old handle is given",
         "tfmq/delay/cancellation.py",
-        "(self._time.taken_ms() + word - RELATIVE) <= REPEAT_MS\n",
-        "(self._time.taken_ms() + word - RELATIVE) <= 3_600_000\n",
+        (
+            "                0 <= moved.due - (self._broker_clock.now_rounded_up_ms() + word - RELATIVE)"
+            " <= REPEAT_MS_MAX\n"
+        ),
+        "                0 <= moved.due - (self._broker_clock.now_rounded_up_ms() + word - RELATIVE) <= 3_600_000\n",
         [TWO],
     ),
     Mutant(
         "a-new-time-told-before-it-is-forced",
         "a new time is told once no power cut can take it back",
         "tfmq/delay/cancellation.py",
-        "        self._landing.when_forced(answer.end_offset, forced)\n",
+        "        self._arrival_log.when_forced(answer.end_offset, forced)\n",
         "        forced(None)\n",
         [CHANGING, "tests/crash/test_delay_enumeration.py"],
     ),
@@ -79,8 +82,8 @@ _LIMITS: Final = (
         "refused-when-it-is-due",
         "what its partition would refuse is refused when it is sent",
         "tfmq/broker/delay_commands.py",
-        "        if holds_control_header(bytes(data), target.log.log_id):\n",
-        "        if holds_control_header(bytes(data), self.partition.log.log_id):\n",
+        "        if contains_trailer_header(bytes(data), target.log.log_id):\n",
+        "        if contains_trailer_header(bytes(data), self.partition.log.log_id):\n",
         [SEND],
     ),
 )
@@ -134,7 +137,7 @@ _STORE: Final = (
         "a store is begun anew once for each word of the operator",
         "tfmq/broker/startup.py",
         (
-            "        _adopt_delay(house, store)\n"
+            "        _update_catalog_from_delay(house, store)\n"
             "    except BaseException:\n"
             '        store.abandon("the start failed")\n'
             "        raise\n"
@@ -145,7 +148,7 @@ _STORE: Final = (
             "\n"
         ),
         (
-            "        _adopt_delay(house, store)\n"
+            "        _update_catalog_from_delay(house, store)\n"
             "    except BaseException:\n"
             '        store.abandon("the start failed")\n'
             "        raise\n"
@@ -160,8 +163,8 @@ _STORE: Final = (
         "a-missing-store-is-begun-anew",
         "a start without the store that its partitions know is refused",
         "tfmq/broker/startup.py",
-        "    if house.catalog.register.delay_store and not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):\n",
-        "    if not house.catalog.register.next_id:\n",
+        "    if house.catalog.state.delay_store and not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):\n",
+        "    if not house.catalog.state.next_id:\n",
         [OPENING],
     ),
     Mutant(
@@ -203,16 +206,20 @@ _WAITING: Final = (
         "a-full-disk-is-never-tried-again",
         "what a full disk held up comes when there is space",
         "tfmq/delay/flow_control.py",
-        "        self._timer = self._timers.after(self._pause, self.end)\n",
-        "        self._timer = self._timers.after(1e9, self.end)\n",
+        "        self._timer = self._timers.after(self._pause, self.retry_now)\n",
+        "        self._timer = self._timers.after(1e9, self.retry_now)\n",
         [DELAY],
     ),
     Mutant(
         "a-resumed-partition-waits-for-its-pause",
         "what was held up comes at once when its partition is resumed",
         "tfmq/delay/target_queue.py",
-        "        self._patience.renew()\n        if not self.busy:\n            self._patience.end()\n",
-        "        self._patience.renew()\n",
+        (
+            "        self._retry_timer.reset()\n"
+            "        if not self.busy:\n"
+            "            self._retry_timer.retry_now()\n"
+        ),
+        "        self._retry_timer.reset()\n",
         [LINE, DELAY],
     ),
     Mutant(
@@ -227,7 +234,7 @@ _WAITING: Final = (
         "dropped-and-not-counted",
         "what waited for a deleted topic is counted as dropped",
         "tfmq/delay/target_queue.py",
-        "        self._lines.dropped += count\n",
+        "        self._owner.dropped += count\n",
         "",
         [LINE, "tests/delay/test_lines.py", DELAY],
     ),
@@ -254,8 +261,11 @@ _LISTS: Final = (
         "counts-have-what-was-cancelled",
         "counts are of what waits, without what was taken back",
         "tfmq/delay/queries.py",
-        "dirty = bucket.dead or start < settled_below or pending.any_cancelled(start, end - 1)\n",
-        "dirty = start < settled_below\n",
+        (
+            "            dirty = bucket.dead_count or start < settled_below or"
+            " pending.may_have_cancelled(start, end - 1)\n"
+        ),
+        "            dirty = start < settled_below\n",
         ["tests/delay/test_listing.py", DELAY],
     ),
 )
@@ -265,7 +275,7 @@ _ORDER: Final = (
         "small-slices-pass-a-large-one",
         "who waits for room in the window of deliveries goes in order",
         "tfmq/delay/flow_control.py",
-        "        return (self._giving or not self._waiting) and self._has_room(size_bytes)\n",
+        "        return (self._releasing or not self._waiting) and self._has_room(size_bytes)\n",
         "        return self._has_room(size_bytes)\n",
         ["tests/delay/test_pacing.py"],
     ),
@@ -313,8 +323,8 @@ _ORDER: Final = (
         "what-was-not-sure-at-a-start-is-never-known",
         "what a start on a full disk could not make durable comes when there is space",
         "tfmq/delay/dispatcher.py",
-        "                self._keeper.take_tail(from_offset, end, done)\n",
-        "                self._ledger.failed(ticket)\n",
+        "                self._scheduler.load_tail(from_offset, end, done)\n",
+        "                self._non_durable.append_failed(ticket)\n",
         ["tests/delay/test_firing.py"],
     ),
 )

@@ -38,8 +38,8 @@ PARTITIONS: Final = (
         "an-effect-passes-one-that-was-refused",
         "the highest place counts, so no effect passes one that was not written",
         "tfmq/broker/partition.py",
-        "        if not refused.effect:\n            return []\n",
-        "        if refused.effect or not refused.effect:\n            return []\n",
+        ("        if not refused.is_effect:\n            return []\n"),
+        ("        if refused.is_effect or not refused.is_effect:\n            return []\n"),
         [EFFECT_WORK],
     ),
     Mutant(
@@ -54,7 +54,10 @@ PARTITIONS: Final = (
         "seam-between-effects-not-looked-at",
         "two batches that meet never make a control record of the partition",
         "tfmq/broker/partition.py",
-        "            if batches and self._spurious(before, batches[0]):\n                raise NotYet\n",
+        (
+            "            if batches and self._forms_trailer_header(before, batches[0]):\n"
+            "                raise FlushStagedFirst\n"
+        ),
         "",
         [EFFECT_WORK],
     ),
@@ -70,16 +73,16 @@ PARTITIONS: Final = (
         "sends-pass-a-hold",
         "the messages of one large transaction lie together",
         "tfmq/broker/partition.py",
-        "        if self._held is not None and not _comes_from(work, self._held):\n",
-        "        if self._held is not None and work.alone:\n",
+        "        if self._exclusive_source is not None and not _is_effect_of(work, self._exclusive_source):\n",
+        "        if self._exclusive_source is not None and work.alone:\n",
         [PARTITION, DECIDED],
     ),
     Mutant(
         "effects-of-others-pass-a-hold",
         "the messages of one large transaction lie together, also where delayed ones are due meanwhile",
         "tfmq/broker/partition.py",
-        "    return work.effect and work.source[:2] == source\n",
-        "    return work.effect\n",
+        "    return work.is_effect and work.source[:2] == source\n",
+        "    return work.is_effect\n",
         [PARTITION],
     ),
     Mutant(
@@ -94,7 +97,7 @@ PARTITIONS: Final = (
         "hold-outlasts-a-refusal",
         "nobody waits behind a large transaction that cannot go on",
         "tfmq/broker/partition.py",
-        "        if source == self._held:\n            self.unhold()\n",
+        ("        if source == self._exclusive_source:\n            self.end_exclusive()\n"),
         "",
         [PARTITION],
     ),
@@ -102,15 +105,15 @@ PARTITIONS: Final = (
         "retired-partition-keeps-who-waits-behind-a-hold",
         "whoever waits in a topic that goes gets the error",
         "tfmq/broker/partition.py",
-        "        self.gone = True\n        self.unhold()\n",
-        "        self.gone = True\n",
+        ("        self.deleted = True\n        self.end_exclusive()\n"),
+        "        self.deleted = True\n",
         [PARTITION],
     ),
     Mutant(
         "effects-wait-through-a-resumption",
         "a later effect is not written before those that a resumption cut away",
         "tfmq/broker/partition.py",
-        "            self._refuse_effects()\n            done(result, error)\n",
+        ("            self._reject_effects()\n            done(result, error)\n"),
         "            done(result, error)\n",
         [PARTITION],
     ),
@@ -121,8 +124,14 @@ TARGETS: Final = (
         "gone-topic-called-stopped",
         "what was for a topic that is gone is dropped, not waited for",
         "tfmq/broker/apply_target.py",
-        "        if key != ARRIVALS_KEY and self._gone(incarnation):\n            raise UnknownTopic",
-        "        if self._gone(-1 - incarnation) and incarnation < 0:\n            raise UnknownTopic",
+        (
+            "        if key != ARRIVALS_KEY and self._is_deleted(incarnation):\n"
+            '            raise UnknownTopic(TOPIC_DELETED.format(name=f"of incarnation {incarnation}"))\n'
+        ),
+        (
+            "        if self._is_deleted(-1 - incarnation) and incarnation < 0:\n"
+            '            raise UnknownTopic(TOPIC_DELETED.format(name=f"of incarnation {incarnation}"))\n'
+        ),
         [DESTINATION, DECIDED],
     ),
     Mutant(
@@ -153,8 +162,12 @@ TARGETS: Final = (
         "transaction-of-an-older-generation",
         "offsets inside a transaction are those of its member's partitions",
         "tfmq/broker/groups/offset_commands.py",
-        "        if others:\n            raise _not_its_own(group, member_id, others)\n        places = ",
-        "        places = ",
+        (
+            "        if others:\n"
+            "            raise _not_owned_error(group, member_id, others)\n"
+            "        places = [place for _, place in known.values()]\n"
+        ),
+        "        places = [place for _, place in known.values()]\n",
         [DESTINATION, TRANSACTIONS],
     ),
     Mutant(
@@ -172,7 +185,10 @@ OFFSETS_INSIDE: Final = (
         "offsets-of-a-transaction-saved-twice",
         "offsets of a transaction are saved once, in the order of decisions",
         "tfmq/broker/catalog_state.py",
-        "        if journal_id in self.applied and place <= self.applied[journal_id]:\n            return\n",
+        (
+            "        if journal_id in self.applied_lsns and place <= self.applied_lsns[journal_id]:\n"
+            "            return\n"
+        ),
         "",
         [REGISTER, OFFSET_EFFECTS],
     ),
@@ -180,8 +196,8 @@ OFFSETS_INSIDE: Final = (
         "places-left-out-of-the-snapshot",
         "which offsets were saved survives with them",
         "tfmq/broker/catalog_state.py",
-        "        return pack((*before, self.journal_id, applied, ",
-        "        return pack((*before, self.journal_id, applied[:0], ",
+        "            (*before, self.journal_id, applied, self.",
+        "            (*before, self.journal_id, applied[:0], self.",
         [REGISTER, OFFSET_EFFECTS],
     ),
     Mutant(
@@ -204,7 +220,7 @@ OFFSETS_INSIDE: Final = (
         "offsets-in-doubt-are-saved",
         "offsets in doubt are saved by nobody else",
         "tfmq/broker/groups/offsets.py",
-        " = self._locks.refusal(group, [place[:2] for place in places]) or self",
+        " = self._locks.busy_error(group, [place[:2] for place in places]) or self",
         " = self",
         [DESTINATION, TRANSACTIONS],
     ),
@@ -239,7 +255,7 @@ COMMANDS: Final = (
         "repeat-refused-for-a-topic-that-went",
         "what was answered once is answered again, whatever has become of the topics",
         "tfmq/broker/transaction_commands.py",
-        "            if not self._known(request):\n                raise\n",
+        ("            if not self._is_repeat(request):\n                raise\n"),
         "            raise\n",
         [TRANSACTIONS],
     ),
@@ -247,7 +263,7 @@ COMMANDS: Final = (
         "lost-session-not-told",
         "a local transaction ends with its session",
         "tfmq/broker/transaction_commands.py",
-        "        self.handler.session_lost(session)\n",
+        "        self.coordinator.session_closed(session)\n",
         "",
         [TRANSACTIONS],
     ),
@@ -263,7 +279,7 @@ COMMANDS: Final = (
         "quota-kept-by-an-answer",
         "what a peer had pending is given back with the answer",
         "tfmq/broker/transaction_commands.py",
-        "            self._quotas.give(session, size)\n",
+        "            self._quotas.release(session, size)\n",
         "",
         [TRANSACTIONS],
     ),
@@ -274,8 +290,8 @@ STARTS: Final = (
         "missing-journal-made-anew",
         "a start without the journal of the data folder is refused",
         "tfmq/broker/startup.py",
-        "    if house.catalog.register.journal_id and not house.disk.exists(join(house.meta, NEW_JOURNAL_MARKER)):\n",
-        "    if house.catalog.register.journal_id < 0:\n",
+        "    if house.catalog.state.journal_id and not house.disk.exists(join(house.meta, NEW_JOURNAL_MARKER)):\n",
+        "    if house.catalog.state.journal_id < 0:\n",
         [OPENING],
     ),
     Mutant(
@@ -290,7 +306,7 @@ STARTS: Final = (
         "older-journal-taken",
         "a journal older than the partitions is refused: its next decisions would look as if they were applied",
         "tfmq/broker/startup.py",
-        "        if place is not None and place[0] >= store.end_place:\n",
+        "        if place is not None and place[0] >= store.end_lsn:\n",
         "        if place is not None and place[0] < 0:\n",
         [OPENING],
     ),
@@ -315,8 +331,8 @@ STARTS: Final = (
         "journal-s-ids-given-out-again",
         "no id is given out twice, also with a catalog from an older backup",
         "tfmq/broker/startup.py",
-        ("    known = store.streams.highest\n    if known >= register.next_id:\n"),
-        ("    known = store.streams.highest\n    if known < 0:\n"),
+        ("    known = store.producer_states.highest_id\n    if known >= register.next_id:\n"),
+        ("    known = store.producer_states.highest_id\n    if known < 0:\n"),
         [OPENING],
     ),
     Mutant(
@@ -324,14 +340,14 @@ STARTS: Final = (
         "what was decided is written before anybody can ask",
         "tfmq/broker/startup.py",
         "    recover_transactions(house)\n",
-        "    house.transactions.handler.recover_transactions(lambda: None)\n",
+        "    house.transaction_commands.coordinator.recover(lambda: None)\n",
         [DECIDED],
     ),
     Mutant(
         "start-waits-for-workers",
         "the start does by itself what would run in a worker",
         "tfmq/broker/broker.py",
-        "        (run_at_once if self.starting else self._run)(work, ended)\n",
+        "        (run_immediately if self.is_starting else self._run)(work, ended)\n",
         "        self._run(work, ended)\n",
         [DECIDED],
     ),
@@ -339,8 +355,8 @@ STARTS: Final = (
         "journal-abandoned-at-a-stop",
         "a stop leaves on the disk what it knows of transactions that are over",
         "tfmq/broker/broker.py",
-        '        close(self.transactions.store, "the transaction journal")\n',
-        '        self.transactions.store.abandon("the end")\n',
+        '        close_cleanly(self.transaction_commands.store, "the transaction journal")\n',
+        '        self.transaction_commands.store.abandon("the end")\n',
         [DECIDED, TRANSACTIONS, OPENING],
     ),
 )

@@ -25,26 +25,32 @@ LOCAL_BROKERS: Final = (
         "address-of-a-dead-broker-believed",
         "an address that a kill left behind is not believed",
         _FOLDERS,
-        " or words[1] != self._text(LOCK_NAME).strip() or not self._is_held():\n",
-        ":\n",
+        "        if len(words) != 2 or words[1] != self._read_text(LOCK_NAME).strip() or not self._is_locked():\n",
+        "        if len(words) != 2:\n",
         [FOLDERS],
     ),
     Mutant(
         "address-of-the-broker-before-believed",
         "the address of the broker before is not that of the one that starts",
         _FOLDERS,
-        "words[1] != self._text(LOCK_NAME).strip() or not",
-        "not",
+        "        if len(words) != 2 or words[1] != self._read_text(LOCK_NAME).strip() or not self._is_locked():\n",
+        "        if len(words) != 2 or not self._is_locked():\n",
         [FOLDERS],
     ),
     Mutant(
         "each-starter-starts-one",
         "there is one start at a time",
         _FOLDERS,
-        "                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n            except BlockingIOError:\n"
-        '                raise self._not_ready("starts, or stops")',
-        "                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n            except BlockingIOError:\n"
-        '                raise self._not_ready("starts, or stops")',
+        (
+            "                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+            "            except BlockingIOError:\n"
+            '                raise self._not_ready_error("starts, or stops") from None\n'
+        ),
+        (
+            "                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n"
+            "            except BlockingIOError:\n"
+            '                raise self._not_ready_error("starts, or stops") from None\n'
+        ),
         [FOLDERS],
     ),
     Mutant(
@@ -59,15 +65,22 @@ LOCAL_BROKERS: Final = (
         "second-broker-beside-one-without-an-address",
         "no broker is started beside one that holds the folder",
         _FOLDERS,
-        "            if self._is_held():\n                holder",
-        "            if self._is_held() and self._started:\n                holder",
+        ("            if self._is_locked():\n                holder = self._read_text(LOCK_NAME).strip()\n"),
+        (
+            "            if self._is_locked() and self._broker_started:\n"
+            "                holder = self._read_text(LOCK_NAME).strip()\n"
+        ),
         [FOLDERS],
     ),
     Mutant(
         "failed-start-tried-for-ever",
         "a start that fails is told, with its last words",
         _FOLDERS,
-        "            if self._started:\n                self._started = False\n                raise self._failed()\n",
+        (
+            "            if self._broker_started:\n"
+            "                self._broker_started = False\n"
+            "                raise self._start_error()\n"
+        ),
         "",
         [FOLDERS],
     ),
@@ -75,8 +88,8 @@ LOCAL_BROKERS: Final = (
         "anywhere-is-an-address",
         "a broker that listens everywhere is reached on this machine",
         _FOLDERS,
-        "        return Server(_ANYWHERE.get(host, host), int(port))\n",
-        "        return Server(host, int(port))\n",
+        "        return BrokerAddress(_WILDCARD_ADDRESSES.get(host, host), int(port))\n",
+        "        return BrokerAddress(host, int(port))\n",
         [FOLDERS],
     ),
     Mutant(
@@ -107,7 +120,7 @@ LOCAL_BROKERS: Final = (
         "idle-server-stays",
         "a server that was started for its clients ends when nobody comes",
         _IDLE,
-        "        self._running = True\n        self.look()\n",
+        ("        self._running = True\n        self.check()\n"),
         "        self._running = True\n",
         [IDLE],
     ),
@@ -134,7 +147,7 @@ PROCESSES: Final = (
         "child-has-its-parent-s-connection",
         "a forked child has a connection of its own",
         "tfmq/client/drivers/fork.py",
-        "        _held.pop().renew()\n",
+        "        _held.pop().reset_after_fork()\n",
         "        _held.pop().lock.release()\n",
         [FORKS],
     ),
@@ -170,8 +183,8 @@ REACTORS: Final = (
         "flag-raised-in-the-wrong-thread",
         "a flag that is raised in another thread is settled in the reactor",
         _TWISTED,
-        "            self.reactor.callFromThread(flag.settle)\n",
-        "            flag.settle()\n",
+        "            self.reactor.callFromThread(event.complete)\n",
+        "            event.complete()\n",
         [TWISTED],
     ),
     Mutant(
@@ -186,7 +199,7 @@ REACTORS: Final = (
         "cancelled-wait-is-remembered",
         "a caller that is cancelled leaves nothing behind",
         _TWISTED,
-        "            for target in waited:\n                target.forget(wake)\n",
+        ("            for target in waited:\n                target.remove_done_callback(wake)\n"),
         "            pass\n",
         [TWISTED],
     ),

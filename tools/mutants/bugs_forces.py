@@ -42,18 +42,23 @@ FORCES: Final = (
         "roll-skips-the-force-of-the-old-file",
         "only the last file of a log can be torn",
         "journal/log/segment.py",
-        "        index = self.index\n        self.force()\n        self.sealed = True\n",
-        "        index = self.index\n        self.sealed = True\n",
+        ("        index = self.index\n        self.fsync()\n        self.sealed = True\n"),
+        ("        index = self.index\n        self.sealed = True\n"),
         [KEEPER, ENUMERATION],
     ),
     Mutant(
         "roll-skips-the-force-of-the-folder",
         "a new segment's name survives a power cut before anything in it is acknowledged",
         "journal/log/durability.py",
-        "            self._disk.force_folder(self._folder)\n        except OSError as error:\n"
-        '            raise self.fail(f"a new segment could not be created: {error}") from error\n',
-        "        except OSError as error:\n"
-        '            raise self.fail(f"a new segment could not be created: {error}") from error\n',
+        (
+            "            self._disk.force_folder(self._folder)\n"
+            "        except OSError as error:\n"
+            '            raise self.stop(f"a new segment could not be created: {error}") from error\n'
+        ),
+        (
+            "        except OSError as error:\n"
+            '            raise self.stop(f"a new segment could not be created: {error}") from error\n'
+        ),
         [KEEPER, ENUMERATION],
     ),
     Mutant(
@@ -68,33 +73,46 @@ FORCES: Final = (
         "marks-are-written-without-a-force",
         "a stop, an epoch, `clean` and the log's beginning are on the disk before they take effect",
         "journal/log/checkpoint.py",
-        "        self._slots.write(payload, force=True)\n        self._slots.write(payload, force=True)\n",
-        "        self._slots.write(payload, force=False)\n        self._slots.write(payload, force=False)\n",
+        ("        self._slots.write(payload, fsync=True)\n        self._slots.write(payload, fsync=True)\n"),
+        (
+            "        self._slots.write(payload, fsync=False)\n"
+            "        self._slots.write(payload, fsync=False)\n"
+        ),
         ["tests/journal/test_mark.py", KEEPER],
     ),
     Mutant(
         "marks-are-settled-in-one-slot",
         "either slot of log.mark may rot without a stop being forgotten",
         "journal/log/checkpoint.py",
-        "        self._slots.write(payload, force=True)\n        self._slots.write(payload, force=True)\n",
-        "        self._slots.write(payload, force=True)\n",
+        ("        self._slots.write(payload, fsync=True)\n        self._slots.write(payload, fsync=True)\n"),
+        "        self._slots.write(payload, fsync=True)\n",
         ["tests/journal/test_mark.py"],
     ),
     Mutant(
         "a-stop-is-not-written",
         "a log that stopped stays stopped over a restart",
         "journal/log/durability.py",
-        "        try:\n            self.settle()\n        except (OSError, Full) as error:\n"
-        '            segment_set.stopped = f"{reason}; log.mark',
-        "        try:\n            self.note_due\n        except (OSError, Full) as error:\n"
-        '            segment_set.stopped = f"{reason}; log.mark',
+        (
+            "        try:\n"
+            "            self.write_checkpoint()\n"
+            "        except (OSError, Full) as error:\n"
+            '            segment_set.stopped = f"{reason}; log.mark could not be written, so a restart'
+            ' ends it: {error}"\n'
+        ),
+        (
+            "        try:\n"
+            "            self.checkpoint_due\n"
+            "        except (OSError, Full) as error:\n"
+            '            segment_set.stopped = f"{reason}; log.mark could not be written, so a restart'
+            ' ends it: {error}"\n'
+        ),
         [OPENING, KEEPER, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again"],
     ),
     Mutant(
         "clean-is-not-taken-back-before-the-first-write",
         "a crash behind a clean start is recovered, not believed clean",
         "journal/log/durability.py",
-        "                segment_set.clean = False\n                self.settle()\n",
+        ("                segment_set.clean = False\n                self.write_checkpoint()\n"),
         "                segment_set.clean = False\n",
         [KEEPER, f"{LOG}::test_a_clean_log_is_marked_dirty_before_its_first_append", RECOVERY],
     ),
@@ -102,7 +120,7 @@ FORCES: Final = (
         "epoch-not-raised",
         "a reader from before a cut is told",
         "journal/log/recovery.py",
-        "            epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), cut=True)\n",
+        "            epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=True)\n",
         "            epoch = segment_set.epoch\n",
         [LOG],
     ),
@@ -110,15 +128,21 @@ FORCES: Final = (
         "epoch-raised-only-in-memory",
         "the raised epoch is on the disk before anything is served",
         "journal/log/recovery.py",
-        "            self.mark.settle(segment_set.marks()._replace(epoch=epoch, starts=starts))\n",
-        "            self.mark.note(segment_set.marks()._replace(epoch=epoch, starts=starts))\n",
+        (
+            "            self.checkpoint_file.write_durably(segment_set.checkpoint()._replace(epoch=epoch,"
+            " starts=starts))\n"
+        ),
+        (
+            "            self.checkpoint_file.write_unsynced(segment_set.checkpoint()._replace(epoch=epoch,"
+            " starts=starts))\n"
+        ),
         [PROMISES],
     ),
     Mutant(
         "tail-not-forced-again",
         "what recovery accepts behind the forced mark is on the disk before it is served",
         "journal/log/recovery.py",
-        "            position += write_all(segment.file, [piece], position)\n        segment.force()\n",
+        ("            position += write_all(segment.file, [piece], position)\n        segment.fsync()\n"),
         "            position += write_all(segment.file, [piece], position)\n",
         [OPENING],
     ),
@@ -134,17 +158,20 @@ FORCES: Final = (
         "forced-mark-is-the-end-at-completion",
         "the forced mark covers only what was written before the force began",
         "journal/log/log.py",
-        "        segment_set.forced_to(plan.end, plan.end_ordinal)\n",
-        "        segment_set.forced_to(segment_set.end, segment_set.end_ordinal)\n",
+        "        segment_set.raise_durable(plan.end, plan.end_ordinal)\n",
+        "        segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)\n",
         [FORCE],
     ),
     Mutant(
         "forced-mark-moves-when-the-force-begins",
         "the forced mark moves after the force succeeded",
         "journal/log/log.py",
-        "        return ForcePlan(self, self._keeper, segment_set.active, *position, now, snapshot)\n",
-        "        segment_set.forced_to(segment_set.end, segment_set.end_ordinal)\n"
-        "        return ForcePlan(self, self._keeper, segment_set.active, *position, now, snapshot)\n",
+        "        return LogFsyncPlan(self, self._durability, segment_set.active, *position, now, snapshot)\n",
+        (
+            "        segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)\n"
+            "        return LogFsyncPlan(self, self._durability, segment_set.active, *position, now,"
+            " snapshot)\n"
+        ),
         [FORCE],
     ),
     Mutant(
@@ -152,8 +179,11 @@ FORCES: Final = (
         "a failed force acknowledges nothing",
         "journal/log/log.py",
         '        if error is not None:\n            reason = f"an fsync failed: {error}"\n',
-        "        if error is not None:\n            extent.forced_to(plan.end, plan.end_ordinal)\n"
-        '            reason = f"an fsync failed: {error}"\n',
+        (
+            "        if error is not None:\n"
+            "            segment_set.raise_durable(plan.end, plan.end_ordinal)\n"
+            '            reason = f"an fsync failed: {error}"\n'
+        ),
         [FORCE, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again"],
     ),
     Mutant(
@@ -198,17 +228,19 @@ FORCES: Final = (
         "failed-syncfs-forgotten-for-absent-logs",
         "a failed syncfs casts doubt on logs that were not part of it",
         "journal/fsync.py",
-        "            None if self._proven.get(plan.log, 0) == self._failures else self._own(plan) for plan in plans\n",
-        "            None if self._proven.get(plan.log, self._failures) == self._failures else self._own(plan)"
-        " for plan in plans\n",
+        "            None if self._verified.get(plan.log, 0) == self._failures else self._fsync_one(plan)\n",
+        (
+            "            None if self._verified.get(plan.log, self._failures) == self._failures else"
+            " self._fsync_one(plan)\n"
+        ),
         [FORCE],
     ),
     Mutant(
         "unforced-file-closed",
         "a file with bytes that are not known to be forced is never closed",
         "journal/log/durability.py",
-        "        segment_set.replace((), tuple(s for s in segment_set.segments if s not in unforced))\n",
-        "        segment_set.replace((), segment_set.segments)\n",
+        "        segment_set.replace_segments((), tuple(s for s in segment_set.segments if s not in unforced))\n",
+        "        segment_set.replace_segments((), segment_set.segments)\n",
         [PROMISES],
     ),
     Mutant(
@@ -240,15 +272,19 @@ FORCES: Final = (
         "a worker that does not wait for the kernel's force any more finds its error",
         "journal/fsync.py",
         "        if error is not None:\n            self._error = self._error or error\n",
-        "        self._flight = None\n        if error is not None:\n            self._error = self._error or error\n",
+        (
+            "        self._in_progress = None\n"
+            "        if error is not None:\n"
+            "            self._error = self._error or error\n"
+        ),
         [GATE],
     ),
     Mutant(
         "file-closed-under-the-kernel-s-force",
         "a file that is being forced is not closed",
         "journal/fsync.py",
-        "            self._pins.pin()\n",
-        "            self._pins.retire(())\n",
+        "            self._references.acquire()\n",
+        "            self._references.retire(())\n",
         [GATE, FORCE],
     ),
     Mutant(
@@ -263,19 +299,24 @@ FORCES: Final = (
         "slot-over-the-last-forced-one",
         "an unforced rewrite of the mark takes nothing forced with it",
         "journal/dual_slot_file.py",
-        "        if force:\n            self._slot = 1 - self._slot\n",
-        "        self._slot = 1 - self._slot\n",
+        ("        if fsync:\n            self._next_slot = 1 - self._next_slot\n"),
+        "        self._next_slot = 1 - self._next_slot\n",
         ["tests/journal/test_checkpoint.py", "tests/journal/test_mark.py"],
     ),
     Mutant(
         "snapshot-written-before-its-force",
         "a snapshot never describes more than is forced",
         "journal/log/durability.py",
-        "            self.gate.force(old, old.seal)\n"
-        "            segment_set.forced_to(segment_set.end, segment_set.end_ordinal)\n"
-        "            self.keep_snapshot(snapshot)\n",
-        "            self.keep_snapshot(snapshot)\n            self.gate.force(old, old.seal)\n"
-        "            segment_set.forced_to(segment_set.end, segment_set.end_ordinal)\n",
+        (
+            "            self.gate.fsync(old, old.seal)\n"
+            "            segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)\n"
+            "            self.write_snapshot(snapshot)\n"
+        ),
+        (
+            "            self.write_snapshot(snapshot)\n"
+            "            self.gate.fsync(old, old.seal)\n"
+            "            segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)\n"
+        ),
         [KEEPER, ENUMERATION],
     ),
     Mutant(
@@ -290,15 +331,21 @@ FORCES: Final = (
         "snapshot-renamed-without-a-force-of-the-folder",
         "older snapshots go only when the newest has its name for good",
         "journal/log/checkpoint.py",
-        "        self._disk.force_folder(self._folder)\n        self._kept = sorted([*self._kept, snapshot.offset])\n",
-        "        self._kept = sorted([*self._kept, snapshot.offset])\n",
+        (
+            "        self._disk.force_folder(self._folder)\n"
+            "        self._offsets = sorted([*self._offsets, snapshot.offset])\n"
+        ),
+        "        self._offsets = sorted([*self._offsets, snapshot.offset])\n",
         [STATE],
     ),
     Mutant(
         "segments-go-before-the-marks-say-so",
         "retention never leaves a log that misses what its marks promise",
         "journal/log/durability.py",
-        "                segment_set.first, segment_set.first_ordinal = offset, ordinal\n            self.settle()\n",
+        (
+            "                segment_set.first, segment_set.first_ordinal = offset, ordinal\n"
+            "            self.write_checkpoint()\n"
+        ),
         "                segment_set.first, segment_set.first_ordinal = offset, ordinal\n",
         [KEEPER],
     ),

@@ -21,24 +21,27 @@ HANDING_OVER: Final = (
         "released-while-it-is-in-work",
         "a partition goes when nothing of it is in work",
         _HANDOVER,
-        "        if positions.in_work(name) or self.busy(name) or name in self._going:\n",
-        "        if self.busy(name) or name in self._going:\n",
+        "        if positions.is_in_progress(name) or self.busy(name) or name in self._revoked_pending:\n",
+        "        if self.busy(name) or name in self._revoked_pending:\n",
         [HANDOVER, SCENARIOS],
     ),
     Mutant(
         "released-before-on-revoked-ended",
         "on_revoked may commit, and only then the partition goes",
         _HANDOVER,
-        "        if positions.in_work(name) or self.busy(name) or name in self._going:\n",
-        "        if positions.in_work(name) or self.busy(name):\n",
+        "        if positions.is_in_progress(name) or self.busy(name) or name in self._revoked_pending:\n",
+        "        if positions.is_in_progress(name) or self.busy(name):\n",
         [HANDOVER],
     ),
     Mutant(
         "released-without-a-save",
         "what is processed is saved before the partition goes",
         _HANDOVER,
-        '            if self._options.commits != "manual":\n                yield from self._saving.save(lambda',
-        "            if not names:\n                yield from self._saving.save(lambda",
+        (
+            '            if self._options.commits != "manual":\n'
+            "                yield from self._saving.commit_positions(\n"
+        ),
+        ("            if not names:\n                yield from self._saving.commit_positions(\n"),
         [PROCESSED, HANDOVER, SCENARIOS],
     ),
     Mutant(
@@ -53,7 +56,7 @@ HANDING_OVER: Final = (
         "uncommitted-goes-at-once",
         "with manual commits what was handed out is committed before its partition goes",
         _HANDOVER,
-        "        return not positions.uncommitted(name) or waited >= self._options.session\n",
+        "        return not positions.has_uncommitted(name) or waited >= self._options.session_timeout\n",
         "        return True\n",
         [HANDOVER],
     ),
@@ -61,15 +64,18 @@ HANDING_OVER: Final = (
         "uncommitted-never-goes",
         "who never commits gives its partition up a session later",
         _HANDOVER,
-        "        return not positions.uncommitted(name) or waited >= self._options.session\n",
-        "        return not positions.uncommitted(name)\n",
+        "        return not positions.has_uncommitted(name) or waited >= self._options.session_timeout\n",
+        "        return not positions.has_uncommitted(name)\n",
         [HANDOVER],
     ),
     Mutant(
         "revoked-partition-begins-more",
         "from the moment of a revocation nothing more of it begins",
         _HANDOVER,
-        "        self._revoked[name] = self._link.now()\n        self._positions.ledgers.leave(name)\n",
+        (
+            "        self._revoked[name] = self._link.now()\n"
+            "        self._positions.ack_trackers.revoke(name)\n"
+        ),
         "        self._revoked[name] = self._link.now()\n",
         ["tests/client/test_running.py::test_nothing_more_of_a_partition_that_is_to_go_begins"],
     ),
@@ -77,7 +83,7 @@ HANDING_OVER: Final = (
         "loss-not-told-to-on-revoked",
         "on_revoked is told of what was lost",
         _HANDOVER,
-        "        if self._revoked.pop(name, None) is None:\n            self._note_going(name)\n",
+        ("        if self._revoked.pop(name, None) is None:\n            self._queue_revoked(name)\n"),
         "        self._revoked.pop(name, None)\n",
         [HANDOVER],
     ),
@@ -85,7 +91,7 @@ HANDING_OVER: Final = (
         "end-not-told-to-on-revoked",
         "on_revoked is told at the end",
         "tfmq/client/consumer/core.py",
-        "                yield from self.handover.tell_the_end()\n",
+        "                yield from self.rebalance.run_final_callbacks()\n",
         "",
         [HANDOVER],
     ),
@@ -93,8 +99,11 @@ HANDING_OVER: Final = (
         "on-assigned-told-too-late",
         "on_assigned is told before anything of the partition is handed out",
         "tfmq/client/consumer/core.py",
-        "            if self.membership is not None and self.handover.has_news:\n"
-        "                yield from self.handover.tell()\n                continue\n",
+        (
+            "            if self.membership is not None and self.rebalance.has_pending_callbacks:\n"
+            "                yield from self.rebalance.run_callbacks()\n"
+            "                continue\n"
+        ),
         "",
         [HANDOVER],
     ),
@@ -102,8 +111,8 @@ HANDING_OVER: Final = (
         "coroutine-of-a-callback-dropped",
         "what on_assigned and on_revoked return is awaited",
         _HANDOVER,
-        "                self._task = self._begin(found, self._over)\n",
-        "                found.close()\n                self._done.settle()\n",
+        "                self._task = self._start_await(found, self._awaited_done)\n",
+        ("                found.close()\n                self._done.complete()\n"),
         [HANDOVER],
     ),
     Mutant(
@@ -126,8 +135,8 @@ HANDING_OVER: Final = (
         "lost-partition-is-read-on",
         "a member that lost a partition drops what it has of it",
         _ASSIGNMENT,
-        "                self._stop_reading(name)\n                handover.lost(name)\n",
-        "                handover.lost(name)\n",
+        ("                self._stop_reading(name)\n                handover.partition_lost(name)\n"),
+        "                handover.partition_lost(name)\n",
         [CONSUMING, HANDOVER, SCENARIOS],
     ),
     Mutant(
@@ -150,7 +159,7 @@ HANDING_OVER: Final = (
         "kept-after-all-and-not-read",
         "what was to go and stays after all is read on",
         _ASSIGNMENT,
-        "                self._add_feed(name, held.incarnation, self._positions.handed_out(name))\n",
+        "                self._add_partition(name, held.incarnation, self._positions.delivered_position(name))\n",
         "                pass\n",
         [SCENARIOS, HANDOVER],
         scale=0.1,
@@ -159,8 +168,10 @@ HANDING_OVER: Final = (
         "loop-goes-on-over-a-lost-batch",
         "a loop ends its batch behind the current message where the partition is to go",
         _ASSIGNMENT,
-        "        if self._positions.ready is not None and self._positions.ready.name == name:\n"
-        "            self._positions.drop_ready()\n",
+        (
+            "        if self._positions.ready is not None and self._positions.ready.name == name:\n"
+            "            self._positions.drop_ready_batch()\n"
+        ),
         "",
         [HANDOVER],
     ),
@@ -168,8 +179,12 @@ HANDING_OVER: Final = (
         "child-reads-its-parent-s-partitions",
         "a forked child of a member takes nothing from it",
         _ASSIGNMENT,
-        "            self._stop_reading(name)\n            self._positions.lose(name)\n        self._grants.clear()\n",
-        "            self._positions.names()\n        self._grants.clear()\n",
+        (
+            "            self._stop_reading(name)\n"
+            "            self._positions.remove_lost(name)\n"
+            "        self._generations.clear()\n"
+        ),
+        ("            self._positions.names()\n        self._generations.clear()\n"),
         [CONSUMING],
     ),
 )
@@ -180,7 +195,7 @@ MEMBERS: Final = (
         "frozen-member-hands-out",
         "who did not hear of the broker for a session hands out nothing",
         _MEMBERSHIP,
-        "        return self._link.now() < self._heard_at + seconds\n",
+        "        return self._link.now() < self._last_heartbeat_at + seconds\n",
         "        return seconds > 0\n",
         [MEMBERSHIP, SCENARIOS],
     ),
@@ -188,17 +203,22 @@ MEMBERS: Final = (
         "heard-of-when-the-answer-came",
         "the broker was heard of when it was asked, not when its answer was read",
         _MEMBERSHIP,
-        "        waits, lapsed = self._link.now() - began, not self.may_hand_out()\n"
-        "        self._heard_at, self._heard_on = began,",
-        "        waits, lapsed = self._link.now() - began, not self.may_hand_out()\n"
-        "        self._heard_at, self._heard_on = self._link.now(),",
+        (
+            "        waits, lapsed = self._link.now() - began, not self.may_deliver()\n"
+            "        self._last_heartbeat_at, self._last_heartbeat_connection = began, self._link.connection_count\n"
+        ),
+        (
+            "        waits, lapsed = self._link.now() - began, not self.may_deliver()\n"
+            "        self._last_heartbeat_at, self._last_heartbeat_connection = self._link.now(),"
+            " self._link.connection_count\n"
+        ),
         [MEMBERSHIP],
     ),
     Mutant(
         "lost-connection-counts-as-silence-never",
         "without its connection a member is silent sooner",
         _MEMBERSHIP,
-        "            seconds /= GONE_A_SESSION\n",
+        "            seconds /= DISCONNECTED_SESSION_FRACTION\n",
         "            pass\n",
         [MEMBERSHIP],
     ),
@@ -206,39 +226,42 @@ MEMBERS: Final = (
         "revoked-not-said-to-be-leaving",
         "a heartbeat says what is to go and is held yet",
         _MEMBERSHIP,
-        "each.topic, each.incarnation, each.partition, name not in self.share)",
-        "each.topic, each.incarnation, each.partition, False)",
+        "            HeldPartition(each.topic, each.incarnation, each.partition, name not in self.assigned)\n",
+        "            HeldPartition(each.topic, each.incarnation, each.partition, False)\n",
         [MEMBERSHIP],
     ),
     Mutant(
         "revoked-given-up-by-the-next-heartbeat",
         "what is revoked is held until it is released",
         _MEMBERSHIP,
-        "        self.held = {**self.held, **share}\n",
-        "        self.held = dict(share)\n",
+        "        self.owned = {**self.owned, **share}\n",
+        "        self.owned = dict(share)\n",
         [MEMBERSHIP, HANDOVER],
     ),
     Mutant(
         "fenced-member-stays-away",
         "a member that was taken for dead joins again by itself",
         _MEMBERSHIP,
-        "        elif isinstance(call.error, Fenced):\n            self._lost(call.error)\n",
-        "        elif isinstance(call.error, Fenced):\n            raise call.error\n",
+        ("        elif isinstance(call.error, Fenced):\n            self._rejoin_after_expiry(call.error)\n"),
+        ("        elif isinstance(call.error, Fenced):\n            raise call.error\n"),
         [MEMBERSHIP, CONSUMING],
     ),
     Mutant(
         "fenced-member-keeps-its-share",
         "a member that was taken for dead has nothing",
         _MEMBERSHIP,
-        "        self._forget()\n        self.member = token_hex(8)\n",
-        "        self.joined, self._to_tell = False, True\n        self.member = token_hex(8)\n",
+        ("        self._drop_membership()\n        self.member_id = token_hex(8)\n"),
+        (
+            "        self.joined, self._subscription_unsent = False, True\n"
+            "        self.member_id = token_hex(8)\n"
+        ),
         [MEMBERSHIP, CONSUMING],
     ),
     Mutant(
         "broker-that-forgot-is-not-told-again",
         "a broker that was started anew is told what its members want",
         _MEMBERSHIP,
-        "        self._to_tell = self._to_tell or reply.forgotten\n",
+        "        self._subscription_unsent = self._subscription_unsent or reply.forgotten\n",
         "",
         [MEMBERSHIP],
     ),
@@ -246,8 +269,11 @@ MEMBERS: Final = (
         "other-wishes-wait-for-the-next-beat",
         "other wishes are told at once",
         _MEMBERSHIP,
-        ("            self._wishes, self._to_tell = subscription, True\n            self._news.settle()\n"),
-        "            self._wishes, self._to_tell = subscription, True\n",
+        (
+            "            self._subscription, self._subscription_unsent = subscription, True\n"
+            "            self._wake_event.complete()\n"
+        ),
+        "            self._subscription, self._subscription_unsent = subscription, True\n",
         [MEMBERSHIP],
     ),
     Mutant(
@@ -262,7 +288,11 @@ MEMBERS: Final = (
         "leaves-in-silence",
         "who closes gives its place up at once",
         _MEMBERSHIP,
-        "        yield from ask(self._link, LeaveGroup(self.group, self.member, self.generation), until)\n",
+        (
+            "        yield from request_with_retries(\n"
+            "            self._link, LeaveGroup(self.group, self.member_id, self.generation), until\n"
+            "        )\n"
+        ),
         "        yield from ()\n",
         [MEMBERSHIP],
     ),
@@ -278,15 +308,18 @@ MEMBERS: Final = (
         "each-handover-is-logged",
         "a handover that takes no time is not logged",
         _MEMBERSHIP,
-        "        elif note and not self._logged and now >= self._reason_at + self.beat_seconds / 2:\n",
-        "        elif note and not self._logged:\n",
+        (
+            "        elif note and not self._note_logged and now >= self._note_reason_since +"
+            " self.heartbeat_seconds / 2:\n"
+        ),
+        "        elif note and not self._note_logged:\n",
         [MEMBERSHIP],
     ),
     Mutant(
         "fork-keeps-its-parent-s-partitions",
         "a forked child of a member has nothing until it has joined",
         "tfmq/client/consumer/core.py",
-        "            self.assignment.renew()\n",
+        "            self.assignment.reset_after_fork()\n",
         "",
         [CONSUMING],
     ),
@@ -294,7 +327,7 @@ MEMBERS: Final = (
         "fenced-member-comes-back-under-its-name",
         "two of one name do not drive each other out for ever",
         _MEMBERSHIP,
-        "        self.member = token_hex(8)\n        self._changed()\n",
+        ("        self.member_id = token_hex(8)\n        self._changed()\n"),
         "        self._changed()\n",
         [HANDOVER, MEMBERSHIP],
     ),
@@ -310,15 +343,15 @@ MEMBERS: Final = (
         "latest-is-when-a-partition-comes",
         "latest is one moment for all partitions",
         _ASSIGNMENT,
-        "            elif name in self._ends and not ",
-        "            elif name not in self._ends and not ",
+        "            elif name in self._latest_positions and not self._is_new_partition(name, incarnation):\n",
+        "            elif name not in self._latest_positions and not self._is_new_partition(name, incarnation):\n",
         ["tests/client/test_assignment.py"],
     ),
     Mutant(
         "growth-is-not-told",
         "a partition that appears is read at once",
         "tfmq/client/consumer/assignment.py",
-        "        self.grown = not self._told_by_group and self._counts.get(topic, count) != count\n",
+        "        self.count_changed = not self._notified_by_group and self._counts.get(topic, count) != count\n",
         "",
         ["tests/client/test_looking.py"],
     ),

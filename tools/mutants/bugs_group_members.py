@@ -28,31 +28,35 @@ ALIVE: Final = (
         "session-without-an-end",
         "a silent member is dead after its session time",
         _MEMBER,
-        "        if self.lost_at is None:\n            return self.seen + seconds\n",
-        "        if self.lost_at is None:\n            return self.seen + seconds * 10\n",
+        ("        if self.disconnected_at is None:\n            return self.seen_at + seconds\n"),
+        ("        if self.disconnected_at is None:\n            return self.seen_at + seconds * 10\n"),
         [MEMBER, WATCH],
     ),
     Mutant(
         "dead-with-its-connection",
         "a member whose connection is gone has a tenth of its session time to come back",
         _MEMBER,
-        "        return min(self.seen + seconds, self.lost_at + seconds / REJOINS_A_SESSION)\n",
-        "        return min(self.seen + seconds, self.lost_at)\n",
+        "        return min(self.seen_at + seconds, self.disconnected_at + seconds / RECONNECT_FRACTION)\n",
+        "        return min(self.seen_at + seconds, self.disconnected_at)\n",
         [MEMBER, WATCH],
     ),
     Mutant(
         "heartbeats-do-not-count",
         "a handler of minutes keeps its partition as long as its heartbeats come",
         _WATCH,
-        "        if member.session is session:\n            member.seen = self._timers.now()\n            return\n",
-        "        if member.session is session:\n            return\n",
+        (
+            "        if member.session is session:\n"
+            "            member.seen_at = self._timers.now()\n"
+            "            return\n"
+        ),
+        ("        if member.session is session:\n            return\n"),
         [WATCH, GROUPS],
     ),
     Mutant(
         "broker-that-stood-still-takes-all-for-dead",
         "a broker that stood still takes nobody for dead",
         _WATCH,
-        "            member.spare(now)\n",
+        "            member.restart_timeout(now)\n",
         "            pass\n",
         [WATCH],
     ),
@@ -60,7 +64,7 @@ ALIVE: Final = (
         "commit-of-an-earlier-connection-takes-offsets-back",
         "what is read from a connection that the member has left takes nothing back",
         _MEMBER,
-        "        return session.number < self.latest\n",
+        "        return session.number < self.latest_connection\n",
         "        return False\n",
         [OFFSETS],
     ),
@@ -68,7 +72,7 @@ ALIVE: Final = (
         "join-of-an-earlier-connection-begins-anew",
         "what is read from a connection that the member has left takes nothing back",
         _GROUPS,
-        "            _refuse_left(group, before, session)\n",
+        "            _reject_old_connection(group, before, session)\n",
         "",
         [OFFSETS],
     ),
@@ -76,16 +80,16 @@ ALIVE: Final = (
         "first-connection-s-end-kills-the-second",
         "a second connection of a member is its connection from then on",
         _WATCH,
-        "        self._disconnect(member)\n        member.attach(session, self._timers.now())\n",
-        "        member.attach(session, self._timers.now())\n",
+        ("        self._disconnect(member)\n        member.connected(session, self._timers.now())\n"),
+        "        member.connected(session, self._timers.now())\n",
         [WATCH],
     ),
     Mutant(
         "lost-connection-is-not-noticed",
         "what a member had whose connection is gone is free sooner",
         _WATCH,
-        "            member.detach(self._timers.now())\n            self._arm(group, member)\n",
-        "            member.detach(self._timers.now())\n",
+        ("            member.disconnected(self._timers.now())\n            self._set_timer(group, member)\n"),
+        "            member.disconnected(self._timers.now())\n",
         [WATCH],
     ),
     Mutant(
@@ -94,7 +98,7 @@ ALIVE: Final = (
         _WATCH,
         (
             '        """Record a request for the member on another connection."""\n'
-            "        member.seen = self._timers.now()\n"
+            "        member.seen_at = self._timers.now()\n"
         ),
         '        """Record a request for the member on another connection."""\n',
         [OFFSETS],
@@ -103,7 +107,7 @@ ALIVE: Final = (
         "heartbeat-parked-beyond-the-session",
         "a heartbeat waits for no longer than a third of its session",
         _WAITS,
-        "        seconds = min(wait_ms, member.session_ms / BEATS_A_SESSION) / 1000\n",
+        "        seconds = min(wait_ms, member.session_ms / HEARTBEATS_PER_TIMEOUT) / 1000\n",
         "        seconds = wait_ms / 1000\n",
         [WAITS],
     ),
@@ -111,15 +115,15 @@ ALIVE: Final = (
         "older-heartbeat-never-answered",
         "of two heartbeats of a member the older one ends",
         _WAITS,
-        "        self.end(group, member)\n        member.waiting = waiting\n",
-        "        member.waiting = waiting\n",
+        ("        self.answer(group, member)\n        member.parked = waiting\n"),
+        "        member.parked = waiting\n",
         [WAITS],
     ),
     Mutant(
         "heartbeats-wait-over-the-stop",
         "waiting heartbeats end when the broker stops",
         _GROUPS,
-        "                self._waits.end(group, member, Busy(STOPPING))\n",
+        "                self._parked.answer(group, member, Busy(STOPPING))\n",
         "                pass\n",
         [WAITS],
     ),
@@ -127,7 +131,11 @@ ALIVE: Final = (
         "heartbeat-told-before-the-plan-of-its-turn",
         "what happens in a turn is one plan, and heartbeats are told behind it",
         _GROUPS,
-        "        if group.name in self._due:\n            self._mark(group, *member_ids)\n            return\n",
+        (
+            "        if group.name in self._due:\n"
+            "            self._mark_due(group, *member_ids)\n"
+            "            return\n"
+        ),
         "",
         [GROUPS, WAITS, WATCH],
     ),
@@ -138,7 +146,7 @@ SAVED: Final = (
         "anybody-saves",
         "offsets are saved for the owner alone",
         _OFFSETS,
-        "            if group.has(request.member, request.generation, place[:2]):\n",
+        "            if group.owns(request.member, request.generation, place[:2]):\n",
         "            if place:\n",
         [OFFSETS],
     ),
@@ -162,9 +170,16 @@ SAVED: Final = (
         "transaction-commits-another-s-offsets",
         "a transaction with an offset of a partition that is another's is refused, whole",
         _OFFSETS,
-        "        if others:\n            raise _not_its_own(group, member_id, others)\n        places = [",
-        "        if others and len(others) == len(known):\n"
-        "            raise _not_its_own(group, member_id, others)\n        places = [",
+        (
+            "        if others:\n"
+            "            raise _not_owned_error(group, member_id, others)\n"
+            "        places = [place for _, place in known.values()]\n"
+        ),
+        (
+            "        if others and len(others) == len(known):\n"
+            "            raise _not_owned_error(group, member_id, others)\n"
+            "        places = [place for _, place in known.values()]\n"
+        ),
         [OFFSETS],
     ),
     Mutant(
@@ -179,16 +194,16 @@ SAVED: Final = (
         "reset-under-live-members",
         "a reset needs a group without a live member",
         _OFFSETS,
-        "        self._refuse_live(request.group)\n        if not request.offsets",
-        "        if not request.offsets",
+        ("        self._check_no_live_member(request.group)\n        if not request.offsets:\n"),
+        "        if not request.offsets:\n",
         [OFFSETS],
     ),
     Mutant(
         "reset-leaves-the-owners",
         "a reset takes everything from who had something",
         _GROUPS,
-        "        group.void()\n        self._roll.submitted(name)\n",
-        "        self._roll.submitted(name)\n",
+        ("        group.release_all()\n        self._registry.entry_submitted(name)\n"),
+        "        self._registry.entry_submitted(name)\n",
         [OFFSETS, GROUPS],
     ),
 )
@@ -206,7 +221,12 @@ BOUNDS: Final = (
         "groups-on-their-way-not-counted",
         "groups that are not in the catalog yet count",
         _ROLL,
-        "        coming = {each for each in (*self._written, *self._groups) if each not in known and each != name}\n",
+        (
+            "        coming = {\n"
+            "            each for each in (*self._pending_entries, *self._groups) if each not in known"
+            " and each != name\n"
+            "        }\n"
+        ),
         "        coming: set[str] = set()\n",
         [ROLL],
     ),
@@ -222,7 +242,7 @@ BOUNDS: Final = (
         "wishes-unbounded",
         "what members ask for is bounded",
         _ROLL,
-        "        self._asked += more - less\n",
+        "        self._subscribed_names += more - less\n",
         "",
         [ROLL],
     ),
@@ -230,7 +250,7 @@ BOUNDS: Final = (
         "empty-groups-kept",
         "nothing is kept in memory of groups without members",
         _ROLL,
-        "        if group.empty and self._groups.get(group.name) is group:\n",
+        "        if group.is_empty and self._groups.get(group.name) is group:\n",
         "        if not group.name:\n",
         [ROLL],
     ),
@@ -273,8 +293,8 @@ SHARES: Final = (
         "ring-with-one-point-a-member",
         "the ring is roughly fair",
         _STRATEGIES,
-        "POINTS: Final = 64\n",
-        "POINTS: Final = 1\n",
+        "POINTS_PER_MEMBER: Final = 64\n",
+        "POINTS_PER_MEMBER: Final = 1\n",
         [STRATEGIES],
     ),
     Mutant(
@@ -289,7 +309,7 @@ SHARES: Final = (
         "sticky-never-evens-out",
         "shares are as even as can be",
         _STRATEGIES,
-        "    while shares.even_out():\n        pass\n",
+        ("    while shares.improve():\n        pass\n"),
         "",
         [STRATEGIES],
     ),
@@ -313,8 +333,8 @@ SHARES: Final = (
         "shares-depend-on-the-order-of-partitions",
         "the same members and partitions in another order are dealt the same way",
         _STRATEGIES,
-        "(_takers(list(members), sorted(partitions, key=_number_first)), owners)",
-        "(_takers(list(members), list(partitions)), owners)",
+        "_accepting_members(list(members), sorted(partitions, key=_number_first)), owners\n",
+        "_accepting_members(list(members), list(partitions)), owners\n",
         [STRATEGIES],
     ),
 )
@@ -348,7 +368,7 @@ TOLD: Final = (
         "waiting-member-not-told-for-whom",
         "a member that waits is told for whom, and why",
         "tfmq/broker/groups/group.py",
-        "    if awaited:\n        return _waits(group, awaited, topics, now)\n",
+        ("    if awaited:\n        return _waiting_note(group, awaited, topics, now)\n"),
         "",
         [DESCRIPTIONS],
     ),

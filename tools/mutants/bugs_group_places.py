@@ -35,8 +35,8 @@ PLACES: Final = (
         "refused-claim-is-read-all-the-same",
         "a partition of which the storage knows a later owner is not read",
         _ASSIGNMENT,
-        "            if name in refused or name in (self._endless or ()):\n",
-        "            if name in (self._endless or ()):\n",
+        "            if name in refused or name in (self._latest_unresolved or ()):\n",
+        "            if name in (self._latest_unresolved or ()):\n",
         [ASSIGNMENT],
     ),
     Mutant(
@@ -52,8 +52,10 @@ PLACES: Final = (
         "new-partition-read-from-its-end",
         "a partition that appears later is read from its start",
         _ASSIGNMENT,
-        "            elif known.get(name.topic) == incarnation or self._appeared(name, incarnation):\n"
-        "                questions[name] = EARLIEST\n",
+        (
+            "            elif known.get(name.topic) == incarnation or self._is_new_partition(name, incarnation):\n"
+            "                questions[name] = EARLIEST\n"
+        ),
         "",
         [ASSIGNMENT, START],
     ),
@@ -69,15 +71,21 @@ PLACES: Final = (
         "doubtful-offsets-not-waited-for",
         "offsets in a transaction in doubt are waited for",
         _ASSIGNMENT,
-        "                if not trouble.retriable or not self._link.connections:\n                    raise\n",
-        "                if trouble.retriable or not self._link.connections:\n                    raise\n",
+        (
+            "                if not trouble.retriable or not self._link.connection_count:\n"
+            "                    raise\n"
+        ),
+        (
+            "                if trouble.retriable or not self._link.connection_count:\n"
+            "                    raise\n"
+        ),
         [ASSIGNMENT],
     ),
     Mutant(
         "commit-raises-nothing-for-what-is-lost",
         "a commit of what another has by now says so",
         _SAVING,
-        "        positions.check_lost(refused, message)\n",
+        "        positions.raise_if_lost(refused, message)\n",
         "",
         [CONSUMING],
     ),
@@ -137,7 +145,7 @@ CONSUMERS: Final = (
         "expression-over-tags-is-one-tag",
         '"a || b" is both',
         _OPTIONS,
-        "        found.update(part.strip() for part in each.split(OR))\n",
+        "        found.update(part.strip() for part in each.split(TAG_SEPARATOR))\n",
         "        found.add(each)\n",
         [OPTIONS],
     ),
@@ -169,8 +177,8 @@ CONSUMERS: Final = (
         "filter-s-failure-passes-its-message",
         "the message at which a filter raises is asked about again",
         "tfmq/client/consumer/fetcher.py",
-        "            place = Place(message.offset, message.ordinal, message.origin.epoch)\n",
-        "            place = Place(message.next_offset, message.ordinal + 1, message.origin.epoch)\n",
+        "            place = ReadPosition(message.offset, message.ordinal, message.origin.epoch)\n",
+        "            place = ReadPosition(message.next_offset, message.ordinal + 1, message.origin.epoch)\n",
         ["tests/client/test_filtering.py", CONSUMING],
     ),
     Mutant(
@@ -185,8 +193,8 @@ CONSUMERS: Final = (
         "lag-of-what-was-read-ahead",
         "lag counts what was not handed out",
         "tfmq/client/consumer/core.py",
-        "    places = {name: positions.handed_out(name) for name in fetcher.feeds}\n",
-        "    places = {name: fetcher.feeds[name].place for name in fetcher.feeds}\n",
+        "    places = {name: positions.delivered_position(name) for name in fetcher.partitions}\n",
+        "    places = {name: fetcher.partitions[name].position for name in fetcher.partitions}\n",
         ["tests/client/test_lag.py", START],
     ),
     Mutant(
@@ -205,14 +213,14 @@ GOING_BACK: Final = (
         "stop() at any moment passes over nothing",
         _CONSUMING,
         "        self.positions.stop()\n",
-        "        self.positions.stopped = True\n        self.positions.drop_ready()\n",
+        ("        self.positions.stopped = True\n        self.positions.drop_ready_batch()\n"),
         ["tests/client/test_stop_anywhere.py"],
     ),
     Mutant(
         "rollback-hands-out-nothing-again",
         "what a rolled-back transaction had of a consumer is handed out again",
         "tfmq/client/transaction/transaction.py",
-        "            each.came_to_nothing()\n",
+        "            each.mark_rolled_back()\n",
         "            pass\n",
         [GOING],
     ),
@@ -220,7 +228,7 @@ GOING_BACK: Final = (
         "gone-back-before-the-broker-said-where",
         "nothing is handed out before the broker has said where the group stands",
         "tfmq/client/consumer/core.py",
-        "        core.held.add(name)\n",
+        "        core.suspended.add(name)\n",
         "",
         [GOING],
     ),
@@ -228,7 +236,7 @@ GOING_BACK: Final = (
         "commit-beside-transactions",
         "handlers save by commit() or in transactions, not by both",
         _CONSUMING,
-        '        self.positions.ledgers.agree("commit")\n',
+        '        self.positions.ack_trackers.check_commit_method("commit")\n',
         "",
         [GOING],
     ),
@@ -236,16 +244,19 @@ GOING_BACK: Final = (
         "save-overtakes-one-that-was-broken-off",
         "an older place never comes last",
         _OFFSETS,
-        "                yield from self._in_turn(lambda: storage.save(group, generation, offsets), until)\n",
-        "                yield from work(self._run, lambda: storage.save(group, generation, offsets))\n",
+        "                yield from self._save_after_former(lambda: storage.save(group, generation, offsets), until)\n",
+        "                yield from run_work(self._run, lambda: storage.save(group, generation, offsets))\n",
         [OFFSETS],
     ),
     Mutant(
         "another-worker-does-not-wait-for-on-assigned",
         "nothing of what came is handed out before on_assigned returned",
         _CONSUMING,
-        "self.held if self.membership is None else self.held | self.handover.untold\n",
-        "self.held\n",
+        (
+            "            self.suspended if self.membership is None else self.suspended |"
+            " self.rebalance.unannounced,\n"
+        ),
+        "            self.suspended,\n",
         [HANDOVER],
     ),
 )

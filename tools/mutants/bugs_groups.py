@@ -22,8 +22,8 @@ GROUP_OWNERS: Final = (
         "grant-that-was-refused-is-told",
         "a grant that is not in the catalog is nobody's",
         _GROUP,
-        "            if in_catalog and member is not None and self._void.get(key) != owner.grant:\n",
-        "            if member is not None and self._void.get(key) != owner.grant:\n",
+        "            if in_catalog and member is not None and self._released.get(key) != owner.generation:\n",
+        "            if member is not None and self._released.get(key) != owner.generation:\n",
         [GROUP, GROUPS],
     ),
     Mutant(
@@ -38,8 +38,10 @@ GROUP_OWNERS: Final = (
         "planned-for-a-dead-member-is-kept-for-it",
         "what was planned for a member that died goes to the next one",
         _GROUP,
-        "            if key not in self._holders or self.target.get(key) != owner.member:\n"
-        "                self.stale = True\n",
+        (
+            "            if key not in self._living_owners or self.target.get(key) != owner.member:\n"
+            "                self.target_outdated = True\n"
+        ),
         "",
         [GROUP, GROUPS],
     ),
@@ -47,8 +49,10 @@ GROUP_OWNERS: Final = (
         "grant-of-an-earlier-life-is-kept",
         "a member that joins again holds nothing of before",
         _GROUP,
-        '        """Add a member that joined. It owns nothing, whatever a member of its id owned before."""\n'
-        "        self._void_all(member.id)\n",
+        (
+            '        """Add a member that joined. It owns nothing, whatever a member of its id owned before."""\n'
+            "        self._release_all_of(member.id)\n"
+        ),
         '        """Add a member that joined. It owns nothing, whatever a member of its id owned before."""\n',
         [GROUP, GROUPS],
     ),
@@ -56,7 +60,10 @@ GROUP_OWNERS: Final = (
         "who-leaves-keeps-its-partitions",
         "who leaves makes room at once, in the catalog, too",
         _GROUP,
-        '        """Remove a member for good and release its partitions."""\n        self._void_all(member_id)\n',
+        (
+            '        """Remove a member for good and release its partitions."""\n'
+            "        self._release_all_of(member_id)\n"
+        ),
         '        """Remove a member for good and release its partitions."""\n',
         [GROUP, GROUPS],
     ),
@@ -88,7 +95,7 @@ GROUP_OWNERS: Final = (
         "commit-of-what-was-given-up",
         "who gave a partition up saves nothing of it",
         _GROUP,
-        "        return None if owner is None or self._void.get(key) == owner.grant else owner\n",
+        "        return None if owner is None or self._released.get(key) == owner.generation else owner\n",
         "        return owner\n",
         [GROUP, GROUPS, OFFSETS],
     ),
@@ -104,7 +111,7 @@ GROUP_OWNERS: Final = (
         "what-is-free-stays-somebody-s-in-the-catalog",
         "what was given up before a restart is free after it",
         _GROUP,
-        '        rows: dict[tuple[str, int], list[Key]] = {("", 0): self.freed} if self.freed else {}\n',
+        '        rows: dict[tuple[str, int], list[Key]] = {("", 0): self.released} if self.released else {}\n',
         "        rows: dict[tuple[str, int], list[Key]] = {}\n",
         [GROUP, GROUPS],
     ),
@@ -112,23 +119,23 @@ GROUP_OWNERS: Final = (
         "owners-from-before-the-start-are-dealt-out",
         "owners keep what they have over a restart, until they were heard of",
         _GROUP,
-        "for each in self.members.values() if each.wishes is None for key in each.owned}\n",
-        "for each in () for key in each.owned}\n",
+        "for each in self.members.values() if each.subscription is None for key in each.owned\n",
+        "for each in () for key in each.owned\n",
         [GROUP, GROUPS],
     ),
     Mutant(
         "strategy-of-the-youngest",
         "the strategy is that of the oldest member",
         _GROUP,
-        'for each in self.members.values() if each.wishes is not None), "")',
-        'for each in reversed(self.members.values()) if each.wishes is not None), "")',
+        "for each in self.members.values() if each.subscription is not None),\n",
+        "for each in reversed(self.members.values()) if each.subscription is not None),\n",
         [GROUPS],
     ),
     Mutant(
         "member-without-wishes-is-not-asked",
         "a member that was taken for dead is asked what it wants",
         _GROUP,
-        "        if member.wishes is None:\n            return True\n",
+        ("        if member.subscription is None:\n            return True\n"),
         "",
         [GROUP, WATCH],
     ),
@@ -144,16 +151,19 @@ GROUP_OWNERS: Final = (
         "owners-forgotten-at-a-restart",
         "owners go on after the broker was started again",
         _GROUPS,
-        "            if row.owners:\n                group = self._roll.group(name)\n",
-        "            if row.owners and not name:\n                group = self._roll.group(name)\n",
+        ("            if row.owners:\n                group = self._registry.find_or_create(name)\n"),
+        (
+            "            if row.owners and not name:\n"
+            "                group = self._registry.find_or_create(name)\n"
+        ),
         [GROUPS],
     ),
     Mutant(
         "owners-not-in-a-snapshot",
         "owners outlive a snapshot of the catalog",
         _REGISTER,
-        "(name, row.generation, _rows(row.owners), _rows(row.offsets))",
-        "(name, row.generation, _rows({}), _rows(row.offsets))",
+        "(name, row.generation, _rows_by_key(row.owners), _rows_by_key(row.offsets))",
+        "(name, row.generation, _rows_by_key({}), _rows_by_key(row.offsets))",
         ["tests/broker/test_register.py"],
     ),
     Mutant(
@@ -184,7 +194,7 @@ GROUP_OWNERS: Final = (
         "refused-plan-is-not-tried-again",
         "a grant that the full disk refused is tried again",
         _GROUPS,
-        "            self._timers.after(RETRY_SECONDS, partial(self._mark, group))\n",
+        "            self._timers.after(RETRY_SECONDS, partial(self._mark_due, group))\n",
         "            pass\n",
         [GROUPS],
     ),
@@ -192,16 +202,19 @@ GROUP_OWNERS: Final = (
         "new-partitions-given-to-nobody",
         "partitions that come up are given to somebody",
         _GROUPS,
-        "            if group.wants_any(changed):\n                group.stale = True\n",
-        "            if group.wants_any(changed):\n",
+        ("            if group.subscribes_to_any(changed):\n                group.target_outdated = True\n"),
+        "            if group.subscribes_to_any(changed):\n",
         [GROUPS],
     ),
     Mutant(
         "other-wishes-are-not-looked-at",
         "a member that wants other topics gives up what it does not want",
         _GROUPS,
-        "                self._roll.ask(member, wishes)\n                group.stale = True\n",
-        "                self._roll.ask(member, wishes)\n",
+        (
+            "                self._registry.set_subscription(member, wishes)\n"
+            "                group.target_outdated = True\n"
+        ),
+        "                self._registry.set_subscription(member, wishes)\n",
         [GROUPS],
     ),
     Mutant(
@@ -216,8 +229,8 @@ GROUP_OWNERS: Final = (
         "dead-member-keeps-what-it-had",
         "what a dead member had is free",
         _GROUPS,
-        'sent nothing for its session timeout"))\n        group.lose(member.id)\n',
-        'sent nothing for its session timeout"))\n',
+        ('"sent nothing for its session timeout")\n        )\n        group.expire_member(member.id)\n'),
+        ('"sent nothing for its session timeout")\n        )\n'),
         [WATCH],
     ),
 )

@@ -26,8 +26,8 @@ HANDLING: Final = (
         "open-name-taken-twice",
         "a name belongs to one live transaction",
         "tfmq/transaction/commands.py",
-        "        if known is not None and known.state not in states.ENDED:\n",
-        "        if known is not None and known.state in states.ENDED:\n",
+        "        if known is not None and known.state not in states.ENDED_STATES:\n",
+        "        if known is not None and known.state in states.ENDED_STATES:\n",
         [BEGINNING],
     ),
     Mutant(
@@ -35,11 +35,11 @@ HANDLING: Final = (
         "a transaction may not be open for no time, or for ever",
         "tfmq/transaction/commands.py",
         (
-            '            return min(int(self._books.settings["timeout_seconds"] * 1000), most_ms)\n'
+            '            return min(int(self._active.settings["timeout_seconds"] * 1000), most_ms)\n'
             "        if not 0 < wanted_ms <= most_ms:\n"
         ),
         (
-            '            return min(int(self._books.settings["timeout_seconds"] * 1000), most_ms)\n'
+            '            return min(int(self._active.settings["timeout_seconds"] * 1000), most_ms)\n'
             "        if not 0 <= wanted_ms <= most_ms:\n"
         ),
         [BEGINNING],
@@ -48,23 +48,23 @@ HANDLING: Final = (
         "repeated-begin-begins-again",
         "a begin that is repeated is answered as the first time",
         "tfmq/transaction/commands.py",
-        "            done(self._repeated(request, ending, timeout_ms), None)\n            return\n",
-        "            self._repeated(request, ending, timeout_ms)\n",
+        ("            done(self._repeated_result(request, ending, timeout_ms), None)\n            return\n"),
+        "            self._repeated_result(request, ending, timeout_ms)\n",
         [BEGINNING],
     ),
     Mutant(
         "session-begins-any-number",
         "a session has so many open transactions, and no more",
         "tfmq/transaction/commands.py",
-        '        if self._books.sessions.count(session) >= limits["transactions_per_session"]:\n',
-        '        if self._books.sessions.count(session) > limits["transactions_per_session"]:\n',
+        '        if self._active.sessions.open_count(session) >= limits["transactions_per_session"]:\n',
+        '        if self._active.sessions.open_count(session) > limits["transactions_per_session"]:\n',
         [BEGINNING],
     ),
     Mutant(
         "refused-batch-forgotten",
         "a transaction that lacks a batch is not committed",
         "tfmq/transaction/commands.py",
-        "                runtime.missing.add(name)\n",
+        "                runtime.missing_batches.add(name)\n",
         "",
         [BEGINNING, PREPARING, ENDING, STEPS],
     ),
@@ -72,23 +72,32 @@ HANDLING: Final = (
         "prepare-passes-batches-on-their-way",
         "a step waits for the batches that were sent before it",
         "tfmq/transaction/commands.py",
-        "        return self._books.busy(transaction) or live_of(transaction).sending > 0\n",
-        "        return self._books.busy(transaction)\n",
+        "        return self._active.is_pending(transaction) or runtime_state(transaction).queued_batches > 0\n",
+        "        return self._active.is_pending(transaction)\n",
         [STEPS, PREPARING, ENDING],
     ),
     Mutant(
         "prepare-answered-before-the-force",
         "a prepare is on the disk when it is answered",
         "tfmq/transaction/commands.py",
-        "                self._store.when_forced(lsn, partial(answer, done, Prepared(states.PREPARED, expires_ms)))\n",
-        "                done(Prepared(states.PREPARED, expires_ms), None)\n",
+        (
+            "                self._store.when_durable(\n"
+            "                    lsn, partial(reply_when_durable, done, PrepareResult(states.PREPARED,"
+            " expires_ms))\n"
+            "                )\n"
+        ),
+        "                done(PrepareResult(states.PREPARED, expires_ms), None)\n",
         [PREPARING, HAZARDS],
     ),
     Mutant(
         "repeated-prepare-answered-before-the-force",
         "a prepare that is repeated is on the disk when it is answered",
         "tfmq/transaction/commands.py",
-        "            self._store.when_forced(live_of(transaction).place, partial(answer, done, result))\n",
+        (
+            "            self._store.when_durable(\n"
+            "                runtime_state(transaction).lsn, partial(reply_when_durable, done, result)\n"
+            "            )\n"
+        ),
         "            done(result, None)\n",
         [PREPARING, HAZARDS],
     ),
@@ -104,16 +113,16 @@ HANDLING: Final = (
         "any-number-prepared",
         "so many are prepared, and no more",
         "tfmq/transaction/commands.py",
-        '        if staying >= self._books.limits["transactions_prepared"]:\n',
-        '        if staying > self._books.limits["transactions_prepared"]:\n',
+        '        if staying >= self._active.limits["transactions_prepared"]:\n',
+        '        if staying > self._active.limits["transactions_prepared"]:\n',
         [PREPARING],
     ),
     Mutant(
         "those-ended-by-hand-not-counted",
         "what stays until somebody cares is counted",
         "tfmq/transaction/commands.py",
-        "counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC)",
-        "counts[states.PREPARED]",
+        "        staying = counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC_STATES)\n",
+        "        staying = counts[states.PREPARED]\n",
         [PREPARING],
     ),
     Mutant(
@@ -121,7 +130,7 @@ HANDLING: Final = (
         "a member whose group went on while it was prepared ends at once",
         "tfmq/transaction/commands.py",
         "            if self._may_join(transaction):\n",
-        "            if self._may_join(transaction) or place:\n",
+        "            if self._may_join(transaction) or lsn:\n",
         [PREPARING, GROUP_COMMITS],
     ),
     Mutant(
@@ -152,47 +161,54 @@ HANDLING: Final = (
         "rollback-of-a-prepared-one-answered-before-the-force",
         "the rollback of a prepared transaction is on the disk when it is answered",
         "tfmq/transaction/commands.py",
-        "            self._store.when_forced(lsn, partial(answer, done, RolledBack(state)))\n",
-        "            done(RolledBack(state), None)\n",
+        "            self._store.when_durable(lsn, partial(reply_when_durable, done, RollbackResult(state)))\n",
+        "            done(RollbackResult(state), None)\n",
         [ENDING, HAZARDS],
     ),
     Mutant(
         "rollback-of-a-committed-one-answered-ok",
         "the rollback of a committed transaction is refused, and says so",
         "tfmq/transaction/commands.py",
-        "            self._steps.refuse(done, rejections.committed(epoch))\n",
-        "            self._books.when_sure(partial(answer, done, RolledBack(states.ROLLED_BACK)))\n",
+        "            self._support.reject_when_durable(done, rejections.already_committed(epoch))\n",
+        (
+            "            self._active.when_all_durable(partial(reply_when_durable, done,"
+            " RollbackResult(states.ROLLED_BACK)))\n"
+        ),
         [ENDING],
     ),
     Mutant(
         "rollback-ends-a-decided-one",
         "what is decided stays decided",
         "tfmq/transaction/states.py",
-        "    (ROLLING_BACK, DROP): ROLLED_BACK,\n",
-        "    (ROLLING_BACK, DROP): ROLLED_BACK,\n    (APPLYING, DROP): ROLLED_BACK,\n",
+        "    (ROLLING_BACK, ROLLBACK): ROLLED_BACK,\n",
+        ("    (ROLLING_BACK, ROLLBACK): ROLLED_BACK,\n    (APPLYING, ROLLBACK): ROLLED_BACK,\n"),
         [STATES],
     ),
     Mutant(
         "late-commit-not-told-of-the-operator",
         "whoever comes after an operator hears what the operator did",
         "tfmq/transaction/commands.py",
-        "DECIDED or (heuristic and transaction.state == states.HEURISTIC_COMMITTED):\n",
-        "DECIDED or transaction.state in states.HEURISTIC:\n",
+        (
+            "COMMITTED_STATES or (\n"
+            "            heuristic and transaction.state == states.HEURISTIC_COMMITTED\n"
+            "        ):\n"
+        ),
+        "COMMITTED_STATES or transaction.state in states.HEURISTIC_STATES:\n",
         [ENDING],
     ),
     Mutant(
         "operator-s-outcome-forgotten-while-it-is-applied",
         "an outcome by hand is forgotten when all of it is on the disk",
         "tfmq/transaction/commands.py",
-        "        if progress is not None and not progress.safe:\n",
-        "        if progress is not None and progress.safe is None:\n",
+        "        if progress is not None and not progress.is_durable:\n",
+        "        if progress is not None and progress.is_durable is None:\n",
         [ENDING],
     ),
     Mutant(
         "older-epoch-answered-for-the-newest",
         "an older transaction of the same name is refused",
         "tfmq/transaction/active_transactions.py",
-        "        newer = self.store.named.get(xid)\n",
+        "        newer = self.store.by_xid.get(xid)\n",
         "        newer = None\n",
         [BOOKS, BEGINNING, ENDING, STEPS],
     ),
@@ -216,7 +232,7 @@ HANDLING: Final = (
         "repeated-transact-done-again",
         "a request that is repeated is answered as the first time",
         "tfmq/transaction/commands.py",
-        "            progress.wait(partial(tell_ended, epoch, True, done))\n",
+        "            progress.add_callback(partial(reply_committed, epoch, True, done))\n",
         "            return False\n",
         [TRANSACTING],
     ),
@@ -232,8 +248,8 @@ HANDLING: Final = (
         "refused-transact-keeps-its-space",
         "nothing of a refused request is left",
         "tfmq/transaction/commands.py",
-        "        except Exception:\n            self._give_back(transaction)\n            raise\n",
-        "        except Exception:\n            self._store.discard(transaction)\n            raise\n",
+        ("        except Exception:\n            self._discard(transaction)\n            raise\n"),
+        ("        except Exception:\n            self._store.discard(transaction)\n            raise\n"),
         [TRANSACTING],
     ),
     Mutant(
@@ -241,35 +257,42 @@ HANDLING: Final = (
         "what a refused step had set aside is free again",
         "tfmq/transaction/commands.py",
         (
-            "        self._books.reservations.release(runtime.reserved)\n"
-            "        runtime.reserved = 0\n"
-            "        self._books.destination.unlock_offsets(transaction.epoch)\n"
+            "        self._active.reservations.release(runtime.reserved_bytes)\n"
+            "        runtime.reserved_bytes = 0\n"
+            "        self._active.destination.unlock_offsets(transaction.epoch)\n"
             "\n"
         ),
-        ("        self._books.reservations.release(runtime.reserved)\n        runtime.reserved = 0\n\n"),
+        (
+            "        self._active.reservations.release(runtime.reserved_bytes)\n"
+            "        runtime.reserved_bytes = 0\n"
+            "\n"
+        ),
         [STEPS, ENDING, PREPARING],
     ),
     Mutant(
         "orphan-lives-on",
         "a transaction whose session went during a refused record ends",
         "tfmq/transaction/commands.py",
-        "            live_of(transaction).orphan\n",
-        "            live_of(transaction).orphan is None\n",
+        "            runtime_state(transaction).orphaned\n",
+        "            runtime_state(transaction).orphaned is None\n",
         [STEPS, PREPARING, HANDLER, ENDING],
     ),
     Mutant(
         "failed-force-called-not-done",
         "a record whose force failed may be on the disk",
         "tfmq/transaction/rejections.py",
-        "    return of_journal(error, UNKNOWN)\n",
-        "    return of_journal(error, NOT_DONE)\n",
+        "    return from_journal_error(error, UNKNOWN)\n",
+        "    return from_journal_error(error, NOT_DONE)\n",
         [REFUSALS, PREPARING, ENDING],
     ),
     Mutant(
         "unsure-state-told-as-sure",
         "a state is told as certain when its record is on the disk",
         "tfmq/transaction/queries.py",
-        "        if not self._store.is_durable(transaction):\n            return UNSURE.get(state, state)\n",
+        (
+            "        if not self._store.is_durable(transaction):\n"
+            "            return UNDURABLE_STATES.get(state, state)\n"
+        ),
         "",
         [LISTING],
     ),
@@ -285,16 +308,16 @@ HANDLING: Final = (
         "gap-told-for-sure-behind-a-repair",
         "after a repair that lost records a gap proves nothing",
         "tfmq/transaction/commands.py",
-        "        if self._store.repaired:\n",
-        "        if self._store.repaired and found < 0:\n",
+        "        if self._store.entries_lost:\n",
+        "        if self._store.entries_lost and found < 0:\n",
         [TRANSACTING],
     ),
     Mutant(
         "epochs-of-a-lost-lease-given-out-again",
         "no epoch is given out twice, whatever a repair gave up",
         "tfmq/transaction/store.py",
-        "            first += RANGE  #",
-        "            first += 0  #",
+        "            first += EPOCH_RANGE  # A lost lease record may have leased one more range.\n",
+        "            first += 0  # A lost lease record may have leased one more range.\n",
         ["tests/transaction/test_epochs.py"],
     ),
     Mutant(
@@ -309,32 +332,32 @@ HANDLING: Final = (
         "repair-forgotten-by-the-next-snapshot",
         "after a repair that lost records a gap proves nothing, behind any number of starts",
         "tfmq/transaction/producer_state.py",
-        "        return (self.floor, rows, self.torn)\n",
-        "        return (self.floor, rows, False)\n",
+        "        return (self.expired_id, rows, self.entries_lost)\n",
+        "        return (self.expired_id, rows, False)\n",
         [TRANSACTING],
     ),
     Mutant(
         "forgotten-local-one-called-rolled-back",
         "a local transaction is told as rolled back only while no outcome of its time is forgotten",
         "tfmq/transaction/store.py",
-        "        given = self._ledger.local_outcomes.forgotten < epoch < self._ledger.epochs_end\n",
-        "        given = 0 < epoch < self._ledger.epochs_end\n",
+        "        given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end\n",
+        "        given = 0 < epoch < self._table.epochs_end\n",
         [ENDING, OUTCOMES],
     ),
     Mutant(
         "epoch-never-given-called-rolled-back",
         "an epoch that was never given out is unknown, not rolled back",
         "tfmq/transaction/store.py",
-        "        given = self._ledger.local_outcomes.forgotten < epoch < self._ledger.epochs_end\n",
-        "        given = self._ledger.local_outcomes.forgotten < epoch\n",
+        "        given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end\n",
+        "        given = self._table.local_outcomes.expired_epoch < epoch\n",
         [ENDING, HANDLER],
     ),
     Mutant(
         "outcomes-lost-by-a-repair-are-sure",
         "after a repair nobody is told that a local transaction was rolled back that may have been committed",
         "tfmq/transaction/outcomes.py",
-        "        self.forgotten = EVERYTHING\n\n    def leased",
-        "        self.forgotten = 0\n\n    def leased",
+        ("        self.expired_epoch = ALL_EPOCHS\n\n    def mark_epochs_leased(self, end: int) -> None:\n"),
+        ("        self.expired_epoch = 0\n\n    def mark_epochs_leased(self, end: int) -> None:\n"),
         [ENDING, OUTCOMES],
     ),
 )

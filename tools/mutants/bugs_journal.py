@@ -32,25 +32,34 @@ CHECKS: Final = (
         "a-mark-without-a-file-is-a-new-log",
         "a log of which every segment file is gone is stopped, also where its mark says nothing of what it held",
         "journal/log/recovery_rules.py",
-        "lambda f: not f.files and f.clean and f.forced == f.first",
-        "lambda f: not f.files and f.forced == f.first",
+        "        lambda f: not f.files and f.clean and f.durable == f.first,\n",
+        "        lambda f: not f.files and f.durable == f.first,\n",
         [RECOVERY],
     ),
     Mutant(
         "a-mark-before-the-first-file",
         "a crash while a log is made is not taken for damage",
         "journal/log/recovery.py",
-        "        if segment_set.stopped is not None:\n            self.mark.settle(segment_set.marks())\n        path",
-        "        self.mark.settle(segment_set.marks())\n        path",
+        (
+            "        if segment_set.stopped is not None:\n"
+            "            self.checkpoint_file.write_durably(segment_set.checkpoint())\n"
+            "        path = filenames.join(self._folder, filenames.segment_name(forced, self._options.suffix))\n"
+        ),
+        (
+            "        self.checkpoint_file.write_durably(segment_set.checkpoint())\n"
+            "        path = filenames.join(self._folder, filenames.segment_name(forced, self._options.suffix))\n"
+        ),
         [RECOVERY],
     ),
     Mutant(
         "verify-passes-a-mark-without-a-file",
         "`tfmq log verify` names a log of which every segment file is gone",
         "journal/fsck/log_verify.py",
-        "            elif checkpoint is not None"
-        " and not (checkpoint.clean and checkpoint.first == checkpoint.forced):\n",
-        "            elif checkpoint is not None and checkpoint.first < checkpoint.forced:\n",
+        (
+            "            elif checkpoint is not None and not (checkpoint.clean and checkpoint.first =="
+            " checkpoint.durable):\n"
+        ),
+        "            elif checkpoint is not None and checkpoint.first < checkpoint.durable:\n",
         ["tests/journal/test_verify.py"],
     ),
     Mutant(
@@ -105,7 +114,7 @@ CHECKS: Final = (
         "older-copy-goes-on-in-the-same-epoch",
         "a reader is told when an older copy of the folder went on in its place",
         "journal/log/durability.py",
-        "                self._begin_epoch()\n",
+        "                self._start_epoch()\n",
         "",
         [LOG],
     ),
@@ -177,8 +186,14 @@ CHECKS: Final = (
         "log-id-ignored",
         "the block of another log does not pass",
         "journal/record/block_trailer.py",
-        '    if id != log_id:\n        raise BadControl(position, f"the block trailer is of log',
-        '    if id < 0:\n        raise BadControl(position, f"the block trailer is of log',
+        (
+            "    if id != log_id:\n"
+            '        raise BadBlockTrailer(position, f"the block trailer is of log {id:#x}, this is log {log_id:#x}")\n'
+        ),
+        (
+            "    if id < 0:\n"
+            '        raise BadBlockTrailer(position, f"the block trailer is of log {id:#x}, this is log {log_id:#x}")\n'
+        ),
         ["tests/journal/test_block.py", "tests/journal/test_control.py"],
     ),
     Mutant(
@@ -193,8 +208,8 @@ CHECKS: Final = (
         "more-follows-ignored",
         "an append of many blocks is whole or not there",
         "journal/log/recovery.py",
-        "        if not block.control.more_follows:\n            self._finish(block.next)\n",
-        "        self._finish(block.next)\n",
+        ("        if not block.control.more_follows:\n            self._apply_append(block.next)\n"),
+        "        self._apply_append(block.next)\n",
         ["tests/journal/test_replay.py", RECOVERY],
     ),
     Mutant(
@@ -209,15 +224,23 @@ CHECKS: Final = (
         "rot-cut-off",
         "rot before forced data never deletes what lies behind it",
         "journal/log/recovery_rules.py",
-        '    Row("rot before forced data", lambda t: t.forced > t.append and t.later is not None, Tail.SKIP),\n',
-        '    Row("rot before forced data", lambda t: t.forced > t.append and t.later is not None, Tail.CUT),\n',
+        (
+            '        "rot before forced data",\n'
+            "        lambda t: t.durable > t.append_end and t.next_block is not None,\n"
+            "        TailAction.SKIP,\n"
+        ),
+        (
+            '        "rot before forced data",\n'
+            "        lambda t: t.durable > t.append_end and t.next_block is not None,\n"
+            "        TailAction.CUT,\n"
+        ),
         [RECOVERY, CONFORMANCE],
     ),
     Mutant(
         "forced-data-cut-off-in-silence",
         "forced bytes that are gone are named as damage",
         "journal/log/recovery_rules.py",
-        '    Row("forced data lost", lambda t: t.forced > t.append, Tail.LOST),\n',
+        '    Rule("forced data lost", lambda t: t.durable > t.append_end, TailAction.LOST),\n',
         "",
         [RECOVERY],
     ),
@@ -225,7 +248,7 @@ CHECKS: Final = (
         "claims-behind-damage-ignored",
         "a control record behind a bad place proves that forced data lies there",
         "journal/log/recovery.py",
-        "        for block in segment.sound_blocks(next_valid.position, verify=True):\n",
+        "        for block in segment.valid_blocks(next_valid.position, verify=True):\n",
         "        for block in ():\n",
         ["tests/journal/test_replay.py", RECOVERY, CONFORMANCE],
     ),
@@ -233,23 +256,26 @@ CHECKS: Final = (
         "control-record-of-its-own-log-accepted",
         "no producer can write what recovery would take for a log's own record",
         "journal/log/log.py",
-        "        if holds_control_header(data, self.log_id) or holds_control_header(seam, self.log_id):\n",
-        "        if holds_control_header(seam, -1):\n",
+        "        if contains_trailer_header(data, self.log_id) or contains_trailer_header(seam, self.log_id):\n",
+        "        if contains_trailer_header(seam, -1):\n",
         ["tests/issues/test_forged_control.py"],
     ),
     Mutant(
         "claim-of-what-nobody-can-know-believed",
         "a control record is believed only about what came before it",
         "journal/log/recovery.py",
-        "        if not self.forced < durable <= control.offset:\n",
-        "        if durable <= self.forced:\n",
+        "        if not self.durable < durable <= control.offset:\n",
+        "        if durable <= self.durable:\n",
         ["tests/issues/test_forged_control.py", "tests/journal/test_replay.py"],
     ),
     Mutant(
         "torn-bytes-not-kept",
         "what recovery cuts off is copied aside first",
         "journal/log/recovery.py",
-        "        if decision is not Tail.CUT_ZEROS:\n            self._keep_torn(segment, segment_set.end)\n",
+        (
+            "        if decision is not TailAction.CUT_ZEROS:\n"
+            "            self._copy_tail(segment, segment_set.end)\n"
+        ),
         "",
         [RECOVERY, OPENING],
     ),
@@ -266,7 +292,7 @@ CHECKS: Final = (
         "stale-index-entries-believed",
         "index entries of bytes that were cut off and written anew do not count",
         "journal/log/segment.py",
-        "            self._drop_stale(index)\n",
+        "            self._drop_stale_entries(index)\n",
         "",
         ["tests/journal/test_segment.py"],
     ),
@@ -274,7 +300,7 @@ CHECKS: Final = (
         "mark-checksum-unchecked",
         "a damaged mark is never believed",
         "journal/dual_slot_file.py",
-        "        if zlib.crc32(COVERED.pack(sequence, size) + payload) != crc:\n",
+        "        if zlib.crc32(CHECKSUMMED.pack(sequence, size) + payload) != crc:\n",
         "        if crc < 0:\n",
         ["tests/journal/test_checkpoint.py"],
     ),
@@ -309,15 +335,15 @@ APPENDS_AND_READS: Final = (
         "no-space-not-cut-back",
         "a full disk leaves nothing of an append behind",
         "journal/log/segment.py",
-        "        except Full:\n            self._take_back(buffers)\n            raise\n",
-        "        except Full:\n            raise\n",
+        ("        except Full:\n            self._undo_write(buffers)\n            raise\n"),
+        ("        except Full:\n            raise\n"),
         [LOG, "tests/journal/test_segment.py"],
     ),
     Mutant(
         "write-error-does-not-stop-the-log",
         "after a failed write a log takes no writes",
         "journal/log/writer.py",
-        '            raise self._keeper.fail(f"a write failed: {error}") from error\n',
+        '            raise self._durability.stop(f"a write failed: {error}") from error\n',
         "            raise\n",
         [CONFORMANCE],
     ),
@@ -325,8 +351,8 @@ APPENDS_AND_READS: Final = (
         "stream-not-taken-back",
         "a streamed append that fails leaves nothing behind",
         "journal/log/writer.py",
-        "        except (JournalError, OSError):\n            self._take_back(size)\n            raise\n",
-        "        except (JournalError, OSError):\n            raise\n",
+        ("        except (JournalError, OSError):\n            self._undo_append(size)\n            raise\n"),
+        ("        except (JournalError, OSError):\n            raise\n"),
         ["tests/journal/test_stream.py", "tests/journal/test_writer.py"],
     ),
     Mutant(
@@ -349,7 +375,7 @@ APPENDS_AND_READS: Final = (
         "append-times-go-back",
         "append times never go back, whatever the clock does",
         "journal/log/writer.py",
-        "        return max(self._extent.append_time, self._clock.wall_ms())\n",
+        "        return max(self._segment_set.append_time, self._clock.wall_ms())\n",
         "        return self._clock.wall_ms()\n",
         [LOG],
     ),
@@ -357,7 +383,10 @@ APPENDS_AND_READS: Final = (
         "reads-pass-the-forced-mark",
         "nobody sees what a power cut can take back",
         "journal/log/reader.py",
-        "        return segment_set.forced if forced or segment_set.stopped is not None else segment_set.end\n",
+        (
+            "        return segment_set.durable if forced or segment_set.stopped is not None else"
+            " segment_set.end\n"
+        ),
         "        return segment_set.end\n",
         [CONFORMANCE],
     ),
@@ -365,8 +394,11 @@ APPENDS_AND_READS: Final = (
         "stopped-log-read-to-its-end",
         "a stopped log is read up to its forced mark only",
         "journal/log/reader.py",
-        "        return segment_set.forced if forced or segment_set.stopped is not None else segment_set.end\n",
-        "        return segment_set.forced if forced else segment_set.end\n",
+        (
+            "        return segment_set.durable if forced or segment_set.stopped is not None else"
+            " segment_set.end\n"
+        ),
+        "        return segment_set.durable if forced else segment_set.end\n",
         [LOG],
     ),
     Mutant(
@@ -374,7 +406,7 @@ APPENDS_AND_READS: Final = (
         "a reader beyond a cut is told where to go back to",
         "journal/log/reader.py",
         "        if cut is not None and offset > cut:\n",
-        "        if cut is not None and offset > cut + extent.end:\n",
+        "        if cut is not None and offset > cut + segment_set.end:\n",
         [LOG],
     ),
     Mutant(
@@ -389,7 +421,7 @@ APPENDS_AND_READS: Final = (
         "inside-a-record-accepted",
         "a position that is no record's start is refused",
         "journal/log/reader.py",
-        "        if offset not in _starts(block):\n",
+        "        if offset not in _record_starts(block):\n",
         "        if offset < 0:\n",
         [CONFORMANCE, LOG],
     ),
@@ -424,8 +456,8 @@ ROLLS: Final = (
         "segment-of-a-roll-cut-short-used-without-its-name",
         "what is forced behind a roll that was cut short survives a power cut",
         "journal/log/recovery.py",
-        "                self._disk.force_folder(self._folder)\n            self._force_again(durable)",
-        "                pass\n            self._force_again(durable)",
+        ("                self._disk.force_folder(self._folder)\n            self._rewrite_tail(durable)\n"),
+        ("                pass\n            self._rewrite_tail(durable)\n"),
         ["tests/issues/test_roll_cut_short.py"],
     ),
 )

@@ -42,7 +42,10 @@ TOPICS: Final = (
         "files-of-a-deleted-topic-stay",
         "the files of a deleted topic are removed",
         "tfmq/broker/topic_admin.py",
-        "            end(None)\n            self._run(partial(self._folders.unlink, paths), _loud)\n",
+        (
+            "            end(None)\n"
+            "            self._run(partial(self._folders.delete_renamed, paths), _raise_unless_os_error)\n"
+        ),
         "            end(None)\n",
         [CHANGES],
     ),
@@ -109,15 +112,15 @@ READERS_AND_GROUPS: Final = (
         "fetch-not-woken",
         "a waiting fetch is answered as soon as there is something to read",
         "tfmq/broker/partition.py",
-        "        self.wake()\n        for waiter in self._waiting.pop(offset):\n",
-        "        for waiter in self._waiting.pop(offset):\n",
+        ("        self.wake_parked()\n        for waiter in self._durability_waiters.pop(offset):\n"),
+        "        for waiter in self._durability_waiters.pop(offset):\n",
         [POLLS],
     ),
     Mutant(
         "fetch-does-not-ask-for-a-force",
         "a fetch that waits at the forced mark asks for a force",
         "tfmq/broker/fetch.py",
-        '        if poll.upto == "forced":\n            partition.ask_force()\n',
+        ('        if poll.upto == "forced":\n            partition.request_fsync()\n'),
         "",
         [POLLS],
     ),
@@ -125,8 +128,8 @@ READERS_AND_GROUPS: Final = (
         "fetch-answered-before-its-time",
         "a waiting fetch ends empty when its time is up, not before",
         "tfmq/broker/fetch.py",
-        "        if not poll.until or self._timers.now() >= poll.until:\n",
-        "        if not poll.until or self._timers.now() >= poll.until - 1:\n",
+        "        if not poll.deadline or self._timers.now() >= poll.deadline:\n",
+        "        if not poll.deadline or self._timers.now() >= poll.deadline - 1:\n",
         [POLLS],
     ),
     Mutant(
@@ -157,7 +160,7 @@ READERS_AND_GROUPS: Final = (
         "filter-hides-damage",
         "a block is left out for its tags only if it is proven whole",
         "tfmq/broker/fetch.py",
-        "                elif not _proven(data, start, position, offset, log_id):\n",
+        "                elif not _is_valid_block(data, start, position, offset, log_id):\n",
         "                elif position > size:\n",
         ["tests/broker/test_tags.py"],
     ),
@@ -174,14 +177,14 @@ READERS_AND_GROUPS: Final = (
         "a message is not kept longer because others follow it",
         "journal/log/writer.py",
         "        oldest_ms = active.oldest_ms if seconds else None\n",
-        "        oldest_ms = self._extent.append_time if seconds and active.size else None\n",
+        "        oldest_ms = self._segment_set.append_time if seconds and active.size else None\n",
         ["tests/broker/test_retention.py"],
     ),
     Mutant(
         "full-disk-floods-the-log",
         "a full disk is one line in the log, and its end is one more",
         "tfmq/broker/reserve.py",
-        "        if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + QUIET_SECONDS:\n",
+        "        if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + RECOVERED_SECONDS:\n",
         "        if size_bytes:\n",
         ["tests/broker/test_reserve.py"],
     ),
@@ -197,8 +200,12 @@ READERS_AND_GROUPS: Final = (
         "pending-bytes-unbounded",
         "what waits for the disk is bounded",
         "tfmq/broker/admission.py",
-        "        if self.requests >= self.requests_max or (self.bytes and self.bytes + size_bytes > self.bytes_max):\n",
-        "        if self.requests >= self.requests_max:\n",
+        (
+            "        if self.pending_requests >= self.pending_requests_max or (\n"
+            "            self.pending_bytes and self.pending_bytes + size_bytes > self.pending_bytes_max\n"
+            "        ):\n"
+        ),
+        "        if self.pending_requests >= self.pending_requests_max:\n",
         ["tests/broker/test_quotas.py"],
     ),
     Mutant(
@@ -213,7 +220,7 @@ READERS_AND_GROUPS: Final = (
         "offsets-read-before-they-are-forced",
         "an offset that was read never goes back",
         "tfmq/broker/groups/offsets.py",
-        "        self._catalog.when_forced(forced)\n",
+        "        self._catalog.when_durable(forced)\n",
         "        forced(None)\n",
         [OFFSETS],
     ),
@@ -229,7 +236,7 @@ READERS_AND_GROUPS: Final = (
         "old-generation-accepted",
         "what was begun under an earlier grant is fenced, although the partition came back",
         "tfmq/broker/groups/group.py",
-        "        return owner is not None and owner.member == member_id and owner.grant <= generation\n",
+        "        return owner is not None and owner.member == member_id and owner.generation <= generation\n",
         "        return owner is not None and owner.member == member_id\n",
         ["tests/broker/test_group_offsets.py"],
     ),
@@ -237,7 +244,7 @@ READERS_AND_GROUPS: Final = (
         "partition-given-away-under-its-owner",
         "a partition has one owner: the next one waits until the one before lets go",
         "tfmq/broker/groups/group.py",
-        "                if key in self._pending or key in self._holders:\n",
+        "                if key in self._pending or key in self._living_owners:\n",
         "                if key in self._pending:\n",
         [GROUPS],
     ),
@@ -245,8 +252,11 @@ READERS_AND_GROUPS: Final = (
         "grant-told-before-the-force",
         "a grant is on the disk before it is told",
         "tfmq/broker/groups/coordinator.py",
-        "            self._catalog.submit(entry, partial(self._written, group, changes, joins))\n",
-        "            self._catalog.submit(entry, partial(self._written, group, changes, joins), forced=False)\n",
+        "            self._catalog.submit(entry, partial(self._changes_written, group, changes, joins))\n",
+        (
+            "            self._catalog.submit(entry, partial(self._changes_written, group, changes,"
+            " joins), forced=False)\n"
+        ),
         [GROUPS, "tests/broker/test_promises.py"],
     ),
     Mutant(
@@ -274,15 +284,18 @@ DATA_FOLDERS: Final = (
         "catalog-before-its-snapshot-is-not-read",
         "a flipped bit of the catalog is refused by the start, also before its newest snapshot",
         "tfmq/broker/catalog.py",
-        "            if isinstance(item, Stretch) and base + item.first < forced:\n",
-        "            if isinstance(item, Stretch) and base + item.next < base:\n",
+        "            if isinstance(item, DamagedRange) and base + item.first < forced:\n",
+        "            if isinstance(item, DamagedRange) and base + item.next < base:\n",
         [REPAIR],
     ),
     Mutant(
         "rebuilt-catalog-gives-ids-again",
         "a rebuilt catalog gives out no id again",
         "tfmq/broker/data_repair.py",
-        "    register.enter((LEASE, known + 1 + ID_SLACK, register.leases[-1][1] if register.leases else 0))\n",
+        (
+            "    register.apply_entry((LEASE, known + 1 + LOST_IDS_MAX, register.leases[-1][1] if"
+            " register.leases else 0))\n"
+        ),
         "",
         [REPAIR],
     ),

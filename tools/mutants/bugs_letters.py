@@ -29,9 +29,16 @@ KEPT: Final = (
         "offset-passes-before-the-letter-is-kept",
         "the offset passes a failed message once the store has it",
         "tfmq/client/worker/runner.py",
-        "        message = job.message\n        failure = Failure.of(error, round(self._wall_clock() * 1000))\n",
-        "        message = job.message\n        failure = Failure.of(error, round(self._wall_clock() * 1000))\n"
-        "        if job.ledger is not None:\n            job.ledger.finish(message)\n",
+        (
+            "        message = job.message\n"
+            "        failure = Failure.from_exception(error, round(self._wall_clock() * 1000))\n"
+        ),
+        (
+            "        message = job.message\n"
+            "        failure = Failure.from_exception(error, round(self._wall_clock() * 1000))\n"
+            "        if job.ack_tracker is not None:\n"
+            "            job.ack_tracker.ack(message)\n"
+        ),
         ["tests/client/test_running.py::test_a_store_that_fails_holds_the_offset_and_calls_nobody_again"],
     ),
     Mutant(
@@ -63,32 +70,32 @@ KEPT: Final = (
         "what-ended-is-never-forgotten",
         "what ended long ago is forgotten",
         _STORE,
-        "T.changed_ms < now_ms - ENDED_MS_KEPT",
-        "T.changed_ms < 0",
+        "        old = (COLUMNS.state.in_(EXPIRING_STATES), COLUMNS.changed_ms < now_ms - ENDED_MS_KEPT)\n",
+        "        old = (COLUMNS.state.in_(EXPIRING_STATES), COLUMNS.changed_ms < 0)\n",
         [f"{STORE}::test_what_ended_long_ago_is_forgotten_and_nothing_else"],
     ),
     Mutant(
         "dead-letters-forgotten-in-time",
         "a dead letter stays until somebody has looked",
         _STORE,
-        "OVER: Final = (*ENDED, FAILING)\n",
-        'OVER: Final = (*ENDED, FAILING, "dead")\n',
+        "EXPIRING_STATES: Final = (*FINAL_STATES, FAILING)\n",
+        'EXPIRING_STATES: Final = (*FINAL_STATES, FAILING, "dead")\n',
         [f"{STORE}::test_what_ended_long_ago_is_forgotten_and_nothing_else"],
     ),
     Mutant(
         "another-group-s-letters-taken",
         "another group's letters are not taken",
         _STORE,
-        "        query = select(T.id).where(T.group_name == group, T.broker == broker)\n",
-        "        query = select(T.id).where(T.broker == broker)\n",
+        "        query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)\n",
+        "        query = select(COLUMNS.id).where(COLUMNS.broker == broker)\n",
         [f"{KEEPING}::test_another_groups_letters_are_not_taken"],
     ),
     Mutant(
         "put-off-letter-comes-at-once",
         "what is put off comes at its time, and not before",
         _STORE,
-        "T.state == WAITING, T.next_ms <= now_ms)",
-        "T.state == WAITING)",
+        "COLUMNS.state == WAITING, COLUMNS.next_ms <= now_ms)",
+        "COLUMNS.state == WAITING)",
         [f"{SHELF}::test_what_is_due_is_given_in_the_order_of_its_times_and_for_its_group"],
     ),
     Mutant(
@@ -122,8 +129,8 @@ KEPT: Final = (
         "letters-of-another-broker-are-taken",
         "a consumer handles again only what waits of its own broker",
         _STORE,
-        "query = select(T.id).where(T.group_name == group, T.broker == broker)",
-        "query = select(T.id).where(T.group_name == group)",
+        "        query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)\n",
+        "        query = select(COLUMNS.id).where(COLUMNS.group_name == group)\n",
         [f"{RUNNING}::test_what_waits_is_handled_by_consumers_of_its_own_broker"],
     ),
     Mutant(
@@ -138,8 +145,8 @@ KEPT: Final = (
         "redrive-to-another-broker",
         "a redrive leaves letters of another broker, unless it is forced",
         _REDRIVE,
-        "        if self._wish.force or letter.broker == self.report.broker:\n",
-        "        if self._wish.force or letter.broker:\n",
+        "        if self._request.force or letter.broker == self.report.broker:\n",
+        "        if self._request.force or letter.broker:\n",
         [f"{REDRIVE}::test_letters_of_another_broker_are_left_unless_they_are_forced"],
     ),
     Mutant(
@@ -154,15 +161,15 @@ KEPT: Final = (
         "waits-between-calls-do-not-grow",
         "waits between calls grow",
         _KEEPING,
-        "now_ms + wait_ms(due.calls, self._jitter())",
-        "now_ms + wait_ms(1, self._jitter())",
+        "        next_ms = 0 if rejected else now_ms + retry_delay_ms(due.calls, self._jitter())\n",
+        "        next_ms = 0 if rejected else now_ms + retry_delay_ms(1, self._jitter())\n",
         [f"{KEEPING}::test_waits_grow_between_failures"],
     ),
     Mutant(
         "history-without-a-bound",
         "the history of a letter is bounded",
         "tfmq/dead_letters/model.py",
-        "    if len(kept) > FAILURES_KEPT:\n",
+        "    if len(kept) > FAILURES_MAX:\n",
         "    if len(kept) < 0:\n",
         [LETTER],
     ),
@@ -173,7 +180,7 @@ AGAIN: Final = (
         "loop-limit-ignored",
         "what came back so often is passed over",
         _REDRIVE,
-        "        able = [each for each in own if each.redrives < self._wish.loop_limit]\n",
+        "        able = [each for each in own if each.redrives < self._request.loop_limit]\n",
         "        able = [each for each in own if each.redrives >= 0]\n",
         [f"{REDRIVE}::test_what_comes_back_again_and_again_is_passed_over"],
     ),
@@ -189,7 +196,7 @@ AGAIN: Final = (
         "dry-run-resumes",
         "a dry run leaves what is under way as it is",
         _REDRIVE,
-        "        if not self._wish.dry:\n            yield from self._resume()\n",
+        ("        if not self._request.dry:\n            yield from self._resume()\n"),
         "        yield from self._resume()\n",
         [f"{REDRIVE}::test_a_dry_run_counts_and_changes_nothing"],
     ),
@@ -197,23 +204,29 @@ AGAIN: Final = (
         "sent-before-its-place-is-written-down",
         "the place of a letter is written down before it is sent",
         _REDRIVE,
-        "        placed = yield from self._shelf.apply(steps)\n        found = [\n",
-        "        placed = letters\n        found = [\n",
+        ("        placed = yield from self._letters.apply(steps)\n        found = [\n"),
+        ("        placed = letters\n        found = [\n"),
         [f"{REDRIVE}::test_killed_at_every_step_and_done_again_nothing_is_doubled_and_nothing_lost"],
     ),
     Mutant(
         "arrival-not-written-down",
         "what arrived is not sent by the next redrive",
         _REDRIVE,
-        'in the store and in the report."""\n        yield from self._shelf.apply(fate.steps)\n',
-        'in the store and in the report."""\n        yield from ()\n',
+        (
+            '        """Record the result of a run, in the store and in the report."""\n'
+            "        yield from self._letters.apply(fate.steps)\n"
+        ),
+        (
+            '        """Record the result of a run, in the store and in the report."""\n'
+            "        yield from ()\n"
+        ),
         [f"{REDRIVE}::test_dead_letters_go_to_their_topic_again_as_they_were"],
     ),
     Mutant(
         "limit-ignored",
         "no more than the limit are sent",
         _REDRIVE,
-        "            able = able[: self._wish.limit - self._done()]\n",
+        "            able = able[: self._request.limit - self._selected_sent_count()]\n",
         "            able = list(able)\n",
         [f"{REDRIVE}::test_only_what_is_chosen_is_sent"],
     ),
@@ -240,16 +253,16 @@ HANDLED: Final = (
         "history-begins-with-the-latest",
         "the history of a letter keeps its first call",
         "tfmq/dead_letters/model.py",
-        "        kept = [kept[0], *kept[1 - FAILURES_KEPT :]]\n",
-        "        kept = kept[-FAILURES_KEPT:]\n",
+        "        kept = [kept[0], *kept[1 - FAILURES_MAX :]]\n",
+        "        kept = kept[-FAILURES_MAX:]\n",
         [LETTER],
     ),
     Mutant(
         "what-was-not-called-is-counted",
         "what no handler was called with is given back, uncounted",
         _RETRYING,
-        "            return partial(store.give_back, due)\n",
-        "            return partial(store.failed, due, self._failure(NotCalled()))\n",
+        "            return partial(store.release, due)\n",
+        "            return partial(store.mark_failed, due, self._create_failure(HandlerNotCalled()))\n",
         [f"{RETRYING}::test_what_no_handler_was_called_with_is_given_back_uncounted"],
     ),
     Mutant(
@@ -264,7 +277,7 @@ HANDLED: Final = (
         "two-verbs-at-once-on-a-topic",
         "several who use one store in a topic wait for each other",
         _TOPIC,
-        "        while self._busy is not None:\n            yield Wait((self._busy,))\n",
+        ("        while self._method_ended is not None:\n            yield Wait((self._method_ended,))\n"),
         "        yield from ()\n",
         [f"{TOPIC}::test_several_at_once_in_one_process_wait_for_each_other"],
     ),
@@ -280,24 +293,30 @@ HANDLED: Final = (
         "deleted-store-stays-deleted",
         "a topic of dead letters that was deleted is begun anew",
         _TOPIC,
-        "            self._forget()\n        return (yield from self._sent(steps, until))\n",
-        "            raise\n        return (yield from self._sent(steps, until))\n",
+        ("            self._reset()\n        return (yield from self._append_once(steps, until))\n"),
+        ("            raise\n        return (yield from self._append_once(steps, until))\n"),
         [f"{TOPIC}::test_a_topic_that_was_deleted_is_begun_anew"],
     ),
     Mutant(
         "idle-store-stuck",
         "a store that was idle goes on when the broker forgot its producer",
         _TOPIC,
-        "it did not store this append.\n            self._drop_id()\n",
-        "it did not store this append.\n            raise\n",
+        (
+            "            # Idle for so long that the broker expired the producer id; it did not store this append.\n"
+            "            self._drop_producer_id()\n"
+        ),
+        (
+            "            # Idle for so long that the broker expired the producer id; it did not store this append.\n"
+            "            raise\n"
+        ),
         [f"{TOPIC}::test_an_idle_store_goes_on_when_the_broker_forgot_it"],
     ),
     Mutant(
         "listener-s-closed-is-not-called",
         "a listener that raises Closed has failed as with any other error",
         _RETRYING,
-        "        except NotCalled:\n",
-        "        except (NotCalled, Closed):\n",
+        "        except HandlerNotCalled:\n",
+        "        except (HandlerNotCalled, Closed):\n",
         [f"{RETRYING}::test_a_listener_that_raises_closed_has_failed_as_with_any_other_error"],
     ),
 )

@@ -20,8 +20,8 @@ PROGRAMS: Final = (
         "dead-process-stays-dead",
         "a process of `tfmq run` that dies is started again",
         _PROCESSES,
-        "        place.begin_at = self._clock() + place.pause\n",
-        "        place.over = True\n",
+        "        place.start_at = self._clock() + place.pause\n",
+        "        place.has_ended = True\n",
         [PROCESSES],
     ),
     Mutant(

@@ -17,7 +17,7 @@ REMOVED_FILES: Final = (
         "letters-go-on-into-a-file-that-was-removed",
         "no dead letter is kept in a file that was removed",
         _DATABASE,
-        "            if self._engine is not None and (not own or self._is_gone(self._engine)):\n",
+        "            if self._engine is not None and (not own or self._is_file_replaced(self._engine)):\n",
         "            if self._engine is not None and not own:\n",
         [f"{DATABASE}::test_what_is_written_behind_a_removal_of_the_file_is_in_the_file_that_is_there"],
     ),
@@ -25,15 +25,15 @@ REMOVED_FILES: Final = (
         "letters-removed-with-their-file-count-as-kept",
         "a file that is removed while it is written has kept nothing",
         _DATABASE,
-        "        if self._is_gone(engine):\n            raise StoreFailed(",
-        "        if engine is None:\n            raise StoreFailed(",
+        ("        if self._is_file_replaced(engine):\n            raise StoreFailed(\n"),
+        ("        if engine is None:\n            raise StoreFailed(\n"),
         [f"{DATABASE}::test_a_file_that_is_removed_while_it_is_written_has_kept_nothing"],
     ),
     Mutant(
         "letters-may-be-read-by-everybody",
         "the file of dead letters is its owner's alone",
         _DATABASE,
-        "            make_file(self._own_path)\n",
+        "            create_file(self._own_path)\n",
         "            pass\n",
         [f"{DATABASE}::test_the_file_is_its_owners_alone_also_in_a_folder_that_is_everybodys"],
     ),
@@ -49,23 +49,31 @@ REMOVED_FILES: Final = (
         "kept-on-into-a-file-that-was-removed",
         "nothing is kept for a partition in a file that was removed",
         _STORE,
-        "                if self._database is not None and self._is_gone():\n",
-        "                if self._database is None and self._is_gone():\n",
+        "                if self._database is not None and self._was_replaced():\n",
+        "                if self._database is None and self._was_replaced():\n",
         [f"{STORE}::test_what_is_kept_behind_a_removal_of_the_file_is_in_the_file_that_is_there"],
     ),
     Mutant(
         "kept-although-its-file-was-removed-meanwhile",
         "a file that is removed while it is written has kept nothing",
         _STORE,
-        "                if self._is_gone():\n                    self._leave()\n                    raise",
-        "                if self._database is None:\n                    self._leave()\n                    raise",
+        (
+            "                if self._was_replaced():\n"
+            "                    self._discard_file()\n"
+            "                    raise self._lost_error()\n"
+        ),
+        (
+            "                if self._database is None:\n"
+            "                    self._discard_file()\n"
+            "                    raise self._lost_error()\n"
+        ),
         [f"{STORE}::test_a_file_that_is_removed_while_it_is_written_has_kept_nothing"],
     ),
     Mutant(
         "rows-of-a-file-that-is-gone-are-those-of-the-next",
         "no row is taken for one of another file",
         _STORE,
-        "        if id >> FILE_SHIFT != self._file:\n            raise self._lost()\n",
+        ("        if id >> FILE_NUMBER_SHIFT != self._file_number:\n            raise self._lost_error()\n"),
         "",
         [f"{STORE}::test_rows_of_a_file_that_is_gone_are_not_taken_for_those_of_the_next_one"],
     ),

@@ -24,33 +24,42 @@ ENDS: Final = (
         "stop-begins-another-message",
         "stop finishes the message in work and begins no other",
         _RUNNING,
-        "        while not self.ending:\n            if core.membership",
-        "        while not self.ending or self._lanes.has_ready:\n            if core.membership",
+        (
+            "        while not self.is_stopping:\n"
+            "            if core.membership is not None and core.rebalance.has_pending_callbacks:\n"
+        ),
+        (
+            "        while not self.is_stopping or self._queues.has_ready:\n"
+            "            if core.membership is not None and core.rebalance.has_pending_callbacks:\n"
+        ),
         [f"{PROCESSED}::test_auto_stop_finishes_the_message_in_work_and_begins_no_other"],
     ),
     Mutant(
         "closing-counts-everything-as-processed",
         "at the end what is finished is saved, and no more",
         _RUNNING,
-        "        yield from core.close(processed=False)\n",
-        "        core.positions.settle_all_out()\n        for ledger in list(core.positions.ledgers):\n"
-        "            core.positions._advance(ledger.name, ledger.following)\n"
-        "        yield from core.close(processed=True)\n",
+        "        yield from core.close(ack_delivered=False)\n",
+        (
+            "        core.positions.ack_all()\n"
+            "        for ledger in list(core.positions.ack_trackers):\n"
+            "            core.positions._advance_acked(ledger.name, ledger.end_position)\n"
+            "        yield from core.close(ack_delivered=True)\n"
+        ),
         [PROCESSED],
     ),
     Mutant(
         "signal-ignored",
         "a signal ends the run in order",
         "tfmq/client/worker/runner.py",
-        "        self._told = True\n        tell(number)\n        self._stop()\n",
-        "        self._told = True\n        tell(number)\n",
+        ("        self._signalled = True\n        log_first_signal(number)\n        self._stop()\n"),
+        ("        self._signalled = True\n        log_first_signal(number)\n"),
         [SIGNALS],
     ),
     Mutant(
         "second-signal-ignored",
         "a second signal ends at once",
         "tfmq/client/worker/runner.py",
-        "            self._restore()\n            raise at_once(number)\n",
+        ("            self._restore()\n            raise immediate_exit(number)\n"),
         "            return\n",
         [SIGNALS],
     ),
@@ -59,7 +68,7 @@ ENDS: Final = (
         "a run that ended leaves signals as they were",
         "tfmq/client/worker/runner.py",
         "        self._restore()\n\n",
-        "        self._before.clear()\n\n",
+        ("        self._former_handlers.clear()\n\n"),
         [SIGNALS],
     ),
     Mutant(
@@ -74,24 +83,24 @@ ENDS: Final = (
         "plain-function-blocks-the-loop",
         "with asyncio plain functions are called in a thread",
         "tfmq/client/worker/asyncio_runner.py",
-        "                found = await self._threads.call(partial(self._plain, listener, message))\n",
-        "                found = self._plain(listener, message)\n",
+        "                found = await self._threads.call(partial(self._call_plain_listener, listener, message))\n",
+        "                found = self._call_plain_listener(listener, message)\n",
         [TASKS],
     ),
     Mutant(
         "reactor-does-not-wait",
         "a reactor that stops waits until what handlers have in work is finished and saved",
         "tfmq/client/worker/twisted_runner.py",
-        'addSystemEventTrigger("before", "shutdown", self._begins)',
-        'addSystemEventTrigger("after", "shutdown", self._begins)',
+        '        self._trigger = self._reactor.addSystemEventTrigger("before", "shutdown", self._on_shutdown)\n',
+        '        self._trigger = self._reactor.addSystemEventTrigger("after", "shutdown", self._on_shutdown)\n',
         [DEFERREDS],
     ),
     Mutant(
         "workers-in-turn",
         "workers are at work at the same time",
         "tfmq/client/worker/asyncio_runner.py",
-        "[asyncio.create_task(self._work()) for _ in range(workers)]",
-        "[asyncio.create_task(self._work()) for _ in range(1)]",
+        "                self._tasks = [asyncio.create_task(self._run_worker()) for _ in range(workers)]\n",
+        "                self._tasks = [asyncio.create_task(self._run_worker()) for _ in range(1)]\n",
         [TASKS],
     ),
 )
@@ -102,7 +111,7 @@ LOOPS: Final = (
         "failing-body-goes-on",
         "in a loop a message whose body raised comes again before the next one",
         _HANDLING,
-        "        core.again(message)\n",
+        "        core.redeliver_from(message)\n",
         "",
         [HANDLING],
     ),
@@ -126,7 +135,7 @@ LOOPS: Final = (
         "polled-message-that-fails-comes-again",
         "a polled message that fails is a dead letter at once",
         _HANDLING,
-        "        here = core.positions.current is message or core.comes_again(message)\n",
+        "        here = core.positions.current is message or core.will_redeliver(message)\n",
         "        here = True\n",
         [HANDLING],
     ),

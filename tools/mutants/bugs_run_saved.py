@@ -20,34 +20,47 @@ SAVED: Final = (
         "saved-above-the-lowest-unfinished",
         "no place is saved beyond a message that is not finished",
         _LEDGER,
-        "        while self._out and self._out[0].offset in self._finished:\n",
-        "        while self._out and self._out[0].offset <= max(self._finished, default=-1):\n",
+        "        while self._unacked and self._unacked[0].offset in self._acked_offsets:\n",
+        "        while self._unacked and self._unacked[0].offset <= max(self._acked_offsets, default=-1):\n",
         [LEDGER],
     ),
     Mutant(
         "left-out-behind-the-last-not-passed",
         "what a filter left out behind the last message is passed with it",
         _LEDGER,
-        "            self.place = self._behind.pop(done.offset) if known else behind(done)\n",
-        "            self.place = behind(done)\n            self._behind.pop(done.offset, None)\n",
+        "            self.position = self._positions_after.pop(done.offset) if known else position_after(done)\n",
+        (
+            "            self.position = position_after(done)\n"
+            "            self._positions_after.pop(done.offset, None)\n"
+        ),
         [LEDGER],
     ),
     Mutant(
         "left-out-passes-what-is-unfinished",
         "what is left out moves the place only behind what is finished",
         _LEDGER,
-        "        if self._out:\n            self._behind[self._out[-1].offset] = batch.following\n        else:\n"
-        "            self.place = batch.following\n",
-        "        if batch.messages:\n            self._behind[self._out[-1].offset] = batch.following\n        else:\n"
-        "            self.place = batch.following\n",
+        (
+            "        if self._unacked:\n"
+            "            self._positions_after[self._unacked[-1].offset] = batch.end_position\n"
+            "        else:\n"
+            "            self.position = batch.end_position\n"
+        ),
+        (
+            "        if batch.messages:\n"
+            "            self._positions_after[self._unacked[-1].offset] = batch.end_position\n"
+            "        else:\n"
+            "            self.position = batch.end_position\n"
+        ),
         [LEDGER],
     ),
     Mutant(
         "place-with-a-message-jumps",
         "an offset that goes into a transaction covers no message that is not finished",
         _LEDGER,
-        "                if each.offset != message.offset and each.offset not in self._finished:\n"
-        "                    break\n",
+        (
+            "                if each.offset != message.offset and each.offset not in self._acked_offsets:\n"
+            "                    break\n"
+        ),
         "",
         [LEDGER, POSITIONS],
     ),
@@ -63,16 +76,20 @@ SAVED: Final = (
         "void-ledger-counts",
         "what ends late behind a seek, or a loss, counts for nothing",
         _LEDGER,
-        "            ledger.void = ledger.leaving = True\n",
-        "            ledger.leaving = True\n",
+        "            ledger.invalid = ledger.revoked = True\n",
+        "            ledger.revoked = True\n",
         [LEDGER, POSITIONS],
     ),
     Mutant(
         "finished-with-the-call-not-with-its-end",
         "a message is processed when its handler returned",
         _RUNNING,
-        "        job.ledger.in_work += 1\n        begins = False\n",
-        "        job.ledger.in_work += 1\n        begins = False\n        job.ledger.finish(job.message)\n",
+        ("        job.ack_tracker.active_handlers += 1\n        begins = False\n"),
+        (
+            "        job.ack_tracker.active_handlers += 1\n"
+            "        begins = False\n"
+            "        job.ack_tracker.ack(job.message)\n"
+        ),
         [PROCESSED],
     ),
     Mutant(
@@ -80,15 +97,19 @@ SAVED: Final = (
         "a call that was broken off leaves its message unprocessed",
         _RUNNING,
         'the message is not acked."""\n        yield from ()\n',
-        'the message is not acked."""\n        yield from ()\n'
-        "        if job.ledger is not None:\n            job.ledger.finish(job.message)\n",
+        (
+            'the message is not acked."""\n'
+            "        yield from ()\n"
+            "        if job.ack_tracker is not None:\n"
+            "            job.ack_tracker.ack(job.message)\n"
+        ),
         [PROCESSED],
     ),
     Mutant(
         "before-without-a-save",
         'with commits="before" the offset is saved before the handler begins',
         _RUNNING,
-        '            refused = yield from self._sure(core.save, "A message waits to be handled")\n',
+        '            refused = yield from self._retry_store(core.commit_acked, "A message waits to be handled")\n',
         "            refused = ()\n",
         [PROCESSED],
     ),
@@ -104,16 +125,16 @@ SAVED: Final = (
         "handler-s-commit-covers-other-handlers-messages",
         "commit() of a handler leaves out what others are at work on",
         _POSITIONS,
-        "        return max(self._processed[name], ledger.place_with(own))\n",
-        "        return max(self._processed[name], ledger.following)\n",
+        "        return max(self._acked[name], ledger.position_if_acked(own))\n",
+        "        return max(self._acked[name], ledger.end_position)\n",
         [POSITIONS, PROCESSED],
     ),
     Mutant(
         "stuck-partition-is-read-on-for-ever",
         "a partition with a stuck message is read no further than its window",
         _RUNNING,
-        "        core.held = {each.name for each in ledgers if each.span >= OUT_BYTES}\n",
-        "        core.held = set()\n",
+        "        core.suspended = {each.name for each in ledgers if each.unacked_bytes >= UNACKED_BYTES_MAX}\n",
+        "        core.suspended = set()\n",
         [f"{RUNNING}::test_a_partition_with_a_stuck_message_is_read_no_further_than_its_window"],
     ),
 )

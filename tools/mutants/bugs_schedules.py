@@ -51,15 +51,15 @@ TIMES: Final = (
         "no-look-behind-a-change-of-the-clock",
         "a skipped time is told the same from wherever one looks",
         "tfmq/delay/cron.py",
-        ".replace(tzinfo=None, fold=0) - self._shift(after)\n",
-        ".replace(tzinfo=None, fold=0)\n",
+        "        start = after.astimezone(self.zone).replace(tzinfo=None, fold=0) - self._clock_change_near(after)\n",
+        "        start = after.astimezone(self.zone).replace(tzinfo=None, fold=0)\n",
         [CRON],
     ),
     Mutant(
         "first-in-the-calendar-is-taken-for-first-in-time",
         "times behind a gap come before skipped ones that are later",
         "tfmq/delay/cron.py",
-        "                if local - first >= self._shift(best):\n                    break\n",
+        ("                if local - first >= self._clock_change_near(best):\n                    break\n"),
         "                break\n",
         [CRON],
     ),
@@ -75,8 +75,8 @@ TIMES: Final = (
         "all-sends-without-an-end",
         "all sends the newest thousand at most",
         "tfmq/delay/cron.py",
-        "cron.newest(after_ms, now_ms, ALL_MAX)",
-        "cron.newest(after_ms, now_ms, ALL_MAX * 2)",
+        "        return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX)\n",
+        "        return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX * 2)\n",
         [MISFIRE],
     ),
 )
@@ -94,8 +94,8 @@ SENDING: Final = (
         "nobody-forces-what-was-sent",
         "what is sent is on the disk at once",
         "tfmq/broker/scheduler.py",
-        "            self._destination.when_forced(mark, partial(self._forced, run, rest))\n",
-        "            self._forced(run, rest, None)\n",
+        "            self._destination.fsync_to(mark, partial(self._append_durable, run, rest))\n",
+        "            self._append_durable(run, rest, None)\n",
         [FIRING],
     ),
     Mutant(
@@ -110,23 +110,31 @@ SENDING: Final = (
         "no-rounds",
         "a machine that slept, or a clock that was set, is seen soon",
         "tfmq/broker/scheduler.py",
-        "        if _over(self._round):\n",
-        "        if _over(self._round) and self._round is not None:\n",
+        "        if _is_finished(self._round):\n",
+        "        if _is_finished(self._round) and self._round is not None:\n",
         [FIRING],
     ),
     Mutant(
         "what-cannot-be-sent-is-passed",
         "a stopped partition's schedules wait for it",
         "tfmq/broker/scheduler.py",
-        "            self.park(run, error)\n            return\n        self._look_up(run, cron)",
-        "            self.leave_out(run, str(error))\n            return\n        self._look_up(run, cron)",
+        (
+            "            self.retry_later(run, error)\n"
+            "            return\n"
+            "        self._find_due_times(run, cron)\n"
+        ),
+        (
+            "            self.skip_due(run, str(error))\n"
+            "            return\n"
+            "        self._find_due_times(run, cron)\n"
+        ),
         [FIRING],
     ),
     Mutant(
         "the-resumption-is-not-told",
         "a resumed partition gets its own at once",
         "tfmq/broker/schedule_commands.py",
-        "        self.firing.resumed(log_id)\n",
+        "        self.scheduler.partition_resumed(log_id)\n",
         "        pass\n",
         [FIRING],
     ),
@@ -150,8 +158,8 @@ SENDING: Final = (
         "what-is-parked-stays-parked",
         "what could not be sent is tried again every few seconds",
         "tfmq/broker/scheduler.py",
-        "                self._retry_at = self._timers.now() + LOOK_SECONDS\n",
-        "                self._retry_at = self._timers.now() + LOOK_SECONDS * 1000\n",
+        "                self._retry_at = self._timers.now() + ROUND_SECONDS\n",
+        "                self._retry_at = self._timers.now() + ROUND_SECONDS * 1000\n",
         [WATCH],
     ),
 )
@@ -177,8 +185,8 @@ KEEPING: Final = (
         "sends-while-a-pause-is-on-its-way",
         "nothing is sent between the wish to pause and its answer",
         "tfmq/broker/scheduler.py",
-        "return self._watch.on and here and not run.changing and not run.row.paused",
-        "return self._watch.on and here and not run.row.paused",
+        "        return self._timer.is_started and here and not run.is_changing and not run.row.paused\n",
+        "        return self._timer.is_started and here and not run.row.paused\n",
         [SCHEDULES_TEST],
     ),
     Mutant(
@@ -193,8 +201,8 @@ KEEPING: Final = (
         "what-is-being-made-is-not-counted",
         "several that come in one turn are counted against the limit",
         "tfmq/broker/schedule_commands.py",
-        "        if len(self._runs) + len(self._adding) >= self._limits",
-        "        if len(self._runs) >= self._limits",
+        '        if len(self._running) + len(self._adding) >= self._limits["schedules"]:\n',
+        '        if len(self._running) >= self._limits["schedules"]:\n',
         [SCHEDULES_TEST],
     ),
     Mutant(
@@ -209,7 +217,7 @@ KEEPING: Final = (
         "an-imitation-is-sent",
         "a payload that imitates a control record of its partition is refused",
         "tfmq/broker/schedule_commands.py",
-        "                self.firing.check(run, [run.batch(0)])\n",
+        "                self.scheduler.check_batches(run, [run.batch(0)])\n",
         "                run.batch(0)\n",
         [SCHEDULES_TEST],
     ),

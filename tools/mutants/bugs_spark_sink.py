@@ -54,15 +54,15 @@ SPARK_SINK: Final = (
         "member-is-never-old",
         LARGE,
         "tfmq/client/transaction/commit_group.py",
-        "self._later(timeout_ms / 2000, self._grown_old)",
-        "self._later(timeout_ms, self._grown_old)",
+        "        self._age_timer = self._call_later(timeout_ms / 2000, self._member_too_old)\n",
+        "        self._age_timer = self._call_later(timeout_ms, self._member_too_old)\n",
         [PART],
     ),
     Mutant(
         "old-member-is-prepared-twice",
         ONCE,
         "tfmq/client/transaction/commit_group.py",
-        "        self._alarm.cancel()  # Otherwise the age timer would prepare it a second time.\n",
+        "        self._age_timer.cancel()  # Otherwise the age timer would prepare it a second time.\n",
         "",
         [PART],
     ),
@@ -70,23 +70,23 @@ SPARK_SINK: Final = (
         "only-the-last-member-is-named",
         ONCE,
         "tfmq/client/transaction/commit_group.py",
-        "        self.names.append(TransactionName(pipeline.xid, pipeline.epoch))\n",
-        "        self.names = [TransactionName(pipeline.xid, pipeline.epoch)]\n",
+        "        self.prepared.append(TransactionName(pipeline.xid, pipeline.epoch))\n",
+        "        self.prepared = [TransactionName(pipeline.xid, pipeline.epoch)]\n",
         [PART],
     ),
     Mutant(
         "prepared-before-all-is-there",
         ONCE,
         "tfmq/client/transaction/commit_group.py",
-        "        while (pipeline.bytes or not pipeline.begun) and not self._over(pipeline):\n",
-        "        while not pipeline.begun and not self._over(pipeline):\n",
+        "        while (pipeline.unacked_bytes or not pipeline.begun) and not self._is_already_committed(pipeline):\n",
+        "        while not pipeline.begun and not self._is_already_committed(pipeline):\n",
         [PART],
     ),
     Mutant(
         "done-is-taken-for-begun",
         COUNTED,
         "tfmq/client/transaction/pipeline.py",
-        "            self.superfluous = not reply.epoch\n",
+        "            self.already_committed = not reply.epoch\n",
         "",
         [PART],
     ),
@@ -94,7 +94,7 @@ SPARK_SINK: Final = (
         "failed-part-keeps-what-it-prepared",
         NOTHING_LEFT,
         "tfmq/client/transaction/commit_group.py",
-        "        names, pipeline = list(self.names), self._pipeline\n",
+        "        names, pipeline = list(self.prepared), self._pipeline\n",
         "        names, pipeline = [], self._pipeline\n",
         [PART],
     ),
@@ -127,15 +127,15 @@ SPARK_SINK: Final = (
         "rows-of-a-committed-batch-are-not-counted",
         COUNTED,
         "tfmq/spark/sink_task.py",
-        "            count += len(batch)\n            if not part.superfluous:\n",
-        "            if not part.superfluous:\n                count += len(batch)\n",
+        ("            count += len(batch)\n            if not part.already_committed:\n"),
+        ("            if not part.already_committed:\n                count += len(batch)\n"),
         [TASK],
     ),
     Mutant(
         "last-rows-stay",
         ONCE,
         "tfmq/spark/sink_task.py",
-        "        sender.rest()\n",
+        "        sender.flush()\n",
         "",
         [TASK],
     ),
@@ -192,8 +192,11 @@ SPARK_SINK: Final = (
         "named-partitions-give-way-to-keys",
         PLACED,
         "tfmq/spark/sink_task.py",
-        "pc.coalesce(named, self._chosen(topic, rows))",
-        "self._chosen(topic, rows)",
+        (
+            "        return named if not named.null_count else pc.coalesce(named,"
+            " self._computed_partitions(topic, rows))\n"
+        ),
+        "        return named if not named.null_count else self._computed_partitions(topic, rows)\n",
         [OUTGOING],
     ),
     Mutant(
@@ -233,8 +236,8 @@ SPARK_SINK: Final = (
         "version-of-its-own-choice",
         COUNTED,
         "tfmq/spark/settings.py",
-        '    return group_name("batch", name, topic), found["txnVersion"]\n',
-        '    return group_name("batch", name, topic), 0\n',
+        '    return commit_group_name("batch", name, topic), found["txnVersion"]\n',
+        '    return commit_group_name("batch", name, topic), 0\n',
         [SETTINGS],
     ),
     Mutant(
@@ -265,8 +268,8 @@ SPARK_SINK: Final = (
         "unknown-columns-are-dropped",
         TOLD,
         "tfmq/spark/schema.py",
-        "        if field.name in LEFT_OUT:\n",
-        "        if field.name in LEFT_OUT or field.name not in TAKEN:\n",
+        "        if field.name in IGNORED_COLUMNS:\n",
+        "        if field.name in IGNORED_COLUMNS or field.name not in SINK_COLUMNS:\n",
         [COLUMNS],
     ),
     # Through Spark
@@ -274,8 +277,11 @@ SPARK_SINK: Final = (
         "stream-overwrites",
         TOLD,
         "tfmq/spark/sinks.py",
-        ("    settings = sink_settings(options, streaming=True)\n    if overwrite:\n"),
-        ("    settings = sink_settings(options, streaming=True)\n    if overwrite and not schema.fields:\n"),
+        ("    settings = parse_sink_settings(options, streaming=True)\n    if overwrite:\n"),
+        (
+            "    settings = parse_sink_settings(options, streaming=True)\n"
+            "    if overwrite and not schema.fields:\n"
+        ),
         [STREAM_SINK],
     ),
     Mutant(
@@ -284,15 +290,15 @@ SPARK_SINK: Final = (
         "tfmq/spark/sinks.py",
         (
             "        self.settings = settings\n"
-            "        self.run = uuid.uuid4().hex\n"
-            '        """Id of this attempt. `commit` and `abort` run in another instance '
-            'and use the tasks\' one."""\n'
+            "        self.run_id = uuid.uuid4().hex\n"
+            '        """Id of this attempt. `commit` and `abort` run in another instance and use the'
+            ' tasks\' one."""\n'
         ),
         (
             "        self.settings = settings\n"
-            '        self.run = "run"\n'
-            '        """Id of this attempt. `commit` and `abort` run in another instance '
-            'and use the tasks\' one."""\n'
+            '        self.run_id = "run"\n'
+            '        """Id of this attempt. `commit` and `abort` run in another instance and use the'
+            ' tasks\' one."""\n'
         ),
         [STREAM_SINK],
     ),
@@ -308,7 +314,10 @@ SPARK_SINK: Final = (
         "stream-without-other-totals",
         COUNTED,
         "tfmq/spark/sinks.py",
-        ("        ):\n            reply = client.commit(verdict, other_total=self.settings.other_total)\n"),
+        (
+            "        ):\n"
+            "            reply = client.commit(verdict, other_total=self.settings.allow_other_total)\n"
+        ),
         ("        ):\n            reply = client.commit(verdict)\n"),
         [STREAM_SINK],
     ),
@@ -316,7 +325,7 @@ SPARK_SINK: Final = (
         "single-writes-stay-for-ever",
         NOTHING_LEFT,
         "tfmq/spark/sinks.py",
-        "            if not self.once:\n                self._forget(client)\n",
+        ("            if not self.idempotent:\n                self._delete_group(client)\n"),
         "",
         [BATCH_SINK],
     ),
@@ -325,14 +334,14 @@ SPARK_SINK: Final = (
         NOTHING_LEFT,
         "tfmq/spark/sink_task.py",
         "            client.abort(*member)\n",
-        "            client.abort(*member)\n            client.forget(member.group)\n",
+        ("            client.abort(*member)\n            client.delete_group(member.group)\n"),
         [f"{BATCH_SINK}::test_a_task_that_comes_behind_the_abort_leaves_nothing"],
     ),
     Mutant(
         "a-sinks-task-does-not-wait-for-a-broker-that-stops",
         "a broker that stops and comes back is waited for",
         "tfmq/spark/sink_task.py",
-        "create=True, patient=True,",
+        "create=True, retry_while_busy=True,",
         "create=True,",
         [STOPPING],
     ),
@@ -340,16 +349,19 @@ SPARK_SINK: Final = (
         "batch-overwrites",
         TOLD,
         "tfmq/spark/sinks.py",
-        ("    settings = sink_settings(options, streaming=False)\n    if overwrite:\n"),
-        ("    settings = sink_settings(options, streaming=False)\n    if overwrite and not schema.fields:\n"),
+        ("    settings = parse_sink_settings(options, streaming=False)\n    if overwrite:\n"),
+        (
+            "    settings = parse_sink_settings(options, streaming=False)\n"
+            "    if overwrite and not schema.fields:\n"
+        ),
         [BATCH_SINK],
     ),
     Mutant(
         "tasks-wait-for-a-broker-that-is-not-there",
         TOLD,
         "tfmq/spark/sinks.py",
-        "patience_seconds=PATIENCE_SECONDS) as client:\n        client.connect()",
-        "patience_seconds=PATIENCE_SECONDS):\n        pass",
+        ("patience_seconds=FIRST_CONNECT_TIMEOUT\n    ) as client:\n        client.connect()"),
+        ("patience_seconds=FIRST_CONNECT_TIMEOUT\n    ):\n        pass"),
         [BATCH_SINK],
     ),
     # The command line

@@ -27,8 +27,8 @@ SPARK_SOURCE: Final = (
         "a-query-that-has-begun-gives-up-soon",
         "a query that has begun waits for its broker from the first question on",
         "tfmq/spark/wire_reader.py",
-        "        if patient:\n",
-        "        if patient and timeout < 0:\n",
+        "        if wait_for_broker:\n",
+        "        if wait_for_broker and timeout < 0:\n",
         [f"{STOPPING}::test_a_query_that_has_begun_waits_for_its_broker_from_its_first_question_on"],
     ),
     Mutant(
@@ -52,23 +52,26 @@ SPARK_SOURCE: Final = (
         "new-topic-read-as-the-old-one",
         "a topic that was made anew is not read as the old one",
         "tfmq/spark/planner.py",
-        "        if start is not None and start.of_another(log.incarnation, self._logs.node()):\n",
-        "        if start is not None and start.of_another(start.incarnation, self._logs.node()):\n",
+        "        if start is not None and start.is_of_another(log.incarnation, self._logs.broker_id()):\n",
+        "        if start is not None and start.is_of_another(start.incarnation, self._logs.broker_id()):\n",
         [PLANNING],
     ),
     Mutant(
         "another-brokers-checkpoint",
         "a checkpoint that is used with another broker is told",
         "tfmq/spark/planner.py",
-        "        if start is not None and start.of_another(log.incarnation, self._logs.node()):\n",
-        "        if start is not None and start.of_another(log.incarnation, start.broker):\n",
+        "        if start is not None and start.is_of_another(log.incarnation, self._logs.broker_id()):\n",
+        "        if start is not None and start.is_of_another(log.incarnation, start.broker):\n",
         [PLANNING],
     ),
     Mutant(
         "planned-batch-of-a-deleted-topic",
         "a topic that is gone when a planned batch is read again is a loss",
         "tfmq/spark/planner.py",
-        "                self._losses.lost(_deleted(key[0]))\n                continue\n",
+        (
+            "                self._losses.handle_loss(_deleted_topic_error(key[0]))\n"
+            "                continue\n"
+        ),
         "                continue\n",
         [PLANNING],
     ),
@@ -76,8 +79,11 @@ SPARK_SOURCE: Final = (
         "deleted-topic-in-silence",
         "a topic that is gone stops the query, or is left out with a word",
         "tfmq/spark/planner.py",
-        "            else:\n                self._losses.lost(_deleted(topic))\n",
-        "            elif self._losses.fail is None:\n                self._losses.lost(_deleted(topic))\n",
+        ("            else:\n                self._losses.handle_loss(_deleted_topic_error(topic))\n"),
+        (
+            "            elif self._losses.stops_query is None:\n"
+            "                self._losses.handle_loss(_deleted_topic_error(topic))\n"
+        ),
         [PLANNING],
     ),
     Mutant(
@@ -100,17 +106,23 @@ SPARK_SOURCE: Final = (
         "available-now-reads-new-partitions",
         "with AvailableNow a query ends with what was there",
         "tfmq/spark/planner.py",
-        "            found[key] = Standing(log, _cut(bounds, aim.bounds))\n",
-        "            found[key] = Standing(log, _cut(bounds, aim.bounds))\n"
-        "        elif aim is None:\n            found[key] = Standing(log, bounds)\n",
+        "            found[key] = PartitionBounds(log, _limit_bounds(bounds, aim.bounds))\n",
+        (
+            "            found[key] = PartitionBounds(log, _limit_bounds(bounds, aim.bounds))\n"
+            "        elif aim is None:\n"
+            "            found[key] = PartitionBounds(log, bounds)\n"
+        ),
         [PLANNING],
     ),
     Mutant(
         "limit-of-bytes-before-the-message",
         "a message larger than the limit does not stop a query",
         "tfmq/spark/planner.py",
-        "self._message_from(survey[key].log, begins[key], begins[key] + size, ends[key])",
-        "self._message_from(survey[key].log, begins[key], begins[key] + size - 1, ends[key])",
+        "            found[key] = self._next_message(survey[key].log, begins[key], begins[key] + size, ends[key])\n",
+        (
+            "            found[key] = self._next_message(survey[key].log, begins[key], begins[key] +"
+            " size - 1, ends[key])\n"
+        ),
         [PLANNING],
     ),
     Mutant(
@@ -133,7 +145,11 @@ SPARK_SOURCE: Final = (
         "made-anew-while-a-query-ends",
         "with Trigger.AvailableNow a topic that was made anew is told, too",
         "tfmq/spark/planner.py",
-        "self._begin(key, start[key], there[key])  # created again",
+        (
+            "self._begin_offset(\n"
+            "                    key, start[key], there[key]\n"
+            "                )  # created again"
+        ),
         "pass  # created again",
         [PLANNING],
     ),
@@ -149,7 +165,7 @@ SPARK_SOURCE: Final = (
         "the-same-partition-every-turn",
         "a limit below the number of partitions reaches all of them in turn",
         "tfmq/spark/planner.py",
-        "            self._turn += 1\n",
+        "            self._next_turn += 1\n",
         "",
         [PLANNING],
     ),
@@ -157,8 +173,8 @@ SPARK_SOURCE: Final = (
         "waits-for-ever",
         "minOffsetsPerTrigger waits at most for maxTriggerDelay",
         "tfmq/spark/planner.py",
-        "self._target is not None or self._now() - self._begun >= delay:",
-        "self._target is not None:",
+        "        if wanted is None or self._frozen_bounds is not None or self._now() - self._last_batch_at >= delay:\n",
+        "        if wanted is None or self._frozen_bounds is not None:\n",
         [PLANNING],
     ),
     Mutant(
@@ -189,7 +205,7 @@ SPARK_SOURCE: Final = (
         "stream-errors-lost-by-spark",
         "a stream with wrong options says which",
         "tfmq/spark/source.py",
-        "            return RefusedReader(error)\n",
+        "            return FailedReader(error)\n",
         "            raise error\n",
         [STREAM],
     ),
@@ -213,15 +229,15 @@ SPARK_SOURCE: Final = (
         "partition-not-named",
         "offsets of a user name every partition that is read",
         "tfmq/spark/offsets.py",
-        ("        missing = survey.keys() - self.each.keys()\n        if missing:\n"),
-        ("        missing = survey.keys() - self.each.keys()\n        if len(missing) > 1:\n"),
+        ("        missing = survey.keys() - self.by_partition.keys()\n        if missing:\n"),
+        ("        missing = survey.keys() - self.by_partition.keys()\n        if len(missing) > 1:\n"),
         [PLACES],
     ),
     Mutant(
         "progress-one-batch-late",
         "the group has the progress as soon as a batch is done",
         "tfmq/spark/stream_reader.py",
-        "            session.processed(begin)\n",
+        "            session.report_progress(begin)\n",
         "",
         [STREAM],
     ),
@@ -237,16 +253,16 @@ SPARK_SOURCE: Final = (
         "limit-in-spite-of-spark",
         "Spark may ask for all in spite of a limit",
         "tfmq/spark/stream_reader.py",
-        "            end = session.planner.latest(begin, _limit(limit))\n",
-        "            end = session.planner.latest(begin, _limit(self.getDefaultReadLimit()))\n",
+        "            end = session.planner.plan_end(begin, _to_batch_limit(limit))\n",
+        "            end = session.planner.plan_end(begin, _to_batch_limit(self.getDefaultReadLimit()))\n",
         [STREAM],
     ),
     Mutant(
         "an-idle-query-never-rests",
         "an idle query is at work for a quarter of its time at most",
         "tfmq/spark/stream_reader.py",
-        "        if self._rest > 0:\n",
-        "        if self._rest > REST_SECONDS_MAX:\n",
+        "        if self._pause > 0:\n",
+        "        if self._pause > IDLE_SECONDS_MAX:\n",
         ["tests/spark/test_pace.py"],
     ),
     Mutant(
@@ -261,7 +277,7 @@ SPARK_SOURCE: Final = (
         "unreadable-attributes-cost-nothing-to-tell",
         "a key that nobody can read is no null in silence",
         "tfmq/spark/batch_reader.py",
-        '        losses.lost(DecodeFailed(str(error), **error.details), "with neither key nor tag")\n',
+        '        losses.handle_loss(DecodeFailed(str(error), **error.details), "with neither key nor tag")\n',
         "",
         [TASKS],
     ),
@@ -269,7 +285,7 @@ SPARK_SOURCE: Final = (
         "rows-again-behind-a-loss",
         "no message is read twice where a query goes on behind a loss",
         "tfmq/spark/batch_reader.py",
-        "                    begin = max(begin, _next(chunk))\n",
+        "                    begin = max(begin, _end_offset(chunk))\n",
         "",
         [TASKS],
     ),
@@ -277,8 +293,8 @@ SPARK_SOURCE: Final = (
         "open-end-of-a-range",
         "a batch ends where it is told",
         "tfmq/spark/planner.py",
-        "                Range(survey[key].log, start[key].offset, end[key].offset)\n",
-        "                Range(survey[key].log, start[key].offset, survey[key].bounds.end)\n",
+        "                OffsetRange(survey[key].log, start[key].offset, end[key].offset)\n",
+        "                OffsetRange(survey[key].log, start[key].offset, survey[key].bounds.end)\n",
         [PLANNING, "tests/spark/test_batch_reader.py"],
     ),
 )

@@ -22,8 +22,11 @@ SPARK_TRIALS: Final = (
         "each-attempt-is-another-group",
         ONCE,
         "tfmq/spark/sinks.py",
-        'CommitMember(group_name("stream", query, self.settings.topic), batch, self.run)',
-        'CommitMember(group_name("stream", query + self.run, self.settings.topic), batch, self.run)',
+        '        member = CommitMember(commit_group_name("stream", query, self.settings.topic), batch, self.run_id)\n',
+        (
+            '        member = CommitMember(commit_group_name("stream", query + self.run_id,'
+            " self.settings.topic), batch, self.run_id)\n"
+        ),
         [f"{TRIALS}::test_a_driver_that_is_killed_around_its_commit_goes_on_from_its_checkpoint"],
     ),
     Mutant(

@@ -21,25 +21,32 @@ SQL: Final = (
         "database-decides-before-the-broker-is-prepared",
         "the broker keeps its part before the database decides",
         "tfmq/sql/commit_protocol.py",
-        "        decided = yield from self._prepare_broker()\n        if not decided:\n"
-        "            yield from self._decide()\n        yield from self._commit_broker()\n",
-        "        yield from self._decide()\n        yield from self._prepare_broker()\n"
-        "        yield from self._commit_broker()\n",
+        (
+            "        decided = yield from self._prepare_broker()\n"
+            "        if not decided:\n"
+            "            yield from self._commit_database()\n"
+            "        yield from self._commit_broker()\n"
+        ),
+        (
+            "        yield from self._commit_database()\n"
+            "        yield from self._prepare_broker()\n"
+            "        yield from self._commit_broker()\n"
+        ),
         [COURSE + "::test_a_step_that_fails_leaves_both_or_neither"],
     ),
     Mutant(
         "broker-commits-before-the-database-decides",
         "messages are visible only behind the database's commit",
         "tfmq/sql/commit_protocol.py",
-        "            yield from self._decide()\n        yield from self._commit_broker()\n",
-        "            yield from self._commit_broker()\n        yield from self._decide()\n",
+        ("            yield from self._commit_database()\n        yield from self._commit_broker()\n"),
+        ("            yield from self._commit_broker()\n        yield from self._commit_database()\n"),
         [COURSE + "::test_a_step_that_fails_leaves_both_or_neither"],
     ),
     Mutant(
         "failed-commit-taken-for-a-rollback",
         "what fails at the decision is settled by the row",
         "tfmq/sql/commit_protocol.py",
-        '            decision = yield from self._settle("commit", error)\n',
+        '            decision = yield from self._read_decision("commit", error)\n',
         '            decision = "rollback"\n',
         [COURSE + "::test_a_step_that_fails_leaves_both_or_neither"],
     ),
@@ -90,15 +97,15 @@ SQL: Final = (
         "transaction-with-messages-called-empty",
         "what was sent is prepared with the database's part",
         "tfmq/sql/transaction.py",
-        "        self._sharing.is_empty = False\n",
-        "        self._sharing.is_empty = bool(transaction)\n",
+        "        self._shared.is_empty = False\n",
+        "        self._shared.is_empty = bool(transaction)\n",
         ["tests/sql/test_transaction.py::test_order_and_message_come_together"],
     ),
     Mutant(
         "row-of-an-abort-not-written",
         "who says rollback has made the owner's commit impossible",
         "tfmq/sql/decision.py",
-        "                written = rows.write(connection, table, identity, xid, rows.ABORTED, clock())\n",
+        "                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, clock())\n",
         "                written = True\n",
         [DECISION],
     ),
@@ -106,9 +113,11 @@ SQL: Final = (
         "answer-before-the-abort-is-committed",
         "who says rollback has made the owner's commit impossible",
         "tfmq/sql/decision.py",
-        "                written = rows.write(connection, table, identity, xid, rows.ABORTED, clock())\n",
-        "                written = rows.write(connection, table, identity, xid, rows.ABORTED, clock())\n"
-        "                connection.rollback()\n",
+        "                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, clock())\n",
+        (
+            "                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, clock())\n"
+            "                connection.rollback()\n"
+        ),
         [DECISION],
     ),
     Mutant(
@@ -139,7 +148,7 @@ SQL: Final = (
         "table-decides-for-another",
         "a table decides its own transactions, and no others",
         "tfmq/sql/decision.py",
-        "    if identity is None or not xid.startswith(mark(connection.engine.url, identity)):\n",
+        "    if identity is None or not xid.startswith(xid_prefix(connection.engine.url, identity)):\n",
         "    if identity is None:\n",
         [DECISION],
     ),
@@ -147,16 +156,16 @@ SQL: Final = (
         "row-written-into-any-table",
         "no row is written into a table of another identity",
         "tfmq/sql/database.py",
-        "values.where(table.c.xid == IDENTITY, table.c.state == identity)",
-        "values.where(table.c.xid == IDENTITY)",
+        "    here = values.where(table.c.xid == IDENTITY_XID, table.c.state == identity)\n",
+        "    here = values.where(table.c.xid == IDENTITY_XID)\n",
         [TABLE, DECISION],
     ),
     Mutant(
         "identity-pruned",
         "the identity of a table stays",
         "tfmq/sql/database.py",
-        "table.c.time < before, table.c.xid != IDENTITY)",
-        "table.c.time < before)",
+        "table.c.time < before, table.c.xid != IDENTITY_XID\n",
+        "table.c.time < before\n",
         [TABLE, PRUNING],
     ),
     Mutant(
@@ -204,8 +213,8 @@ SQL: Final = (
         "row-left-unwritten",
         "no row, no commit",
         "tfmq/sql/session.py",
-        "        if not written:\n            forget(self.engine)\n",
-        "        if written is None:\n            forget(self.engine)\n",
+        ("        if not written:\n            discard_capabilities(self.engine)\n"),
+        ("        if written is None:\n            discard_capabilities(self.engine)\n"),
         [JOINING],
     ),
     Mutant(
@@ -236,7 +245,7 @@ SQL: Final = (
         "autocommit-joined",
         "without a transaction of the database a row decides nothing",
         "tfmq/sql/session.py",
-        "            refuse_autocommit(connection)\n",
+        "            require_no_autocommit(connection)\n",
         "",
         [JOINING],
     ),
@@ -244,15 +253,15 @@ SQL: Final = (
         "refused-session-keeps-what-was-begun",
         "a session that is refused is as it was",
         "tfmq/sql/session.py",
-        "        except BaseException:\n            self.give_up()\n            raise\n",
-        "        except ZeroDivisionError:\n            self.give_up()\n            raise\n",
+        ("        except BaseException:\n            self.restore_session()\n            raise\n"),
+        ("        except ZeroDivisionError:\n            self.restore_session()\n            raise\n"),
         [JOINING, "tests/sql/test_transaction.py::test_what_a_session_had_begun_survives_a_refusal"],
     ),
     Mutant(
         "session-s-own-work-rolled-back-by-a-refusal",
         "what a session had begun survives a refusal",
         "tfmq/sql/session.py",
-        "        if self._is_own:\n            self.session.rollback()\n",
+        ("        if self._began_here:\n            self.session.rollback()\n"),
         "        self.session.rollback()\n",
         [JOINING],
     ),
@@ -292,16 +301,16 @@ SQL: Final = (
         "second-database-of-a-producer-without-a-group",
         "the broker asks nobody who cannot look into the right database",
         "tfmq/sql/session.py",
-        "    elif _named.get(producer, name) != name:\n",
-        "    elif _named.get(producer, name) == core:\n",
+        "    elif _default_groups.get(producer, name) != name:\n",
+        "    elif _default_groups.get(producer, name) == core:\n",
         [BROKER],
     ),
     Mutant(
         "looking-takes-a-transaction-up",
         "looking at a transaction does not take it up",
         "tfmq/sql/session.py",
-        "    return producer._driver.run(Administration(core.link, core.options.timeout).transaction(xid, 0))\n",
-        "    core.checked = Administration\n    return producer.resume(xid)\n",
+        "    return producer._driver.run(AdminCore(core.link, core.options.timeout).transaction(xid, 0))\n",
+        ("    core.checked = AdminCore\n    return producer.resume(xid)\n"),
         [BROKER],
     ),
 )

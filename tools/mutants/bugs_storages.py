@@ -27,8 +27,8 @@ FILES: Final = (
         "file-read-before-its-lock",
         "members that share an offset file read it anew, each time they have it",
         _FILE,
-        "        lock = self._locked()\n        try:\n            groups = self._load()\n",
-        "        groups = self._load()\n        lock = self._locked()\n        try:\n",
+        ("        lock = self._lock()\n        try:\n            groups = self._load()\n"),
+        ("        groups = self._load()\n        lock = self._lock()\n        try:\n"),
         [FILE],
     ),
     Mutant(
@@ -75,7 +75,7 @@ FILES: Final = (
         "older-offset-file-refused",
         "an offset file of an earlier release is read",
         _FILE,
-        "            groups = {name: _of_version_1(group) for name, group in groups.items()}\n",
+        "            groups = {name: _convert_version_1(group) for name, group in groups.items()}\n",
         "            groups = None\n",
         [FILE],
     ),
@@ -83,7 +83,7 @@ FILES: Final = (
         "unsound-offset-file-read",
         "a file that this release did not write is damage",
         _FILE,
-        "        if not isinstance(groups, dict) or not all(map(_sound_group, groups.values())):\n",
+        "        if not isinstance(groups, dict) or not all(map(_is_valid_group, groups.values())):\n",
         "        if not isinstance(groups, dict):\n",
         [FILE],
     ),
@@ -107,8 +107,8 @@ FILES: Final = (
         "claims-under-one-number-for-all",
         "each partition is claimed under its own grant",
         "tfmq/client/consumer/offset_commit.py",
-        "            grants.setdefault(self._holder.generation_of(name), []).append(name)\n",
-        "            grants.setdefault(self._holder.generation, []).append(name)\n",
+        "            grants.setdefault(self._owner.generation_of(name), []).append(name)\n",
+        "            grants.setdefault(self._owner.generation, []).append(name)\n",
         [OFFSETS],
     ),
 )
@@ -142,8 +142,12 @@ DATABASES: Final = (
         "offset-of-one-message-is-that-of-all",
         "an offset in a transaction is behind the message that was named",
         "tfmq/client/consumer/external_offsets.py",
-        "positions.unsaved_out() if message is None else dict([positions.through(message)])",
-        "positions.unsaved_out()",
+        (
+            "            positions.transaction_positions()\n"
+            "            if message is None\n"
+            "            else dict([positions.position_after(message)])\n"
+        ),
+        "            positions.transaction_positions()\n",
         [STORAGE],
     ),
     Mutant(
@@ -153,13 +157,13 @@ DATABASES: Final = (
         (
             '        """Record the commit of the transaction, so that the consumer does not commit the same again."""\n'
             "        with self.lock:\n"
-            "            self.consuming.positions.saved_elsewhere(self.places)\n"
+            "            self.core.positions.mark_committed_by_transaction(self.positions)\n"
             "\n"
         ),
         (
             '        """Record the commit of the transaction, so that the consumer does not commit the same again."""\n'
             "        with self.lock:\n"
-            "            self.consuming.positions.names()\n"
+            "            self.core.positions.names()\n"
             "\n"
         ),
         [STORAGE],
@@ -219,8 +223,8 @@ ZOOKEEPER: Final = (
         "member-takes-before-it-is-one",
         "a member is registered before it takes anything",
         _COORDINATOR,
-        "now + LOOK_SECONDS)\n            return\n",
-        "now + LOOK_SECONDS)\n",
+        ("            self._round_at = min(self._round_at, now + ROUND_SECONDS)\n            return\n"),
+        "            self._round_at = min(self._round_at, now + ROUND_SECONDS)\n",
         [MEMBER],
     ),
     Mutant(
@@ -235,8 +239,8 @@ ZOOKEEPER: Final = (
         "waits-in-silence",
         "who waits for an owner says for whom",
         _COORDINATOR,
-        "        if self._looks == LOOKS:\n",
-        "        if self._looks < 0:\n",
+        "        if self._rounds_waiting == ROUNDS_BEFORE_LOG:\n",
+        "        if self._rounds_waiting < 0:\n",
         [MEMBER],
     ),
     Mutant(
@@ -259,8 +263,8 @@ ZOOKEEPER: Final = (
         "number-of-partitions-never-changes",
         "a topic that grew is registered as it is",
         _REGISTRY,
-        "            if self._made.get(path) != count:\n",
-        "            if path not in self._made:\n",
+        "            if self._registered_nodes.get(path) != count:\n",
+        "            if path not in self._registered_nodes:\n",
         [REGISTRY],
     ),
 )

@@ -19,23 +19,31 @@ LINES: Final = (
         "new-message-overtakes-what-is-kept",
         "while something is kept for a partition everything behind it is kept, too",
         _FORWARDING,
-        "            if self.kept:\n                yield from self._keep()\n            else:\n",
-        "            if self.kept and not self.batches:\n                yield from self._keep()\n            else:\n",
+        (
+            "            if self.has_stored:\n"
+            "                yield from self._store_queued()\n"
+            "            else:\n"
+        ),
+        (
+            "            if self.has_stored and not self.batches:\n"
+            "                yield from self._store_queued()\n"
+            "            else:\n"
+        ),
         [FORWARDING],
     ),
     Mutant(
         "kept-without-its-place",
         "a batch of unknown fate is kept with the place under which it was sent",
         _FORWARDING,
-        "                yield from self._keep(place)\n",
-        "                yield from self._keep()\n",
+        "                yield from self._store_queued(place)\n",
+        "                yield from self._store_queued()\n",
         [FORWARDING],
     ),
     Mutant(
         "forwarded-before-its-place-is-written-down",
         "places of kept batches are written down before they are sent",
         _FORWARDING,
-        "        yield from self._stored(lambda store: store.place(places))\n",
+        "        yield from self._run_on_outbox(lambda store: store.record_sent_as(places))\n",
         "",
         [FORWARDING],
     ),
@@ -43,7 +51,7 @@ LINES: Final = (
         "arrived-batches-sent-again",
         "a kept batch that had arrived is not sent again",
         _FORWARDING,
-        "        rows = yield from self._unsettled(rows)\n",
+        "        rows = yield from self._remove_arrived(rows)\n",
         "",
         [FORWARDING],
     ),
@@ -51,8 +59,8 @@ LINES: Final = (
         "stream-asked-and-not-closed",
         "a stream is closed for good before its batches go again",
         _FORWARDING,
-        "row.place.sequence + row.count - 1 <= last}",
-        "row.place.sequence + row.count - 1 < last}",
+        "            return {row.id for row in rows if row.sent_as.sequence + row.count - 1 <= last}\n",
+        "            return {row.id for row in rows if row.sent_as.sequence + row.count - 1 < last}\n",
         [FORWARDING],
     ),
     Mutant(
@@ -67,7 +75,7 @@ LINES: Final = (
         "forwarded-batches-stay",
         "what was forwarded goes from the store",
         _FORWARDING,
-        "        yield from self._stored(lambda store: store.remove(rows))\n        return True\n",
+        ("        yield from self._run_on_outbox(lambda store: store.remove(rows))\n        return True\n"),
         "        return False\n",
         [FORWARDING],
     ),
@@ -75,7 +83,10 @@ LINES: Final = (
         "earlier-process-s-messages-wait-for-a-send",
         "what an earlier process left goes first, by itself",
         _FORWARDING,
-        "        for topic, partition in found:\n            self._line(topic, partition, kept=True)\n",
+        (
+            "        for topic, partition in found:\n"
+            "            self._partition(topic, partition, kept=True)\n"
+        ),
         "",
         [FORWARDING],
     ),
@@ -83,7 +94,7 @@ LINES: Final = (
         "refusals-are-kept",
         "what is no fault of the partition fails",
         _FORWARDING,
-        "            if error.retriable or isinstance(error, _KEPT_FOR):\n",
+        "            if error.retriable or isinstance(error, _STORE_ERRORS):\n",
         "            if error.retriable or isinstance(error, TfmqError):\n",
         [FORWARDING],
     ),
@@ -91,8 +102,8 @@ LINES: Final = (
         "stopped-partition-fails",
         "messages for a partition that takes no writes are kept",
         _FORWARDING,
-        "_KEPT_FOR: Final = (StorageStopped, SequenceGap, StaleProducer, UnknownProducer)\n",
-        "_KEPT_FOR: Final = (SequenceGap, StaleProducer, UnknownProducer)\n",
+        "_STORE_ERRORS: Final = (StorageStopped, SequenceGap, StaleProducer, UnknownProducer)\n",
+        "_STORE_ERRORS: Final = (SequenceGap, StaleProducer, UnknownProducer)\n",
         [FORWARDING],
     ),
     Mutant(
@@ -134,8 +145,8 @@ LOCAL: Final = (
         "child-has-its-parent-s-store",
         "a forked child has nothing of its parent's store",
         _STORE,
-        "        self._parents.append(self._database)\n        self._database = None\n",
-        "        self._parents.append(self._database)\n",
+        ("        self._parent_databases.append(self._database)\n        self._database = None\n"),
+        "        self._parent_databases.append(self._database)\n",
         [STORE],
     ),
     Mutant(

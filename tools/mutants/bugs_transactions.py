@@ -28,8 +28,8 @@ DECISIONS: Final = (
         "visible-before-the-decision-is-forced",
         "the decision is on the disk before anything of it can be seen",
         "tfmq/transaction/active_transactions.py",
-        "        self.store.when_forced(decision.place, lambda error: self._forced(progress, error))\n",
-        "        self._forced(progress, None)\n",
+        "        self.store.when_durable(decision.lsn, lambda error: self._decision_durable(progress, error))\n",
+        "        self._decision_durable(progress, None)\n",
         [POWER, SIMULATION],
         MANY,
     ),
@@ -37,8 +37,13 @@ DECISIONS: Final = (
         "prepared-before-it-is-forced",
         "prepare is answered once it is on the disk",
         "tfmq/transaction/commands.py",
-        "                self._store.when_forced(lsn, partial(answer, done, Prepared(states.PREPARED, expires_ms)))\n",
-        "                answer(done, Prepared(states.PREPARED, expires_ms), None)\n",
+        (
+            "                self._store.when_durable(\n"
+            "                    lsn, partial(reply_when_durable, done, PrepareResult(states.PREPARED,"
+            " expires_ms))\n"
+            "                )\n"
+        ),
+        "                reply_when_durable(done, PrepareResult(states.PREPARED, expires_ms), None)\n",
         # The rigs have no moment between this answer and the force, which the same turn asks for: the desk has.
         [PREPARING, POWER, SIMULATION],
         MANY,
@@ -47,8 +52,8 @@ DECISIONS: Final = (
         "rolled-back-before-it-is-forced",
         "the rollback of a prepared one is answered once it is on the disk",
         "tfmq/transaction/commands.py",
-        "            self._store.when_forced(lsn, partial(answer, done, RolledBack(state)))\n",
-        "            answer(done, RolledBack(state), None)\n",
+        "            self._store.when_durable(lsn, partial(reply_when_durable, done, RollbackResult(state)))\n",
+        "            reply_when_durable(done, RollbackResult(state), None)\n",
         [POWER, SIMULATION],
         MANY,
     ),
@@ -56,8 +61,8 @@ DECISIONS: Final = (
         "decisions-overtake-each-other",
         "decisions go to their targets in the order of their records",
         "tfmq/transaction/active_transactions.py",
-        "            first = self._pending.popleft()\n",
-        "            first = self._pending.pop()\n",
+        "            first = self._undurable_decisions.popleft()\n",
+        "            first = self._undurable_decisions.pop()\n",
         [KILL, SIMULATION],
         MANY,
     ),
@@ -65,8 +70,8 @@ DECISIONS: Final = (
         "group-commits-its-first-member",
         "a commit group is committed as a whole by one record",
         "tfmq/transaction/transaction_table.py",
-        "            self._decide_prepared(lsn, record.time_ms, record.members, states.DECIDE)\n",
-        "            self._decide_prepared(lsn, record.time_ms, record.members[:1], states.DECIDE)\n",
+        "            self._decide_prepared(lsn, record.time_ms, record.members, states.COMMIT)\n",
+        "            self._decide_prepared(lsn, record.time_ms, record.members[:1], states.COMMIT)\n",
         [KILL],
     ),
     Mutant(
@@ -74,11 +79,11 @@ DECISIONS: Final = (
         "a commit of a group drops its other members in the same record",
         "tfmq/transaction/transaction_table.py",
         (
-            "        self._drop(lsn, record.dropped, record.time_ms)\n"
+            "        self._roll_back(lsn, record.dropped, record.time_ms)\n"
             "\n"
-            "    def _group_abort(self, lsn: int, record: journal_records.GroupAbort) -> None:\n"
+            "    def _apply_group_abort(self, lsn: int, record: journal_records.GroupAbortRecord) -> None:\n"
         ),
-        ("\n    def _group_abort(self, lsn: int, record: journal_records.GroupAbort) -> None:\n"),
+        ("\n    def _apply_group_abort(self, lsn: int, record: journal_records.GroupAbortRecord) -> None:\n"),
         [KILL],
     ),
     Mutant(
@@ -96,8 +101,8 @@ APPLYING: Final = (
         "applied-again-by-a-start",
         "what a partition has of a decision is not brought there again",
         "tfmq/transaction/applier.py",
-        "        while applied is not None and self._queue and self._queue[0].place <= applied:\n",
-        "        while applied is not None and self._queue and self._queue[0].place <= (0, 0):\n",
+        "        while applied is not None and self._queue and self._queue[0].position <= applied:\n",
+        "        while applied is not None and self._queue and self._queue[0].position <= (0, 0):\n",
         [KILL, POWER],
         MANY,
     ),
@@ -105,7 +110,7 @@ APPLYING: Final = (
         "settled-before-it-is-on-the-disk",
         "the journal keeps messages until they are on the disk of their partitions",
         "tfmq/transaction/apply_progress.py",
-        "        while written and self._destination.forced(written[0].mark):\n",
+        "        while written and self._destination.is_durable(written[0].mark):\n",
         "        while written:\n",
         [POWER, SIMULATION],
         0.3,
@@ -114,7 +119,7 @@ APPLYING: Final = (
         "lost-by-a-resumption",
         "what a partition lost before it was resumed is brought there again",
         "tfmq/transaction/applier.py",
-        "            self._line(key).put_back(parts)\n",
+        "            self._target_queue(key).requeue(parts)\n",
         "            parts.clear()\n",
         [INPUT_OUTPUT, SIMULATION],
         0.3,
@@ -126,8 +131,11 @@ STARTS: Final = (
         "decided-ones-left-by-a-start",
         "a start brings decided transactions to their targets",
         "tfmq/transaction/active_transactions.py",
-        "            live_of(transaction).course = progress\n        self.applier.start(progress)\n",
-        "            live_of(transaction).course = progress\n",
+        (
+            "            runtime_state(transaction).apply_progress = progress\n"
+            "        self.applier.start(progress)\n"
+        ),
+        "            runtime_state(transaction).apply_progress = progress\n",
         [KILL, POWER],
         MANY,
     ),
@@ -143,9 +151,16 @@ STARTS: Final = (
         "streams-forget-by-a-start",
         "a transaction that is sent again after a crash has its first answer",
         "tfmq/transaction/transaction_table.py",
-        "        origin = transaction.origin\n        if origin.producer_id:\n            self.streams.ended(",
-        "        origin = transaction.origin\n        if origin.producer_id and self.holds is not None:\n"
-        "            self.streams.ended(",
+        (
+            "        origin = transaction.origin\n"
+            "        if origin.producer_id:\n"
+            "            self.producer_states.apply_outcome(\n"
+        ),
+        (
+            "        origin = transaction.origin\n"
+            "        if origin.producer_id and self.file_references is not None:\n"
+            "            self.producer_states.apply_outcome(\n"
+        ),
         [POWER, KILL, TORN],
         MANY,
     ),
@@ -161,8 +176,8 @@ STARTS: Final = (
         "heuristics-forgotten",
         "what an operator decided is told until somebody forgets it",
         "tfmq/transaction/transaction_table.py",
-        "            self.step(transaction, states.DROP_BY_HAND)\n",
-        "            self.step(transaction, states.DROP)\n",
+        "            self.change_state(transaction, states.HEURISTIC_ROLLBACK)\n",
+        "            self.change_state(transaction, states.ROLLBACK)\n",
         [KILL],
     ),
 )

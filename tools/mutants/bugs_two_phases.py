@@ -20,8 +20,14 @@ _TWO_PHASES: Final = (
         "prepared-part-rolled-back-without-a-look",
         "what both have prepared is committed by whoever is asked, and the owner does not say otherwise",
         "tfmq/sql/commit_protocol.py",
-        '                decision = yield from self._settle("rollback", error)\n                if decision',
-        '                decision = "rollback"\n                if decision',
+        (
+            '                decision = yield from self._read_decision("rollback", error)\n'
+            '                if decision == "commit" and isinstance(error, TfmqError):\n'
+        ),
+        (
+            '                decision = "rollback"\n'
+            '                if decision == "commit" and isinstance(error, TfmqError):\n'
+        ),
         [LOST + "::test_what_was_committed_while_the_answer_of_the_broker_was_lost_stays_committed"],
     ),
     Mutant(
@@ -36,15 +42,15 @@ _TWO_PHASES: Final = (
         "row-looked-at-before-what-is-prepared",
         "what the database holds prepared is finished before the row is looked at",
         "tfmq/sql/decision.py",
-        "        left = prepared_in(connection, xid)\n",
-        "        left = prepared_in(connection, xid)[:0]\n",
+        "        left = find_prepared(connection, xid)\n",
+        "        left = find_prepared(connection, xid)[:0]\n",
         [DECISION],
     ),
     Mutant(
         "writer-of-an-abort-waits-for-ever",
         "an owner that takes long is asked about again",
         "tfmq/sql/decision.py",
-        "                _wait_not_long(connection)\n",
+        "                _limit_lock_wait(connection)\n",
         "",
         [DECISION + "::test_an_owner_that_takes_long_is_asked_about_again"],
     ),
@@ -60,8 +66,8 @@ _TWO_PHASES: Final = (
         "unfinished-called-finished",
         "what cannot be finished is no answer",
         "tfmq/sql/decision.py",
-        "        if sqlstate(error) not in SOMEBODY_ELSE_DOES:",
-        "        if sqlstate(error) is None:",
+        "        if sqlstate(error) not in FINISHED_ELSEWHERE:  # SQLAlchemy does not wrap the driver's error here\n",
+        "        if sqlstate(error) is None:  # SQLAlchemy does not wrap the driver's error here\n",
         [PREPARED, DECISION],
     ),
     Mutant(
@@ -84,7 +90,7 @@ _TWO_PHASES: Final = (
         "prepared-under-a-random-name",
         "whoever finds a prepared transaction knows whom to ask",
         "tfmq/sql/session.py",
-        "                rename(connection, gid)\n",
+        "                set_prepared_name(connection, gid)\n",
         "                pass\n",
         [JOINING + "::test_the_database_holds_it_prepared_under_its_own_name"],
     ),
@@ -132,8 +138,8 @@ _TWO_PHASES: Final = (
         "other-broker-s-leftover-rolled-back",
         "a broker decides nothing of another one's",
         "tfmq/sql/recovery.py",
-        "        if left.node == node_of(producer):\n",
-        "        if left.node or node_of(producer):\n",
+        "        if left.node == broker_node(producer):\n",
+        "        if left.node or broker_node(producer):\n",
         [LEFTOVERS],
     ),
     Mutant(
@@ -148,18 +154,25 @@ _TWO_PHASES: Final = (
         "watch-ends-with-an-outage",
         "leftovers are looked for again behind an outage",
         "tfmq/sql/recovery.py",
-        "                looked = walk(self._leftovers.look(producer))\n                self._failed = False\n"
-        "            except (SQLAlchemyError, TfmqError, OSError) as error:\n                self._tell(error)\n",
-        "                looked = walk(self._leftovers.look(producer))\n                self._failed = False\n"
-        "            except (SQLAlchemyError, TfmqError, OSError) as error:\n"
-        "                return self._tell(error)\n",
+        (
+            "                looked = run_steps(self._orphans.scan(producer))\n"
+            "                self._failed = False\n"
+            "            except (SQLAlchemyError, TfmqError, OSError) as error:\n"
+            "                self._log_failure(error)\n"
+        ),
+        (
+            "                looked = run_steps(self._orphans.scan(producer))\n"
+            "                self._failed = False\n"
+            "            except (SQLAlchemyError, TfmqError, OSError) as error:\n"
+            "                return self._log_failure(error)\n"
+        ),
         [WATCHING],
     ),
     Mutant(
         "forked-child-watches-nothing",
         "a forked child begins a watch of its own",
         "tfmq/sql/recovery.py",
-        "os.register_at_fork(after_in_child=_forked)\n",
+        "os.register_at_fork(after_in_child=_reset_after_fork)\n",
         "",
         [WATCHING],
     ),

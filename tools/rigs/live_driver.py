@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from tfmq.embedded import die_with_parent
+from tfmq.embedded import terminate_with_parent
 from tools.rigs import spark_session
 
 START_SECONDS = 120.0
@@ -71,7 +71,7 @@ class LiveDriver:
                 stderr=log,
                 text=True,
                 start_new_session=True,
-                preexec_fn=die_with_parent(),
+                preexec_fn=terminate_with_parent(),
             )
         threading.Thread(target=self._read, args=(self.process, self._said), daemon=True).start()
         self.answer(START_SECONDS)

@@ -23,7 +23,7 @@ from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.dead_letters import store as waits
 from tfmq.dead_letters.admin import Desk
 from tfmq.dead_letters.model import RETRYING, WAITING
-from tfmq.dead_letters.store import GroupDeadLetters
+from tfmq.dead_letters.store import GroupDeadLetterStore
 from tfmq.errors import TfmqError
 
 GROUP: Final = "rig"
@@ -122,7 +122,7 @@ def kind_of(number: int) -> str:
 def main() -> None:
     backoff.FIRST_SECONDS = PAUSE_SECONDS  # type: ignore[misc]
     waits.FIRST_MS, waits.MAX_MS = WAIT_MS, WAIT_MS_MAX  # type: ignore[misc]
-    GroupDeadLetters.lease_seconds = LEASE_SECONDS
+    GroupDeadLetterStore.lease_seconds = LEASE_SECONDS
     address, topic, store, folder, number = sys.argv[1:]
     Worker(address, topic, store, Path(folder), int(number)).run()
 

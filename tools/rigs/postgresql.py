@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from tfmq.embedded import die_with_parent
+from tfmq.embedded import terminate_with_parent
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -98,7 +98,7 @@ class PostgresServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=die_with_parent(),
+                preexec_fn=terminate_with_parent(),
                 **self._as_user(),  # type: ignore[call-overload]
             )
         deadline = time.monotonic() + START_SECONDS

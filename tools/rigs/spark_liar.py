@@ -8,7 +8,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from tfmq.spark.settings import sink_settings
+from tfmq.spark.settings import parse_sink_settings
 from tfmq.spark.sinks import StreamSink
 from tfmq.spark.source import TfmqSource
 
@@ -47,7 +47,7 @@ class Losing(TfmqSource):
         return "losing"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return LosingSink(sink_settings(dict(self.options), streaming=True))
+        return LosingSink(parse_sink_settings(dict(self.options), streaming=True))
 
 
 class Doubling(TfmqSource):
@@ -58,7 +58,7 @@ class Doubling(TfmqSource):
         return "doubling"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return DoublingSink(sink_settings(dict(self.options), streaming=True))
+        return DoublingSink(parse_sink_settings(dict(self.options), streaming=True))
 
 
 LIARS = {each.name(): each for each in (Losing, Doubling)}

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from tfmq.embedded import die_with_parent
+from tfmq.embedded import terminate_with_parent
 
 DEBIAN_JARS = Path("/usr/share/java")
 JAR_NAMES = ("zookeeper", "zookeeper-jute", "slf4j-api", "snappy-java", "metrics-core", "slf4j-nop")
@@ -103,7 +103,7 @@ class ZooKeeperServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=die_with_parent(),
+                preexec_fn=terminate_with_parent(),
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():

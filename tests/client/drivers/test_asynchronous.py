@@ -10,10 +10,10 @@ import pytest
 
 from tests.client.fake_broker import CUT, HOLD, FakeBroker, listening
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.operation import Flag
+from tfmq.client.operation import Event
 from tfmq.errors import Abandoned, Closed, ConnectionFailed, NotAllowed
 from tfmq.protocol.commands import Metadata, Ping
 
@@ -22,7 +22,7 @@ SECONDS = 20.0
 
 class Client:
     def __init__(self, servers: str) -> None:
-        self.link = Link(parse_servers(servers), time.monotonic)
+        self.link = ClientConnection(parse_servers(servers), time.monotonic)
         self.driver = AsyncDriver(self.link)
 
     async def ping(self) -> int:
@@ -64,10 +64,10 @@ def test_a_cancelled_task_leaves_the_client_usable() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not client.link.busy
+        assert not client.link.has_pending_requests
         broker.release()
         assert await client.ping() > 0
-        assert client.link.connections == 1
+        assert client.link.connection_count == 1
 
     play(story)
 
@@ -76,19 +76,19 @@ def test_a_broken_connection_is_made_anew() -> None:
     async def story(client: Client, broker: FakeBroker) -> None:
         broker.plan(Ping, CUT, None, CUT)
         assert [await client.ping() > 0 for _ in range(4)] == [True] * 4
-        assert client.link.connections == 3
+        assert client.link.connection_count == 3
 
     play(story)
 
 
 def test_timers_and_flags() -> None:
     async def story(client: Client, broker: FakeBroker) -> None:
-        flag = Flag()
-        client.driver.call_later(0.02, lambda: client.driver.raise_flag(flag))
+        flag = Event()
+        client.driver.call_later(0.02, lambda: client.driver.set_event(flag))
         assert await client.driver.wait((flag,))
-        assert not await client.driver.wait((Flag(),), 0.01)
-        other = Flag()
-        threading.Timer(0.05, client.driver.raise_flag, (other,)).start()
+        assert not await client.driver.wait((Event(),), 0.01)
+        other = Event()
+        threading.Timer(0.05, client.driver.set_event, (other,)).start()
         assert await client.driver.wait((other,), SECONDS)
 
     play(story)

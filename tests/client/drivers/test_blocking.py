@@ -13,11 +13,11 @@ import pytest
 from tests.client.fake_broker import CUT, HOLD, SWALLOW, FakeBroker, listening
 from tests.scale import scaled
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request, sleep
 from tfmq.client.drivers import blocking
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.operation import Flag, Operation, Wait
+from tfmq.client.operation import Event, Operation, Wait
 from tfmq.errors import Abandoned, Closed, ConnectionFailed, NotAllowed, TimedOut
 from tfmq.protocol.commands import Metadata, Ping
 
@@ -26,7 +26,7 @@ SECONDS = 20.0
 
 class Client:
     def __init__(self, servers: str) -> None:
-        self.link = Link(parse_servers(servers), time.monotonic)
+        self.link = ClientConnection(parse_servers(servers), time.monotonic)
         self.driver = BlockingDriver(self.link)
 
     def ping(self, seconds: float = SECONDS) -> int:
@@ -75,7 +75,7 @@ def test_a_lone_thread_reads_for_itself(client: Client) -> None:
 def test_waiting_inside_a_running_event_loop_is_logged_once(
     client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking, "_told_of_loop", False)
+    monkeypatch.setattr(blocking, "_warned_of_loop", False)
 
     async def program() -> None:
         await asyncio.to_thread(client.ping)
@@ -147,15 +147,15 @@ def test_an_interrupt_in_the_leader_leaves_the_client_usable(client: Client, bro
 
 def test_a_flag_can_be_raised_from_another_thread_and_from_a_signal_handler(client: Client) -> None:
     for raiser in ("thread", "signal"):
-        flag = Flag()
+        flag = Event()
 
-        def waiting(flag: Flag = flag) -> Operation[None]:
+        def waiting(flag: Event = flag) -> Operation[None]:
             yield Wait((flag,))
 
         if raiser == "thread":
-            threading.Timer(0.1, client.driver.raise_flag, (flag,)).start()
+            threading.Timer(0.1, client.driver.set_event, (flag,)).start()
         else:
-            old = signal.signal(signal.SIGALRM, lambda *_, flag=flag: client.driver.raise_flag(flag))
+            old = signal.signal(signal.SIGALRM, lambda *_, flag=flag: client.driver.set_event(flag))
             signal.setitimer(signal.ITIMER_REAL, 0.1)
         started = time.monotonic()
         client.driver.run(waiting())
@@ -187,16 +187,16 @@ def test_timers_run_while_nobody_waits(client: Client) -> None:
 def test_unattended_calls_are_answered_while_nobody_waits(client: Client) -> None:
     done = threading.Event()
     with client.driver.lock:
-        client.link.call(Ping(), unattended=True).when_done(lambda _: done.set())
+        client.link.send_request(Ping(), in_background=True).add_done_callback(lambda _: done.set())
         client.driver.flush()
-    client.driver.attend()
+    client.driver.wake()
     assert done.wait(SECONDS)
 
 
 def test_a_broken_connection_is_made_anew(client: Client, broker: FakeBroker) -> None:
     broker.plan(Ping, CUT, None, CUT)
     assert [client.ping() > 0 for _ in range(4)] == [True] * 4
-    assert client.link.connections == 3
+    assert client.link.connection_count == 3
 
 
 def test_nothing_there_is_told_in_a_sentence() -> None:
@@ -244,7 +244,7 @@ def test_a_callback_must_not_wait(client: Client) -> None:
 
 def test_code_under_the_lock_must_not_wait(client: Client) -> None:
     with client.driver.lock, pytest.raises(NotAllowed):
-        client.driver.wait((Flag(),), 1.0)
+        client.driver.wait((Event(),), 1.0)
 
 
 def test_close_ends_every_wait(client: Client, broker: FakeBroker) -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tfmq.client.drivers.callbacks import Callbacks, refuse_in_callback
+from tfmq.client.drivers.callbacks import CallbackQueue, check_not_in_callback
 from tfmq.errors import NotAllowed
 
 
 def test_they_run_in_order_and_once() -> None:
     heard: list[int] = []
-    callbacks = Callbacks()
+    callbacks = CallbackQueue()
     for number in range(3):
         callbacks.add(lambda number=number: heard.append(number))
     assert callbacks
@@ -19,7 +19,7 @@ def test_they_run_in_order_and_once() -> None:
 
 def test_one_that_raises_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[int] = []
-    callbacks = Callbacks()
+    callbacks = CallbackQueue()
     callbacks.add(lambda: 1 // 0)
     callbacks.add(lambda: heard.append(1))
     callbacks.run()
@@ -28,7 +28,7 @@ def test_one_that_raises_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptu
 
 def test_what_a_callback_adds_runs_behind_it() -> None:
     heard: list[str] = []
-    callbacks = Callbacks()
+    callbacks = CallbackQueue()
 
     def first() -> None:
         callbacks.add(lambda: heard.append("second"))
@@ -45,19 +45,19 @@ def test_waiting_inside_one_is_refused() -> None:
 
     def callback() -> None:
         try:
-            refuse_in_callback()
+            check_not_in_callback()
         except NotAllowed as error:
             raised.append(error.sentence)
 
-    callbacks = Callbacks()
+    callbacks = CallbackQueue()
     callbacks.add(callback)
     callbacks.run()
     assert "must not wait" in raised[0]
-    refuse_in_callback()
+    check_not_in_callback()
 
 
 def test_what_is_cleared_never_runs() -> None:
-    callbacks, ran = Callbacks(), list[str]()
+    callbacks, ran = CallbackQueue(), list[str]()
     callbacks.add(lambda: ran.append("cleared"))
     callbacks.clear()
     callbacks.add(lambda: ran.append("kept"))

@@ -9,29 +9,29 @@ import pytest
 
 from tests.client.fake_broker import FakeBroker, listening
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request
 from tfmq.client.drivers.event_loop import EventDriver, NoLock
-from tfmq.client.drivers.socket import look_up
-from tfmq.client.operation import Flag, Operation, Wait, Waitable
+from tfmq.client.drivers.socket import resolve_address
+from tfmq.client.operation import Event, Future, Operation, Wait
 from tfmq.protocol.commands import Ping
 
 
 class HandDriver(EventDriver):
     """Its loop is `turn`: what was asked for soon, then the socket."""
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _reset_state(self) -> None:
+        super()._reset_state()
         self.soon: list[Callable[[], None]] = []
         self.watches: list[tuple[int, bool]] = []
         self.pauses: list[float] = []
 
-    async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
-        waited = tuple(targets)
+    async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
+        waited = tuple(futures)
         for _ in range(10_000):
             if any(each.done for each in waited):
                 return True
-            self.attend()
+            self.wake()
             self.turn()
         return False
 
@@ -44,11 +44,13 @@ class HandDriver(EventDriver):
                 self._writable()
             self._readable()
 
-    def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def run_in_threads(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         done(work(), None)
 
-    def raise_flag(self, flag: Flag) -> None:
-        flag.settle()
+    def set_event(self, event: Event) -> None:
+        event.complete()
 
     def _has_loop(self) -> bool:
         return True
@@ -61,7 +63,7 @@ class HandDriver(EventDriver):
         return seconds
 
     def _stop_timer(self) -> None:
-        self._handle = None
+        self._timer_handle = None
 
     def _watch_socket(self, fileno: int, to_write: bool) -> None:
         self.watches.append((fileno, to_write))
@@ -69,8 +71,8 @@ class HandDriver(EventDriver):
     def _unwatch(self) -> None:
         self._watched = None
 
-    def _look_up(self) -> None:
-        self._found(look_up(self.link.server))
+    def _start_resolving(self) -> None:
+        self._address_resolved(resolve_address(self.link.server))
 
 
 def finish(coroutine: Any) -> Any:
@@ -81,7 +83,7 @@ def finish(coroutine: Any) -> Any:
 
 
 def driver(servers: str, now: list[float]) -> HandDriver:
-    return HandDriver(Link(parse_servers(servers), lambda: now[0]), clock=lambda: now[0])
+    return HandDriver(ClientConnection(parse_servers(servers), lambda: now[0]), clock=lambda: now[0])
 
 
 def test_a_request_goes_out_and_its_answer_comes_in() -> None:
@@ -96,10 +98,10 @@ def test_a_request_goes_out_and_its_answer_comes_in() -> None:
 def test_many_changes_are_one_look_around() -> None:
     made = driver("127.0.0.1:1", [0.0])
     for _ in range(3):
-        made.attend()
+        made.wake()
     assert len(made.soon) == 1
     made.turn()
-    made.attend()
+    made.wake()
     assert len(made.soon) == 1
 
 
@@ -110,7 +112,7 @@ def test_timers_are_due_in_the_clocks_time() -> None:
     made.turn()
     assert (told, made.pauses[-1]) == ([], 5.0)
     now[0] = 5.0
-    made._look()
+    made._run_turn()
     assert told == ["due"]
 
 
@@ -133,10 +135,10 @@ def test_an_operation_that_raises_is_closed_and_looked_after() -> None:
 
 def test_a_closed_driver_looks_around_no_more() -> None:
     made = driver("127.0.0.1:1", [0.0])
-    made.attend()
+    made.wake()
     made.close_now()
     made.turn()
-    made.attend()
+    made.wake()
     assert made.soon == [] and made.channel.socket is None
 
 
@@ -144,10 +146,10 @@ def test_a_child_has_a_fresh_connection_and_stays_closed_if_it_was() -> None:
     made = driver("127.0.0.1:1", [0.0])
     forgotten: list[bool] = []
     made.on_fork.append(lambda: forgotten.append(True))
-    made.renew()
+    made.reset_after_fork()
     assert forgotten == [True] and not made.closed
     made.close_now()
-    made.renew()
+    made.reset_after_fork()
     assert made.closed
 
 

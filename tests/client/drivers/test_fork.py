@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests.client.fake_broker import HOLD, FakeBroker, listening
 from tests.scale import scaled
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.producer import Producer
@@ -41,18 +41,18 @@ def in_child(work: Callable[[], object]) -> int:
 def test_a_child_gets_a_connection_of_its_own() -> None:
     broker = FakeBroker()
     with listening(broker) as servers:
-        driver = BlockingDriver(Link(parse_servers(servers), time.monotonic))
+        driver = BlockingDriver(ClientConnection(parse_servers(servers), time.monotonic))
         driver.run(request(driver.link, Ping()))
         assert in_child(lambda: driver.run(request(driver.link, Ping()))) == 0
         driver.run(request(driver.link, Ping()))
         assert len(broker.sessions) == 2
-        assert driver.link.connections == 1
+        assert driver.link.connection_count == 1
         driver.close()
 
 
 def test_a_fork_beside_busy_threads_inherits_no_held_lock() -> None:
     with listening(FakeBroker()) as servers:
-        driver = BlockingDriver(Link(parse_servers(servers), time.monotonic))
+        driver = BlockingDriver(ClientConnection(parse_servers(servers), time.monotonic))
         stop = threading.Event()
 
         def work() -> None:
@@ -93,11 +93,11 @@ def test_what_the_parent_had_not_sent_is_sent_by_the_parent_only() -> None:
 def test_a_held_answer_of_the_parent_is_the_parents() -> None:
     broker = FakeBroker()
     with listening(broker) as servers:
-        driver = BlockingDriver(Link(parse_servers(servers), time.monotonic))
+        driver = BlockingDriver(ClientConnection(parse_servers(servers), time.monotonic))
         driver.run(request(driver.link, Ping()))
         broker.plan(Ping, HOLD)
         with driver.lock:
-            call = driver.link.call(Ping(), unattended=True)
+            call = driver.link.send_request(Ping(), in_background=True)
             driver.flush()
         until = time.monotonic() + SECONDS
         while not broker.held and time.monotonic() < until:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.client.fake_broker import HOLD, FakeBroker, listening
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.protocol.commands import Ping
@@ -37,7 +37,7 @@ def broker() -> FakeBroker:
 def driver(broker: FakeBroker) -> Iterator[BlockingDriver]:
     before = len(keepers())
     with listening(broker) as servers:
-        made = BlockingDriver(Link(parse_servers(servers), time.monotonic))
+        made = BlockingDriver(ClientConnection(parse_servers(servers), time.monotonic))
         yield made
         made.close()
     eventually(lambda: len(keepers()) <= before)
@@ -52,10 +52,10 @@ def test_it_is_not_started_for_who_waits(driver: BlockingDriver) -> None:
 def test_it_makes_room_for_a_thread_that_waits_for_itself(driver: BlockingDriver, broker: FakeBroker) -> None:
     broker.plan(Ping, HOLD)
     with driver.lock:
-        held = driver.link.call(Ping(), unattended=True)
+        held = driver.link.send_request(Ping(), in_background=True)
         driver.flush()
-    driver.attend()
-    eventually(lambda: driver.keeper.leads)
+    driver.wake()
+    eventually(lambda: driver.network_thread.is_polling)
     for _ in range(20):
         assert driver.run(request(driver.link, Ping())).time_ms
     assert not held.done
@@ -65,7 +65,7 @@ def test_it_makes_room_for_a_thread_that_waits_for_itself(driver: BlockingDriver
 
 def test_it_sleeps_when_nothing_is_due(driver: BlockingDriver) -> None:
     driver.call_later(0.01, lambda: None)
-    eventually(lambda: driver.keeper._parked)
+    eventually(lambda: driver.network_thread._sleeping)
     rung = threading.Event()
     driver.call_later(0.01, rung.set)
     assert rung.wait(SECONDS)
@@ -74,7 +74,7 @@ def test_it_sleeps_when_nothing_is_due(driver: BlockingDriver) -> None:
 def test_it_ends_with_a_driver_that_nobody_holds(broker: FakeBroker) -> None:
     before = len(keepers())
     with listening(broker) as servers:
-        driver = BlockingDriver(Link(parse_servers(servers), time.monotonic))
+        driver = BlockingDriver(ClientConnection(parse_servers(servers), time.monotonic))
         driver.call_later(0.0, lambda: None)
         eventually(lambda: len(keepers()) == before + 1)
         del driver

@@ -20,10 +20,10 @@ from tests import reactor as rig
 from tests.client.fake_broker import CUT, HOLD, FakeBroker, listening
 from tests.reactor import pause
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request
-from tfmq.client.drivers.twisted import DeferredDriver, begin_deferred, deferred
-from tfmq.client.operation import Flag
+from tfmq.client.drivers.twisted import DeferredDriver, deferred, start_deferred
+from tfmq.client.operation import Event
 from tfmq.errors import Abandoned, Closed, ConnectionFailed, NotAllowed
 from tfmq.protocol.commands import Ping
 
@@ -32,7 +32,7 @@ SECONDS = 20.0
 
 class Client:
     def __init__(self, servers: str, reactor: Any) -> None:
-        self.link = Link(parse_servers(servers), time.monotonic)
+        self.link = ClientConnection(parse_servers(servers), time.monotonic)
         self.driver = DeferredDriver(self.link)
         self.driver.reactor = reactor
 
@@ -89,7 +89,7 @@ def test_a_broken_connection_is_made_again() -> None:
         await client.ping()
         broker.plan(Ping, CUT)
         assert await client.ping() > 0
-        assert client.link.connections == 2
+        assert client.link.connection_count == 2
 
     play(story)
 
@@ -125,9 +125,9 @@ def test_closing_fails_what_is_open() -> None:
 
 def test_waiting_ends_in_time_or_when_one_is_done() -> None:
     async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
-        first, second = Flag(), Flag()
+        first, second = Event(), Event()
         assert await client.driver.wait((first, second), 0.01) is False
-        reactor.callLater(0.01, second.settle)
+        reactor.callLater(0.01, second.complete)
         assert await client.driver.wait((first, second), 9 * SECONDS) is True
         assert await client.driver.wait((first, second)) is True
         assert (first.callbacks, second.callbacks) == ([], []), "nothing is left behind"
@@ -139,14 +139,14 @@ def test_waiting_ends_in_time_or_when_one_is_done() -> None:
 
 def test_who_waited_goes_on_outside_of_what_woke_it() -> None:
     async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
-        flag, order = Flag(), list[str]()
+        flag, order = Event(), list[str]()
 
         async def wait() -> None:
             await client.driver.wait((flag,), SECONDS)
             order.append("woken")
 
         waiting = ensureDeferred(wait())
-        flag.settle()
+        flag.complete()
         order.append("settled")
         await waiting
         assert order == ["settled", "woken"]
@@ -156,9 +156,9 @@ def test_who_waited_goes_on_outside_of_what_woke_it() -> None:
 
 def test_a_flag_is_raised_from_another_thread() -> None:
     async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
-        flag, here = Flag(), list[int]()
-        flag.when_done(lambda _: here.append(threading.get_ident()))
-        thread = threading.Thread(target=lambda: client.driver.raise_flag(flag))
+        flag, here = Event(), list[int]()
+        flag.add_done_callback(lambda _: here.append(threading.get_ident()))
+        thread = threading.Thread(target=lambda: client.driver.set_event(flag))
         thread.start()
         assert await client.driver.wait((flag,), SECONDS)
         thread.join()
@@ -177,7 +177,7 @@ def test_work_is_done_in_another_thread_and_its_end_told_in_the_reactor() -> Non
                 told.append((result, error, threading.get_ident()))
                 over.callback(None)
 
-            client.driver.in_threads(work, done)
+            client.driver.run_in_threads(work, done)
             await over
         assert told[0][0] != threading.get_ident() == told[0][2]
         assert isinstance(told[1][1], ZeroDivisionError)
@@ -200,8 +200,8 @@ def test_another_thread_is_refused_with_a_sentence() -> None:
 
 def test_timers_run_in_the_reactor() -> None:
     async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
-        flag = Flag()
-        client.driver.call_later(0.01, flag.settle)
+        flag = Event()
+        client.driver.call_later(0.01, flag.complete)
         client.driver.call_later(0.0, lambda: None).cancel()
         assert await client.driver.wait((flag,), SECONDS)
 
@@ -215,8 +215,8 @@ def test_what_is_begun_tells_its_end() -> None:
         async def wrong() -> None:
             raise KeyError("mine")
 
-        begin_deferred(pause(reactor, 0), ends.append)
-        begin_deferred(wrong(), ends.append)
+        start_deferred(pause(reactor, 0), ends.append)
+        start_deferred(wrong(), ends.append)
         await pause(reactor, 0.01)
         assert [type(each) for each in ends] == [KeyError, type(None)]
 
@@ -233,7 +233,7 @@ def test_every_kind_of_reactor_does(kind: str) -> None:
         assert all(await gatherResults([client.ping() for _ in range(20)]))
         broker.plan(Ping, CUT)
         assert await client.ping() > 0
-        assert client.link.connections == 2
+        assert client.link.connection_count == 2
         await client.driver.close()
 
     broker = FakeBroker()
@@ -258,6 +258,6 @@ def test_a_forked_child_leaves_the_parents_connection_alone() -> None:
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         assert await client.ping() > 0
-        assert (client.link.connections, len(broker.sessions)) == (1, 1)
+        assert (client.link.connection_count, len(broker.sessions)) == (1, 1)
 
     play(story)

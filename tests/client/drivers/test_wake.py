@@ -15,8 +15,8 @@ def rings(pipe: WakePipe) -> bool:
 def test_it_rings_until_it_is_drained() -> None:
     pipe = WakePipe()
     assert not rings(pipe)
-    pipe.ring()
-    pipe.ring()
+    pipe.notify()
+    pipe.notify()
     assert rings(pipe)
     pipe.drain()
     assert not rings(pipe)
@@ -28,7 +28,7 @@ def test_a_full_pipe_wakes_as_well() -> None:
     pipe = WakePipe()
     assert not rings(pipe)
     for _ in range(100_000):
-        pipe.ring()
+        pipe.notify()
     assert rings(pipe)
     pipe.drain()
     assert not rings(pipe)
@@ -38,7 +38,7 @@ def test_a_full_pipe_wakes_as_well() -> None:
 def test_nobody_polls_so_nobody_is_woken() -> None:
     before = len(os.listdir("/proc/self/fd"))
     pipe = WakePipe()
-    pipe.ring()
+    pipe.notify()
     pipe.close()
     pipe.close()
     assert len(os.listdir("/proc/self/fd")) == before

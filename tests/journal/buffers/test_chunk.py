@@ -2,7 +2,7 @@
 
 import pytest
 
-from journal.buffers.arena import CHUNK_BYTES, PAGE_BYTES, TREE_DEPTH, Chunk, page_node, place_of
+from journal.buffers.arena import CHUNK_BYTES, PAGE_BYTES, TREE_DEPTH, MemoryChunk, page_leaf, run_position
 from tests.scale import scaled, seeded
 
 PAGES = 1 << TREE_DEPTH
@@ -21,18 +21,18 @@ def largest_aligned_run(free: list[bool]) -> int:
 
 def test_random_runs_agree_with_a_list_of_pages() -> None:
     random = seeded("chunk")
-    chunk = Chunk()
+    chunk = MemoryChunk()
     free = [True] * PAGES
     out: list[int] = []
     for step in range(scaled(60_000)):
         if not out or random.random() < 0.55:
             depth = random.choice([TREE_DEPTH] * 4 + list(range(2, TREE_DEPTH)))
             possible = largest_aligned_run(free) <= depth if step % 20 == 0 else None
-            node = chunk.take(depth)
+            node = chunk.allocate(depth)
             if possible is not None:
                 assert bool(node) == possible
             if node:
-                position, size = place_of(node)
+                position, size = run_position(node)
                 assert size == CHUNK_BYTES >> depth
                 pages = range(position // PAGE_BYTES, (position + size) // PAGE_BYTES)
                 assert all(free[page] for page in pages)
@@ -41,42 +41,42 @@ def test_random_runs_agree_with_a_list_of_pages() -> None:
                 out.append(node)
         else:
             node = out.pop(random.randrange(len(out)))
-            position, size = place_of(node)
-            chunk.give(node)
+            position, size = run_position(node)
+            chunk.free(node)
             for page in range(position // PAGE_BYTES, (position + size) // PAGE_BYTES):
                 free[page] = True
         assert chunk.used_bytes == free.count(False) * PAGE_BYTES
     for node in out:
-        chunk.give(node)
-    assert chunk.take(0) == 1, "every run given back, the whole chunk is one run again"
+        chunk.free(node)
+    assert chunk.allocate(0) == 1, "every run given back, the whole chunk is one run again"
 
 
 def test_a_full_chunk_gives_nothing() -> None:
-    chunk = Chunk()
-    assert [chunk.take(1), chunk.take(1)] == [2, 3]
-    assert chunk.take(TREE_DEPTH) == 0
+    chunk = MemoryChunk()
+    assert [chunk.allocate(1), chunk.allocate(1)] == [2, 3]
+    assert chunk.allocate(TREE_DEPTH) == 0
     assert chunk.usage_percent == 100
 
 
 @pytest.mark.parametrize("node", [0, 1, 2, 4096, -1])
 def test_a_run_that_is_not_out_is_not_taken_back(node: int) -> None:
-    chunk = Chunk()
-    chunk.take(2)
+    chunk = MemoryChunk()
+    chunk.allocate(2)
     with pytest.raises(ValueError, match="not an allocated run"):
-        chunk.give(node)
+        chunk.free(node)
 
 
 def test_the_parent_of_two_taken_halves_is_not_a_run() -> None:
-    chunk = Chunk()
-    chunk.take(1), chunk.take(1)
+    chunk = MemoryChunk()
+    chunk.allocate(1), chunk.allocate(1)
     with pytest.raises(ValueError, match="not an allocated run"):
-        chunk.give(1)
+        chunk.free(1)
 
 
 def test_trimming_hands_back_free_pages_and_keeps_the_others() -> None:
-    chunk = Chunk()
-    node = chunk.take(TREE_DEPTH)
-    position, size = place_of(node)
+    chunk = MemoryChunk()
+    node = chunk.allocate(TREE_DEPTH)
+    position, size = run_position(node)
     chunk.view[:] = b"x" * CHUNK_BYTES
     assert chunk.trim() == CHUNK_BYTES - PAGE_BYTES
     assert chunk.view[position : position + size] == b"x" * size
@@ -84,4 +84,4 @@ def test_trimming_hands_back_free_pages_and_keeps_the_others() -> None:
 
 
 def test_a_position_knows_its_page() -> None:
-    assert place_of(page_node(5 * PAGE_BYTES + 17)) == (5 * PAGE_BYTES, PAGE_BYTES)
+    assert run_position(page_leaf(5 * PAGE_BYTES + 17)) == (5 * PAGE_BYTES, PAGE_BYTES)

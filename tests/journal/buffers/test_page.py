@@ -2,12 +2,12 @@
 
 import pytest
 
-from journal.buffers.arena import PAGE_BYTES, Chunk, Slab
+from journal.buffers.arena import PAGE_BYTES, MemoryChunk, Slab
 from tests.scale import scaled, seeded
 
 
 def slab(element_bytes: int) -> Slab:
-    return Slab(Chunk(), 2048, 3 * PAGE_BYTES, element_bytes)
+    return Slab(MemoryChunk(), 2048, 3 * PAGE_BYTES, element_bytes)
 
 
 @pytest.mark.parametrize("element_bytes", [16, 48, 496, 512, 4096])
@@ -15,7 +15,7 @@ def test_a_slab_gives_every_element_of_its_page_once(element_bytes: int) -> None
     page = slab(element_bytes)
     positions = []
     while not page.full:
-        positions.append(page.take())
+        positions.append(page.allocate())
     assert len(set(positions)) == len(positions) == PAGE_BYTES // element_bytes
     assert min(positions) >= page.position
     assert max(positions) + element_bytes <= page.position + PAGE_BYTES
@@ -27,13 +27,13 @@ def test_what_was_given_out_and_taken_back_at_random_agrees_with_a_set() -> None
     out: set[int] = set()
     for _ in range(scaled(60_000)):
         if not page.full and (not out or random.random() < 0.5):
-            position = page.take()
+            position = page.allocate()
             assert position not in out
             out.add(position)
         elif out:
             position = random.choice(sorted(out))
             out.remove(position)
-            page.give(position)
+            page.free(position)
         assert page.used_count == len(out)
         assert page.empty == (not out)
 
@@ -42,4 +42,4 @@ def test_what_was_given_out_and_taken_back_at_random_agrees_with_a_set() -> None
 def test_an_element_that_is_not_out_is_not_taken_back(wrong: int) -> None:
     page = slab(112)
     with pytest.raises(ValueError, match="not an allocated element"):
-        page.give(page.position + wrong)
+        page.free(page.position + wrong)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.buffers.arena import CHUNK_BYTES, PAGE_BYTES, TREE_DEPTH, rounded, run_depth
+from journal.buffers.arena import CHUNK_BYTES, PAGE_BYTES, TREE_DEPTH, rounded_size, run_depth
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,14 @@ from journal.buffers.arena import CHUNK_BYTES, PAGE_BYTES, TREE_DEPTH, rounded, 
     ],
 )
 def test_a_request_is_rounded_to_its_class(size: int, whole: int) -> None:
-    assert rounded(size) == whole
+    assert rounded_size(size) == whole
 
 
 @given(st.integers(1, 3 * CHUNK_BYTES))
 def test_rounding_holds_the_request_wastes_less_than_half_and_is_stable(size: int) -> None:
-    whole = rounded(size)
+    whole = rounded_size(size)
     assert size <= whole < max(2 * size, 17)
-    assert rounded(whole) == whole
+    assert rounded_size(whole) == whole
 
 
 def test_a_page_is_a_leaf_and_a_chunk_the_root() -> None:

@@ -6,18 +6,18 @@ from tests.scale import scaled, seeded
 
 def test_a_chunk_moves_up_as_it_fills_and_goes_when_it_empties() -> None:
     lists = ChunkLists()
-    taken = [lists.take(2) for _ in range(3)]
+    taken = [lists.allocate(2) for _ in range(3)]
     assert lists.counts() == (0, 0, 0, 1, 0, 0), "three quarters"
-    taken.append(lists.take(2))
+    taken.append(lists.allocate(2))
     assert lists.counts() == (0, 0, 0, 0, 0, 1), "full"
     for chunk, node in taken:
-        lists.give(chunk, node)
+        lists.free(chunk, node)
     assert len(lists) == 0
 
 
 def test_a_chunk_that_never_left_the_first_list_stays() -> None:
     lists = ChunkLists()
-    lists.give(*lists.take(TREE_DEPTH))
+    lists.free(*lists.allocate(TREE_DEPTH))
     assert lists.counts() == (1, 0, 0, 0, 0, 0)
     assert lists.drop_empty() == 1
     assert len(lists) == 0
@@ -29,12 +29,12 @@ def test_every_chunk_is_always_in_a_list_whose_range_holds_its_usage() -> None:
     out = []
     for _ in range(scaled(60_000)):
         if random.random() < (0.6 if len(out) < 60 else 0.4) or not out:
-            out.append(lists.take(random.randint(1, TREE_DEPTH)))
+            out.append(lists.allocate(random.randint(1, TREE_DEPTH)))
         else:
-            lists.give(*out.pop(random.randrange(len(out))))
-        for chunk, index in lists._where.items():
+            lists.free(*out.pop(random.randrange(len(out))))
+        for chunk, index in lists._list_index.items():
             least, limit = RANGES_PERCENT[index]
             assert least <= chunk.usage_percent < limit
     for place in out:
-        lists.give(*place)
+        lists.free(*place)
     assert sum(lists.counts()) == lists.counts()[0]

@@ -9,11 +9,23 @@ from journal.log.readonly import open_log
 from journal.record.batch import Batch, Source
 from journal.record.format import make_log_id, make_record
 from tfmq.broker.catalog_state import TopicRow
-from tfmq.spark.pipelines.audit import Result, chained, conclude, log_ids, missing
-from tfmq.spark.pipelines.audit_check import PieceFound, check, joined, split, vanished
-from tfmq.spark.pipelines.audit_compare import Known, Standing, judge, located
-from tfmq.spark.pipelines.audit_journal import expected, plan_journal, read_file, spans_of
-from tfmq.spark.pipelines.audit_plan import Finding, Plan, plan, topics_of
+from tfmq.spark.pipelines.audit import (
+    AuditResult,
+    find_missing_partitions,
+    make_result,
+    summarize_logs,
+    topic_log_ids,
+)
+from tfmq.spark.pipelines.audit_check import (
+    PieceResult,
+    check_piece,
+    concatenate_facts,
+    find_missing_files,
+    split_facts,
+)
+from tfmq.spark.pipelines.audit_compare import AppliedState, JournalCoverage, compare_sides, locate_repeat
+from tfmq.spark.pipelines.audit_journal import expected_facts, join_spans, plan_journal, read_journal_file
+from tfmq.spark.pipelines.audit_plan import AuditPlan, Finding, make_plan, read_catalog_topics
 
 INCARNATION = 20
 SEGMENT_BYTES = 21_000
@@ -43,42 +55,44 @@ def write_log(
     return folder
 
 
-def audit_here(data: Path, piece_bytes: int = 8192) -> Result:
+def audit_here(data: Path, piece_bytes: int = 8192) -> AuditResult:
     """The whole audit of one data folder, in this process."""
     disk = RealDisk()
-    topics = topics_of(disk, str(data))
-    made = plan(disk, [str(data)], piece_bytes)
-    found = [check(disk, made.logs[piece.log], piece, 0) for piece in made.pieces]
+    topics = read_catalog_topics(disk, str(data))
+    made = make_plan(disk, [str(data)], piece_bytes)
+    found = [check_piece(disk, made.logs[piece.log], piece, 0) for piece in made.pieces]
     return compared(data, topics, made, found)
 
 
-def compared(data: Path, topics: list[TopicRow], made: Plan, found: list[PieceFound]) -> Result:
+def compared(data: Path, topics: list[TopicRow], made: AuditPlan, found: list[PieceResult]) -> AuditResult:
     """What follows when all pieces are checked; `topics` were there before."""
     disk = RealDisk()
-    chains = chained(made.logs, found)
+    chains = summarize_logs(made.logs, found)
     journal = plan_journal(disk, str(data))
-    read = [read_file(disk, file) for file in journal.files]
-    facts = joined([*(each.facts for each in found), expected(journal, read, 0, log_ids(made.logs, journal))])
-    standings = {each.log.number: Standing(each.applied, each.windows) for each in chains}
-    known = {0: Known(journal.journal_id, spans_of(read))}
-    verdicts = [judge(part, standings, known) for _, part in split(facts, PARTS)]
+    read = [read_journal_file(disk, file) for file in journal.files]
+    facts = concatenate_facts(
+        [*(each.facts for each in found), expected_facts(journal, read, 0, topic_log_ids(made.logs, journal))]
+    )
+    standings = {each.log.number: AppliedState(each.applied, each.windows) for each in chains}
+    known = {0: JournalCoverage(journal.journal_id, join_spans(read))}
+    verdicts = [compare_sides(part, standings, known) for _, part in split_facts(facts, PARTS)]
     verdicts = [
-        each._replace(repeats=[located(disk, made.logs, repeat) for repeat in each.repeats])
+        each._replace(repeats=[locate_repeat(disk, made.logs, repeat) for repeat in each.repeats])
         for each in verdicts
     ]
-    folders = missing(disk, str(data), topics, made.logs)
+    folders = find_missing_partitions(disk, str(data), topics, made.logs)
     for log in made.logs:
-        folders += vanished(disk, log, [each for each in found if each.piece.log == log.number])
+        folders += find_missing_files(disk, log, [each for each in found if each.piece.log == log.number])
     more = [
         *made.findings,
         *folders,
         *journal.findings,
         *(finding for each in read for finding in each.findings),
     ]
-    return conclude([str(data)], made.logs, chains, verdicts, more, 1.0)
+    return make_result([str(data)], made.logs, chains, verdicts, more, 1.0)
 
 
-def told(result: Result) -> list[tuple[str, int, int, int]]:
+def told(result: AuditResult) -> list[tuple[str, int, int, int]]:
     """Of each finding what and where."""
     return [where(finding) for finding in result.findings]
 

@@ -10,7 +10,7 @@ from journal.log.readonly import open_log
 from journal.log.segment import Segment
 from journal.record.batch import Batch, Source
 from journal.record.block import Block
-from journal.record.block_trailer import CONTROL_SIZE, SOURCE_TRANSACTION, encode_control
+from journal.record.block_trailer import SOURCE_TRANSACTION, TRAILER_SIZE, encode_trailer
 from journal.record.format import make_filler
 from tests.spark.pipelines.audited import segments
 
@@ -85,6 +85,6 @@ def tear(folder: Path, number: int = -3) -> Block:
     plain = control._replace(crc=crc32(filler), source_kind=0, source_id=0, source_high=0, source_low=0)
     with path.open("r+b") as file:
         file.seek(block.offset - int(path.stem))
-        file.write(filler + encode_control(log_id, plain))
-    assert block.next - block.offset == len(filler) + CONTROL_SIZE
+        file.write(filler + encode_trailer(log_id, plain))
+    assert block.next - block.offset == len(filler) + TRAILER_SIZE
     return block

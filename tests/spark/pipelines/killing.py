@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from tests.spark.pipelines.messages import archived
 from tfmq.admin import Admin
-from tfmq.spark.log_reader import Address
-from tfmq.spark.pipelines.replay import Choice, Replaying, Wish
-from tfmq.spark.pipelines.spark_jobs import Progress, inline
+from tfmq.spark.log_reader import SourceAddress
+from tfmq.spark.pipelines.replay import ReplayFilter, ReplayOptions, ReplayRun
+from tfmq.spark.pipelines.spark_jobs import Progress, run_inline
 
 LOADED_LATE = ("tfmq.spark.wire_reader", "tfmq.spark.file_reader")
 NEVER = 0
@@ -49,14 +49,14 @@ def runs_of(name: str, *arguments: Any) -> Iterator[Callable[[int], Ended]]:
 
 
 def archive(servers: str, folder: str, topic: str, piece_bytes: int, step_bytes: int) -> None:
-    address = Address(servers, None, 10.0)
+    address = SourceAddress(servers, None, 10.0)
     archived(Path(folder), topic, address, piece_bytes=piece_bytes, step_bytes=step_bytes)
 
 
 def replay(servers: str, folder: str, topic: str, to: str) -> None:
-    wish = Wish(Path(folder), Choice(topic), servers, to, 10.0)
+    wish = ReplayOptions(Path(folder), ReplayFilter(topic), servers, to, 10.0)
     with Admin(servers) as admin:
-        Replaying(wish, admin, inline).course(lambda total: Progress(topic, total))
+        ReplayRun(wish, admin, run_inline).replay_new(lambda total: Progress(topic, total))
 
 
 def child(work: Callable[..., None], arguments: Any, kill_at: int, tell: int) -> None:

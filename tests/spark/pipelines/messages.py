@@ -12,12 +12,12 @@ import pyarrow.dataset
 
 import tfmq
 from tfmq.bounded_msgpack import unpack
-from tfmq.client.consumer.message import moment
-from tfmq.spark.log_reader import Address, open_logs
-from tfmq.spark.pipelines.archive import Archiving, Outcome, Wish
+from tfmq.client.consumer.message import utc_datetime
+from tfmq.spark.log_reader import SourceAddress, open_log_reader
+from tfmq.spark.pipelines.archive import ArchiveOptions, ArchiveResult, TopicArchiver
 from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder
-from tfmq.spark.pipelines.parquet_files import batches_of
-from tfmq.spark.pipelines.spark_jobs import Progress, inline
+from tfmq.spark.pipelines.parquet_files import read_batches
+from tfmq.spark.pipelines.spark_jobs import Progress, run_inline
 
 Row = tuple[Any, ...]
 """(offset, append time, id, key, tag, attributes, value), of one partition."""
@@ -91,13 +91,13 @@ def content(rows: dict[int, list[tuple[Any, ...]]]) -> dict[int, list[tuple[Any,
 
 def by_manifest(folder: Path, topic: str) -> dict[int, list[Row]]:
     """Partition -> its rows as the archive's own manifests have them, proven."""
-    archive = ArchiveFolder.opened(folder)
+    archive = ArchiveFolder.open(folder)
     files: list[ArchiveFile] = []
     for step in archive.steps(topic):
         files += archive.manifest(topic, step).files
     found: dict[int, list[Row]] = {}
     for file in files:
-        for batch in batches_of(folder, file):
+        for batch in read_batches(folder, file):
             rows = batch.to_pylist()
             assert {row["partition"] for row in rows} == {file.partition}
             found.setdefault(file.partition, []).extend(map(as_row, rows))
@@ -134,13 +134,13 @@ def as_sent(rows: dict[int, list[Row]]) -> dict[int, list[tuple[Any, ...]]]:
 
 
 def born(ms: int | None) -> Any:
-    return None if ms is None else moment(ms)
+    return None if ms is None else utc_datetime(ms)
 
 
 def archived(
-    folder: Path, topic: str, address: Address, run: Callable[..., Any] = inline, **wishes: Any
-) -> Outcome:
+    folder: Path, topic: str, address: SourceAddress, run: Callable[..., Any] = run_inline, **wishes: Any
+) -> ArchiveResult:
     """One run of the archive in this process, without Spark where `run` is not one of it."""
-    wish = Wish(address, folder, **wishes)
-    with open_logs(address) as logs:
-        return Archiving(wish, topic, logs, run).course(lambda total: Progress(topic, total))
+    wish = ArchiveOptions(address, folder, **wishes)
+    with open_log_reader(address) as logs:
+        return TopicArchiver(wish, topic, logs, run).archive_new(lambda total: Progress(topic, total))

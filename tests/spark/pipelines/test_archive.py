@@ -17,7 +17,7 @@ from tests.scale import scaled, seeded
 from tests.spark.pipelines import messages
 from tests.spark.pipelines.messages import by_listing, by_manifest, in_topic, send, some
 from tfmq.spark.pipelines.archive import archive
-from tfmq.spark.pipelines.command import run
+from tfmq.spark.pipelines.command import run_command
 from tools.rigs import spark_session
 from tools.rigs.live_server import LiveServer
 
@@ -25,7 +25,7 @@ INTERRUPTED = "tfmq: interrupted. Run the same command again: the result is that
 
 
 def archive_run(server: LiveServer, folder: Path, *arguments: str) -> int:
-    return run(archive, "archive", [*arguments, "--to", str(folder), "--servers", server.address])
+    return run_command(archive, "archive", [*arguments, "--to", str(folder), "--servers", server.address])
 
 
 def test_it_says_what_it_did_and_that_nothing_is_new(
@@ -94,7 +94,7 @@ def test_a_broker_that_is_away_has_its_own_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["orders", "--to", str(tmp_path / "a"), "--servers", "127.0.0.1:1", "--timeout", "1s"]
-    assert run(archive, "archive", arguments) == 3
+    assert run_command(archive, "archive", arguments) == 3
     assert "Nothing listens at 127.0.0.1:1" in capsys.readouterr().err
 
 

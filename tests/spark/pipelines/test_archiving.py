@@ -18,12 +18,12 @@ from tests.spark.pipelines.messages import archived, by_listing, by_manifest, in
 from tfmq.admin import Admin
 from tfmq.cli.main import run as tfmq_command
 from tfmq.errors import BadRequest, Busy, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.log_reader import Address, open_logs
+from tfmq.spark.log_reader import SourceAddress, open_log_reader
 from tfmq.spark.pipelines import archive_layout
-from tfmq.spark.pipelines.archive import Archiving, readable_start
-from tfmq.spark.pipelines.archive_layout import Piece, locked
+from tfmq.spark.pipelines.archive import TopicArchiver, readable_start
+from tfmq.spark.pipelines.archive_layout import ArchivePiece, hold_lock
 from tfmq.spark.pipelines.manifest import ArchiveFolder
-from tfmq.spark.pipelines.spark_jobs import inline
+from tfmq.spark.pipelines.spark_jobs import run_inline
 from tfmq.spark.ranges import Bounds, PartitionLog
 from tools.rigs.live_server import LiveServer
 
@@ -36,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
-def wire(server: LiveServer) -> Address:
-    return Address(server.address, None, 10.0)
+def wire(server: LiveServer) -> SourceAddress:
+    return SourceAddress(server.address, None, 10.0)
 
 
 def files_in(folder: Path) -> dict[str, int]:
@@ -81,7 +81,7 @@ def test_an_empty_topic_has_nothing_to_archive(spark_server: LiveServer, topic: 
     with Admin(spark_server.address) as admin:
         admin.create_topic(topic)
     assert archived(folder, topic, wire(spark_server)).steps == 0
-    assert ArchiveFolder.opened(folder).topics() == []
+    assert ArchiveFolder.open(folder).topics() == []
 
 
 class Stopped(Exception):
@@ -92,7 +92,7 @@ def stopping(tasks: int) -> Callable[..., Any]:
     """A runner that does so many tasks of its step and then ends the run."""
 
     def run(work: Any, items: Any, progress: Any, title: str) -> Any:
-        inline(work, items[:tasks], progress, title)
+        run_inline(work, items[:tasks], progress, title)
         raise Stopped
 
     return run
@@ -106,7 +106,7 @@ def test_a_step_that_was_begun_is_made_again_as_it_was_planned(
     send(spark_server.address, topic, some(generator, 60))
     with pytest.raises(Stopped):
         archived(folder, topic, wire(spark_server), stopping(tasks), **SMALL)
-    plan = ArchiveFolder.opened(folder).begun(topic, 1)
+    plan = ArchiveFolder.open(folder).started_plan(topic, 1)
     begun = set(files_in(folder))
     half = folder / f"topic={topic}" / "date=x" / ".x.parquet.0.part"
     half.parent.mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_a_step_that_was_begun_is_made_again_as_it_was_planned(
     send(spark_server.address, topic, some(generator, 30))
     outcome = archived(folder, topic, wire(spark_server), piece_bytes=1 << 20, step_bytes=1 << 20)
     assert outcome.resumed and outcome.messages == 90
-    assert plan is not None and ArchiveFolder.opened(folder).manifest(topic, 1).plan == plan
+    assert plan is not None and ArchiveFolder.open(folder).manifest(topic, 1).plan == plan
     assert begun - set(files_in(folder)) == {archive_layout.plan_path(topic, 1)} and not half.exists()
     rows = by_manifest(folder, topic)
     assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
@@ -157,8 +157,8 @@ def test_a_folder_of_data_is_archived_without_its_broker(
     send(spark_server.address, topic, some(generator, 80))
     archived(folder, topic, wire(spark_server), **SMALL)
     send(spark_server.address, topic, some(generator, 20))
-    data = Address(None, str(spark_server.data))
-    with open_logs(wire(spark_server)) as by_wire, open_logs(data) as by_files:
+    data = SourceAddress(None, str(spark_server.data))
+    with open_log_reader(wire(spark_server)) as by_wire, open_log_reader(data) as by_files:
         ends = [each.end for each in by_wire.all_bounds(by_wire.partitions(topic))]
         deadline = time.monotonic() + 60
         while ends != [each.end for each in by_files.all_bounds(by_files.partitions(topic))]:
@@ -173,7 +173,7 @@ def test_a_folder_of_data_is_archived_without_its_broker(
 def test_one_run_at_a_time(spark_server: LiveServer, topic: str, folder: Path) -> None:
     send(spark_server.address, topic, some(seeded(topic), 5))
     with (
-        locked(folder / archive_layout.lock_path(topic), ""),
+        hold_lock(folder / archive_layout.lock_path(topic), ""),
         pytest.raises(Busy, match=f"Another run archives {topic} into"),
     ):
         archived(folder, topic, wire(spark_server))
@@ -212,7 +212,10 @@ def test_damaged_blocks_end_the_run_and_once_they_are_repaired_it_goes_on(
 ) -> None:
     with tfmq.Producer(spark_server.address) as producer:  # blocks of many messages, and of several pieces
         producer.send_many(topic, some(seeded(topic), 200))
-    with open_logs(wire(spark_server)) as logs, open_logs(Address(None, str(spark_server.data))) as files:
+    with (
+        open_log_reader(wire(spark_server)) as logs,
+        open_log_reader(SourceAddress(None, str(spark_server.data))) as files,
+    ):
         deadline = time.monotonic() + 60
         while logs.all_bounds(logs.partitions(topic)) != files.all_bounds(files.partitions(topic)):
             assert time.monotonic() < deadline
@@ -220,14 +223,14 @@ def test_damaged_blocks_end_the_run_and_once_they_are_repaired_it_goes_on(
     data = Path(shutil.copytree(spark_server.data, tmp_path / "data"))
     (data / "lock").unlink()
     with pytest.raises(Stopped):
-        archived(folder, topic, Address(None, str(data)), stopping(0), **SMALL)
+        archived(folder, topic, SourceAddress(None, str(data)), stopping(0), **SMALL)
     segment = next((data / f"{topic}-0").glob("*.zxQueue"))
     whole = segment.read_bytes()
     middle = len(whole.rstrip(b"\0")) // 3
     segment.write_bytes(whole[:middle] + b"\xff" * 5000 + whole[middle + 5000 :])
     with pytest.raises(Damaged, match=topic):
-        archived(folder, topic, Address(None, str(data)), **SMALL)
-    assert ArchiveFolder.opened(folder).topics() == []
+        archived(folder, topic, SourceAddress(None, str(data)), **SMALL)
+    assert ArchiveFolder.open(folder).topics() == []
     assert tfmq_command(["log", "repair", str(data)]) == 0
     repaired = LiveServer(data)
     repaired.start()
@@ -259,7 +262,7 @@ class Shortened:
         found = self._logs.all_bounds(logs)
         return [
             each._replace(
-                first=self._logs.at_or_after(log, each.end * self._first // 100),
+                first=self._logs.next_message_offset(log, each.end * self._first // 100),
                 end=each.end - self._cut,
             )
             for log, each in zip(logs, found, strict=True)
@@ -267,12 +270,12 @@ class Shortened:
 
 
 def shortened(monkeypatch: pytest.MonkeyPatch, **how: int) -> None:
-    before = Archiving.__init__
+    before = TopicArchiver.__init__
 
-    def changed(self: Archiving, wish: Any, topic: str, logs: Any, run: Any) -> None:
+    def changed(self: TopicArchiver, wish: Any, topic: str, logs: Any, run: Any) -> None:
         before(self, wish, topic, Shortened(logs, **how), run)
 
-    monkeypatch.setattr(Archiving, "__init__", changed)
+    monkeypatch.setattr(TopicArchiver, "__init__", changed)
 
 
 def test_what_retention_took_between_two_runs_is_told_or_noted(
@@ -311,7 +314,7 @@ def test_what_retention_takes_while_a_piece_begins_is_told() -> None:
     class Taken:
         """Logs of which everything before offset 500 has just gone."""
 
-        def at_or_after(self, log: Any, offset: int) -> int:
+        def next_message_offset(self, log: Any, offset: int) -> int:
             return max(offset, 500)
 
         def bounds(self, log: Any) -> Bounds:
@@ -319,8 +322,8 @@ def test_what_retention_takes_while_a_piece_begins_is_told() -> None:
 
     taken: Any = Taken()
     log = PartitionLog("orders", 0, 5, 5 << 24)
-    assert readable_start(taken, log, Piece(0, 5, 5 << 24, 100, 900)) == 100
-    assert readable_start(taken, log, Piece(0, 5, 5 << 24, 600, 900)) == 600
+    assert readable_start(taken, log, ArchivePiece(0, 5, 5 << 24, 100, 900)) == 100
+    assert readable_start(taken, log, ArchivePiece(0, 5, 5 << 24, 600, 900)) == 600
 
 
 def test_a_log_that_was_set_back_is_refused(
@@ -339,7 +342,7 @@ def test_a_topic_may_have_any_name(spark_server: LiveServer, folder: Path) -> No
         send(spark_server.address, name, some(seeded(name), 5))
         assert archived(folder, name, wire(spark_server)).messages == 5
         assert sum(map(len, by_manifest(folder, name).values())) == 5
-    assert ArchiveFolder.opened(folder).topics() == sorted(names)
+    assert ArchiveFolder.open(folder).topics() == sorted(names)
 
 
 @pytest.mark.parametrize("lost", [1, 3])

@@ -17,7 +17,7 @@ from tests.spark.pipelines.audited import audit_here, batch, segments, told
 from tfmq.message import Message
 from tfmq.spark.pipelines import audit_plan as kinds
 from tfmq.spark.pipelines.audit import audit, command
-from tfmq.spark.pipelines.command import run
+from tfmq.spark.pipelines.command import run_command
 from tfmq.spark.pipelines.spark_jobs import Progress
 from tools.rigs.live_server import LiveServer
 
@@ -131,17 +131,17 @@ def test_the_command_prints_json_and_says_by_its_exit_code_what_it_found(
     spark: Any, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = data / f"{PAID}-0"
-    assert run(command, "audit", [str(data), "--json"]) == 0
+    assert run_command(command, "audit", [str(data), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []
     at = broken.flip_bit(segments(small)[0], 100)
-    assert run(command, "audit", [str(data), "--json"]) == 4
+    assert run_command(command, "audit", [str(data), "--json"]) == 4
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding["first"] <= at < finding["next"] and finding["do"]
-    assert run(command, "audit", [str(data)]) == 4
+    assert run_command(command, "audit", [str(data)]) == 4
     printed = capsys.readouterr()
     assert "damaged block" in printed.out and "1 finding" in printed.err
     shutil.rmtree(data / f"{LATER}-1")
-    assert run(command, "audit", [str(data), "--json"]) == 4
+    assert run_command(command, "audit", [str(data), "--json"]) == 4
     found = json.loads(capsys.readouterr().out)["findings"]
     assert {(each["kind"], each["topic"], each["partition"]) for each in found} >= {(kinds.FOLDER, LATER, 1)}
 
@@ -153,7 +153,7 @@ def test_what_is_no_data_folder_is_told_before_spark_is_started(
     tmp_path: Path, folder: str, sentence: str, capsys: pytest.CaptureFixture[str], no_spark: None
 ) -> None:
     data = str(tmp_path / folder)
-    assert run(command, "audit", [data]) == 2
+    assert run_command(command, "audit", [data]) == 2
     assert capsys.readouterr().err == (
         f"tfmq: {data} {sentence}; name the data folder of a broker (its --data).\n"
     )

@@ -9,7 +9,7 @@ import tfmq
 from journal.disk import RealDisk
 from tests.spark.pipelines.audited import audit_here, told
 from tfmq.admin import Admin
-from tfmq.spark.pipelines.audit_plan import FOLDER, topics_of
+from tfmq.spark.pipelines.audit_plan import FOLDER, read_catalog_topics
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_topics_are_those_that_are_there_with_all_their_partitions(sound: Path) -> None:
-    found = [(topic.name, topic.partitions) for topic in topics_of(RealDisk(), str(sound))]
+    found = [(topic.name, topic.partitions) for topic in read_catalog_topics(RealDisk(), str(sound))]
     assert sorted(found) == [("grown", 2), ("orders", 3)]
     assert told(audit_here(sound)) == []
 
@@ -53,5 +53,5 @@ def test_a_catalog_that_cannot_be_read_names_no_topic(sound: Path, tmp_path: Pat
     path.write_bytes(b"\xff" * path.stat().st_size)
     for state in (data / "meta").glob("*.state"):
         state.unlink()
-    assert topics_of(RealDisk(), str(data)) == []
+    assert read_catalog_topics(RealDisk(), str(data)) == []
     assert {each[0] for each in told(audit_here(data))} == {"damaged block"}

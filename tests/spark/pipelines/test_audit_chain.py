@@ -12,8 +12,8 @@ from journal.disk import RealDisk
 from journal.log.readonly import open_log
 from journal.record.format import make_log_id
 from tests.spark.pipelines.audited import INCARNATION, audit_here, batch, compared, segments, told, write_log
-from tfmq.spark.pipelines.audit_check import check
-from tfmq.spark.pipelines.audit_plan import CUT, MISSING, ORDER, OVERLAP, UNREADABLE, plan
+from tfmq.spark.pipelines.audit_check import check_piece
+from tfmq.spark.pipelines.audit_plan import CUT, MISSING, ORDER, OVERLAP, UNREADABLE, make_plan
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +102,13 @@ def test_a_file_that_vanishes_while_it_is_audited_is_told_unless_retention_took_
     data = tmp_path / "data"
     folder = write_log(data, 0, [([batch(50, 40 * n, [80] * 40)], None) for n in range(24)])
     disk = RealDisk()
-    made = plan(disk, [str(data)], 8192)
+    made = make_plan(disk, [str(data)], 8192)
 
     def now() -> list[tuple[str, int, int, int]]:
         return told(
-            compared(data, [], made, [check(disk, made.logs[piece.log], piece, 0) for piece in made.pieces])
+            compared(
+                data, [], made, [check_piece(disk, made.logs[piece.log], piece, 0) for piece in made.pieces]
+            )
         )
 
     assert now() == []

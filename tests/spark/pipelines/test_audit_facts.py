@@ -3,7 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfmq.spark.pipelines.audit_check import APPEND, RUN, RUN_COUNT_MAX, Collector, facts_of, joined, split
+from tfmq.spark.pipelines.audit_check import (
+    APPEND,
+    RUN,
+    RUN_COUNT_MAX,
+    FactCollector,
+    concatenate_facts,
+    make_facts,
+    split_facts,
+)
 
 ROWS = st.lists(
     st.tuples(
@@ -16,9 +24,9 @@ ROWS = st.lists(
 def test_a_split_loses_nothing_and_keeps_a_producers_ids_together(
     rows: list[tuple[int, ...]], parts: int
 ) -> None:
-    facts = facts_of(3, 4, [list(row) for row in rows])
-    pieces = split(facts, parts)
-    again = joined([piece for _, piece in pieces])
+    facts = make_facts(3, 4, [list(row) for row in rows])
+    pieces = split_facts(facts, parts)
+    again = concatenate_facts([piece for _, piece in pieces])
     assert sorted(zip(*(map(int, column) for column in again), strict=True)) == sorted(
         (3, row[1], row[0], row[2], 4, *row[3:]) for row in rows
     )
@@ -30,11 +38,11 @@ def test_a_split_loses_nothing_and_keeps_a_producers_ids_together(
 
 
 def test_runs_of_one_producer_become_one_although_others_are_between() -> None:
-    collector = Collector(0, 7)
+    collector = FactCollector(0, 7)
     for n in range(3):
-        collector.run(50 << 24 | n * 10, 10, 1000 * n, 1000 * n + 500)
-        collector.run(51 << 24 | n * 10, 9, 1000 * n + 500, 1000 * n + 1000)
-    facts = collector.facts()
+        collector.add_run(50 << 24 | n * 10, 10, 1000 * n, 1000 * n + 500)
+        collector.add_run(51 << 24 | n * 10, 9, 1000 * n + 500, 1000 * n + 1000)
+    facts = collector.to_facts()
     rows = list(zip(facts.kind, facts.key, facts.count, facts.offset, facts.next, strict=True))
     assert rows[0] == (RUN, 50 << 24, 30, 0, 2500)
     assert rows[1:] == [(RUN, 51 << 24 | n * 10, 9, 1000 * n + 500, 1000 * n + 1000) for n in range(3)]
@@ -42,17 +50,17 @@ def test_runs_of_one_producer_become_one_although_others_are_between() -> None:
 
 
 def test_a_long_run_is_told_in_parts() -> None:
-    collector = Collector(0, 0)
+    collector = FactCollector(0, 0)
     for n in range(3):
-        collector.run(50 << 24 | n * 40_000, 40_000, n, n + 1)
-    assert list(collector.facts().count) == [40_000] * 3 and RUN_COUNT_MAX == 65_536
+        collector.add_run(50 << 24 | n * 40_000, 40_000, n, n + 1)
+    assert list(collector.to_facts().count) == [40_000] * 3 and RUN_COUNT_MAX == 65_536
 
 
 def test_blocks_of_one_append_are_one_fact() -> None:
-    collector = Collector(0, 0)
-    collector.append(9, 1000, 10, 0, 100)
-    collector.append(9, 1000, 5, 100, 200)
-    collector.append(9, 1010, 5, 200, 300)
-    facts = collector.facts()
+    collector = FactCollector(0, 0)
+    collector.add_append(9, 1000, 10, 0, 100)
+    collector.add_append(9, 1000, 5, 100, 200)
+    collector.add_append(9, 1010, 5, 200, 300)
+    facts = collector.to_facts()
     rows = list(zip(facts.kind, facts.key, facts.count, facts.offset, facts.next, facts.extra, strict=True))
     assert rows == [(APPEND, 1000, 15, 0, 200, 9), (APPEND, 1010, 5, 200, 300, 9)]

@@ -11,7 +11,7 @@ def test_each_kind_has_its_advice() -> None:
 
 def test_a_row_has_the_place_and_the_advice() -> None:
     finding = Finding(audit_plan.CUT, "/data", "orders", 3, "x.zxQueue", 5, 9, "it was cut")
-    assert finding.row() == {
+    assert finding.to_json() == {
         "kind": "cut file", "data": "/data", "topic": "orders", "partition": 3, "segment": "x.zxQueue",
         "first": 5, "next": 9, "text": "it was cut", "do": ADVICE["cut file"],
     }  # fmt: skip

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.block_trailer import TRAILER_SIZE
 from tests.spark.pipelines.audited import audit_here, batch, told, write_log
 from tfmq.spark.pipelines.audit_plan import REPEATED
 
-APPEND = 4000 + CONTROL_SIZE
+APPEND = 4000 + TRAILER_SIZE
 
 
 def test_a_repeat_in_the_same_partition_is_told_with_its_place(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.record.batch import Source
-from journal.record.block_trailer import CONTROL_SIZE
+from journal.record.block_trailer import TRAILER_SIZE
 from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
 from tfmq.spark.pipelines.audit_plan import BLOCK, ORDER, UNREADABLE
 
@@ -59,7 +59,7 @@ def test_the_record_that_is_damaged_is_named(tmp_path: Path) -> None:
     path.write_bytes(data)
     (finding,) = audit_here(tmp_path / "data").findings
     assert "message 7 of producer 50 at offset 700 fails its own" in finding.text
-    assert (finding.first, finding.next) == (0, 4000 + CONTROL_SIZE)
+    assert (finding.first, finding.next) == (0, 4000 + TRAILER_SIZE)
 
 
 def test_the_tail_behind_the_forced_mark_is_no_damage(tmp_path: Path) -> None:
@@ -87,4 +87,4 @@ def test_places_of_transactions_that_go_back_are_told(tmp_path: Path) -> None:
     ]
     write_log(tmp_path / "data", 0, appends)
     (finding,) = audit_here(tmp_path / "data").findings
-    assert finding.kind == ORDER and finding.first == 2 * (4000 + CONTROL_SIZE)
+    assert finding.kind == ORDER and finding.first == 2 * (4000 + TRAILER_SIZE)

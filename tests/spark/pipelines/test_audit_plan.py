@@ -7,7 +7,7 @@ import pytest
 from journal.disk import RealDisk
 from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
 from tfmq.errors import BadRequest
-from tfmq.spark.pipelines.audit_plan import MARK, plan
+from tfmq.spark.pipelines.audit_plan import MARK, make_plan
 
 
 def written(data: Path) -> Path:
@@ -16,14 +16,14 @@ def written(data: Path) -> Path:
 
 def test_pieces_cover_every_byte_once_and_end_where_blocks_do(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "data", 3, [([batch(50, 200 * n, [80] * 200)], None) for n in range(30)])
-    made = plan(RealDisk(), [str(tmp_path / "data")], piece_bytes=1)
+    made = make_plan(RealDisk(), [str(tmp_path / "data")], piece_bytes=1)
     assert [(log.folder, log.topic, log.partition) for log in made.logs] == [("orders-3", "orders", 3)]
     covered = [(piece.base, piece.start, piece.end) for piece in made.pieces]
     for path in segments(folder):
         mine = [each[1:] for each in covered if each[0] == int(path.stem)]
         assert [start for start, _ in mine] == [0, *(end for _, end in mine[:-1])]
         assert mine[-1][1] == path.stat().st_size
-    assert [piece.tail for piece in made.pieces] == [False] * (len(covered) - 1) + [True]
+    assert [piece.is_last for piece in made.pieces] == [False] * (len(covered) - 1) + [True]
 
 
 def test_a_large_segment_is_cut_at_entries_of_its_index(
@@ -31,12 +31,12 @@ def test_a_large_segment_is_cut_at_entries_of_its_index(
 ) -> None:
     monkeypatch.setattr("tests.spark.pipelines.audited.SEGMENT_BYTES", 1 << 20)
     folder = write_log(tmp_path / "data", 0, [([batch(50, 700 * n, [80] * 700)], None) for n in range(12)])
-    made = plan(RealDisk(), [str(tmp_path / "data")], piece_bytes=100_000)
+    made = make_plan(RealDisk(), [str(tmp_path / "data")], piece_bytes=100_000)
     assert len(segments(folder)) == 1 and len(made.pieces) > 4
     assert audit_here(tmp_path / "data", 100_000).findings == []
     index = next(folder.glob("*.index"))
     index.write_bytes(b"\0" * index.stat().st_size)
-    assert len(plan(RealDisk(), [str(tmp_path / "data")], 100_000).pieces) == 1
+    assert len(make_plan(RealDisk(), [str(tmp_path / "data")], 100_000).pieces) == 1
     assert audit_here(tmp_path / "data", 100_000).findings == []
 
 
@@ -45,13 +45,13 @@ def test_no_piece_begins_where_a_control_record_is_damaged(
 ) -> None:
     monkeypatch.setattr("tests.spark.pipelines.audited.SEGMENT_BYTES", 1 << 20)
     folder = write_log(tmp_path / "data", 0, [([batch(50, 700 * n, [80] * 700)], None) for n in range(12)])
-    second = plan(RealDisk(), [str(tmp_path / "data")], piece_bytes=100_000).pieces[1]
+    second = make_plan(RealDisk(), [str(tmp_path / "data")], piece_bytes=100_000).pieces[1]
     (path,) = segments(folder)
     data = bytearray(path.read_bytes())
     data[second.start - 30] ^= 1
     path.write_bytes(data)
     assert second.start not in [
-        piece.start for piece in plan(RealDisk(), [str(tmp_path / "data")], 100_000).pieces
+        piece.start for piece in make_plan(RealDisk(), [str(tmp_path / "data")], 100_000).pieces
     ]
     (finding,) = audit_here(tmp_path / "data", 100_000).findings
     assert finding.first < second.start <= finding.next
@@ -96,7 +96,7 @@ class Retaining(RealDisk):
 def test_a_file_that_retention_takes_once_it_is_listed_is_not_asked_for(tmp_path: Path) -> None:
     folder = written(tmp_path / "data")
     bases = [int(path.stem) for path in segments(folder)]
-    made = plan(Retaining(folder, 2), [str(tmp_path / "data")])
+    made = make_plan(Retaining(folder, 2), [str(tmp_path / "data")])
     assert [each.base for each in made.logs[0].segments] == bases[2:]
     assert [piece.base for piece in made.pieces] == bases[2:] and made.findings == []
 
@@ -114,4 +114,4 @@ def test_what_is_no_data_folder_is_told_in_a_sentence(tmp_path: Path, there: boo
     if there:
         (tmp_path / "data").mkdir()
     with pytest.raises(BadRequest, match=r"name the data folder of a broker \(its --data\)\.$"):
-        plan(RealDisk(), [str(tmp_path / "data")])
+        make_plan(RealDisk(), [str(tmp_path / "data")])

@@ -10,12 +10,12 @@ def test_sums_and_sentence(tmp_path: Path) -> None:
     result = audit_here(tmp_path / "data")
     files = segments(folder)
     assert (result.logs, result.segments, result.messages, result.blocks) == (1, len(files), 800, 20)
-    assert result.sentence().startswith(f"1 data folder, 1 log, {len(files)} segments: 800 records in ")
-    assert result.sentence().endswith("; nothing is wrong")
+    assert result.summary().startswith(f"1 data folder, 1 log, {len(files)} segments: 800 records in ")
+    assert result.summary().endswith("; nothing is wrong")
     files[1].unlink()
     result = audit_here(tmp_path / "data")
-    assert result.sentence().endswith("; 1 finding")
-    row = result.row()
+    assert result.summary().endswith("; 1 finding")
+    row = result.to_json()
     assert row["findings"][0]["kind"] == "missing segment" and row["messages"] == result.messages
 
 

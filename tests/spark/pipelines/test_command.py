@@ -16,7 +16,7 @@ import pytest
 from tests.paths import ROOT
 from tfmq.errors import BadRequest, ConnectionFailed, Damaged, TfmqError
 from tfmq.spark.pipelines import NAMES
-from tfmq.spark.pipelines.command import Job, interruptible, pipeline_options, run
+from tfmq.spark.pipelines.command import Job, pipeline_options, run_command, single_interrupt
 
 
 def raising(error: Exception | None) -> click.Command:
@@ -25,7 +25,7 @@ def raising(error: Exception | None) -> click.Command:
     def trial(job: Job) -> int:
         if error is not None:
             raise error
-        job.output.say(f"{job.name} with {job.master}")
+        job.output.info(f"{job.name} with {job.master}")
         return 0
 
     return trial
@@ -44,13 +44,13 @@ def raising(error: Exception | None) -> click.Command:
 def test_exit_codes_are_those_of_tfmq(
     error: Exception | None, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(raising(error), "trial", []) == code
+    assert run_command(raising(error), "trial", []) == code
     said = capsys.readouterr().err
     assert said == ("tfmq: no.\n" if error else "trial with None\n")
 
 
 def test_a_wrong_option_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(raising(None), "trial", ["--masterr", "local"]) == 2
+    assert run_command(raising(None), "trial", ["--masterr", "local"]) == 2
     said = capsys.readouterr().err
     assert "Did you mean '--master'?" in said
     assert "Usage: python -m tfmq.spark.pipelines.trial [OPTIONS]\n" in said
@@ -68,28 +68,28 @@ def test_a_ctrl_c_is_one_sentence_whatever_its_clearing_up_raises(capsys: pytest
     @click.command()
     @pipeline_options("trial")
     def trial(job: Job) -> None:
-        with interruptible():
+        with single_interrupt():
             logging.exception("KeyboardInterrupt while sending command.")
             interrupted_while_clearing_up()
 
-    assert run(trial, "trial", []) == 130
+    assert run_command(trial, "trial", []) == 130
     assert capsys.readouterr().err.strip() == (
         "tfmq: interrupted. Run the same command again: the result is that of one complete run."
     )
-    with pytest.raises(ValueError, match="mine"), interruptible():
+    with pytest.raises(ValueError, match="mine"), single_interrupt():
         raise ValueError("mine")
 
 
 def test_a_ctrl_c_is_taken_back_from_whoever_takes_it() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with interruptible() as as_before:
+    with single_interrupt() as as_before:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         as_before()
         assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_option_that_is_like_none_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(raising(None), "trial", ["--format", "csv"]) == 2
+    assert run_command(raising(None), "trial", ["--format", "csv"]) == 2
     assert "No such option '--format'.\n" in capsys.readouterr().err
 
 
@@ -109,9 +109,9 @@ def test_without_pyspark_it_says_how_to_install_it(tmp_path: Path) -> None:
 
 def test_without_java_it_says_what_it_needs(capfd: pytest.CaptureFixture[str]) -> None:
     program = (
-        "from tfmq.spark.pipelines.command import started\n"
+        "from tfmq.spark.pipelines.command import start_session\n"
         "from tfmq.errors import NotSupported\n"
-        "try: started('trial', None)\n"
+        "try: start_session('trial', None)\n"
         "except NotSupported as error: print(error)\n"
     )
     environment = {"PATH": "/nowhere", "JAVA_HOME": "/nowhere"}

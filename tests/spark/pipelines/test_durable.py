@@ -8,51 +8,58 @@ from pathlib import Path
 import pytest
 
 from tfmq.errors import BadRequest, Busy
-from tfmq.spark.pipelines.archive_layout import beside_of, locked, make_folder, make_named, put, sweep
+from tfmq.spark.pipelines.archive_layout import (
+    create_folder,
+    create_output_folder,
+    delete_temporary_files,
+    hold_lock,
+    temporary_path,
+    write_atomically,
+)
 
 
 def test_what_is_put_replaces_what_was_there_and_leaves_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "file"
-    put(path, b"one")
-    put(path, b"two")
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_what_is_not_whole_bears_a_hidden_name_of_its_own(tmp_path: Path) -> None:
-    names = {beside_of(tmp_path / "x.parquet").name for _ in range(10)}
+    names = {temporary_path(tmp_path / "x.parquet").name for _ in range(10)}
     assert len(names) == 10
     assert all(name.startswith(".") and not name.endswith(".parquet") for name in names)
 
 
 def test_a_sweep_takes_what_is_half_written_and_nothing_else(tmp_path: Path) -> None:
-    kept, half = tmp_path / "deep" / "x.parquet", beside_of(tmp_path / "deep" / "x.parquet")
-    make_folder(kept.parent)
+    kept, half = tmp_path / "deep" / "x.parquet", temporary_path(tmp_path / "deep" / "x.parquet")
+    create_folder(kept.parent)
     kept.write_bytes(b"")
     half.write_bytes(b"")
-    assert sweep(tmp_path) == 1
+    assert delete_temporary_files(tmp_path) == 1
     assert kept.exists() and not half.exists()
-    assert sweep(tmp_path / "not there") == 0
+    assert delete_temporary_files(tmp_path / "not there") == 0
 
 
 def test_a_lock_keeps_others_out_until_it_is_let_go(tmp_path: Path) -> None:
     path = tmp_path / "house" / "lock"
-    with locked(path, "taken."), pytest.raises(Busy, match=r"taken\."), locked(path, "taken."):
+    with hold_lock(path, "taken."), pytest.raises(Busy, match=r"taken\."), hold_lock(path, "taken."):
         pass
-    with locked(path, "taken."):
+    with hold_lock(path, "taken."):
         pass
 
 
 def test_what_cannot_be_forced_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    put(path, b"one")
+    write_atomically(path, b"one")
 
     def failing(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(OSError, match="Input/output"):
-        put(path, b"two")
+        write_atomically(path, b"two")
     assert path.read_bytes() == b"one"
 
 
@@ -73,15 +80,15 @@ def test_a_file_is_forced_before_it_gets_its_name_and_its_folder_behind(
     monkeypatch.setattr(os, "fsync", forced)
     monkeypatch.setattr(Path, "replace", renamed)
     path = tmp_path / "new" / "file"
-    put(path, b"x")
+    write_atomically(path, b"x")
     beside = done[1].removeprefix("force ")
     assert done == [f"force {tmp_path}", f"force {beside}", f"rename {beside} {path}", f"force {path.parent}"]
     assert beside != str(path)
 
 
 def test_a_folder_that_takes_nothing_is_told_by_its_name(tmp_path: Path) -> None:
-    make_named(tmp_path / "a" / "b")
+    create_output_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()
     with pytest.raises(BadRequest, match=r"the folder .*/file/c: /.*/file: File exists\. Name one with --to"):
-        make_named(tmp_path / "file" / "c")
+        create_output_folder(tmp_path / "file" / "c")

@@ -13,10 +13,10 @@ import pytest
 
 from tests.scale import seeded
 from tfmq.spark.pipelines import parquet_files
-from tfmq.spark.pipelines.archive_layout import HOUR_MS, Piece
-from tfmq.spark.pipelines.parquet_files import COLUMNS, written
+from tfmq.spark.pipelines.archive_layout import HOUR_MS, ArchivePiece
+from tfmq.spark.pipelines.parquet_files import COLUMNS, write_piece
 
-PIECE = Piece(3, 5, 5 << 24 | 3, 1000, 90000)
+PIECE = ArchivePiece(3, 5, 5 << 24 | 3, 1000, 90000)
 NINE = 1_763_715_600_000  # 2025-11-21T09:00:00Z
 
 
@@ -49,7 +49,7 @@ def sliced(whole: pa.RecordBatch, generator: Any) -> Iterator[pa.RecordBatch]:
 def test_rows_go_into_the_file_of_their_hour_and_keep_their_order(tmp_path: Path) -> None:
     times = [NINE - 1, NINE, NINE + 5, NINE + HOUR_MS - 1, NINE + 3 * HOUR_MS]
     rows = batch([1000, 1100, 1200, 1300, 1400], times, [b"a", None, b"", b"d", b"e"])
-    files = written(tmp_path, "orders", PIECE, [rows.slice(0, 2), rows.slice(2, 3)], "zstd")
+    files = write_piece(tmp_path, "orders", PIECE, [rows.slice(0, 2), rows.slice(2, 3)], "zstd")
     assert [each.path.split("/")[2] for each in files] == ["hour=08", "hour=09", "hour=12"]
     assert [(each.rows, each.first_offset, each.last_offset) for each in files] == [
         (1, 1000, 1000),
@@ -75,10 +75,10 @@ def test_the_same_rows_give_the_same_bytes_however_they_come(
     values = [generator.randbytes(generator.choice((0, 5, 60, 2000))) for _ in range(count)]
     times = sorted(NINE + generator.randrange(2 * HOUR_MS) for _ in range(count))
     rows = batch(range(count), times, values)
-    first = written(tmp_path / "a", "orders", PIECE, [rows], compression)
+    first = write_piece(tmp_path / "a", "orders", PIECE, [rows], compression)
     for number in range(5):
         folder = tmp_path / str(number)
-        again = written(folder, "orders", PIECE, sliced(rows, generator), compression)
+        again = write_piece(folder, "orders", PIECE, sliced(rows, generator), compression)
         assert again == first
         assert [(folder / each.path).read_bytes() for each in again] == [
             (tmp_path / "a" / each.path).read_bytes() for each in first
@@ -95,12 +95,12 @@ def test_what_fails_in_the_middle_leaves_whole_files_only(tmp_path: Path) -> Non
         raise RuntimeError("gone")
 
     with pytest.raises(RuntimeError, match="gone"):
-        written(tmp_path, "orders", PIECE, rows(), "zstd")
+        write_piece(tmp_path, "orders", PIECE, rows(), "zstd")
     files = [each for each in tmp_path.rglob("*") if each.is_file()]
     assert [each.parent.name for each in files] == ["hour=09"]
     assert pq.ParquetFile(files[0]).metadata.num_rows == 1
 
 
 def test_no_rows_give_no_file(tmp_path: Path) -> None:
-    assert written(tmp_path, "orders", PIECE, [batch([], [], [])], "zstd") == []
+    assert write_piece(tmp_path, "orders", PIECE, [batch([], [], [])], "zstd") == []
     assert list(tmp_path.iterdir()) == []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tfmq.spark.pipelines import archive_layout
-from tfmq.spark.pipelines.archive_layout import Piece, file_path, hour_of
+from tfmq.spark.pipelines.archive_layout import ArchivePiece, file_path, hour_of
 
-PIECE = Piece(3, 5, 83886083, 4096, 8192)
+PIECE = ArchivePiece(3, 5, 83886083, 4096, 8192)
 NINE = 1_763_715_600_000  # 2025-11-21T09:00:00Z
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from tfmq.cli import main as tfmq_command
 from tfmq.spark.pipelines import NAMES
 from tfmq.spark.pipelines.__main__ import pipelines
-from tfmq.spark.pipelines.command import PROGRAM, run
+from tfmq.spark.pipelines.command import PROGRAM, run_command
 
 
 def listed(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,7 +29,7 @@ def test_it_lists_the_pipelines_with_a_line_each() -> None:
 
 
 def test_without_a_name_it_is_wrong_usage_and_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(pipelines, "", []) == 2
+    assert run_command(pipelines, "", []) == 2
     said = capsys.readouterr()
     assert [name for name in NAMES if f"\n  {name} " not in said.out + said.err] == []
 
@@ -42,7 +42,7 @@ def test_each_runs_by_its_name(name: str, option: str) -> None:
 
 
 def test_a_name_that_is_none_gets_the_likely_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(pipelines, "", ["audti"]) == 2
+    assert run_command(pipelines, "", ["audti"]) == 2
     assert "there is no command 'audti'. Did you mean 'audit'?" in capsys.readouterr().err
 
 

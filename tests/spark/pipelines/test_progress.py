@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfmq.cli.output import Output
-from tfmq.spark.pipelines.spark_jobs import Progress, shown
+from tfmq.spark.pipelines.spark_jobs import Progress, show_progress
 
 MIB = 1 << 20
 
@@ -75,6 +75,6 @@ def test_where_nobody_looks_nothing_is_shown(
         (Output(None, False, True), False),
         (Output(None, False, False), True),
     ):
-        with shown(output, "archiving", None) as progress:
+        with show_progress(output, "archiving", None) as progress:
             progress.add(3, 3)
         assert ("archiving: 3 messages" in capsys.readouterr().err) is said

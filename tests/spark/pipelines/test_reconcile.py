@@ -14,8 +14,8 @@ from tfmq.cli.output import Output
 from tfmq.dead_letters.admin import Desk
 from tfmq.dead_letters.model import Selection
 from tfmq.dead_letters.redrive import Wish
-from tfmq.spark.pipelines.command import Job, run
-from tfmq.spark.pipelines.reconcile import NOTE, Balance, Fault, reconcile, tell
+from tfmq.spark.pipelines.command import Job, run_command
+from tfmq.spark.pipelines.reconcile import NOTE, Balance, Fault, print_balance, reconcile
 from tools.rigs.live_server import LiveServer
 
 MESSAGES = 40 + scaled(4000)
@@ -56,7 +56,7 @@ def told(capsys: pytest.CaptureFixture[str], server: LiveServer, topic: str, sto
         str(store),
         "--json",
     ]
-    code = run(reconcile, "reconcile", arguments)
+    code = run_command(reconcile, "reconcile", arguments)
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -131,12 +131,12 @@ def test_what_retention_took_before_a_group_came_to_it_does_not_add_up(
         producer.send_many(topic, [b"x" * 100] * 2000)
         producer.flush()
         admin.reset_group(group, topic, "earliest", create=True)
-        assert run(reconcile, "reconcile", ["--servers", spark_server.address, "--group", group]) == 0
+        assert run_command(reconcile, "reconcile", ["--servers", spark_server.address, "--group", group]) == 0
         printed = capsys.readouterr()
         assert "no discrepancies" in printed.err and "produced" in printed.out
         end = admin.topic(topic).partitions[0].end_offset
         admin.truncate_before(topic, 0, end)
-        assert run(reconcile, "reconcile", ["--servers", spark_server.address, "--group", group]) == 4
+        assert run_command(reconcile, "reconcile", ["--servers", spark_server.address, "--group", group]) == 4
     printed = capsys.readouterr()
     assert "1 discrepancy" in printed.err and "retention took" in " ".join(printed.out.split())
 
@@ -158,13 +158,13 @@ def test_wrong_input_is_told_in_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     servers = [] if "--servers" in arguments else ["--servers", spark_server.address]
-    assert run(reconcile, "reconcile", [*servers, *arguments, "--timeout", "2s"]) == code
+    assert run_command(reconcile, "reconcile", [*servers, *arguments, "--timeout", "2s"]) == code
     printed = capsys.readouterr().err
     assert sentence in printed and "Traceback" not in printed
 
 
 def test_names_out_of_a_store_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     faults = [Fault(NOTE, "g\x1b[31m", "t\nx", 0, "letter \x1b]0;pwned\x07")]
-    tell(Job("reconcile", Output(None, False, False)), Balance([], faults))
+    print_balance(Job("reconcile", Output(None, False, False)), Balance([], faults))
     said = "".join(capsys.readouterr())
     assert "g\\x1b[31m" in said and not {"\x1b", "\x07"} & set(said)

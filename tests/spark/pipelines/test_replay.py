@@ -14,8 +14,8 @@ import pytest
 
 from tests.scale import FRACTION, SCALE, scaled, seeded
 from tests.spark.pipelines.messages import archived, content, count_of, in_topic, require_same, send, some
-from tfmq.spark.log_reader import Address
-from tfmq.spark.pipelines.command import run
+from tfmq.spark.log_reader import SourceAddress
+from tfmq.spark.pipelines.command import run_command
 from tfmq.spark.pipelines.replay import replay
 from tools.rigs import spark_session
 from tools.rigs.live_server import LiveServer
@@ -26,13 +26,13 @@ def folder(spark_server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -
     """An archive of the topic `source`."""
     folder = tmp_path_factory.mktemp("replay") / "archive"
     send(spark_server.address, "source", some(seeded("source"), 300))
-    address = Address(spark_server.address, None, 10.0)
+    address = SourceAddress(spark_server.address, None, 10.0)
     archived(folder, "source", address, piece_bytes=8 << 10, step_bytes=16 << 10)
     return folder
 
 
 def replay_run(server: LiveServer, folder: Path, *arguments: str) -> int:
-    return run(replay, "replay", [*arguments, "--from", str(folder), "--servers", server.address])
+    return run_command(replay, "replay", [*arguments, "--from", str(folder), "--servers", server.address])
 
 
 def test_it_says_what_it_did_and_that_there_is_no_more(
@@ -80,7 +80,7 @@ def test_what_is_no_archive_and_who_is_away_have_their_codes(
     assert replay_run(spark_server, tmp_path, "source") == 2
     assert "is no archive of tfmq" in capsys.readouterr().err
     arguments = ["source", "--from", str(folder), "--servers", "127.0.0.1:1", "--timeout", "1s"]
-    assert run(replay, "replay", arguments) == 3
+    assert run_command(replay, "replay", arguments) == 3
 
 
 def test_damage_has_its_own_exit_code(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.scale import seeded
 from tfmq.spark.pipelines.manifest import ArchiveFile, Manifest, Plan
-from tfmq.spark.pipelines.replay import Choice, Step, replay_name, steps
+from tfmq.spark.pipelines.replay import ReplayFilter, ReplayStep, plan_steps, replay_name
 
 
 def file(partition: int, first: int, size: int, incarnation: int = 5, hour: int = 0) -> ArchiveFile:
@@ -33,7 +33,7 @@ def archive(generator: Any) -> list[Manifest]:
     return found
 
 
-def sent(found: list[Step]) -> dict[int, list[ArchiveFile]]:
+def sent(found: list[ReplayStep]) -> dict[int, list[ArchiveFile]]:
     by_partition: dict[int, list[ArchiveFile]] = {}
     for step in found:
         for part in step.parts:
@@ -45,7 +45,7 @@ def test_every_file_is_sent_once_and_partitions_keep_their_order() -> None:
     generator = seeded("replay plan")
     for _ in range(100):
         manifests = archive(generator)
-        found = list(steps(manifests, Choice("orders"), 50))
+        found = list(plan_steps(manifests, ReplayFilter("orders"), 50))
         assert [each.number for each in found] == list(range(1, len(found) + 1))
         for files in sent(found).values():
             places = [(each.incarnation, each.first_offset) for each in files]
@@ -58,7 +58,7 @@ def test_every_file_is_sent_once_and_partitions_keep_their_order() -> None:
 def test_a_step_has_as_much_as_it_should_or_one_file_of_each_partition() -> None:
     generator = seeded("replay steps")
     for _ in range(100):
-        for step in steps(archive(generator), Choice("orders"), 100):
+        for step in plan_steps(archive(generator), ReplayFilter("orders"), 100):
             one_each = all(len(part.files) == 1 for part in step.parts)
             assert step.log_bytes <= 100 + 60 * len(step.parts) or one_each
 
@@ -67,23 +67,23 @@ def test_what_is_archived_later_adds_steps_and_changes_none() -> None:
     generator = seeded("replay grows")
     for _ in range(50):
         manifests = archive(generator)
-        known = list(steps(manifests[:-1], Choice("orders"), 40))
-        assert list(steps(manifests, Choice("orders"), 40))[: len(known)] == known
+        known = list(plan_steps(manifests[:-1], ReplayFilter("orders"), 40))
+        assert list(plan_steps(manifests, ReplayFilter("orders"), 40))[: len(known)] == known
 
 
 def test_a_choice_leaves_out_whole_files() -> None:
     files = [file(0, 1, 1, hour=1), file(1, 2, 1, hour=2), file(2, 3, 1, hour=3)]
-    found = list(steps([manifest(1, files)], Choice("orders", (1, 2), 250, None)))
+    found = list(plan_steps([manifest(1, files)], ReplayFilter("orders", (1, 2), 250, None)))
     assert sent(found) == {1: [files[1]], 2: [files[2]]}
-    found = list(steps([manifest(1, files)], Choice("orders", (), None, 200)))
+    found = list(plan_steps([manifest(1, files)], ReplayFilter("orders", (), None, 200)))
     assert sent(found) == {0: [files[0]]}
-    assert list(steps([manifest(1, files)], Choice("orders", (), 400, None))) == []
+    assert list(plan_steps([manifest(1, files)], ReplayFilter("orders", (), 400, None))) == []
 
 
 @pytest.mark.parametrize("number", range(5))
 def test_another_archive_choice_or_target_is_another_replay(number: int) -> None:
-    same = ("id", Choice("orders"), "node", "orders", 7)
-    others: list[Any] = ["other", Choice("orders", (1,)), "other", "other", 8]
+    same = ("id", ReplayFilter("orders"), "node", "orders", 7)
+    others: list[Any] = ["other", ReplayFilter("orders", (1,)), "other", "other", 8]
     changed: Any = (*same[:number], others[number], *same[number + 1 :])
     assert replay_name(*same) == replay_name(*same) != replay_name(*changed)
     assert len(replay_name(*same)) == 32

@@ -27,14 +27,14 @@ from tfmq.admin import Admin
 from tfmq.errors import BadRequest, Damaged, UnknownTopic
 from tfmq.message import Message
 from tfmq.protocol.commands import CommitMember
-from tfmq.spark.log_reader import Address
+from tfmq.spark.log_reader import SourceAddress
 from tfmq.spark.pipelines import replay
 from tfmq.spark.pipelines.manifest import ArchiveFolder
-from tfmq.spark.pipelines.parquet_files import batches_of
-from tfmq.spark.pipelines.replay import Choice, Outcome, Replaying, Wish
-from tfmq.spark.pipelines.spark_jobs import Progress, inline
+from tfmq.spark.pipelines.parquet_files import read_batches
+from tfmq.spark.pipelines.replay import ReplayFilter, ReplayOptions, ReplayResult, ReplayRun
+from tfmq.spark.pipelines.spark_jobs import Progress, run_inline
 from tfmq.spark.settings import SinkSettings
-from tfmq.spark.sink_task import GroupClient, verdict_of, write_rows
+from tfmq.spark.sink_task import CommitGroupClient, collect_commit, write_rows
 from tools.rigs.live_server import LiveServer
 
 STEPS: dict[str, Any] = {"piece_bytes": 3 << 10, "step_bytes": 9 << 10}
@@ -45,24 +45,24 @@ STEPS: dict[str, Any] = {"piece_bytes": 3 << 10, "step_bytes": 9 << 10}
 def folder(spark_server: LiveServer, topic: str, tmp_path: Path) -> Path:
     """An archive of the test's topic, which has a few hundred messages."""
     send(spark_server.address, topic, some(seeded(topic), 250))
-    archived(tmp_path / "archive", topic, Address(spark_server.address, None, 10.0), **STEPS)
+    archived(tmp_path / "archive", topic, SourceAddress(spark_server.address, None, 10.0), **STEPS)
     return tmp_path / "archive"
 
 
 def replayed(
-    server: LiveServer, folder: Path, topic: str, to: str, run: Callable[..., Any] = inline, **wishes: Any
-) -> Outcome:
-    choice = Choice(topic, *wishes.pop("choice", ()))
-    wish = Wish(folder, choice, server.address, to, 10.0, **wishes)
+    server: LiveServer, folder: Path, topic: str, to: str, run: Callable[..., Any] = run_inline, **wishes: Any
+) -> ReplayResult:
+    choice = ReplayFilter(topic, *wishes.pop("choice", ()))
+    wish = ReplayOptions(folder, choice, server.address, to, 10.0, **wishes)
     with Admin(server.address) as admin:
-        return Replaying(wish, admin, run).course(lambda total: Progress(topic, total))
+        return ReplayRun(wish, admin, run).replay_new(lambda total: Progress(topic, total))
 
 
 def test_the_identical_messages_come_back_in_their_partitions_and_order(
     spark_server: LiveServer, topic: str, folder: Path
 ) -> None:
     outcome = replayed(spark_server, folder, topic, f"{topic}-again")
-    assert (outcome.messages, outcome.before, outcome.made) == (250, 0, True)
+    assert (outcome.messages, outcome.earlier_steps, outcome.topic_created) == (250, 0, True)
     assert outcome.steps > 3
     require_same(spark_server.address, topic, f"{topic}-again")
     assert len(in_topic(spark_server.address, topic)) == 2
@@ -73,9 +73,9 @@ def test_a_second_run_sends_nothing_and_a_grown_archive_only_what_is_new(
 ) -> None:
     first = replayed(spark_server, folder, topic, "again")
     second = replayed(spark_server, folder, topic, "again")
-    assert (second.steps, second.messages, second.before) == (0, 0, first.steps)
+    assert (second.steps, second.messages, second.earlier_steps) == (0, 0, first.steps)
     send(spark_server.address, topic, some(seeded("more"), 30))
-    archived(folder, topic, Address(spark_server.address, None, 10.0), **STEPS)
+    archived(folder, topic, SourceAddress(spark_server.address, None, 10.0), **STEPS)
     assert replayed(spark_server, folder, topic, "again").messages == 30
     require_same(spark_server.address, topic, "again")
 
@@ -86,7 +86,7 @@ def test_another_broker_gets_the_topic_of_the_same_name(
     other = LiveServer(tmp_path / "other" / "data", "topics.partitions=5")
     (tmp_path / "other").mkdir()
     other.start()
-    assert replayed(other, folder, topic, topic).made
+    assert replayed(other, folder, topic, topic).topic_created
     require_same(spark_server.address, topic, topic, other.address)
     other.stop()
 
@@ -97,7 +97,7 @@ def test_partitions_and_times_are_chosen_row_by_row(
     time.sleep(0.01)
     send(spark_server.address, topic, some(seeded("later"), 50))
     folder = folder.with_name("whole")  # files that have both times
-    archived(folder, topic, Address(spark_server.address, None, 10.0))
+    archived(folder, topic, SourceAddress(spark_server.address, None, 10.0))
     rows = in_topic(spark_server.address, topic)
     middle = rows[1][-1][-1]
     since = round(middle.timestamp() * 1000)
@@ -155,7 +155,7 @@ def test_a_topic_does_not_get_its_own_messages_unless_that_is_meant(
     send(spark_server.address, topic, some(seeded(topic), 10))
     with Admin(spark_server.address) as admin:
         node = admin.status()["node"]
-    address = Address(spark_server.address, None, 10.0)
+    address = SourceAddress(spark_server.address, None, 10.0)
     archived(tmp_path / "a", topic, address, node=node)
     with pytest.raises(BadRequest, match="its own messages would be appended a second time"):
         replayed(spark_server, tmp_path / "a", topic, topic)
@@ -183,7 +183,7 @@ def test_a_missing_or_damaged_file_is_told_by_name(
 def test_a_missing_file_is_told_before_anything_is_sent(
     spark_server: LiveServer, topic: str, folder: Path
 ) -> None:
-    last = ArchiveFolder.opened(folder).manifest(topic, ArchiveFolder.opened(folder).steps(topic)[-1])
+    last = ArchiveFolder.open(folder).manifest(topic, ArchiveFolder.open(folder).steps(topic)[-1])
     (folder / last.files[-1].path).unlink()
     with pytest.raises(Damaged, match=f"misses {last.files[-1].path}"):
         replayed(spark_server, folder, topic, "nothing")
@@ -207,7 +207,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_told(
     spark_server: LiveServer, topic: str, folder: Path
 ) -> None:
     def deleting(work: Any, items: Any, progress: Any, title: str) -> Any:
-        found = inline(work, items, progress, title)
+        found = run_inline(work, items, progress, title)
         with Admin(spark_server.address) as admin:
             admin.delete_topic("gone")
         return found
@@ -228,12 +228,12 @@ def test_a_run_that_fails_at_a_step_is_gone_on_with(
         last = next(left) == 2
         if last and when == "before the tasks":
             raise Stopped
-        found = inline(work, items, progress, title)
+        found = run_inline(work, items, progress, title)
         if last and when == "behind the tasks":
             raise Stopped
         return found
 
-    class Losing(replay.GroupClient):
+    class Losing(replay.CommitGroupClient):
         """The answer to the third commit is lost."""
 
         def commit(self, verdict: Any, *, other_total: bool = False) -> Any:
@@ -245,10 +245,10 @@ def test_a_run_that_fails_at_a_step_is_gone_on_with(
     to = f"{topic[:100]}-{len(when)}"
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         if when == "behind the commit":
-            patched.setattr(replay, "GroupClient", Losing)
-        replayed(spark_server, folder, topic, to, failing if when != "behind the commit" else inline)
+            patched.setattr(replay, "CommitGroupClient", Losing)
+        replayed(spark_server, folder, topic, to, failing if when != "behind the commit" else run_inline)
     outcome = replayed(spark_server, folder, topic, to)
-    assert outcome.before == (3 if when == "behind the commit" else 2)
+    assert outcome.earlier_steps == (3 if when == "behind the commit" else 2)
     require_same(spark_server.address, topic, to)
 
 
@@ -292,9 +292,9 @@ def test_messages_whose_attributes_nobody_can_read_are_copied_as_they_are(
     rows = {"value": [b"v"] * len(given), "attributes": given, "partition": [0] * len(given)}
     settings = SinkSettings(spark_server.address, topic, 10.0, lenient=True)
     member = CommitMember(topic[-60:].lstrip("-"), 1, "run")
-    verdict = verdict_of([write_rows(settings, member, iter([pa.RecordBatch.from_pydict(rows)]))])
+    verdict = collect_commit([write_rows(settings, member, iter([pa.RecordBatch.from_pydict(rows)]))])
     assert verdict is not None
-    with GroupClient(spark_server.address, 10.0) as client:
+    with CommitGroupClient(spark_server.address, 10.0) as client:
         client.commit(verdict)
     found = [each["attributes"] for each in archived_rows(spark_server, topic, tmp_path / "one", len(given))]
     assert found == given
@@ -310,7 +310,7 @@ def archived_rows(server: LiveServer, topic: str, to: Path, count: int) -> list[
     deadline = time.monotonic() + 60
     while count_of(server.address, topic) < count and time.monotonic() < deadline:
         time.sleep(0.02)
-    archived(to, topic, Address(server.address, None, 10.0))
-    folder = ArchiveFolder.opened(to)
+    archived(to, topic, SourceAddress(server.address, None, 10.0))
+    folder = ArchiveFolder.open(to)
     files = folder.manifest(topic, 1).files
-    return [row for file in files for batch in batches_of(to, file) for row in batch.to_pylist()]
+    return [row for file in files for batch in read_batches(to, file) for row in batch.to_pylist()]

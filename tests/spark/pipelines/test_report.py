@@ -13,7 +13,7 @@ from tests.scale import scaled
 from tests.spark.pipelines.test_reconcile import work
 from tfmq.admin import Admin
 from tfmq.message import Message
-from tfmq.spark.pipelines.command import run
+from tfmq.spark.pipelines.command import run_command
 from tfmq.spark.pipelines.report import report
 from tools.rigs.live_server import LiveServer
 
@@ -37,7 +37,7 @@ def test_a_report_counts_what_was_sent(
 ) -> None:
     sizes = sent(spark_server.address, topic)
     arguments = ["--servers", spark_server.address, "--to", str(tmp_path / "r")]
-    assert run(report, "report", [topic, *arguments]) == 0
+    assert run_command(report, "report", [topic, *arguments]) == 0
     printed = capsys.readouterr()
     assert topic[:9] in printed.out and "1 picture, report.html and report.json are in" in printed.err
     (row,) = json.loads((tmp_path / "r" / "report.json").read_text())
@@ -65,7 +65,7 @@ def test_groups_and_dead_letters_are_in_it(
     with tfmq.Producer(spark_server.address) as producer:
         producer.send_many(topic, [b"late"] * 7)
     arguments = ["--servers", spark_server.address, "--dead-letters", str(store)]
-    assert run(report, "report", [topic, *arguments, "--json"]) == 0
+    assert run_command(report, "report", [topic, *arguments, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["topics"]
     assert (row["letters"], row["calls"]) == ({"dead": refused}, {"1": refused})
     (group,) = row["groups"]
@@ -82,7 +82,7 @@ def test_a_time_from_and_a_time_until_leave_the_others_out(
     for name, since, until in (("later", 1, 2), ("now", -1, 1)):
         bounds = [(now + timedelta(hours=hours)).isoformat() for hours in (since, until)]
         window = ["--since", bounds[0], "--until", bounds[1]]
-        assert run(report, "report", [*base, *window]) == 0
+        assert run_command(report, "report", [*base, *window]) == 0
         counts[name] = json.loads(capsys.readouterr().out)["topics"][0]["messages"]
     assert counts == Counter(now=MESSAGES + 1)
 
@@ -104,7 +104,7 @@ def test_wrong_input_is_told_in_a_sentence(
     sentence: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(report, "report", [*arguments, "--servers", spark_server.address]) == code
+    assert run_command(report, "report", [*arguments, "--servers", spark_server.address]) == code
     printed = capsys.readouterr().err
     assert sentence in printed and "Traceback" not in printed
 
@@ -131,5 +131,5 @@ def test_what_is_not_there_is_told_before_spark_is_started(
 ) -> None:
     with tfmq.Producer(spark_server.address) as producer:
         producer.send(topic, b"one")
-    assert run(report, "report", [topic, "--servers", spark_server.address, *arguments]) == code
+    assert run_command(report, "report", [topic, "--servers", spark_server.address, *arguments]) == code
     assert capsys.readouterr().err.startswith(f"tfmq: {sentence}")

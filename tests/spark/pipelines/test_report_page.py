@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 from tests.spark.pipelines.test_report_plot import EMPTY, FULL
-from tfmq.spark.pipelines.report_render import GroupLag, Spread, page, picture
+from tfmq.spark.pipelines.report_render import Distribution, GroupLag, draw_topic, render_page
 
 
 class Reader(HTMLParser):
@@ -29,7 +29,7 @@ def read(html: str) -> Reader:
 
 
 def test_everything_is_in_the_page_itself() -> None:
-    found = read(page([FULL, EMPTY], {"orders": b"one", "empty": b"two"}, "png", "127.0.0.1:8367", 0))
+    found = read(render_page([FULL, EMPTY], {"orders": b"one", "empty": b"two"}, "png", "127.0.0.1:8367", 0))
     sources = [attributes["src"] for tag, attributes in found.tags if tag == "img"]
     assert sources == ["data:image/png;base64,b25l", "data:image/png;base64,dHdv"]
     assert not [tag for tag, attributes in found.tags if tag in ("script", "link") or "href" in attributes]
@@ -38,7 +38,9 @@ def test_everything_is_in_the_page_itself() -> None:
 
 def test_names_of_users_stay_text() -> None:
     group = GroupLag("<script>x", 1, 1.0)
-    found = read(page([FULL._replace(groups=(group,), unborn=7, early=2)], {"orders": b"1"}, "svg", "<b>", 0))
+    found = read(
+        render_page([FULL._replace(groups=(group,), unborn=7, early=2)], {"orders": b"1"}, "svg", "<b>", 0)
+    )
     assert "script" not in [tag for tag, _ in found.tags] and "b" not in [tag for tag, _ in found.tags]
     assert "<script>x" in found.text
     assert (
@@ -48,8 +50,8 @@ def test_names_of_users_stay_text() -> None:
 
 
 def test_a_topic_without_births_has_no_latency_instead_of_a_perfect_one() -> None:
-    figures = FULL._replace(latencies=Spread(), unborn=FULL.messages)
-    found = read(page([figures], {"orders": b"1"}, "png", "127.0.0.1:8367", 0))
+    figures = FULL._replace(latencies=Distribution(), unborn=FULL.messages)
+    found = read(render_page([figures], {"orders": b"1"}, "png", "127.0.0.1:8367", 0))
     cells = [text for text in found.text if text.strip()]
     first = cells.index("latency, ms") + 1
     assert cells[first : first + 7] == ["-"] * 7
@@ -58,5 +60,5 @@ def test_a_topic_without_births_has_no_latency_instead_of_a_perfect_one() -> Non
 
 def test_a_lag_that_nobody_can_tell_is_told_as_such() -> None:
     figures = EMPTY._replace(groups=(GroupLag("lost", -1, 0.0),))
-    found = read(page([figures], {"empty": picture(figures, "svg")}, "svg", "127.0.0.1:8367", 0))
+    found = read(render_page([figures], {"empty": draw_topic(figures, "svg")}, "svg", "127.0.0.1:8367", 0))
     assert "unknown" in found.text and "-1" not in found.text

@@ -9,13 +9,13 @@ from tests.spark.pipelines.test_report_figures import binned
 from tfmq.spark.pipelines.report_render import (
     DPI,
     SIZE_INCHES,
+    Distribution,
     GroupLag,
     RateSample,
-    Spread,
     TopicFigures,
-    columns,
-    picture,
-    pictures,
+    draw_topic,
+    draw_topics,
+    histogram,
 )
 
 FULL = TopicFigures(
@@ -28,20 +28,20 @@ FULL = TopicFigures(
     calls={1: 4, 6: 2},
     letters={"dead": 5, "waiting": 1},
 )
-EMPTY = TopicFigures("empty", {}, (), Spread(), Spread())
+EMPTY = TopicFigures("empty", {}, (), Distribution(), Distribution())
 
 
 @pytest.mark.parametrize("figures", [FULL, EMPTY], ids=["full", "empty"])
 def test_a_png_has_the_size_it_should(figures: TopicFigures) -> None:
-    data = picture(figures)
+    data = draw_topic(figures)
     assert data.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", data[16:24])
     assert (width, height) == tuple(round(inches * DPI) for inches in SIZE_INCHES)
 
 
 def test_an_svg_says_what_is_in_it_and_is_the_same_each_time() -> None:
-    data = picture(FULL, "svg")
-    assert data == picture(FULL, "svg") and b"<svg" in data
+    data = draw_topic(FULL, "svg")
+    assert data == draw_topic(FULL, "svg") and b"<svg" in data
     text = data.decode()
     for words in (
         "orders: 150 messages",
@@ -51,10 +51,10 @@ def test_an_svg_says_what_is_in_it_and_is_the_same_each_time() -> None:
         "30, oldest 6 min 40 s",
     ):
         assert words in text, words
-    assert set(pictures([EMPTY], "svg")) == {"empty"}
+    assert set(draw_topics([EMPTY], "svg")) == {"empty"}
 
 
 def test_columns_hold_every_value_once() -> None:
     for spread in (FULL.sizes, binned([0]), binned([80] * 5), binned([0, 10**9])):
-        edges, shares = columns(spread)
+        edges, shares = histogram(spread)
         assert abs(shares.sum() - 1) < 1e-9 and np.all(np.diff(edges) > 0)

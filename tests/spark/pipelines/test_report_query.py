@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.scale import seeded
 from tfmq.message import decode_attribute, encode_attribute
-from tfmq.spark.pipelines.report import bins_of, figures_of
+from tfmq.spark.pipelines.report import collect_figures, count_bins
 
 NOW = 1_763_700_000_000
 
@@ -28,7 +28,7 @@ def test_counts_births_and_sizes_are_those_of_each_message(spark: Any) -> None:
         given, "value binary, topic string, partition int, at bigint, attributes binary"
     ).selectExpr("value", "topic", "partition", "timestamp_millis(at) AS timestamp", "attributes")
     widths = {"topic0": 1, "topic1": 60, "empty": 1}
-    found = {each.topic: each for each in figures_of(bins_of(frame, widths), widths)}
+    found = {each.topic: each for each in collect_figures(count_bins(frame, widths), widths)}
     assert found["empty"].messages == 0
     for topic in ("topic0", "topic1"):
         mine = [row for row in given if row[1] == topic]
@@ -39,7 +39,7 @@ def test_counts_births_and_sizes_are_those_of_each_message(spark: Any) -> None:
         each = found[topic]
         assert each.messages == len(mine) and each.size_bytes == sum(len(row[0] or b"") for row in mine)
         assert each.unborn == born.count(None) and each.early == sum(latency < 0 for latency in latencies)
-        assert each.latencies.values == sum(latency >= 0 for latency in latencies)
+        assert each.latencies.count_values == sum(latency >= 0 for latency in latencies)
         assert each.latencies.bins[-1].most == max(latencies)
         assert sum(bin.total for bin in each.latencies.bins) == sum(
             latency for latency in latencies if latency >= 0
@@ -53,5 +53,10 @@ def test_births_that_no_sender_gives_end_no_report(spark: Any) -> None:
     frame = spark.createDataFrame(
         given, "value binary, topic string, partition int, at bigint, attributes binary"
     ).selectExpr("value", "topic", "partition", "timestamp_millis(at) AS timestamp", "attributes")
-    (found,) = figures_of(bins_of(frame, {"hostile": 1}), {"hostile": 1})
-    assert (found.messages, found.unborn, found.early, found.latencies.values) == (8, len(wrong), len(far), 0)
+    (found,) = collect_figures(count_bins(frame, {"hostile": 1}), {"hostile": 1})
+    assert (found.messages, found.unborn, found.early, found.latencies.count_values) == (
+        8,
+        len(wrong),
+        len(far),
+        0,
+    )

@@ -7,24 +7,31 @@ from typing import Any
 import pytest
 
 from tfmq.errors import Damaged, OffsetOutOfRange, StoreFailed
-from tfmq.spark.pipelines.spark_jobs import Done, Progress, SparkTasks, attempted, inline, run_tasks
+from tfmq.spark.pipelines.spark_jobs import (
+    Progress,
+    SparkTaskRunner,
+    TaskResult,
+    attempt,
+    run_inline,
+    run_tasks,
+)
 
 
-def doubled(item: int) -> Done[int]:
+def doubled(item: int) -> TaskResult[int]:
     if item == 13:
         raise OffsetOutOfRange("Thirteen is gone.", first=14, end=20)
     if item == 14:
         raise FileNotFoundError(2, "No such file or directory", "/mnt/x")
-    return Done(2 * item, 1, 10 * item)
+    return TaskResult(2 * item, 1, 10 * item)
 
 
 def test_an_error_travels_as_a_value_with_its_details() -> None:
-    failure = attempted(doubled, 13)
-    error: Any = failure.error()  # type: ignore[union-attr]
+    failure = attempt(doubled, 13)
+    error: Any = failure.to_error()  # type: ignore[union-attr]
     assert type(error) is OffsetOutOfRange
     assert (str(error), error.first, error.end) == ("Thirteen is gone.", 14, 20)
     with pytest.raises(StoreFailed, match=r"A task could not read or write its file: .*'/mnt/x'"):
-        inline(doubled, [14], Progress("x", None), "x")
+        run_inline(doubled, [14], Progress("x", None), "x")
 
 
 def test_spark_gives_results_in_order_and_progress_of_all(spark: Any) -> None:
@@ -42,7 +49,7 @@ def test_who_has_nothing_to_do_starts_no_session() -> None:
     def start() -> Any:
         raise Damaged("started")
 
-    tasks = SparkTasks(start)
+    tasks = SparkTaskRunner(start)
     with pytest.raises(Damaged, match="started"):
         tasks(doubled, [1], Progress("trial", None), "trial")
-    assert inline(doubled, [], Progress("trial", None), "trial") == []
+    assert run_inline(doubled, [], Progress("trial", None), "trial") == []

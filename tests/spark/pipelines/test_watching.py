@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from tfmq.spark.pipelines.spark_jobs import Progress, watched
+from tfmq.spark.pipelines.spark_jobs import Progress, watch_progress
 
 
 def test_a_progress_goes_on_with_the_tasks_and_ends_at_its_total(spark: Any) -> None:
@@ -11,7 +11,7 @@ def test_a_progress_goes_on_with_the_tasks_and_ends_at_its_total(spark: Any) -> 
     progress = Progress("reading", 1000, lambda line: moved.set())
     gate = threading.Event()
     context = spark.sparkContext
-    with watched(context, progress):
+    with watch_progress(context, progress):
         for _ in range(200):
             context.parallelize(range(4), 4).map(lambda n: n).collect()
             if gate.wait(0.01) or moved.is_set():

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 from tfmq.errors import BadRequest
 from tfmq.protocol.messages import CONSISTENT_HASH, RANGE, STICKY
 
-POINTS: Final = 64
+POINTS_PER_MEMBER: Final = 64
 """Points of each member on the ring. With this number the largest share is rarely above twice the mean."""
 
-EVENING_STEPS_MAX: Final = 2_000_000
+SEARCH_STEPS_MAX: Final = 2_000_000
 """Limit of steps (a partition or a member examined) in the search for more even assignments.
 
 Assignments are computed in the broker's thread: with this limit, a thousand members with different partition lists
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
     topics: Collection[str]
     only: Collection[Partition] | None = None
 
-    def takes(self, partition: Partition) -> bool:
+    def accepts(self, partition: Partition) -> bool:
         return partition[0] in self.topics and (self.only is None or partition in self.only)
 
 
@@ -56,14 +56,16 @@ def assign(
     `owners` are the current owners; those that are no longer in `members` are ignored. Raises BadRequest for an unknown
     strategy.
     """
-    return strategy_of(strategy)(_takers(list(members), sorted(partitions, key=_number_first)), owners)
+    return strategy_of(strategy)(
+        _accepting_members(list(members), sorted(partitions, key=_number_first)), owners
+    )
 
 
-Takers = dict[Partition, frozenset[str]]
+AcceptingMembers = dict[Partition, frozenset[str]]
 """The members that accept each partition. Low partition numbers of all topics come first, so that partitions removed
 from the end of an assignment are spread over the topics."""
 
-Strategy = Callable[[Takers, Mapping[Partition, str]], dict[Partition, str]]
+Strategy = Callable[[AcceptingMembers, Mapping[Partition, str]], dict[Partition, str]]
 
 
 def strategy_of(name: str) -> Strategy:
@@ -77,7 +79,7 @@ def strategy_of(name: str) -> Strategy:
 _number_first = itemgetter(1, 0)
 
 
-def _takers(members: Sequence[Candidate], partitions: Sequence[Partition]) -> Takers:
+def _accepting_members(members: Sequence[Candidate], partitions: Sequence[Partition]) -> AcceptingMembers:
     """Return the accepting members of each partition.
 
     Equal sets are one object, so that comparing is cheap.
@@ -88,7 +90,7 @@ def _takers(members: Sequence[Candidate], partitions: Sequence[Partition]) -> Ta
         for partition in each.only or ():
             if partition[0] in each.topics:
                 picked.setdefault(partition, set()).add(each.id)
-    takers: Takers = {}
+    takers: AcceptingMembers = {}
     for partition in partitions:
         topic = partition[0]
         if topic not in whole:
@@ -107,7 +109,7 @@ def _takers(members: Sequence[Candidate], partitions: Sequence[Partition]) -> Ta
 # range
 
 
-def _range(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
+def _range(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
     """Assign contiguous runs.
 
     Each run consists of partitions of one topic that the same members accept.
@@ -129,16 +131,16 @@ def _range(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, s
 # consistent hash
 
 
-def _consistent_hash(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
+def _consistent_hash(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
     points = sorted(
         (_hash(f"{member}#{number}"), member)
         for member in {each for members in takers.values() for each in members}
-        for number in range(POINTS)
+        for number in range(POINTS_PER_MEMBER)
     )
-    return {partition: _next(points, partition, members) for partition, members in takers.items()}
+    return {partition: _next_on_ring(points, partition, members) for partition, members in takers.items()}
 
 
-def _next(points: Sequence[tuple[int, str]], partition: Partition, members: Collection[str]) -> str:
+def _next_on_ring(points: Sequence[tuple[int, str]], partition: Partition, members: Collection[str]) -> str:
     """Return the first of `members` after the partition's point on the ring."""
     start = bisect(points, (_hash(f"{partition[0]}/{partition[1]}"), ""))
     for step in range(len(points)):
@@ -156,7 +158,7 @@ def _hash(text: str) -> int:
 # sticky
 
 
-def _sticky(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
+def _sticky(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
     """Keep current owners as far as that is even.
 
     The other partitions go to the members with the fewest.
@@ -168,14 +170,14 @@ def _sticky(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, 
     }
     kinds = set(takers.values())
     if len(kinds) == 1:
-        return _even(next(iter(kinds)), takers, kept)
-    shares = _Shares(takers, kept)
-    while shares.even_out():
+        return _assign_evenly(next(iter(kinds)), takers, kept)
+    shares = _EvenAssignment(takers, kept)
+    while shares.improve():
         pass
     return shares.assigned
 
 
-def _even(
+def _assign_evenly(
     members: Collection[str], partitions: Collection[Partition], kept: Mapping[Partition, str]
 ) -> dict[Partition, str]:
     """Assign evenly if all members accept all partitions.
@@ -199,7 +201,7 @@ def _even(
     return {partition: member for member, own in has.items() for partition in own}
 
 
-class _Shares:
+class _EvenAssignment:
     """Assignments evened out by chains of moves, if members accept different partitions.
 
     An assignment is optimal when no chain of moves brings the numbers of two members closer together (optimal
@@ -207,44 +209,44 @@ class _Shares:
     later. The search ends after SEARCH_STEPS_MAX.
     """
 
-    def __init__(self, takers: Takers, kept: Mapping[Partition, str]) -> None:
+    def __init__(self, takers: AcceptingMembers, kept: Mapping[Partition, str]) -> None:
         self.assigned: dict[Partition, str] = {}
         self._takers = takers
-        self._has: dict[str, dict[Partition, None]] = {
+        self._partitions_of: dict[str, dict[Partition, None]] = {
             member: {} for members in takers.values() for member in members
         }
-        self._settled: set[str] = set()
-        self._steps = EVENING_STEPS_MAX
+        self._optimal: set[str] = set()
+        self._steps = SEARCH_STEPS_MAX
         for partition, member in kept.items():
-            self._give(partition, member)
+            self._assign(partition, member)
         for partition, members in takers.items():
             if partition not in kept:
-                self._give(partition, min(members, key=self._size_and_name))
+                self._assign(partition, min(members, key=self._size_and_name))
 
     def _size_and_name(self, member: str) -> tuple[int, str]:
-        return len(self._has[member]), member
+        return len(self._partitions_of[member]), member
 
-    def _give(self, partition: Partition, member: str) -> None:
+    def _assign(self, partition: Partition, member: str) -> None:
         before = self.assigned.get(partition)
         if before is not None:
-            del self._has[before][partition]
+            del self._partitions_of[before][partition]
         self.assigned[partition] = member
-        self._has[member][partition] = None
+        self._partitions_of[member][partition] = None
 
-    def even_out(self) -> bool:
+    def improve(self) -> bool:
         """Apply one chain of moves that helps the member with the most partitions.
 
         Return whether there was one.
         """
-        open_ones = self._has.keys() - self._settled
+        open_ones = self._partitions_of.keys() - self._optimal
         self._steps -= len(open_ones)
         for member in sorted(open_ones, key=self._size_and_name, reverse=True):
             chain = self._chain(member)
             if chain:
                 for partition, to in chain:
-                    self._give(partition, to)
+                    self._assign(partition, to)
                 return True
-            self._settled.add(member)
+            self._optimal.add(member)
         return False
 
     def _chain(self, start: str) -> list[tuple[Partition, str]]:
@@ -252,7 +254,7 @@ class _Shares:
 
         The nearest such member is chosen; [] if there is none.
         """
-        most = len(self._has[start]) - 2
+        most = len(self._partitions_of[start]) - 2
         came: dict[str, tuple[Partition, str]] = {}
         waiting = deque([start])
         while waiting and self._steps > 0:
@@ -261,8 +263,8 @@ class _Shares:
                 if to == start or to in came:
                     continue
                 came[to] = (partition, member)
-                if len(self._has[to]) <= most:
-                    return _backwards(came, to, start)
+                if len(self._partitions_of[to]) <= most:
+                    return _moves_to(came, to, start)
                 waiting.append(to)
         return []
 
@@ -271,15 +273,13 @@ class _Shares:
 
         The members with the fewest partitions are first.
         """
-        last = {self._takers[partition]: partition for partition in self._has[member]}
+        last = {self._takers[partition]: partition for partition in self._partitions_of[member]}
         found = {to: partition for members, partition in last.items() for to in members}
-        self._steps -= len(self._has[member]) + sum(map(len, last)) + len(found)
+        self._steps -= len(self._partitions_of[member]) + sum(map(len, last)) + len(found)
         return sorted(found.items(), key=lambda each: self._size_and_name(each[0]))
 
 
-def _backwards(
-    came: Mapping[str, tuple[Partition, str]], end: str, start: str
-) -> list[tuple[Partition, str]]:
+def _moves_to(came: Mapping[str, tuple[Partition, str]], end: str, start: str) -> list[tuple[Partition, str]]:
     moves = []
     while end != start:
         partition, member = came[end]

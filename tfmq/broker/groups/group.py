@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from tfmq.broker.catalog_state import GroupRow, Key, Owner, Register
+from tfmq.broker.catalog_state import CatalogState, GroupState, Key, PartitionOwner
 from tfmq.broker.groups.assignors import Candidate, Partition, assign
 from tfmq.broker.reply import Reply, Session
 from tfmq.broker.timers import Timer
 from tfmq.broker.topics import Topics
 
 
-class Changes(NamedTuple):
+class OwnerChanges(NamedTuple):
     """Owner changes to be written: new owners by partition, and partitions without an owner."""
 
-    grants: dict[Key, Owner]
-    freed: list[Key]
+    assigned: dict[Key, PartitionOwner]
+    released: list[Key]
 
     def rows(self) -> list[tuple[str, int, list[Key]]]:
         """Return the rows of a GROUP_OWNERS entry: session timeout and partitions by member."""
-        rows: dict[tuple[str, int], list[Key]] = {("", 0): self.freed} if self.freed else {}
-        for key, owner in self.grants.items():
+        rows: dict[tuple[str, int], list[Key]] = {("", 0): self.released} if self.released else {}
+        for key, owner in self.assigned.items():
             rows.setdefault((owner.member, owner.session_ms), []).append(key)
         return [(*who, keys) for who, keys in rows.items()]
 
@@ -37,84 +37,86 @@ class Group:
     This class does no I/O: `changes` returns what must be written, `changes_written` is called when that is done.
     """
 
-    def __init__(self, name: str, register: Register, topics: Topics) -> None:
+    def __init__(self, name: str, register: CatalogState, topics: Topics) -> None:
         self.name = name
         self._register, self._topics = register, topics
         self.members: dict[str, Member] = {}
         self.target: dict[Key, str] = {}
-        self.stale = False
+        self.target_outdated = False
         """Whether the target must be computed again: members, their subscriptions or the topics changed."""
         self._awaited: dict[str, dict[Key, None]] = {}
         """Partitions of the target that their member does not own yet, by member."""
-        self._holders: dict[Key, str] = {}
+        self._living_owners: dict[Key, str] = {}
         """Owners among the living members, by partition: the inverse of `Member.owned`."""
-        self._pending: dict[Key, Owner] = {}
+        self._pending: dict[Key, PartitionOwner] = {}
         """Assignments being written to the catalog: their owners are not notified yet, but previous ones are fenced."""
-        self._void: dict[Key, int] = {}
+        self._released: dict[Key, int] = {}
         """Assignments that were released but are still in the catalog, by partition, with their generation."""
-        self._found: set[str] = set()
+        self._restored: set[str] = set()
         """Members restored from the catalog, some of which may have sent a heartbeat since."""
 
     @property
-    def row(self) -> GroupRow:
-        return self._register.groups.get(self.name, _NOBODY)
+    def row(self) -> GroupState:
+        return self._register.groups.get(self.name, _NO_GROUP)
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the catalog contains all state of the group."""
         return not self.members and not self._pending
 
-    def wants_any(self, topics: Collection[str]) -> bool:
+    def subscribes_to_any(self, topics: Collection[str]) -> bool:
         """Return whether a member subscribes to one of the topics."""
-        wishes = (each.wishes for each in self.members.values())
+        wishes = (each.subscription for each in self.members.values())
         return any(each is not None and not each.topics.isdisjoint(topics) for each in wishes)
 
     # Owners
 
-    def owner(self, key: Key) -> Owner | None:
+    def owner(self, key: Key) -> PartitionOwner | None:
         """Return the owner of a partition.
 
         Assignments that are being written count, and so do expired owners.
         """
         owner = self._pending.get(key) or self.row.owners.get(key)
-        return None if owner is None or self._void.get(key) == owner.grant else owner
+        return None if owner is None or self._released.get(key) == owner.generation else owner
 
-    def has(self, member_id: str, generation: int, key: Key) -> bool:
+    def owns(self, member_id: str, generation: int, key: Key) -> bool:
         """Return whether the member owned the partition at that generation."""
         owner = self.owner(key)
-        return owner is not None and owner.member == member_id and owner.grant <= generation
+        return owner is not None and owner.member == member_id and owner.generation <= generation
 
-    def holder(self, key: Key) -> Member | None:
+    def living_owner(self, key: Key) -> Member | None:
         """Return the living member that owns the partition."""
-        member_id = self._holders.get(key)
+        member_id = self._living_owners.get(key)
         return None if member_id is None else self.members[member_id]
 
-    def share(self, member: Member) -> dict[Key, int]:
+    def assignment(self, member: Member) -> dict[Key, int]:
         """Return the partitions that the member should keep, with their generations."""
         return {key: grant for key, grant in member.owned.items() if self.target.get(key) == member.id}
 
-    def awaited(self, member_id: str) -> list[Key]:
+    def awaited_partitions(self, member_id: str) -> list[Key]:
         """Return the partitions planned for the member that it does not own yet."""
         return list(self._awaited.get(member_id, ()))
 
-    def coming(self, member_id: str) -> bool:
+    def has_pending_assignment(self, member_id: str) -> bool:
         """Return whether an assignment to the member is being written."""
         return bool(self._pending) and any(owner.member == member_id for owner in self._pending.values())
 
-    def unheard(self) -> list[Member]:
+    def silent_restored(self) -> list[Member]:
         """Return the members restored from the catalog that have not sent a subscription yet."""
-        found = [each for name in self._found if (each := self.members.get(name)) and each.wishes is None]
-        self._found = {each.id for each in found}
+        found = [
+            each for name in self._restored if (each := self.members.get(name)) and each.subscription is None
+        ]
+        self._restored = {each.id for each in found}
         return found
 
-    def unknown_to(self, member: Member, waiting: Waiting) -> bool:
+    def has_news_for(self, member: Member, waiting: ParkedHeartbeat) -> bool:
         """Return whether the member must be notified.
 
         It must if its assignment changed, or if it has to send its subscription again.
         """
-        if member.wishes is None:
+        if member.subscription is None:
             return True
-        share, held = self.share(member), waiting.held
+        share, held = self.assignment(member), waiting.held
         if any(held.get(key, True) for key in share):
             return True
         if any(not leaving and key not in share for key, leaving in held.items()):
@@ -123,31 +125,31 @@ class Group:
 
     # Members
 
-    def enter(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         """Add a member that joined. It owns nothing, whatever a member of its id owned before."""
-        self._void_all(member.id)
-        self.lose(member.id)
+        self._release_all_of(member.id)
+        self.expire_member(member.id)
         self.members[member.id] = member
-        self.stale = True
+        self.target_outdated = True
 
-    def leave(self, member_id: str) -> Member | None:
+    def remove_member(self, member_id: str) -> Member | None:
         """Remove a member for good and release its partitions."""
-        self._void_all(member_id)
-        return self.lose(member_id)
+        self._release_all_of(member_id)
+        return self.expire_member(member_id)
 
-    def lose(self, member_id: str) -> Member | None:
+    def expire_member(self, member_id: str) -> Member | None:
         """Remove an expired member.
 
         Others may get its partitions; the member may return to those left.
         """
         member = self.members.pop(member_id, None)
         if member is not None:
-            self.stale = True
+            self.target_outdated = True
             for key in member.owned:
-                del self._holders[key]
+                del self._living_owners[key]
         return member
 
-    def adopt(self, member_id: str, generation: int, now: float) -> Member | None:
+    def restore_member(self, member_id: str, generation: int, now: float) -> Member | None:
         """Restore a member that the catalog names as an owner at that or an earlier generation.
 
         Return None if it does not.
@@ -155,27 +157,27 @@ class Group:
         owned = {
             key: owner
             for key, owner in self.row.owners.items()
-            if self.has(member_id, generation, key) and key not in self._pending
+            if self.owns(member_id, generation, key) and key not in self._pending
         }
-        return self._find(member_id, owned, now) if owned else None
+        return self._restore(member_id, owned, now) if owned else None
 
-    def expect(self, now: float) -> list[Member]:
+    def restore_all(self, now: float) -> list[Member]:
         """Restore all owners in the catalog as members, at startup."""
-        found: dict[str, dict[Key, Owner]] = {}
+        found: dict[str, dict[Key, PartitionOwner]] = {}
         for key, owner in self.row.owners.items():
             found.setdefault(owner.member, {})[key] = owner
-        return [self._find(member_id, owned, now) for member_id, owned in found.items()]
+        return [self._restore(member_id, owned, now) for member_id, owned in found.items()]
 
-    def _find(self, member_id: str, owned: Mapping[Key, Owner], now: float) -> Member:
+    def _restore(self, member_id: str, owned: Mapping[Key, PartitionOwner], now: float) -> Member:
         """Restore a member. The generation of its join is unknown; its assignments have generations."""
         member = self.members[member_id] = Member(member_id, 0, next(iter(owned.values())).session_ms, now)
-        member.owned = {key: owner.grant for key, owner in owned.items()}
-        self._holders.update(dict.fromkeys(owned, member_id))
-        self._found.add(member_id)
-        self.stale = True
+        member.owned = {key: owner.generation for key, owner in owned.items()}
+        self._living_owners.update(dict.fromkeys(owned, member_id))
+        self._restored.add(member_id)
+        self.target_outdated = True
         return member
 
-    def give_up(self, member: Member, kept: Iterable[Key], generation: int) -> bool:
+    def release(self, member: Member, kept: Iterable[Key], generation: int) -> bool:
         """Release the partitions assigned up to `generation` that are not in `kept`.
 
         Return whether there were any.
@@ -183,73 +185,75 @@ class Group:
         kept = set(kept)
         gone = [key for key, grant in member.owned.items() if grant <= generation and key not in kept]
         for key in gone:
-            self._void[key] = member.owned.pop(key)
-            del self._holders[key]
-            self.stale = self.stale or self.target.get(key) == member.id
+            self._released[key] = member.owned.pop(key)
+            del self._living_owners[key]
+            self.target_outdated = self.target_outdated or self.target.get(key) == member.id
         return bool(gone)
 
-    def void(self) -> None:
+    def release_all(self) -> None:
         """Release all partitions of the group."""
         for member_id in {owner.member for owner in (*self.row.owners.values(), *self._pending.values())}:
-            self._void_all(member_id)
+            self._release_all_of(member_id)
 
-    def _void_all(self, member_id: str) -> None:
+    def _release_all_of(self, member_id: str) -> None:
         for key, owner in (*self.row.owners.items(), *self._pending.items()):
             if owner.member == member_id:
-                self._void[key] = owner.grant
+                self._released[key] = owner.generation
 
     # Planned assignment
 
-    def changes(self, generation: int, room: int) -> Changes:
+    def changes(self, generation: int, room: int) -> OwnerChanges:
         """Return the changes to be written now, and treat them as being written.
 
         At most `room` partitions may be added that had no owner before.
         """
-        if self.stale:
-            self._retarget()
-        grants: dict[Key, Owner] = {}
+        if self.target_outdated:
+            self._compute_target()
+        grants: dict[Key, PartitionOwner] = {}
         for member_id, keys in self._awaited.items():
             for key in keys:
-                if key in self._pending or key in self._holders:
+                if key in self._pending or key in self._living_owners:
                     continue
                 known = key in self.row.owners
                 if known or room > 0:
-                    grants[key] = Owner(member_id, generation, self.members[member_id].session_ms)
+                    grants[key] = PartitionOwner(member_id, generation, self.members[member_id].session_ms)
                     room -= not known
         freed = []
-        for key, grant in list(self._void.items()):
+        for key, grant in list(self._released.items()):
             owner = self._pending.get(key) or self.row.owners.get(key)
-            if owner is None or owner.grant != grant:
-                del self._void[key]
+            if owner is None or owner.generation != grant:
+                del self._released[key]
             elif key not in grants and key not in self._pending:
                 freed.append(key)
         for key, owner in grants.items():
             del self._awaited[owner.member][key]
         self._pending.update(grants)
-        return Changes(grants, freed)
+        return OwnerChanges(grants, freed)
 
-    def written(self, changes: Changes, forced: bool) -> None:
+    def changes_written(self, changes: OwnerChanges, forced: bool) -> None:
         """Handle the result of an entry: durable, or (not `forced`) rejected or unknown."""
-        for key, owner in changes.grants.items():
+        for key, owner in changes.assigned.items():
             in_catalog = self.row.owners.get(key) == owner
             if not forced and in_catalog:
                 continue  # may be durable: neither notified to its member nor assigned to another one
             if self._pending.get(key) == owner:
                 del self._pending[key]
             member = self.members.get(owner.member)
-            if in_catalog and member is not None and self._void.get(key) != owner.grant:
-                member.owned[key] = owner.grant
-                self._holders[key] = member.id
-            if key not in self._holders or self.target.get(key) != owner.member:
-                self.stale = True
-        for key in changes.freed:
+            if in_catalog and member is not None and self._released.get(key) != owner.generation:
+                member.owned[key] = owner.generation
+                self._living_owners[key] = member.id
+            if key not in self._living_owners or self.target.get(key) != owner.member:
+                self.target_outdated = True
+        for key in changes.released:
             if key not in self.row.owners:
-                self._void.pop(key, None)
+                self._released.pop(key, None)
 
-    def _retarget(self) -> None:
-        self.stale = False
+    def _compute_target(self) -> None:
+        self.target_outdated = False
         candidates = [each.candidate for each in self.members.values() if each.candidate is not None]
-        pinned = {key: each.id for each in self.members.values() if each.wishes is None for key in each.owned}
+        pinned = {
+            key: each.id for each in self.members.values() if each.subscription is None for key in each.owned
+        }
         keys = {
             partition: key
             for partition, key in self._partitions({topic for each in candidates for topic in each.topics})
@@ -261,13 +265,16 @@ class Group:
         self.target = pinned | {keys[partition]: member for partition, member in assigned.items()}
         self._awaited = {}
         for key, member_id in self.target.items():
-            if self._holders.get(key) != member_id:
+            if self._living_owners.get(key) != member_id:
                 self._awaited.setdefault(member_id, {})[key] = None
 
     @property
     def strategy(self) -> str:
         """The strategy of the oldest member; "" if none is known."""
-        return next((each.wishes.strategy for each in self.members.values() if each.wishes is not None), "")
+        return next(
+            (each.subscription.strategy for each in self.members.values() if each.subscription is not None),
+            "",
+        )
 
     def _partitions(self, topics: Iterable[str]) -> Iterator[tuple[Partition, Key]]:
         for name in topics:
@@ -277,7 +284,7 @@ class Group:
                     yield (name, number), (topic.incarnation, number)
 
 
-_NOBODY = GroupRow()
+_NO_GROUP = GroupState()
 """For groups that are not in the catalog; never modified."""
 
 
@@ -289,12 +296,12 @@ TOPICS_SHOWN: Final = 64
 MEMBERS_SHOWN: Final = 1000
 """Members shown per group, so that a description fits a reply whatever the limits are."""
 
-SILENT: Final = 0.5
+SILENT_FRACTION: Final = 0.5
 """A member that is silent for more than this part of its session timeout is reported: heartbeats are sent every
 third."""
 
 
-def summary(name: str, row: GroupRow, group: Group | None, partitions: int, now: float) -> dict[str, Any]:
+def summary(name: str, row: GroupState, group: Group | None, partitions: int, now: float) -> dict[str, Any]:
     """Return a row of LIST_GROUPS. `partitions` are those with a committed offset."""
     members = [] if group is None else list(group.members.values())
     return {
@@ -308,7 +315,7 @@ def summary(name: str, row: GroupRow, group: Group | None, partitions: int, now:
 
 def is_live(member: Member, now: float) -> bool:
     """Return whether the member is connected and within its session timeout."""
-    return member.session is not None and now - member.seen <= member.session_ms / 1000
+    return member.session is not None and now - member.seen_at <= member.session_ms / 1000
 
 
 def members(group: Group, topics: Topics, now: float) -> list[dict[str, Any]]:
@@ -321,26 +328,26 @@ def describe(group: Group, member: Member, topics: Topics, now: float) -> dict[s
 
     `partitions` (owned and kept) and `leaving` (revoked) are lists of partition numbers by topic.
     """
-    share = group.share(member)
+    share = group.assignment(member)
     return {
         "member": member.id,
-        "client": client(member),
+        "client": client_identity(member),
         "live": is_live(member, now),
-        "topics": [] if member.wishes is None else sorted(member.wishes.topics)[:TOPICS_SHOWN],
-        "strategy": "" if member.wishes is None else member.wishes.strategy,
+        "topics": [] if member.subscription is None else sorted(member.subscription.topics)[:TOPICS_SHOWN],
+        "strategy": "" if member.subscription is None else member.subscription.strategy,
         "session_ms": member.session_ms,
-        "silent_ms": int((now - member.seen) * 1000),
-        "partitions": by_topic(share, topics),
-        "leaving": by_topic(member.owned.keys() - share.keys(), topics),
-        "note": note(group, member, topics, now),
+        "silent_ms": int((now - member.seen_at) * 1000),
+        "partitions": numbers_by_topic(share, topics),
+        "leaving": numbers_by_topic(member.owned.keys() - share.keys(), topics),
+        "note": idle_reason(group, member, topics, now),
     }
 
 
-def client(member: Member) -> str:
+def client_identity(member: Member) -> str:
     return member.session.identity if member.session is not None else ""
 
 
-def by_topic(keys: Iterable[Key], topics: Topics) -> dict[str, list[int]]:
+def numbers_by_topic(keys: Iterable[Key], topics: Topics) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for incarnation, number in sorted(keys):
         name = topics.by_incarnation(incarnation)
@@ -349,28 +356,32 @@ def by_topic(keys: Iterable[Key], topics: Topics) -> dict[str, list[int]]:
     return found
 
 
-def note(group: Group, member: Member, topics: Topics, now: float) -> str:
+def idle_reason(group: Group, member: Member, topics: Topics, now: float) -> str:
     """Return why the member has less than it asked for, or waits.
 
     Return "" if there is nothing to report.
     """
-    awaited = [key for key in group.awaited(member.id) if group.holder(key) is not None]
+    awaited = [key for key in group.awaited_partitions(member.id) if group.living_owner(key) is not None]
     if awaited:
-        return _waits(group, awaited, topics, now)
-    if member.wishes is None or group.share(member):
+        return _waiting_note(group, awaited, topics, now)
+    if member.subscription is None or group.assignment(member):
         return ""
-    if group.stale or group.awaited(member.id) or group.coming(member.id):
+    if (
+        group.target_outdated
+        or group.awaited_partitions(member.id)
+        or group.has_pending_assignment(member.id)
+    ):
         return ""  # an assignment is in progress: its result is not known yet
-    expected = group.unheard()
+    expected = group.silent_restored()
     if expected:
-        return _expects(expected, now)
-    there = [each for each in map(topics.find, sorted(member.wishes.topics)) if each is not None]
+        return _restored_note(expected, now)
+    there = [each for each in map(topics.find, sorted(member.subscription.topics)) if each is not None]
     if not there:
-        return f"No topic that it asks for is there yet: {', '.join(sorted(member.wishes.topics)[:3]) or 'none'}."
-    if member.wishes.only is not None:
+        return f"No topic that it asks for is there yet: {', '.join(sorted(member.subscription.topics)[:3]) or 'none'}."
+    if member.subscription.only is not None:
         return "Other members have the partitions that it asks for."
     names = {each.name for each in there}
-    rivals = [each.wishes for each in group.members.values() if each.wishes is not None]
+    rivals = [each.subscription for each in group.members.values() if each.subscription is not None]
     count = sum(not each.topics.isdisjoint(names) for each in rivals)
     partitions = sum(len(each.partitions) for each in there)
     if count <= partitions:
@@ -378,28 +389,28 @@ def note(group: Group, member: Member, topics: Topics, now: float) -> str:
     return f"{plural(count, 'member')}, {plural(partitions, 'partition')}: tfmq topic grow {there[0].name}"
 
 
-def _expects(expected: list[Member], now: float) -> str:
+def _restored_note(expected: list[Member], now: float) -> str:
     """Return a note about members whose subscription is not known yet.
 
     They keep their partitions until then.
     """
-    left = max(each.deadline() for each in expected) - now
+    left = max(each.expires_at() for each in expected) - now
     names = ", ".join(sorted(each.id for each in expected)[:3])
     who = f"{plural(len(expected), 'member')} {'has' if len(expected) == 1 else 'have'}"
     return f"{who} up to {left:.0f} s to reconnect after the start of the broker: {names}"
 
 
-def _waits(group: Group, awaited: list[Key], topics: Topics, now: float) -> str:
+def _waiting_note(group: Group, awaited: list[Key], topics: Topics, now: float) -> str:
     incarnation, number = awaited[0]
-    holder = group.holder(awaited[0])
+    holder = group.living_owner(awaited[0])
     assert holder is not None
     more = f" and {len(awaited) - 1} more" if len(awaited) > 1 else ""
     what = f"{topics.by_incarnation(incarnation)}-{number}{more}"
-    who = f"{holder.id} ({client(holder)})" if holder.session is not None else holder.id
-    silent = now - holder.seen
+    who = f"{holder.id} ({client_identity(holder)})" if holder.session is not None else holder.id
+    silent = now - holder.seen_at
     if holder.session is None:
-        return f"waits for {what}: the connection of {who} is gone for {now - (holder.lost_at or now):.0f} s"
-    if silent > SILENT * holder.session_ms / 1000:
+        return f"waits for {what}: the connection of {who} is gone for {now - (holder.disconnected_at or now):.0f} s"
+    if silent > SILENT_FRACTION * holder.session_ms / 1000:
         return f"waits for {what}: {who} is silent for {silent:.0f} of {holder.session_ms / 1000:.0f} s"
     return f"waits for {what}, which {who} releases when its messages in work are finished"
 
@@ -408,12 +419,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-REJOINS_A_SESSION: Final = 10
+RECONNECT_FRACTION: Final = 10
 """A member whose connection is closed has a tenth of its session timeout to return. Either its process is dead, or it
 reconnects at once; waiting for the rest would only keep its partitions idle."""
 
 
-class Wishes:
+class GroupSubscription:
     """What a member subscribes to; `only` None: every partition of its topics."""
 
     __slots__ = ("only", "strategy", "topics")
@@ -424,21 +435,21 @@ class Wishes:
         self.only = None if only is None else frozenset(only)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Wishes) and self._all() == other._all()
+        return isinstance(other, GroupSubscription) and self._fields() == other._fields()
 
     def __hash__(self) -> int:
-        return hash(self._all())
+        return hash(self._fields())
 
-    def _all(self) -> tuple[object, ...]:
+    def _fields(self) -> tuple[object, ...]:
         return self.topics, self.strategy, self.only
 
     @property
-    def size(self) -> int:
+    def name_count(self) -> int:
         """The number of names kept in memory, plus one, so that empty subscriptions count too."""
         return 1 + len(self.topics) + len(self.only or ())
 
 
-class Waiting:
+class ParkedHeartbeat:
     """A parked HEARTBEAT, and what its sender knows.
 
     `held` are the partitions it holds (True: being released), `generation` the last generation it has seen.
@@ -458,51 +469,66 @@ class Member:
     """
 
     __slots__ = (
-        "id", "joined", "latest", "lost_at", "owned", "seen", "session", "session_ms", "timer", "waiting", "wishes",
+        "disconnected_at",
+        "id",
+        "joined",
+        "latest_connection",
+        "owned",
+        "parked",
+        "seen_at",
+        "session",
+        "session_ms",
+        "subscription",
+        "timer",
     )  # fmt: skip
 
     def __init__(self, id: str, joined: int, session_ms: int, now: float) -> None:
-        self.id, self.joined, self.session_ms, self.seen = id, joined, session_ms, now
+        self.id, self.joined, self.session_ms, self.seen_at = id, joined, session_ms, now
         self.session: Session | None = None
-        self.latest = -1
+        self.latest_connection = -1
         """The number of the latest connection that the member used."""
-        self.lost_at: float | None = None
+        self.disconnected_at: float | None = None
         """When its connection was closed; None while connected, and after a start, when the full session timeout
         applies."""
-        self.wishes: Wishes | None = None
+        self.subscription: GroupSubscription | None = None
         """None for a member restored from the catalog before its first heartbeat; it keeps its partitions."""
         self.owned: dict[Key, int] = {}
         """Its partitions with the generations that assigned them; durable, so that the member may be notified."""
-        self.waiting: Waiting | None = None
+        self.parked: ParkedHeartbeat | None = None
         self.timer: Timer | None = None
 
-    def attach(self, session: Session, now: float) -> None:
+    def connected(self, session: Session, now: float) -> None:
         """Record a request on this connection."""
-        self.session, self.lost_at, self.seen, self.latest = session, None, now, session.number
+        self.session, self.disconnected_at, self.seen_at, self.latest_connection = (
+            session,
+            None,
+            now,
+            session.number,
+        )
 
-    def left(self, session: Session) -> bool:
+    def has_moved_from(self, session: Session) -> bool:
         """Return whether requests on this connection are outdated.
 
         The member has used a later connection then.
         """
-        return session.number < self.latest
+        return session.number < self.latest_connection
 
-    def detach(self, now: float) -> None:
+    def disconnected(self, now: float) -> None:
         """Record that the connection was closed."""
-        self.session, self.lost_at = None, now
+        self.session, self.disconnected_at = None, now
 
-    def spare(self, now: float) -> None:
+    def restart_timeout(self, now: float) -> None:
         """Restart the session timeout, because the broker itself did not process requests."""
-        self.seen = now
-        if self.lost_at is not None:
-            self.lost_at = now
+        self.seen_at = now
+        if self.disconnected_at is not None:
+            self.disconnected_at = now
 
-    def deadline(self) -> float:
+    def expires_at(self) -> float:
         """Return when the member expires if it sends nothing more."""
         seconds = self.session_ms / 1000
-        if self.lost_at is None:
-            return self.seen + seconds
-        return min(self.seen + seconds, self.lost_at + seconds / REJOINS_A_SESSION)
+        if self.disconnected_at is None:
+            return self.seen_at + seconds
+        return min(self.seen_at + seconds, self.disconnected_at + seconds / RECONNECT_FRACTION)
 
     @property
     def generation(self) -> int:
@@ -512,5 +538,5 @@ class Member:
     @property
     def candidate(self) -> Candidate | None:
         """The member as the strategies see it; None if its subscription is unknown."""
-        wishes = self.wishes
+        wishes = self.subscription
         return None if wishes is None else Candidate(self.id, wishes.topics, wishes.only)

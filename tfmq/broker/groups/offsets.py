@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Any, Final
 
 from journal.errors import JournalError
-from tfmq.apply_target import OFFSETS_KEY, CommitOffsets, GroupPlaces, Mark
+from tfmq.apply_target import OFFSETS_KEY, AppendResult, CommitOffsets, GroupPositions
 from tfmq.broker.catalog import Catalog
-from tfmq.broker.catalog_state import OFFSETS, TX_OFFSETS, GroupRow, Key, Place
+from tfmq.broker.catalog_state import OFFSETS, TX_OFFSETS, CommittedOffset, GroupState, Key
 from tfmq.broker.log_offsets import ordinal_of
 from tfmq.broker.partition import Partition, Waiter
 from tfmq.broker.reply import Reply, Run, client_error
@@ -23,17 +23,17 @@ from tfmq.protocol.commands import ORDINAL_UNKNOWN, GroupOffset, PartitionName, 
 
 ANY_INCARNATION = 0
 
-GroupPlace = tuple[int, int, int, int, int]
+OffsetRow = tuple[int, int, int, int, int]
 """(incarnation, partition, offset, index, log epoch)."""
 
 
-Standing = tuple[str, int, str, Place | None, Partition | None]
+MeasuredOffset = tuple[str, int, str, CommittedOffset | None, Partition | None]
 """Topic, partition, owner ("" for none), committed offset (None: none), open partition (None: not open)."""
 
-_NOTHING = Place(-1, 0, -1, 0)
+_NO_OFFSET = CommittedOffset(-1, 0, -1, 0)
 
 
-class Offsets:
+class GroupOffsetStore:
     """Commits and reads offsets, which are durable before the reply.
 
     Offsets that `locks` has in doubt are busy.
@@ -45,11 +45,11 @@ class Offsets:
         self._catalog, self._topics, self._run, self._locks = catalog, topics, run, locks
         self._offsets_max = offsets_max
 
-    def save(
+    def commit(
         self,
         group: str,
         generation: int,
-        places: Sequence[GroupPlace],
+        places: Sequence[OffsetRow],
         reply: Reply,
         *,
         fenced: Sequence[PartitionName] | None = None,
@@ -81,28 +81,32 @@ class Offsets:
         else:
             forced(None)
 
-    def places(self, offsets: Sequence[GroupOffset], *, any_incarnation: bool = False) -> list[GroupPlace]:
+    def offset_rows(
+        self, offsets: Sequence[GroupOffset], *, any_incarnation: bool = False
+    ) -> list[OffsetRow]:
         """Return the rows of an OFFSETS entry, without partitions that do not exist."""
-        return [place for each in offsets if (place := self.place(each, any_incarnation)) is not None]
+        return [place for each in offsets if (place := self.offset_row(each, any_incarnation)) is not None]
 
-    def require_free(self, group: str, places: Sequence[GroupPlace]) -> None:
+    def require_free(self, group: str, places: Sequence[OffsetRow]) -> None:
         """Raise Busy while a transaction has an offset in doubt, NotAllowed above the limit."""
-        refusal = self._locks.refusal(group, [place[:2] for place in places]) or self._too_many(group, places)
+        refusal = self._locks.busy_error(group, [place[:2] for place in places]) or self._limit_error(
+            group, places
+        )
         if refusal is not None:
             raise refusal
 
     def require_free_group(self, group: str) -> None:
         """Raise Busy while a transaction has offsets of the group in doubt."""
-        refusal = self._locks.refusal(group, None)
+        refusal = self._locks.busy_error(group, None)
         if refusal is not None:
             raise refusal
 
-    def _too_many(self, group: str, places: Sequence[GroupPlace]) -> NotAllowed | None:
+    def _limit_error(self, group: str, places: Sequence[OffsetRow]) -> NotAllowed | None:
         """Return the error if the commit would exceed the limit on offsets of all groups."""
-        register = self._catalog.register
+        register = self._catalog.state
         if register.offsets_count + len(places) <= self._offsets_max:
             return None
-        row = register.groups.get(group, GroupRow())
+        row = register.groups.get(group, GroupState())
         new = {place[:2] for place in places} - row.offsets.keys()
         if register.offsets_count + len(new) <= self._offsets_max:
             return None
@@ -110,7 +114,7 @@ class Offsets:
             f"The broker keeps {register.offsets_count} offsets of groups; its limit is limits.group_offsets."
         )
 
-    def place(self, each: GroupOffset, any_incarnation: bool = False) -> GroupPlace | None:
+    def offset_row(self, each: GroupOffset, any_incarnation: bool = False) -> OffsetRow | None:
         """Return a row of an OFFSETS entry.
 
         Return None if the partition of that incarnation does not exist.
@@ -126,7 +130,7 @@ class Offsets:
 
     def read(self, request: ReadOffsets, reply: Reply) -> None:
         """Reply with the committed offsets, once what is read is durable. Raises Busy."""
-        refusal = self._locks.refusal(request.group, self._wanted(request))
+        refusal = self._locks.busy_error(request.group, self._requested_keys(request))
         if refusal is not None:
             raise refusal
         rows = list(self._rows(request))
@@ -137,9 +141,9 @@ class Offsets:
             else:
                 reply.ok(rows)
 
-        self._catalog.when_forced(forced)
+        self._catalog.when_durable(forced)
 
-    def _wanted(self, request: ReadOffsets) -> list[Key] | None:
+    def _requested_keys(self, request: ReadOffsets) -> list[Key] | None:
         """Return the requested keys; None: all."""
         if request.partitions is None:
             return None
@@ -147,15 +151,15 @@ class Offsets:
         return [(topic.incarnation, number) for topic, number in found if topic is not None]
 
     def _rows(self, request: ReadOffsets) -> Iterable[tuple[Any, ...]]:
-        group = self._catalog.register.groups.get(request.group)
+        group = self._catalog.state.groups.get(request.group)
         if group is None:
             return
         wanted = None if request.partitions is None else {tuple(each) for each in request.partitions}
-        for key, place, name in self.present(group):
+        for key, place, name in self.in_existing_topics(group):
             if wanted is None or (name, key[1]) in wanted:
                 yield (name, *key, *place)
 
-    def present(self, group: GroupRow) -> Iterable[tuple[Key, Place, str]]:
+    def in_existing_topics(self, group: GroupState) -> Iterable[tuple[Key, CommittedOffset, str]]:
         """Yield the group's offsets in existing topics, with the topic's name."""
         for key, place in group.offsets.items():
             name = self._topics.by_incarnation(key[0])
@@ -163,15 +167,15 @@ class Offsets:
                 yield key, place, name
 
     def describe(
-        self, group: GroupRow, member_of: Callable[[Key], str], reply: Reply, description: dict[str, Any]
+        self, group: GroupState, member_of: Callable[[Key], str], reply: Reply, description: dict[str, Any]
     ) -> None:
         """Answers `description` with the group's offsets and their lag in messages; partitions that a member has and
         that nothing is saved of are there, too. `member_of`: which member has the partition, "" for none. The catalog
         alone does not know: it names a dead member until another one has the partition.
         """
-        rows: list[Standing] = [
+        rows: list[MeasuredOffset] = [
             (name, key[1], member_of(key), place, self._topics.find_partition(*key))
-            for key, place, name in self.present(group)
+            for key, place, name in self.in_existing_topics(group)
         ]
         for key in group.owners.keys() - group.offsets.keys():
             name = self._topics.by_incarnation(key[0])
@@ -184,10 +188,10 @@ class Offsets:
             else:
                 reply.ok({**description, "offsets": offsets})
 
-        self._run(partial(_measure, rows), measured)
+        self._run(partial(_with_lag, rows), measured)
 
 
-def _measure(rows: list[Standing]) -> list[dict[str, Any]]:
+def _with_lag(rows: list[MeasuredOffset]) -> list[dict[str, Any]]:
     """Return the offsets with their lag.
 
     Runs in a worker, because an ordinal may be read from the disk.
@@ -197,7 +201,7 @@ def _measure(rows: list[Standing]) -> list[dict[str, Any]]:
             "topic": name,
             "partition": number,
             "member": member,
-            **(_NOTHING if place is None else place)._asdict(),
+            **(_NO_OFFSET if place is None else place)._asdict(),
             "end_offset": partition.log.end_offset if partition is not None else -1,
             "lag": lag(partition, place) if partition is not None else -1,
         }
@@ -205,7 +209,7 @@ def _measure(rows: list[Standing]) -> list[dict[str, Any]]:
     ]
 
 
-def lag(partition: Partition, place: Place | None) -> int:
+def lag(partition: Partition, place: CommittedOffset | None) -> int:
     """Return the number of messages from `place` (None: from the start) to the end.
 
     Return -1 if it is unknown.
@@ -222,13 +226,13 @@ def lag(partition: Partition, place: Place | None) -> int:
     return -1 if ordinal == ORDINAL_UNKNOWN else log.end_ordinal - ordinal
 
 
-JOINED_PLACES: Final = 10_000
+OFFSETS_PER_CHANGE_MAX: Final = 10_000
 """Maximum offsets in one change, unless a single effect has more: about 400 KB, far below a catalog segment."""
 
-Done = Callable[[Mark | None, BaseException | None], None]
+AppliedCallback = Callable[[AppendResult | None, BaseException | None], None]
 
 
-class OffsetEffects:
+class TransactionOffsetQueue:
     """Queue of offsets that transactions commit, written in the order of their LSNs.
 
     Effects queued during a turn become one change, all or nothing. The next change waits until it is written: the
@@ -238,7 +242,7 @@ class OffsetEffects:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._queue: list[tuple[CommitOffsets, Done]] = []
+        self._queue: list[tuple[CommitOffsets, AppliedCallback]] = []
         self._writing = False
 
     @property
@@ -246,12 +250,12 @@ class OffsetEffects:
         """Whether `write` has work."""
         return bool(self._queue) and not self._writing
 
-    def put(self, effect: CommitOffsets, done: Done) -> None:
+    def enqueue(self, effect: CommitOffsets, done: AppliedCallback) -> None:
         """Queue an effect.
 
         `done(mark, None)` once it is written, also if it was before; `done(None, error)` if not.
         """
-        applied = self._catalog.register.applied.get(effect.source.id)
+        applied = self._catalog.state.applied_lsns.get(effect.source.id)
         stopped = self._catalog.log.stopped
         if applied is None or effect.source[2:] > applied:
             self._queue.append((effect, done))
@@ -264,26 +268,28 @@ class OffsetEffects:
         """Submit queued effects to the catalog. Return whether there were any."""
         if not self.due:
             return False
-        count = self._joined()
+        count = self._next_change_length()
         queue, self._queue = self._queue[:count], self._queue[count:]
-        entries = [entry(effect) for effect, _ in queue]
+        entries = [catalog_entry(effect) for effect, _ in queue]
         self._writing = True
-        self._catalog.submit(entries[0], partial(self._written, queue), *entries[1:], forced=False)
+        self._catalog.submit(entries[0], partial(self._written, queue), *entries[1:], wait_durable=False)
         return True
 
-    def _joined(self) -> int:
+    def _next_change_length(self) -> int:
         """Return how many queued effects become one change."""
         places = 0
         for count, (effect, _) in enumerate(self._queue):
-            places += sum(len(group.places) for group in effect.groups)
-            if count and places > JOINED_PLACES:
+            places += sum(len(group.positions) for group in effect.groups)
+            if count and places > OFFSETS_PER_CHANGE_MAX:
                 return count
         return len(self._queue)
 
-    def _mark(self) -> Mark:
-        return Mark(OFFSETS_KEY, self._catalog.log.end_offset, ())
+    def _mark(self) -> AppendResult:
+        return AppendResult(OFFSETS_KEY, self._catalog.log.end_offset, ())
 
-    def _written(self, queue: list[tuple[CommitOffsets, Done]], error: BaseException | None) -> None:
+    def _written(
+        self, queue: list[tuple[CommitOffsets, AppliedCallback]], error: BaseException | None
+    ) -> None:
         self._writing = False
         if error is not None:
             queue, self._queue = [*queue, *self._queue], []
@@ -292,9 +298,9 @@ class OffsetEffects:
             done(mark, error)
 
 
-def entry(effect: CommitOffsets) -> tuple[object, ...]:
+def catalog_entry(effect: CommitOffsets) -> tuple[object, ...]:
     """Return the effect as a catalog entry."""
-    groups = [(each.group, each.generation, each.places) for each in effect.groups]
+    groups = [(each.group, each.generation, each.positions) for each in effect.groups]
     return TX_OFFSETS, effect.source.id, effect.source.high, effect.source.low, groups
 
 
@@ -309,36 +315,36 @@ class OffsetLocks:
     """
 
     def __init__(self) -> None:
-        self._holders: dict[str, dict[Key, dict[int, str]]] = {}
-        self._held: dict[int, list[tuple[str, Key]]] = {}
+        self._locks_by_group: dict[str, dict[Key, dict[int, str]]] = {}
+        self._locks_by_epoch: dict[int, list[tuple[str, Key]]] = {}
 
-    def lock(self, epoch: int, xid: str, groups: Sequence[GroupPlaces]) -> None:
+    def lock(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:
         """Add locks of the transaction with this epoch."""
-        held = self._held.setdefault(epoch, [])
+        held = self._locks_by_epoch.setdefault(epoch, [])
         for each in groups:
-            locked = self._holders.setdefault(each.group, {})
-            for place in each.places:
+            locked = self._locks_by_group.setdefault(each.group, {})
+            for place in each.positions:
                 key = (place[0], place[1])
                 locked.setdefault(key, {})[epoch] = xid
                 held.append((each.group, key))
 
     def unlock(self, epoch: int) -> None:
         """Release all locks of the epoch; no error if it has none."""
-        for group, key in self._held.pop(epoch, ()):
-            locked = self._holders.get(group, {})
+        for group, key in self._locks_by_epoch.pop(epoch, ()):
+            locked = self._locks_by_group.get(group, {})
             holders = locked.get(key, {})
             holders.pop(epoch, None)
             if not holders:
                 locked.pop(key, None)
             if not locked:
-                self._holders.pop(group, None)
+                self._locks_by_group.pop(group, None)
 
-    def refusal(self, group: str, keys: Iterable[Key] | None) -> Busy | None:
+    def busy_error(self, group: str, keys: Iterable[Key] | None) -> Busy | None:
         """Return why these offsets of the group (None: all of them) are not available.
 
         Return None if they are.
         """
-        locked = self._holders.get(group)
+        locked = self._locks_by_group.get(group)
         if not locked:
             return None
         for key in locked if keys is None else keys:

@@ -18,13 +18,13 @@ from tfmq.client.admin.delayed import (
     DelayedQuery,
     Rescheduled,
     ScheduleDescription,
-    ScheduleWish,
-    cancelling,
+    ScheduleRequest,
+    cancel_delayed_message,
     check_limit,
-    counting,
+    count_delayed,
     describe_delayed_message,
     list_delayed,
-    rescheduling,
+    reschedule_delayed_message,
 )
 from tfmq.client.admin.models import (
     STATES,
@@ -32,8 +32,8 @@ from tfmq.client.admin.models import (
     CommitGroupEnd,
     GroupDescription,
     GroupSummary,
-    Located,
-    Purged,
+    LocatedPosition,
+    PurgeResult,
     TopicDescription,
     TransactionDescription,
     TransactionEnd,
@@ -43,8 +43,8 @@ from tfmq.client.admin.models import (
     topic_description,
     transaction_description,
 )
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.requests import Cluster, Topic, find_topic, find_topics, request
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.requests import MetadataCache, Topic, fetch_topics, get_topic, request
 from tfmq.client.operation import Operation
 from tfmq.client.send.delivery_time import Delay, Moment
 from tfmq.errors import BadRequest, Busy, NotAllowed, OffsetOutOfRange, UnknownTransaction
@@ -52,7 +52,7 @@ from tfmq.limits import TRANSACTIONS_PER_PAGE
 from tfmq.message import Ordinal
 from tfmq.protocol import commands
 
-Place = str | int | datetime | Ordinal
+PartitionPosition = str | int | datetime | Ordinal
 """A position in a partition.
 
 "earliest", "latest", an offset (the record at or before it), an aware datetime (the first block appended at or after
@@ -60,31 +60,31 @@ it), or `Ordinal(n)`.
 """
 
 
-class Administration:
+class AdminCore:
     """The operations on one connection; `seconds` is the timeout of each request."""
 
-    def __init__(self, link: Link, seconds: float) -> None:
+    def __init__(self, link: ClientConnection, seconds: float) -> None:
         self._link = link
         self._seconds = seconds
-        self._cluster = Cluster(link.now)
+        self._metadata = MetadataCache(link.now)
 
     def ping(self) -> Operation[int]:
-        reply = yield from self._ask(commands.Ping())
+        reply = yield from self._request(commands.Ping())
         return int(reply.time_ms)
 
     def status(self) -> Operation[dict[str, Any]]:
-        reply = yield from self._ask(commands.Status())
+        reply = yield from self._request(commands.Status())
         found: dict[str, Any] = reply.status
         return found
 
     # Topics
 
     def topics(self) -> Operation[list[Topic]]:
-        found = yield from find_topics(self._link, self._cluster, None, seconds=self._seconds)
+        found = yield from fetch_topics(self._link, self._metadata, None, seconds=self._seconds)
         return sorted(found)
 
     def topic(self, name: str) -> Operation[TopicDescription]:
-        reply = yield from self._ask(commands.DescribeTopic(name))
+        reply = yield from self._request(commands.DescribeTopic(name))
         return topic_description(reply.description)
 
     def create_topic(
@@ -94,12 +94,12 @@ class Administration:
             raise BadRequest(
                 f"A topic has 1 partition or more, up to limits.partitions_per_topic, not {partitions}."
             )
-        yield from self._ask(commands.CreateTopic(name, partitions, dict(settings or {})), repeat=False)
+        yield from self._request(commands.CreateTopic(name, partitions, dict(settings or {})), repeat=False)
         return (yield from self.topic(name))
 
     def grow_topic(self, name: str, partitions: int) -> Operation[int]:
-        reply = yield from self._ask(commands.GrowTopic(name, partitions))
-        self._cluster.forget(name)
+        reply = yield from self._request(commands.GrowTopic(name, partitions))
+        self._metadata.invalidate(name)
         return int(reply.partitions)
 
     def set_topic(self, name: str, settings: Mapping[str, Any]) -> Operation[TopicDescription]:
@@ -107,11 +107,11 @@ class Administration:
             raise BadRequest(
                 f'The settings of a topic are a mapping, as {{"retention.seconds": "7d"}}, not {settings!r}.'
             )
-        found = yield from self._topic(name)
+        found = yield from self._current_topic(name)
         values = {key: value for key, value in settings.items() if value is not None}
         unset = [key for key, value in settings.items() if value is None]
-        yield from self._ask(commands.SetTopic(name, found.incarnation, values, unset))
-        self._cluster.forget(name)
+        yield from self._request(commands.SetTopic(name, found.incarnation, values, unset))
+        self._metadata.invalidate(name)
         return (yield from self.topic(name))
 
     def delete_topic(self, name: str) -> Operation[bool]:
@@ -119,13 +119,13 @@ class Administration:
 
         The request names the incarnation, so that a repeated request cannot delete a re-created topic of the same name.
         """
-        topic = yield from self._topic(name)
-        reply = yield from self._ask(commands.DeleteTopic(name, topic.incarnation))
-        self._cluster.forget(name)
+        topic = yield from self._current_topic(name)
+        reply = yield from self._request(commands.DeleteTopic(name, topic.incarnation))
+        self._metadata.invalidate(name)
         return bool(reply.deleted)
 
     def resume(self, topic: str, partition: int) -> Operation[str]:
-        reply = yield from self._ask(commands.ResumePartition(topic, partition))
+        reply = yield from self._request(commands.ResumePartition(topic, partition))
         return str(reply.state)
 
     def truncate_before(self, topic: str, partition: int, offset: int) -> Operation[int]:
@@ -138,17 +138,17 @@ class Administration:
         return (yield from self._truncate(topic, partition, offset))
 
     def _truncate(self, topic: str, partition: int, offset: int) -> Operation[int]:
-        found = yield from self._topic(topic)
+        found = yield from self._current_topic(topic)
         message = commands.Truncate(topic, found.incarnation, partition, offset)
-        reply = yield from self._ask(message)
+        reply = yield from self._request(message)
         return int(reply.first_offset)
 
-    def purge(self, topic: str, partition: int | None, before: Place) -> Operation[Purged]:
+    def purge(self, topic: str, partition: int | None, before: PartitionPosition) -> Operation[PurgeResult]:
         """Delete the messages before `before`, and move consumer groups to the remaining ones.
 
         `partition` None: all partitions. Raises `BadRequest` for an offset without a partition.
         """
-        found = yield from self._topic(topic)
+        found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, before)
         located = {}
         for number in numbers:
@@ -161,12 +161,12 @@ class Administration:
         moved: list[str] = []
         left: list[str] = []
         for each in groups:
-            outcome = yield from self._move_up(each.group, topic, found.incarnation, first)
+            outcome = yield from self._advance_group(each.group, topic, found.incarnation, first)
             if outcome is not None:
                 (moved if outcome else left).append(each.group)
-        return Purged(first, tuple(moved), tuple(left))
+        return PurgeResult(first, tuple(moved), tuple(left))
 
-    def _move_up(
+    def _advance_group(
         self, group: str, topic: str, incarnation: int, first: Mapping[int, int]
     ) -> Operation[bool | None]:
         """Move a group to the first offsets in partitions where its own offset was deleted.
@@ -174,7 +174,7 @@ class Administration:
         Return whether the broker allowed it; None if nothing had to be moved.
         """
         try:
-            reply = yield from self._ask(
+            reply = yield from self._request(
                 commands.ReadOffsets(group, [commands.PartitionName(topic, number) for number in first])
             )
             offsets = [
@@ -184,32 +184,32 @@ class Administration:
             ]
             if not offsets:
                 return None
-            yield from self._ask(commands.ResetGroup(group, offsets))
+            yield from self._request(commands.ResetGroup(group, offsets))
         except (NotAllowed, Busy):
             return False
         return True
 
-    def locate(self, topic: str, partition: int, place: Place) -> Operation[Located]:
-        by, value = question(place)
-        found = yield from self._topic(topic)
-        reply = yield from self._ask(commands.Locate(topic, found.incarnation, partition, by, value))
-        return Located(*reply)
+    def locate(self, topic: str, partition: int, place: PartitionPosition) -> Operation[LocatedPosition]:
+        by, value = locate_fields(place)
+        found = yield from self._current_topic(topic)
+        reply = yield from self._request(commands.Locate(topic, found.incarnation, partition, by, value))
+        return LocatedPosition(*reply)
 
     # Groups
 
     def groups(self) -> Operation[list[GroupSummary]]:
-        reply = yield from self._ask(commands.ListGroups())
+        reply = yield from self._request(commands.ListGroups())
         return [group_summary(each) for each in reply.groups]
 
     def group(self, name: str) -> Operation[GroupDescription]:
-        reply = yield from self._ask(commands.DescribeGroup(name))
+        reply = yield from self._request(commands.DescribeGroup(name))
         return group_description(reply.description)
 
     def reset_group(
-        self, name: str, topic: str, place: Place, partition: int | None, create: bool
+        self, name: str, topic: str, place: PartitionPosition, partition: int | None, create: bool
     ) -> Operation[dict[int, int]]:
         """Move the group to `place` and return the new offsets. `partition` None: all partitions."""
-        found = yield from self._topic(topic)
+        found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, place)
         if not create:
             yield from self._require_group(name)
@@ -221,7 +221,7 @@ class Administration:
             commands.GroupOffset(topic, found.incarnation, number, each.offset, 0, each.epoch)
             for number, each in located.items()
         ]
-        yield from self._ask(commands.ResetGroup(name, offsets))
+        yield from self._request(commands.ResetGroup(name, offsets))
         return {number: each.offset for number, each in located.items()}
 
     def _require_group(self, name: str) -> Operation[None]:
@@ -233,7 +233,7 @@ class Administration:
             raise NotAllowed(f"There is no group {name!r}.{hint} With create=True it is made.")
 
     def delete_group(self, name: str) -> Operation[bool]:
-        reply = yield from self._ask(commands.DeleteGroup(name))
+        reply = yield from self._request(commands.DeleteGroup(name))
         return bool(reply.deleted)
 
     # Transactions
@@ -256,7 +256,7 @@ class Administration:
                 else min(limit - len(found), TRANSACTIONS_PER_PAGE)
             )
             asked = None if states is None else list(states)
-            reply = yield from self._ask(commands.ListTransactions(asked, after, page, group or ""))
+            reply = yield from self._request(commands.ListTransactions(asked, after, page, group or ""))
             found += [transaction_description(each) for each in reply.transactions]
             behind = reply.after or (found[-1].epoch if found else after)
             more = reply.more and behind > after and len(found) != limit
@@ -264,31 +264,31 @@ class Administration:
         return found
 
     def transaction(self, xid: str, epoch: int) -> Operation[TransactionDescription]:
-        reply = yield from self._ask(commands.DescribeTransaction(xid, epoch))
+        reply = yield from self._request(commands.DescribeTransaction(xid, epoch))
         return transaction_description({"xid": xid, **reply.description})
 
     def commit_transaction(
         self, xid: str, epoch: int, heuristic: bool, force: bool = False
     ) -> Operation[TransactionEnd]:
-        number = epoch or (yield from self._epoch(xid))
-        reply = yield from self._ask(commands.CommitTransaction(xid, number, False, heuristic, [], force))
+        number = epoch or (yield from self._current_epoch(xid))
+        reply = yield from self._request(commands.CommitTransaction(xid, number, False, heuristic, [], force))
         return TransactionEnd(xid, number, reply.state, reply.dropped, reply.lost)
 
     def rollback_transaction(self, xid: str, epoch: int, heuristic: bool) -> Operation[TransactionEnd]:
-        number = epoch or (yield from self._epoch(xid))
-        reply = yield from self._ask(commands.RollbackTransaction(xid, number, heuristic))
+        number = epoch or (yield from self._current_epoch(xid))
+        reply = yield from self._request(commands.RollbackTransaction(xid, number, heuristic))
         return TransactionEnd(xid, number, reply.state, 0)
 
     def forget_transaction(self, xid: str, epoch: int) -> Operation[bool]:
-        number = epoch or (yield from self._epoch(xid))
-        reply = yield from self._ask(commands.ForgetTransaction(xid, number))
+        number = epoch or (yield from self._current_epoch(xid))
+        reply = yield from self._request(commands.ForgetTransaction(xid, number))
         return bool(reply.forgotten)
 
     def commit_groups(self) -> Operation[list[CommitGroupDescription]]:
         found: list[CommitGroupDescription] = []
         more = True
         while more:
-            reply = yield from self._ask(commands.ListCommitGroups(found[-1].group if found else ""))
+            reply = yield from self._request(commands.ListCommitGroups(found[-1].group if found else ""))
             found += [commit_group_description(each) for each in reply.groups]
             more = reply.more and bool(reply.groups)
         return found
@@ -303,15 +303,15 @@ class Administration:
         other_total: bool,
     ) -> Operation[CommitGroupEnd]:
         names = [commands.TransactionName(xid, epoch) for xid, epoch in transactions]
-        reply = yield from self._ask(commands.CommitGroup(name, sequence, run, names, rows, other_total))
+        reply = yield from self._request(commands.CommitGroup(name, sequence, run, names, rows, other_total))
         return CommitGroupEnd(*reply)
 
     def abort_commit_group(self, name: str, sequence: int, run: str) -> Operation[str]:
-        reply = yield from self._ask(commands.AbortCommitGroup(name, sequence, run))
+        reply = yield from self._request(commands.AbortCommitGroup(name, sequence, run))
         return str(reply.state)
 
     def forget_commit_group(self, name: str) -> Operation[bool]:
-        reply = yield from self._ask(commands.ForgetCommitGroup(name))
+        reply = yield from self._request(commands.ForgetCommitGroup(name))
         return bool(reply.forgotten)
 
     # Delayed messages
@@ -322,23 +322,23 @@ class Administration:
         return list_delayed(self._link, asked, after, limit, self._seconds)
 
     def delayed_histogram(self, edges: Sequence[Moment], topic: str | None) -> Operation[DelayedCounts]:
-        return counting(self._link, edges, topic, self._seconds)
+        return count_delayed(self._link, edges, topic, self._seconds)
 
     def describe_delayed(self, handle: str) -> Operation[DelayedDescription]:
         return describe_delayed_message(self._link, handle, self._seconds)
 
     def cancel(self, handle: str) -> Operation[str]:
-        return cancelling(self._link, handle, self._seconds)
+        return cancel_delayed_message(self._link, handle, self._seconds)
 
     def reschedule(
         self, handle: str, delay: Delay | None, deliver_at: Moment | None
     ) -> Operation[Rescheduled]:
-        return rescheduling(self._link, handle, delay, deliver_at, self._seconds)
+        return reschedule_delayed_message(self._link, handle, delay, deliver_at, self._seconds)
 
     # Schedules
 
-    def schedule(self, wish: ScheduleWish) -> Operation[ScheduleDescription]:
-        return asked_schedules.adding(self._link, self._cluster, wish, self._seconds)
+    def schedule(self, wish: ScheduleRequest) -> Operation[ScheduleDescription]:
+        return asked_schedules.add_schedule(self._link, self._metadata, wish, self._seconds)
 
     def schedules(self) -> Operation[list[ScheduleDescription]]:
         return asked_schedules.list_schedules(self._link, self._seconds)
@@ -347,17 +347,17 @@ class Administration:
         return asked_schedules.describe_schedule(self._link, name, self._seconds)
 
     def pause_schedule(self, name: str) -> Operation[ScheduleDescription]:
-        return asked_schedules.pausing(self._link, name, self._seconds)
+        return asked_schedules.pause_schedule(self._link, name, self._seconds)
 
     def resume_schedule(self, name: str) -> Operation[ScheduleDescription]:
-        return asked_schedules.resuming(self._link, name, self._seconds)
+        return asked_schedules.resume_schedule(self._link, name, self._seconds)
 
     def remove_schedule(self, name: str) -> Operation[bool]:
-        return asked_schedules.removing(self._link, name, self._seconds)
+        return asked_schedules.remove_schedule(self._link, name, self._seconds)
 
     # Internal
 
-    def _epoch(self, xid: str) -> Operation[int]:
+    def _current_epoch(self, xid: str) -> Operation[int]:
         """Return the epoch of the transaction that has the xid now.
 
         A decision names the epoch, so that a repeated request cannot affect a later transaction.
@@ -369,16 +369,16 @@ class Administration:
             )
         return found.epoch
 
-    def _ask(self, message: Any, repeat: bool = True) -> Operation[Any]:
+    def _request(self, message: Any, repeat: bool = True) -> Operation[Any]:
         return (yield from request(self._link, message, seconds=self._seconds, repeat=repeat))
 
-    def _topic(self, name: str) -> Operation[Topic]:
+    def _current_topic(self, name: str) -> Operation[Topic]:
         """Return the topic with fresh metadata. A cached incarnation could be deleted by now."""
-        self._cluster.forget(name)
-        return (yield from find_topic(self._link, self._cluster, name, seconds=self._seconds))
+        self._metadata.invalidate(name)
+        return (yield from get_topic(self._link, self._metadata, name, seconds=self._seconds))
 
 
-def _partitions_of(topic: Topic, partition: int | None, place: Place) -> list[int]:
+def _partitions_of(topic: Topic, partition: int | None, place: PartitionPosition) -> list[int]:
     """The numbers that are meant: of one partition, or of all. Raises `BadRequest` for one offset or ordinal for
     several partitions: each counts its own messages.
     """
@@ -407,7 +407,9 @@ def _check_states(states: Any) -> None:
             )
 
 
-def refuse_reset_beyond_end(topic: str, partition: int, place: Place, located: Located) -> None:
+def refuse_reset_beyond_end(
+    topic: str, partition: int, place: PartitionPosition, located: LocatedPosition
+) -> None:
     """Raises `OffsetOutOfRange` for an offset or ordinal after the end: a digit too many would skip all messages."""
     _refuse_beyond_end(topic, partition, place, located, 'no offset was changed. The end is "latest"')
 
@@ -415,7 +417,9 @@ def refuse_reset_beyond_end(topic: str, partition: int, place: Place, located: L
 NOTHING_REMOVED: Final = 'nothing was removed. To remove everything: "latest"'
 
 
-def _refuse_beyond_end(topic: str, partition: int, before: Place, located: Located, outcome: str) -> None:
+def _refuse_beyond_end(
+    topic: str, partition: int, before: PartitionPosition, located: LocatedPosition, outcome: str
+) -> None:
     """Raises `OffsetOutOfRange` for an offset or ordinal after the end: the nearest place would be the end itself."""
     if type(before) is int and before > located.end_offset:
         asked, end, what = before, located.end_offset, "offset"
@@ -430,7 +434,7 @@ def _refuse_beyond_end(topic: str, partition: int, before: Place, located: Locat
     )
 
 
-def question(place: Place) -> tuple[int, int]:
+def locate_fields(place: PartitionPosition) -> tuple[int, int]:
     """Return the fields `by` and `value` of LOCATE for a position. Raises `BadRequest`."""
     if place == "earliest":
         return commands.BY_EARLIEST, 0

@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.requests import Cluster, find_topic, request, settled
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.requests import MetadataCache, get_topic, request, wait_for_reply
 from tfmq.client.operation import Operation
-from tfmq.client.send.delivery_time import Delay, Moment, due_of, left, moment_ms
+from tfmq.client.send.delivery_time import Delay, Moment, due_number, moment_ms, remaining_due
 from tfmq.errors import BadRequest, MessageTooLarge, UnknownPartition, UnknownSchedule, UnknownTopic
 from tfmq.limits import DELAYED_HISTOGRAM_EDGES, DELAYED_PER_PAGE, SCHEDULE_PAYLOAD_BYTES, SCHEDULES_PER_PAGE
 from tfmq.message import BORN_MS_MAX, Attribute, Message, decode_attribute, encode_attribute, payload_bytes
@@ -99,7 +99,7 @@ class DelayedQuery(NamedTuple):
     first: Moment | None = None
     end: Moment | None = None
 
-    def fields(self) -> tuple[str, int | None, bytes | None, int, int]:
+    def request_fields(self) -> tuple[str, int | None, bytes | None, int, int]:
         """Return the fields of LIST_DELAYED.
 
         Raises as `moment_ms`, and `BadRequest` for an empty topic.
@@ -107,7 +107,7 @@ class DelayedQuery(NamedTuple):
         key = self.key.encode() if isinstance(self.key, str) else self.key
         first_due = 0 if self.first is None else moment_ms(self.first)
         end_due = DUE_MAX if self.end is None else moment_ms(self.end)
-        return asked_topic(self.topic), self.partition, key, first_due, end_due
+        return topic_field(self.topic), self.partition, key, first_due, end_due
 
 
 class DelayedCounts(NamedTuple):
@@ -122,7 +122,7 @@ class DelayedCounts(NamedTuple):
     pending: int
 
 
-def asked_topic(topic: str | None) -> str:
+def topic_field(topic: str | None) -> str:
     """Return the topic as a request field, where "" means all topics.
 
     Raises `BadRequest` for an empty name: the caller probably lost a name, and might cancel messages of all topics.
@@ -132,7 +132,7 @@ def asked_topic(topic: str | None) -> str:
     return topic or ""
 
 
-def checked(handle: Any) -> str:
+def check_handle(handle: Any) -> str:
     """Return `handle`. Raises `TypeError` if it is no text, `BadRequest` if it is invalid."""
     if not isinstance(handle, str):
         raise TypeError(
@@ -153,45 +153,47 @@ def check_limit(limit: Any) -> None:
         raise BadRequest(f"limit is 0 or more, or None for all, not {limit}.")
 
 
-def cancelling(link: Link, handle: Any, seconds: float) -> Operation[str]:
+def cancel_delayed_message(link: ClientConnection, handle: Any, seconds: float) -> Operation[str]:
     """Cancel a delayed message. Return "cancelled", "delivered" or "unknown".
 
     Raises `TypeError` and `BadRequest` for an invalid handle.
     """
-    reply = yield from request(link, CancelDelayed(checked(handle)), seconds=seconds)
+    reply = yield from request(link, CancelDelayed(check_handle(handle)), seconds=seconds)
     return str(reply.state)
 
 
-def rescheduling(
-    link: Link, handle: Any, delay: Delay | None, deliver_at: Moment | None, seconds: float
+def reschedule_delayed_message(
+    link: ClientConnection, handle: Any, delay: Delay | None, deliver_at: Moment | None, seconds: float
 ) -> Operation[Rescheduled]:
     """Change the due time of a delayed message.
 
     Raises `TypeError` if no time is given, and as `due_number` and `cancel_delayed`.
     """
-    due, called_at = due_of(delay, deliver_at), link.now()
+    due, called_at = due_number(delay, deliver_at), link.now()
     if due is None:
         raise TypeError(
             "Give the new time: delay=seconds, or deliver_at=moment; cancel() takes the message back."
         )
 
     def renew(message: RescheduleDelayed) -> RescheduleDelayed:
-        return message._replace(due=left(due, called_at, link.now()))
+        return message._replace(due=remaining_due(due, called_at, link.now()))
 
-    call = link.call(RescheduleDelayed(checked(handle), due), seconds=seconds, renew=renew)
-    yield from settled(link, call)
+    call = link.send_request(RescheduleDelayed(check_handle(handle), due), seconds=seconds, update=renew)
+    yield from wait_for_reply(link, call)
     reply = call.result()
     return Rescheduled(str(reply.state), reply.handle)
 
 
-def describe_delayed_message(link: Link, handle: Any, seconds: float) -> Operation[DelayedDescription]:
+def describe_delayed_message(
+    link: ClientConnection, handle: Any, seconds: float
+) -> Operation[DelayedDescription]:
     """Return the description of one delayed message. Raises as `cancel_delayed`."""
-    reply = yield from request(link, DescribeDelayed(checked(handle)), seconds=seconds)
+    reply = yield from request(link, DescribeDelayed(check_handle(handle)), seconds=seconds)
     return delayed_description({**reply.description, "handle": str(handle)})
 
 
 def list_delayed(
-    link: Link, asked: DelayedQuery, after: str | None, limit: int | None, seconds: float
+    link: ClientConnection, asked: DelayedQuery, after: str | None, limit: int | None, seconds: float
 ) -> Operation[list[DelayedDescription]]:
     """Return pending messages, read page by page.
 
@@ -199,8 +201,8 @@ def list_delayed(
     missing or included.
     """
     check_limit(limit)
-    filters = asked.fields()
-    behind = "" if after is None else checked(after)
+    filters = asked.request_fields()
+    behind = "" if after is None else check_handle(after)
     found: list[DelayedDescription] = []
     more = limit is None or limit > 0
     while more:
@@ -214,8 +216,8 @@ def list_delayed(
     return found
 
 
-def counting(
-    link: Link, edges: Sequence[Moment], topic: str | None, seconds: float
+def count_delayed(
+    link: ClientConnection, edges: Sequence[Moment], topic: str | None, seconds: float
 ) -> Operation[DelayedCounts]:
     """Count the pending messages by due time. Raises `BadRequest` for edges that do not ascend."""
     moments = [moment_ms(each) for each in edges]
@@ -223,7 +225,7 @@ def counting(
         raise BadRequest(
             f"A histogram has 2 to {DELAYED_HISTOGRAM_EDGES:d} edges, each later than the one before, by 1 ms at least."
         )
-    reply = yield from request(link, DelayedHistogram(asked_topic(topic), moments), seconds=seconds)
+    reply = yield from request(link, DelayedHistogram(topic_field(topic), moments), seconds=seconds)
     return DelayedCounts(tuple(moments), tuple(reply.counts), reply.pending)
 
 
@@ -243,7 +245,7 @@ def delayed_description(row: Mapping[str, Any]) -> DelayedDescription:
 
 
 TOPIC_NAME = Name()
-OURS = ("message", "properties", "details")
+DERIVED_FIELDS = ("message", "properties", "details")
 """Fields of the description that are not in replies as such.
 
 In a reply `properties` is a count; the properties themselves are in the attribute.
@@ -282,15 +284,15 @@ class ScheduleDescription(NamedTuple):
     @property
     def next_at(self) -> datetime | None:
         """Time of the next message in the schedule's time zone; None if there is none."""
-        return moment_at(self.next_ms, self.timezone)
+        return datetime_at(self.next_ms, self.timezone)
 
     @property
     def last_at(self) -> datetime | None:
         """The due time of the last message; None before the first."""
-        return moment_at(self.last_ms, self.timezone)
+        return datetime_at(self.last_ms, self.timezone)
 
 
-class ScheduleWish(NamedTuple):
+class ScheduleRequest(NamedTuple):
     """The arguments of `Admin.schedule`."""
 
     cron: str
@@ -327,7 +329,7 @@ class ScheduleWish(NamedTuple):
             attribute,
             payload is None,
         )
-        name = self.name if self.name is not None else given_name(self.topic, words, body)
+        name = self.name if self.name is not None else generated_name(self.topic, words, body)
         return AddSchedule(name, *words), body
 
 
@@ -342,7 +344,7 @@ def zone_name(timezone: str | tzinfo) -> str:
     return name
 
 
-def given_name(topic: str, words: tuple[Any, ...], body: bytes) -> str:
+def generated_name(topic: str, words: tuple[Any, ...], body: bytes) -> str:
     """Return a schedule name derived from the arguments.
 
     The same arguments give the same name, so a repeated request does not create a second schedule.
@@ -350,8 +352,8 @@ def given_name(topic: str, words: tuple[Any, ...], body: bytes) -> str:
     return f"{topic[:NAME_BYTES]}-{zlib.crc32(body, zlib.crc32(repr(words).encode())):08x}"
 
 
-def adding(
-    link: Link, cluster: Cluster, wish: ScheduleWish, seconds: float
+def add_schedule(
+    link: ClientConnection, cluster: MetadataCache, wish: ScheduleRequest, seconds: float
 ) -> Operation[ScheduleDescription]:
     """Add a schedule. The topic is created if it does not exist, as for sends.
 
@@ -363,13 +365,13 @@ def adding(
     except UnknownPartition:
         raise
     except UnknownTopic:
-        cluster.forget(wish.topic)
-        yield from find_topic(link, cluster, wish.topic, create=True, seconds=seconds)
+        cluster.invalidate(wish.topic)
+        yield from get_topic(link, cluster, wish.topic, create=True, seconds=seconds)
         reply = yield from request(link, message, body, seconds=seconds)
     return schedule_description(reply.schedule)
 
 
-def list_schedules(link: Link, seconds: float) -> Operation[list[ScheduleDescription]]:
+def list_schedules(link: ClientConnection, seconds: float) -> Operation[list[ScheduleDescription]]:
     """Return all schedules, read page by page.
 
     Schedules that are added or removed during the call may be missing or included.
@@ -384,7 +386,7 @@ def list_schedules(link: Link, seconds: float) -> Operation[list[ScheduleDescrip
     return found
 
 
-def describe_schedule(link: Link, name: str, seconds: float) -> Operation[ScheduleDescription]:
+def describe_schedule(link: ClientConnection, name: str, seconds: float) -> Operation[ScheduleDescription]:
     """Return the description of a schedule with its message. Raises `UnknownSchedule`."""
     reply = yield from request(link, ListSchedules(name), seconds=seconds)
     if not reply.schedules:
@@ -392,17 +394,17 @@ def describe_schedule(link: Link, name: str, seconds: float) -> Operation[Schedu
     return schedule_description(reply.schedules[0])
 
 
-def pausing(link: Link, name: str, seconds: float) -> Operation[ScheduleDescription]:
+def pause_schedule(link: ClientConnection, name: str, seconds: float) -> Operation[ScheduleDescription]:
     reply = yield from request(link, PauseSchedule(name), seconds=seconds)
     return schedule_description(reply.schedule)
 
 
-def resuming(link: Link, name: str, seconds: float) -> Operation[ScheduleDescription]:
+def resume_schedule(link: ClientConnection, name: str, seconds: float) -> Operation[ScheduleDescription]:
     reply = yield from request(link, ResumeSchedule(name), seconds=seconds)
     return schedule_description(reply.schedule)
 
 
-def removing(link: Link, name: str, seconds: float) -> Operation[bool]:
+def remove_schedule(link: ClientConnection, name: str, seconds: float) -> Operation[bool]:
     """Remove the schedule. Raises `UnknownSchedule`.
 
     The request names the id, so that a repeated request cannot remove a new schedule of the same name.
@@ -415,14 +417,18 @@ def removing(link: Link, name: str, seconds: float) -> Operation[bool]:
 def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
     """Parse one row of a reply; nil is the same as a missing field."""
     named = {"size_bytes" if key == "size" else key: value for key, value in row.items() if value is not None}
-    known = {key: named.pop(key) for key in ScheduleDescription._fields if key in named and key not in OURS}
+    known = {
+        key: named.pop(key)
+        for key in ScheduleDescription._fields
+        if key in named and key not in DERIVED_FIELDS
+    }
     named.pop("properties", None)
-    message = _message(named)
+    message = _pop_message(named)
     properties = None if message is None else message.properties
     return ScheduleDescription(**known, properties=properties, message=message, details=named)
 
 
-def _message(row: dict[str, Any]) -> Message | None:
+def _pop_message(row: dict[str, Any]) -> Message | None:
     """Remove the fields of the message from the row and return the message, if there is one."""
     if "attribute" not in row:
         return None
@@ -431,7 +437,7 @@ def _message(row: dict[str, Any]) -> Message | None:
     return Message(row.pop("payload", None), given.key, given.tag, dict(given.properties))
 
 
-def moment_at(moment_ms: int, timezone: str) -> datetime | None:
+def datetime_at(moment_ms: int, timezone: str) -> datetime | None:
     """Return the time in `timezone`; None for 0 and for times that `datetime` cannot represent.
 
     UTC is used if this machine does not know the time zone.

@@ -81,7 +81,7 @@ class TopicDescription(NamedTuple):
         return sum(each.size_bytes for each in self.partitions)
 
 
-class Located(NamedTuple):
+class LocatedPosition(NamedTuple):
     """A position in a partition, and the bounds of the partition. `ordinal` -1: unknown."""
 
     offset: int
@@ -93,7 +93,7 @@ class Located(NamedTuple):
     end_ordinal: int
 
 
-class Purged(NamedTuple):
+class PurgeResult(NamedTuple):
     """The result of a purge.
 
     `first_offsets`: by partition. `moved`: groups moved to these offsets. `left`: groups that could not be moved from a
@@ -251,18 +251,18 @@ _WIRE_NAMES = {"bytes": "size_bytes"}
 
 def transaction_description(row: Mapping[str, Any]) -> TransactionDescription:
     """Parse one row of LIST_TRANSACTIONS or DESCRIBE_TRANSACTION."""
-    known, details = _split(row, TransactionDescription._fields)
+    known, details = _split_fields(row, TransactionDescription._fields)
     known["topics"] = tuple(known.get("topics", ()))
     return TransactionDescription(**known, details=details)
 
 
 def commit_group_description(row: Mapping[str, Any]) -> CommitGroupDescription:
     """Parse one row of LIST_COMMIT_GROUPS."""
-    known, details = _split(row, CommitGroupDescription._fields)
+    known, details = _split_fields(row, CommitGroupDescription._fields)
     return CommitGroupDescription(**known, details=details)
 
 
-def _split(row: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split_fields(row: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (fields in `names`, other fields); nil is the same as a missing field."""
     known: dict[str, Any] = {}
     details: dict[str, Any] = {}

@@ -23,12 +23,12 @@ from tfmq.errors import NOT_DONE, BadRequest, ConfigError, ConnectionFailed, Not
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8367  # T-F-M-Q on a telephone keypad
-ENVIRONMENT = "TFMQ_SERVERS"
-FOLDER_SCHEME = "file:"
+SERVERS_VARIABLE = "TFMQ_SERVERS"
+FILE_SCHEME = "file:"
 """Prefix of an address that is a data folder path instead of host and port."""
 
 
-class Server(NamedTuple):
+class BrokerAddress(NamedTuple):
     """The network address of one broker."""
 
     host: str
@@ -38,18 +38,18 @@ class Server(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def folder_of(servers: str | Sequence[str] | None) -> str | None:
+def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
     """Return the path in `file:PATH`; None where `servers` are hosts and ports.
 
     If `servers` is None, the value of $TFMQ_SERVERS is used. Raises `BadRequest` for `file:` without a path or combined
     with another address.
     """
-    given = os.environ.get(ENVIRONMENT) if servers is None else servers
+    given = os.environ.get(SERVERS_VARIABLE) if servers is None else servers
     texts = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    folders = [each for each in texts if isinstance(each, str) and each.strip().startswith(FOLDER_SCHEME)]
+    folders = [each for each in texts if isinstance(each, str) and each.strip().startswith(FILE_SCHEME)]
     if not folders:
         return None
-    path = folders[0].strip().removeprefix(FOLDER_SCHEME).strip()
+    path = folders[0].strip().removeprefix(FILE_SCHEME).strip()
     if path.startswith("//"):  # as in a URL: file:///var/lib/tfmq
         host, slash, rest = path[2:].partition("/")
         path = slash + rest if host in ("", "localhost") else ""
@@ -60,14 +60,14 @@ def folder_of(servers: str | Sequence[str] | None) -> str | None:
     return path
 
 
-def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[Server, ...]:
+def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[BrokerAddress, ...]:
     """Parse `host:port`, a comma-separated list, `tfmq://host:port`, or a sequence of these.
 
     None means $TFMQ_SERVERS, else 127.0.0.1:8367; the default port is 8367. Raises `BadRequest` that names the invalid
     part, `NotSupported` for `tfmqs://` and for a user name in the address.
     """
     if servers is None:
-        servers = os.environ.get(ENVIRONMENT) or f"{DEFAULT_HOST}:{DEFAULT_PORT}"
+        servers = os.environ.get(SERVERS_VARIABLE) or f"{DEFAULT_HOST}:{DEFAULT_PORT}"
     texts = [servers] if isinstance(servers, str) else servers
     if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):
         raise BadRequest(f"Servers are text, host:port, or a list of such texts, not {servers!r}.")
@@ -75,12 +75,12 @@ def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[Server, .
     found = [parse_server(part.strip()) for part in parts if part.strip()]
     if not found:
         raise BadRequest(
-            f"The list of servers is empty; write host:port, or leave it out for ${ENVIRONMENT}."
+            f"The list of servers is empty; write host:port, or leave it out for ${SERVERS_VARIABLE}."
         )
     return tuple(dict.fromkeys(found))
 
 
-def parse_server(text: str) -> Server:
+def parse_server(text: str) -> BrokerAddress:
     """Parse one address. Raises as `parse_servers` does."""
     scheme, separator, rest = text.partition("://")
     if not separator:
@@ -93,18 +93,18 @@ def parse_server(text: str) -> Server:
         raise BadRequest(
             f"{text!r} is not a broker's address: {scheme}:// is another protocol, tfmq:// is ours."
         )
-    host, port = _split(rest.rstrip("/"), text)
-    return Server(host or DEFAULT_HOST, port)
+    host, port = _split_host_port(rest.rstrip("/"), text)
+    return BrokerAddress(host or DEFAULT_HOST, port)
 
 
-def _split(rest: str, text: str) -> tuple[str, int]:
+def _split_host_port(rest: str, text: str) -> tuple[str, int]:
     if rest.startswith("["):
         host, bracket, tail = rest[1:].partition("]")
         if not bracket or (tail and not tail.startswith(":")):
             raise BadRequest(
                 f"{text!r} is not a broker's address; an IPv6 one is written [::1]:{DEFAULT_PORT}."
             )
-        return host, _port(tail[1:], text)
+        return host, _parse_port(tail[1:], text)
     if rest.count(":") > 1:
         raise BadRequest(
             f"{text!r} has more than one colon; an IPv6 address is written [::1]:{DEFAULT_PORT}."
@@ -112,10 +112,10 @@ def _split(rest: str, text: str) -> tuple[str, int]:
     host, _, port = rest.partition(":")
     if "/" in host or "/" in port:
         raise BadRequest(f"{text!r} is not a broker's address; write host:port without a path.")
-    return host, _port(port, text)
+    return host, _parse_port(port, text)
 
 
-def _port(port: str, text: str) -> int:
+def _parse_port(port: str, text: str) -> int:
     if not port:
         return DEFAULT_PORT
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
@@ -123,7 +123,7 @@ def _port(port: str, text: str) -> int:
     return int(port)
 
 
-def described(client: object, servers: Iterable[object], **arguments: object) -> str:
+def describe_client(client: object, servers: Iterable[object], **arguments: object) -> str:
     """Return the `repr` of a client, for example <tfmq.Consumer 127.0.0.1:8367 group='billing'>.
 
     Arguments with a false value are left out.
@@ -147,16 +147,16 @@ IDLE_SECONDS: Final = 10
 
 Long enough for the gap between two commands of a shell script, short enough not to leave stray processes.
 """
-PATIENCE_SECONDS: Final = 30.0
+START_TIMEOUT_SECONDS: Final = 30.0
 """Timeout of a first connection: covers the start of Python and recovery after a crash."""
-WORDS_BYTES: Final = 2000
+LOG_TAIL_BYTES: Final = 2000
 """Bytes at the end of the log that are searched for the last line after a failed start."""
 FOLDER_MODE: Final = 0o750
 FILE_MODE: Final = 0o640
 """The same modes as the broker uses: its files are not world-readable."""
-_NEW: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE_FLAGS: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 """O_NOFOLLOW: a symbolic link in the folder must not make the client write to another file."""
-_ANYWHERE: Final = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}
+_WILDCARD_ADDRESSES: Final = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}
 """The address to connect to for a broker on this machine that listens on all interfaces."""
 _PROGRAM: Final = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)];"
@@ -166,14 +166,14 @@ _PROGRAM: Final = (
 
 The current folder is the data folder, which holds no modules.
 """
-_IN_BACKGROUND: Final = '"$@" &'
+_BACKGROUND_SCRIPT: Final = '"$@" &'
 """A shell script that starts a command in the background.
 
 The command is then no child of this process, so this process need not wait for its exit.
 """
 
 
-class Folder:
+class LocalBrokerAddress:
     """The address of the broker that runs on the data folder at `path`.
 
     `start(path, descriptor)` starts a broker; the default is `start_broker`.
@@ -183,13 +183,13 @@ class Folder:
         if "\0" in path:
             raise BadRequest(f"file:{path!r}: no path has a byte 0 in it.")
         self.path = os.path.abspath(os.path.expanduser(path))
-        self._start = start or start_broker
-        self._started = False
+        self._start_broker = start or start_broker
+        self._broker_started = False
 
     def __str__(self) -> str:
         return f"file:{self.path}"
 
-    def find(self) -> Server:
+    def resolve(self) -> BrokerAddress:
         """Return the broker's network address. Start a broker if none runs. Never waits.
 
         Raises `ConnectionFailed`: retriable while the broker is not ready, not retriable where it cannot be started.
@@ -198,7 +198,7 @@ class Folder:
         try:
             os.makedirs(self.path, FOLDER_MODE, exist_ok=True)
             check_data_folder(self.path)
-            return self._address() or self._join_or_start()
+            return self._read_address() or self._join_or_start()
         except ConfigError as error:
             raise ConnectionFailed(error.sentence, outcome=NOT_DONE, retriable=False) from None
         except OSError as error:
@@ -210,43 +210,43 @@ class Folder:
                 retriable=False,
             ) from error
 
-    def _address(self) -> Server | None:
+    def _read_address(self) -> BrokerAddress | None:
         """Return the address in DATA/address if the process that wrote it holds the lock, else None."""
-        words = self._text(ADDRESS_NAME).split()
-        if len(words) != 2 or words[1] != self._text(LOCK_NAME).strip() or not self._is_held():
+        words = self._read_text(ADDRESS_NAME).split()
+        if len(words) != 2 or words[1] != self._read_text(LOCK_NAME).strip() or not self._is_locked():
             return None
         host, _, port = words[0].rpartition(":")
         if not (port.isdigit() and 0 < int(port) < 1 << 16):
             return None
         host = host.strip("[]")
-        self._started = False
-        return Server(_ANYWHERE.get(host, host), int(port))
+        self._broker_started = False
+        return BrokerAddress(_WILDCARD_ADDRESSES.get(host, host), int(port))
 
-    def _join_or_start(self) -> Server:
-        descriptor = os.open(os.path.join(self.path, STARTING_NAME), os.O_RDWR | _NEW, FILE_MODE)
+    def _join_or_start(self) -> BrokerAddress:
+        descriptor = os.open(os.path.join(self.path, STARTING_NAME), os.O_RDWR | _CREATE_FLAGS, FILE_MODE)
         handed_over = False
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self._not_ready("starts, or stops") from None
-            if self._is_held():
-                holder = self._text(LOCK_NAME).strip()
-                raise self._not_ready(f"is held by process {holder}, which has no address yet")
-            if self._started:
-                self._started = False
-                raise self._failed()
-            self._remove_stale()
-            self._start(self.path, descriptor)
-            handed_over = self._started = True
+                raise self._not_ready_error("starts, or stops") from None
+            if self._is_locked():
+                holder = self._read_text(LOCK_NAME).strip()
+                raise self._not_ready_error(f"is held by process {holder}, which has no address yet")
+            if self._broker_started:
+                self._broker_started = False
+                raise self._start_error()
+            self._remove_stale_address()
+            self._start_broker(self.path, descriptor)
+            handed_over = self._broker_started = True
         finally:
             # Explicit unlock: if another thread forks now, the child's copy of the descriptor would keep the lock.
             if not handed_over:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
-        raise self._not_ready("starts")
+        raise self._not_ready_error("starts")
 
-    def _is_held(self) -> bool:
+    def _is_locked(self) -> bool:
         """Return whether a process holds the lock of the data folder.
 
         The test takes a shared lock, so that two clients that test at the same time do not block each other.
@@ -264,27 +264,27 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def _remove_stale(self) -> None:
+    def _remove_stale_address(self) -> None:
         try:
             os.unlink(os.path.join(self.path, ADDRESS_NAME))
         except FileNotFoundError:
             return
 
-    def _text(self, name: str) -> str:
+    def _read_text(self, name: str) -> str:
         try:
             with open(os.path.join(self.path, name), encoding="ascii", errors="replace") as file:
                 return file.read(100)
         except FileNotFoundError:
             return ""
 
-    def _not_ready(self, what: str) -> ConnectionFailed:
+    def _not_ready_error(self, what: str) -> ConnectionFailed:
         return ConnectionFailed(f"The broker on {self.path} is not ready: it {what}.", outcome=NOT_DONE)
 
-    def _failed(self) -> ConnectionFailed:
+    def _start_error(self) -> ConnectionFailed:
         """Return the error for a started broker that exited at once, with the last line of its log."""
         log = os.path.join(self.path, LOG_NAME)
         with open(log, "rb") as file:
-            file.seek(max(0, os.path.getsize(log) - WORDS_BYTES))
+            file.seek(max(0, os.path.getsize(log) - LOG_TAIL_BYTES))
             last_line = file.read().decode(errors="replace").strip().rpartition("\n")[2]
         return ConnectionFailed(
             f"A broker was started on {self.path} and exited at once."
@@ -310,9 +310,9 @@ def start_broker(path: str, descriptor: int) -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     settings = ["--data", path, "--listen", f"{DEFAULT_HOST}:0", "--log-level", "warning"]
     settings += ["--set", f"server.idle_exit_seconds={IDLE_SECONDS}"]
-    command = ["/bin/sh", "-c", _IN_BACKGROUND, "sh", sys.executable, "-c", _PROGRAM, root, *settings]
+    command = ["/bin/sh", "-c", _BACKGROUND_SCRIPT, "sh", sys.executable, "-c", _PROGRAM, root, *settings]
     environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
-    with open(os.open(log, os.O_WRONLY | os.O_APPEND | _NEW, FILE_MODE), "ab") as out:
+    with open(os.open(log, os.O_WRONLY | os.O_APPEND | _CREATE_FLAGS, FILE_MODE), "ab") as out:
         shell = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,

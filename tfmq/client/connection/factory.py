@@ -11,28 +11,36 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from tfmq.client.connection.addresses import PATIENCE_SECONDS, Folder, Server, folder_of, parse_servers
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.addresses import (
+    START_TIMEOUT_SECONDS,
+    BrokerAddress,
+    LocalBrokerAddress,
+    data_folder_of,
+    parse_servers,
+)
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.errors import BadRequest
-from tfmq.limits import CLIENT_ID_LENGTH, valid_name
+from tfmq.limits import CLIENT_ID_LENGTH, is_valid_name
 
 CLIENT_ID_VARIABLE = "TFMQ_CLIENT_ID"
 
 Driver = TypeVar("Driver")
 
 
-class Reached(NamedTuple, Generic[Driver]):
+class ClientParts(NamedTuple, Generic[Driver]):
     """A connection, the driver that runs it, and the wall clock in seconds since 1970."""
 
-    link: Link
+    link: ClientConnection
     driver: Driver
     wall_clock: Callable[[], float]
 
 
-class Inside(Protocol):
+class InProcessBroker(Protocol):
     """A broker in this process."""
 
-    def reach(self, servers: Sequence[Server], driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
+    def make_client_parts(
+        self, servers: Sequence[BrokerAddress], driver_type: Callable[[ClientConnection], Driver]
+    ) -> ClientParts[Driver]:
         """Return a connection to it and a driver equivalent to `driver_type`."""
         ...
 
@@ -41,36 +49,36 @@ class Inside(Protocol):
         ...
 
 
-_inside: dict[Server, Inside] = {}
+_in_process_brokers: dict[BrokerAddress, InProcessBroker] = {}
 
 
-def moves_in(server: Server, broker: Inside) -> None:
+def register_in_process_broker(server: BrokerAddress, broker: InProcessBroker) -> None:
     """Register `broker` under the address `server`."""
-    _inside[server] = broker
+    _in_process_brokers[server] = broker
 
 
-def moves_out(server: Server) -> None:
+def unregister_in_process_broker(server: BrokerAddress) -> None:
     """Remove the registration of `server`."""
-    _inside.pop(server, None)
+    _in_process_brokers.pop(server, None)
 
 
-def state_folder_of(link: Link) -> str | None:
+def in_process_state_folder(link: ClientConnection) -> str | None:
     """Return the folder for local files of a client of an in-process broker.
 
     None for other brokers: the default folder of this user's programs is used.
     """
     server = link.servers[0]
-    broker = _inside.get(server) if isinstance(server, Server) else None
+    broker = _in_process_brokers.get(server) if isinstance(server, BrokerAddress) else None
     return None if broker is None else broker.state_folder()
 
 
-def reach(
+def make_client_parts(
     servers: str | Sequence[str] | None,
-    driver_type: Callable[[Link], Driver],
+    driver_type: Callable[[ClientConnection], Driver],
     *,
     client_id: str | None = None,
     operator: bool = False,
-) -> Reached[Driver]:
+) -> ClientParts[Driver]:
     """Create the connection to `servers` and its driver. Does no network I/O.
 
     `client_id`: the client's name in member lists and in the broker's log; None: $TFMQ_CLIENT_ID. `operator`: a person
@@ -80,7 +88,7 @@ def reach(
     name = os.environ.get(CLIENT_ID_VARIABLE) or None if client_id is None else client_id
     if name is not None:
         check_client_id(name)
-    found = _reached(servers, driver_type)
+    found = _make_parts(servers, driver_type)
     if name is not None:
         found.link.client = name
     found.link.operator = operator
@@ -89,20 +97,24 @@ def reach(
 
 def check_client_id(name: object) -> None:
     """Raises `BadRequest` if `name` is not a valid client id."""
-    if not valid_name(name) or len(str(name)) > CLIENT_ID_LENGTH:
+    if not is_valid_name(name) or len(str(name)) > CLIENT_ID_LENGTH:
         raise BadRequest(
             f"client_id must be 1 to {CLIENT_ID_LENGTH} letters, digits, '.', '_' or '-', not {str(name)[:120]!r}."
         )
 
 
-def _reached(servers: str | Sequence[str] | None, driver_type: Callable[[Link], Driver]) -> Reached[Driver]:
-    path = folder_of(servers)
+def _make_parts(
+    servers: str | Sequence[str] | None, driver_type: Callable[[ClientConnection], Driver]
+) -> ClientParts[Driver]:
+    path = data_folder_of(servers)
     if path is not None:
-        link = Link((Folder(path),), time.monotonic, patience_seconds=PATIENCE_SECONDS)
-        return Reached(link, driver_type(link), time.time)
+        link = ClientConnection(
+            (LocalBrokerAddress(path),), time.monotonic, first_connect_timeout=START_TIMEOUT_SECONDS
+        )
+        return ClientParts(link, driver_type(link), time.time)
     found = parse_servers(servers)
-    broker = _inside.get(found[0])
+    broker = _in_process_brokers.get(found[0])
     if broker is not None:
-        return broker.reach(found, driver_type)
-    link = Link(found, time.monotonic)
-    return Reached(link, driver_type(link), time.time)
+        return broker.make_client_parts(found, driver_type)
+    link = ClientConnection(found, time.monotonic)
+    return ClientParts(link, driver_type(link), time.time)

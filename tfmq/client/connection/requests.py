@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tfmq.bounded_msgpack import Buffer
-from tfmq.client.connection.connection import SECONDS, Call, Link
-from tfmq.client.operation import Operation, Wait, Waitable
+from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
+from tfmq.client.operation import Future, Operation, Wait
 from tfmq.errors import NOT_DONE, UNKNOWN, Busy, Closed, ConnectionFailed, TfmqError, TimedOut, UnknownTopic
 from tfmq.message import Partition
 from tfmq.protocol import commands
@@ -25,12 +25,17 @@ The first is `PAUSE_SECONDS`; each further one is twice as long.
 
 The connection's own back-off is added where there is no connection.
 """
-CALL_SECONDS: Final = 30.0
+ATTEMPT_TIMEOUT_SECONDS: Final = 30.0
 """Timeout of one attempt."""
 
 
-def ask(
-    link: Link, request: Any, until: float, *, unattended: bool = False, while_busy: bool = True
+def request_with_retries(
+    link: ClientConnection,
+    request: Any,
+    until: float,
+    *,
+    in_background: bool = False,
+    while_busy: bool = True,
 ) -> Generator[Wait, None, Any]:
     """Send `request` until it succeeds or `until` (the connection's clock) is reached.
 
@@ -41,15 +46,17 @@ def ask(
     """
     pause = PAUSE_SECONDS
     while True:
-        seconds = max(0.0, min(CALL_SECONDS, until - link.now()))
-        call = link.call(request, seconds=seconds, unattended=unattended)
+        seconds = max(0.0, min(ATTEMPT_TIMEOUT_SECONDS, until - link.now()))
+        call = link.send_request(request, seconds=seconds, in_background=in_background)
         try:
             while not call.done:
                 yield Wait((call,))
             return call.result()
         except TfmqError as error:
             give_up = (
-                not error.retriable or not link.connections or (isinstance(error, Busy) and not while_busy)
+                not error.retriable
+                or not link.connection_count
+                or (isinstance(error, Busy) and not while_busy)
             )
             if give_up or link.now() + pause >= until:
                 raise
@@ -72,7 +79,7 @@ class Topic(NamedTuple):
     settings: Mapping[str, Any]
 
 
-class Cluster:
+class MetadataCache:
     """A cache of topic metadata by name. Does no I/O.
 
     An entry is valid until a request for it is rejected and the caller invalidates it. So the first request with an old
@@ -88,12 +95,12 @@ class Cluster:
         known = self._topics.get(name)
         return known[0] if known else None
 
-    def stale(self, name: str) -> bool:
+    def is_stale(self, name: str) -> bool:
         """Return whether the topic must be requested again."""
         known = self._topics.get(name)
         return known is None or self._clock() - known[1] >= REFRESH_SECONDS
 
-    def learn(self, rows: Iterable[TopicRow]) -> list[Topic]:
+    def update(self, rows: Iterable[TopicRow]) -> list[Topic]:
         """Store the rows of a METADATA reply. Return the topics."""
         learned = []
         for row in rows:
@@ -106,7 +113,7 @@ class Cluster:
             learned.append(topic)
         return learned
 
-    def forget(self, name: str) -> None:
+    def invalidate(self, name: str) -> None:
         self._topics.pop(name, None)
 
     def clear(self) -> None:
@@ -114,15 +121,19 @@ class Cluster:
 
 
 def request(
-    link: Link, message: Any, *body: Buffer, seconds: float | None = SECONDS, repeat: bool = True
+    link: ClientConnection,
+    message: Any,
+    *body: Buffer,
+    seconds: float | None = REQUEST_TIMEOUT_SECONDS,
+    repeat: bool = True,
 ) -> Operation[Any]:
     """Send one request and return its reply (a NamedTuple of `protocol.commands`)."""
-    call = link.call(message, *body, seconds=seconds, repeat=repeat)
-    yield from settled(link, call)
+    call = link.send_request(message, *body, seconds=seconds, repeat=repeat)
+    yield from wait_for_reply(link, call)
     return call.result()
 
 
-def settled(link: Link, call: Call) -> Operation[None]:
+def wait_for_reply(link: ClientConnection, call: PendingRequest) -> Operation[None]:
     """Wait until `call` is done. Abandon it if the operation ends early."""
     try:
         while not call.done:
@@ -131,10 +142,10 @@ def settled(link: Link, call: Call) -> Operation[None]:
         link.abandon(call)
 
 
-def all_done(targets: Sequence[Waitable], seconds: float | None, link: Link) -> Operation[bool]:
+def wait_for_all(futures: Sequence[Future], seconds: float | None, link: ClientConnection) -> Operation[bool]:
     """Wait until all of `futures` are done. Return False if `seconds` pass first."""
     deadline = None if seconds is None else link.now() + seconds
-    for target in targets:
+    for target in futures:
         while not target.done:
             remaining = None if deadline is None else deadline - link.now()
             if remaining is not None and remaining <= 0:
@@ -148,14 +159,14 @@ def sleep(seconds: float) -> Operation[None]:
     yield Wait((), seconds)
 
 
-def find_topics(
-    link: Link,
-    cluster: Cluster,
+def fetch_topics(
+    link: ClientConnection,
+    cluster: MetadataCache,
     names: Sequence[str] | None,
     *,
     create: bool = False,
-    patient: bool = False,
-    seconds: float = SECONDS,
+    retry_while_busy: bool = False,
+    seconds: float = REQUEST_TIMEOUT_SECONDS,
 ) -> Operation[list[Topic]]:
     """Request metadata of topics (None: all) and cache it. Unknown topics are left out.
 
@@ -163,29 +174,31 @@ def find_topics(
     while the broker is busy or stopping.
     """
     asked = commands.Metadata(None if names is None else list(names), create)
-    if patient:
-        reply = yield from ask(link, asked, link.now() + seconds)
+    if retry_while_busy:
+        reply = yield from request_with_retries(link, asked, link.now() + seconds)
     else:
         reply = yield from request(link, asked, seconds=seconds)
     if names is not None:
         for name in names:
-            cluster.forget(name)
-    return cluster.learn(reply.topics)
+            cluster.invalidate(name)
+    return cluster.update(reply.topics)
 
 
-def find_topic(
-    link: Link,
-    cluster: Cluster,
+def get_topic(
+    link: ClientConnection,
+    cluster: MetadataCache,
     name: str,
     *,
     create: bool = False,
-    patient: bool = False,
-    seconds: float = SECONDS,
+    retry_while_busy: bool = False,
+    seconds: float = REQUEST_TIMEOUT_SECONDS,
 ) -> Operation[Topic]:
     """Return the topic from the cache, or else as `fetch_topics` does. Raises `UnknownTopic`."""
     known = cluster.topic(name)
     if known is None:
-        found = yield from find_topics(link, cluster, [name], create=create, patient=patient, seconds=seconds)
+        found = yield from fetch_topics(
+            link, cluster, [name], create=create, retry_while_busy=retry_while_busy, seconds=seconds
+        )
         if not found:
             raise UnknownTopic(
                 f"There is no topic {name}: create it (tfmq topic create), or look at the list."
@@ -194,8 +207,14 @@ def find_topic(
     return known
 
 
-def locate(
-    link: Link, topic: Topic, partition: int, by: int, value: int = 0, *, seconds: float = SECONDS
+def locate_offset(
+    link: ClientConnection,
+    topic: Topic,
+    partition: int,
+    by: int,
+    value: int = 0,
+    *,
+    seconds: float = REQUEST_TIMEOUT_SECONDS,
 ) -> Operation[commands.LocateReply]:
     """Find an offset; `by` is one of `commands.BY_...`."""
     message = commands.Locate(topic.name, topic.incarnation, partition, by, value)
@@ -209,22 +228,22 @@ TRANSACTION_PAUSE_SECONDS_MAX: Final = 1.0
 
 The first pause is `TRANSACTION_PAUSE_SECONDS`; each further one is twice as long.
 """
-PASSING: Final = (Busy, Closed, ConnectionFailed, TimedOut)
+UNCHECKED_ERRORS: Final = (Busy, Closed, ConnectionFailed, TimedOut)
 """Errors raised before the broker checks for duplicates.
 
 They do not say whether an earlier sending of the same request was executed.
 """
 
 
-def answered(
-    link: Link,
+def request_until_not_busy(
+    link: ClientConnection,
     request: Any,
     *body: Buffer,
     until: float,
-    unattended: bool = False,
+    in_background: bool = False,
     repeat: bool = True,
-    doubtful: bool = False,
-) -> Operation[Call]:
+    maybe_sent: bool = False,
+) -> Operation[PendingRequest]:
     """Send a transaction request until the broker is not busy or `until` has passed.
 
     Return the completed request with its reply or error; the error is `Busy` only at `until` (the connection's clock).
@@ -238,25 +257,27 @@ def answered(
     while True:
         seconds = max(0.0, until - link.now())
         try:
-            call = link.call(request, *body, seconds=seconds, unattended=unattended, repeat=repeat)
-        except PASSING as error:
-            raise (_unknown(error) if doubtful else error) from None
+            call = link.send_request(
+                request, *body, seconds=seconds, in_background=in_background, repeat=repeat
+            )
+        except UNCHECKED_ERRORS as error:
+            raise (_with_unknown_outcome(error) if maybe_sent else error) from None
         try:
             while not call.done:
                 yield Wait((call,))
         finally:
             link.abandon(call)
-        call.sends += doubtful
-        doubtful = doubtful or call.sends > 1
+        call.send_count += maybe_sent
+        maybe_sent = maybe_sent or call.send_count > 1
         if not isinstance(call.error, Busy) or link.now() + pause >= until:
-            if doubtful and isinstance(call.error, PASSING):
-                call.error = _unknown(call.error)
+            if maybe_sent and isinstance(call.error, UNCHECKED_ERRORS):
+                call.error = _with_unknown_outcome(call.error)
             return call
         yield Wait((), pause)
         pause = min(pause * 2, TRANSACTION_PAUSE_SECONDS_MAX)
 
 
-def _unknown(error: TfmqError) -> TfmqError:
+def _with_unknown_outcome(error: TfmqError) -> TfmqError:
     if error.outcome != NOT_DONE:
         return error
     told = type(error)(error.sentence, outcome=UNKNOWN)

@@ -17,17 +17,17 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from tfmq.client.connection.connection import Call, Link
-from tfmq.client.connection.requests import ask
+from tfmq.client.connection.connection import ClientConnection, PendingRequest
+from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.decoder import Decoder
-from tfmq.client.consumer.fetcher import Feed, Fetcher
+from tfmq.client.consumer.fetcher import Fetcher, PartitionFetchState
 from tfmq.client.consumer.membership import Membership
 from tfmq.client.consumer.offset_commit import GroupOffsets
-from tfmq.client.consumer.options import EARLIEST, LATEST, ConsumerOptions, Question
-from tfmq.client.consumer.positions import UNKNOWN, Place, Positions
-from tfmq.client.consumer.rebalance import Handover
-from tfmq.client.operation import Flag, Operation, Wait
-from tfmq.codecs import codec_of
+from tfmq.client.consumer.options import EARLIEST, LATEST, ConsumerOptions, StartPosition
+from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition
+from tfmq.client.consumer.rebalance import Rebalance
+from tfmq.client.operation import Event, Operation, Wait
+from tfmq.codecs import select_codec
 from tfmq.errors import NotSupported, TfmqError, UnknownTopic
 from tfmq.offsets.storage import PartitionName, StoredOffset
 from tfmq.protocol.commands import Locate, Metadata
@@ -39,12 +39,12 @@ MISSING_SECONDS_MAX: Final = 1.0
 """Delay before a missing topic is requested again, doubled up to the maximum."""
 
 
-class Group(NamedTuple):
+class GroupParts(NamedTuple):
     """What a consumer in a group has in addition to a consumer without one."""
 
     membership: Membership
     offsets: GroupOffsets
-    handover: Handover
+    rebalance: Rebalance
 
 
 class Assignment:
@@ -56,249 +56,261 @@ class Assignment:
     def __init__(
         self,
         options: ConsumerOptions,
-        link: Link,
+        link: ClientConnection,
         fetcher: Fetcher,
         positions: Positions,
-        group: Group | None,
+        group: GroupParts | None,
         changed: Callable[[], None],
         void: Callable[[PartitionName], None],
     ) -> None:
-        self.looked = False
+        self.discovered = False
         self._options = options
         self._link = link
-        self._looking = Looking(options, link)
+        self._metadata = MetadataRefresh(options, link)
         self._fetcher = fetcher
         self._positions = positions
         self._group = group
         self._changed = changed
-        self._void = void
-        self._told_trouble = ""
+        self._cancel_fetch = void
+        self._logged_trouble = ""
         self._topics: dict[str, int] = {}
-        self._grants: dict[PartitionName, int] = {}
-        self._ends: dict[PartitionName, Place] = {}
+        self._generations: dict[PartitionName, int] = {}
+        self._latest_positions: dict[PartitionName, ReadPosition] = {}
         """Resolved positions of "latest"."""
-        self._endless: dict[PartitionName, int] | None = None if group and options.start_latest else {}
+        self._latest_unresolved: dict[PartitionName, int] | None = (
+            None if group and options.start_latest else {}
+        )
         """Incarnations of partitions whose "latest" is unresolved; None before the first metadata."""
-        self._news = Flag()
+        self._wake_event = Event()
 
-    def watch(self) -> Operation[None]:
+    def run(self) -> Operation[None]:
         """Refresh the metadata and apply the assignment, for ever.
 
         Raises errors that are not retriable.
         """
         pause, due, again = MISSING_SECONDS, 0.0, True
         while True:
-            self._news = Flag()
+            self._wake_event = Event()
             late, anyhow, again = self._link.now() >= due, again, True
             try:
-                if self._looking.grown or self._unknown() or (late and (anyhow or not self._is_told())):
-                    yield from self._look()
+                if (
+                    self._metadata.count_changed
+                    or self._has_unknown_incarnation()
+                    or (late and (anyhow or not self._is_notified_of_changes()))
+                ):
+                    yield from self._refresh_metadata()
                     late = True
                 if late:
-                    due = self._link.now() + self._options.refresh
-                again = (yield from self._apply()) or self._looking.missing
-                self._told_trouble = "" if not again else self._told_trouble
+                    due = self._link.now() + self._options.refresh_interval
+                again = (yield from self._apply_assignment()) or self._metadata.missing
+                self._logged_trouble = "" if not again else self._logged_trouble
             except TfmqError as trouble:
-                if not trouble.retriable or not self._link.connections:
+                if not trouble.retriable or not self._link.connection_count:
                     raise
-                self._tell_trouble(trouble)
+                self._log_trouble(trouble)
             self._changed()
             wait = due - self._link.now()
             if again:
-                wait, due = min(pause, self._options.refresh), self._link.now()
+                wait, due = min(pause, self._options.refresh_interval), self._link.now()
                 pause = min(pause * 2, MISSING_SECONDS_MAX)
             else:
                 pause = MISSING_SECONDS
-            yield Wait((self._news,), max(0.0, wait))
+            yield Wait((self._wake_event,), max(0.0, wait))
 
-    def _is_told(self) -> bool:
+    def _is_notified_of_changes(self) -> bool:
         """Return whether changes of the metadata are reported without a refresh."""
-        return self._looking.is_told(name for name, feed in self._fetcher.feeds.items() if feed.fetching)
+        return self._metadata.is_notified_of_changes(
+            name for name, feed in self._fetcher.partitions.items() if feed.fetching
+        )
 
     @property
     def wanted(self) -> Mapping[PartitionName, int]:
         """Subscribed partitions that exist now, with the incarnations of their topics."""
-        return self._looking.wanted
+        return self._metadata.wanted
 
-    def counted(self, topic: str, count: int) -> None:
+    def partition_count_seen(self, topic: str, count: int) -> None:
         """Process a topic's partition count from a fetch response.
 
         A change causes a metadata refresh.
         """
-        if self._looking.counted(topic, count):
-            self._news.settle()
+        if self._metadata.partition_count_seen(topic, count):
+            self._wake_event.complete()
 
-    def _look(self) -> Operation[None]:
+    def _refresh_metadata(self) -> Operation[None]:
         """Request the metadata and subscribe the member to the topics found."""
-        yield from self._looking.look()
-        self._drop_remade()
+        yield from self._metadata.refresh()
+        self._drop_recreated()
         if self._group is not None:
-            wanted, subscription = self._looking.wanted, self._options.subscription
-            topics = subscription.asked() or sorted({name.topic for name in wanted})
-            self._group.membership.want(topics, subscription.only(wanted), wanted)
+            wanted, subscription = self._metadata.wanted, self._options.subscription
+            topics = subscription.topics_to_request() or sorted({name.topic for name in wanted})
+            self._group.membership.subscribe(topics, subscription.requested_partitions(wanted), wanted)
 
-    def _unknown(self) -> bool:
+    def _has_unknown_incarnation(self) -> bool:
         """Return whether a partition is assigned whose topic incarnation is not in the metadata."""
         if self._group is None:
             return False
-        share = self._group.membership.share
-        return any(self._looking.wanted.get(name) != each.incarnation for name, each in share.items())
+        share = self._group.membership.assigned
+        return any(self._metadata.wanted.get(name) != each.incarnation for name, each in share.items())
 
-    def _apply(self) -> Operation[bool]:
+    def _apply_assignment(self) -> Operation[bool]:
         """Start new partitions. Return whether some of them must be tried again."""
-        yield from self._find_ends()
-        mine = self._mine()
-        fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.feeds}
+        yield from self._resolve_latest()
+        mine = self._partitions_to_read()
+        fresh = {
+            name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.partitions
+        }
         if fresh:
-            yield from self._take_on(fresh)
-        self.looked = self.looked or self._group is None or self._group.membership.joined
-        return any(name not in self._fetcher.feeds for name in self._mine())
+            yield from self._start_partitions(fresh)
+        self.discovered = self.discovered or self._group is None or self._group.membership.joined
+        return any(name not in self._fetcher.partitions for name in self._partitions_to_read())
 
-    def _mine(self) -> dict[PartitionName, int]:
+    def _partitions_to_read(self) -> dict[PartitionName, int]:
         """Return the partitions to read now, with their incarnations."""
         if self._group is None:
-            return self._looking.wanted
-        share = self._group.membership.share
+            return self._metadata.wanted
+        share = self._group.membership.assigned
         return {
             name: incarnation
-            for name, incarnation in self._looking.wanted.items()
+            for name, incarnation in self._metadata.wanted.items()
             if name in share and share[name].incarnation == incarnation
         }
 
     # The share
 
-    def share_changed(self) -> None:
+    def assignment_changed(self) -> None:
         """Stop partitions that are no longer assigned at once; `run` starts the new ones later."""
         if self._group is None:
             return
-        membership, handover = self._group.membership, self._group.handover
+        membership, handover = self._group.membership, self._group.rebalance
         for name in list(self._positions.names()):
-            grant = self._grants.get(name)
-            held = membership.held.get(name)
+            grant = self._generations.get(name)
+            held = membership.owned.get(name)
             if held is None or held.grant != grant:
                 self._stop_reading(name)
-                handover.lost(name)
-                self._grants.pop(name, None)
-            elif name not in membership.share:
-                if name in self._fetcher.feeds:
+                handover.partition_lost(name)
+                self._generations.pop(name, None)
+            elif name not in membership.assigned:
+                if name in self._fetcher.partitions:
                     self._stop_reading(name)
                     handover.revoke(name)
-            elif handover.back(name):
-                self._add_feed(name, held.incarnation, self._positions.handed_out(name))
-        leaving = membership.held.keys() - membership.share.keys()
+            elif handover.unrevoke(name):
+                self._add_partition(name, held.incarnation, self._positions.delivered_position(name))
+        leaving = membership.owned.keys() - membership.assigned.keys()
         membership.release(
             [name for name in leaving if name not in self._positions]
         )  # reading of these never started
-        self._news.settle()
+        self._wake_event.complete()
 
-    def refused(self, names: Iterable[PartitionName]) -> None:
+    def partitions_fenced(self, names: Iterable[PartitionName]) -> None:
         """Drop partitions that were fenced in a commit, because another member owns them."""
         if self._group is not None:
-            self._group.membership.refused(names)
-            self.share_changed()
+            self._group.membership.partitions_fenced(names)
+            self.assignment_changed()
 
     def _stop_reading(self, name: PartitionName) -> None:
         """Stop fetching and delivering a partition.
 
         A loop over its batch ends after the current message.
         """
-        self._void(name)
-        if name in self._fetcher.feeds:
+        self._cancel_fetch(name)
+        if name in self._fetcher.partitions:
             self._fetcher.remove(name)
         if self._positions.ready is not None and self._positions.ready.name == name:
-            self._positions.drop_ready()
+            self._positions.drop_ready_batch()
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state in a forked child: all partitions belong to the parent."""
         for name in list(self._positions.names()):
             self._stop_reading(name)
-            self._positions.lose(name)
-        self._grants.clear()
-        self.looked = False
+            self._positions.remove_lost(name)
+        self._generations.clear()
+        self.discovered = False
 
     # Positions
 
-    def locate(self, name: PartitionName, incarnation: int, question: Question) -> Operation[Place]:
+    def locate(self, name: PartitionName, incarnation: int, start: StartPosition) -> Operation[ReadPosition]:
         """Ask the broker for the position that `start` names."""
-        request = Locate(name.topic, incarnation, name.partition, question.by, question.value)
-        reply = yield from ask(self._link, request, self._link.now() + self._options.timeout)
-        return Place(reply.offset, reply.ordinal, reply.epoch)
+        request = Locate(name.topic, incarnation, name.partition, start.by, start.value)
+        reply = yield from request_with_retries(self._link, request, self._link.now() + self._options.timeout)
+        return ReadPosition(reply.offset, reply.ordinal, reply.epoch)
 
-    def _drop_remade(self) -> None:
+    def _drop_recreated(self) -> None:
         """Drop failed partitions of a topic that was deleted and created again.
 
         They are started as new ones, but only after the failure was raised to the user.
         """
-        for name, feed in list(self._fetcher.feeds.items()):
+        for name, feed in list(self._fetcher.partitions.items()):
             if (
-                feed.told
+                feed.failure_raised
                 and isinstance(feed.failure, UnknownTopic)
-                and self._looking.wanted.get(name, 0) not in (0, feed.incarnation)
+                and self._metadata.wanted.get(name, 0) not in (0, feed.incarnation)
             ):
                 self._fetcher.remove(name)
                 self._positions.remove(name)
 
-    def _find_ends(self) -> Operation[None]:
+    def _resolve_latest(self) -> Operation[None]:
         """Resolve "latest" for the partitions where this is still to be done."""
-        if self._endless is None:
-            assert self._group is not None and self._looking.first is not None
-            stored = yield from self._group.offsets.read(self._looking.first, while_busy=False, others=True)
+        if self._latest_unresolved is None:
+            assert self._group is not None and self._metadata.initial is not None
+            stored = yield from self._group.offsets.read(
+                self._metadata.initial, while_busy=False, others=True
+            )
             begun = {(name.topic, each.incarnation) for name, each in stored.items()}
-            self._endless = {
-                n: each for n, each in self._looking.first.items() if (n.topic, each) not in begun
+            self._latest_unresolved = {
+                n: each for n, each in self._metadata.initial.items() if (n.topic, each) not in begun
             }
-        if self._endless:
-            questions = dict.fromkeys(self._endless, LATEST)
-            self._ends |= yield from self._locate_all(self._endless, questions)
-            self._endless = {
+        if self._latest_unresolved:
+            questions = dict.fromkeys(self._latest_unresolved, LATEST)
+            self._latest_positions |= yield from self._locate_all(self._latest_unresolved, questions)
+            self._latest_unresolved = {
                 name: incarnation
-                for name, incarnation in self._endless.items()
-                if name not in self._ends and self._looking.wanted.get(name) == incarnation
+                for name, incarnation in self._latest_unresolved.items()
+                if name not in self._latest_positions and self._metadata.wanted.get(name) == incarnation
             }
 
-    def _take_on(self, fresh: Mapping[PartitionName, int]) -> Operation[None]:
+    def _start_partitions(self, fresh: Mapping[PartitionName, int]) -> Operation[None]:
         """Claim the partitions, find their start positions, and start reading them."""
         stored: dict[PartitionName, StoredOffset] = {}
         grants: dict[PartitionName, int] = {}
         refused: set[PartitionName] = set()
         if self._group is not None:
-            share, offsets = self._group.membership.share, self._group.offsets
+            share, offsets = self._group.membership.assigned, self._group.offsets
             grants = {name: share[name].grant for name in fresh}
             claimed, refused = yield from offsets.claim(fresh)
             stored = (yield from offsets.read(fresh, while_busy=False)) | claimed
             if not all(name in stored and stored[name].incarnation == each for name, each in fresh.items()):
                 # No offset for some partition: find out whether the group has any for their topics. Only then
                 # ask for all partitions, since each of a thousand members may do so.
-                wanted = self._looking.wanted
+                wanted = self._metadata.wanted
                 stored = (yield from offsets.read(wanted, while_busy=False, others=True)) | stored
-            self._tell_refused(refused)
+            self._log_refused(refused)
         known = {name.topic: each.incarnation for name, each in stored.items()}
-        places: dict[PartitionName, Place] = {}
-        questions: dict[PartitionName, Question] = {}
+        places: dict[PartitionName, ReadPosition] = {}
+        questions: dict[PartitionName, StartPosition] = {}
         for name, incarnation in fresh.items():
             kept = stored.get(name)
-            if name in refused or name in (self._endless or ()):
+            if name in refused or name in (self._latest_unresolved or ()):
                 continue
             if kept is not None and kept.incarnation == incarnation:
-                places[name] = place_of(name, kept)
-            elif name in self._ends and not self._appeared(name, incarnation):
-                places[name] = self._ends[name]
-            elif known.get(name.topic) == incarnation or self._appeared(name, incarnation):
+                places[name] = read_position_of(name, kept)
+            elif name in self._latest_positions and not self._is_new_partition(name, incarnation):
+                places[name] = self._latest_positions[name]
+            elif known.get(name.topic) == incarnation or self._is_new_partition(name, incarnation):
                 questions[name] = EARLIEST
             elif self._options.start.exact:
-                places[name] = Place(self._options.start.value, UNKNOWN, UNKNOWN)
+                places[name] = ReadPosition(self._options.start.value, UNKNOWN, UNKNOWN)
             else:
                 questions[name] = self._options.start
         places |= yield from self._locate_all(fresh, questions)
         if self._options.start_latest:
-            stored |= yield from self._save_first(fresh, grants, places, stored)
-        self._begin(fresh, grants, places, stored)
+            stored |= yield from self._commit_start_positions(fresh, grants, places, stored)
+        self._start_reading(fresh, grants, places, stored)
 
-    def _save_first(
+    def _commit_start_positions(
         self,
         fresh: Mapping[PartitionName, int],
         grants: Mapping[PartitionName, int],
-        places: dict[PartitionName, Place],
+        positions: dict[PartitionName, ReadPosition],
         stored: Mapping[PartitionName, StoredOffset],
     ) -> Operation[dict[PartitionName, StoredOffset]]:
         """Commit start positions that the group does not have, whatever `commits` is.
@@ -309,7 +321,7 @@ class Assignment:
             return {}
         rows = {
             name: StoredOffset(place.offset, 0, fresh[name], place.epoch, grants[name])
-            for name, place in places.items()
+            for name, place in positions.items()
             if name not in stored or stored[name].incarnation != fresh[name]
         }
         if not rows:
@@ -318,20 +330,20 @@ class Assignment:
         refused = yield from self._group.offsets.save(rows, until)
         generation_of = self._group.membership.generation_of
         for name in refused:
-            places.pop(name, None)
+            positions.pop(name, None)
         if lost := [name for name in refused if generation_of(name) == grants[name]]:
-            self.refused(lost)
+            self.partitions_fenced(lost)
         return {name: row for name, row in rows.items() if name not in refused}
 
-    def _begin(
+    def _start_reading(
         self,
         fresh: Mapping[PartitionName, int],
         grants: Mapping[PartitionName, int],
-        places: Mapping[PartitionName, Place],
+        places: Mapping[PartitionName, ReadPosition],
         stored: Mapping[PartitionName, StoredOffset],
     ) -> None:
         """Start reading partitions whose position is known and whose assignment did not change."""
-        share = {} if self._group is None else self._group.membership.share
+        share = {} if self._group is None else self._group.membership.assigned
         taken = []
         for name, place in places.items():
             if self._group is not None and (name not in share or share[name].grant != grants[name]):
@@ -339,38 +351,42 @@ class Assignment:
             kept = stored.get(name)
             saved = kept.offset if kept and place.offset == kept.offset else None
             self._positions.add(name, place, saved, fresh[name])
-            self._add_feed(name, fresh[name], place)
-            self._grants[name] = grants.get(name, 0)
+            self._add_partition(name, fresh[name], place)
+            self._generations[name] = grants.get(name, 0)
             self._topics[name.topic] = fresh[name]
             taken.append(name)
         if self._group is not None:
-            self._group.handover.came(taken)
+            self._group.rebalance.assigned(taken)
 
-    def _add_feed(self, name: PartitionName, incarnation: int, place: Place) -> None:
+    def _add_partition(self, name: PartitionName, incarnation: int, place: ReadPosition) -> None:
         """Add the partition to the fetcher."""
-        decoder = Decoder(name.topic, name.partition, incarnation, codec_of(self._options.codec, name.topic))
-        self._fetcher.add(Feed(name, incarnation, place, decoder))
+        decoder = Decoder(
+            name.topic, name.partition, incarnation, select_codec(self._options.codec, name.topic)
+        )
+        self._fetcher.add(PartitionFetchState(name, incarnation, place, decoder))
         log.debug("Reading %s from offset %d.", name, place.offset)
 
-    def _appeared(self, name: PartitionName, incarnation: int) -> bool:
+    def _is_new_partition(self, name: PartitionName, incarnation: int) -> bool:
         """Return whether the partition was created after the first metadata response.
 
         Such a partition is read from its start.
         """
-        if self._looking.first is None or self._looking.first.get(name) == incarnation:
+        if self._metadata.initial is None or self._metadata.initial.get(name) == incarnation:
             return False
         return self._options.start_latest or self._topics.get(name.topic) == incarnation
 
     def _locate_all(
-        self, fresh: Mapping[PartitionName, int], questions: Mapping[PartitionName, Question]
-    ) -> Operation[dict[PartitionName, Place]]:
+        self, fresh: Mapping[PartitionName, int], questions: Mapping[PartitionName, StartPosition]
+    ) -> Operation[dict[PartitionName, ReadPosition]]:
         """Return the positions for `questions`, all requested at once.
 
         Retriable failures and unknown topics are left out and tried again at the next check; other errors are
         raised.
         """
-        calls: dict[PartitionName, Call] = {
-            name: self._link.call(Locate(name.topic, fresh[name], name.partition, each.by, each.value))
+        calls: dict[PartitionName, PendingRequest] = {
+            name: self._link.send_request(
+                Locate(name.topic, fresh[name], name.partition, each.by, each.value)
+            )
             for name, each in questions.items()
         }
         found = {}
@@ -385,7 +401,7 @@ class Assignment:
                 ):
                     raise call.error
                 if call.error is None:
-                    found[name] = Place(call.reply.offset, call.reply.ordinal, call.reply.epoch)
+                    found[name] = ReadPosition(call.reply.offset, call.reply.ordinal, call.reply.epoch)
         finally:
             for call in calls.values():
                 self._link.abandon(call)
@@ -393,21 +409,21 @@ class Assignment:
 
     # Logging
 
-    def _tell_trouble(self, trouble: TfmqError) -> None:
+    def _log_trouble(self, trouble: TfmqError) -> None:
         """Log once why the offsets cannot be read: a transaction in doubt, or a storage failure."""
-        if trouble.sentence != self._told_trouble:
-            self._told_trouble = trouble.sentence
+        if trouble.sentence != self._logged_trouble:
+            self._logged_trouble = trouble.sentence
             log.warning("Group %s waits for its offsets: %s", self._options.group, trouble)
 
-    def _tell_refused(self, refused: Iterable[PartitionName]) -> None:
+    def _log_refused(self, refused: Iterable[PartitionName]) -> None:
         """Log once which partitions the offset storage refused.
 
         This is transient if another member has just got them, and permanent if the storage has generations of
         another broker's lifetime.
         """
         names = ", ".join(map(str, sorted(refused)))
-        if names and names != self._told_trouble:
-            self._told_trouble = names
+        if names and names != self._logged_trouble:
+            self._logged_trouble = names
             log.warning(
                 "Group %s: the offset storage has a later generation of %s; trying again.",
                 self._options.group,
@@ -415,22 +431,22 @@ class Assignment:
             )
 
 
-def place_of(name: PartitionName, kept: StoredOffset) -> Place:
+def read_position_of(name: PartitionName, kept: StoredOffset) -> ReadPosition:
     """Return the read position of a stored offset. Raises NotSupported for one inside a batch."""
     if kept.index:
         raise NotSupported(
             f"{name}: the group's offset is inside a compressed batch, which this release cannot read;"
             " use a newer client."
         )
-    return Place(kept.offset, UNKNOWN, kept.epoch)
+    return ReadPosition(kept.offset, UNKNOWN, kept.epoch)
 
 
 NEVER: Final = float("inf")
-TOLD_SECONDS: Final = 600.0
+NOTIFIED_REFRESH_SECONDS: Final = 600.0
 """Refresh interval where changes are reported anyway: cheap even with many idle consumers."""
 
 
-class Looking:
+class MetadataRefresh:
     """Topic metadata of a subscription, and when to refresh it.
 
     It is refreshed at the start, and every `refresh` seconds where changes are not reported: for a pattern,
@@ -439,58 +455,62 @@ class Looking:
     incarnation of each partition's topic.
     """
 
-    def __init__(self, options: ConsumerOptions, link: Link) -> None:
+    def __init__(self, options: ConsumerOptions, link: ClientConnection) -> None:
         self.wanted: dict[PartitionName, int] = {}
         """Subscribed partitions that exist now."""
-        self.first: dict[PartitionName, int] | None = None
+        self.initial: dict[PartitionName, int] | None = None
         """Subscribed partitions at the first metadata response."""
         self.missing = False
         """Whether something named in the subscription does not exist."""
-        self.grown = False
+        self.count_changed = False
         """Whether a topic has another partition count than in the last metadata."""
         self._options = options
         self._link = link
-        self._told_by_group = options.group is not None and options.coordinator is None
-        self._looked_at = 0.0
+        self._notified_by_group = options.group is not None and options.coordinator is None
+        self._refreshed_at = 0.0
         self._counts: dict[str, int] = {}
-        self._told_counts: dict[str, int] = {}
-        self._told_missing: set[str] = set()
+        self._seen_counts: dict[str, int] = {}
+        self._logged_missing: set[str] = set()
 
-    def look(self) -> Operation[None]:
+    def refresh(self) -> Operation[None]:
         """Request the metadata."""
-        self.grown, self._looked_at = False, self._link.now()
+        self.count_changed, self._refreshed_at = False, self._link.now()
         subscription = self._options.subscription
-        reply = yield from ask(self._link, Metadata(subscription.asked()), NEVER)
+        reply = yield from request_with_retries(self._link, Metadata(subscription.topics_to_request()), NEVER)
         self._counts = {row.name: len(row.partitions) for row in reply.topics}
-        self.wanted = subscription.wanted(reply.topics)
-        if self.first is None:
-            self.first = dict(self.wanted)
-        missing = subscription.missing(self.wanted)
+        self.wanted = subscription.subscribed_partitions(reply.topics)
+        if self.initial is None:
+            self.initial = dict(self.wanted)
+        missing = subscription.missing_names(self.wanted)
         self.missing = bool(missing)
-        self._tell_missing(missing)
+        self._log_missing(missing)
 
-    def is_told(self, waiting: Iterable[PartitionName]) -> bool:
+    def is_notified_of_changes(self, waiting: Iterable[PartitionName]) -> bool:
         """Return whether a change would have been reported, given fetches in flight for `waiting`."""
         pattern = self._options.subscription.pattern
-        if self.missing or pattern is not None or self._link.now() >= self._looked_at + TOLD_SECONDS:
+        if (
+            self.missing
+            or pattern is not None
+            or self._link.now() >= self._refreshed_at + NOTIFIED_REFRESH_SECONDS
+        ):
             return False
         topics = {name.topic for name in self.wanted}
-        return self._told_by_group or topics <= {name.topic for name in waiting}
+        return self._notified_by_group or topics <= {name.topic for name in waiting}
 
-    def counted(self, topic: str, count: int) -> bool:
+    def partition_count_seen(self, topic: str, count: int) -> bool:
         """Record a topic's partition count from a fetch response.
 
         Return whether a refresh is needed.
         """
-        if self._told_counts.get(topic) == count:
+        if self._seen_counts.get(topic) == count:
             return False
-        self._told_counts[topic] = count
-        self.grown = not self._told_by_group and self._counts.get(topic, count) != count
-        return self.grown
+        self._seen_counts[topic] = count
+        self.count_changed = not self._notified_by_group and self._counts.get(topic, count) != count
+        return self.count_changed
 
-    def _tell_missing(self, missing: list[str]) -> None:
+    def _log_missing(self, missing: list[str]) -> None:
         """Log each missing topic or partition once."""
         for name in missing:
-            if name not in self._told_missing:
-                self._told_missing.add(name)
+            if name not in self._logged_missing:
+                self._logged_missing.add(name)
                 log.warning("%s does not exist yet; waiting for it. Reading never creates a topic.", name)

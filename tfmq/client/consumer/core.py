@@ -16,16 +16,16 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from tfmq.client.connection.connection import NEVER, Call, Link
-from tfmq.client.consumer.assignment import Assignment, Group, place_of
-from tfmq.client.consumer.fetcher import Feed, Fetcher, Fetching, fetcher_of
-from tfmq.client.consumer.membership import Membership, membership_of
+from tfmq.client.connection.connection import NEVER, ClientConnection, PendingRequest
+from tfmq.client.consumer.assignment import Assignment, GroupParts, read_position_of
+from tfmq.client.consumer.fetcher import Fetcher, FetchSession, PartitionFetchState, create_fetcher
+from tfmq.client.consumer.membership import Membership, create_membership
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.offset_commit import GroupOffsets, Saving
-from tfmq.client.consumer.options import ConsumerOptions, Question
-from tfmq.client.consumer.positions import UNKNOWN, Place, Positions, partition_of
-from tfmq.client.consumer.rebalance import Handover
-from tfmq.client.operation import Flag, Operation, Run, Task, Tasks, Wait, inline
+from tfmq.client.consumer.offset_commit import GroupOffsets, OffsetCommitter
+from tfmq.client.consumer.options import ConsumerOptions, StartPosition
+from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition, partition_of
+from tfmq.client.consumer.rebalance import Rebalance
+from tfmq.client.operation import BackgroundTasks, Event, Executor, Operation, Task, Wait, run_inline
 from tfmq.errors import (
     BadRequest,
     Closed,
@@ -40,13 +40,13 @@ from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Locate
 
 log = logging.getLogger("tfmq.consumer")
 
-LOOKS: Final = 3
+POLL_CHECKS_MAX: Final = 3
 """Checks of a `poll` after its timeout, while news arrive: partitions, offsets, messages."""
-SILENCE_SECONDS: Final = 0.1
+HEARTBEAT_CHECK_SECONDS: Final = 0.1
 """Interval for checking an overdue heartbeat; until one succeeds, nothing is delivered."""
 
 
-class Consuming:
+class ConsumerCore:
     """State and operations of one consumer, shared by the blocking, asyncio and Twisted APIs.
 
     The driver runs `tasks` with its timers. `run` executes calls of offset storages, which may block.
@@ -57,51 +57,57 @@ class Consuming:
     def __init__(
         self,
         options: ConsumerOptions,
-        link: Link,
-        run: Run = inline,
+        link: ClientConnection,
+        run: Executor = run_inline,
         *,
-        attend: Callable[[], None],
+        wake_driver: Callable[[], None],
         flush: Callable[[], None],
-        raise_flag: Callable[[Flag], None] = Flag.settle,
+        raise_flag: Callable[[Event], None] = Event.complete,
     ) -> None:
-        self.attend = attend
+        self.wake_driver = wake_driver
         self.options = options
         self.link = link
         self.closed = False
-        self.messages = 0
-        self.stop_asked = Flag()
-        self.held: set[PartitionName] = set()
+        self.message_count = 0
+        self.stop_requested = Event()
+        self.suspended: set[PartitionName] = set()
         """Partitions withheld from delivery: handlers have enough, or a rewind is pending."""
-        self.tasks = Tasks(link.now)
+        self.tasks = BackgroundTasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
-        self.fetcher = fetcher_of(options)
-        self.fetching = Fetching(options, link, self.fetcher, arrived=self._arrived, flush=flush)
+        self.fetcher = create_fetcher(options)
+        self.fetch_session = FetchSession(
+            options, link, self.fetcher, arrived=self._notify_change, flush=flush
+        )
         self.membership: Membership | None = None
         group = None
         if options.group is not None:
-            member = self.membership = membership_of(options, link, self._share_changed, raise_flag)
+            member = self.membership = create_membership(options, link, self._assignment_changed, raise_flag)
             self.offsets = GroupOffsets(link, member, run, options.storage)
-            self._saving = Saving(options, link, self.positions, member, self.offsets)
-            self.handover = Handover(options, link, self.positions, self._saving, member)
-            group = Group(member, self.offsets, self.handover)
-            self.positions.ledgers.freed = self.handover.look
-            self.handover.told = lambda: raise_flag(self._arrival)
+            self._offset_committer = OffsetCommitter(options, link, self.positions, member, self.offsets)
+            self.rebalance = Rebalance(options, link, self.positions, self._offset_committer, member)
+            group = GroupParts(member, self.offsets, self.rebalance)
+            self.positions.ack_trackers.on_handlers_idle = self.rebalance.wake
+            self.rebalance.on_callback_returned = lambda: raise_flag(self._change_event)
         self.assignment = Assignment(
-            options, link, self.fetcher, self.positions, group, self._arrived, self.fetching.void
+            options, link, self.fetcher, self.positions, group, self._notify_change, self.fetch_session.cancel
         )
-        self.fetching.counted = self.assignment.counted
+        self.fetch_session.on_partition_count = self.assignment.partition_count_seen
         if group is not None:
-            self._saving.refused = self.assignment.refused
-        self._arrival = Flag()
-        self._beside: dict[Callable[[], Operation[None]], Task | None] = dict.fromkeys(self._operations())
-        self._failures: list[Exception] = []
+            self._offset_committer.on_fenced = self.assignment.partitions_fenced
+        self._change_event = Event()
+        self._background_tasks: dict[Callable[[], Operation[None]], Task | None] = dict.fromkeys(
+            self._background_operations()
+        )
+        self._task_failures: list[Exception] = []
 
-    def _operations(self) -> list[Callable[[], Operation[None]]]:
+    def _background_operations(self) -> list[Callable[[], Operation[None]]]:
         """Return the background operations; none of them ever ends by itself."""
         if self.membership is None:
-            return [self.assignment.watch]
-        found = [self.assignment.watch, self.membership.live, self.handover.watch]
-        return [*found, self._saving.keep] if self.options.commits == "auto" else found
+            return [self.assignment.run]
+        found = [self.assignment.run, self.membership.run, self.rebalance.run]
+        return (
+            [*found, self._offset_committer.commit_periodically] if self.options.commits == "auto" else found
+        )
 
     # Delivery
 
@@ -110,12 +116,12 @@ class Consuming:
 
         The loop sets `positions.current` to each message before it hands the message out.
         """
-        self._settle()
-        while (yield from self._receive(NEVER)):
+        self._ack_delivered()
+        while (yield from self._wait_for_batch(NEVER)):
             if self.options.commits != "before":
-                self.messages += len(self.positions.loop())
-                return self.positions.lend()
-            if found := (yield from self._saved_first(1)):
+                self.message_count += len(self.positions.ready_messages())
+                return self.positions.hand_out()
+            if found := (yield from self._commit_before_delivery(1)):
                 return found
         return None
 
@@ -124,27 +130,27 @@ class Consuming:
         if count < 1:
             raise BadRequest(f"max_messages={count} is not possible; it must be at least 1.")
         until = NEVER if seconds is None else self.link.now() + seconds
-        self._settle()
-        while (yield from self._receive(until)):
+        self._ack_delivered()
+        while (yield from self._wait_for_batch(until)):
             if self.options.commits == "before":
-                found = yield from self._saved_first(count)
+                found = yield from self._commit_before_delivery(count)
             else:
-                found = self.positions.poll(count)
-                while len(found) < count and self._take():
-                    found += self.positions.poll(count - len(found))
-                self.messages += len(found)
+                found = self.positions.take_ready_messages(count)
+                while len(found) < count and self._decode_next_batch():
+                    found += self.positions.take_ready_messages(count - len(found))
+                self.message_count += len(found)
             if found:
                 return found
         return []
 
-    def _settle(self) -> None:
+    def _ack_delivered(self) -> None:
         """Ack what was delivered, because the caller asks for more, and wake what waits for that."""
-        self.positions.ledgers.check_free()
-        self.positions.settle()
+        self.positions.ack_trackers.raise_if_run_active()
+        self.positions.ack_delivered()
         if self.membership is not None:
-            self.handover.asked()
+            self.rebalance.poll_called()
 
-    def _receive(self, until: float) -> Operation[bool]:
+    def _wait_for_batch(self, until: float) -> Operation[bool]:
         """Wait for a batch with messages.
 
         Return False after `stop`, or when `until` passed without one. The connection is checked at least
@@ -152,84 +158,93 @@ class Consuming:
         """
         looks = 0
         while True:
-            came = self._arrival.done
-            self._raise_failures()
-            if self.membership is not None and self.handover.has_news:
-                yield from self.handover.tell()
+            came = self._change_event.done
+            self._check_tasks()
+            if self.membership is not None and self.rebalance.has_pending_callbacks:
+                yield from self.rebalance.run_callbacks()
                 continue
-            if self.positions.stopped or self.look():
+            if self.positions.stopped or self.prepare_batch():
                 return not self.positions.stopped
             remaining = until - self.link.now()
-            if remaining <= 0 and looks and (looks >= LOOKS or not came):
+            if remaining <= 0 and looks and (looks >= POLL_CHECKS_MAX or not came):
                 return False
             looks += 1
-            yield self.news(max(0.0, remaining))
+            yield self.wait_for_change(max(0.0, remaining))
 
-    def look(self) -> bool:
+    def prepare_batch(self) -> bool:
         """Return whether a batch is ready; decode the next fetch response if none is.
 
         Raises the failure of a partition or of a background task.
         """
-        self._raise_failures()
-        self._arrival = Flag() if self._arrival.done else self._arrival
-        if self.silent:
+        self._check_tasks()
+        self._change_event = Event() if self._change_event.done else self._change_event
+        if self.heartbeat_overdue:
             return False
-        if self.positions.loop() or self._take():  # left over by a poll() in another thread
+        if (
+            self.positions.ready_messages() or self._decode_next_batch()
+        ):  # left over by a poll() in another thread
             return True
-        if (failure := self.fetcher.failure() or self.fetcher.standstill()) is not None:
+        if (failure := self.fetcher.next_failure() or self.fetcher.all_stopped_failure()) is not None:
             raise failure
         return False
 
     @property
-    def silent(self) -> bool:
+    def heartbeat_overdue(self) -> bool:
         """Whether the heartbeat is so old that other members may own the partitions read here."""
-        return self.membership is not None and bool(self.fetcher.feeds) and not self.membership.may_hand_out()
+        return (
+            self.membership is not None
+            and bool(self.fetcher.partitions)
+            and not self.membership.may_deliver()
+        )
 
-    def news(self, seconds: float, *flags: Flag) -> Wait:
+    def wait_for_change(self, seconds: float, *flags: Event) -> Wait:
         """Return an effect that waits for news since `prepare_batch`, `stop`, or one of `flags`."""
         retry = self.fetcher.next_retry()
         if retry is not None:
             seconds = min(seconds, max(0.0, retry - self.link.now()))
-        if self.silent:
-            seconds = min(seconds, SILENCE_SECONDS)
-        return Wait((self._arrival, self.stop_asked, *flags), None if seconds == NEVER else seconds)
+        if self.heartbeat_overdue:
+            seconds = min(seconds, HEARTBEAT_CHECK_SECONDS)
+        return Wait((self._change_event, self.stop_requested, *flags), None if seconds == NEVER else seconds)
 
-    def _take(self) -> bool:
+    def _decode_next_batch(self) -> bool:
         """Decode fetch responses until a batch has messages. Return False if there is none."""
-        self.fetching.send()  # the broker works on the next response while this one is decoded
-        taken, held = False, self.held if self.membership is None else self.held | self.handover.untold
+        self.fetch_session.send_fetches()  # the broker works on the next response while this one is decoded
+        taken, held = (
+            False,
+            self.suspended if self.membership is None else self.suspended | self.rebalance.unannounced,
+        )
         try:
-            while (batch := self.fetching.take(held)) is not None:
-                self.positions.begin(batch)
+            while (batch := self.fetch_session.next_batch(held)) is not None:
+                self.positions.set_ready_batch(batch)
                 if batch.messages:
                     break
             taken = True
         finally:
             if not taken:  # Interrupted (Ctrl-C) during decoding: read again what was not delivered.
-                self._rewind()
-        self.fetching.send()
+                self._rewind_to_delivered()
+        self.fetch_session.send_fetches()
         return batch is not None
 
-    def _saved_first(self, count: int) -> Operation[list[ReceivedMessage]]:
+    def _commit_before_delivery(self, count: int) -> Operation[list[ReceivedMessage]]:
         """Commit up to `count` ready messages, then return those whose commit succeeded.
 
         After a failed commit the messages are delivered again later.
         """
-        messages = self.positions.poll(count)
+        messages = self.positions.take_ready_messages(count)
         if not messages:
             return []
         name = partition_of(first := messages[0])
-        self.positions.settle()
+        self.positions.ack_delivered()
         saved = False
         try:
-            refused = yield from self.save()
+            refused = yield from self.commit_acked()
             saved = True
         finally:
-            if not saved and name in self.fetcher.feeds:
-                self.go_to(name, Place(first.offset, first.ordinal, first.origin.epoch))
+            if not saved and name in self.fetcher.partitions:
+                self.set_position(name, ReadPosition(first.offset, first.ordinal, first.origin.epoch))
         if name in refused:
             return []
-        self.messages += len(messages)
+        self.message_count += len(messages)
         return messages
 
     def stop(self) -> None:
@@ -241,105 +256,105 @@ class Consuming:
 
     # Positions
 
-    def go_to(self, name: PartitionName, place: Place) -> None:
+    def set_position(self, name: PartitionName, position: ReadPosition) -> None:
         """Continue reading and delivering the partition at `position`."""
-        self.held.discard(name)
-        self.fetching.void(name)
-        self.positions.seek(name, place)
-        self.fetcher.seek(name, place)
+        self.suspended.discard(name)
+        self.fetch_session.cancel(name)
+        self.positions.seek(name, position)
+        self.fetcher.seek(name, position)
 
-    def again(self, message: ReceivedMessage) -> None:
+    def redeliver_from(self, message: ReceivedMessage) -> None:
         """Redeliver `message` and those after it, unless its partition is already rewound that far."""
         name = partition_of(message)
-        if name in self.fetcher.feeds and not self.comes_again(message):
-            self.go_to(name, Place(message.offset, message.ordinal, message.origin.epoch))
+        if name in self.fetcher.partitions and not self.will_redeliver(message):
+            self.set_position(name, ReadPosition(message.offset, message.ordinal, message.origin.epoch))
 
-    def comes_again(self, message: ReceivedMessage) -> bool:
+    def will_redeliver(self, message: ReceivedMessage) -> bool:
         """Return whether a rewind or seek causes `message` to be delivered again."""
         name = partition_of(message)
-        return name in self.positions and self.positions.handed_out(name).offset <= message.offset
+        return name in self.positions and self.positions.delivered_position(name).offset <= message.offset
 
-    def _rewind(self) -> None:
+    def _rewind_to_delivered(self) -> None:
         """Continue reading after the last delivered message of each partition.
 
         Drop what was prefetched.
         """
-        self.positions.drop_ready()
-        for name, feed in self.fetcher.feeds.items():
+        self.positions.drop_ready_batch()
+        for name, feed in self.fetcher.partitions.items():
             if feed.failure is None:
-                self.fetcher.seek(name, self.positions.handed_out(name))
+                self.fetcher.seek(name, self.positions.delivered_position(name))
 
-    def seek(self, name: PartitionName, question: Question) -> Operation[None]:
+    def seek(self, name: PartitionName, start: StartPosition) -> Operation[None]:
         """Continue at the position that `start` names; also restarts a stopped partition.
 
         Raises UnknownPartition if the partition is not read here, TimedOut.
         """
-        feed = yield from self._feed(name)
-        place = yield from self.assignment.locate(name, feed.incarnation, question)
+        feed = yield from self._require_partition(name)
+        place = yield from self.assignment.locate(name, feed.incarnation, start)
         # also if the partition was revoked and assigned again: it has another position now
-        if self.fetcher.feeds.get(name) is not feed:
+        if self.fetcher.partitions.get(name) is not feed:
             raise UnknownPartition(f"{name} was assigned to another member of the group meanwhile.")
-        self.go_to(name, place)
+        self.set_position(name, place)
 
     def pause(self, name: PartitionName) -> Operation[None]:
         """Deliver nothing of the partition until `resume`. Raises UnknownPartition, TimedOut."""
-        yield from self._feed(name)
+        yield from self._require_partition(name)
         if (ready := self.positions.ready) is not None and ready.name == name:
-            self.positions.drop_ready()
-            self.fetching.void(name)
-            self.fetcher.seek(name, self.positions.handed_out(name))
+            self.positions.drop_ready_batch()
+            self.fetch_session.cancel(name)
+            self.fetcher.seek(name, self.positions.delivered_position(name))
         self.fetcher.pause(name)
 
     def resume(self, name: PartitionName) -> Operation[None]:
         """Deliver messages of the partition again. Raises UnknownPartition, TimedOut."""
-        yield from self._feed(name)
+        yield from self._require_partition(name)
         self.fetcher.resume(name)
-        self._arrival.settle()
+        self._change_event.complete()
 
-    def _feed(self, name: PartitionName) -> Operation[Feed]:
+    def _require_partition(self, name: PartitionName) -> Operation[PartitionFetchState]:
         """Return the fetch state of a partition.
 
         Raises UnknownPartition if this consumer does not read it once the partitions are known, TimedOut.
         """
-        yield from self._looked(self.link.now() + self.options.timeout)
-        feed = self.fetcher.feeds.get(name)
+        yield from self._wait_for_partitions(self.link.now() + self.options.timeout)
+        feed = self.fetcher.partitions.get(name)
         if feed is None:
             raise UnknownPartition(f"This consumer does not read {name}, or it does not exist yet.")
         return feed
 
-    def _looked(self, until: float) -> Operation[None]:
+    def _wait_for_partitions(self, until: float) -> Operation[None]:
         """Wait until the partitions are known. Raises TimedOut at `until`."""
         while True:
-            self._raise_failures()
-            if self.assignment.looked:
+            self._check_tasks()
+            if self.assignment.discovered:
                 return
             if self.link.now() >= until:
                 raise TimedOut("The broker did not return the partitions in time.")
-            self._arrival = Flag() if self._arrival.done else self._arrival
-            yield Wait((self._arrival,), until - self.link.now())
+            self._change_event = Event() if self._change_event.done else self._change_event
+            yield Wait((self._change_event,), until - self.link.now())
 
     # Queries
 
     def lag(self) -> Operation[Lag]:
         """Return the number of stored messages not delivered yet, including those not fsynced."""
-        yield from self._looked(self.link.now() + self.options.timeout)
-        return (yield from measure(self.link, self.fetcher, self.positions, self.options.timeout))
+        yield from self._wait_for_partitions(self.link.now() + self.options.timeout)
+        return (yield from measure_lag(self.link, self.fetcher, self.positions, self.options.timeout))
 
     def position(self, name: PartitionName) -> Operation[int]:
         """Return the offset after the last delivered message of the partition."""
-        yield from self._feed(name)
-        return self.positions.handed_out(name).offset
+        yield from self._require_partition(name)
+        return self.positions.delivered_position(name).offset
 
     def committed(self, name: PartitionName) -> Operation[int | None]:
         """Return the committed offset of the partition, or None if the group has none."""
-        self.member()
-        feed = yield from self._feed(name)
+        self.require_membership()
+        feed = yield from self._require_partition(name)
         stored = (yield from self.offsets.read([name])).get(name)
         return stored.offset if stored is not None and stored.incarnation == feed.incarnation else None
 
     def stats(self) -> dict[str, Any]:
         """Return counters since the start, and the state of the membership and the partitions."""
-        return counts(self)
+        return consumer_stats(self)
 
     # Commits
 
@@ -348,20 +363,24 @@ class Consuming:
 
         Raises Fenced if one of these partitions belongs to another member by now; the others are committed.
         """
-        self.member()
-        self.positions.ledgers.agree("commit")
-        void_lost(self, message)
-        yield from self._saving.commit(message, self.link.now() + self.options.timeout)
-        self.handover.look()
+        self.require_membership()
+        self.positions.ack_trackers.check_commit_method("commit")
+        redeliver_lost_partitions(self, message)
+        yield from self._offset_committer.commit(message, self.link.now() + self.options.timeout)
+        self.rebalance.wake()
 
-    def save(self) -> Operation[Collection[PartitionName]]:
+    def commit_acked(self) -> Operation[Collection[PartitionName]]:
         """Commit what is acked.
 
         Return the partitions that were fenced; raises what the store raises.
         """
-        return (yield from self._saving.save(self.positions.unsaved, self.link.now() + self.options.timeout))
+        return (
+            yield from self._offset_committer.commit_positions(
+                self.positions.uncommitted_positions, self.link.now() + self.options.timeout
+            )
+        )
 
-    def member(self) -> Membership:
+    def require_membership(self) -> Membership:
         """Return the group membership. Raises Closed, and BadRequest for a consumer without a group."""
         if self.closed:
             raise Closed("The consumer is closed; make a new one.")
@@ -371,53 +390,53 @@ class Consuming:
 
     # Background tasks
 
-    def _arrived(self) -> None:
+    def _notify_change(self) -> None:
         """Wake all waiting callers, because something changed."""
-        self._arrival.settle()
+        self._change_event.complete()
 
-    def _share_changed(self) -> None:
+    def _assignment_changed(self) -> None:
         """Apply a changed assignment and wake all waiting callers."""
-        self.assignment.share_changed()
-        self._arrival.settle()
+        self.assignment.assignment_changed()
+        self._change_event.complete()
 
-    def failed(self, error: Exception) -> None:
+    def task_failed(self, error: Exception) -> None:
         """Record the failure of a background task; the next call raises it."""
-        self._failures.append(error)
-        self._arrival.settle()
+        self._task_failures.append(error)
+        self._change_event.complete()
 
-    def _raise_failures(self) -> None:
+    def _check_tasks(self) -> None:
         """Raise the failure of a background task, or start the tasks that do not run."""
         if self.closed or self.link.state == "closed":
             raise Closed("The consumer is closed; make a new one.")
-        if not self._failures:
-            for operation, task in self._beside.items():
+        if not self._task_failures:
+            for operation, task in self._background_tasks.items():
                 if task is None or task.done:
-                    self._beside[operation] = self.tasks.start(operation(), self.failed)
+                    self._background_tasks[operation] = self.tasks.start(operation(), self.task_failed)
                     if self.membership is not None:
-                        self.attend()
-        if self._failures:
-            raise self._failures.pop(0)
+                        self.wake_driver()
+        if self._task_failures:
+            raise self._task_failures.pop(0)
 
     # Shutdown
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state in a forked child: same positions, own reader.
 
         A group must be joined again.
         """
-        self.fetching.clear()
+        self.fetch_session.clear()
         self.tasks.cancel()
-        self._beside = dict.fromkeys(self._beside)
-        self._arrival = Flag()
-        self.fetcher.renew()
-        self._rewind()
+        self._background_tasks = dict.fromkeys(self._background_tasks)
+        self._change_event = Event()
+        self.fetcher.reset_after_fork()
+        self._rewind_to_delivered()
         if self.membership is not None:
-            self.assignment.renew()
-            self._saving.renew()
-            self.handover.renew()
-            self.membership.renew()
+            self.assignment.reset_after_fork()
+            self._offset_committer.reset_after_fork()
+            self.rebalance.reset_after_fork()
+            self.membership.reset_after_fork()
 
-    def close(self, processed: bool) -> Operation[None]:
+    def close(self, ack_delivered: bool) -> Operation[None]:
         """Commit what is acked and leave the group. A second call does nothing.
 
         With `ack_delivered` everything delivered is acked first. Raises what prevented the commit; partitions
@@ -427,60 +446,62 @@ class Consuming:
             return
         until = self.link.now() + self.options.timeout
         try:
-            if processed:
-                self.positions.settle()
-            self.positions.drop_ready()
+            if ack_delivered:
+                self.positions.ack_delivered()
+            self.positions.drop_ready_batch()
             membership = self.membership
             if membership is not None and membership.joined and self.link.state != "closed":
-                yield from self.handover.tell_the_end()
+                yield from self.rebalance.run_final_callbacks()
                 if self.options.commits != "manual":
-                    yield from self._saving.save(self.positions.unsaved, until)
+                    yield from self._offset_committer.commit_positions(
+                        self.positions.uncommitted_positions, until
+                    )
                 yield from membership.leave(until)
         finally:
             self.closed = True
             self.tasks.cancel()
-            self.fetching.clear()
+            self.fetch_session.clear()
             if self.options.storage is not None:
                 self.options.storage.close()
 
 
-def counts(core: Consuming) -> dict[str, Any]:
+def consumer_stats(core: ConsumerCore) -> dict[str, Any]:
     """Return the counters of `stats()` and the state of each partition."""
     positions, fetcher = core.positions, core.fetcher
     return {
-        "messages": core.messages,
+        "messages": core.message_count,
         "bytes": fetcher.bytes_read,
-        "fetches": fetcher.fetches,
-        "connections": core.link.connections,
-        **_standing(core),
+        "fetches": fetcher.fetch_count,
+        "connections": core.link.connection_count,
+        **_group_stats(core),
         "skipped": fetcher.skipped_count,
         "skipped_ranges": [tuple(each) for each in fetcher.skipped],
         "partitions": {
             str(name): {
-                "offset": positions.handed_out(name).offset,
-                "processed_offset": positions.processed(name).offset,
-                "saved_offset": positions.saved(name),
-                "waiting_bytes": feed.chunk_bytes,
+                "offset": positions.delivered_position(name).offset,
+                "processed_offset": positions.acked_position(name).offset,
+                "saved_offset": positions.committed_offset(name),
+                "waiting_bytes": feed.buffered_bytes,
                 "paused": feed.paused,
                 "stopped": None if feed.failure is None else str(feed.failure),
             }
-            for name, feed in fetcher.feeds.items()
+            for name, feed in fetcher.partitions.items()
         },
     }
 
 
-def _standing(core: Consuming) -> dict[str, Any]:
+def _group_stats(core: ConsumerCore) -> dict[str, Any]:
     """Return the counters of the group membership."""
     if core.membership is None:
         return {"commits": 0, "generation": 0}
-    return {"commits": core.offsets.commits, **core.membership.stats()}
+    return {"commits": core.offsets.commit_count, **core.membership.stats()}
 
 
 RETRY_SECONDS: Final = 1.0
 """Pause before the group's offsets are requested again."""
 
 
-def void_lost(core: Consuming, message: ReceivedMessage | None = None) -> None:
+def redeliver_lost_partitions(core: ConsumerCore, message: ReceivedMessage | None = None) -> None:
     """Redeliver partitions that were lost and assigned again.
 
     Called before the loss is reported to the user, after which the user discards all uncommitted work; so this consumer
@@ -491,12 +512,12 @@ def void_lost(core: Consuming, message: ReceivedMessage | None = None) -> None:
         raise BadRequest(
             f"commit() takes a message that this consumer delivered, or no argument for all of them; not {message!r}."
         )
-    for name in core.positions.lost_and_back(message):
-        forget = core.go_to if name in core.fetcher.feeds else core.positions.seek
-        forget(name, core.positions.processed(name))
+    for name in core.positions.reassigned_after_loss(message):
+        forget = core.set_position if name in core.fetcher.partitions else core.positions.seek
+        forget(name, core.positions.acked_position(name))
 
 
-def go_back(core: Consuming, names: Collection[PartitionName]) -> None:
+def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) -> None:
     """Rewind partitions to their committed offsets after a rolled back transaction.
 
     Call it under the driver's lock. Partitions assigned to handlers of `run` are left alone, because `run`
@@ -505,34 +526,40 @@ def go_back(core: Consuming, names: Collection[PartitionName]) -> None:
     consumer. A `seek` in the meantime takes precedence.
     """
     positions = core.positions
-    found = [name for name in names if name in core.fetcher.feeds and positions.ledgers.get(name) is None]
+    found = [
+        name for name in names if name in core.fetcher.partitions and positions.ack_trackers.get(name) is None
+    ]
     for name in found:
-        offset = positions.saved(name)
-        core.go_to(name, positions.start_of(name) if offset is None else Place(offset, UNKNOWN, UNKNOWN))
-        core.held.add(name)
+        offset = positions.committed_offset(name)
+        core.set_position(
+            name, positions.start_position(name) if offset is None else ReadPosition(offset, UNKNOWN, UNKNOWN)
+        )
+        core.suspended.add(name)
     if found and not core.closed:
-        core.tasks.start(_going_back(core, found), core.failed)
-        _look_around(core)
+        core.tasks.start(_rewind_when_read(core, found), core.task_failed)
+        _wake_waiters(core)
 
 
-def _going_back(core: Consuming, names: Collection[PartitionName]) -> Operation[None]:
+def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> Operation[None]:
     """Read the group's offsets and move to those that differ from what this consumer knew."""
     positions = core.positions
     try:
-        stored = yield from _stored(core, names)
-        for name in core.held.intersection(names, stored, core.fetcher.feeds):
+        stored = yield from _read_committed(core, names)
+        for name in core.suspended.intersection(names, stored, core.fetcher.partitions):
             row = stored[name]
-            if row.incarnation == positions.incarnation(name) and row.offset != positions.saved(name):
-                place = place_of(name, row)
-                positions.note_saved({name: place})
-                core.go_to(name, place)
+            if row.incarnation == positions.incarnation(name) and row.offset != positions.committed_offset(
+                name
+            ):
+                place = read_position_of(name, row)
+                positions.mark_committed({name: place})
+                core.set_position(name, place)
     finally:
-        core.held.difference_update(names)
-    _look_around(core)
+        core.suspended.difference_update(names)
+    _wake_waiters(core)
 
 
-def _stored(
-    core: Consuming, names: Collection[PartitionName]
+def _read_committed(
+    core: ConsumerCore, names: Collection[PartitionName]
 ) -> Operation[dict[PartitionName, StoredOffset]]:
     """Read the group's offsets; retry every `RETRY_SECONDS` on retriable errors, with a warning."""
     while True:
@@ -545,11 +572,11 @@ def _stored(
         yield Wait((), RETRY_SECONDS)
 
 
-def _look_around(core: Consuming) -> None:
+def _wake_waiters(core: ConsumerCore) -> None:
     """Send due requests now and wake the callers that wait, in any thread."""
-    core.fetching.send()
-    core.attend()
-    core.handover.told()
+    core.fetch_session.send_fetches()
+    core.wake_driver()
+    core.rebalance.on_callback_returned()
 
 
 class Lag(int):
@@ -567,15 +594,17 @@ class Lag(int):
         return lag
 
 
-def measure(link: Link, fetcher: Fetcher, positions: Positions, seconds: float) -> Operation[Lag]:
+def measure_lag(
+    link: ClientConnection, fetcher: Fetcher, positions: Positions, seconds: float
+) -> Operation[Lag]:
     """Ask the broker for the ends of all logs, and for the ordinals of positions that have none.
 
     All requests are sent at once. Partitions of deleted topics are left out.
     """
-    places = {name: positions.handed_out(name) for name in fetcher.feeds}
-    ends = {name: _locate(link, fetcher.feeds[name], BY_LATEST, 0, seconds) for name in places}
+    places = {name: positions.delivered_position(name) for name in fetcher.partitions}
+    ends = {name: _locate(link, fetcher.partitions[name], BY_LATEST, 0, seconds) for name in places}
     here = {
-        name: _locate(link, fetcher.feeds[name], BY_OFFSET, place.offset, seconds)
+        name: _locate(link, fetcher.partitions[name], BY_OFFSET, place.offset, seconds)
         for name, place in places.items()
         if place.ordinal == UNKNOWN
     }
@@ -600,8 +629,10 @@ def measure(link: Link, fetcher: Fetcher, positions: Positions, seconds: float) 
     return Lag(lags)
 
 
-def _locate(link: Link, feed: Feed, by: int, value: int, seconds: float) -> Call:
+def _locate(
+    link: ClientConnection, feed: PartitionFetchState, by: int, value: int, seconds: float
+) -> PendingRequest:
     """Send a LOCATE request for a partition."""
-    return link.call(
+    return link.send_request(
         Locate(feed.name.topic, feed.incarnation, feed.name.partition, by, value), seconds=seconds
     )

@@ -17,26 +17,26 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from journal.record.block import control_position, find_next_control
+from journal.record.block import find_next_trailer, trailer_position
 from journal.record.block_trailer import (
-    CONTROL_RECORD,
-    CONTROL_SIZE,
-    CONTROL_VERSION,
-    BadControl,
-    Control,
-    control_mark,
-    decode_control,
+    TRAILER,
+    TRAILER_SIZE,
+    TRAILER_VERSION,
+    BadBlockTrailer,
+    BlockTrailer,
+    decode_trailer,
+    trailer_key,
 )
 from journal.record.format import (
     FLAG_ATTRIBUTE,
     FLAG_CODEC_MASK,
-    FLAG_CONTROL,
     FLAG_FILLER,
     FLAG_TOMBSTONE,
+    FLAG_TRAILER,
     FLAG_VERSION_MASK,
     HEADER_SIZE,
     BadRecord,
-    body_holds,
+    checksum_matches,
     make_log_id,
     records_of,
 )
@@ -45,7 +45,7 @@ from tfmq.errors import Damaged, DecodeFailed
 
 SAME_SIZE_COUNT_MIN: Final = 4
 """With fewer records the set-up of the column-wise path costs more than it saves."""
-STRUCTS_MAX: Final = 512
+LAYOUTS_MAX: Final = 512
 """Size of the cache of struct layouts.
 
 Record sizes repeat, but a sender that uses every size must not fill the memory.
@@ -60,7 +60,7 @@ _PREFIX_SIZE: Final = _PREFIX.size
 _new = tuple.__new__
 
 
-class Decoded(NamedTuple):
+class DecodedBlock(NamedTuple):
     """One decoded block, or several consecutive ones of one record each.
 
     `messages` is in order. The block has offsets `offset` to `next_offset`, and ordinals below
@@ -105,16 +105,16 @@ class Decoder:
         self.incarnation = incarnation
         self.log_id = make_log_id(incarnation, partition)
         self.codec = codec
-        self.handler: Any = None
-        self._singles = SingleBlocks(topic, partition, incarnation, self.log_id, codec)
+        self.failure_handler: Any = None
+        self._singles = SingleBlockDecoder(topic, partition, incarnation, self.log_id, codec)
 
-    def handle_by(self, handler: Any) -> None:
+    def set_failure_handler(self, handler: Any) -> None:
         """Set the handler of failures that the messages' origins refer to."""
-        self.handler = self._singles.handler = handler
+        self.failure_handler = self._singles.failure_handler = handler
 
     def decode(
         self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
-    ) -> Iterator[Decoded]:
+    ) -> Iterator[DecodedBlock]:
         """Decode the blocks of `body`, which has offsets `start` to `next_offset`.
 
         Records before `skip_to` are left out. `gaps`: a tag filter was requested, so blocks may be missing.
@@ -124,59 +124,63 @@ class Decoder:
         place, position, end = start, 0, len(body)
         while position < end:
             if place >= skip_to:
-                run = self._singles.take(body, position, place, next_offset)
+                run = self._singles.decode_run(body, position, place, next_offset)
                 if run.messages:
-                    yield Decoded(run.messages, place, run.next_offset, run.next_ordinal, run.epoch)
+                    yield DecodedBlock(run.messages, place, run.next_offset, run.next_ordinal, run.epoch)
                     position, place = run.position, run.next_offset
                     continue
-            at, control = self._verified(body, position, place, next_offset, gaps)
+            at, control = self._verify_block(body, position, place, next_offset, gaps)
             shift = control.offset - position
-            decoded = self._messages(body, position, at, control, skip_to)
+            decoded = self._create_messages(body, position, at, control, skip_to)
             yield decoded
-            position = at + CONTROL_SIZE
+            position = at + TRAILER_SIZE
             place = position + shift
         if not gaps and place != next_offset:
             raise self._damaged(
                 body, end, place, next_offset, gaps, "bytes are missing at the end of the response"
             )
 
-    def _verified(
+    def _verify_block(
         self, body: bytes, position: int, place: int, next_offset: int, gaps: bool
-    ) -> tuple[int, Control]:
+    ) -> tuple[int, BlockTrailer]:
         """Verify the block at `position`. Return the position of its trailer, and the trailer.
 
         Raises Damaged, DecodeFailed.
         """
         try:
-            at = control_position(body, position)
-            control = decode_control(body, at, self.log_id)
-        except BadControl as bad:
+            at = trailer_position(body, position)
+            control = decode_trailer(body, at, self.log_id)
+        except BadBlockTrailer as bad:
             if bad.version is not None:
                 raise DecodeFailed(f"{self._where(place)}: {bad.reason}; use a newer client.") from None
             raise self._damaged(body, position, place, next_offset, gaps, bad.reason) from None
         except (BadRecord, StructError) as bad:
             raise self._damaged(body, position, place, next_offset, gaps, str(bad)) from None
-        reason = _contradiction(control, at - position, place, next_offset, gaps)
+        reason = _trailer_mismatch(control, at - position, place, next_offset, gaps)
         if not reason and crc32(memoryview(body)[position:at]) != control.crc:
-            reason = f"the block fails its checksum{_bad_records(body[position:at], control.offset)}"
+            reason = f"the block fails its checksum{_describe_bad_records(body[position:at], control.offset)}"
         if reason:
             raise self._damaged(body, position, place, next_offset, gaps, reason)
         return at, control
 
-    def _messages(self, body: bytes, start: int, end: int, control: Control, skip_to: int) -> Decoded:
+    def _create_messages(
+        self, body: bytes, start: int, end: int, control: BlockTrailer, skip_to: int
+    ) -> DecodedBlock:
         """Create the messages of a verified block. Raises Damaged, DecodeFailed."""
         shift = control.offset - start
         following = control.next
         try:
-            columns = _same_size(body, start, end) or _mixed(body, start, end)
-        except _Unreadable as unreadable:
+            columns = _split_same_size(body, start, end) or _split_plain(body, start, end)
+        except _UnreadableRecord as unreadable:
             place = unreadable.position + shift
             raise DecodeFailed(f"{self._where(place)}: {unreadable.reason}") from None
         except (BadRecord, StructError) as bad:
             sentence = f"{self._where(control.offset)}: the block's records do not fit together ({bad})."
             raise Damaged(sentence, first=control.offset, next=following) from None
         self._check_records(columns, control)
-        origin = Origin(self.incarnation, control.append_time, control.epoch, self.codec, self.handler)
+        origin = Origin(
+            self.incarnation, control.append_time, control.epoch, self.codec, self.failure_handler
+        )
         offsets, next_offsets = _offsets(columns.positions, shift, following)
         rows = zip(
             columns.payloads,
@@ -193,9 +197,9 @@ class Decoder:
         messages: list[ReceivedMessage] = list(map(_new, repeat(ReceivedMessage), rows))
         if skip_to > control.offset:
             messages = [each for each in messages if each.offset >= skip_to]
-        return Decoded(messages, control.offset, following, control.next_ordinal, control.epoch)
+        return DecodedBlock(messages, control.offset, following, control.next_ordinal, control.epoch)
 
-    def _check_records(self, columns: _Columns, control: Control) -> None:
+    def _check_records(self, columns: _Columns, control: BlockTrailer) -> None:
         """Raise Damaged for an id 0, and for another number of records than the trailer announces."""
         if 0 in columns.ids:
             sentence = f"{self._where(control.offset)}: a record has the id 0."
@@ -213,10 +217,10 @@ class Decoder:
         """Return the error for the block at `position`, with the next readable offset."""
         following = next_offset
         if not gaps:
-            claim = find_next_control(body, position, offset=place - position, log_id=self.log_id)
+            claim = find_next_trailer(body, position, offset=place - position, log_id=self.log_id)
             if claim is not None:
-                begins = claim.control.offset
-                following = begins if begins > place else claim.control.next
+                begins = claim.trailer.offset
+                following = begins if begins > place else claim.trailer.next
         sentence = f"{self._where(place)} is damaged up to offset {following}: {reason}."
         return Damaged(sentence, first=place, next=following)
 
@@ -225,7 +229,7 @@ class Decoder:
         return f"{self.topic}-{self.partition} at offset {offset}"
 
 
-class _Unreadable(Exception):
+class _UnreadableRecord(Exception):
     """A valid record that this release cannot read."""
 
     def __init__(self, position: int, reason: str) -> None:
@@ -234,7 +238,7 @@ class _Unreadable(Exception):
         self.reason = reason
 
 
-def _contradiction(control: Control, size: int, place: int, next_offset: int, gaps: bool) -> str:
+def _trailer_mismatch(control: BlockTrailer, size: int, place: int, next_offset: int, gaps: bool) -> str:
     """Return why the trailer does not match the block of `size` bytes; "" if it does."""
     if control.size != size:
         return f"the block trailer is for {control.size} bytes, the block has {size}"
@@ -245,7 +249,7 @@ def _contradiction(control: Control, size: int, place: int, next_offset: int, ga
     return ""
 
 
-def _same_size(body: bytes, start: int, end: int) -> _Columns | None:
+def _split_same_size(body: bytes, start: int, end: int) -> _Columns | None:
     """Split records column-wise if all have one size, kind and attribute size; otherwise None."""
     length, _, flag, attribute_size = _PREFIX.unpack_from(body, start)
     size = HEADER_SIZE + length
@@ -260,17 +264,17 @@ def _same_size(body: bytes, start: int, end: int) -> _Columns | None:
     view = memoryview(body)[start:end]
     positions = range(start, end, size)
     if not kind:
-        ids, payloads = zip(*_layout(f">8xQ4x{length}s").iter_unpack(view), strict=True)
+        ids, payloads = zip(*_cached_layout(f">8xQ4x{length}s").iter_unpack(view), strict=True)
         return _Columns(positions, ids, (None,) * number, payloads)
     payload_size = length - 4 - attribute_size
     if payload_size < 0:
         raise BadRecord(start, "an attribute is longer than its record")
-    layout = _layout(f">8xQ8x{attribute_size}s{payload_size}s")
+    layout = _cached_layout(f">8xQ8x{attribute_size}s{payload_size}s")
     ids, attributes, payloads = zip(*layout.iter_unpack(view), strict=True)
     return _Columns(positions, ids, attributes, payloads)
 
 
-def _mixed(body: bytes, start: int, end: int) -> _Columns:
+def _split_plain(body: bytes, start: int, end: int) -> _Columns:
     """Split plain records with attributes one by one; other records are left to `_split_any`."""
     positions: list[int] = []
     ids: list[int] = []
@@ -283,7 +287,7 @@ def _mixed(body: bytes, start: int, end: int) -> _Columns:
     while position < end:
         length, id, flag, attribute_size = unpack(body, position)
         if flag & _FLAG_LOW != FLAG_ATTRIBUTE:
-            return _any(body, start, end)
+            return _split_any(body, start, end)
         begins = position + _PREFIX_SIZE
         payload_begins = begins + attribute_size
         following = position + HEADER_SIZE + length
@@ -299,7 +303,7 @@ def _mixed(body: bytes, start: int, end: int) -> _Columns:
     return _Columns(positions, ids, attributes, payloads)
 
 
-def _any(body: bytes, start: int, end: int) -> _Columns:
+def _split_any(body: bytes, start: int, end: int) -> _Columns:
     """Split records of every kind, the slow path. The last ordinal is the number of records."""
     columns = _Columns([], [], [], [], ordinals := [0])
     rows: list[tuple[int, int, bytes | None, bytes | None]] = []
@@ -307,11 +311,11 @@ def _any(body: bytes, start: int, end: int) -> _Columns:
         position = start + record.position
         kind = record.flag & _FLAG_LOW
         if kind & ~_KNOWN:
-            raise _Unreadable(position, _unknown(kind))
+            raise _UnreadableRecord(position, _unreadable_reason(kind))
         if kind & FLAG_FILLER:
             ordinals[-1] += record.checksum
             continue
-        rows.append((position, record.id, *_parts(body, position, record.size, kind)))
+        rows.append((position, record.id, *_split_record(body, position, record.size, kind)))
         ordinals.append(ordinals[-1] + 1)
     if not rows:
         return columns
@@ -319,7 +323,7 @@ def _any(body: bytes, start: int, end: int) -> _Columns:
     return _Columns(positions, ids, attributes, payloads, ordinals)
 
 
-def _parts(body: bytes, position: int, size: int, kind: int) -> tuple[bytes | None, bytes | None]:
+def _split_record(body: bytes, position: int, size: int, kind: int) -> tuple[bytes | None, bytes | None]:
     """Return attribute and payload of one record; the payload of a tombstone is None."""
     begins, end = position + HEADER_SIZE, position + size
     attribute = None
@@ -334,17 +338,17 @@ def _parts(body: bytes, position: int, size: int, kind: int) -> tuple[bytes | No
     if not kind & FLAG_TOMBSTONE:
         return attribute, body[begins:end]
     if begins != end:
-        raise _Unreadable(position, "a tombstone has a payload, which means nothing in this release.")
+        raise _UnreadableRecord(position, "a tombstone has a payload, which means nothing in this release.")
     return attribute, None
 
 
-def _unknown(kind: int) -> str:
+def _unreadable_reason(kind: int) -> str:
     """Return why a record with this flag is not readable."""
     if kind & FLAG_CODEC_MASK:
         return "a compressed batch, which this release cannot read; use a newer client."
     if kind & FLAG_VERSION_MASK:
         return f"a record of format version {kind >> 12}, which this release cannot read; use a newer client."
-    if kind & FLAG_CONTROL:
+    if kind & FLAG_TRAILER:
         return "a control record stands inside a block."
     return f"the flag {kind:#06x} has bits that this release does not know; use a newer client."
 
@@ -363,12 +367,12 @@ def _ordinals(ordinals: Sequence[int] | None, first: int) -> Iterable[int]:
     return count(first) if ordinals is None else [first + each for each in ordinals]
 
 
-def _bad_records(records: bytes, offset: int) -> str:
+def _describe_bad_records(records: bytes, offset: int) -> str:
     """Return which records fail their own checksum, as the end of a sentence."""
     bad: list[int] = []
     try:
         for record in records_of(records):
-            if not record.flag & FLAG_FILLER and not body_holds(records, record):
+            if not record.flag & FLAG_FILLER and not checksum_matches(records, record):
                 bad.append(offset + record.position)
     except BadRecord as broken:
         return f"; from offset {offset + broken.position} on no records can be told apart"
@@ -382,21 +386,21 @@ def _bad_records(records: bytes, offset: int) -> str:
 _layouts: dict[str, Struct] = {}
 
 
-def _layout(text: str) -> Struct:
+def _cached_layout(text: str) -> Struct:
     """Return a cached `Struct`; the cache is cleared when it is full."""
     found = _layouts.get(text)
     if found is None:
-        if len(_layouts) >= STRUCTS_MAX:
+        if len(_layouts) >= LAYOUTS_MAX:
             _layouts.clear()
         found = _layouts[text] = Struct(text)
     return found
 
 
-_BODY_SIZE: Final = CONTROL_SIZE - HEADER_SIZE
+_BODY_SIZE: Final = TRAILER_SIZE - HEADER_SIZE
 _MARK_BEGIN: Final = HEADER_SIZE - 12
 
 
-class Run(NamedTuple):
+class SingleBlockRun(NamedTuple):
     """Result of the fast path: messages, perhaps none, and where the slow path continues.
 
     `position` is an index into the body, `next_offset` the offset; `next_ordinal` and `epoch` are those after
@@ -410,7 +414,7 @@ class Run(NamedTuple):
     epoch: int
 
 
-class SingleBlocks:
+class SingleBlockDecoder:
     """Fast path for blocks of one plain record each, which senders of single messages cause.
 
     Decoding a block takes about 9 us, which is little for a thousand records and much for one. Here such
@@ -425,18 +429,18 @@ class SingleBlocks:
         self._fixed = (topic, partition)
         self._incarnation = incarnation
         self._log_id = log_id
-        self._mark = control_mark(log_id)
+        self._mark = trailer_key(log_id)
         self._codec = codec
-        self.handler: Any = None
+        self.failure_handler: Any = None
 
-    def take(self, body: bytes, position: int, place: int, limit: int) -> Run:
+    def decode_run(self, body: bytes, position: int, place: int, limit: int) -> SingleBlockRun:
         """Decode blocks from `position` of `body`, which is offset `place`, up to offset `limit`."""
         messages: list[ReceivedMessage] = []
         view, mark, unpack, unpack_control = (
             memoryview(body),
             self._mark,
             _PREFIX.unpack_from,
-            CONTROL_RECORD.unpack_from,
+            TRAILER.unpack_from,
         )
         origin, time, epoch, ordinal = None, -1, -1, -1
         topic, partition = self._fixed
@@ -449,17 +453,17 @@ class SingleBlocks:
                 (body_size, checksum, _, _, version, bits, records, size, crc, append_time, block_epoch, _, _,
                  first_ordinal, offset, _, _, _) = unpack_control(body, at)  # fmt: skip
                 begins = position + _PREFIX_SIZE
-                payload_begins, behind = begins + attribute_size, at + CONTROL_SIZE
+                payload_begins, behind = begins + attribute_size, at + TRAILER_SIZE
                 following = place + behind - position
                 if (
                     records != 1 or offset != place or not id or payload_begins > at or following > limit
-                    or size != at - position or bits > 1 or version != CONTROL_VERSION or body_size != _BODY_SIZE
+                    or size != at - position or bits > 1 or version != TRAILER_VERSION or body_size != _BODY_SIZE
                     or crc32(view[position:at]) != crc or crc32(view[at + HEADER_SIZE : behind]) != checksum
                 ):  # fmt: skip
                     break
                 if append_time != time or block_epoch != epoch or origin is None:
                     time, epoch = append_time, block_epoch
-                    origin = Origin(self._incarnation, time, epoch, self._codec, self.handler)
+                    origin = Origin(self._incarnation, time, epoch, self._codec, self.failure_handler)
                 ordinal = first_ordinal
                 fields = (
                     body[payload_begins:at], topic, partition, place, following, ordinal, id,
@@ -469,4 +473,4 @@ class SingleBlocks:
                 position, place = behind, following
         except StructError:
             pass  # end of the body: either nothing is left, or the slow path reports the error
-        return Run(messages, position, place, ordinal + 1, epoch)
+        return SingleBlockRun(messages, position, place, ordinal + 1, epoch)

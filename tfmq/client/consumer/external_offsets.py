@@ -9,64 +9,66 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from tfmq.client.consumer.assignment import place_of
-from tfmq.client.consumer.core import Consuming, go_back, void_lost
+from tfmq.client.consumer.assignment import read_position_of
+from tfmq.client.consumer.core import ConsumerCore, redeliver_lost_partitions, rewind_to_committed
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.positions import Place
+from tfmq.client.consumer.positions import ReadPosition
 from tfmq.errors import BadRequest, Fenced
 from tfmq.offsets.storage import OffsetStorage, PartitionName, StoredOffset
 from tfmq.protocol.commands import GroupOffset, TransactionOffsets
 
 
-class Standing(NamedTuple):
+class ExternalOffsets(NamedTuple):
     """Consumer snapshot for a storage transaction: `offsets` to store, and their `positions`.
 
     `lock` is the consumer's; all methods acquire it. `fenced`: a partition with delivered messages was lost
     before; the transaction may contain results of it and must not be committed.
     """
 
-    consuming: Consuming
+    core: ConsumerCore
     lock: Any
     storage: OffsetStorage | None
     group: str
     offsets: Mapping[PartitionName, StoredOffset]
-    places: Mapping[PartitionName, Place]
+    positions: Mapping[PartitionName, ReadPosition]
     fenced: Fenced | None = None
 
-    def saved(self) -> None:
+    def mark_committed(self) -> None:
         """Record the commit of the transaction, so that the consumer does not commit the same again."""
         with self.lock:
-            self.consuming.positions.saved_elsewhere(self.places)
+            self.core.positions.mark_committed_by_transaction(self.positions)
 
-    def entrusted(self) -> None:
+    def mark_delegated(self) -> None:
         """Record that a transaction has the offsets; do not wait for its end, which is not reported."""
         with self.lock:
-            self.consuming.positions.entrusted(self.places)
+            self.core.positions.delegate_to_transaction(self.positions)
 
-    def refused(self, lost: Collection[PartitionName], kept: Mapping[PartitionName, StoredOffset]) -> None:
+    def mark_fenced(
+        self, lost: Collection[PartitionName], kept: Mapping[PartitionName, StoredOffset]
+    ) -> None:
         """Record that the transaction was fenced: the partitions in `lost` belong to another member.
 
         Messages of the other partitions are delivered again, from the committed offsets in `kept`. The lost
         ones are not read any more.
         """
-        consuming, positions = self.consuming, self.consuming.positions
+        consuming, positions = self.core, self.core.positions
         with self.lock:
-            for name in self.places.keys() - set(lost):
+            for name in self.positions.keys() - set(lost):
                 row = kept.get(name)
-                if name not in consuming.fetcher.feeds:  # removed meanwhile
+                if name not in consuming.fetcher.partitions:  # removed meanwhile
                     continue
                 if row is not None and row.incarnation == positions.incarnation(name):
-                    consuming.go_to(name, place_of(name, row))
+                    consuming.set_position(name, read_position_of(name, row))
                 else:
-                    consuming.go_to(name, positions.start_of(name))
-            generation_of = consuming.member().generation_of
-            consuming.assignment.refused(
+                    consuming.set_position(name, positions.start_position(name))
+            generation_of = consuming.require_membership().generation_of
+            consuming.assignment.partitions_fenced(
                 [name for name in lost if generation_of(name) == self.offsets[name].generation]
             )
-            positions.said_lost(lost)
+            positions.mark_loss_reported(lost)
 
 
-def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
+def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> ExternalOffsets:
     """Return a snapshot of `consumer` after all delivered messages, or after `message`.
 
     Raises TypeError for what is no consumer, BadRequest for one that commits by itself and for a message that
@@ -74,11 +76,11 @@ def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
     raises NotAllowed in a handler if handlers use `commit()`, and a permanent failure of the membership.
     """
     consuming = getattr(consumer, "_core", None)
-    if not isinstance(consuming, Consuming):
+    if not isinstance(consuming, ConsumerCore):
         raise TypeError(f"commit_offsets takes a tfmq consumer, not {type(consumer).__name__}.")
     lock = consumer._driver.lock
     with lock:
-        membership = consuming.member()
+        membership = consuming.require_membership()
         if consuming.options.commits != "manual":
             raise BadRequest(
                 'commit_offsets needs a consumer with commits="manual": otherwise it saves offsets by itself, before'
@@ -87,22 +89,26 @@ def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
         if membership.failure is not None:
             raise membership.failure
         positions = consuming.positions
-        positions.ledgers.agree("transaction")
+        positions.ack_trackers.check_commit_method("transaction")
         fenced = None
         if message is None:
-            void_lost(consuming)
+            redeliver_lost_partitions(consuming)
             try:
-                positions.check_lost()
+                positions.raise_if_lost()
             except Fenced as lost:
                 fenced = lost
-        places = positions.unsaved_out() if message is None else dict([positions.through(message)])
+        places = (
+            positions.transaction_positions()
+            if message is None
+            else dict([positions.position_after(message)])
+        )
         offsets = {
             name: StoredOffset(
                 place.offset, 0, positions.incarnation(name), place.epoch, membership.generation_of(name)
             )
             for name, place in places.items()
         }
-        return Standing(
+        return ExternalOffsets(
             consuming,
             lock,
             consuming.options.storage,
@@ -113,7 +119,7 @@ def standing(consumer: Any, message: ReceivedMessage[Any] | None) -> Standing:
         )
 
 
-class HandedOut(NamedTuple):
+class TransactionPositions(NamedTuple):
     """Snapshot of a consumer for a broker transaction.
 
     `row` is sent to the broker, `positions` are the consumer's once it commits, `generations` those of the
@@ -121,30 +127,30 @@ class HandedOut(NamedTuple):
     consumer's lock is held.
     """
 
-    consuming: Consuming
+    core: ConsumerCore
     lock: Any
     row: TransactionOffsets
-    places: Mapping[PartitionName, Place]
-    grants: Mapping[PartitionName, int]
+    positions: Mapping[PartitionName, ReadPosition]
+    generations: Mapping[PartitionName, int]
 
-    def committed(self) -> None:
+    def mark_committed(self) -> None:
         """Record the commit of the transaction; the consumer's next commit continues there."""
         with self.lock:
-            self.consuming.positions.saved_elsewhere(self.places)
+            self.core.positions.mark_committed_by_transaction(self.positions)
 
-    def came_to_nothing(self) -> None:
+    def mark_rolled_back(self) -> None:
         """Deliver the messages again after a rollback, for partitions that are still owned."""
         with self.lock:
-            membership = self.consuming.membership
-            if membership is not None and not self.consuming.closed:
-                kept = membership.share.keys() & self.grants.keys()
-                go_back(
-                    self.consuming,
-                    [name for name in kept if membership.generation_of(name) == self.grants[name]],
+            membership = self.core.membership
+            if membership is not None and not self.core.closed:
+                kept = membership.assigned.keys() & self.generations.keys()
+                rewind_to_committed(
+                    self.core,
+                    [name for name in kept if membership.generation_of(name) == self.generations[name]],
                 )
 
 
-def handed_out(consumer: Any) -> HandedOut:
+def transaction_positions(consumer: Any) -> TransactionPositions:
     """Return a snapshot of `consumer` for a broker transaction.
 
     Raises BadRequest for a consumer whose offsets cannot be part of a transaction, TypeError for what is no
@@ -152,17 +158,17 @@ def handed_out(consumer: Any) -> HandedOut:
     failure of the membership.
     """
     consuming = getattr(consumer, "_core", None)
-    if not isinstance(consuming, Consuming):
+    if not isinstance(consuming, ConsumerCore):
         raise TypeError(f"commit_offsets takes a tfmq consumer, not {type(consumer).__name__}.")
     with consumer._driver.lock:
-        return HandedOut(consuming, consumer._driver.lock, *_standing(consuming))
+        return TransactionPositions(consuming, consumer._driver.lock, *_collect_positions(consuming))
 
 
-def _standing(
-    consuming: Consuming,
-) -> tuple[TransactionOffsets, dict[PartitionName, Place], dict[PartitionName, int]]:
+def _collect_positions(
+    consuming: ConsumerCore,
+) -> tuple[TransactionOffsets, dict[PartitionName, ReadPosition], dict[PartitionName, int]]:
     """Return the row for the broker, the positions and the generations; the consumer is locked."""
-    membership = consuming.member()
+    membership = consuming.require_membership()
     if consuming.options.commits != "manual":
         raise BadRequest(
             'commit_offsets needs a consumer with commits="manual": otherwise it saves offsets by itself, before the'
@@ -174,13 +180,13 @@ def _standing(
         )
     if membership.failure is not None:
         raise membership.failure
-    consuming.positions.ledgers.agree("transaction")
-    void_lost(consuming)
-    places = consuming.positions.unsaved_out()
+    consuming.positions.ack_trackers.check_commit_method("transaction")
+    redeliver_lost_partitions(consuming)
+    places = consuming.positions.transaction_positions()
     try:
-        consuming.positions.check_lost()
+        consuming.positions.raise_if_lost()
     except Fenced:
-        go_back(consuming, places)
+        rewind_to_committed(consuming, places)
         raise
     rows = [
         GroupOffset(
@@ -193,5 +199,5 @@ def _standing(
         )
         for name, place in places.items()
     ]
-    row = TransactionOffsets(membership.group, membership.member, membership.generation, rows)
+    row = TransactionOffsets(membership.group, membership.member_id, membership.generation, rows)
     return row, places, {name: membership.generation_of(name) for name in places}

@@ -20,11 +20,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from journal.record.format import tag_hash
-from tfmq.client.connection.connection import Call, Link
+from tfmq.client.connection.connection import ClientConnection, PendingRequest
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import FETCH_BYTES, PREFETCH_BYTES, ConsumerOptions
-from tfmq.client.consumer.positions import UNKNOWN, Batch, Place
+from tfmq.client.consumer.positions import UNKNOWN, Batch, ReadPosition
 from tfmq.errors import (
     Abandoned,
     BadRequest,
@@ -67,7 +67,7 @@ RETRY_SECONDS_MAX: Final = 2.0
 
 The connection has its own back-off; this one is for a broker that responds with Busy.
 """
-SKIPPED_KEPT: Final = 100
+SKIPPED_MAX: Final = 100
 """Skipped ranges that are kept individually; all of them are counted."""
 
 
@@ -81,16 +81,16 @@ class FetchPlan(NamedTuple):
     max_bytes: int
     wait_ms: int
     filtered: bool
-    turn: int
+    fetch_version: int
 
-    def request(self, read: int, tag_hashes: list[int] | None) -> Fetch:
+    def to_request(self, read: int, tag_hashes: list[int] | None) -> Fetch:
         """Return the request to send; `read` is the protocol's isolation constant."""
         hashes = tag_hashes if self.filtered else None
         place = (self.offset, self.epoch, self.max_bytes, self.wait_ms)
         return Fetch(self.name.topic, self.incarnation, self.name.partition, *place, read, hashes)
 
 
-class Chunk(NamedTuple):
+class FetchResponse(NamedTuple):
     """Undecoded response: `body` has offsets `start` to `next_offset`, wanted from `skip_to` on."""
 
     body: bytes
@@ -101,41 +101,43 @@ class Chunk(NamedTuple):
     filtered: bool
 
 
-class Feed:
+class PartitionFetchState:
     """Fetch state of one partition: next offset to fetch, buffered responses, pause and failure."""
 
-    def __init__(self, name: PartitionName, incarnation: int, place: Place, decoder: Decoder) -> None:
+    def __init__(
+        self, name: PartitionName, incarnation: int, position: ReadPosition, decoder: Decoder
+    ) -> None:
         self.name = name
         self.incarnation = incarnation
         self.decoder = decoder
-        self.turn = 0
+        self.fetch_version = 0
         self.paused = False
-        self.lined_up = False
+        self.in_ready_queue = False
         self.unfiltered_until = UNKNOWN
         self.large_messages = False
-        self.begin(place)
+        self.restart_at(position)
 
-    def begin(self, place: Place) -> None:
+    def restart_at(self, position: ReadPosition) -> None:
         """Restart at `position`: drop all responses, fetches in flight and the failure."""
-        self.turn += 1
-        self.place = place
-        self.fetch_offset = place.offset
-        self.fetch_epoch = place.epoch
-        self.chunks: deque[Chunk] = deque()
-        self.chunk_bytes = 0
+        self.fetch_version += 1
+        self.position = position
+        self.fetch_offset = position.offset
+        self.fetch_epoch = position.epoch
+        self.responses: deque[FetchResponse] = deque()
+        self.buffered_bytes = 0
         self.fetching = False
         self.failure: TfmqError | None = None
-        self.told = False
+        self.failure_raised = False
         self.retry_at = 0.0
         self.retries = 0
 
     def stop(self, failure: TfmqError) -> None:
         """Read no further than what was decoded; `restart_at` continues."""
-        self.begin(self.place)
+        self.restart_at(self.position)
         self.failure = failure
 
 
-class Skipped(NamedTuple):
+class SkippedRange(NamedTuple):
     """A range that was not delivered, because it is unreadable or was deleted."""
 
     name: PartitionName
@@ -161,118 +163,118 @@ class Fetcher:
         skip_damage: bool = False,
         reset: str | None = None,
     ) -> None:
-        self.feeds: dict[PartitionName, Feed] = {}
-        self.skipped: list[Skipped] = []
+        self.partitions: dict[PartitionName, PartitionFetchState] = {}
+        self.skipped: list[SkippedRange] = []
         self.skipped_count = 0
-        self.handler: Any = None
-        self.fetches = 0
+        self.failure_handler: Any = None
+        self.fetch_count = 0
         self.bytes_read = 0
-        self._ready: deque[Feed] = deque()
-        self._hungry: dict[Feed, None] = {}
+        self._ready: deque[PartitionFetchState] = deque()
+        self._fetchable: dict[PartitionFetchState, None] = {}
         self._fetch_sizes = (fetch_bytes, FETCH_BYTES_LARGE if fetch_bytes == FETCH_BYTES else fetch_bytes)
         self._prefetch_bytes = prefetch_bytes
         self._wait_ms = wait_ms
         self._tags = tags
         self._skip_damage = skip_damage
         self._reset = reset
-        self._under_way = 0
+        self._in_flight = 0
 
     # Partitions
 
-    def add(self, feed: Feed) -> None:
+    def add(self, feed: PartitionFetchState) -> None:
         """Start reading a partition."""
-        feed.decoder.handle_by(self.handler)
-        self.feeds[feed.name] = feed
-        self._hungry[feed] = None
+        feed.decoder.set_failure_handler(self.failure_handler)
+        self.partitions[feed.name] = feed
+        self._fetchable[feed] = None
 
     def remove(self, name: PartitionName) -> None:
         """Stop reading a partition; the response to a fetch in flight will be ignored."""
-        feed = self.feeds.pop(name)
-        feed.begin(feed.place)
-        self._hungry.pop(feed, None)
+        feed = self.partitions.pop(name)
+        feed.restart_at(feed.position)
+        self._fetchable.pop(feed, None)
 
-    def seek(self, name: PartitionName, place: Place) -> None:
+    def seek(self, name: PartitionName, position: ReadPosition) -> None:
         """Continue at `position`; also restarts a stopped partition."""
-        feed = self.feeds[name]
-        feed.begin(place)
-        self._hungry[feed] = None
+        feed = self.partitions[name]
+        feed.restart_at(position)
+        self._fetchable[feed] = None
 
     def pause(self, name: PartitionName) -> None:
         """Deliver nothing of the partition until `resume`; buffered responses are kept."""
-        self.feeds[name].paused = True
+        self.partitions[name].paused = True
 
     def resume(self, name: PartitionName) -> None:
         """Deliver messages of the partition again."""
-        feed = self.feeds[name]
+        feed = self.partitions[name]
         if feed.paused:
             feed.paused = False
-            self._line_up(feed)
-            self._hungry[feed] = None
+            self._enqueue_ready(feed)
+            self._fetchable[feed] = None
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state in a forked child: no fetch is in flight."""
-        self._under_way = 0
+        self._in_flight = 0
 
     # Requests
 
-    def plans(self, now: float) -> list[FetchPlan]:
+    def plan_fetches(self, now: float) -> list[FetchPlan]:
         """Return the fetches to send now; call `add_response` or `fetch_failed` once for each."""
-        if not self._hungry:
+        if not self._fetchable:
             return []
-        share = self._prefetch_bytes // max(1, len(self.feeds))
+        share = self._prefetch_bytes // max(1, len(self.partitions))
         sizes = [min(size, max(FETCH_BYTES_MIN, share // 2)) for size in self._fetch_sizes]
-        wait_ms = self._wait_ms if len(self.feeds) <= FETCHES_MAX else min(TURN_WAIT_MS, self._wait_ms)
+        wait_ms = self._wait_ms if len(self.partitions) <= FETCHES_MAX else min(TURN_WAIT_MS, self._wait_ms)
         found = []
-        for feed in list(self._hungry):
-            if self._under_way >= FETCHES_MAX:
+        for feed in list(self._fetchable):
+            if self._in_flight >= FETCHES_MAX:
                 break
             if feed.fetching or feed.paused or feed.failure is not None:
-                del self._hungry[feed]
+                del self._fetchable[feed]
                 continue
             max_bytes = sizes[feed.large_messages]
-            if now >= feed.retry_at and (not feed.chunk_bytes or feed.chunk_bytes + max_bytes <= share):
-                del self._hungry[feed]
-                found.append(self._plan(feed, max_bytes, wait_ms))
+            if now >= feed.retry_at and (not feed.buffered_bytes or feed.buffered_bytes + max_bytes <= share):
+                del self._fetchable[feed]
+                found.append(self._create_plan(feed, max_bytes, wait_ms))
         return found
 
     def next_retry(self) -> float | None:
         """Return when the next fetch is due that waits after a failure; None if there is none."""
-        return min((feed.retry_at for feed in self._hungry if feed.retry_at), default=None)
+        return min((feed.retry_at for feed in self._fetchable if feed.retry_at), default=None)
 
-    def _plan(self, feed: Feed, max_bytes: int, wait_ms: int) -> FetchPlan:
+    def _create_plan(self, feed: PartitionFetchState, max_bytes: int, wait_ms: int) -> FetchPlan:
         """Create a fetch and count it as in flight."""
         feed.fetching = True
-        self._under_way += 1
-        self.fetches += 1
+        self._in_flight += 1
+        self.fetch_count += 1
         filtered = self._tags is not None and feed.fetch_offset >= feed.unfiltered_until
         place = (feed.fetch_offset, feed.fetch_epoch, max_bytes, wait_ms)
-        return FetchPlan(feed.name, feed.incarnation, *place, filtered, feed.turn)
+        return FetchPlan(feed.name, feed.incarnation, *place, filtered, feed.fetch_version)
 
     # Responses
 
-    def arrived(self, plan: FetchPlan, chunk: Chunk) -> None:
+    def add_response(self, plan: FetchPlan, response: FetchResponse) -> None:
         """Buffer the response to `plan`."""
-        feed = self._answered(plan)
+        feed = self._finish_fetch(plan)
         if feed is None:
             return
         feed.retry_at, feed.retries = 0.0, 0
-        if chunk.next_offset < plan.offset or (chunk.body and chunk.next_offset == plan.offset):
+        if response.next_offset < plan.offset or (response.body and response.next_offset == plan.offset):
             feed.failure = ServerError(
                 f"The broker answered a fetch of {plan.name} at offset {plan.offset} with an offset before it,"
-                f" {chunk.next_offset}."
+                f" {response.next_offset}."
             )
             return
-        feed.fetch_epoch = chunk.epoch
-        if chunk.next_offset > plan.offset:
-            feed.fetch_offset = chunk.next_offset
-            feed.chunks.append(chunk)
-            feed.chunk_bytes += len(chunk.body)
-            self.bytes_read += len(chunk.body)
-            self._line_up(feed)
+        feed.fetch_epoch = response.epoch
+        if response.next_offset > plan.offset:
+            feed.fetch_offset = response.next_offset
+            feed.responses.append(response)
+            feed.buffered_bytes += len(response.body)
+            self.bytes_read += len(response.body)
+            self._enqueue_ready(feed)
 
-    def failed(self, plan: FetchPlan, error: TfmqError, now: float) -> None:
+    def fetch_failed(self, plan: FetchPlan, error: TfmqError, now: float) -> None:
         """Process the failure of `plan`: schedule a retry, skip the range, or stop the partition."""
-        feed = self._answered(plan)
+        feed = self._finish_fetch(plan)
         if feed is None:
             return
         if error.retriable or isinstance(error, Abandoned):
@@ -280,36 +282,38 @@ class Fetcher:
             feed.retry_at = now + min(RETRY_SECONDS_MAX, RETRY_SECONDS * 2 ** min(feed.retries, 16))
             return
         if isinstance(error, Damaged) and self._skip_damage and error.next > plan.offset:
-            self._note_skipped(feed, max(error.first, plan.offset), error.next, str(error))
-            self._go_on_at(feed, error.next, feed.fetch_epoch)
+            self._record_skipped(feed, max(error.first, plan.offset), error.next, str(error))
+            self._continue_at(feed, error.next, feed.fetch_epoch)
             return
-        place = self._reset_place(error)
+        place = self._reset_offset(error)
         if place is None or place < 0:
-            feed.failure = explained(error, plan.name, plan.offset)
+            feed.failure = add_partition_to_error(error, plan.name, plan.offset)
             return
         first, following = min(plan.offset, place), max(plan.offset, place)
-        self._note_skipped(feed, first, following, str(explained(error, plan.name, plan.offset)))
-        self._go_on_at(feed, place, UNKNOWN)
+        self._record_skipped(
+            feed, first, following, str(add_partition_to_error(error, plan.name, plan.offset))
+        )
+        self._continue_at(feed, place, UNKNOWN)
 
-    def _go_on_at(self, feed: Feed, offset: int, epoch: int) -> None:
+    def _continue_at(self, feed: PartitionFetchState, offset: int, epoch: int) -> None:
         """Fetch from `offset`, after a skipped range."""
         # An empty response moves the reader's position there too, after what was read before: perhaps no
         # message ever follows, and a reader that waits for the current end has reached it.
         feed.fetch_offset, feed.fetch_epoch = offset, epoch
-        feed.chunks.append(Chunk(b"", offset, offset, offset, epoch, filtered=False))
-        self._line_up(feed)
+        feed.responses.append(FetchResponse(b"", offset, offset, offset, epoch, filtered=False))
+        self._enqueue_ready(feed)
 
-    def _answered(self, plan: FetchPlan) -> Feed | None:
+    def _finish_fetch(self, plan: FetchPlan) -> PartitionFetchState | None:
         """Count the fetch as complete. Return its partition, or None if the response is obsolete."""
-        self._under_way -= 1
-        feed = self.feeds.get(plan.name)
-        if feed is None or feed.turn != plan.turn:
+        self._in_flight -= 1
+        feed = self.partitions.get(plan.name)
+        if feed is None or feed.fetch_version != plan.fetch_version:
             return None
         feed.fetching = False
-        self._hungry[feed] = None
+        self._fetchable[feed] = None
         return feed
 
-    def _reset_place(self, error: TfmqError) -> int | None:
+    def _reset_offset(self, error: TfmqError) -> int | None:
         """Return where to continue after `error` as configured, or None."""
         if self._reset is None:
             return None
@@ -321,7 +325,7 @@ class Fetcher:
 
     # Delivery
 
-    def take(self, held: Collection[PartitionName] = ()) -> Batch | None:
+    def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
         """Decode and return the next response of the partitions in turn, except `held` ones.
 
         None if empty.
@@ -333,90 +337,95 @@ class Fetcher:
                 passed += 1
                 self._ready.append(feed)
                 continue
-            feed.lined_up = False
-            if feed.paused or not feed.chunks or self.feeds.get(feed.name) is not feed:
+            feed.in_ready_queue = False
+            if feed.paused or not feed.responses or self.partitions.get(feed.name) is not feed:
                 continue
-            batch = self._decoded(feed)
-            self._line_up(feed)
-            self._hungry[feed] = None
+            batch = self._decode_first_response(feed)
+            self._enqueue_ready(feed)
+            self._fetchable[feed] = None
             if batch is not None:
-                feed.place = batch.following
+                feed.position = batch.end_position
                 return batch
         return None
 
-    def failure(self) -> TfmqError | None:
+    def next_failure(self) -> TfmqError | None:
         """Return a stopped partition's failure, once, after everything before it was delivered."""
-        for feed in self.feeds.values():
-            if feed.failure is not None and not feed.told and not feed.chunks and not feed.paused:
-                feed.told = True
+        for feed in self.partitions.values():
+            if (
+                feed.failure is not None
+                and not feed.failure_raised
+                and not feed.responses
+                and not feed.paused
+            ):
+                feed.failure_raised = True
                 return feed.failure
         return None
 
-    def standstill(self) -> TfmqError | None:
+    def all_stopped_failure(self) -> TfmqError | None:
         """Return a failure if all partitions are stopped, so that no message can ever follow."""
-        failures = [feed.failure for feed in self.feeds.values()]
+        failures = [feed.failure for feed in self.partitions.values()]
         return failures[0] if failures and None not in failures else None
 
-    def _decoded(self, feed: Feed) -> Batch | None:
+    def _decode_first_response(self, feed: PartitionFetchState) -> Batch | None:
         """Decode the first response of a partition.
 
         Damage or an undecodable record stops the partition, or is skipped, after the valid messages before
         it.
         """
-        chunk = feed.chunks.popleft()
-        feed.chunk_bytes -= len(chunk.body)
+        chunk = feed.responses.popleft()
+        feed.buffered_bytes -= len(chunk.body)
         messages: list[ReceivedMessage] = []
-        following = feed.place
+        following = feed.position
         try:
             for decoded in feed.decoder.decode(
                 chunk.body, chunk.start, chunk.skip_to, chunk.next_offset, gaps=chunk.filtered
             ):
                 messages += decoded.messages
-                following = Place(decoded.next_offset, decoded.next_ordinal, decoded.epoch)
+                following = ReadPosition(decoded.next_offset, decoded.next_ordinal, decoded.epoch)
         except Damaged as damaged:
-            self._damaged_chunk(feed, chunk, damaged)
+            self._handle_damage(feed, chunk, damaged)
         except DecodeFailed as failed:
             feed.stop(failed)
         else:
             if following.offset != chunk.next_offset:
-                following = Place(chunk.next_offset, UNKNOWN, chunk.epoch)
+                following = ReadPosition(chunk.next_offset, UNKNOWN, chunk.epoch)
         feed.large_messages = len(chunk.body) > LARGE_MESSAGE_BYTES * len(messages)
         if self._tags is not None:
             messages = [message for message in messages if message.tag in self._tags]
-        if not messages and following.offset <= feed.place.offset:
+        if not messages and following.offset <= feed.position.offset:
             return None
         return Batch(feed.name, messages, following)
 
-    def _damaged_chunk(self, feed: Feed, chunk: Chunk, damaged: Damaged) -> None:
+    def _handle_damage(self, feed: PartitionFetchState, chunk: FetchResponse, damaged: Damaged) -> None:
         # With a filter the end of the damage is unknown, because blocks may be missing.
         """Fetch a damaged range again without a filter, stop the partition, or skip the range."""
         if chunk.filtered:
-            feed.begin(Place(damaged.first, UNKNOWN, chunk.epoch))
+            feed.restart_at(ReadPosition(damaged.first, UNKNOWN, chunk.epoch))
             feed.unfiltered_until = chunk.next_offset
         elif not self._skip_damage:
             feed.stop(damaged)
         else:
-            self._note_skipped(feed, damaged.first, damaged.next, str(damaged))
+            self._record_skipped(feed, damaged.first, damaged.next, str(damaged))
             # even without bytes it moves the reader's position
             rest = chunk.body[damaged.next - chunk.start :]
-            feed.chunks.appendleft(chunk._replace(body=rest, start=damaged.next, skip_to=damaged.next))
-            feed.chunk_bytes += len(rest)
+            feed.responses.appendleft(chunk._replace(body=rest, start=damaged.next, skip_to=damaged.next))
+            feed.buffered_bytes += len(rest)
 
-    def _note_skipped(self, feed: Feed, first: int, next_offset: int, sentence: str) -> None:
+    def _record_skipped(self, feed: PartitionFetchState, first: int, next_offset: int, sentence: str) -> None:
         """Log and record a skipped range."""
         log.warning("Skipped offsets %d to %d. %s", first, next_offset, sentence)
         self.skipped_count += 1
-        self.skipped.append(Skipped(feed.name, first, next_offset, sentence))
-        del self.skipped[:-SKIPPED_KEPT]
+        self.skipped.append(SkippedRange(feed.name, first, next_offset, sentence))
+        del self.skipped[:-SKIPPED_MAX]
 
-    def _line_up(self, feed: Feed) -> None:
+    def _enqueue_ready(self, feed: PartitionFetchState) -> None:
         """Add a partition with buffered responses to the delivery queue."""
-        if feed.chunks and not feed.paused and not feed.lined_up:
-            feed.lined_up = True
+        if feed.responses and not feed.paused and not feed.in_ready_queue:
+            feed.in_ready_queue = True
             self._ready.append(feed)
 
 
-def explained(error: TfmqError, name: PartitionName, offset: int) -> TfmqError:
+def add_partition_to_error(error: TfmqError, name: PartitionName, offset: int) -> TfmqError:
     """Add the partition and, where offsets are lost, the lost range to the sentence of `error`."""
     if isinstance(error, OffsetOutOfRange):
         if offset < error.first:
@@ -441,7 +450,7 @@ FETCH_GRACE_SECONDS: Final = 30.0
 """How much longer than the broker may hold a fetch the client waits for the response."""
 
 
-def fetcher_of(options: ConsumerOptions) -> Fetcher:
+def create_fetcher(options: ConsumerOptions) -> Fetcher:
     """Create the fetcher for `options`."""
     return Fetcher(
         fetch_bytes=options.fetch_bytes,
@@ -452,7 +461,7 @@ def fetcher_of(options: ConsumerOptions) -> Fetcher:
     )
 
 
-class Fetching:
+class FetchSession:
     """Sends the fetches that a `Fetcher` plans and processes the responses.
 
     `arrived` is called after each response, `flush` makes the driver send requests now. `on_partition_count`
@@ -462,7 +471,7 @@ class Fetching:
     def __init__(
         self,
         options: ConsumerOptions,
-        link: Link,
+        link: ClientConnection,
         fetcher: Fetcher,
         *,
         arrived: Callable[[], None],
@@ -473,74 +482,76 @@ class Fetching:
         self._hashes = None if options.tags is None else sorted({tag_hash(tag) for tag in options.tags})
         self._link = link
         self._fetcher = fetcher
-        self._arrived = arrived
+        self._on_response = arrived
         self._flush = flush
-        self.counted: Callable[[str, int], None] = lambda topic, count: None
-        self._calls: dict[PartitionName, Call] = {}
+        self.on_partition_count: Callable[[str, int], None] = lambda topic, count: None
+        self._requests: dict[PartitionName, PendingRequest] = {}
 
-    def send(self) -> None:
+    def send_fetches(self) -> None:
         """Send the fetches that are planned now."""
-        plans = self._fetcher.plans(self._link.now())
+        plans = self._fetcher.plan_fetches(self._link.now())
         for plan in plans:
-            request = plan.request(self._read, self._hashes)
-            call = self._link.call(request, seconds=plan.wait_ms / 1000 + FETCH_GRACE_SECONDS)
-            self._calls[plan.name] = call
-            call.when_done(partial(self._fetched, plan))
+            request = plan.to_request(self._read, self._hashes)
+            call = self._link.send_request(request, seconds=plan.wait_ms / 1000 + FETCH_GRACE_SECONDS)
+            self._requests[plan.name] = call
+            call.add_done_callback(partial(self._request_done, plan))
         if plans:
             self._flush()
 
-    def take(self, held: Collection[PartitionName] = ()) -> Batch | None:
+    def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
         """Return the next batch without the messages that the user's filter rejects.
 
         `held` partitions wait. Raises what the filter raises, after the messages before that one were
         returned.
         """
-        batch = self._fetcher.take(held)
+        batch = self._fetcher.next_batch(held)
         if batch is None or self._where is None:
             return batch
-        batch, again = filtered(batch, self._where)
+        batch, again = filter_batch(batch, self._where)
         if again is not None:
             self._fetcher.seek(batch.name, again)
         return batch
 
-    def void(self, name: PartitionName) -> None:
+    def cancel(self, name: PartitionName) -> None:
         """Cancel the fetch in flight for the partition, also at the broker so that it stops waiting."""
-        call = self._calls.pop(name, None)
+        call = self._requests.pop(name, None)
         if call is not None and not call.done:
             self._link.abandon(call)
             if call.sent and self._link.state == "ready":
-                self._link.call(Cancel(call.correlation))
+                self._link.send_request(Cancel(call.correlation_id))
 
     def clear(self) -> None:
         """Drop all fetches in flight: at the end, or in a forked child."""
-        self._calls.clear()
+        self._requests.clear()
 
-    def _fetched(self, plan: FetchPlan, call: Call) -> None:
+    def _request_done(self, plan: FetchPlan, call: PendingRequest) -> None:
         """Process the end of a fetch request."""
-        if self._calls.get(plan.name) is call:
-            del self._calls[plan.name]
+        if self._requests.get(plan.name) is call:
+            del self._requests[plan.name]
         try:
-            self._answered(plan, call)
+            self._process_response(plan, call)
         except BaseException:  # Ctrl-C in the thread that runs the network I/O: fetch again.
-            self._fetcher.failed(plan, Abandoned(), self._link.now())
+            self._fetcher.fetch_failed(plan, Abandoned(), self._link.now())
             raise
         finally:
-            self._arrived()
+            self._on_response()
 
-    def _answered(self, plan: FetchPlan, call: Call) -> None:
+    def _process_response(self, plan: FetchPlan, call: PendingRequest) -> None:
         """Pass a response or failure to the fetcher."""
         if call.error is not None:
-            self._fetcher.failed(plan, call.error, self._link.now())
+            self._fetcher.fetch_failed(plan, call.error, self._link.now())
         else:
             reply = call.reply
-            self.counted(plan.name.topic, reply.partitions)
+            self.on_partition_count(plan.name.topic, reply.partitions)
             body = bytes(call.reply_body)
-            self._fetcher.arrived(
-                plan, Chunk(body, reply.start, reply.skip_to, reply.next, reply.epoch, plan.filtered)
+            self._fetcher.add_response(
+                plan, FetchResponse(body, reply.start, reply.skip_to, reply.next, reply.epoch, plan.filtered)
             )
 
 
-def filtered(batch: Batch, where: Callable[[ReceivedMessage[Any]], object]) -> tuple[Batch, Place | None]:
+def filter_batch(
+    batch: Batch, where: Callable[[ReceivedMessage[Any]], object]
+) -> tuple[Batch, ReadPosition | None]:
     """Return `batch` without the messages that `where` rejects.
 
     If `where` raises, return the part before that message and the position at which to read again, so that
@@ -551,18 +562,18 @@ def filtered(batch: Batch, where: Callable[[ReceivedMessage[Any]], object]) -> t
         try:
             wanted = where(message)
             if wanted is not True and wanted is not False:
-                _refuse_awaitable(wanted)
+                _raise_if_awaitable(wanted)
             if wanted:
                 kept.append(message)
         except Exception:
             if not number:
                 raise
-            place = Place(message.offset, message.ordinal, message.origin.epoch)
+            place = ReadPosition(message.offset, message.ordinal, message.origin.epoch)
             return Batch(batch.name, kept, place), place
     return batch._replace(messages=kept), None
 
 
-def _refuse_awaitable(wanted: object) -> None:
+def _raise_if_awaitable(wanted: object) -> None:
     """Raise BadRequest for an awaitable, which would be true for every message."""
     if isinstance(wanted, Awaitable):
         if isinstance(wanted, Coroutine):

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
-from tfmq.client.connection.connection import NEVER, Call, Link
-from tfmq.client.connection.requests import PAUSE_SECONDS, ask
+from tfmq.client.connection.connection import NEVER, ClientConnection, PendingRequest
+from tfmq.client.connection.requests import PAUSE_SECONDS, request_with_retries
 from tfmq.client.consumer.options import ConsumerOptions
-from tfmq.client.operation import Flag, Operation, Wait
+from tfmq.client.operation import Event, Operation, Wait
 from tfmq.errors import BadRequest, Fenced, TfmqError
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import GrantedPartition, Heartbeat, HeldPartition, JoinGroup, LeaveGroup
@@ -30,17 +30,17 @@ from tfmq.protocol.messages import STICKY
 
 log = logging.getLogger("tfmq.consumer")
 
-BEATS_A_SESSION: Final = 3
+HEARTBEATS_PER_SESSION: Final = 3
 """Heartbeats in one session timeout: two may be lost before the broker expires the member."""
 RETRY_SECONDS: Final = 0.25
 """Pause after a failed heartbeat; without a connection its own back-off comes first."""
-VARIABLE: Final = re.compile(r"[0-9a-f]{16}|\d+")
+NOTE_VARIABLE_PARTS: Final = re.compile(r"[0-9a-f]{16}|\d+")
 """The parts of a note that differ between heartbeats: member ids, seconds, partitions."""
-GONE_A_SESSION: Final = 10
+DISCONNECTED_SESSION_FRACTION: Final = 10
 """A member without a connection expires after this fraction of the session timeout."""
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Default callback that does nothing."""
 
 
@@ -52,44 +52,44 @@ class Membership:
 
     def __init__(
         self,
-        link: Link,
+        link: ClientConnection,
         group: str,
         *,
         session_ms: int,
         strategy: str = STICKY,
-        changed: Callable[[], None] = nothing,
+        changed: Callable[[], None] = do_nothing,
     ) -> None:
         self.group = group
-        self.member = token_hex(8)
+        self.member_id = token_hex(8)
         self.generation = 0
         self.joined = False
         self.failure: TfmqError | None = None
         """A permanent failure, after which nothing can be assigned."""
         self.note = ""
         """Why less is assigned than was requested, as the broker reported; "" if nothing is missing."""
-        self.share: dict[PartitionName, GrantedPartition] = {}
+        self.assigned: dict[PartitionName, GrantedPartition] = {}
         """Assigned partitions, without revoked ones."""
-        self.held: dict[PartitionName, GrantedPartition] = {}
+        self.owned: dict[PartitionName, GrantedPartition] = {}
         """Assigned partitions and revoked ones that are not released yet."""
         self._link = link
         self._session_ms = session_ms
         self._strategy = strategy
         self._changed = changed
-        self._wishes: SubscriptionRow | None = None
-        self._news = Flag()
-        self._to_tell = True
-        self._heard_at = 0.0
-        self._heard_on = 0
-        self._at_once = False
-        self._reason = ""
-        self._reason_at = 0.0
-        self._logged = False
+        self._subscription: SubscriptionRow | None = None
+        self._wake_event = Event()
+        self._subscription_unsent = True
+        self._last_heartbeat_at = 0.0
+        self._last_heartbeat_connection = 0
+        self._respond_immediately = False
+        self._note_reason = ""
+        self._note_reason_since = 0.0
+        self._note_logged = False
         self._left = False
-        link.on_ready.append(self._connected)
+        link.on_ready.append(self._on_connected)
 
     # Subscription
 
-    def want(
+    def subscribe(
         self,
         topics: Sequence[str],
         only: Iterable[PartitionName] | None = None,
@@ -102,9 +102,9 @@ class Membership:
         """
         rows = None if only is None else [PartitionRow(*name) for name in only]
         subscription = SubscriptionRow(list(topics), self._session_ms, self._strategy, rows)
-        if subscription != self._wishes:
-            self._wishes, self._to_tell = subscription, True
-            self._news.settle()
+        if subscription != self._subscription:
+            self._subscription, self._subscription_unsent = subscription, True
+            self._wake_event.complete()
 
     def release(self, names: Iterable[PartitionName]) -> None:
         """Release partitions so that other members may get them.
@@ -112,199 +112,208 @@ class Membership:
         No message of them may be in progress, and acked offsets must be committed.
         """
         for name in names:
-            self.share.pop(name, None)
-            if self.held.pop(name, None) is not None:
-                self._news.settle()
+            self.assigned.pop(name, None)
+            if self.owned.pop(name, None) is not None:
+                self._wake_event.complete()
 
-    def refused(self, names: Iterable[PartitionName]) -> None:
+    def partitions_fenced(self, names: Iterable[PartitionName]) -> None:
         """Release partitions whose commit was fenced, and ask the broker for the assignment at once."""
         self.release(names)
-        self._news.settle()
+        self._wake_event.complete()
 
     # State
 
     def generation_of(self, name: PartitionName) -> int:
         """Return the generation that fences commits of the partition in offset storages."""
-        held = self.held.get(name)
+        held = self.owned.get(name)
         return self.generation if held is None else held.grant
 
-    def may_hand_out(self) -> bool:
+    def may_deliver(self) -> bool:
         """Return whether the last heartbeat is recent enough to exclude other owners."""
         seconds = self._session_ms / 1000
-        if self._link.state != "ready" or self._link.connections != self._heard_on:
-            seconds /= GONE_A_SESSION
-        return self._link.now() < self._heard_at + seconds
+        if self._link.state != "ready" or self._link.connection_count != self._last_heartbeat_connection:
+            seconds /= DISCONNECTED_SESSION_FRACTION
+        return self._link.now() < self._last_heartbeat_at + seconds
 
     @property
-    def beat_seconds(self) -> float:
+    def heartbeat_seconds(self) -> float:
         """Interval of heartbeats in seconds."""
-        return self._session_ms / 1000 / BEATS_A_SESSION
+        return self._session_ms / 1000 / HEARTBEATS_PER_SESSION
 
     # Protocol
 
-    def live(self) -> Operation[None]:
+    def run(self) -> Operation[None]:
         """Join, send heartbeats, and join again when expired, until `leave`.
 
         Raises errors that are neither retriable nor Fenced.
         """
         while not self._left:
-            if self._wishes is None:
-                yield Wait((self._fresh_news(),))
+            if self._subscription is None:
+                yield Wait((self._fresh_wake_event(),))
             elif not self.joined:
-                yield from self._join(self._wishes)
+                yield from self._join(self._subscription)
             else:
-                yield from self._beat()
+                yield from self._send_heartbeat()
 
     def _join(self, subscription: SubscriptionRow) -> Operation[None]:
         """Join with nothing owned, and take the assignment in the response."""
         began = self._link.now()
-        self._to_tell = False
-        reply = yield from ask(
-            self._link, JoinGroup(self.group, self.member, *subscription), NEVER, unattended=True
+        self._subscription_unsent = False
+        reply = yield from request_with_retries(
+            self._link, JoinGroup(self.group, self.member_id, *subscription), NEVER, in_background=True
         )
         self.generation, self.joined = reply.generation, True
-        self._heard_at, self._heard_on = began, self._link.connections
-        self._note(reply.note)
-        self._take(reply.partitions)
+        self._last_heartbeat_at, self._last_heartbeat_connection = began, self._link.connection_count
+        self._log_note(reply.note)
+        self._set_assigned(reply.partitions)
 
-    def _beat(self) -> Operation[None]:
+    def _send_heartbeat(self) -> Operation[None]:
         """Send one heartbeat, and wait for the response or for changes to report."""
-        news, began = self._fresh_news(), self._link.now()
-        telling, self._to_tell = self._to_tell, False
-        call = self._link.call(self._heartbeat(telling), seconds=self._session_ms / 1000, unattended=True)
+        news, began = self._fresh_wake_event(), self._link.now()
+        telling, self._subscription_unsent = self._subscription_unsent, False
+        call = self._link.send_request(
+            self._heartbeat_request(telling), seconds=self._session_ms / 1000, in_background=True
+        )
         try:
             while not call.done and not news.done:
                 yield Wait((call, news))
         finally:
             self._link.abandon(call)  # the broker ends it, too, when a newer one is received
-            self._to_tell = self._to_tell or (telling and call.error is not None)
+            self._subscription_unsent = self._subscription_unsent or (telling and call.error is not None)
         if self._left:
             return
         if call.error is None:
-            yield from self._answered(call, began)
+            yield from self._process_heartbeat_response(call, began)
         elif isinstance(call.error, Fenced):
-            self._lost(call.error)
+            self._rejoin_after_expiry(call.error)
         elif not news.done:
             if not call.error.retriable:
                 raise call.error
-            yield Wait((self._fresh_news(),), RETRY_SECONDS)
+            yield Wait((self._fresh_wake_event(),), RETRY_SECONDS)
 
-    def _heartbeat(self, telling: bool) -> Heartbeat:
+    def _heartbeat_request(self, with_subscription: bool) -> Heartbeat:
         """Return the next heartbeat request; `with_subscription`: with the subscription."""
         held = [
-            HeldPartition(each.topic, each.incarnation, each.partition, name not in self.share)
-            for name, each in self.held.items()
+            HeldPartition(each.topic, each.incarnation, each.partition, name not in self.assigned)
+            for name, each in self.owned.items()
         ]
-        at_once, self._at_once = self._at_once or not self.may_hand_out(), False
-        wait_ms = 0 if at_once else int(self.beat_seconds * 1000)
+        at_once, self._respond_immediately = self._respond_immediately or not self.may_deliver(), False
+        wait_ms = 0 if at_once else int(self.heartbeat_seconds * 1000)
         return Heartbeat(
-            self.group, self.member, self.generation, held, wait_ms, self._wishes if telling else None
+            self.group,
+            self.member_id,
+            self.generation,
+            held,
+            wait_ms,
+            self._subscription if with_subscription else None,
         )
 
-    def _answered(self, call: Call, began: float) -> Operation[None]:
+    def _process_heartbeat_response(self, call: PendingRequest, began: float) -> Operation[None]:
         """Process the response to a heartbeat that was sent at `began`."""
         reply = call.reply
-        waits, lapsed = self._link.now() - began, not self.may_hand_out()
-        self._heard_at, self._heard_on = began, self._link.connections
+        waits, lapsed = self._link.now() - began, not self.may_deliver()
+        self._last_heartbeat_at, self._last_heartbeat_connection = began, self._link.connection_count
         self.generation = reply.generation
-        self._to_tell = self._to_tell or reply.forgotten
-        self._note(reply.note)
-        fresh = reply.assigned is not None and self._take(reply.assigned)
+        self._subscription_unsent = self._subscription_unsent or reply.forgotten
+        self._log_note(reply.note)
+        fresh = reply.assigned is not None and self._set_assigned(reply.assigned)
         if lapsed and not fresh:
             self._changed()
-        early = call.request.wait_ms and waits < self.beat_seconds / 2
+        early = call.request.wait_ms and waits < self.heartbeat_seconds / 2
         # An early response without a change: pause, so that no cause makes this a busy loop.
-        if early and not fresh and not self._to_tell:
-            yield Wait((self._fresh_news(),), PAUSE_SECONDS)
+        if early and not fresh and not self._subscription_unsent:
+            yield Wait((self._fresh_wake_event(),), PAUSE_SECONDS)
 
-    def _take(self, rows: Iterable[GrantedPartition]) -> bool:
+    def _set_assigned(self, rows: Iterable[GrantedPartition]) -> bool:
         """Replace the assignment. Return whether it changed."""
         share = {PartitionName(each.topic, each.partition): each for each in rows}
-        fresh = share != self.share
-        self.held = {**self.held, **share}
-        self.share = share
+        fresh = share != self.assigned
+        self.owned = {**self.owned, **share}
+        self.assigned = share
         self._changed()
         return fresh
 
-    def _lost(self, fenced: Fenced) -> None:
+    def _rejoin_after_expiry(self, fenced: Fenced) -> None:
         """Drop everything after the broker expired this member, and join under a new member id."""
         log.warning("This member of group %s expired, and joins again. %s", self.group, fenced.sentence)
         # A new id, because another process may have the old one, where a machine was copied; the two would
         # expire each other for ever.
-        self._forget()
-        self.member = token_hex(8)
+        self._drop_membership()
+        self.member_id = token_hex(8)
         self._changed()
 
-    def _note(self, note: str) -> None:
+    def _log_note(self, note: str) -> None:
         """Log why less is assigned than was requested, if it lasts half a heartbeat interval.
 
         Each reason is logged once. Shorter ones are normal: partitions change owners whenever a member starts.
         """
         self.note = note
-        reason, now = VARIABLE.sub("", note), self._link.now()
-        if reason != self._reason:
-            self._reason, self._reason_at, self._logged = reason, now, False
-        elif note and not self._logged and now >= self._reason_at + self.beat_seconds / 2:
-            self._logged = True
-            if self.held:
+        reason, now = NOTE_VARIABLE_PARTS.sub("", note), self._link.now()
+        if reason != self._note_reason:
+            self._note_reason, self._note_reason_since, self._note_logged = reason, now, False
+        elif note and not self._note_logged and now >= self._note_reason_since + self.heartbeat_seconds / 2:
+            self._note_logged = True
+            if self.owned:
                 log.info("This member of group %s %s", self.group, note)
             else:
                 log.warning("This member of group %s reads nothing: %s", self.group, note)
 
-    def _connected(self, _: object) -> None:
+    def _on_connected(self, _: object) -> None:
         """Exchange the state with the broker at once, because the connection is new."""
-        self._at_once = True
-        self._news.settle()
+        self._respond_immediately = True
+        self._wake_event.complete()
 
-    def _fresh_news(self) -> Flag:
+    def _fresh_wake_event(self) -> Event:
         """Return an event that is not set yet and wakes the heartbeat."""
-        if self._news.done:
-            self._news = Flag()
-        return self._news
+        if self._wake_event.done:
+            self._wake_event = Event()
+        return self._wake_event
 
     # Shutdown
 
     def leave(self, until: float) -> Operation[None]:
         """Leave the group, so that other members get the partitions without delay; best effort."""
         self._left = True
-        self._news.settle()
+        self._wake_event.complete()
         if not self.joined:
             return
-        self._forget()
-        yield from ask(self._link, LeaveGroup(self.group, self.member, self.generation), until)
+        self._drop_membership()
+        yield from request_with_retries(
+            self._link, LeaveGroup(self.group, self.member_id, self.generation), until
+        )
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state in a forked child, which joins under a new id; the parent stays a member."""
-        self._forget()
-        self.member, self.generation, self.note = token_hex(8), 0, ""
-        self._news, self._reason = Flag(), ""
+        self._drop_membership()
+        self.member_id, self.generation, self.note = token_hex(8), 0, ""
+        self._wake_event, self._note_reason = Event(), ""
 
-    def _forget(self) -> None:
+    def _drop_membership(self) -> None:
         """Drop the membership and everything owned."""
-        self.joined, self._to_tell = False, True
-        self.share, self.held = {}, {}
+        self.joined, self._subscription_unsent = False, True
+        self.assigned, self.owned = {}, {}
 
     def stats(self) -> Mapping[str, Any]:
         """Return the membership part of `stats()`."""
         return {
-            "member": self.member,
+            "member": self.member_id,
             "generation": self.generation,
-            "assigned": sorted(map(str, self.share)),
-            "releasing": sorted(map(str, self.held.keys() - self.share.keys())),
+            "assigned": sorted(map(str, self.assigned)),
+            "releasing": sorted(map(str, self.owned.keys() - self.assigned.keys())),
             "note": self.note,
         }
 
 
-LOOK_SECONDS: Final = 0.5
+ZOOKEEPER_CHECK_SECONDS: Final = 0.5
 """Polling interval for changes whose notification came while the client was busy."""
 CLOSE_SECONDS: Final = 10.0
 
 
-def membership_of(
+def create_membership(
     options: ConsumerOptions,
-    link: Link,
+    link: ClientConnection,
     changed: Callable[[], None],
-    raise_flag: Callable[[Flag], None],
+    raise_flag: Callable[[Event], None],
 ) -> Membership:
     """Create the membership for `options`, at the broker or in ZooKeeper.
 
@@ -312,7 +321,7 @@ def membership_of(
     """
     if options.group is None:
         raise BadRequest("Without a group there is no membership.")
-    session_ms = int(options.session * 1000)
+    session_ms = int(options.session_timeout * 1000)
     if options.coordinator is None:
         return Membership(
             link, options.group, session_ms=session_ms, strategy=options.strategy, changed=changed
@@ -335,29 +344,31 @@ class ZooKeeperMembership(Membership):
 
     def __init__(
         self,
-        link: Link,
+        link: ClientConnection,
         group: str,
         *,
         session_ms: int,
         changed: Callable[[], None],
         address: str,
-        raise_flag: Callable[[Flag], None],
+        raise_flag: Callable[[Event], None],
     ) -> None:
-        from tfmq.zookeeper.group_coordinator import Coordination  # kazoo is an optional dependency
+        from tfmq.zookeeper.group_coordinator import (
+            GroupMembership as Coordination,  # kazoo is an optional dependency
+        )
 
         super().__init__(link, group, session_ms=session_ms, changed=changed)
-        self._poke = Flag()
+        self._zookeeper_event = Event()
         self._raise_flag = raise_flag
         self._incarnations: Mapping[PartitionName, int] = {}
         self._coordination: Coordination = Coordination(
             address,
             group,
-            self.member,
+            self.member_id,
             session_seconds=session_ms / 1000,
-            changed=lambda: self._raise_flag(self._poke),
+            on_change=lambda: self._raise_flag(self._zookeeper_event),
         )
 
-    def want(
+    def subscribe(
         self,
         topics: Sequence[str],
         only: Iterable[PartitionName] | None = None,
@@ -368,61 +379,63 @@ class ZooKeeperMembership(Membership):
         numbers: dict[str, list[int]] = {topic: [] for topic in topics}
         for name in sorted(self._incarnations):
             numbers.setdefault(name.topic, []).append(name.partition)
-        self._coordination.wants(numbers)
+        self._coordination.set_topics(numbers)
         self.joined = True
-        self._poke.settle()
+        self._zookeeper_event.complete()
 
     def release(self, names: Iterable[PartitionName]) -> None:
         """Release partitions so that other members may get them."""
-        gone = [name for name in names if name in self.held]
+        gone = [name for name in names if name in self.owned]
         super().release(gone)
         self._coordination.release(gone)
 
-    def may_hand_out(self) -> bool:
+    def may_deliver(self) -> bool:
         """Return False if the session may be over, or while a revocation is not processed yet."""
-        share = self._coordination.share()
-        if self._differs(share.granted, share.revoked):
-            self._poke.settle()
-        return self._coordination.is_sure()
+        share = self._coordination.assignment()
+        if self._assignment_differs(share.assigned, share.revoked):
+            self._zookeeper_event.complete()
+        return self._coordination.may_deliver()
 
-    def live(self) -> Operation[None]:
+    def run(self) -> Operation[None]:
         """Apply the assignments of ZooKeeper, for ever.
 
         Raises a permanent failure of the coordination.
         """
         while True:
-            self._poke = Flag()
+            self._zookeeper_event = Event()
             self.failure = self._coordination.failure
             if self.failure is not None:
                 raise self.failure
-            share = self._coordination.share()
+            share = self._coordination.assignment()
             self.generation = max(self.generation, self._coordination.generation)
-            self._note(self._coordination.why_idle)
-            if self._differs(share.granted, share.revoked):
-                self._see(share.granted, share.revoked)
-            yield Wait((self._poke,), LOOK_SECONDS)
+            self._log_note(self._coordination.idle_reason)
+            if self._assignment_differs(share.assigned, share.revoked):
+                self._set_partitions(share.assigned, share.revoked)
+            yield Wait((self._zookeeper_event,), ZOOKEEPER_CHECK_SECONDS)
 
-    def _differs(self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> bool:
+    def _assignment_differs(
+        self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]
+    ) -> bool:
         """Return whether ZooKeeper's assignment differs from the current one."""
-        held = {name: each.grant for name, each in self.held.items()}
-        return held != dict(granted) or self.held.keys() - self.share.keys() != set(revoked)
+        held = {name: each.grant for name, each in self.owned.items()}
+        return held != dict(granted) or self.owned.keys() - self.assigned.keys() != set(revoked)
 
-    def _see(self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> None:
+    def _set_partitions(self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> None:
         """Replace the assignment."""
-        self.held = {
+        self.owned = {
             name: GrantedPartition(name.topic, self._incarnations.get(name, 0), name.partition, grant)
             for name, grant in granted.items()
         }
-        self.share = {name: each for name, each in self.held.items() if name not in set(revoked)}
+        self.assigned = {name: each for name, each in self.owned.items() if name not in set(revoked)}
         self._changed()
 
     def leave(self, until: float) -> Operation[None]:
         """Leave the group; waits up to `CLOSE_SECONDS` for ZooKeeper."""
-        self._forget()
+        self._drop_membership()
         self._coordination.close(max(0.0, min(CLOSE_SECONDS, until - self._link.now())))
         yield from ()
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state in a forked child."""
-        super().renew()
-        self._coordination.renew(self.member)
+        super().reset_after_fork()
+        self._coordination.restart_as(self.member_id)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, cas
 from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import Attribute, decode_attribute
 
-DECODED_KEPT: Final = 64
+DECODED_MAX: Final = 64
 """Decoded attributes in the cache: several fields of one message are usually read in a row."""
 NO_ATTRIBUTE: Final = Attribute()
-SHOWN_CHARACTERS: Final = 40
+REPR_CHARACTERS: Final = 40
 """Maximum length of a key or a tag in a `repr`."""
 
 
@@ -93,7 +93,7 @@ class Origin:
         """When the broker appended the block (aware, UTC)."""
         found = self._appended_at
         if found is None:
-            found = self._appended_at = moment(self.append_ms)
+            found = self._appended_at = utc_datetime(self.append_ms)
         return found
 
 
@@ -122,19 +122,19 @@ class LazyAttribute:
         attribute = decode_attribute(self.data) if self.data else NO_ATTRIBUTE
         self.key, self.tag, self.properties = attribute.key, attribute.tag, attribute.properties
         self.attempts, self.redrives = attribute.attempts, attribute.redrives
-        self.born_at = None if attribute.born_ms is None else moment(attribute.born_ms)
+        self.born_at = None if attribute.born_ms is None else utc_datetime(attribute.born_ms)
         return object.__getattribute__(self, name)
 
 
-_opened = lru_cache(DECODED_KEPT)(LazyAttribute)
+_cached_attribute = lru_cache(DECODED_MAX)(LazyAttribute)
 
 
 def shortened(text: str) -> str:
     """Shorten `text` to at most `REPR_CHARACTERS`."""
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
+    return text if len(text) <= REPR_CHARACTERS else f"{text[: REPR_CHARACTERS - 3]}..."
 
 
-def moment(time_ms: int) -> datetime:
+def utc_datetime(time_ms: int) -> datetime:
     """Convert ms since 1970 to an aware datetime. Raises DecodeFailed for a time out of range."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC)
@@ -142,7 +142,7 @@ def moment(time_ms: int) -> datetime:
         raise DecodeFailed(f"A message names a time that no calendar has: {time_ms} ms since 1970.") from None
 
 
-class _Fields(NamedTuple):
+class _MessageFields(NamedTuple):
     """Fields of `ReceivedMessage`, which adds the properties and the type parameter."""
 
     payload: bytes | None
@@ -156,7 +156,7 @@ class _Fields(NamedTuple):
     origin: Origin
 
 
-class ReceivedMessage(_Fields, Generic[Value]):
+class ReceivedMessage(_MessageFields, Generic[Value]):
     """One received message.
 
     `payload`: bytes, None for a tombstone · `topic`, `partition` · `offset`: byte position in the partition ·
@@ -171,26 +171,30 @@ class ReceivedMessage(_Fields, Generic[Value]):
     def key(self) -> bytes | str | None:
         """The ordering key, as it was sent."""
         attribute = self.attribute
-        return attribute.key if attribute.__class__ is LazyAttribute else _opened(attribute).key
+        return attribute.key if attribute.__class__ is LazyAttribute else _cached_attribute(attribute).key
 
     @property
     def tag(self) -> str | None:
         """The tag, for filters."""
         attribute = self.attribute
-        return attribute.tag if attribute.__class__ is LazyAttribute else _opened(attribute).tag
+        return attribute.tag if attribute.__class__ is LazyAttribute else _cached_attribute(attribute).tag
 
     @property
     def properties(self) -> dict[str, str]:
         """The text properties, as a new dict."""
         attribute = self.attribute
-        found = attribute if attribute.__class__ is LazyAttribute else _opened(attribute)
+        found = attribute if attribute.__class__ is LazyAttribute else _cached_attribute(attribute)
         return dict(found.properties)
 
     @property
     def born_at(self) -> datetime | None:
         """When the sender created the message (aware, UTC, sender's clock); None if not set."""
         attribute = self.attribute
-        return attribute.born_at if attribute.__class__ is LazyAttribute else _opened(attribute).born_at
+        return (
+            attribute.born_at
+            if attribute.__class__ is LazyAttribute
+            else _cached_attribute(attribute).born_at
+        )
 
     @property
     def appended_at(self) -> datetime:
@@ -204,13 +208,21 @@ class ReceivedMessage(_Fields, Generic[Value]):
         It stays 0 while `run` repeats a handler's calls.
         """
         attribute = self.attribute
-        return attribute.attempts if attribute.__class__ is LazyAttribute else _opened(attribute).attempts
+        return (
+            attribute.attempts
+            if attribute.__class__ is LazyAttribute
+            else _cached_attribute(attribute).attempts
+        )
 
     @property
     def redrives(self) -> int:
         """How often the message was a dead letter that `tfmq dlq redrive` sent again."""
         attribute = self.attribute
-        return attribute.redrives if attribute.__class__ is LazyAttribute else _opened(attribute).redrives
+        return (
+            attribute.redrives
+            if attribute.__class__ is LazyAttribute
+            else _cached_attribute(attribute).redrives
+        )
 
     @property
     def attribute_bytes(self) -> bytes | None:

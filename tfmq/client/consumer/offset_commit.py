@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.requests import ask
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.membership import Membership
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import ConsumerOptions
-from tfmq.client.consumer.positions import Place, Positions
-from tfmq.client.operation import Flag, Operation, Run, Wait, work
+from tfmq.client.consumer.positions import Positions, ReadPosition
+from tfmq.client.operation import Event, Executor, Operation, Wait, run_work
 from tfmq.errors import Fenced, TfmqError, TimedOut
 from tfmq.offsets.storage import OffsetStorage, PartitionName, StoredOffset, claim, fenced_partitions
 from tfmq.protocol.commands import CommitOffsets, GroupOffset, ReadOffsets
@@ -30,11 +30,11 @@ READ_SECONDS = 30.0
 """How long a read waits for the end of a transaction that contains the offsets, if it waits."""
 
 
-class Holder(Protocol):
+class OffsetOwner(Protocol):
     """The group member on whose behalf offsets are committed."""
 
     group: str
-    member: str
+    member_id: str
 
     @property
     def generation(self) -> int: ...
@@ -45,13 +45,15 @@ class Holder(Protocol):
 class GroupOffsets:
     """Reads and commits the offsets of one group; without `storage` in the broker."""
 
-    def __init__(self, link: Link, holder: Holder, run: Run, storage: OffsetStorage | None = None) -> None:
-        self.commits = 0
+    def __init__(
+        self, link: ClientConnection, holder: OffsetOwner, run: Executor, storage: OffsetStorage | None = None
+    ) -> None:
+        self.commit_count = 0
         self._link = link
-        self._holder = holder
+        self._owner = holder
         self._run = run
         self._storage = storage
-        self._ended: Flag | None = None
+        self._last_save_ended: Event | None = None
         """Set at the end of the last storage commit, which continues when its caller is cancelled."""
 
     def read(
@@ -62,13 +64,13 @@ class GroupOffsets:
         Raises Busy while a transaction in doubt contains some of them: immediately, or with `while_busy`
         after `READ_SECONDS`. Raises what a storage raises.
         """
-        wanted, group = list(names), self._holder.group
+        wanted, group = list(names), self._owner.group
         if self._storage is not None:
             storage = self._storage
-            return dict((yield from work(self._run, lambda: storage.read(group, wanted))))
+            return dict((yield from run_work(self._run, lambda: storage.read(group, wanted))))
         request = ReadOffsets(group, None if others else [PartitionRow(*name) for name in wanted])
         until = self._link.now() + READ_SECONDS
-        reply = yield from ask(self._link, request, until, while_busy=while_busy)
+        reply = yield from request_with_retries(self._link, request, until, while_busy=while_busy)
         return {
             PartitionName(each.topic, each.partition): StoredOffset(
                 each.offset, each.index, each.incarnation, each.epoch, each.generation
@@ -84,18 +86,20 @@ class GroupOffsets:
         Return their stored offsets, and the partitions that the storage refused because it has a later
         generation. In the broker nothing needs to be claimed, so both are empty.
         """
-        storage, group = self._storage, self._holder.group
+        storage, group = self._storage, self._owner.group
         found: dict[PartitionName, StoredOffset] = {}
         refused: set[PartitionName] = set()
         if storage is None:
             return found, refused
         grants: dict[int, list[PartitionName]] = {}
         for name in names:
-            grants.setdefault(self._holder.generation_of(name), []).append(name)
+            grants.setdefault(self._owner.generation_of(name), []).append(name)
         for generation, granted in grants.items():
             while granted:
                 try:
-                    found |= yield from work(self._run, partial(claim, storage, group, generation, granted))
+                    found |= yield from run_work(
+                        self._run, partial(claim, storage, group, generation, granted)
+                    )
                     break
                 except Fenced as fenced:
                     # Claim the others again: the error has no offsets of them, and these may have changed.
@@ -111,46 +115,46 @@ class GroupOffsets:
         refused: Collection[PartitionName] = ()
         try:
             if self._storage is not None:
-                storage, group, generation = self._storage, self._holder.group, self._holder.generation
-                yield from self._in_turn(lambda: storage.save(group, generation, offsets), until)
+                storage, group, generation = self._storage, self._owner.group, self._owner.generation
+                yield from self._save_after_former(lambda: storage.save(group, generation, offsets), until)
             else:
-                request = self._commit(offsets)
-                reply = yield from ask(self._link, request, until, unattended=True)
+                request = self._commit_request(offsets)
+                reply = yield from request_with_retries(self._link, request, until, in_background=True)
                 refused = {PartitionName(*each) for each in reply.fenced}
         except Fenced as fenced:
             refused = fenced_partitions(fenced, offsets)
-        self.commits += len(refused) < len(offsets)
+        self.commit_count += len(refused) < len(offsets)
         return refused
 
-    def _in_turn(self, save: Callable[[], None], until: float) -> Operation[None]:
+    def _save_after_former(self, save: Callable[[], None], until: float) -> Operation[None]:
         """Run `save` after the end of the former one. Raises TimedOut."""
         # The caller of the former save may be cancelled; its thread still runs.
-        while self._ended is not None and not self._ended.done:
+        while self._last_save_ended is not None and not self._last_save_ended.done:
             if self._link.now() >= until:
                 raise TimedOut("An earlier save of offsets has not ended yet.")
-            yield Wait((self._ended,), until - self._link.now())
-        ended = self._ended = Flag()
+            yield Wait((self._last_save_ended,), until - self._link.now())
+        ended = self._last_save_ended = Event()
 
         def run(call: Callable[[], None], done: Callable[[Any, BaseException | None], None]) -> None:
             def told(result: Any, error: BaseException | None) -> None:
-                ended.settle()
+                ended.complete()
                 done(result, error)
 
             self._run(call, told)
 
-        yield from work(run, save)
+        yield from run_work(run, save)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state in a forked child: commits in progress belong to the parent."""
-        self._ended = None
+        self._last_save_ended = None
 
-    def _commit(self, offsets: Mapping[PartitionName, StoredOffset]) -> CommitOffsets:
+    def _commit_request(self, offsets: Mapping[PartitionName, StoredOffset]) -> CommitOffsets:
         """Return the commit request."""
         rows = [
             GroupOffset(name.topic, each.incarnation, name.partition, each.offset, each.index, each.epoch)
             for name, each in offsets.items()
         ]
-        return CommitOffsets(self._holder.group, self._holder.member, self._holder.generation, rows)
+        return CommitOffsets(self._owner.group, self._owner.member_id, self._owner.generation, rows)
 
 
 log = logging.getLogger("tfmq.consumer")
@@ -158,25 +162,25 @@ log = logging.getLogger("tfmq.consumer")
 NEVER: Final = float("inf")
 
 
-class Saving:
+class OffsetCommitter:
     """Commits the positions of one group member, one commit at a time."""
 
     def __init__(
         self,
         options: ConsumerOptions,
-        link: Link,
+        link: ClientConnection,
         positions: Positions,
         membership: Membership,
         offsets: GroupOffsets,
     ) -> None:
-        self.refused: Callable[[Collection[PartitionName]], None] = lambda names: None
+        self.on_fenced: Callable[[Collection[PartitionName]], None] = lambda names: None
         """Called with partitions that were fenced in a commit."""
         self._options = options
         self._link = link
         self._positions = positions
         self._membership = membership
         self._offsets = offsets
-        self._under_way: Flag | None = None
+        self._commit_ended: Event | None = None
 
     def commit(self, message: ReceivedMessage | None, until: float) -> Operation[None]:
         """Commit all delivered messages, or one partition up to and including `message`.
@@ -186,47 +190,47 @@ class Saving:
         """
         positions = self._positions
         if message is None:
-            positions.settle_all_out()
+            positions.ack_all()
             names: Iterable[PartitionName] = list(positions.names())
         else:
-            names = [positions.settle_to(message)]
-        refused = yield from self.save(lambda: self._unsaved(names), until)
-        positions.check_lost(refused, message)
+            names = [positions.ack_through(message)]
+        refused = yield from self.commit_positions(lambda: self._uncommitted_positions(names), until)
+        positions.raise_if_lost(refused, message)
 
-    def save(
-        self, choose: Callable[[], Mapping[PartitionName, Place]], until: float
+    def commit_positions(
+        self, choose: Callable[[], Mapping[PartitionName, ReadPosition]], until: float
     ) -> Operation[Collection[PartitionName]]:
         """Commit what `choose` returns once former commits ended. Return the fenced partitions.
 
         Raises TimedOut at `until`, and what the store raises.
         """
-        while self._under_way is not None:
+        while self._commit_ended is not None:
             if self._link.now() >= until:
                 raise TimedOut("An earlier save of offsets has not ended yet.")
-            yield Wait((self._under_way,), until - self._link.now())
+            yield Wait((self._commit_ended,), until - self._link.now())
         places = choose()
         if not places:
             return ()
-        under_way = self._under_way = Flag()
+        under_way = self._commit_ended = Event()
         try:
-            stored = {name: self._stored(name, place) for name, place in places.items()}
+            stored = {name: self._stored_offset(name, place) for name, place in places.items()}
             refused = yield from self._offsets.save(stored, until)
-            self._positions.note_saved({n: place for n, place in places.items() if n not in refused})
+            self._positions.mark_committed({n: place for n, place in places.items() if n not in refused})
         finally:
-            self._under_way = None
-            under_way.settle()
+            self._commit_ended = None
+            under_way.complete()
         lost = [name for name in refused if self._generation(name) == stored[name].generation]
         if lost:
-            self.refused(lost)
+            self.on_fenced(lost)
         return refused
 
-    def keep(self) -> Operation[None]:
+    def commit_periodically(self) -> Operation[None]:
         """Commit acked positions periodically, for ever. Raises errors that are not retriable."""
         while True:
-            yield Wait((), self._options.save)
+            yield Wait((), self._options.commit_interval)
             until = self._link.now() + self._options.timeout
             try:
-                yield from self.save(self._positions.unsaved, until)
+                yield from self.commit_positions(self._positions.uncommitted_positions, until)
             except TfmqError as error:
                 if not error.retriable:
                     raise
@@ -234,21 +238,21 @@ class Saving:
                     "Offsets of group %s were not saved, trying again: %s", self._options.group, error
                 )
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state in a forked child: no commit is in progress."""
-        self._under_way = None
-        self._offsets.renew()
+        self._commit_ended = None
+        self._offsets.reset_after_fork()
 
-    def _unsaved(self, names: Iterable[PartitionName]) -> dict[PartitionName, Place]:
+    def _uncommitted_positions(self, names: Iterable[PartitionName]) -> dict[PartitionName, ReadPosition]:
         """Return the uncommitted positions of these partitions."""
-        unsaved = self._positions.unsaved()
+        unsaved = self._positions.uncommitted_positions()
         return {name: unsaved[name] for name in names if name in unsaved}
 
     def _generation(self, name: PartitionName) -> int:
         """Return the generation under which the partition is owned."""
         return self._membership.generation_of(name)
 
-    def _stored(self, name: PartitionName, place: Place) -> StoredOffset:
+    def _stored_offset(self, name: PartitionName, place: ReadPosition) -> StoredOffset:
         """Return the row to store for a position."""
         incarnation = self._positions.incarnation(name)
         return StoredOffset(place.offset, 0, incarnation, place.epoch, self._generation(name))

@@ -19,12 +19,12 @@ from tfmq import limits
 from tfmq.client.consumer.message import Codec, ReceivedMessage
 from tfmq.codecs import check_codec
 from tfmq.errors import BadRequest
-from tfmq.hooks import checked_hooks
+from tfmq.hooks import check_hooks
 from tfmq.limits import KIB, MIB
 from tfmq.message import Ordinal
 from tfmq.offsets.file import FileOffsets as FileOffsets
 from tfmq.offsets.storage import ClaimingStorage as ClaimingStorage
-from tfmq.offsets.storage import OffsetStorage, PartitionName, shown_url
+from tfmq.offsets.storage import OffsetStorage, PartitionName, url_without_passwords
 from tfmq.offsets.storage import StoredOffset as StoredOffset
 from tfmq.offsets.storage import claim as claim
 from tfmq.offsets.storage import fenced_partitions as fenced_partitions
@@ -33,9 +33,9 @@ from tfmq.protocol.messages import CONSISTENT_HASH, RANGE, STICKY
 
 Topics = str | Sequence[str] | re.Pattern[str] | None
 Partitions = Sequence[tuple[str, int]] | Sequence[int] | None
-Where = Callable[[ReceivedMessage[Any]], object] | None
+MessageFilter = Callable[[ReceivedMessage[Any]], object] | None
 """A filter: returns whether the message is wanted."""
-Told = Callable[[list[PartitionName]], Any] | None
+PartitionCallback = Callable[[list[PartitionName]], Any] | None
 """Callback for assigned or revoked partitions; with asyncio it may be a coroutine function."""
 
 FETCH_BYTES: Final = 256 * KIB
@@ -51,12 +51,12 @@ TIMEOUT_SECONDS: Final = 30.0
 """Time limit of a commit, a seek or a close."""
 RETRIES: Final = 5
 """Handler calls after the first failed one."""
-OWN_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
+DEFAULT_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
 """Default for `dead_letters`: a database per data directory and group."""
 BROKER: Final = "broker"
 STRATEGIES: Final = (STICKY, RANGE, CONSISTENT_HASH)
 EVERY_TAG: Final = "*"
-OR: Final = "||"
+TAG_SEPARATOR: Final = "||"
 TOPIC_PREFIX: Final = "topic:"
 """Prefix of the topic that stores the dead letters."""
 _ON_OUT_OF_RANGE: Final = ("stop", "earliest", "latest")
@@ -71,7 +71,7 @@ class ConsumerOptions(NamedTuple):
 
     subscription: Subscription
     group: str | None
-    start: Question
+    start: StartPosition
     start_latest: bool
     read: int
     skip_damage: bool
@@ -81,23 +81,23 @@ class ConsumerOptions(NamedTuple):
     retries: int
     dead_letters: str | os.PathLike[str] | None
     tags: frozenset[str] | None
-    where: Where
+    where: MessageFilter
     codec: Codec | Mapping[str, Codec] | None
     hooks: tuple[Any, ...]
     strategy: str
     coordinator: str | None
-    on_assigned: Told
-    on_revoked: Told
+    on_assigned: PartitionCallback
+    on_revoked: PartitionCallback
     awaits: bool
     timeout: float
-    session: float
-    save: float
-    refresh: float
+    session_timeout: float
+    commit_interval: float
+    refresh_interval: float
     fetch_bytes: int
     prefetch_bytes: int
 
 
-class Arguments(NamedTuple):
+class ConsumerArguments(NamedTuple):
     """Unvalidated constructor arguments; the defaults are those of all consumer APIs."""
 
     topics: Topics = None
@@ -110,16 +110,16 @@ class Arguments(NamedTuple):
     commits: str = "auto"
     offsets: str | OffsetStorage = BROKER
     retries: int = RETRIES
-    dead_letters: str | os.PathLike[str] | None = OWN_STORE
+    dead_letters: str | os.PathLike[str] | None = DEFAULT_STORE
     tags: str | Iterable[str] | None = None
-    where: Where = None
+    where: MessageFilter = None
     codec: Codec | Mapping[str, Codec] | None = None
     hooks: Sequence[Any] = ()
     strategy: str = STICKY
     broadcast: bool | str = False
     coordinator: str = BROKER
-    on_assigned: Told = None
-    on_revoked: Told = None
+    on_assigned: PartitionCallback = None
+    on_revoked: PartitionCallback = None
     timeout: float = TIMEOUT_SECONDS
     session: float = SESSION_SECONDS
     save_every: float = SAVE_SECONDS
@@ -128,7 +128,7 @@ class Arguments(NamedTuple):
     prefetch_bytes: int = PREFETCH_BYTES
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Arguments:
+    def from_mapping(cls, given: Mapping[str, Any]) -> ConsumerArguments:
         """Return the consumer arguments among the arguments of a constructor."""
         return cls(**{name: given[name] for name in cls._fields})
 
@@ -139,23 +139,23 @@ def consumer_options(**arguments: Any) -> ConsumerOptions:
     Raises BadRequest for a wrong argument, NotSupported for a storage or a coordinator whose library is
     missing, TypeError for an unknown argument.
     """
-    return checked(Arguments(**arguments))
+    return check_arguments(ConsumerArguments(**arguments))
 
 
-def checked(given: Arguments, *, awaits: bool = True) -> ConsumerOptions:
+def check_arguments(given: ConsumerArguments, *, awaits: bool = True) -> ConsumerOptions:
     """Validate `given`; for `awaits` see `ConsumerOptions`. Raises BadRequest, NotSupported."""
-    subscription = Subscription.of(given.topics, given.partitions)
-    by_broker = _by_broker(given.coordinator)
-    _check(given, by_broker)
+    subscription = Subscription.from_arguments(given.topics, given.partitions)
+    by_broker = _is_broker_coordinated(given.coordinator)
+    _check_values(given, by_broker)
     _check_functions(given, awaits)
-    _check_letters(given.dead_letters, subscription)
+    _check_dead_letters(given.dead_letters, subscription)
     for topic in given.codec if isinstance(given.codec, Mapping) else ():
         if not subscription.reads(topic):
             raise BadRequest(f"codec= has one for the topic {topic}, which this consumer does not read.")
     return ConsumerOptions(
         subscription=subscription,
-        group=_group(given.group, given.broadcast),
-        start=question(given.start),
+        group=_group_name(given.group, given.broadcast),
+        start=start_position(given.start),
         start_latest=given.start == "latest",
         read=READ[given.read],
         skip_damage=given.on_damage == "skip",
@@ -164,19 +164,19 @@ def checked(given: Arguments, *, awaits: bool = True) -> ConsumerOptions:
         storage=open_storage(given.offsets if by_broker or given.offsets != BROKER else given.coordinator),
         retries=given.retries,
         dead_letters=given.dead_letters,
-        tags=_tags(given.tags),
+        tags=_parse_tags(given.tags),
         where=given.where,
         codec=given.codec,
-        hooks=checked_hooks(given.hooks, "before_handle", "after_handle"),
+        hooks=check_hooks(given.hooks, "before_handle", "after_handle"),
         strategy=given.strategy,
         coordinator=None if by_broker else given.coordinator,
         on_assigned=given.on_assigned,
         on_revoked=given.on_revoked,
         awaits=awaits,
         timeout=given.timeout,
-        session=given.session,
-        save=given.save_every,
-        refresh=given.refresh_every,
+        session_timeout=given.session,
+        commit_interval=given.save_every,
+        refresh_interval=given.refresh_every,
         fetch_bytes=given.fetch_bytes,
         prefetch_bytes=given.prefetch_bytes,
     )
@@ -193,13 +193,13 @@ def check_poll(timeout: Any, max_messages: Any) -> None:
         raise BadRequest(f"max_messages={max_messages!r} is not possible; it must be at least 1.")
 
 
-def _check(given: Arguments, by_broker: bool) -> None:
+def _check_values(given: ConsumerArguments, by_broker: bool) -> None:
     """Validate choices, numbers and combinations of arguments. Raises BadRequest."""
-    _one_of("read", given.read, READ)
-    _one_of("on_damage", given.on_damage, ("stop", "skip"))
-    _one_of("on_out_of_range", given.on_out_of_range, _ON_OUT_OF_RANGE)
-    _one_of("commits", given.commits, ("auto", "manual", "before"))
-    _one_of("strategy", given.strategy, STRATEGIES)
+    _check_choice("read", given.read, READ)
+    _check_choice("on_damage", given.on_damage, ("stop", "skip"))
+    _check_choice("on_out_of_range", given.on_out_of_range, _ON_OUT_OF_RANGE)
+    _check_choice("commits", given.commits, ("auto", "manual", "before"))
+    _check_choice("strategy", given.strategy, STRATEGIES)
     saves = given.commits != "auto" or given.offsets != BROKER or given.broadcast or not by_broker
     if given.group is None and saves:
         raise BadRequest(
@@ -217,7 +217,7 @@ def _check(given: Arguments, by_broker: bool) -> None:
     check_codec(given.codec, "decode")
 
 
-def _check_functions(given: Arguments, awaits: bool) -> None:
+def _check_functions(given: ConsumerArguments, awaits: bool) -> None:
     """Validate the functions among the arguments. Raises BadRequest.
 
     Calling a generator function would not run its body, nor would a coroutine function that is not awaited.
@@ -228,11 +228,11 @@ def _check_functions(given: Arguments, awaits: bool) -> None:
             continue
         if not callable(value):
             raise BadRequest(f"{name}={value!r} cannot be called.")
-        if _is(value, inspect.isgeneratorfunction) or _is(value, inspect.isasyncgenfunction):
+        if _matches(value, inspect.isgeneratorfunction) or _matches(value, inspect.isasyncgenfunction):
             raise BadRequest(
                 f"{name}= contains a yield, so calling it would not run its body; use a plain function."
             )
-        if not _is(value, inspect.iscoroutinefunction):
+        if not _matches(value, inspect.iscoroutinefunction):
             continue
         if name == "where":
             raise BadRequest(
@@ -245,12 +245,12 @@ def _check_functions(given: Arguments, awaits: bool) -> None:
             )
 
 
-def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
+def _matches(function: Any, kind: Callable[[Any], bool]) -> bool:
     """Apply an `inspect` predicate to a function, or to the `__call__` of a callable object."""
     return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _check_letters(where: Any, subscription: Subscription) -> None:
+def _check_dead_letters(where: Any, subscription: Subscription) -> None:
     """Validate `dead_letters`. Raises BadRequest.
 
     The consumer must not read the dead-letter topic itself, because letters would be delivered as messages
@@ -270,7 +270,7 @@ def _check_letters(where: Any, subscription: Subscription) -> None:
         )
 
 
-def _group(group: str | None, broadcast: bool | str) -> str | None:
+def _group_name(group: str | None, broadcast: bool | str) -> str | None:
     """Return the group name; for a broadcast with the name of this machine as suffix.
 
     Raises BadRequest.
@@ -278,25 +278,25 @@ def _group(group: str | None, broadcast: bool | str) -> str | None:
     if group is None:
         return None
     name = group
-    if not isinstance(broadcast, bool) and not limits.valid_name(broadcast):
+    if not isinstance(broadcast, bool) and not limits.is_valid_name(broadcast):
         raise BadRequest(
             f"broadcast={broadcast!r}: it takes True, or a name that stands for this machine: letters, digits, '.', '_'"
             " and '-', at most 249."
         )
     if broadcast:
-        own = broadcast if isinstance(broadcast, str) else _machine()
+        own = broadcast if isinstance(broadcast, str) else _machine_name()
         name = f"{group}-{own}"
-    if not limits.valid_name(name):
+    if not limits.is_valid_name(name):
         raise BadRequest(f"{name!r} is no name of a group: letters, digits, '.', '_' and '-', at most 249.")
     return name
 
 
-def _machine() -> str:
+def _machine_name() -> str:
     """Return the host name, with other characters than a group name may have replaced."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
 
 
-def _by_broker(coordinator: str) -> bool:
+def _is_broker_coordinated(coordinator: str) -> bool:
     """Return whether the broker coordinates the group, not ZooKeeper. Raises BadRequest."""
     if coordinator == BROKER:
         return True
@@ -305,7 +305,7 @@ def _by_broker(coordinator: str) -> bool:
     raise BadRequest(f'coordinator={coordinator!r}: it takes "broker" or "zookeeper://HOST:PORT/ROOT".')
 
 
-def _one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+def _check_choice(name: str, value: Any, allowed: Iterable[str]) -> None:
     """Raise BadRequest if `value` is not one of `allowed`."""
     if value not in tuple(allowed):
         words = ", ".join(f'"{each}"' for each in allowed)
@@ -330,7 +330,7 @@ def _check_bytes(**sizes: int) -> None:
             raise BadRequest(f"{name}={value!r} is no number of bytes from 1 to 4 GiB.")
 
 
-def _tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
+def _parse_tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
     """Return the tags to filter by, or None for no filter. "a || b" is both, "*" everything.
 
     Raises BadRequest.
@@ -341,7 +341,7 @@ def _tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
         raise BadRequest(
             f'tags={tags!r} is no tag to filter by; it takes text, as in "paid || sent", or a list.'
         )
-    if isinstance(tags, str) and any("|" in part for part in tags.split(OR)):
+    if isinstance(tags, str) and any("|" in part for part in tags.split(TAG_SEPARATOR)):
         raise BadRequest(
             f'tags={tags!r} has a single bar: "paid || sent" is both (a tag with a bar in it goes into a list).'
         )
@@ -350,7 +350,7 @@ def _tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
     for each in given:
         if not isinstance(each, str):
             raise BadRequest(f"{each!r} is no tag to filter by; it takes text.")
-        found.update(part.strip() for part in each.split(OR))
+        found.update(part.strip() for part in each.split(TAG_SEPARATOR))
     for tag in found:
         if not tag or len(tag.encode()) > limits.TAG_BYTES:
             raise BadRequest(
@@ -366,7 +366,7 @@ def _tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
 FILE_PREFIX: Final = "file:"
 SQL_PREFIX: Final = "sql:"
 ZOOKEEPER_PREFIX: Final = "zookeeper://"
-WORDS: Final = '"broker", "file:PATH", "sql:URL" or "zookeeper://HOST:PORT/ROOT"'
+STORAGE_FORMS: Final = '"broker", "file:PATH", "sql:URL" or "zookeeper://HOST:PORT/ROOT"'
 
 
 def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> OffsetStorage | None:
@@ -393,7 +393,7 @@ def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> Offs
         from tfmq.zookeeper.offsets import ZooKeeperOffsets  # kazoo is an optional dependency
 
         return ZooKeeperOffsets(offsets)
-    raise BadRequest(f"offsets={shown_url(offsets)!r} names no storage; write {WORDS}.")
+    raise BadRequest(f"offsets={url_without_passwords(offsets)!r} names no storage; write {STORAGE_FORMS}.")
 
 
 OFFSET_MAX = (1 << 63) - 1
@@ -403,7 +403,7 @@ Start = str | int | Ordinal | datetime
 """Start position: "earliest", "latest", a byte offset, an `Ordinal` or an aware append time."""
 
 
-class Question(NamedTuple):
+class StartPosition(NamedTuple):
     """Start position as the `by` and `value` of a LOCATE request.
 
     `exact`: `value` is the offset, no request is needed.
@@ -414,22 +414,22 @@ class Question(NamedTuple):
     exact: bool = False
 
 
-EARLIEST = Question(BY_EARLIEST)
-LATEST = Question(BY_LATEST)
+EARLIEST = StartPosition(BY_EARLIEST)
+LATEST = StartPosition(BY_LATEST)
 
 
-def question(start: Start) -> Question:
+def start_position(start: Start) -> StartPosition:
     """Convert `start`. Raises BadRequest for an invalid one."""
     if start == "earliest":
         return EARLIEST
     if start == "latest":
         return LATEST
     if isinstance(start, Ordinal):
-        return Question(BY_ORDINAL, _checked(start.number, "an ordinal"))
+        return StartPosition(BY_ORDINAL, _check_range(start.number, "an ordinal"))
     if isinstance(start, datetime):
-        return Question(BY_TIME_MS, time_ms(start))
+        return StartPosition(BY_TIME_MS, time_ms(start))
     if isinstance(start, int) and not isinstance(start, bool):
-        return Question(BY_OFFSET, _checked(start, "an offset"), exact=True)
+        return StartPosition(BY_OFFSET, _check_range(start, "an offset"), exact=True)
     raise BadRequest(
         f'{start!r} is no place to start at; write "earliest", "latest", an offset, tfmq.Ordinal(n) or a datetime.'
     )
@@ -444,9 +444,9 @@ def time_ms(time: datetime) -> int:
     return max(0, round(time.timestamp() * 1000))
 
 
-def seek_question(
+def seek_position(
     offset: int | None = None, ordinal: int | None = None, time: datetime | None = None, to: str | None = None
-) -> Question:
+) -> StartPosition:
     """Convert the arguments of a seek; exactly one must be given.
 
     An offset inside of a record is moved to the start of the record. Raises BadRequest for no argument, more
@@ -456,15 +456,15 @@ def seek_question(
     if len(given) != 1:
         raise BadRequest("A seek takes exactly one of offset=, ordinal=, time= and to=.")
     if ordinal is not None:
-        return Question(BY_ORDINAL, _checked(ordinal, "an ordinal"))
+        return StartPosition(BY_ORDINAL, _check_range(ordinal, "an ordinal"))
     if offset is not None:
-        return Question(BY_OFFSET, _checked(offset, "an offset"))
+        return StartPosition(BY_OFFSET, _check_range(offset, "an offset"))
     if to is not None and to not in ("earliest", "latest"):
         raise BadRequest(f'to={to!r} is no place; write "earliest" or "latest".')
-    return question(given[0])
+    return start_position(given[0])
 
 
-def _checked(value: int, what: str) -> int:
+def _check_range(value: int, what: str) -> int:
     """Return `value`. Raises BadRequest if it is no valid offset or ordinal."""
     if not 0 <= value <= OFFSET_MAX:
         raise BadRequest(f"{value} is not {what}: it must be from 0 to 2**63 - 1.")
@@ -480,94 +480,100 @@ class Subscription(NamedTuple):
 
     topics: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
-    numbers: frozenset[int] | None = None
-    single: frozenset[PartitionName] = frozenset()
+    partition_numbers: frozenset[int] | None = None
+    single_partitions: frozenset[PartitionName] = frozenset()
 
     @property
     def shown(self) -> str | list[str]:
         """The subscription as the `repr` of a consumer shows it."""
         if self.pattern is not None:
             return self.pattern.pattern
-        if self.single:
-            return sorted(map(str, self.single))
+        if self.single_partitions:
+            return sorted(map(str, self.single_partitions))
         return self.topics[0] if len(self.topics) == 1 else list(self.topics)
 
     @staticmethod
-    def of(
+    def from_arguments(
         topics: str | Sequence[str] | re.Pattern[str] | None,
         partitions: Sequence[tuple[str, int]] | Sequence[int] | None,
     ) -> Subscription:
         """Parse the arguments `topics` and `partitions` of a consumer. Raises BadRequest."""
         if topics is None:
-            return Subscription(single=_single(partitions))
+            return Subscription(single_partitions=_parse_single_partitions(partitions))
         if partitions is not None and (
             isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable)
         ):
             raise BadRequest(f"partitions={partitions!r} is no list of numbers, as in [0, 1].")
-        numbers = None if partitions is None else frozenset(_number(each) for each in partitions)
+        numbers = (
+            None if partitions is None else frozenset(_check_partition_number(each) for each in partitions)
+        )
         if numbers is not None and not numbers:
             raise BadRequest("partitions= is an empty list; leave it out to read all of them.")
         if isinstance(topics, re.Pattern):
             if not isinstance(topics.pattern, str):
                 raise BadRequest(f"topics={topics!r} is a pattern over bytes; names of topics are text.")
-            return Subscription(pattern=topics, numbers=numbers)
+            return Subscription(pattern=topics, partition_numbers=numbers)
         if not isinstance(topics, Iterable):
             raise BadRequest(f"topics={topics!r} names nothing; it takes a name, a list, a compiled pattern.")
-        names = tuple(dict.fromkeys(map(_check_name, [topics] if isinstance(topics, str) else topics)))
+        names = tuple(dict.fromkeys(map(_check_topic_name, [topics] if isinstance(topics, str) else topics)))
         if not names:
             raise BadRequest("topics= is an empty list; name at least one topic.")
-        return Subscription(names, numbers=numbers)
+        return Subscription(names, partition_numbers=numbers)
 
-    def asked(self) -> list[str] | None:
+    def topics_to_request(self) -> list[str] | None:
         """Return the topics to request metadata of; None: all."""
         if self.pattern is not None:
             return None
-        return sorted({*self.topics, *(name.topic for name in self.single)})
+        return sorted({*self.topics, *(name.topic for name in self.single_partitions)})
 
     def reads(self, topic: str) -> bool:
         """Return whether the subscription may include partitions of the topic."""
         if self.pattern is not None and self.pattern.fullmatch(topic) is not None:
             return True
-        return topic in self.topics or any(name.topic == topic for name in self.single)
+        return topic in self.topics or any(name.topic == topic for name in self.single_partitions)
 
-    def wanted(self, rows: Iterable[TopicRow]) -> dict[PartitionName, int]:
+    def subscribed_partitions(self, rows: Iterable[TopicRow]) -> dict[PartitionName, int]:
         """Return the subscribed partitions among existing topics, with their topics' incarnations."""
         return {
             name: row.incarnation
             for row in rows
             for partition in row.partitions
-            if self._wants(name := PartitionName(row.name, partition.partition))
+            if self._includes(name := PartitionName(row.name, partition.partition))
         }
 
-    def only(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
+    def requested_partitions(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
         """Return the partitions that a group member requests, including missing ones; None: all.
 
         `found` are the existing ones.
         """
-        if not self.single and self.numbers is None:
+        if not self.single_partitions and self.partition_numbers is None:
             return None
-        named = (PartitionName(topic, number) for topic in self.topics for number in self.numbers or ())
-        return sorted({*named, *self.single, *found})
+        named = (
+            PartitionName(topic, number) for topic in self.topics for number in self.partition_numbers or ()
+        )
+        return sorted({*named, *self.single_partitions, *found})
 
-    def missing(self, found: Iterable[PartitionName]) -> list[str]:
+    def missing_names(self, found: Iterable[PartitionName]) -> list[str]:
         """Return the named topics and partitions that do not exist."""
         names = set(found)
         topics = {name.topic for name in names}
-        single = sorted(str(name) for name in self.single - names)
+        single = sorted(str(name) for name in self.single_partitions - names)
         return [each for each in self.topics if each not in topics] + single
 
-    def _wants(self, name: PartitionName) -> bool:
+    def _includes(self, name: PartitionName) -> bool:
         """Return whether an existing partition is subscribed."""
-        if name in self.single:
+        if name in self.single_partitions:
             return True
-        if self.numbers is not None and name.partition not in self.numbers:
+        if self.partition_numbers is not None and name.partition not in self.partition_numbers:
             return False
         if self.pattern is not None:
             return self.pattern.fullmatch(name.topic) is not None
         return name.topic in self.topics
 
 
-def _single(partitions: Sequence[tuple[str, int]] | Sequence[int] | None) -> frozenset[PartitionName]:
+def _parse_single_partitions(
+    partitions: Sequence[tuple[str, int]] | Sequence[int] | None,
+) -> frozenset[PartitionName]:
     """Parse `partitions` given without `topics`. Raises BadRequest."""
     if not partitions:
         raise BadRequest("A consumer needs topics= (a name, a list, a compiled pattern) or partitions=.")
@@ -577,11 +583,11 @@ def _single(partitions: Sequence[tuple[str, int]] | Sequence[int] | None) -> fro
     for each in partitions:
         if not isinstance(each, Sequence) or isinstance(each, str) or len(each) != 2:
             raise BadRequest(f"partitions= without topics= takes pairs (topic, partition), not {each!r}.")
-        found.add(PartitionName(_check_name(each[0]), _number(each[1])))
+        found.add(PartitionName(_check_topic_name(each[0]), _check_partition_number(each[1])))
     return frozenset(found)
 
 
-def _number(value: object) -> int:
+def _check_partition_number(value: object) -> int:
     """Return a partition number. Raises BadRequest."""
     if (
         isinstance(value, int)
@@ -592,8 +598,8 @@ def _number(value: object) -> int:
     raise BadRequest(f"{value!r} is not the number of a partition; with topics= it takes numbers from 0 on.")
 
 
-def _check_name(name: object) -> str:
+def _check_topic_name(name: object) -> str:
     """Return a topic name. Raises BadRequest."""
-    if isinstance(name, str) and limits.valid_name(name):
+    if isinstance(name, str) and limits.is_valid_name(name):
         return name
     raise BadRequest(f"{name!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249.")

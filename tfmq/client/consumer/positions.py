@@ -37,66 +37,72 @@ class Positions:
     def __init__(self, *, manual: bool = False) -> None:
         self.current: ReceivedMessage | None = None
         self.ready: Batch | None = None
-        self.ledgers = Ledgers()
+        self.ack_trackers = AckTrackers()
         """Messages delivered to handlers of `run`; these are acked one by one."""
         self._manual = manual
-        self._polled: dict[PartitionName, Place] = {}
-        self._out: dict[PartitionName, Place] = {}
-        self._processed: dict[PartitionName, Place] = {}
-        self._saved: dict[PartitionName, int | None] = {}
+        self._polled: dict[PartitionName, ReadPosition] = {}
+        self._delivered: dict[PartitionName, ReadPosition] = {}
+        self._acked: dict[PartitionName, ReadPosition] = {}
+        self._committed: dict[PartitionName, int | None] = {}
         self._incarnations: dict[PartitionName, int] = {}
-        self._untouched: dict[PartitionName, int] = {}
+        self._start_offsets: dict[PartitionName, int] = {}
         self._uncommitted: dict[PartitionName, int] = {}
-        self._entrusted: dict[PartitionName, int] = {}
-        self._lent: PartitionName | None = None
-        self._looped: list[ReceivedMessage] = []
+        self._delegated: dict[PartitionName, int] = {}
+        self._loop_partition: PartitionName | None = None
+        self._loop_messages: list[ReceivedMessage] = []
         self.stopped = False
-        self._void: PartitionName | None = None
-        self._gone: set[PartitionName] = set()
+        self._invalidated_loop_partition: PartitionName | None = None
+        self._removed: set[PartitionName] = set()
         self._lost: set[PartitionName] = set()
 
     # Partitions
 
-    def add(self, name: PartitionName, place: Place, saved: int | None = None, incarnation: int = 0) -> None:
+    def add(
+        self, name: PartitionName, position: ReadPosition, saved: int | None = None, incarnation: int = 0
+    ) -> None:
         """Start reading a partition at `position`. `saved` is the committed offset, if there is one.
 
         `incarnation` is that of the topic.
         """
-        self._saved[name] = saved
+        self._committed[name] = saved
         self._incarnations[name] = incarnation
         if saved is None:
-            self._untouched[name] = place.offset
+            self._start_offsets[name] = position.offset
         # Last, because Ctrl-C can interrupt at any line, and a partition in this dict counts as read.
-        self._processed[name] = place
+        self._acked[name] = position
 
     def remove(self, name: PartitionName) -> None:
         """Remove a partition that is not assigned to this consumer any more."""
-        self._forget(name)
-        self._gone.add(name)
-        for places in (self._processed, self._saved, self._incarnations, self._untouched):
+        self._discard_delivered(name)
+        self._removed.add(name)
+        for places in (self._acked, self._committed, self._incarnations, self._start_offsets):
             places.pop(name, None)
 
-    def lose(self, name: PartitionName) -> bool:
+    def remove_lost(self, name: PartitionName) -> bool:
         """Remove a partition. Return True if delivered messages of it are uncommitted.
 
         Such messages are delivered again, to the new owner.
         """
-        known = self._processed.get(name)
-        unsaved = known is not None and known.offset != self._saved[name]
-        open_ended = self.in_work(name) or self.uncommitted(name)
+        known = self._acked.get(name)
+        unsaved = known is not None and known.offset != self._committed[name]
+        open_ended = self.is_in_progress(name) or self.has_uncommitted(name)
         self.remove(name)
         if open_ended:
             self._lost.add(name)
         return open_ended or unsaved
 
-    def lost_and_back(self, message: ReceivedMessage | None = None) -> list[PartitionName]:
+    def reassigned_after_loss(self, message: ReceivedMessage | None = None) -> list[PartitionName]:
         """Return partitions assigned again whose loss is not reported yet.
 
         With `message` only its own partition.
         """
-        return [name for name in self._lost if name in self and (message is None or name == _name(message))]
+        return [
+            name
+            for name in self._lost
+            if name in self and (message is None or name == _partition_of(message))
+        ]
 
-    def check_lost(
+    def raise_if_lost(
         self, refused: Iterable[PartitionName] = (), message: ReceivedMessage | None = None
     ) -> None:
         """Raise Fenced, once, if a partition was lost before its delivered messages were committed.
@@ -105,9 +111,9 @@ class Positions:
         matters.
         """
         lost = sorted(self._lost.union(refused))
-        message = message or IN_WORK.get()
+        message = message or CURRENT_MESSAGE.get()
         if message is not None:
-            lost = [name for name in lost if name == _name(message)]
+            lost = [name for name in lost if name == _partition_of(message)]
         self._lost.difference_update(lost)
         if lost:
             raise Fenced(
@@ -116,7 +122,7 @@ class Positions:
                 partitions=[list(name) for name in lost],
             )
 
-    def said_lost(self, names: Iterable[PartitionName]) -> None:
+    def mark_loss_reported(self, names: Iterable[PartitionName]) -> None:
         """Clear the unreported loss of partitions, because the user was notified."""
         self._lost.difference_update(names)
 
@@ -124,49 +130,53 @@ class Positions:
         """Return the incarnation of the partition's topic."""
         return self._incarnations[name]
 
-    def in_work(self, name: PartitionName) -> bool:
+    def is_in_progress(self, name: PartitionName) -> bool:
         """Return whether a loop, `poll` caller or handler may be working on a message of it."""
-        return name in self._polled or name == self._lent or self.ledgers.in_work(name)
+        return (
+            name in self._polled
+            or name == self._loop_partition
+            or self.ack_trackers.has_active_handlers(name)
+        )
 
-    def uncommitted(self, name: PartitionName) -> bool:
+    def has_uncommitted(self, name: PartitionName) -> bool:
         """Return whether, in manual mode, a delivered message of the partition is not committed."""
         return name in self._uncommitted
 
-    def seek(self, name: PartitionName, place: Place) -> None:
+    def seek(self, name: PartitionName, position: ReadPosition) -> None:
         """Continue at `position`.
 
         Everything before it counts as acked; unacked deliveries are discarded.
         """
-        self._forget(name)
-        self._untouched.pop(name, None)
-        self._processed[name] = place
+        self._discard_delivered(name)
+        self._start_offsets.pop(name, None)
+        self._acked[name] = position
 
     def __contains__(self, name: object) -> bool:
-        return name in self._processed
+        return name in self._acked
 
     # Delivery
 
-    def begin(self, batch: Batch) -> None:
+    def set_ready_batch(self, batch: Batch) -> None:
         """Make `batch` the next to be delivered. The former batch must be delivered completely."""
         self.ready = batch
         if batch.messages:
             return
-        if self.ledgers.get(batch.name) is not None:
-            self.take()
+        if self.ack_trackers.get(batch.name) is not None:
+            self.dispatch_ready_batch()
         elif batch.name in self._polled:
-            self._polled[batch.name] = batch.following
+            self._polled[batch.name] = batch.end_position
         else:
-            self._done(batch.name, batch.following)
+            self._ack_through(batch.name, batch.end_position)
 
-    def loop(self) -> list[ReceivedMessage]:
+    def ready_messages(self) -> list[ReceivedMessage]:
         """Return the messages of the ready batch, for a loop that sets `current` to each."""
         return [] if self.ready is None else self.ready.messages
 
-    def lend(self) -> list[ReceivedMessage]:
+    def hand_out(self) -> list[ReceivedMessage]:
         """Return the ready messages, which a loop iterates over until more is requested."""
-        self._lent = None if self.ready is None else self.ready.name
-        self._looped = self.loop()
-        return [] if self.stopped else self._looped
+        self._loop_partition = None if self.ready is None else self.ready.name
+        self._loop_messages = self.ready_messages()
+        return [] if self.stopped else self._loop_messages
 
     def stop(self) -> None:
         """End a loop after the current message. Safe in any thread and in signal handlers.
@@ -174,95 +184,95 @@ class Positions:
         Only the loop's list is cleared: it is not used for positions, so nothing is acked by this.
         """
         self.stopped = True
-        self._looped.clear()
+        self._loop_messages.clear()
 
-    def poll(self, count: int) -> list[ReceivedMessage]:
+    def take_ready_messages(self, count: int) -> list[ReceivedMessage]:
         """Remove up to `count` messages from the ready batch and return them."""
         ready = self.ready
         if ready is None:
             return []
         messages = ready.messages[:count]
         if messages:
-            self._polled[ready.name] = self._behind(messages[-1])
-            self._shorten(ready, len(messages))
+            self._polled[ready.name] = self._batch_position_after(messages[-1])
+            self._remove_first(ready, len(messages))
         return messages
 
-    def take(self) -> Ledger | None:
+    def dispatch_ready_batch(self) -> AckTracker | None:
         """Move the ready batch to its ack tracker, for delivery to handlers."""
         ready, self.ready = self.ready, None
-        return None if ready is None else self.ledgers.take(ready, self._processed[ready.name])
+        return None if ready is None else self.ack_trackers.add_batch(ready, self._acked[ready.name])
 
-    def settle(self) -> None:
+    def ack_delivered(self) -> None:
         """Ack everything delivered.
 
         Called when more is requested, and when the consumer is left without an error.
         """
-        current, ready = self._in_hand(), self.ready
-        for name, place in self._outstanding():
-            self._done(name, place)
+        current, ready = self._loop_message(), self.ready
+        for name, place in self._unacked_positions():
+            self._ack_through(name, place)
             if (
                 self._manual
                 and name in self
-                and place.offset not in (self._saved[name], self._entrusted.get(name))
+                and place.offset not in (self._committed[name], self._delegated.get(name))
             ):
                 self._uncommitted[name] = place.offset
         self._polled.clear()
-        self.current = self._lent = self._void = None
+        self.current = self._loop_partition = self._invalidated_loop_partition = None
         if not self._manual:
             self._lost.clear()
-        if current is None or ready is None or _name(current) != ready.name:
+        if current is None or ready is None or _partition_of(current) != ready.name:
             return
         if ready.ends_with(current):
             self.ready = None
         else:
-            self._shorten(ready, bisect_right(ready.messages, current.offset, key=_offset))
+            self._remove_first(ready, bisect_right(ready.messages, current.offset, key=_offset))
 
-    def settle_all_out(self) -> None:
+    def ack_all(self) -> None:
         """Ack everything delivered, including the current message, for `commit()`."""
-        for name, place in (*self._out.items(), *self._outstanding()):
-            self._advance(name, place)
-        for name in self.ledgers.names():
-            self._advance(name, self._committable(name))
+        for name, place in (*self._delivered.items(), *self._unacked_positions()):
+            self._advance_acked(name, place)
+        for name in self.ack_trackers.names():
+            self._advance_acked(name, self._committable(name))
 
-    def settle_to(self, message: ReceivedMessage) -> PartitionName:
+    def ack_through(self, message: ReceivedMessage) -> PartitionName:
         """Ack a partition up to and including `message`, for `commit(message)`.
 
         Return the partition. With handlers only as far as all earlier messages are acked. Raises BadRequest
         for a message that this consumer did not deliver, Fenced if its partition was reassigned.
         """
-        name, behind = self._given(message)
-        ledger = self.ledgers.get(name)
+        name, behind = self._check_delivered(message)
+        ledger = self.ack_trackers.get(name)
         if ledger is not None:
-            ledger.finish(message)
-            behind = ledger.place
-        self._advance(name, behind)
+            ledger.ack(message)
+            behind = ledger.position
+        self._advance_acked(name, behind)
         return name
 
-    def through(self, message: ReceivedMessage) -> tuple[PartitionName, Place]:
+    def position_after(self, message: ReceivedMessage) -> tuple[PartitionName, ReadPosition]:
         """Return the partition of `message` and the position after it.
 
         Raises BadRequest for a message that this consumer did not deliver, and where an earlier message is
         not acked; Fenced if its partition was reassigned.
         """
-        name, behind = self._given(message)
-        ledger = self.ledgers.get(name)
-        return name, behind if ledger is None else self._covering(name, message)
+        name, behind = self._check_delivered(message)
+        ledger = self.ack_trackers.get(name)
+        return name, behind if ledger is None else self._contiguous_position_after(name, message)
 
-    def _given(self, message: ReceivedMessage) -> tuple[PartitionName, Place]:
+    def _check_delivered(self, message: ReceivedMessage) -> tuple[PartitionName, ReadPosition]:
         """Check that `message` was delivered by this consumer.
 
         Return its partition and the position after it.
         """
-        name, behind = _name(message), self._behind(message)
-        if name not in self._processed:
-            self._check_gone(name)
+        name, behind = _partition_of(message), self._batch_position_after(message)
+        if name not in self._acked:
+            self._raise_if_removed(name)
             raise BadRequest(f"This consumer does not read {name}, so it cannot commit a message of it.")
-        if behind.offset > self.handed_out(name).offset:
-            self._check_gone(name)
+        if behind.offset > self.delivered_position(name).offset:
+            self._raise_if_removed(name)
             raise BadRequest(f"The message at offset {message.offset} of {name} was not delivered yet.")
         return name, behind
 
-    def drop_ready(self) -> None:
+    def drop_ready_batch(self) -> None:
         """Discard the undelivered rest of the ready batch; a loop over it ends at once."""
         if self.ready is not None:
             self.ready.messages.clear()
@@ -270,36 +280,36 @@ class Positions:
 
     # Queries
 
-    def handed_out(self, name: PartitionName) -> Place:
+    def delivered_position(self, name: PartitionName) -> ReadPosition:
         """Return the position after the last delivered message of the partition."""
-        places = [self._processed[name], *(place for each, place in self._outstanding() if each == name)]
-        if name in self._out:
-            places.append(self._out[name])
-        ledger = self.ledgers.get(name)
+        places = [self._acked[name], *(place for each, place in self._unacked_positions() if each == name)]
+        if name in self._delivered:
+            places.append(self._delivered[name])
+        ledger = self.ack_trackers.get(name)
         if ledger is not None:
-            places.append(ledger.following)
+            places.append(ledger.end_position)
         return max(places)
 
-    def processed(self, name: PartitionName) -> Place:
+    def acked_position(self, name: PartitionName) -> ReadPosition:
         """Return the position before which everything of the partition is acked."""
-        current = self._in_hand()
-        if current is not None and not self._manual and _name(current) == name:
-            self._advance(name, Place(current.offset, current.ordinal, current.origin.epoch))
-        ledger = self.ledgers.get(name)
+        current = self._loop_message()
+        if current is not None and not self._manual and _partition_of(current) == name:
+            self._advance_acked(name, ReadPosition(current.offset, current.ordinal, current.origin.epoch))
+        ledger = self.ack_trackers.get(name)
         if ledger is not None and not self._manual:
-            self._advance(name, ledger.place)
-        return self._processed[name]
+            self._advance_acked(name, ledger.position)
+        return self._acked[name]
 
-    def saved(self, name: PartitionName) -> int | None:
+    def committed_offset(self, name: PartitionName) -> int | None:
         """Return the last committed offset that this consumer knows of, or None."""
-        return self._saved[name]
+        return self._committed[name]
 
-    def unsaved(self) -> dict[PartitionName, Place]:
+    def uncommitted_positions(self) -> dict[PartitionName, ReadPosition]:
         """Return the acked positions that are not committed yet."""
-        places = {name: self.processed(name) for name in self._processed}
-        return {name: place for name, place in places.items() if place.offset != self._saved[name]}
+        places = {name: self.acked_position(name) for name in self._acked}
+        return {name: place for name, place in places.items() if place.offset != self._committed[name]}
 
-    def unsaved_out(self) -> dict[PartitionName, Place]:
+    def transaction_positions(self) -> dict[PartitionName, ReadPosition]:
         """Return the positions that a transaction is to commit: after all delivered messages.
 
         Positions that are committed already are left out. In a handler the result is the position after its
@@ -307,61 +317,63 @@ class Positions:
         offset back. Partitions without deliveries are left out: these may be reassigned at any time, which
         would fence the transaction.
         """
-        message = IN_WORK.get()
-        if message is not None and self.ledgers.get(_name(message)) is not None:
-            places = {_name(message): self._covering(_name(message), message)}
+        message = CURRENT_MESSAGE.get()
+        if message is not None and self.ack_trackers.get(_partition_of(message)) is not None:
+            places = {
+                _partition_of(message): self._contiguous_position_after(_partition_of(message), message)
+            }
         else:
-            places = {name: self._committable(name) for name in self._processed}
-        known = {name: self._untouched.get(name, self._saved[name]) for name in places}
+            places = {name: self._committable(name) for name in self._acked}
+        known = {name: self._start_offsets.get(name, self._committed[name]) for name in places}
         return {name: place for name, place in places.items() if place.offset != known[name]}
 
-    def entrusted(self, places: Mapping[PartitionName, Place]) -> None:
+    def delegate_to_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
         """Stop waiting for the commit of `positions`.
 
         A transaction has them whose end is not reported to this consumer.
         """
-        for name, place in places.items():
-            self._entrusted[name] = place.offset
+        for name, place in positions.items():
+            self._delegated[name] = place.offset
             if self._uncommitted.get(name, UNKNOWN) <= place.offset:
                 self._uncommitted.pop(name, None)
 
-    def start_of(self, name: PartitionName) -> Place:
+    def start_position(self, name: PartitionName) -> ReadPosition:
         """Return where a partition without a committed offset was started."""
-        offset = self._untouched.get(name)
-        return self._processed[name] if offset is None else Place(offset, UNKNOWN, UNKNOWN)
+        offset = self._start_offsets.get(name)
+        return self._acked[name] if offset is None else ReadPosition(offset, UNKNOWN, UNKNOWN)
 
-    def saved_elsewhere(self, places: Mapping[PartitionName, Place]) -> None:
+    def mark_committed_by_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
         """Record `positions` as committed by a transaction, and ack them.
 
         Partitions that a `seek` moved back meanwhile are not acked.
         """
-        self.note_saved(places)
-        for name, place in places.items():
-            if name in self and self.handed_out(name).offset >= place.offset:
-                self._advance(name, place)
+        self.mark_committed(positions)
+        for name, place in positions.items():
+            if name in self and self.delivered_position(name).offset >= place.offset:
+                self._advance_acked(name, place)
 
-    def note_saved(self, places: Mapping[PartitionName, Place]) -> None:
+    def mark_committed(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
         """Record `positions` as committed."""
-        for name in places.keys() & self._saved.keys():
-            self._saved[name] = places[name].offset
-            self._untouched.pop(name, None)
-            if self._uncommitted.get(name, UNKNOWN) <= places[name].offset:
+        for name in positions.keys() & self._committed.keys():
+            self._committed[name] = positions[name].offset
+            self._start_offsets.pop(name, None)
+            if self._uncommitted.get(name, UNKNOWN) <= positions[name].offset:
                 self._uncommitted.pop(name, None)
 
     def names(self) -> Iterable[PartitionName]:
         """Return the partitions that are read."""
-        return self._processed.keys()
+        return self._acked.keys()
 
     # Internals
 
-    def _covering(self, name: PartitionName, message: ReceivedMessage) -> Place:
+    def _contiguous_position_after(self, name: PartitionName, message: ReceivedMessage) -> ReadPosition:
         """Return the position after a handler's message if all earlier messages are acked.
 
         Raises BadRequest if one of these is not.
         """
-        ledger = self.ledgers.get(name)
+        ledger = self.ack_trackers.get(name)
         assert ledger is not None
-        place = max(self._processed[name], ledger.place_with(message))
+        place = max(self._acked[name], ledger.position_if_acked(message))
         if place.offset <= message.offset:
             raise BadRequest(
                 f"Messages of {name} before offset {message.offset} are not acked, so its offset cannot be committed"
@@ -369,79 +381,85 @@ class Positions:
             )
         return place
 
-    def _committable(self, name: PartitionName) -> Place:
+    def _committable(self, name: PartitionName) -> ReadPosition:
         """Return the position up to which everything is acked or belongs to the calling handler."""
-        ledger = self.ledgers.get(name)
+        ledger = self.ack_trackers.get(name)
         if ledger is None:
-            return self.handed_out(name)
-        message = IN_WORK.get()
-        own = message if message is not None and _name(message) == name else None
-        return max(self._processed[name], ledger.place_with(own))
+            return self.delivered_position(name)
+        message = CURRENT_MESSAGE.get()
+        own = message if message is not None and _partition_of(message) == name else None
+        return max(self._acked[name], ledger.position_if_acked(own))
 
-    def _in_hand(self) -> ReceivedMessage | None:
+    def _loop_message(self) -> ReceivedMessage | None:
         """Return the message of the loop, or None if its partition was removed.
 
         A loop sets `current` without a lock, possibly after the removal.
         """
         current = self.current
-        return None if current is None or _name(current) == self._void else current
+        return (
+            None if current is None or _partition_of(current) == self._invalidated_loop_partition else current
+        )
 
-    def _outstanding(self) -> list[tuple[PartitionName, Place]]:
+    def _unacked_positions(self) -> list[tuple[PartitionName, ReadPosition]]:
         """Return the positions after unacked delivered messages, except those of handlers."""
-        current = self._in_hand()
+        current = self._loop_message()
         found = list(self._polled.items())
-        return found if current is None else [*found, (_name(current), self._behind(current))]
+        return (
+            found
+            if current is None
+            else [*found, (_partition_of(current), self._batch_position_after(current))]
+        )
 
-    def _done(self, name: PartitionName, place: Place) -> None:
+    def _ack_through(self, name: PartitionName, position: ReadPosition) -> None:
         """Ack up to `position`; in manual mode only record it as delivered."""
         if self._manual and name in self:
-            self._out[name] = place
+            self._delivered[name] = position
         else:
-            self._advance(name, place)
+            self._advance_acked(name, position)
 
-    def _shorten(self, ready: Batch, count: int) -> None:
+    def _remove_first(self, ready: Batch, count: int) -> None:
         """Remove the first `count` messages. The old list is emptied, so that a loop over it ends."""
         rest = ready.messages[count:]
         ready.messages.clear()
         self.ready = ready._replace(messages=rest) if rest else None
 
-    def _behind(self, message: ReceivedMessage) -> Place:
+    def _batch_position_after(self, message: ReceivedMessage) -> ReadPosition:
         """Return the position after `message` and after what was filtered out after it."""
         ready = self.ready
         if ready is not None and ready.ends_with(message):
-            return ready.following
-        return Place(message.next_offset, message.ordinal + 1, message.origin.epoch)
+            return ready.end_position
+        return ReadPosition(message.next_offset, message.ordinal + 1, message.origin.epoch)
 
-    def _check_gone(self, name: PartitionName) -> None:
+    def _raise_if_removed(self, name: PartitionName) -> None:
         """Raise Fenced if the partition was removed after its messages were delivered."""
-        if name in self._gone:
+        if name in self._removed:
             self._lost.discard(name)
             raise Fenced(
                 f"{name} was assigned to another member of the group after that message was delivered.",
                 partitions=[list(name)],
             )
 
-    def _advance(self, name: PartitionName, place: Place) -> None:
+    def _advance_acked(self, name: PartitionName, position: ReadPosition) -> None:
         """Move the acked position forward."""
-        known = self._processed.get(name)
-        if known is not None and place.offset > known.offset:
-            self._processed[name] = place
+        known = self._acked.get(name)
+        if known is not None and position.offset > known.offset:
+            self._acked[name] = position
 
-    def _forget(self, name: PartitionName) -> None:
+    def _discard_delivered(self, name: PartitionName) -> None:
         """Discard everything delivered or ready of the partition."""
-        self.ledgers.void(name)
-        for places in (self._polled, self._out, self._uncommitted, self._entrusted):
+        self.ack_trackers.invalidate(name)
+        for places in (self._polled, self._delivered, self._uncommitted, self._delegated):
             places.pop(name, None)
-        if self._lent == name:
-            self._void = name
+        if self._loop_partition == name:
+            self._invalidated_loop_partition = name
         if self.ready is not None and self.ready.name == name:
             self.ready.messages.clear()
             self.ready = None
-        if self.current is not None and _name(self.current) == name:
+        if self.current is not None and _partition_of(self.current) == name:
             self.current = None
 
 
-def _name(message: ReceivedMessage) -> PartitionName:
+def _partition_of(message: ReceivedMessage) -> PartitionName:
     """Return the partition of `message`."""
     return PartitionName(message.topic, message.partition)
 
@@ -449,11 +467,11 @@ def _name(message: ReceivedMessage) -> PartitionName:
 _offset = attrgetter("offset")
 
 
-IN_WORK: ContextVar[ReceivedMessage | None] = ContextVar("tfmq_message_in_work", default=None)
+CURRENT_MESSAGE: ContextVar[ReceivedMessage | None] = ContextVar("tfmq_message_in_work", default=None)
 """The message of the running handler; None outside of handlers."""
 
 
-class Ledger:
+class AckTracker:
     """Unacked messages of one partition that were delivered to handlers.
 
     Messages are delivered in order and acked in any order. `position` is the position before which everything
@@ -461,154 +479,154 @@ class Ledger:
     tracker is `invalid`: late acks are ignored.
     """
 
-    def __init__(self, name: PartitionName, place: Place) -> None:
+    def __init__(self, name: PartitionName, position: ReadPosition) -> None:
         self.name = name
-        self.place = place
+        self.position = position
         """Everything before this position is acked."""
-        self.following = place
+        self.end_position = position
         """Position after the last delivered message."""
-        self.void = False
-        self.leaving = False
+        self.invalid = False
+        self.revoked = False
         """Whether the partition is revoked, so that no handler may start."""
-        self.in_work = 0
+        self.active_handlers = 0
         """Number of running handlers."""
-        self.met = self.done = 0
+        self.delivered_count = self.acked_count = 0
         """Numbers of messages delivered and acked so far."""
-        self._out: deque[ReceivedMessage] = deque()
-        self._finished: set[int] = set()
-        self._behind: dict[int, Place] = {}
+        self._unacked: deque[ReceivedMessage] = deque()
+        self._acked_offsets: set[int] = set()
+        self._positions_after: dict[int, ReadPosition] = {}
 
     @property
-    def span(self) -> int:
+    def unacked_bytes(self) -> int:
         """Bytes from the first unacked message to the end of what was delivered."""
-        return self.following.offset - self.place.offset if self._out else 0
+        return self.end_position.offset - self.position.offset if self._unacked else 0
 
-    def take(self, batch: Batch) -> None:
+    def add_batch(self, batch: Batch) -> None:
         """Add a delivered batch; an empty one only moves the end past what was filtered out."""
-        self.following = batch.following
-        self.met += len(batch.messages)
-        self._out.extend(batch.messages)
-        if self._out:
-            self._behind[self._out[-1].offset] = batch.following
+        self.end_position = batch.end_position
+        self.delivered_count += len(batch.messages)
+        self._unacked.extend(batch.messages)
+        if self._unacked:
+            self._positions_after[self._unacked[-1].offset] = batch.end_position
         else:
-            self.place = batch.following
+            self.position = batch.end_position
 
-    def finish(self, message: ReceivedMessage) -> None:
+    def ack(self, message: ReceivedMessage) -> None:
         """Ack a message. A second call does nothing."""
         offset = message.offset
-        if not self._out or not self._out[0].offset <= offset <= self._out[-1].offset:
+        if not self._unacked or not self._unacked[0].offset <= offset <= self._unacked[-1].offset:
             return
-        if offset in self._finished:
+        if offset in self._acked_offsets:
             return
-        self.done += 1
-        self._finished.add(offset)
-        while self._out and self._out[0].offset in self._finished:
-            done = self._out.popleft()
-            self._finished.discard(done.offset)
-            known = done.offset in self._behind
-            self.place = self._behind.pop(done.offset) if known else behind(done)
+        self.acked_count += 1
+        self._acked_offsets.add(offset)
+        while self._unacked and self._unacked[0].offset in self._acked_offsets:
+            done = self._unacked.popleft()
+            self._acked_offsets.discard(done.offset)
+            known = done.offset in self._positions_after
+            self.position = self._positions_after.pop(done.offset) if known else position_after(done)
 
-    def place_with(self, message: ReceivedMessage | None) -> Place:
+    def position_if_acked(self, message: ReceivedMessage | None) -> ReadPosition:
         """Return what the position would be if `message` were acked as well."""
-        place = self.place
-        if message is not None and self._out and self._out[0].offset == message.offset:
-            for each in self._out:
-                if each.offset != message.offset and each.offset not in self._finished:
+        place = self.position
+        if message is not None and self._unacked and self._unacked[0].offset == message.offset:
+            for each in self._unacked:
+                if each.offset != message.offset and each.offset not in self._acked_offsets:
                     break
-                place = self._behind.get(each.offset) or behind(each)
+                place = self._positions_after.get(each.offset) or position_after(each)
         return place
 
 
-class Ledgers:
+class AckTrackers:
     """Ack trackers of one consumer, by partition."""
 
     def __init__(self) -> None:
-        self.freed: Callable[[], None] = lambda: None
+        self.on_handlers_idle: Callable[[], None] = lambda: None
         """Called when a revoked partition has no running handler any more."""
-        self.stayed: Callable[[], None] = lambda: None
+        self.on_unrevoked: Callable[[], None] = lambda: None
         """Called when a revocation was withdrawn."""
-        self.running = False
+        self.is_run_active = False
         """Whether `run` delivers the messages; stays True for the consumer's lifetime."""
-        self._ledgers: dict[PartitionName, Ledger] = {}
-        self._saved_by = ""
+        self._trackers: dict[PartitionName, AckTracker] = {}
+        self._commit_method = ""
 
-    def check_free(self) -> None:
+    def raise_if_run_active(self) -> None:
         """Raise NotAllowed if `run` delivers the messages."""
-        if self.running:
+        if self.is_run_active:
             raise NotAllowed(
                 "run() hands out the messages of this consumer: poll(), next(), a loop or another run() would take them"
                 " from its handlers. A handler has its message as argument; to read others, use another consumer."
             )
 
-    def take(self, batch: Batch, place: Place) -> Ledger:
+    def add_batch(self, batch: Batch, position: ReadPosition) -> AckTracker:
         """Add a delivered batch.
 
         `position` is the acked position if the partition has no tracker yet.
         """
-        ledger = self._ledgers.get(batch.name)
+        ledger = self._trackers.get(batch.name)
         if ledger is None:
-            ledger = self._ledgers[batch.name] = Ledger(batch.name, place)
-        ledger.take(batch)
+            ledger = self._trackers[batch.name] = AckTracker(batch.name, position)
+        ledger.add_batch(batch)
         return ledger
 
-    def get(self, name: PartitionName) -> Ledger | None:
+    def get(self, name: PartitionName) -> AckTracker | None:
         """Return the tracker of a partition, or None."""
-        return self._ledgers.get(name)
+        return self._trackers.get(name)
 
-    def __iter__(self) -> Iterator[Ledger]:
-        return iter(self._ledgers.values())
+    def __iter__(self) -> Iterator[AckTracker]:
+        return iter(self._trackers.values())
 
     def names(self) -> list[PartitionName]:
         """Return the partitions that have a tracker."""
-        return list(self._ledgers)
+        return list(self._trackers)
 
-    def agree(self, way: str) -> None:
+    def check_commit_method(self, method: str) -> None:
         """Record how a handler commits. Raises NotAllowed if another method was used before."""
-        if not self._ledgers or IN_WORK.get() is None:
+        if not self._trackers or CURRENT_MESSAGE.get() is None:
             return
-        if self._saved_by not in ("", way):
+        if self._commit_method not in ("", method):
             raise NotAllowed(
                 "Handlers of run() commit by commit(), or in transactions, not by both: the commit() of one could move"
                 " back the offset that the transaction of another has just committed. Use commit_offsets(consumer)"
                 " everywhere, also in a transaction of nothing else."
             )
-        self._saved_by = way
+        self._commit_method = method
 
-    def in_work(self, name: PartitionName) -> bool:
+    def has_active_handlers(self, name: PartitionName) -> bool:
         """Return whether a handler is running for the partition."""
-        ledger = self._ledgers.get(name)
-        return ledger is not None and ledger.in_work > 0
+        ledger = self._trackers.get(name)
+        return ledger is not None and ledger.active_handlers > 0
 
-    def leave(self, name: PartitionName) -> None:
+    def revoke(self, name: PartitionName) -> None:
         """Start no more handlers for the partition; running ones may end and ack."""
-        ledger = self._ledgers.get(name)
+        ledger = self._trackers.get(name)
         if ledger is not None:
-            ledger.leaving = True
+            ledger.revoked = True
 
-    def stay(self, name: PartitionName) -> None:
+    def unrevoke(self, name: PartitionName) -> None:
         """Withdraw a revocation."""
-        ledger = self._ledgers.get(name)
-        if ledger is not None and ledger.leaving:
-            ledger.leaving = False
-            self.stayed()
+        ledger = self._trackers.get(name)
+        if ledger is not None and ledger.revoked:
+            ledger.revoked = False
+            self.on_unrevoked()
 
-    def rested(self, ledger: Ledger) -> None:
+    def handler_ended(self, tracker: AckTracker) -> None:
         """Count a handler as ended."""
-        ledger.in_work -= 1
-        if ledger.leaving and not ledger.in_work:
-            self.freed()
+        tracker.active_handlers -= 1
+        if tracker.revoked and not tracker.active_handlers:
+            self.on_handlers_idle()
 
-    def void(self, name: PartitionName) -> None:
+    def invalidate(self, name: PartitionName) -> None:
         """Remove the tracker of a lost or sought partition. Late acks are ignored."""
-        ledger = self._ledgers.pop(name, None)
+        ledger = self._trackers.pop(name, None)
         if ledger is not None:
-            ledger.void = ledger.leaving = True
+            ledger.invalid = ledger.revoked = True
 
 
 UNKNOWN = -1
 
 
-class Place(NamedTuple):
+class ReadPosition(NamedTuple):
     """Position in a partition: next offset, number of messages before it, epoch of the log.
 
     `ordinal` and `epoch` are -1 where unknown.
@@ -627,7 +645,7 @@ class Batch(NamedTuple):
 
     name: PartitionName
     messages: list[ReceivedMessage]
-    following: Place
+    end_position: ReadPosition
 
     def ends_with(self, message: ReceivedMessage) -> bool:
         """Return whether `message` is the last one. Another thread may clear the list at any moment."""
@@ -640,6 +658,6 @@ def partition_of(message: ReceivedMessage) -> PartitionName:
     return PartitionName(message.topic, message.partition)
 
 
-def behind(message: ReceivedMessage) -> Place:
+def position_after(message: ReceivedMessage) -> ReadPosition:
     """Return the position after `message`."""
-    return Place(message.next_offset, message.ordinal + 1, message.origin.epoch)
+    return ReadPosition(message.next_offset, message.ordinal + 1, message.origin.epoch)

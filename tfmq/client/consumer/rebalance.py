@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from functools import partial
 from typing import Any, Final
 
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.consumer.membership import Membership
-from tfmq.client.consumer.offset_commit import Saving
-from tfmq.client.consumer.options import ConsumerOptions, Told
+from tfmq.client.consumer.offset_commit import OffsetCommitter
+from tfmq.client.consumer.options import ConsumerOptions, PartitionCallback
 from tfmq.client.consumer.positions import Positions
-from tfmq.client.operation import Flag, Operation, Wait, Waitable
+from tfmq.client.operation import Event, Future, Operation, Wait
 from tfmq.errors import NotAllowed, TfmqError
 from tfmq.offsets.storage import PartitionName
 
@@ -28,14 +28,14 @@ RETRY_SECONDS: Final = 1.0
 """Pause before a failed commit of revoked partitions is repeated."""
 
 
-Begin = Callable[[Awaitable[Any], Callable[[BaseException | None], None]], object]
+StartAwait = Callable[[Awaitable[Any], Callable[[BaseException | None], None]], object]
 """Starts to await an object and calls back with its exception or None.
 
 The result must be kept alive until then.
 """
 
 
-def begin_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
+def start_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
     """Await in the running event loop."""
     import asyncio  # not loaded where nothing is awaited
 
@@ -47,7 +47,7 @@ def begin_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], N
     return task
 
 
-def refuse(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
+def refuse_await(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
     """Raise NotAllowed, in a consumer that cannot await."""
     if isinstance(awaited, Coroutine):
         awaited.close()  # else Python logs a "never awaited" warning elsewhere
@@ -57,7 +57,7 @@ def refuse(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]
     )
 
 
-class Telling:
+class UserCall:
     """Effect that calls a user callback, in the thread and outside of the lock of the driver.
 
     So the callback may commit and seek. An awaitable result is awaited.
@@ -67,34 +67,34 @@ class Telling:
         self,
         told: Callable[[list[PartitionName]], Any],
         names: Iterable[PartitionName],
-        begin: Begin = begin_task,
+        begin: StartAwait = start_task,
     ) -> None:
-        self._told = told
-        self._begin = begin
+        self._function = told
+        self._start_await = begin
         self._names = sorted(names)
-        self._done = Flag()
-        self._begun = False
+        self._done = Event()
+        self._called = False
         self._task: object = None
         self._error: BaseException | None = None
 
-    def __iter__(self) -> Iterator[Waitable]:
+    def __iter__(self) -> Iterator[Future]:
         """Call the callback when the driver iterates over what the operation waits for."""
-        self._begun = True
+        self._called = True
         try:
-            found = self._told(self._names)
+            found = self._function(self._names)
             if inspect.isawaitable(found):
-                self._task = self._begin(found, self._over)
+                self._task = self._start_await(found, self._awaited_done)
             else:
-                self._done.settle()
+                self._done.complete()
         except BaseException:
-            self._done.settle()
+            self._done.complete()
             raise
         return iter((self._done,))
 
-    def _over(self, error: BaseException | None) -> None:
+    def _awaited_done(self, error: BaseException | None) -> None:
         """Record the end of the awaited result."""
         self._error = error
-        self._done.settle()
+        self._done.complete()
 
     def run(self, over: Callable[[], None]) -> Operation[None]:
         """Run the callback and wait for its result. Raises what it raises.
@@ -107,14 +107,14 @@ class Telling:
             while not self._done.done:
                 yield Wait((self._done,))
         finally:
-            if not self._begun:
-                self._done.settle()
-            self._done.when_done(lambda _: over())
+            if not self._called:
+                self._done.complete()
+            self._done.add_done_callback(lambda _: over())
         if self._error is not None:
             raise self._error
 
 
-class Handover:
+class Rebalance:
     """Revocations, assignments and user callbacks of one consumer.
 
     `busy(name)` returns whether messages of a partition are in progress outside of `Positions`.
@@ -123,16 +123,16 @@ class Handover:
     def __init__(
         self,
         options: ConsumerOptions,
-        link: Link,
+        link: ClientConnection,
         positions: Positions,
-        saving: Saving,
+        saving: OffsetCommitter,
         membership: Membership,
     ) -> None:
         self.busy: Callable[[PartitionName], bool] = lambda name: False
-        self.begin: Begin = begin_task if options.awaits else refuse
-        self.untold: set[PartitionName] = set()
+        self.start_await: StartAwait = start_task if options.awaits else refuse_await
+        self.unannounced: set[PartitionName] = set()
         """Partitions withheld from delivery because on_assigned has not returned yet."""
-        self.told: Callable[[], None] = lambda: None
+        self.on_callback_returned: Callable[[], None] = lambda: None
         """Called after a callback returned."""
         self._options = options
         self._link = link
@@ -140,132 +140,144 @@ class Handover:
         self._saving = saving
         self._membership = membership
         self._revoked: dict[PartitionName, float] = {}
-        self._came: set[PartitionName] = set()
-        self._going: set[PartitionName] = set()
-        self._telling = False
-        self._asked_at = 0.0
-        self._look = Flag()
+        self._assigned_pending: set[PartitionName] = set()
+        self._revoked_pending: set[PartitionName] = set()
+        self._in_callback = False
+        self._last_poll_at = 0.0
+        self._wake_event = Event()
 
     # Events
 
-    def came(self, names: Iterable[PartitionName]) -> None:
+    def assigned(self, names: Iterable[PartitionName]) -> None:
         """Queue on_assigned for partitions that are read from now on."""
         if self._options.on_assigned is not None:
-            self._came.update(names)
-            self.untold |= self._came
+            self._assigned_pending.update(names)
+            self.unannounced |= self._assigned_pending
 
     def revoke(self, name: PartitionName) -> None:
         """Start to revoke a partition."""
         self._revoked[name] = self._link.now()
-        self._positions.ledgers.leave(name)
-        self._note_going(name)
-        self.look()
+        self._positions.ack_trackers.revoke(name)
+        self._queue_revoked(name)
+        self.wake()
 
-    def back(self, name: PartitionName) -> bool:
+    def unrevoke(self, name: PartitionName) -> bool:
         """Withdraw the revocation of a partition. Return False if it was not revoked."""
-        self._going.discard(name)
-        self._positions.ledgers.stay(name)
+        self._revoked_pending.discard(name)
+        self._positions.ack_trackers.unrevoke(name)
         return self._revoked.pop(name, None) is not None
 
-    def lost(self, name: PartitionName) -> None:
+    def partition_lost(self, name: PartitionName) -> None:
         """Remove a partition that another member already owns."""
         if self._revoked.pop(name, None) is None:
-            self._note_going(name)
-        if self._positions.lose(name):
+            self._queue_revoked(name)
+        if self._positions.remove_lost(name):
             log.warning(
                 "%s belongs to another member of group %s by now; its uncommitted messages are delivered again there.",
                 name,
                 self._options.group,
             )
 
-    def asked(self) -> None:
+    def poll_called(self) -> None:
         """Record that the user requested more messages, which acks the former ones."""
-        self._asked_at = self._link.now()
-        self.look()
+        self._last_poll_at = self._link.now()
+        self.wake()
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Wake `run`, because a revoked partition may be ready for release."""
         if self._revoked:
-            self._look.settle()
+            self._wake_event.complete()
 
-    def _note_going(self, name: PartitionName) -> None:
+    def _queue_revoked(self, name: PartitionName) -> None:
         """Queue on_revoked, or withdraw a queued on_assigned."""
-        if name in self._came:  # the user was never notified of it
-            self._came.discard(name)
-            self.untold.discard(name)
+        if name in self._assigned_pending:  # the user was never notified of it
+            self._assigned_pending.discard(name)
+            self.unannounced.discard(name)
         elif self._options.on_revoked is not None:
-            self._going.add(name)
+            self._revoked_pending.add(name)
 
     # Callbacks
 
     @property
-    def has_news(self) -> bool:
+    def has_pending_callbacks(self) -> bool:
         """Whether callbacks are due."""
-        return bool(self._came or self._going) and not self._telling
+        return bool(self._assigned_pending or self._revoked_pending) and not self._in_callback
 
-    def tell(self) -> Operation[None]:
+    def run_callbacks(self) -> Operation[None]:
         """Run the due user callbacks, in the thread that requested messages. Raises what they raise."""
-        while self.has_news:
-            if self._going:
-                going = set(self._going)
-                over = partial(self._over, partial(self._going.difference_update, going))
-                yield from self._call(self._options.on_revoked, going, over)
+        while self.has_pending_callbacks:
+            if self._revoked_pending:
+                going = set(self._revoked_pending)
+                over = partial(
+                    self._callback_returned, partial(self._revoked_pending.difference_update, going)
+                )
+                yield from self._run_callback(self._options.on_revoked, going, over)
             else:
-                came, self._came = self._came & self._membership.share.keys(), set()
-                over = partial(self._over, lambda: self.untold.intersection_update(self._came))
-                yield from self._call(self._options.on_assigned, came, over)
+                came, self._assigned_pending = (
+                    self._assigned_pending & self._membership.assigned.keys(),
+                    set(),
+                )
+                over = partial(
+                    self._callback_returned,
+                    lambda: self.unannounced.intersection_update(self._assigned_pending),
+                )
+                yield from self._run_callback(self._options.on_assigned, came, over)
 
-    def _call(self, told: Told, names: set[PartitionName], over: Callable[[], None]) -> Operation[None]:
+    def _run_callback(
+        self, told: PartitionCallback, names: set[PartitionName], over: Callable[[], None]
+    ) -> Operation[None]:
         """Run one callback; without one or without partitions only call `over`."""
         if told is None or not names:
             over()
             return
-        self._telling = True
-        yield from Telling(told, names, self.begin).run(over)
+        self._in_callback = True
+        yield from UserCall(told, names, self.start_await).run(over)
 
-    def _over(self, note: Callable[[], object]) -> None:
+    def _callback_returned(self, note: Callable[[], object]) -> None:
         """Finish a callback and resume what waited for it."""
-        self._telling = False
+        self._in_callback = False
         note()
-        self.look()
-        self.told()
+        self.wake()
+        self.on_callback_returned()
 
-    def tell_the_end(self) -> Operation[None]:
+    def run_final_callbacks(self) -> Operation[None]:
         """Run on_revoked for all partitions, because the consumer is closed."""
-        if self._options.on_revoked is not None and not self._telling:
-            self._going.update(set(self._positions.names()) - self._came)
-            self._came.clear()
-            yield from self.tell()
+        if self._options.on_revoked is not None and not self._in_callback:
+            self._revoked_pending.update(set(self._positions.names()) - self._assigned_pending)
+            self._assigned_pending.clear()
+            yield from self.run_callbacks()
 
     # Release
 
-    def watch(self) -> Operation[None]:
+    def run(self) -> Operation[None]:
         """Release revoked partitions when they are ready, for ever.
 
         Raises errors of a commit that are not retriable.
         """
         while True:
-            free = [name for name in self._revoked if self._is_free(name)]
+            free = [name for name in self._revoked if self._is_releasable(name)]
             if free:
                 yield from self._release(free)
                 continue
-            self._look = Flag()
-            yield Wait((self._look,))
+            self._wake_event = Event()
+            yield Wait((self._wake_event,))
 
-    def _is_free(self, name: PartitionName) -> bool:
+    def _is_releasable(self, name: PartitionName) -> bool:
         """Return whether a revoked partition may be released."""
         positions = self._positions
-        if positions.in_work(name) or self.busy(name) or name in self._going:
+        if positions.is_in_progress(name) or self.busy(name) or name in self._revoked_pending:
             return False
-        waited = self._asked_at - self._revoked[name]
-        return not positions.uncommitted(name) or waited >= self._options.session
+        waited = self._last_poll_at - self._revoked[name]
+        return not positions.has_uncommitted(name) or waited >= self._options.session_timeout
 
     def _release(self, names: list[PartitionName]) -> Operation[None]:
         """Commit and release partitions; on a retriable error pause and return."""
         failure: TfmqError | None = None
         try:
             if self._options.commits != "manual":
-                yield from self._saving.save(lambda: self._unsaved(names), self._link.now() + RETRY_SECONDS)
+                yield from self._saving.commit_positions(
+                    lambda: self._uncommitted_positions(names), self._link.now() + RETRY_SECONDS
+                )
         except TfmqError as error:
             if error.retriable:
                 log.warning("The offsets of %s were not saved, trying again: %s", _listed(names), error)
@@ -276,24 +288,24 @@ class Handover:
         going = [name for name in names if name in self._revoked]
         for name in going:
             del self._revoked[name]
-            self._positions.lose(name)
+            self._positions.remove_lost(name)
         self._membership.release(going)
         if going:
             log.info("Group %s: released %s.", self._options.group, _listed(going))
         if failure is not None:
             raise failure
 
-    def _unsaved(self, names: Iterable[PartitionName]) -> Mapping[PartitionName, Any]:
+    def _uncommitted_positions(self, names: Iterable[PartitionName]) -> Mapping[PartitionName, Any]:
         """Return the uncommitted positions of these partitions."""
-        unsaved = self._positions.unsaved()
+        unsaved = self._positions.uncommitted_positions()
         return {name: unsaved[name] for name in names if name in unsaved}
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state in a forked child: no revocation or callback is pending."""
         self._revoked.clear()
-        for names in (self._came, self._going, self.untold):
+        for names in (self._assigned_pending, self._revoked_pending, self.unannounced):
             names.clear()
-        self._telling = False
+        self._in_callback = False
 
 
 def _listed(names: Iterable[PartitionName]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from tfmq.client.drivers.blocking import CLOSE_SECONDS
 from tfmq.client.drivers.event_loop import EventDriver
 from tfmq.client.drivers.event_loop import NoLock as NoLock
-from tfmq.client.drivers.socket import look_up
-from tfmq.client.operation import Flag, Waitable
+from tfmq.client.drivers.socket import resolve_address
+from tfmq.client.operation import Event, Future
 from tfmq.errors import NotAllowed
 
 
@@ -21,21 +21,21 @@ class AsyncDriver(EventDriver):
     It is bound to the event loop in which a caller first waits.
     """
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _reset_state(self) -> None:
+        super()._reset_state()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._looking_up: asyncio.Task[None] | None = None
+        self._resolve_task: asyncio.Task[None] | None = None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The loop it is bound to; None before the first wait."""
         return self._loop
 
-    async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
-        waited = tuple(targets)
+    async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
+        waited = tuple(futures)
         if any(target.done for target in waited):
             return True
-        loop = self._take_loop()
+        loop = self._bind_loop()
         future = loop.create_future()
 
         def wake(_: object) -> None:
@@ -43,31 +43,33 @@ class AsyncDriver(EventDriver):
                 future.set_result(True)
 
         for target in waited:
-            target.when_done(wake)
+            target.add_done_callback(wake)
         timer = None if seconds is None else loop.call_later(max(0.0, seconds), wake, None)
-        self.attend()
+        self.wake()
         try:
             await future
         finally:
             if timer is not None:
                 timer.cancel()
             for target in waited:
-                target.forget(wake)
+                target.remove_done_callback(wake)
         return any(target.done for target in waited)
 
-    def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def run_in_threads(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         def finished(future: asyncio.Future[Any]) -> None:
             error = asyncio.CancelledError() if future.cancelled() else future.exception()
             done(None if error is not None else future.result(), error)
-            self.attend()
+            self.wake()
 
         asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(finished)
 
-    def raise_flag(self, flag: Flag) -> None:
+    def set_event(self, event: Event) -> None:
         if self._loop is None or self._loop.is_closed():
-            flag.settle()
+            event.complete()
         else:
-            self._loop.call_soon_threadsafe(flag.settle)
+            self._loop.call_soon_threadsafe(event.complete)
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Close the connection and fail all open requests."""
@@ -77,21 +79,21 @@ class AsyncDriver(EventDriver):
     def close_now(self) -> None:
         """Close the connection without a running loop, and fail all open requests."""
         super().close_now()
-        if self._looking_up is not None:
-            self._looking_up.cancel()
+        if self._resolve_task is not None:
+            self._resolve_task.cancel()
 
     # Internal
 
-    def _take_loop(self) -> asyncio.AbstractEventLoop:
+    def _bind_loop(self) -> asyncio.AbstractEventLoop:
         """Return the running loop and bind the driver to it.
 
         A closed loop is replaced; its connection is dropped. Raises `NotAllowed` in a different loop.
         """
         running = asyncio.get_running_loop()
         if self._loop is None or (self._loop is not running and self._loop.is_closed()):
-            self._loop, self._watched, self._handle, self._soon = running, None, None, False
+            self._loop, self._watched, self._timer_handle, self._turn_scheduled = running, None, None, False
             if self.channel.socket is not None:
-                self.channel.broke(ConnectionResetError("its event loop is closed"))
+                self.channel.connection_failed(ConnectionResetError("its event loop is closed"))
         elif self._loop is not running:
             raise NotAllowed("This client belongs to another event loop; make one for each loop.")
         return running
@@ -99,7 +101,7 @@ class AsyncDriver(EventDriver):
     def _has_loop(self) -> bool:
         if self._loop is None:
             with contextlib.suppress(RuntimeError):
-                self._take_loop()
+                self._bind_loop()
         return self._loop is not None and not self._loop.is_closed()
 
     def _call_soon(self, function: Callable[[], None]) -> None:
@@ -108,12 +110,12 @@ class AsyncDriver(EventDriver):
 
     def _start_timer(self, seconds: float) -> asyncio.TimerHandle:
         assert self._loop is not None
-        return self._loop.call_later(seconds, self._look)
+        return self._loop.call_later(seconds, self._run_turn)
 
     def _stop_timer(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        if self._timer_handle is not None:
+            self._timer_handle.cancel()
+            self._timer_handle = None
 
     def _watch_socket(self, fileno: int, to_write: bool) -> None:
         assert self._loop is not None
@@ -127,14 +129,14 @@ class AsyncDriver(EventDriver):
             self._loop.remove_writer(self._watched[0])
         self._watched = None
 
-    def _look_up(self) -> None:
-        task = self._looking_up
+    def _start_resolving(self) -> None:
+        task = self._resolve_task
         if task is None or task.done():  # The end of a loop cancels the task.
             assert self._loop is not None
-            self._looking_up = self._loop.create_task(self._looking())
+            self._resolve_task = self._loop.create_task(self._resolve())
 
-    async def _looking(self) -> None:
+    async def _resolve(self) -> None:
         assert self._loop is not None
-        self._found(await self._loop.run_in_executor(None, look_up, self.link.server))
+        self._address_resolved(await self._loop.run_in_executor(None, resolve_address, self.link.server))
         with contextlib.suppress(RuntimeError):
-            self._look()
+            self._run_turn()

@@ -13,34 +13,34 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
-from tfmq.client.connection.connection import Link
-from tfmq.client.drivers.callbacks import Callbacks, Timer, Timers, refuse_in_callback
-from tfmq.client.drivers.fork import after_fork
-from tfmq.client.drivers.socket import Channel, choose, look_up
-from tfmq.client.operation import Flag, Operation, Waitable, in_a_thread
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.drivers.callbacks import CallbackQueue, Timer, Timers, check_not_in_callback
+from tfmq.client.drivers.fork import register_for_fork
+from tfmq.client.drivers.socket import SocketChannel, choose_address, resolve_address
+from tfmq.client.operation import Event, Future, Operation, thread_executor
 from tfmq.errors import Closed, NotAllowed
 
 log = logging.getLogger("tfmq.client")
 
 Result = TypeVar("Result")
-FOREVER_SECONDS = 3600.0
+POLL_SECONDS_MAX = 3600.0
 """The longest single `poll`; afterwards the polling thread runs what is due and polls again."""
 CLOSE_SECONDS = 5.0
 READ_WRITE = select.POLLIN | select.POLLOUT
 
 
-_told_of_loop = False
+_warned_of_loop = False
 
 
-def _tell_of_loop() -> None:
+def _warn_of_running_loop() -> None:
     """Log once per process that a blocking call is made inside a running event loop.
 
     Not in a notebook: its cells run in the loop of the kernel, one at a time.
     """
-    global _told_of_loop
+    global _warned_of_loop
     events = sys.modules.get("asyncio.events")
     if events is not None and events._get_running_loop() is not None and "ipykernel" not in sys.modules:
-        _told_of_loop = True
+        _warned_of_loop = True
         log.warning(
             "A blocking tfmq client is used inside a running asyncio event loop, which is blocked while it waits:"
             " use tfmq.aio there, or call it in a thread (asyncio.to_thread)."
@@ -58,17 +58,17 @@ class Ticker(Protocol):
 class Waiter:
     """A thread that waits for any of `futures` while another thread polls."""
 
-    __slots__ = ("gate", "others", "targets")
+    __slots__ = ("followers", "futures", "gate")
 
-    def __init__(self, targets: tuple[Waitable, ...], others: dict[Waiter, None]) -> None:
-        self.targets = targets
-        self.others = others
+    def __init__(self, futures: tuple[Future, ...], followers: dict[Waiter, None]) -> None:
+        self.futures = futures
+        self.followers = followers
         self.gate = threading.Lock()
         self.gate.acquire()
 
     @property
     def done(self) -> bool:
-        targets = self.targets
+        targets = self.futures
         return targets[0].done if len(targets) == 1 else any(target.done for target in targets)
 
     def wake(self, _: object = None) -> None:
@@ -77,7 +77,7 @@ class Waiter:
         When a future calls this, the wait is over, so the thread is removed from `followers`.
         """
         if _ is not None:
-            self.others.pop(self, None)
+            self.followers.pop(self, None)
         if self.gate.locked():  # A second wake-up has no effect.
             self.gate.release()
 
@@ -98,39 +98,39 @@ class BlockingDriver:
     the driver; a forked child resets it.
     """
 
-    def __init__(self, link: Link, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: ClientConnection, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.link = link
         self.clock = clock
         self.timers = Timers(clock)
         self.tickers: list[Ticker] = [self.timers]
-        self.callbacks = Callbacks()
+        self.callbacks = CallbackQueue()
         self.on_fork: list[Callable[[], None]] = []
         """Called in a forked child, to discard the parent's state."""
-        self._begin()
-        after_fork(self)
+        self._reset_state()
+        register_for_fork(self)
 
-    def _begin(self) -> None:
+    def _reset_state(self) -> None:
         self.lock = threading.RLock()
-        self.channel = Channel(self.link)
+        self.channel = SocketChannel(self.link)
         self.closed = False
-        self._leader: int | None = None
+        self._polling_thread: int | None = None
         self._waiters: dict[Waiter, None] = {}
-        self._polling = self._reading = False
-        self._wake = WakePipe()
+        self._in_poll = self._reading = False
+        self._wake_pipe = WakePipe()
         self._poller = select.poll()
         self._polled = (-1, 0)
-        self.keeper = Keeper(self)
+        self.network_thread = NetworkThread(self)
 
     # For the API variants
 
     def run(self, operation: Operation[Result]) -> Result:
         """Run `operation` to its end. Return its result or raise its error."""
-        refuse_in_callback()
+        check_not_in_callback()
         try:
             while True:
                 with self.lock:
                     step = next(operation)
-                self.wait(step.targets, step.seconds)
+                self.wait(step.futures, step.seconds)
         except StopIteration as end:
             self.callbacks.run()
             return end.value  # type: ignore[no-any-return]
@@ -139,34 +139,34 @@ class BlockingDriver:
                 operation.close()
             raise
 
-    def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
+    def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
         """Return whether any of `futures` is done within `seconds` (None: no limit).
 
         Raises `Closed` if the driver is closed first, `NotAllowed` in a callback and under the driver's lock.
         """
-        refuse_in_callback()
-        waiter = Waiter(tuple(targets), self._waiters)
+        check_not_in_callback()
+        waiter = Waiter(tuple(futures), self._waiters)
         if waiter.done:
             return True
-        if not _told_of_loop:
-            _tell_of_loop()
-        deadline = self.clock() + (FOREVER_SECONDS * 10_000 if seconds is None else seconds)
+        if not _warned_of_loop:
+            _warn_of_running_loop()
+        deadline = self.clock() + (POLL_SECONDS_MAX * 10_000 if seconds is None else seconds)
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise NotAllowed("Selectors, codecs and hooks must not wait for the broker.")
-        if not self._join(waiter, deadline):
+        if not self._wait_once(waiter, deadline):
             with self.lock:
                 self._waiters.pop(waiter, None)
                 try:
                     self._wait(waiter, deadline)
                 finally:
-                    self._leave(waiter)
+                    self._end_wait(waiter)
         if self.callbacks:
             self.callbacks.run()
         if self.closed and not waiter.done:
             raise Closed("The client was closed before that was done.")
         return waiter.done
 
-    def _join(self, waiter: Waiter, deadline: float) -> bool:
+    def _wait_once(self, waiter: Waiter, deadline: float) -> bool:
         """Register `waiter` and, if another thread polls, sleep once.
 
         Return True if that completed the wait. The future has then removed the waiter's callback, so that 64 woken
@@ -174,20 +174,20 @@ class BlockingDriver:
         """
         try:
             with self.lock:
-                for target in waiter.targets:
-                    target.when_done(waiter.wake)
-                if self._may_lead() or waiter.done or self.closed:
+                for target in waiter.futures:
+                    target.add_done_callback(waiter.wake)
+                if self._may_poll() or waiter.done or self.closed:
                     return False
-                self._line_up(waiter)
+                self._add_waiter(waiter)
             remaining = deadline - self.clock()
-            woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, FOREVER_SECONDS))
+            woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, POLL_SECONDS_MAX))
         except BaseException:
             with self.lock:
-                self._leave(waiter)
+                self._end_wait(waiter)
             raise
-        forgotten = len(waiter.targets) == 1 and waiter.targets[0].done
+        forgotten = len(waiter.futures) == 1 and waiter.futures[0].done
         # This thread may have been woken to poll; some thread has to do it.
-        orphaned = self._leader is None and bool(self._waiters)
+        orphaned = self._polling_thread is None and bool(self._waiters)
         return woken and forgotten and not orphaned
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
@@ -197,40 +197,42 @@ class BlockingDriver:
         """
         with self.lock:
             timer = self.timers.add(seconds, function)
-        self.attend()
+        self.wake()
         return timer
 
-    def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def run_in_thread(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         """Run `work` in a thread of its own. An `Executor`."""
-        in_a_thread(self)(work, done)
+        thread_executor(self)(work, done)
 
-    def raise_flag(self, flag: Flag) -> None:
+    def set_event(self, event: Event) -> None:
         """Set `event` from any thread, or from a signal handler."""
         if self.lock.acquire(blocking=False):
             try:
-                flag.settle()
+                event.complete()
             finally:
                 self.lock.release()
         else:
-            flag.done = True  # The polling thread, once woken, checks the futures of all waiting threads.
-        self._interrupt()
+            event.done = True  # The polling thread, once woken, checks the futures of all waiting threads.
+        self._wake_polling_thread()
 
-    def attend(self, at_once: bool = False) -> None:
+    def wake(self, at_once: bool = False) -> None:
         """Wake the background thread, because work is due later, or now (`at_once`)."""
-        self.keeper.attend(at_once)
+        self.network_thread.wake(at_once)
 
     def flush(self) -> None:
         """Write as much output as the socket accepts. Called under the lock."""
         if self.link.has_output:
             self.channel.flush()
             if self.link.has_output:
-                self._interrupt()  # The polling thread does not wait for the socket to become writable.
+                self._wake_polling_thread()  # The polling thread does not wait for the socket to become writable.
 
-    def glance(self) -> None:
+    def poll_nonblocking(self) -> None:
         """Read and write without blocking, if no other thread polls. Called under the lock."""
-        if self._leader is None:
-            self._lead(lambda: False, self.clock(), once=True)
-            self._hand_over()
+        if self._polling_thread is None:
+            self._poll_until(lambda: False, self.clock(), once=True)
+            self._wake_next_poller()
         else:
             self.flush()
 
@@ -239,27 +241,27 @@ class BlockingDriver:
         with self.lock:
             self.closed = True
             self.link.close()
-            if not self._polling:
+            if not self._in_poll:
                 self.channel.close()
-            self._interrupt()
+            self._wake_polling_thread()
             for waiter in self._waiters:
                 waiter.wake()
-        self.keeper.stop(seconds)
+        self.network_thread.stop(seconds)
         with self.lock:
-            if self._leader is None:
+            if self._polling_thread is None:
                 self.channel.close()
-                self._wake.close()
+                self._wake_pipe.close()
         self.callbacks.run()
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: reset the connection and the locks."""
         self.channel.close()
-        self._wake.close()
+        self._wake_pipe.close()
         self.callbacks.clear()
         self.timers.clear()
         was_closed = self.closed
-        self.link.renew()
-        self._begin()
+        self.link.reset_after_fork()
+        self._reset_state()
         if was_closed:
             self.closed = True
             self.link.close()
@@ -270,70 +272,70 @@ class BlockingDriver:
 
     def _wait(self, waiter: Waiter, deadline: float) -> None:
         while not waiter.done and not self.closed:
-            if self._may_lead():
-                if not self._lead(lambda: waiter.done, deadline):
+            if self._may_poll():
+                if not self._poll_until(lambda: waiter.done, deadline):
                     return
-            elif not self._follow(waiter, deadline):
+            elif not self._wait_for_turn(waiter, deadline):
                 return
 
-    def _may_lead(self) -> bool:
+    def _may_poll(self) -> bool:
         """Return whether this thread may poll.
 
         A signal handler may poll although its own thread is in `poll`.
         """
-        return self._leader is None or self._leader == threading.get_ident()
+        return self._polling_thread is None or self._polling_thread == threading.get_ident()
 
-    def _follow(self, waiter: Waiter, deadline: float) -> bool:
+    def _wait_for_turn(self, waiter: Waiter, deadline: float) -> bool:
         """Sleep until a future is done or this thread must poll. Return False on timeout."""
-        self._line_up(waiter)
+        self._add_waiter(waiter)
         remaining = deadline - self.clock()
         self.lock.release()
         try:
-            woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, FOREVER_SECONDS))
+            woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, POLL_SECONDS_MAX))
         finally:
             self.lock.acquire()
             self._waiters.pop(waiter, None)
         return woken or self.clock() < deadline
 
-    def _line_up(self, waiter: Waiter) -> None:
+    def _add_waiter(self, waiter: Waiter) -> None:
         self._waiters[waiter] = None
-        if self.keeper.leads:
-            self._interrupt()  # The background thread yields to a thread that waits for its own reply.
+        if self.network_thread.is_polling:
+            self._wake_polling_thread()  # The background thread yields to a thread that waits for its own reply.
         self.flush()
 
-    def _leave(self, waiter: Waiter) -> None:
+    def _end_wait(self, waiter: Waiter) -> None:
         """Remove `waiter` after any end of its wait, and let another thread poll."""
         self._waiters.pop(waiter, None)
-        for target in waiter.targets:
-            target.forget(waiter.wake)
-        self._hand_over()
+        for target in waiter.futures:
+            target.remove_done_callback(waiter.wake)
+        self._wake_next_poller()
 
-    def _hand_over(self) -> None:
+    def _wake_next_poller(self) -> None:
         """If no thread polls, wake exactly one waiting thread, or the background thread."""
-        if self._leader is None:
+        if self._polling_thread is None:
             for waiter in self._waiters:
                 if not waiter.done:
                     waiter.wake()
                     return
-            if self.link.unattended or self.link.has_output:
-                self.keeper.attend()
+            if self.link.background_requests or self.link.has_output:
+                self.network_thread.wake()
 
-    def _lead(self, done: Callable[[], bool], deadline: float, once: bool = False) -> bool:
+    def _poll_until(self, done: Callable[[], bool], deadline: float, once: bool = False) -> bool:
         """Poll for all threads until `done()`. Return False on timeout. Called under the lock."""
-        outer, self._leader = self._leader, threading.get_ident()
+        outer, self._polling_thread = self._polling_thread, threading.get_ident()
         try:
             while True:
-                self._turn(done, deadline)
+                self._run_turn(done, deadline)
                 if done() or self.closed:
                     return True
                 if once or self.clock() >= deadline:
                     return False
         finally:
-            self._leader = outer
+            self._polling_thread = outer
             if outer is not None:
-                self._interrupt()  # The result that the interrupted `poll` waits for may have been read here.
+                self._wake_polling_thread()  # The result that the interrupted `poll` waits for may have been read here.
 
-    def _turn(self, done: Callable[[], bool], deadline: float) -> None:
+    def _run_turn(self, done: Callable[[], bool], deadline: float) -> None:
         """Run what is due, poll once, and process the result.
 
         Does not sleep if `done()`: an expired request or a failed connection attempt may already have completed the
@@ -346,9 +348,9 @@ class BlockingDriver:
         self.channel.flush()
         self._wake_done()
         due = self.clock() if done() else min(deadline, self.next_time())
-        events = self._poll(max(0.0, min(due - self.clock(), FOREVER_SECONDS)))
+        events = self._poll_socket(max(0.0, min(due - self.clock(), POLL_SECONDS_MAX)))
         if events & select.POLLOUT or (events and self.channel.connecting):
-            self.channel.writable()
+            self.channel.on_writable()
         self._wake_done()
         if self.callbacks:
             self._run_callbacks()
@@ -361,25 +363,25 @@ class BlockingDriver:
         """Return the time of the next due action, in the driver's clock. Called under the lock."""
         return min(self.link.next_time(), *(ticker.next_time() for ticker in self.tickers))
 
-    def _poll(self, seconds: float) -> int:
+    def _poll_socket(self, seconds: float) -> int:
         """Wait for the socket or a wake-up without the lock, and read. Return the socket's events."""
         # Nested: a signal handler polls inside a `poll` of its thread.
-        channel, nested = self.channel, self._polling
+        channel, nested = self.channel, self._in_poll
         # The signal arrived between reading and processing: data read now would be processed out of order.
         if self._reading:
-            channel.broke(ConnectionResetError("a signal arrived while a reply was read"))
+            channel.connection_failed(ConnectionResetError("a signal arrived while a reply was read"))
         source = channel.socket
         polled = (channel.fileno(), READ_WRITE if channel.wants_write else select.POLLIN)
         if polled != self._polled or nested:
             self._poller, self._polled = self._new_poller(*polled), polled
         poll = self._poller
         events, data, received = 0, None, False
-        self._polling, self._reading = True, False
+        self._in_poll, self._reading = True, False
         self.lock.release()
         try:
             for descriptor, event in poll.poll(-(-seconds * 1000 // 1)):
                 if descriptor != polled[0]:
-                    self._wake.drain()
+                    self._wake_pipe.drain()
                 else:
                     events = event
                     if event & ~select.POLLOUT:
@@ -388,14 +390,14 @@ class BlockingDriver:
                         received = True
         finally:
             self.lock.acquire()
-            self._polling = nested
+            self._in_poll = nested
             if self.closed:
                 channel.close()
             elif self._reading and not received:
                 # For example Ctrl-C. The data read is lost, so the rest of the stream cannot be decoded.
-                channel.broke(ConnectionResetError("reading was interrupted"))
+                channel.connection_failed(ConnectionResetError("reading was interrupted"))
             elif channel.socket is source:  # Otherwise that connection is closed, and its data is discarded.
-                channel.take(data)
+                channel.process_received(data)
             self._reading = False
         return events
 
@@ -404,7 +406,7 @@ class BlockingDriver:
         poller = select.poll()
         if descriptor >= 0:
             poller.register(descriptor, events)
-        poller.register(self._wake.descriptor, select.POLLIN)
+        poller.register(self._wake_pipe.descriptor, select.POLLIN)
         return poller
 
     def _run_callbacks(self) -> None:
@@ -421,37 +423,37 @@ class BlockingDriver:
         server = self.link.server
         self.lock.release()
         try:
-            found = look_up(server)
+            found = resolve_address(server)
         finally:
             self.lock.acquire()
         if not isinstance(found, list):
-            self.channel.broke(found)
+            self.channel.connection_failed(found)
         elif not self.closed:
-            self.channel.open(choose(found))
+            self.channel.start_connecting(choose_address(found))
 
     # Waking the polling thread
 
-    def _interrupt(self) -> None:
+    def _wake_polling_thread(self) -> None:
         """Wake the polling thread from its `poll`."""
-        if self._polling:
-            self._wake.ring()
+        if self._in_poll:
+            self._wake_pipe.notify()
 
 
-IDLE_SECONDS = 1.0
+ACTIVE_SECONDS = 1.0
 """The background thread checks for work this long before it sleeps until it is woken.
 
 Waking it costs more than one check.
 """
-LOOK_SECONDS = 0.005
+CHECK_SECONDS = 0.005
 """The pause between two checks.
 
 It is the default linger time, so that a batch waits at most twice as long.
 """
-LOOK_SECONDS_MIN = 0.0005
-LEAD_SECONDS = 60.0
+CHECK_SECONDS_MIN = 0.0005
+POLLING_SECONDS_MAX = 60.0
 
 
-class Keeper:
+class NetworkThread:
     """The background thread of one driver.
 
     It sends lingering batches, reads their replies and sends heartbeats while no caller waits. It starts when first
@@ -463,16 +465,16 @@ class Keeper:
         gate = self._gate = threading.Event()
         self._driver = weakref.ref(driver, lambda _: gate.set())
         self._thread: threading.Thread | None = None
-        self._parked = True
+        self._sleeping = True
         self._stopping = False
         self._used_at = 0.0
-        self.leads = False
+        self.is_polling = False
 
-    def attend(self, at_once: bool = False) -> None:
+    def wake(self, at_once: bool = False) -> None:
         """Wake the thread if it sleeps without limit; with `at_once` in any case."""
-        if self._stopping or not (self._parked or at_once):
+        if self._stopping or not (self._sleeping or at_once):
             return
-        self._parked = False
+        self._sleeping = False
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tfmq-network", daemon=True)
             self._thread.start()
@@ -492,45 +494,45 @@ class Keeper:
         while not self._stopping:
             self._gate.wait(pause)
             self._gate.clear()
-            self._parked = False
+            self._sleeping = False
             driver = self._driver()
-            if driver is None or driver.keeper is not self:
+            if driver is None or driver.network_thread is not self:
                 return
-            pause = self._look(driver) if not self._stopping else 0.0
+            pause = self._run_due(driver) if not self._stopping else 0.0
             del driver
 
-    def _look(self, driver: BlockingDriver) -> float | None:
+    def _run_due(self, driver: BlockingDriver) -> float | None:
         """Run what is due. Return the time to sleep (None: until woken)."""
         with driver.lock:
             link = driver.link
-            busy = bool(link.unattended)
-            if driver._leader is None and not driver.closed:
-                driver.glance()
-                if link.unattended and not driver._waiters:
-                    self._lead(driver)
-                driver._hand_over()
+            busy = bool(link.background_requests)
+            if driver._polling_thread is None and not driver.closed:
+                driver.poll_nonblocking()
+                if link.background_requests and not driver._waiters:
+                    self._poll_in_background(driver)
+                driver._wake_next_poller()
             now = driver.clock()
             due = driver.next_time()
-            if busy or link.unattended or due < now + LOOK_SECONDS:
+            if busy or link.background_requests or due < now + CHECK_SECONDS:
                 self._used_at = now
-            self._parked = now - self._used_at >= IDLE_SECONDS
+            self._sleeping = now - self._used_at >= ACTIVE_SECONDS
         if driver.callbacks:
             driver.callbacks.run()
-        if self._parked:
-            return None if due == float("inf") else max(LOOK_SECONDS, due - now)
-        return min(LOOK_SECONDS, max(LOOK_SECONDS_MIN, due - now))
+        if self._sleeping:
+            return None if due == float("inf") else max(CHECK_SECONDS, due - now)
+        return min(CHECK_SECONDS, max(CHECK_SECONDS_MIN, due - now))
 
-    def _lead(self, driver: BlockingDriver) -> None:
+    def _poll_in_background(self, driver: BlockingDriver) -> None:
         """Poll until no background request is open, or a caller waits."""
         link = driver.link
-        self.leads = True
+        self.is_polling = True
         try:
-            driver._lead(
-                lambda: self._stopping or not link.unattended or bool(driver._waiters),
-                driver.clock() + LEAD_SECONDS,
+            driver._poll_until(
+                lambda: self._stopping or not link.background_requests or bool(driver._waiters),
+                driver.clock() + POLLING_SECONDS_MAX,
             )
         finally:
-            self.leads = False
+            self.is_polling = False
 
 
 _DRAIN_BYTES = 4096
@@ -549,7 +551,7 @@ class WakePipe:
             self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         return self._read
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Make the descriptor readable. Safe in any thread and in signal handlers.
 
         Does nothing if the pipe was never polled.

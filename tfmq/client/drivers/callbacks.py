@@ -16,20 +16,20 @@ log = logging.getLogger("tfmq.client")
 _running = threading.local()
 
 
-class Callbacks:
+class CallbackQueue:
     """A queue of user callbacks. They run in the thread that reads, outside every lock.
 
     An exception of a callback is logged; the next one still runs.
     """
 
     def __init__(self) -> None:
-        self._due: deque[Callable[[], object]] = deque()
+        self._queue: deque[Callable[[], object]] = deque()
 
     def add(self, callback: Callable[[], object]) -> None:
-        self._due.append(callback)
+        self._queue.append(callback)
 
     def __bool__(self) -> bool:
-        return bool(self._due)
+        return bool(self._queue)
 
     def run(self) -> None:
         """Run the queued callbacks. Thread-safe: each one runs once. Ignored inside a callback."""
@@ -37,9 +37,9 @@ class Callbacks:
             return
         _running.now = True
         try:
-            while self._due:
+            while self._queue:
                 try:
-                    callback = self._due.popleft()
+                    callback = self._queue.popleft()
                 except IndexError:
                     return
                 try:
@@ -50,10 +50,10 @@ class Callbacks:
             _running.now = False
 
     def clear(self) -> None:
-        self._due.clear()
+        self._queue.clear()
 
 
-def refuse_in_callback() -> None:
+def check_not_in_callback() -> None:
     """Raises `NotAllowed` in a thread that runs a callback.
 
     The callback would wait for a reply that only its own thread can read.

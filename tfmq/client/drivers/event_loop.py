@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from tfmq.client.connection.connection import Link
-from tfmq.client.drivers.blocking import FOREVER_SECONDS, Ticker
-from tfmq.client.drivers.callbacks import Callbacks, Timer, Timers
-from tfmq.client.drivers.fork import after_fork
-from tfmq.client.drivers.socket import Channel, Found, choose
-from tfmq.client.operation import Flag, Operation, Waitable
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.drivers.blocking import POLL_SECONDS_MAX, Ticker
+from tfmq.client.drivers.callbacks import CallbackQueue, Timer, Timers
+from tfmq.client.drivers.fork import register_for_fork
+from tfmq.client.drivers.socket import ResolvedAddresses, SocketChannel, choose_address
+from tfmq.client.operation import Event, Future, Operation
 from tfmq.errors import TfmqError
 
 Result = TypeVar("Result")
@@ -41,24 +41,24 @@ class EventDriver(ABC):
     Subclasses implement the methods in "Event loop interface". `_reset_state` is called again in a forked child.
     """
 
-    def __init__(self, link: Link, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: ClientConnection, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.link = link
         self.clock = clock
         self.timers = Timers(clock)
         self.tickers: list[Ticker] = [self.timers]
-        self.callbacks = Callbacks()
+        self.callbacks = CallbackQueue()
         self.on_fork: list[Callable[[], None]] = []
         self.lock = NoLock()
-        self._begin()
-        after_fork(self)
+        self._reset_state()
+        register_for_fork(self)
 
-    def _begin(self) -> None:
-        self.channel = Channel(self.link)
+    def _reset_state(self) -> None:
+        self.channel = SocketChannel(self.link)
         self.channel.before_close = self._unwatch  # A loop must not use a closed descriptor.
         self.closed = False
         self._watched: tuple[int, bool] | None = None
-        self._handle: Any = None
-        self._soon = False
+        self._timer_handle: Any = None
+        self._turn_scheduled = False
 
     # For the API variants
 
@@ -67,31 +67,31 @@ class EventDriver(ABC):
         try:
             while True:
                 step = next(operation)
-                await self.wait(step.targets, step.seconds)
+                await self.wait(step.futures, step.seconds)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         finally:
             operation.close()
-            self.attend()
+            self.wake()
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
         """Call `function` once in the loop after `seconds`. `cancel` of the timer prevents it."""
         timer = self.timers.add(seconds, function)
-        self.attend()
+        self.wake()
         return timer
 
-    def attend(self) -> None:
+    def wake(self) -> None:
         """Schedule a turn after the current turn of the loop. Does nothing without a loop."""
-        if not self._soon and not self.closed and self._has_loop():
-            self._soon = True
-            self._call_soon(self._look)
+        if not self._turn_scheduled and not self.closed and self._has_loop():
+            self._turn_scheduled = True
+            self._call_soon(self._run_turn)
 
     def flush(self) -> None:
         """Write as much of the connection's output as the socket accepts without blocking."""
         self.channel.flush()
-        self.attend()
+        self.wake()
 
-    glance = flush
+    poll_nonblocking = flush
 
     def close_now(self) -> None:
         """Close the connection and fail all open requests. Needs no running loop."""
@@ -101,15 +101,15 @@ class EventDriver(ABC):
         self._stop_timer()
         self.callbacks.run()
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: reset the connection without touching the parent's loop."""
         was_closed = self.closed
         self.channel.before_close = None
         self.channel.close()
         self.callbacks.clear()
         self.timers.clear()
-        self.link.renew()
-        self._begin()
+        self.link.reset_after_fork()
+        self._reset_state()
         if was_closed:
             self.closed = True
             self.link.close()
@@ -119,15 +119,17 @@ class EventDriver(ABC):
     # Event loop interface
 
     @abstractmethod
-    async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
+    async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
         """Return whether any of `futures` is done within `seconds` (None: no limit)."""
 
     @abstractmethod
-    def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def run_in_threads(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         """Run `work()` in the loop's thread pool, because it may block. An `Executor`."""
 
     @abstractmethod
-    def raise_flag(self, flag: Flag) -> None:
+    def set_event(self, event: Event) -> None:
         """Set `event` from any thread, or from a signal handler."""
 
     @abstractmethod
@@ -155,7 +157,7 @@ class EventDriver(ABC):
         """Stop watching the socket. Ignored if it is not watched."""
 
     @abstractmethod
-    def _look_up(self) -> None:
+    def _start_resolving(self) -> None:
         """Resolve the address of `connection.server` and pass it to `_address_resolved`.
 
         Ignored while a resolution is in progress.
@@ -163,16 +165,16 @@ class EventDriver(ABC):
 
     # Internal
 
-    def _look(self) -> None:
+    def _run_turn(self) -> None:
         """Run what is due, then watch the socket and the clock."""
-        self._soon = False
+        self._turn_scheduled = False
         if self.closed:
             return
         for ticker in self.tickers:
             ticker.tick()
         self.channel.tick()
         if self.channel.socket is None and self.link.wants_connection():
-            self._look_up()
+            self._start_resolving()
         self.channel.flush()
         self._watch()
         self.callbacks.run()
@@ -192,21 +194,21 @@ class EventDriver(ABC):
         self._stop_timer()
         due = self.next_time()
         if due != float("inf"):
-            self._handle = self._start_timer(min(max(0.0, due - self.clock()), FOREVER_SECONDS))
+            self._timer_handle = self._start_timer(min(max(0.0, due - self.clock()), POLL_SECONDS_MAX))
 
     def _readable(self) -> None:
         if self.channel.connecting:
-            self.channel.writable()
-        self.channel.take(self.channel.receive())
-        self._look()
+            self.channel.on_writable()
+        self.channel.process_received(self.channel.receive())
+        self._run_turn()
 
     def _writable(self) -> None:
-        self.channel.writable()
-        self._look()
+        self.channel.on_writable()
+        self._run_turn()
 
-    def _found(self, found: Found | OSError | TfmqError) -> None:
+    def _address_resolved(self, found: ResolvedAddresses | OSError | TfmqError) -> None:
         """Connect to the address, or report the error of the resolution."""
         if not isinstance(found, list):
-            self.channel.broke(found)
+            self.channel.connection_failed(found)
         elif not self.closed and self.channel.socket is None:
-            self.channel.open(choose(found))
+            self.channel.start_connecting(choose_address(found))

@@ -12,7 +12,7 @@ import weakref
 from typing import Protocol
 
 
-class Lockable(Protocol):
+class DriverLock(Protocol):
     """The lock of a driver."""
 
     def acquire(self, blocking: bool = True) -> bool: ...
@@ -20,43 +20,45 @@ class Lockable(Protocol):
     def release(self) -> None: ...
 
 
-class Renewable(Protocol):
+class ForkAware(Protocol):
     """A driver that can be reset in a forked child."""
 
     @property
-    def lock(self) -> Lockable: ...
+    def lock(self) -> DriverLock: ...
 
-    def renew(self) -> None: ...
+    def reset_after_fork(self) -> None: ...
 
 
-_drivers: weakref.WeakSet[Renewable] = weakref.WeakSet()
-_held: list[Renewable] = []
+_drivers: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+_held: list[ForkAware] = []
 _forking = threading.Lock()
 """Serialises forks: `_held` belongs to the thread that forks."""
 
 
-def after_fork(driver: Renewable) -> None:
+def register_for_fork(driver: ForkAware) -> None:
     """Call `driver.reset_after_fork` in every forked child."""
     _drivers.add(driver)
 
 
-def _before() -> None:
+def _before_fork() -> None:
     _forking.acquire()
     for driver in list(_drivers):
         driver.lock.acquire()
         _held.append(driver)
 
 
-def _in_parent() -> None:
+def _after_fork_in_parent() -> None:
     while _held:
         _held.pop().lock.release()
     _forking.release()
 
 
-def _in_child() -> None:
+def _after_fork_in_child() -> None:
     _forking.release()
     while _held:
-        _held.pop().renew()
+        _held.pop().reset_after_fork()
 
 
-os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

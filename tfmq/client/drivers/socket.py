@@ -10,8 +10,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from tfmq.client.connection.addresses import Folder, Server
-from tfmq.client.connection.connection import Link
+from tfmq.client.connection.addresses import BrokerAddress, LocalBrokerAddress
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.errors import TfmqError
 
 RECEIVE_BYTES_MIN = 16 << 10
@@ -26,10 +26,10 @@ SOCKET_BUFFER_BYTES = 1 << 20
 _AGAIN = (BlockingIOError, InterruptedError)
 
 
-class Channel:
+class SocketChannel:
     """The socket of one connection. Raises no errors: they are reported to the connection."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ClientConnection) -> None:
         self.link = link
         self.socket: socket.socket | None = None
         self.connecting = False
@@ -44,7 +44,7 @@ class Channel:
     def wants_write(self) -> bool:
         return self.connecting or self.link.has_output
 
-    def open(self, address: tuple[int, Any]) -> None:
+    def start_connecting(self, address: tuple[int, Any]) -> None:
         """Start to connect to `address` (family, address). `on_writable` completes it."""
         family, place = address
         try:
@@ -55,10 +55,10 @@ class Channel:
             self.connecting = True
             code = made.connect_ex(place)
         except OSError as error:
-            self.broke(error)
+            self.connection_failed(error)
             return
         if code not in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
-            self.broke(OSError(code, errno.errorcode.get(code, "")) if code else None)
+            self.connection_failed(OSError(code, errno.errorcode.get(code, "")) if code else None)
 
     def receive(self) -> bytes | OSError | None:
         """Read without blocking.
@@ -80,31 +80,31 @@ class Channel:
             self._receive_bytes //= 2
         return data
 
-    def take(self, data: bytes | OSError | None) -> None:
+    def process_received(self, data: bytes | OSError | None) -> None:
         """Pass the result of `receive` to the connection."""
         if data is None:
             return
         if isinstance(data, OSError):
-            self.broke(data)
+            self.connection_failed(data)
         elif not data:
-            self.broke(ConnectionResetError("the other end closed it"))
+            self.connection_failed(ConnectionResetError("the other end closed it"))
         else:
             try:
                 self.link.received(data)
             except Exception as error:
-                self.broke(error)
+                self.connection_failed(error)
             except BaseException:
-                self.broke(ConnectionResetError("reading was interrupted"))
+                self.connection_failed(ConnectionResetError("reading was interrupted"))
                 raise
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         """Complete the connection attempt, or write. Call when the socket is writable."""
         if self.socket is None:
             return
         if self.connecting:
             code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self.broke(OSError(code, _text(code)))
+                self.connection_failed(OSError(code, _error_name(code)))
                 return
             self.connecting = False
             self.link.connected()
@@ -117,24 +117,24 @@ class Channel:
             return
         try:
             while link.has_output:
-                buffers = link.pending()
+                buffers = link.next_output()
                 size = self.socket.sendmsg(buffers)
-                link.wrote(size)
+                link.output_written(size)
                 if size < sum(map(len, buffers)):
                     return
         except _AGAIN:
             return
         except OSError as error:
-            self.broke(error)
+            self.connection_failed(error)
 
     def tick(self) -> None:
         """Run what is due in the connection."""
         try:
             self.link.tick()
         except Exception as error:
-            self.broke(error)
+            self.connection_failed(error)
 
-    def broke(self, error: BaseException | None) -> None:
+    def connection_failed(self, error: BaseException | None) -> None:
         """Close the socket and report the error to the connection."""
         self.close()
         self.link.disconnected(error)
@@ -148,27 +148,27 @@ class Channel:
             self.socket = None
 
 
-def _text(code: int) -> str:
+def _error_name(code: int) -> str:
     return errno.errorcode.get(code, str(code))
 
 
-def choose(found: list[tuple[Any, ...]]) -> tuple[int, Any]:
+def choose_address(found: list[tuple[Any, ...]]) -> tuple[int, Any]:
     """Return the address to use. IPv4 comes first: a broker listens on 127.0.0.1 by default."""
     best = sorted(found, key=lambda each: each[0] != socket.AF_INET)[0]
     return best[0], best[4]
 
 
-Found = list[tuple[Any, ...]]
+ResolvedAddresses = list[tuple[Any, ...]]
 """The result of `getaddrinfo`."""
 
 
-def look_up(server: Server | Folder) -> Found | OSError | TfmqError:
+def resolve_address(server: BrokerAddress | LocalBrokerAddress) -> ResolvedAddresses | OSError | TfmqError:
     """Resolve the address of a broker. Return the error if that fails.
 
     May block on a name server or a disk. A data folder address may start a broker.
     """
     try:
-        place = server.find() if isinstance(server, Folder) else server
+        place = server.resolve() if isinstance(server, LocalBrokerAddress) else server
     except TfmqError as error:
         return error
     try:

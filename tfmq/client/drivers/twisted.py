@@ -18,8 +18,8 @@ from twisted.python.threadable import isInIOThread
 from zope.interface import implementer
 
 from tfmq.client.drivers.event_loop import EventDriver
-from tfmq.client.drivers.socket import look_up
-from tfmq.client.operation import Flag, Waitable
+from tfmq.client.drivers.socket import resolve_address
+from tfmq.client.operation import Event, Future
 from tfmq.errors import NotAllowed
 
 Parameters = ParamSpec("Parameters")
@@ -47,7 +47,7 @@ def deferred(
     return begin
 
 
-def begin_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
+def start_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
     """Start an awaitable in the reactor; `done` is called with its error, or None."""
 
     async def wait() -> None:
@@ -62,7 +62,7 @@ def begin_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None
 
 
 @implementer(IReadDescriptor, IWriteDescriptor)
-class Watched:
+class SocketDescriptor:
     """A socket as the reactor sees it. The descriptor stays valid after the socket is closed."""
 
     def __init__(self, driver: DeferredDriver, fileno: int) -> None:
@@ -83,7 +83,7 @@ class Watched:
 
     def connectionLost(self, reason: Failure) -> None:
         """Report a lost connection. The reactor has removed the descriptor already."""
-        self._driver._hung_up(self)
+        self._driver._connection_lost(self)
 
 
 class DeferredDriver(EventDriver):
@@ -92,68 +92,70 @@ class DeferredDriver(EventDriver):
     Cancelling the Deferred of an operation leaves nothing behind.
     """
 
-    in_a_reactor = True
+    uses_reactor = True
     """Lets an in-process broker recognise this driver without importing Twisted."""
     reactor: Any = None
     """The reactor; None before the first wait, unless it was passed."""
 
-    def _begin(self) -> None:
-        super()._begin()
-        self._descriptor: Watched | None = None
+    def _reset_state(self) -> None:
+        super()._reset_state()
+        self._descriptor: SocketDescriptor | None = None
         self._ready: deque[Deferred[None]] = deque()
         self._firing = False
-        self._looking_up = False
+        self._resolving = False
 
-    async def wait(self, targets: Iterable[Waitable], seconds: float | None = None) -> bool:
-        waited = tuple(targets)
+    async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
+        waited = tuple(futures)
         if any(target.done for target in waited):
             return True
-        reactor = self.take_reactor()
+        reactor = self.get_reactor()
         over: Deferred[None] = Deferred()
 
         def wake(_: object = None) -> None:
             self._fire_soon(over)
 
         for target in waited:
-            target.when_done(wake)
+            target.add_done_callback(wake)
         timer = None if seconds is None else reactor.callLater(max(0.0, seconds), wake)
-        self.attend()
+        self.wake()
         try:
             await over
         finally:
             if timer is not None and timer.active():
                 timer.cancel()
             for target in waited:
-                target.forget(wake)
+                target.remove_done_callback(wake)
         return any(target.done for target in waited)
 
-    def in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        reactor = self.take_reactor()
+    def run_in_threads(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        reactor = self.get_reactor()
 
         def finished(succeeded: bool, result: Any) -> None:
             done(*((result, None) if succeeded else (None, result.value)))
-            self.attend()
+            self.wake()
 
         # The thread pool calls `back` in its own thread.
         back = partial(reactor.callFromThread, finished)
         reactor.getThreadPool().callInThreadWithCallback(back, work)
 
-    def raise_flag(self, flag: Flag) -> None:
+    def set_event(self, event: Event) -> None:
         if self.reactor is None:
-            flag.settle()
+            event.complete()
         else:
-            self.reactor.callFromThread(flag.settle)
+            self.reactor.callFromThread(event.complete)
 
     async def close(self) -> None:
         """Close the connection and fail all open requests."""
         self.close_now()
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         # The child's reactor watches the same descriptors as the parent's, so nothing is removed.
         self._descriptor = None
-        super().renew()
+        super().reset_after_fork()
 
-    def take_reactor(self) -> Any:
+    def get_reactor(self) -> Any:
         """Return the reactor; the installed one if none was passed.
 
         Raises `NotAllowed` in a thread other than the reactor's.
@@ -186,21 +188,21 @@ class DeferredDriver(EventDriver):
                 over.callback(None)
 
     def _has_loop(self) -> bool:
-        return self.take_reactor() is not None
+        return self.get_reactor() is not None
 
     def _call_soon(self, function: Callable[[], None]) -> None:
         self.reactor.callLater(0, function)
 
     def _start_timer(self, seconds: float) -> Any:
-        return self.reactor.callLater(seconds, self._look)
+        return self.reactor.callLater(seconds, self._run_turn)
 
     def _stop_timer(self) -> None:
-        if self._handle is not None and self._handle.active():
-            self._handle.cancel()
-        self._handle = None
+        if self._timer_handle is not None and self._timer_handle.active():
+            self._timer_handle.cancel()
+        self._timer_handle = None
 
     def _watch_socket(self, fileno: int, to_write: bool) -> None:
-        self._descriptor = Watched(self, fileno)
+        self._descriptor = SocketDescriptor(self, fileno)
         self.reactor.addReader(self._descriptor)
         if to_write:
             self.reactor.addWriter(self._descriptor)
@@ -212,19 +214,19 @@ class DeferredDriver(EventDriver):
             self.reactor.removeReader(descriptor)
             self.reactor.removeWriter(descriptor)
 
-    def _hung_up(self, descriptor: Watched) -> None:
+    def _connection_lost(self, descriptor: SocketDescriptor) -> None:
         if descriptor is not self._descriptor:
             return
         self._descriptor = self._watched = None
         self._readable()  # Process the data that was received before the end, then the end itself.
 
-    def _look_up(self) -> None:
-        if self._looking_up:
+    def _start_resolving(self) -> None:
+        if self._resolving:
             return
-        self._looking_up = True
+        self._resolving = True
 
         def done(found: Any, error: BaseException | None) -> None:
-            self._looking_up = False
-            self._found(found if error is None else OSError(0, str(error)))
+            self._resolving = False
+            self._address_resolved(found if error is None else OSError(0, str(error)))
 
-        self.in_threads(partial(look_up, self.link.server), done)
+        self.run_in_threads(partial(resolve_address, self.link.server), done)

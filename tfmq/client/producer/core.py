@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfmq.client.admin.delayed import Rescheduled, cancelling, rescheduling
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.factory import reach
-from tfmq.client.connection.requests import Cluster, all_done
-from tfmq.client.operation import Flag, Operation, Wait
-from tfmq.client.producer.store_and_forward import Forwarding
-from tfmq.client.send.accumulator import Options, Sender
+from tfmq.client.admin.delayed import Rescheduled, cancel_delayed_message, reschedule_delayed_message
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.factory import make_client_parts
+from tfmq.client.connection.requests import MetadataCache, wait_for_all
+from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.producer.store_and_forward import StoreAndForward
+from tfmq.client.send.accumulator import RecordAccumulator, SendOptions
 from tfmq.client.send.batch import Batch, Deliveries, Delivery
-from tfmq.client.send.chunking import Taking, cut, in_time
-from tfmq.client.send.delivery_time import AT_ONCE, Delay, Given, Moment, When, due_of
-from tfmq.client.send.partitioner import PartitionSelector, StrictPartitions, find_selector
-from tfmq.client.transaction.manager import Transactions
-from tfmq.codecs import Codec, check_codec, codec_of
+from tfmq.client.send.chunking import PayloadChunker, batch_ends, with_delivery_time
+from tfmq.client.send.delivery_time import IMMEDIATE, Delay, DeliveryTime, Moment, StampedDueTime, due_number
+from tfmq.client.send.partitioner import PartitionSelector, StrictPartitions, load_selector
+from tfmq.client.transaction.manager import ProducerTransactions
+from tfmq.codecs import Codec, check_codec, select_codec
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TfmqError, TimedOut
-from tfmq.hooks import Hook, checked_hooks
-from tfmq.limits import valid_name
+from tfmq.hooks import Hook, check_hooks
+from tfmq.limits import is_valid_name
 from tfmq.message import Message, payload_bytes
 from tfmq.protocol.commands import ACKS
 
@@ -34,7 +34,7 @@ BATCH_BYTES_MAX = 8 << 20
 """A broker rejects frames of 16 MiB and more. A single message may be larger than a batch."""
 
 
-class Settings(NamedTuple):
+class ProducerSettings(NamedTuple):
     """The arguments of a producer."""
 
     servers: str | Sequence[str] | None
@@ -49,13 +49,13 @@ class Settings(NamedTuple):
     hooks: Sequence[Hook]
     client_id: str | None = None
 
-    def options(self) -> Options:
+    def send_options(self) -> SendOptions:
         """Validate the arguments and return the send options. Raises `BadRequest`."""
         if self.acks is not None and self.acks not in ACKS:
             raise BadRequest(
                 f"acks={self.acks!r} is not known; it takes None or one of {', '.join(map(repr, ACKS))}."
             )
-        if self.group is not None and not valid_name(self.group):
+        if self.group is not None and not is_valid_name(self.group):
             raise BadRequest(f"{self.group!r} is not a group's name: 1 to 249 of A-Z a-z 0-9 . _ -")
         for name in ("linger_ms", "batch_bytes", "buffer_bytes", "timeout"):
             value = getattr(self, name)
@@ -69,7 +69,9 @@ class Settings(NamedTuple):
         check_codec(self.codec, "encode")
         acks = None if self.acks is None else ACKS[self.acks]
         batch_bytes = min(int(self.batch_bytes), int(self.buffer_bytes))
-        return Options(acks, self.linger_ms / 1000, batch_bytes, int(self.buffer_bytes), float(self.timeout))
+        return SendOptions(
+            acks, self.linger_ms / 1000, batch_bytes, int(self.buffer_bytes), float(self.timeout)
+        )
 
 
 class ProducerCore:
@@ -82,61 +84,63 @@ class ProducerCore:
     def __init__(
         self,
         owner_type: Callable[[ProducerCore], Any],
-        driver_type: Callable[[Link], Any],
-        settings: Settings,
+        driver_type: Callable[[ClientConnection], Any],
+        settings: ProducerSettings,
     ) -> None:
-        self.options = settings.options()
-        self.selector = find_selector(settings.selector)
+        self.options = settings.send_options()
+        self.selector = load_selector(settings.selector)
         self.codec = settings.codec
-        self.hooks = checked_hooks(settings.hooks, "before_send", "after_send")
+        self.hooks = check_hooks(settings.hooks, "before_send", "after_send")
         self.group = settings.group
         self.closed = False
-        self.ended = Flag()
+        self.closed_event = Event()
         """Set when closing has finished, for further callers of `close`."""
-        self.plain = self.codec is None and not self.hooks and self.selector.per_batch
+        self.has_fast_path = self.codec is None and not self.hooks and self.selector.per_batch
         """Whether payloads without key, tag and properties may take the fast path.
 
         The fast path appends them directly to the open batch.
         """
-        self.link, self.driver, self.wall_clock = reach(
+        self.link, self.driver, self.wall_clock = make_client_parts(
             settings.servers, driver_type, client_id=settings.client_id
         )
         self.owner = owner_type(self)
-        self._begin()
-        self.transactions = Transactions(self)
-        self.driver.on_fork.append(self._forked)
+        self._create_accumulator()
+        self.transactions = ProducerTransactions(self)
+        self.driver.on_fork.append(self._on_fork)
 
-    def _begin(self) -> None:
-        self.cluster = Cluster(self.link.now)
-        self.sender = Sender(
+    def _create_accumulator(self) -> None:
+        self.metadata = MetadataCache(self.link.now)
+        self.accumulator = RecordAccumulator(
             self.link,
-            self.cluster,
+            self.metadata,
             self.driver,
             self.owner,
             self.options,
             self.selector,
             self.wall_clock,
         )
-        self.driver.tickers.append(self.sender)
-        self.forwarding = self._forwarding()
-        if self.forwarding is not None:
-            self.driver.tickers.append(self.forwarding)
+        self.driver.tickers.append(self.accumulator)
+        self.store_and_forward = self._create_store_and_forward()
+        if self.store_and_forward is not None:
+            self.driver.tickers.append(self.store_and_forward)
 
-    def _forwarding(self) -> Forwarding | None:
+    def _create_store_and_forward(self) -> StoreAndForward | None:
         selector = self.selector
         if isinstance(selector, StrictPartitions) and selector.store is not None:
-            return Forwarding(self, selector, selector.store)
+            return StoreAndForward(self, selector, selector.store)
         return None
 
-    def _forked(self) -> None:
-        self.driver.tickers.remove(self.sender)
-        self.sender.orphan()
-        if self.forwarding is not None:
-            self.driver.tickers.remove(self.forwarding)
-            self.forwarding.forked()
-        self._begin()
-        self.transactions = self.transactions.renewed()
-        self.ended.done = self.closed  # The thread that was closing the producer exists only in the parent.
+    def _on_fork(self) -> None:
+        self.driver.tickers.remove(self.accumulator)
+        self.accumulator.abandon_after_fork()
+        if self.store_and_forward is not None:
+            self.driver.tickers.remove(self.store_and_forward)
+            self.store_and_forward.abandon_after_fork()
+        self._create_accumulator()
+        self.transactions = self.transactions.recreate_after_fork()
+        self.closed_event.done = (
+            self.closed
+        )  # The thread that was closing the producer exists only in the parent.
 
     # Messages
 
@@ -145,7 +149,7 @@ class ProducerCore:
         if self.closed:
             raise Closed("The producer is closed; make a new one.")
 
-    def message(
+    def make_message(
         self,
         topic: str,
         payload: Any,
@@ -163,53 +167,53 @@ class ProducerCore:
         if isinstance(payload, Message):
             if any(each is not None for each in (key, tag, properties, delay, deliver_at, partition)):
                 raise TypeError("A Message has its key, tag and so on in it: give them there, not beside it.")
-            return self.checked(topic, payload)
+            return self.prepare_message(topic, payload)
         made = Message(payload, key, tag, properties, partition, delay, deliver_at)
-        return self.checked(topic, made)
+        return self.prepare_message(topic, made)
 
-    def checked(self, topic: str, message: Message) -> Message:
+    def prepare_message(self, topic: str, message: Message) -> Message:
         """Check the message, run the `before_send` hooks, and return the result.
 
         Raises `Closed`, `BadRequest`, `TypeError`.
         """
         self.check_open()
-        if not isinstance(topic, str) or not valid_name(topic):
+        if not isinstance(topic, str) or not is_valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
         if message.partition is not None and type(message.partition) is not int:
             raise TypeError(f"A partition is a number, not {type(message.partition).__name__}.")
         for hook in self.hooks:
             message = hook.before_send(topic, message)
         # Called for its exceptions only: rejects invalid delivery times.
-        due_of(message.delay, message.deliver_at)
+        due_number(message.delay, message.deliver_at)
         if message.key is not None and not isinstance(message.key, str | bytes):
             if not isinstance(message.key, bytearray | memoryview):
                 raise TypeError(f"A key is bytes or text, not {type(message.key).__name__}.")
             message = message._replace(key=bytes(message.key))
         return message
 
-    def payload(self, topic: str, message: Message) -> bytes | None:
+    def encode_payload(self, topic: str, message: Message) -> bytes | None:
         """Return the encoded payload, copied if the caller could change it.
 
         Raises `TypeError` that names the codecs.
         """
         value = message.payload
         if self.codec is not None and value is not None:
-            codec = codec_of(self.codec, topic)
+            codec = select_codec(self.codec, topic)
             value = value if codec is None else codec.encode(value)
         data = payload_bytes(value)
         return data if data is None or type(data) is bytes else bytes(data)
 
     # Sending
 
-    def may_append(self, topic: str, message: Message) -> bool:
+    def can_append(self, topic: str, message: Message) -> bool:
         """Return whether `append` can be called now.
 
         There must be buffer space, and the partition must not depend on unknown metadata.
         """
-        if self.forwarding is not None:
-            return self.sender.has_room()
+        if self.store_and_forward is not None:
+            return self.accumulator.has_room()
         free = message.partition is None and message.key is None and self.selector.per_batch
-        return self.sender.has_room() and (free or self.sender.lanes.knows(topic))
+        return self.accumulator.has_room() and (free or self.accumulator.topics.is_known(topic))
 
     def append(
         self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
@@ -219,115 +223,120 @@ class ProducerCore:
         Raises `Closed`, and as `RecordAccumulator.append`.
         """
         self.check_open()
-        if self.forwarding is not None:
-            delivery = self.forwarding.append(topic, message, payload)
+        if self.store_and_forward is not None:
+            delivery = self.store_and_forward.append(topic, message, payload)
         else:
-            delivery = self.sender.append(topic, message, payload, called_at)
-        self.hook(topic, message, delivery)
+            delivery = self.accumulator.append(topic, message, payload, called_at)
+        self.add_hook_callback(topic, message, delivery)
         return delivery
 
-    def hook(self, topic: str, message: Message, delivery: Delivery) -> None:
+    def add_hook_callback(self, topic: str, message: Message, delivery: Delivery) -> None:
         """Call the `after_send` hooks when the delivery is done."""
         if self.hooks:
-            delivery.add_callback(lambda done: self._told(topic, message, done))
+            delivery.add_callback(lambda done: self._call_after_send(topic, message, done))
 
-    def _told(self, topic: str, message: Message, delivery: Delivery) -> None:
+    def _call_after_send(self, topic: str, message: Message, delivery: Delivery) -> None:
         error = delivery.peek()
         result = None if error is not None else delivery.result()
         for hook in self.hooks:
             hook.after_send(topic, message, result, error)
 
-    def sending(self, topic: str, message: Message, payload: bytes | None) -> Operation[Delivery]:
+    def send(self, topic: str, message: Message, payload: bytes | None) -> Operation[Delivery]:
         """Wait for buffer space, and for metadata where the partition needs it; then append."""
         called_at = self.link.now()
-        if not self.may_append(topic, message):
-            yield from self._making_room()
-            if self.forwarding is None and not (
+        if not self.can_append(topic, message):
+            yield from self._wait_for_room()
+            if self.store_and_forward is None and not (
                 message.key is None and message.partition is None and self.selector.per_batch
             ):
-                yield from self.knowing(topic)
+                yield from self.wait_for_topic(topic)
         return self.append(topic, message, payload, called_at)
 
-    def sending_many(
-        self, topic: str, payloads: Iterable[Any], when: When = AT_ONCE
+    def send_many(
+        self, topic: str, payloads: Iterable[Any], when: DeliveryTime = IMMEDIATE
     ) -> Operation[Deliveries]:
         """Append all payloads. Ends when the last one is in a batch that will be sent without delay."""
-        due = due_of(*when)
-        self.checked(topic, Message(b"")) if not self.hooks else self.check_open()
+        due = due_number(*when)
+        self.prepare_message(topic, Message(b"")) if not self.hooks else self.check_open()
         deliveries = Deliveries(self.owner)
-        chunker = Taking(payloads)
+        chunker = PayloadChunker(payloads)
         while True:
             yield Wait(chunker, 0.0)
             if not chunker.chunk:
                 break
             called_at = self.link.now()
-            if not deliveries.runs and self.forwarding is None:
-                yield from self.knowing(topic)
-            chunk = chunker.plain() if self.plain else None
+            if not deliveries.runs and self.store_and_forward is None:
+                yield from self.wait_for_topic(topic)
+            chunk = chunker.as_bytes() if self.has_fast_path else None
             if chunk is not None:
-                given = None if due is None else Given(due, called_at)
-                yield from self._sending_plain(topic, chunk, chunker, deliveries, given)
+                given = None if due is None else StampedDueTime(due, called_at)
+                yield from self._send_raw(topic, chunk, chunker, deliveries, given)
             else:
-                messages = (in_time(each, when) for each in chunker.chunk)
-                yield from self._sending_each(topic, messages, deliveries, called_at)
-        self.sender.hurry(deliveries.batches)
+                messages = (with_delivery_time(each, when) for each in chunker.chunk)
+                yield from self._send_each(topic, messages, deliveries, called_at)
+        self.accumulator.expedite(deliveries.batches)
         return deliveries
 
-    def _sending_plain(
-        self, topic: str, chunk: list[bytes], chunker: Taking, deliveries: Deliveries, given: Given | None
+    def _send_raw(
+        self,
+        topic: str,
+        chunk: list[bytes],
+        chunker: PayloadChunker,
+        deliveries: Deliveries,
+        given: StampedDueTime | None,
     ) -> Operation[None]:
         """Append payloads without key, tag and properties as whole batches."""
         sizes = list(map(len, chunk))
-        overhead = self.sender.overhead_bytes
+        overhead = self.accumulator.overhead_bytes
         start = 0
-        for stop in cut(sizes, self.options.batch_bytes, overhead):
+        for stop in batch_ends(sizes, self.options.batch_bytes, overhead):
             part = chunk if stop - start == len(chunk) else chunk[start:stop]
-            yield from self._making_room()
+            yield from self._wait_for_room()
             self.check_open()
-            batch = self.sender.append_many(topic, part, sum(sizes[start:stop]), given)
+            batch = self.accumulator.append_many(topic, part, sum(sizes[start:stop]), given)
             deliveries.add(batch, 0, len(part))
             start = stop
             yield Wait((), 0.0)
-            self._stop_early(deliveries)
-        chunker.adjust(sum(sizes) + overhead * len(chunk), self.options.batch_bytes)
+            self._raise_early_failure(deliveries)
+        chunker.adjust_count(sum(sizes) + overhead * len(chunk), self.options.batch_bytes)
 
-    def _sending_each(
+    def _send_each(
         self, topic: str, messages: Iterable[Message], deliveries: Deliveries, called_at: float
     ) -> Operation[None]:
         for each in messages:
-            message = self.checked(topic, each)
-            payload = self.payload(topic, message)
-            yield from self._making_room()
+            message = self.prepare_message(topic, each)
+            payload = self.encode_payload(topic, message)
+            yield from self._wait_for_room()
             batch, index = self.append(topic, message, payload, called_at)
             deliveries.add(batch, index, 1)
         yield Wait((), 0.0)
-        self._stop_early(deliveries)
+        self._raise_early_failure(deliveries)
 
-    def _stop_early(self, deliveries: Deliveries) -> None:
+    def _raise_early_failure(self, deliveries: Deliveries) -> None:
         """Raise the error of a batch that has failed already, so that the rest is not read."""
-        if self.sender.failed_messages:
+        if self.accumulator.failed_messages:
             for batch, first, count in deliveries.runs:
                 if batch.error is not None:
                     batch.result_of(first, count)
 
-    def _making_room(self) -> Operation[None]:
+    def _wait_for_room(self) -> Operation[None]:
         """Wait for buffer space. Raises `Busy` if there is none within the timeout."""
         until = self.link.now() + self.options.timeout
-        while not self.sender.has_room():
+        while not self.accumulator.has_room():
             remaining = until - self.link.now()
             if remaining <= 0:
                 raise Busy(
                     f"The buffer of {self.options.buffer_bytes} bytes was full for {self.options.timeout:g} s:"
                     " the broker does not keep up, or cannot be reached."
                 )
-            yield Wait((self.sender.room(),), remaining)
+            yield Wait((self.accumulator.room_event(),), remaining)
 
-    def knowing(self, topic: str) -> Operation[None]:
+    def wait_for_topic(self, topic: str) -> Operation[None]:
         """Wait for the topic's metadata. Raises the error of the request, or `TimedOut`."""
         until = self.link.now() + self.options.timeout
-        while not self.sender.lanes.knows(topic):
-            entry = self.sender.lanes.lane(topic)
-            self.sender.lanes.ask(entry)
+        while not self.accumulator.topics.is_known(topic):
+            entry = self.accumulator.topics.get_or_create(topic)
+            self.accumulator.topics.request_metadata(entry)
             remaining = until - self.link.now()
             if remaining <= 0:
                 raise TimedOut(
@@ -335,35 +344,35 @@ class ProducerCore:
                     " that goes on, see `tfmq status`, or wait longer: Producer(timeout=...).",
                     outcome="not done",
                 )
-            yield Wait((entry.known,), remaining)
+            yield Wait((entry.known_event,), remaining)
             if entry.error is not None:
                 raise type(entry.error)(entry.error.sentence, outcome="not done")
 
-    def cancelling(self, handle: Any) -> Operation[str]:
+    def cancel_delayed(self, handle: Any) -> Operation[str]:
         """Cancel a delayed message."""
         self.check_open()
-        return cancelling(self.link, handle, self.options.timeout)
+        return cancel_delayed_message(self.link, handle, self.options.timeout)
 
-    def rescheduling(
+    def reschedule_delayed(
         self, handle: Any, delay: Delay | None, deliver_at: Moment | None
     ) -> Operation[Rescheduled]:
         """Change the due time of a delayed message."""
         self.check_open()
-        return rescheduling(self.link, handle, delay, deliver_at, self.options.timeout)
+        return reschedule_delayed_message(self.link, handle, delay, deliver_at, self.options.timeout)
 
     # Waiting
 
-    def waiting(
+    def wait_for_batches(
         self, batches: Iterable[Batch], timeout: float | None, *, at_once: bool = True
     ) -> Operation[None]:
         """Send the batches and wait until all are done. Raises `TimedOut`."""
         waited = list(batches)
-        self.sender.hurry(waited, at_once)
-        done = yield from all_done(waited, timeout, self.link)
+        self.accumulator.expedite(waited, at_once)
+        done = yield from wait_for_all(waited, timeout, self.link)
         if not done:
-            raise self.too_late(timeout)
+            raise self.wait_error(timeout)
 
-    def too_late(self, timeout: float | None) -> TimedOut:
+    def wait_error(self, timeout: float | None) -> TimedOut:
         """Return the error for a wait that ended before the deliveries were done."""
         if self.driver.closed:
             return TimedOut("The producer was closed during the wait.")
@@ -371,73 +380,73 @@ class ProducerCore:
             f"The broker has not replied within {timeout:g} s; the messages are still being sent."
         )
 
-    def flushing(self, timeout: float | None) -> Operation[None]:
+    def flush(self, timeout: float | None) -> Operation[None]:
         """Wait until all messages sent so far are acked or failed.
 
         Raises `DeliveryFailed`, `TimedOut`.
         """
-        waited = self.sender.flush()
-        done = yield from all_done(waited, timeout, self.link)
-        failed = self.sender.take_failures()
+        waited = self.accumulator.close_open_batches()
+        done = yield from wait_for_all(waited, timeout, self.link)
+        failed = self.accumulator.pop_failures()
         if failed:
-            raise _failure(failed)
+            raise _delivery_failed(failed)
         if not done:
             raise TimedOut(
                 f"Not all messages were delivered within {timeout:g} s; the rest is still being sent."
             )
 
-    def closing(self, timeout: float) -> Operation[None]:
+    def close(self, timeout: float) -> Operation[None]:
         """Reject new messages, flush for at most `timeout` seconds, and fail the rest.
 
         Raises `DeliveryFailed`, and `TransactionRolledBack` if open transactions were rolled back.
         """
         if self.closed:
-            yield Wait((self.ended,), timeout)
+            yield Wait((self.closed_event,), timeout)
             return
         self.closed = True
-        self.plain = False
+        self.has_fast_path = False
         try:
-            yield from self.transactions.closing(timeout)
+            yield from self.transactions.close(timeout)
         finally:
-            yield from self._flushing_last(timeout)
+            yield from self._flush_and_stop(timeout)
 
-    def _flushing_last(self, timeout: float) -> Operation[None]:
-        waited = self.sender.flush()
+    def _flush_and_stop(self, timeout: float) -> Operation[None]:
+        waited = self.accumulator.close_open_batches()
         reason = "The producer was closed before it was delivered: the waiting in close() was cancelled."
         try:
-            yield from all_done(waited, timeout, self.link)
+            yield from wait_for_all(waited, timeout, self.link)
             reason = f"The producer was closed, and it was not delivered within {timeout:g} s."
         finally:
             self.transactions.stop()
-            if self.forwarding is not None:
-                self.forwarding.close()
-            self.sender.abandon(TimedOut(reason))
-            self.ended.settle()
-        failed = self.sender.take_failures()
+            if self.store_and_forward is not None:
+                self.store_and_forward.close()
+            self.accumulator.fail_outstanding(TimedOut(reason))
+            self.closed_event.complete()
+        failed = self.accumulator.pop_failures()
         if failed:
-            raise _failure(failed)
+            raise _delivery_failed(failed)
 
     def stats(self) -> dict[str, Any]:
         """Return counters since the start, and the current state."""
-        sender, link = self.sender, self.link
+        sender, link = self.accumulator, self.link
         return {
             "messages": sender.sent_messages,
             "batches": sender.sent_batches,
             "bytes": sender.sent_bytes,
             "failed_messages": sender.failed_messages,
-            "lost_messages": sender.lost,
+            "lost_messages": sender.lost_messages,
             "buffered_bytes": sender.used_bytes,
             "unsettled_batches": len(sender.outstanding),
             "transactions": self.transactions.committed,
             "rolled_back_transactions": self.transactions.rolled_back,
             "open_transactions": len(self.transactions),
-            "connections": link.connections,
+            "connections": link.connection_count,
             "connected": link.state == "ready",
             "server": str(link.server),
         }
 
 
-def _failure(failed: list[Delivery]) -> TfmqError:
+def _delivery_failed(failed: list[Delivery]) -> TfmqError:
     first = failed[0].peek()
     return DeliveryFailed(
         f"{len(failed)} {'message' if len(failed) == 1 else 'messages'} could not be delivered; the first one: {first}",

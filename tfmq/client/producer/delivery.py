@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tfmq.client.drivers.callbacks import refuse_in_callback
+from tfmq.client.drivers.callbacks import check_not_in_callback
 from tfmq.client.operation import Operation
 from tfmq.errors import NotAllowed, TfmqError, TimedOut, TransactionRolledBack
 
@@ -26,29 +26,29 @@ EXIT_SECONDS = 5.0
 """Time limit for all open producers together: an unreachable broker must not block the exit."""
 
 
-class Unclosed(Protocol):
+class OpenProducer(Protocol):
     """A producer that can be closed at exit."""
 
-    def finish(self, seconds: float) -> int:
+    def close_at_exit(self, seconds: float) -> int:
         """Flush for at most `seconds` and close. Return the number of undelivered messages."""
         ...
 
 
-_open: set[Unclosed] = set()
+_open_producers: set[OpenProducer] = set()
 
 
-def opened(producer: Unclosed) -> None:
-    _open.add(producer)
+def register_open(producer: OpenProducer) -> None:
+    _open_producers.add(producer)
 
 
-def closed(producer: Unclosed) -> None:
-    _open.discard(producer)
+def unregister_open(producer: OpenProducer) -> None:
+    _open_producers.discard(producer)
 
 
-def _finish_all() -> None:
-    for producer in list(_open):
+def _close_all_at_exit() -> None:
+    for producer in list(_open_producers):
         try:
-            lost = producer.finish(EXIT_SECONDS / max(1, len(_open)))
+            lost = producer.close_at_exit(EXIT_SECONDS / max(1, len(_open_producers)))
         except Exception:
             log.exception("A producer could not be flushed at the end of the program.")
             continue
@@ -59,10 +59,10 @@ def _finish_all() -> None:
             )
 
 
-atexit.register(_finish_all)
+atexit.register(_close_all_at_exit)
 
 
-class BlockingOwner:
+class BlockingDeliveryOwner:
     """Lets the delivery handles of a blocking producer wait in the calling thread."""
 
     def __init__(self, core: ProducerCore) -> None:
@@ -72,15 +72,15 @@ class BlockingOwner:
         """Wait until all of `batches` are done. Raises `TimedOut`."""
         core, driver = self._core, self._core.driver
         waited = tuple(batches)
-        refuse_in_callback()
+        check_not_in_callback()
         with driver.lock:
-            core.sender.hurry(waited)
+            core.accumulator.expedite(waited)
         until = None if timeout is None else driver.clock() + timeout
         for batch in waited:
             if not batch.done and not driver.wait(
                 (batch,), None if until is None else until - driver.clock()
             ):
-                raise core.too_late(timeout)
+                raise core.wait_error(timeout)
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
         """Raises `NotAllowed`."""
@@ -96,35 +96,37 @@ class BlockingOwner:
         """Raises `NotAllowed`."""
         return self.wait_async(())
 
-    def call_back(self, callback: Callable[[], object]) -> None:
+    def schedule_callback(self, callback: Callable[[], object]) -> None:
         """Schedule `callback` to run outside of every lock."""
         self._core.driver.callbacks.add(callback)
-        self._core.driver.attend()
+        self._core.driver.wake()
 
-    def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def run_in_executor(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         """Run `work` in a thread of its own; it may block and may use this producer. An `Executor`."""
-        self._core.driver.beside(work, done)
+        self._core.driver.run_in_thread(work, done)
 
     def close(self, seconds: float) -> None:
         """Flush for at most `seconds`, then close the connection. Raises `DeliveryFailed`."""
         try:
-            self._core.driver.run(self._core.closing(seconds))
+            self._core.driver.run(self._core.close(seconds))
         finally:
             self._core.driver.close()
 
-    def finish(self, seconds: float) -> int:
+    def close_at_exit(self, seconds: float) -> int:
         """Close when the interpreter exits. Return the number of undelivered messages."""
-        before = self._core.sender.failed_messages
+        before = self._core.accumulator.failed_messages
         try:
             self.close(seconds)
         except TransactionRolledBack as lost:
             log.error("%s", lost)
         except TfmqError:
             pass  # The caller logs the number of undelivered messages.
-        return self._core.sender.failed_messages - before
+        return self._core.accumulator.failed_messages - before
 
 
-class AsyncOwner(BlockingOwner):
+class AsyncDeliveryOwner(BlockingDeliveryOwner):
     """Lets the delivery handles of an asyncio or Twisted producer wait in the event loop."""
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
@@ -135,7 +137,9 @@ class AsyncOwner(BlockingOwner):
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
         """Wait until all of `batches` are done."""
-        yield from self._core.driver.run(self._core.waiting(batches, None, at_once=False)).__await__()
+        yield from self._core.driver.run(
+            self._core.wait_for_batches(batches, None, at_once=False)
+        ).__await__()
 
     def run(self, operation: Operation[None]) -> None:
         """Raises `NotAllowed`."""
@@ -145,13 +149,17 @@ class AsyncOwner(BlockingOwner):
         """Run `operation` in the event loop."""
         yield from self._core.driver.run(operation).__await__()
 
-    def beside(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def run_in_executor(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         """Run `work` in the loop's thread pool. An `Executor`."""
-        self._core.driver.in_threads(work, done)
+        self._core.driver.run_in_threads(work, done)
 
-    def finish(self, seconds: float) -> int:
+    def close_at_exit(self, seconds: float) -> int:
         """Fail what is not delivered; the event loop no longer runs. Return the number of messages."""
-        self._core.transactions.give_up()
-        lost = self._core.sender.abandon(TimedOut("The program ended before the message was delivered."))
+        self._core.transactions.drop_all()
+        lost = self._core.accumulator.fail_outstanding(
+            TimedOut("The program ended before the message was delivered.")
+        )
         self._core.driver.close_now()
         return lost

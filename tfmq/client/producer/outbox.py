@@ -28,10 +28,10 @@ _INDEX: Final = "create index if not exists kept_by_partition on kept (topic, pa
 _COLUMNS: Final = "id, count, blocks, data, incarnation, producer_id, sequence, from_offset"
 
 
-VERSION: Final = 1
+SCHEMA_VERSION: Final = 1
 """Schema version; 0 in files from before versions were recorded."""
 LOCK_SUFFIX: Final = ".lock"
-FILE_SHIFT: Final = 40
+FILE_NUMBER_SHIFT: Final = 40
 """The upper bits of a batch id count the files opened at the path.
 
 So the ids of a removed file are never valid in the next one.
@@ -41,7 +41,7 @@ FILE_MODE: Final = 0o600
 """Only the user may read payloads."""
 
 
-class Place(NamedTuple):
+class SentAs(NamedTuple):
     """The id under which a batch was, or may have been, sent. `producer_id` 0: never sent."""
 
     incarnation: int
@@ -50,20 +50,20 @@ class Place(NamedTuple):
     from_offset: int
 
 
-NOWHERE: Final = Place(0, 0, 0, 0)
+NEVER_SENT: Final = SentAs(0, 0, 0, 0)
 
 
-class Kept(NamedTuple):
+class StoredBatch(NamedTuple):
     """A stored batch. `id` increases in the order of storing. `blocks`: as in PRODUCE."""
 
     id: int
     count: int  # type: ignore[assignment]
     blocks: list[tuple[int, int, int]]
     data: bytes
-    place: Place
+    sent_as: SentAs
 
 
-class LocalStore:
+class Outbox:
     """The outbox file at `path`. Thread-safe. Every method may block on the disk.
 
     Methods raise `StoreFailed` if the file cannot be read or written, `NotAllowed` if another process uses it.
@@ -72,21 +72,21 @@ class LocalStore:
     def __init__(self, path: str, bytes_max: int) -> None:
         self.path = os.path.abspath(os.path.expanduser(path))
         self._bytes_max = bytes_max
-        self._guard = threading.Lock()
+        self._mutex = threading.Lock()
         self._database: sqlite3.Connection | None = None
-        self._descriptor = -1
+        self._lock_descriptor = -1
         self._bytes = 0
-        self._file = 0
-        self._opened: tuple[object, object] = (None, None)
-        self._parents: list[sqlite3.Connection | None] = []
+        self._file_number = 0
+        self._opened_identity: tuple[object, object] = (None, None)
+        self._parent_databases: list[sqlite3.Connection | None] = []
 
     def partitions(self) -> list[tuple[str, int]]:
         """Return the partitions with stored batches."""
-        with self._using() as database:
+        with self._open_database() as database:
             return list(database.execute("select distinct topic, partition from kept"))
 
-    def keep(
-        self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, Place]]
+    def append(
+        self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, SentAs]]
     ) -> None:
         """Append batches (count, blocks, data, id of the send): all or none, fsynced on return.
 
@@ -97,7 +97,7 @@ class LocalStore:
             for count, blocks, data, place in batches
         ]
         size = sum(len(row[4]) for row in rows)
-        with self._using() as database:
+        with self._open_database() as database:
             if self._bytes + size > self._bytes_max:
                 raise Busy(
                     f"{self.path} stores {self._bytes} bytes for partitions that accept no writes; its limit is"
@@ -107,11 +107,11 @@ class LocalStore:
             database.commit()
             self._bytes += size
 
-    def first(self, topic: str, partition: int, count_max: int, bytes_max: int) -> list[Kept]:
+    def read_oldest(self, topic: str, partition: int, count_max: int, bytes_max: int) -> list[StoredBatch]:
         """Return the oldest batches of a partition, at least one if there is any."""
-        found: list[Kept] = []
+        found: list[StoredBatch] = []
         size = 0
-        with self._using() as database:
+        with self._open_database() as database:
             cursor = database.execute(
                 f"select {_COLUMNS} from kept where topic = ? and partition = ? order by id limit ?",
                 (topic, partition, count_max),
@@ -120,101 +120,103 @@ class LocalStore:
                 size += len(data)
                 if found and size > bytes_max:
                     break
-                number |= self._file << FILE_SHIFT
-                found.append(Kept(number, count, list(map(tuple, json.loads(blocks))), data, Place(*place)))
+                number |= self._file_number << FILE_NUMBER_SHIFT
+                found.append(
+                    StoredBatch(number, count, list(map(tuple, json.loads(blocks))), data, SentAs(*place))
+                )
             cursor.close()
         return found
 
-    def place(self, places: Iterable[tuple[int, Place]]) -> None:
+    def record_sent_as(self, places: Iterable[tuple[int, SentAs]]) -> None:
         """Record the ids under which these batches are about to be sent. Fsynced on return."""
-        with self._using() as database:
+        with self._open_database() as database:
             database.executemany(
                 "update kept set incarnation = ?, producer_id = ?, sequence = ?, from_offset = ? where id = ?",
-                [(*place, self._row(number)) for number, place in places],
+                [(*place, self._row_id(number)) for number, place in places],
             )
             database.commit()
 
-    def remove(self, rows: Iterable[Kept]) -> None:
+    def remove(self, rows: Iterable[StoredBatch]) -> None:
         """Delete batches that the broker has stored."""
         gone = list(rows)
-        with self._using() as database:
-            database.executemany("delete from kept where id = ?", [(self._row(row.id),) for row in gone])
+        with self._open_database() as database:
+            database.executemany("delete from kept where id = ?", [(self._row_id(row.id),) for row in gone])
             database.commit()
             self._bytes -= sum(len(row.data) for row in gone)
 
     def close(self) -> None:
         """Close the file and release the lock. The next call opens it again."""
-        with self._guard:
-            self._shut()
+        with self._mutex:
+            self._close_file()
 
-    def forked(self) -> None:
+    def abandon_after_fork(self) -> None:
         """In a forked child: drop the parent's file without closing it.
 
         Closing SQLite's descriptors in the child would release the parent's locks.
         """
-        self._guard = threading.Lock()
-        self._parents.append(self._database)
+        self._mutex = threading.Lock()
+        self._parent_databases.append(self._database)
         self._database = None
-        self._give_back()
+        self._release_lock()
 
-    def _shut(self) -> None:
+    def _close_file(self) -> None:
         database, self._database = self._database, None
         if database is not None:
             database.close()
-        self._give_back()
+        self._release_lock()
 
-    def _is_gone(self) -> bool:
+    def _was_replaced(self) -> bool:
         """Return whether the database or lock file at the path was removed or replaced.
 
         SQLite would continue to write into the removed file, and another process could get the lock.
         """
-        return self._opened != (_identity(self.path), _identity(self.path + LOCK_SUFFIX))
+        return self._opened_identity != (_file_identity(self.path), _file_identity(self.path + LOCK_SUFFIX))
 
-    def _leave(self) -> None:
+    def _discard_file(self) -> None:
         """Close the removed file. Ids of its rows become invalid."""
-        self._shut()
-        self._file += 1
+        self._close_file()
+        self._file_number += 1
 
-    def _row(self, id: int) -> int:
+    def _row_id(self, id: int) -> int:
         """Return the row id in the open file. Raises `StoreFailed` for an id from an earlier file."""
-        if id >> FILE_SHIFT != self._file:
-            raise self._lost()
-        return id & ((1 << FILE_SHIFT) - 1)
+        if id >> FILE_NUMBER_SHIFT != self._file_number:
+            raise self._lost_error()
+        return id & ((1 << FILE_NUMBER_SHIFT) - 1)
 
-    def _lost(self) -> StoreFailed:
+    def _lost_error(self) -> StoreFailed:
         return StoreFailed(f"{self.path} was removed or replaced while it was in use: its contents are lost.")
 
-    def _give_back(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+    def _release_lock(self) -> None:
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
 
     @contextlib.contextmanager
-    def _using(self) -> Iterator[sqlite3.Connection]:
+    def _open_database(self) -> Iterator[sqlite3.Connection]:
         """Yield the open database under the lock; roll back on errors.
 
         Raises `StoreFailed` for disk and SQLite errors, and if the file was removed meanwhile.
         """
-        with self._guard:
+        with self._mutex:
             try:
-                if self._database is not None and self._is_gone():
-                    self._leave()
+                if self._database is not None and self._was_replaced():
+                    self._discard_file()
                 database = self._database or self._open()
                 try:
                     yield database
                 except BaseException:
                     database.rollback()
                     raise
-                if self._is_gone():
-                    self._leave()
-                    raise self._lost()
+                if self._was_replaced():
+                    self._discard_file()
+                    raise self._lost_error()
             except (OSError, sqlite3.Error) as error:
                 if isinstance(error, Busy | NotAllowed | StoreFailed):
                     raise
                 raise StoreFailed(f"{self.path}: {error}") from error
 
     def _open(self) -> sqlite3.Connection:
-        _make(self.path)
+        _create_file(self.path)
         descriptor = os.open(self.path + LOCK_SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,33 +226,33 @@ class LocalStore:
                 f"{self.path} is in use by another producer: give each process a store of its own."
             ) from None
         held = os.fstat(descriptor)
-        opened = (_identity(self.path), (held.st_dev, held.st_ino))
+        opened = (_file_identity(self.path), (held.st_dev, held.st_ino))
         try:
             database = sqlite3.connect(self.path, check_same_thread=False)
             (version,) = database.execute("pragma user_version").fetchone()
-            if version > VERSION:
+            if version > SCHEMA_VERSION:
                 database.close()
                 raise StoreFailed(
                     f"{self.path} was written by a newer version of tfmq: it is of version {version}, this one knows"
-                    f" up to {VERSION}. Start the newer version, or give this one a store of its own."
+                    f" up to {SCHEMA_VERSION}. Start the newer version, or give this one a store of its own."
                 )
             database.execute("pragma journal_mode = wal")
             database.execute("pragma synchronous = full")  # With WAL this fsyncs at every commit.
             database.execute(_TABLE)
             database.execute(_INDEX)
-            if version < VERSION:
-                database.execute(f"pragma user_version = {VERSION}")
+            if version < SCHEMA_VERSION:
+                database.execute(f"pragma user_version = {SCHEMA_VERSION}")
             database.commit()
             self._bytes = database.execute("select coalesce(sum(length(data)), 0) from kept").fetchone()[0]
         except BaseException:
             os.close(descriptor)
             raise
-        self._descriptor, self._database = descriptor, database
-        self._opened = opened
+        self._lock_descriptor, self._database = descriptor, database
+        self._opened_identity = opened
         return database
 
 
-def _make(path: str) -> None:
+def _create_file(path: str) -> None:
     """Create the file and its missing parent folders, and fsync each one's parent folder."""
     folder = os.path.dirname(path)
     missing = [] if os.path.exists(path) else [path]
@@ -265,7 +267,7 @@ def _make(path: str) -> None:
         RealDisk().force_folder(os.path.dirname(each))
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _file_identity(path: str) -> tuple[int, int] | None:
     """Return the device and inode of the file at `path`; None if there is none."""
     try:
         found = os.stat(path)

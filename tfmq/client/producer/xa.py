@@ -10,16 +10,16 @@ from typing import Any
 
 from tfmq.client.operation import Operation
 from tfmq.client.producer.core import ProducerCore
-from tfmq.client.transaction.manager import Transactions, checked_xid
+from tfmq.client.transaction.manager import ProducerTransactions, check_xid
 from tfmq.client.transaction.states import OPEN, PREPARED, READ_ONLY
 from tfmq.client.transaction.transaction import TransactionCore
 from tfmq.errors import TransactionState, UnknownTransaction
 from tfmq.protocol.commands import ForgetTransaction, ListTransactions
 
-RECOVERED = ["prepared", "heuristic_committed", "heuristic_rolled_back"]
+RECOVERABLE_STATES = ["prepared", "heuristic_committed", "heuristic_rolled_back"]
 
 
-def checked_resource(producer: Any, driver: type, face: str) -> Any:
+def check_xa_producer(producer: Any, driver: type, face: str) -> Any:
     """Return `producer`. Raises TypeError if it is not a producer of the API variant `face`."""
     known = isinstance(getattr(producer, "_core", None), ProducerCore)
     if known and isinstance(producer._driver, driver):
@@ -28,29 +28,29 @@ def checked_resource(producer: Any, driver: type, face: str) -> Any:
     raise TypeError(f"{face}.XAResource needs a {face}.Producer, not {kind.__module__}.{kind.__qualname__}.")
 
 
-class Branches:
+class XaBranches:
     """The XA branches started by this producer and not finished.
 
     Others are loaded from the broker.
     """
 
-    def __init__(self, transactions: Transactions) -> None:
+    def __init__(self, transactions: ProducerTransactions) -> None:
         self._transactions = transactions
         self._branches: dict[str, TransactionCore] = {}
 
-    def starting(self, xid: str, timeout: float | None, resume: bool) -> Operation[TransactionCore]:
+    def start(self, xid: str, timeout: float | None, resume: bool) -> Operation[TransactionCore]:
         """Begin a branch, or resume one that was ended here. Raises `UnknownTransaction`."""
         if resume:
-            branch = self._branches.get(checked_xid(xid))
+            branch = self._branches.get(check_xid(xid))
             if branch is None or branch.state != OPEN:
                 raise UnknownTransaction(
                     f"No work in {xid!r} was started here that can be resumed.", outcome="not done"
                 )
             branch.suspended = False
             return branch
-        branch = self._transactions.begin(checked_xid(xid), timeout)
-        yield from branch.beginning()
-        branch.held = True
+        branch = self._transactions.begin(check_xid(xid), timeout)
+        yield from branch.begin()
+        branch.keep_open = True
         self._branches[xid] = branch
         return branch
 
@@ -61,32 +61,32 @@ class Branches:
             raise UnknownTransaction(f"No work in {xid!r} was started here.", outcome="not done")
         branch.suspend()
 
-    def preparing(self, xid: str) -> Operation[str]:
-        branch = yield from self._ended(xid)
-        state = yield from branch.preparing()
+    def prepare(self, xid: str) -> Operation[str]:
+        branch = yield from self._get_ended(xid)
+        state = yield from branch.prepare()
         if state == READ_ONLY:
             self._branches.pop(xid, None)
         return state
 
-    def committing(self, xid: str, one_phase: bool) -> Operation[TransactionCore]:
-        branch = yield from self._ended(xid)
+    def commit(self, xid: str, one_phase: bool) -> Operation[TransactionCore]:
+        branch = yield from self._get_ended(xid)
         if branch.state == OPEN and not one_phase:
             raise TransactionState(
                 f"The branch {xid!r} is not prepared: prepare it first, or give one_phase=True."
             )
         if branch.state == PREPARED and one_phase:
             raise TransactionState(f"The branch {xid!r} is prepared: its commit is not one_phase.")
-        yield from branch.committing()
+        yield from branch.commit()
         self._branches.pop(xid, None)
         return branch
 
-    def rolling_back(self, xid: str) -> Operation[str]:
-        branch = yield from self._ended(xid)
-        state = yield from branch.rolling_back()
+    def roll_back(self, xid: str) -> Operation[str]:
+        branch = yield from self._get_ended(xid)
+        state = yield from branch.roll_back()
         self._branches.pop(xid, None)
         return state
 
-    def recovering(self, group: str | None) -> Operation[list[str]]:
+    def recover(self, group: str | None) -> Operation[list[str]]:
         """Return the xids of prepared and heuristically ended branches, oldest first.
 
         `group`: a producer group; None: all groups.
@@ -94,29 +94,29 @@ class Branches:
         found: list[str] = []
         after, more = 0, True
         while more:
-            asked = ListTransactions(RECOVERED, after, group=group or "")
-            reply = yield from self._transactions.answer(asked)
+            asked = ListTransactions(RECOVERABLE_STATES, after, group=group or "")
+            reply = yield from self._transactions.send_request(asked)
             found += [str(each["xid"]) for each in reply.transactions]
             behind = reply.after or (int(reply.transactions[-1]["epoch"]) if reply.transactions else after)
             more = reply.more and behind > after
             after = behind
         return found
 
-    def forgetting(self, xid: str) -> Operation[bool]:
+    def forget(self, xid: str) -> Operation[bool]:
         """XA forget: discard a heuristic outcome. Return True if there was one."""
-        branch = yield from self._transactions.resuming(xid)
-        reply = yield from self._transactions.answer(ForgetTransaction(xid, branch.ending.epoch))
+        branch = yield from self._transactions.resume(xid)
+        reply = yield from self._transactions.send_request(ForgetTransaction(xid, branch.requests.epoch))
         self._branches.pop(xid, None)
         return bool(reply.forgotten)
 
-    def _ended(self, xid: str) -> Operation[TransactionCore]:
+    def _get_ended(self, xid: str) -> Operation[TransactionCore]:
         """Return the branch, loaded from the broker if it was not started here.
 
         Raises `TransactionState` if its work has not ended.
         """
-        branch = self._branches.get(checked_xid(xid))
+        branch = self._branches.get(check_xid(xid))
         if branch is None:
-            return (yield from self._transactions.resuming(xid))
+            return (yield from self._transactions.resume(xid))
         if branch.state == OPEN and not branch.suspended:
             raise TransactionState(f"Work in the branch {xid!r} has not ended: call end({xid!r}) first.")
         return branch

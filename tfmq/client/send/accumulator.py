@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from tfmq.client.connection.connection import Call, Link
-from tfmq.client.connection.requests import Cluster, Topic
-from tfmq.client.operation import Flag, Operation
-from tfmq.client.send.batch import Batch, DelayedBatch, Delivery, Owner
-from tfmq.client.send.delivery_time import Given, due_of
-from tfmq.client.send.partition_sender import DelayedStream, Identities, Stream
+from tfmq.client.connection.connection import ClientConnection, PendingRequest
+from tfmq.client.connection.requests import MetadataCache, Topic
+from tfmq.client.operation import Event, Operation
+from tfmq.client.send.batch import Batch, DelayedBatch, Delivery, DeliveryOwner
+from tfmq.client.send.delivery_time import StampedDueTime, due_number
+from tfmq.client.send.partition_sender import DelayedSender, PartitionSender, ProducerIds
 from tfmq.client.send.partitioner import PartitionSelector, choose_partition
 from tfmq.client.send.record_encoder import attribute_part
 from tfmq.errors import (
@@ -38,106 +38,114 @@ KEYLESS = Message(None)
 """Stands for any message without a key when a selector chooses for a whole batch."""
 
 
-class Lane:
+class ProducerTopic:
     """A topic of a producer, its metadata if known, and the batches that wait for the metadata."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.topic: Topic | None = None
-        self.known = Flag()
+        self.metadata: Topic | None = None
+        self.known_event = Event()
         self.error: TfmqError | None = None
-        self.asking = False
-        self.waiting: deque[tuple[Batch, Message]] = deque()
+        self.metadata_requested = False
+        self.waiting_batches: deque[tuple[Batch, Message]] = deque()
 
 
-class Lanes:
+class ProducerTopics:
     """All topics that a producer sends to. Runs under the driver's lock."""
 
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
-        self._lanes: dict[str, Lane] = {}
+    def __init__(self, sender: RecordAccumulator) -> None:
+        self._accumulator = sender
+        self._topics: dict[str, ProducerTopic] = {}
 
-    def lane(self, topic: str) -> Lane:
+    def get_or_create(self, topic: str) -> ProducerTopic:
         """Return the entry of the topic; create it if missing."""
-        entry = self._lanes.get(topic)
+        entry = self._topics.get(topic)
         if entry is None:
-            entry = self._lanes[topic] = Lane(topic)
-            entry.topic = self._sender.cluster.topic(topic)
+            entry = self._topics[topic] = ProducerTopic(topic)
+            entry.metadata = self._accumulator.metadata.topic(topic)
         return entry
 
-    def knows(self, topic: str) -> bool:
+    def is_known(self, topic: str) -> bool:
         """Return whether the topic's partitions are known."""
-        return self.lane(topic).topic is not None
+        return self.get_or_create(topic).metadata is not None
 
-    def ask(self, entry: Lane) -> None:
+    def request_metadata(self, entry: ProducerTopic) -> None:
         """Request the topic's metadata. The broker creates the topic if it is configured to.
 
         `entry.known_event` is set when the reply arrives.
         """
-        if entry.asking:
+        if entry.metadata_requested:
             return
-        entry.asking = True
-        call = self._sender.link.call(
-            Metadata([entry.name], True), seconds=self._sender.timeout, unattended=True
+        entry.metadata_requested = True
+        call = self._accumulator.link.send_request(
+            Metadata([entry.name], True), seconds=self._accumulator.timeout, in_background=True
         )
-        call.when_done(lambda done: self._told(entry, done))
+        call.add_done_callback(lambda done: self._metadata_received(entry, done))
 
-    def wait(self, entry: Lane, batch: Batch, message: Message = KEYLESS) -> None:
+    def add_waiting(self, entry: ProducerTopic, batch: Batch, message: Message = KEYLESS) -> None:
         """Hold a batch until the topic is known. `message` then decides its partition."""
-        if not entry.waiting or entry.waiting[-1][0] is not batch:  # A batch can be added twice in a row.
-            entry.waiting.append((batch, message))
-        self.ask(entry)
+        if (
+            not entry.waiting_batches or entry.waiting_batches[-1][0] is not batch
+        ):  # A batch can be added twice in a row.
+            entry.waiting_batches.append((batch, message))
+        self.request_metadata(entry)
 
-    def forget(self, topic: Topic) -> None:
+    def invalidate(self, topic: Topic) -> None:
         """Discard the metadata if it describes this incarnation of the topic."""
-        entry = self._lanes.get(topic.name)
-        if entry is not None and entry.topic is not None and entry.topic.incarnation == topic.incarnation:
-            entry.topic, entry.known = None, Flag()
+        entry = self._topics.get(topic.name)
+        if (
+            entry is not None
+            and entry.metadata is not None
+            and entry.metadata.incarnation == topic.incarnation
+        ):
+            entry.metadata, entry.known_event = None, Event()
 
     def next_time(self) -> float:
         """Return the earliest deadline of a waiting batch."""
-        firsts = (entry.waiting[0][0].deadline for entry in self._lanes.values() if entry.waiting)
+        firsts = (
+            entry.waiting_batches[0][0].deadline for entry in self._topics.values() if entry.waiting_batches
+        )
         return min(firsts, default=float("inf"))
 
     def expire(self, now: float) -> None:
         """Fail the waiting batches whose deadline has passed."""
-        for entry in self._lanes.values():
-            while entry.waiting and entry.waiting[0][0].deadline <= now:
-                batch = entry.waiting.popleft()[0]
-                self._sender.refuse(batch, self._sender.late(batch))
+        for entry in self._topics.values():
+            while entry.waiting_batches and entry.waiting_batches[0][0].deadline <= now:
+                batch = entry.waiting_batches.popleft()[0]
+                self._accumulator.fail_unrouted_batch(batch, self._accumulator.timeout_error(batch))
 
-    def _told(self, entry: Lane, call: Call) -> None:
+    def _metadata_received(self, entry: ProducerTopic, call: PendingRequest) -> None:
         """Store the metadata and send or fail the waiting batches."""
-        entry.asking = False
+        entry.metadata_requested = False
         entry.error = call.error
         if call.error is None:
-            found = self._sender.cluster.learn(call.reply.topics)
-            entry.topic = found[0] if found else None
-            if entry.topic is None:
+            found = self._accumulator.metadata.update(call.reply.topics)
+            entry.metadata = found[0] if found else None
+            if entry.metadata is None:
                 entry.error = UnknownTopic(
                     f"There is no topic {entry.name}, and the broker does not create topics automatically."
                 )
-        if entry.topic is not None:
-            self._release(entry, entry.topic)
+        if entry.metadata is not None:
+            self._send_waiting(entry, entry.metadata)
         elif entry.error is not None:
-            self._fail(entry, entry.error)
-        known = entry.known
-        if entry.topic is None:
-            entry.known = Flag()
-        known.settle()
+            self._fail_waiting(entry, entry.error)
+        known = entry.known_event
+        if entry.metadata is None:
+            entry.known_event = Event()
+        known.complete()
 
-    def _release(self, entry: Lane, topic: Topic) -> None:
-        while entry.waiting:
-            self._sender.route(topic, *entry.waiting.popleft())
-        for batch in self._sender.streams.without_partition(entry.name):
-            self._sender.close_batch(batch)
+    def _send_waiting(self, entry: ProducerTopic, topic: Topic) -> None:
+        while entry.waiting_batches:
+            self._accumulator.route(topic, *entry.waiting_batches.popleft())
+        for batch in self._accumulator.partition_senders.unassigned_batches(entry.name):
+            self._accumulator.close_batch(batch)
 
-    def _fail(self, entry: Lane, error: TfmqError) -> None:
-        waiting, entry.waiting = entry.waiting, deque()
+    def _fail_waiting(self, entry: ProducerTopic, error: TfmqError) -> None:
+        waiting, entry.waiting_batches = entry.waiting_batches, deque()
         for batch, _ in waiting:
-            self._sender.refuse(batch, error)
-        for batch in self._sender.streams.without_partition(entry.name):
-            self._sender.refuse(batch, error)
+            self._accumulator.fail_unrouted_batch(batch, error)
+        for batch in self._accumulator.partition_senders.unassigned_batches(entry.name):
+            self._accumulator.fail_unrouted_batch(batch, error)
 
 
 FAILURES_REMEMBERED = 1000
@@ -145,11 +153,11 @@ FAILURES_REMEMBERED = 1000
 
 Older ones are only counted, so that memory stays bounded without a flush.
 """
-WINDOW_SPARE = 4
+IN_FLIGHT_RESERVE = 4
 """The broker remembers this many more batches for duplicate detection than may be in flight."""
 
 
-class Options(NamedTuple):
+class SendOptions(NamedTuple):
     """How a producer sends; `Producer` documents the fields."""
 
     acks: int | None
@@ -159,15 +167,15 @@ class Options(NamedTuple):
     timeout: float
 
 
-class Times(Protocol):
+class DriverTimers(Protocol):
     """The timer and wake-up functions of a driver."""
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> object: ...
 
-    def attend(self) -> None: ...
+    def wake(self) -> None: ...
 
 
-class Sender:
+class RecordAccumulator:
     """Gathers messages into batches and sends them to their partitions, without I/O.
 
     A message is appended to the open batch of its partition. A batch is closed and sent when it is full, when its
@@ -180,40 +188,42 @@ class Sender:
 
     def __init__(
         self,
-        link: Link,
-        cluster: Cluster,
-        times: Times,
-        owner: Owner,
-        options: Options,
+        link: ClientConnection,
+        cluster: MetadataCache,
+        times: DriverTimers,
+        owner: DeliveryOwner,
+        options: SendOptions,
         selector: PartitionSelector,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.link = link
-        self.cluster = cluster
+        self.metadata = cluster
         self.options = options
         self.timeout = options.timeout
-        self.identities = Identities(link)
+        self.producer_ids = ProducerIds(link)
         self.outstanding: dict[Batch, None] = {}
         """Every batch that is not acked or failed, oldest first."""
         self.failures: deque[Batch] = deque(maxlen=FAILURES_REMEMBERED)
         self.used_bytes = 0
-        self.lost = self.sent_messages = self.sent_batches = self.sent_bytes = self.failed_messages = 0
-        self._times = times
+        self.lost_messages = self.sent_messages = self.sent_batches = self.sent_bytes = (
+            self.failed_messages
+        ) = 0
+        self._timers = times
         self._owner = owner
         self.selector = selector
         self._wall_clock = wall_clock
-        self.lanes = Lanes(self)
-        self.streams = Streams(self)
-        self.shared = self.streams.shared(False)
+        self.topics = ProducerTopics(self)
+        self.partition_senders = PartitionSenders(self)
+        self.shared_batches = self.partition_senders.shared_batches(False)
         """Open batches, by topic, that accept any message without a key.
 
         The fast path of `send` appends to them.
         """
         self._lingering: deque[Batch] = deque()
-        self._hurried: list[Batch] = []
-        self._room: Flag | None = None
+        self._expedited: list[Batch] = []
+        self._room_event: Event | None = None
 
-        self.overhead_bytes = self._make("", -1, remember=False).overhead_bytes
+        self.overhead_bytes = self._create_batch("", -1, remember=False).overhead_bytes
         """Bytes that a record without key, tag and properties adds to its payload."""
 
     # Used by partition senders
@@ -223,17 +233,17 @@ class Sender:
 
     @property
     def acks(self) -> int:
-        return self.link.acks if self.options.acks is None else self.options.acks
+        return self.link.default_acks if self.options.acks is None else self.options.acks
 
     @property
-    def window(self) -> int:
+    def in_flight_limit(self) -> int:
         """How many batches of one partition may be in flight."""
-        return max(1, self.link.limits["batches_remembered"] - WINDOW_SPARE)
+        return max(1, self.link.limits["batches_remembered"] - IN_FLIGHT_RESERVE)
 
-    def later(self, seconds: float, function: Callable[[], None]) -> None:
-        self._times.call_later(seconds, function)
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        self._timers.call_later(seconds, function)
 
-    def late(self, batch: Batch) -> TfmqError:
+    def timeout_error(self, batch: Batch) -> TfmqError:
         """Return the error for a batch that was not acked before its deadline."""
         outcome = UNKNOWN if batch.attempts else NOT_DONE
         if self.link.state != "ready" and self.link.last_error is not None:
@@ -245,66 +255,66 @@ class Sender:
             outcome=outcome,
         )
 
-    def stored(self, batch: Batch, positions: Sequence[tuple[int, int]], durability: int) -> None:
+    def complete_batch(self, batch: Batch, positions: Sequence[tuple[int, int]], durability: int) -> None:
         """Complete a batch that the broker has stored. Ignored if the batch is already done."""
         if batch.done:
             return
         self.sent_messages += batch.count
         self.sent_batches += 1
         self.sent_bytes += batch.size_bytes
-        self._settled(batch)
-        batch.stored(positions, durability)
+        self._remove_outstanding(batch)
+        batch.set_stored(positions, durability)
 
-    def fail(self, batch: Batch, error: TfmqError) -> None:
+    def fail_batch(self, batch: Batch, error: TfmqError) -> None:
         """Complete a batch with an error. Ignored if the batch is already done."""
         if batch.done:
             return
         self.failed_messages += batch.count
-        self._settled(batch)
+        self._remove_outstanding(batch)
         self.failures.append(batch)
-        batch.failed(error)
+        batch.set_failed(error)
 
-    def drop(self, stream: Stream, moving: Sequence[Batch] = ()) -> None:
+    def remove_partition(self, stream: PartitionSender, moving: Sequence[Batch] = ()) -> None:
         """Remove the sender of a partition of a deleted topic.
 
         The next send requests the metadata again.
 
         The batches in `moving`, of which nothing is stored, are rerouted first.
         """
-        self.streams.drop(stream)
-        self.forget(stream.topic)
-        stream.release(moving)
-        if stream.open is not None:
-            self.close_batch(stream.open)
+        self.partition_senders.remove(stream)
+        self.invalidate_topic(stream.topic)
+        stream.start_replacement(moving)
+        if stream.open_batch is not None:
+            self.close_batch(stream.open_batch)
 
-    def move(self, batch: Batch, gone: Topic) -> None:
+    def reroute_batch(self, batch: Batch, gone: Topic) -> None:
         """Reroute a batch, of which nothing was stored, from a deleted topic to the re-created one."""
-        batch.unnumber()
-        batch.attempts, batch.bounced, batch.moved_from = 0, None, len(gone.partitions)
-        entry = self.lanes.lane(batch.topic)
-        if entry.topic is None:
-            self.lanes.wait(entry, batch)
+        batch.clear_sequence()
+        batch.attempts, batch.last_error, batch.rerouted_from_partitions = 0, None, len(gone.partitions)
+        entry = self.topics.get_or_create(batch.topic)
+        if entry.metadata is None:
+            self.topics.add_waiting(entry, batch)
         else:
-            self.route(entry.topic, batch, KEYLESS)
+            self.route(entry.metadata, batch, KEYLESS)
 
-    def forget(self, topic: Topic) -> None:
+    def invalidate_topic(self, topic: Topic) -> None:
         """Discard the metadata of this incarnation of the topic."""
-        self.cluster.forget(topic.name)
-        self.lanes.forget(topic)
+        self.metadata.invalidate(topic.name)
+        self.topics.invalidate(topic)
 
     def close_batch(self, batch: Batch) -> None:
         """Close an open batch and queue it for sending."""
         if not batch.is_open:
             return
         self._close(batch)
-        buffer = self.streams.find(batch)
-        if buffer is not None and buffer.open is batch:
-            buffer.open = None
+        buffer = self.partition_senders.find_buffer(batch)
+        if buffer is not None and buffer.open_batch is batch:
+            buffer.open_batch = None
         self._enqueue(batch)
 
     def _close(self, batch: Batch) -> None:
         batch.close(self.options.batch_bytes)
-        shared = self.streams.shared(isinstance(batch, DelayedBatch))
+        shared = self.partition_senders.shared_batches(isinstance(batch, DelayedBatch))
         if shared.get(batch.topic) is batch:
             del shared[batch.topic]
 
@@ -313,11 +323,11 @@ class Sender:
     def has_room(self) -> bool:
         return self.used_bytes < self.options.buffer_bytes
 
-    def room(self) -> Flag:
+    def room_event(self) -> Event:
         """Return the event that is set when the next batch completes."""
-        if self._room is None:
-            self._room = Flag()
-        return self._room
+        if self._room_event is None:
+            self._room_event = Event()
+        return self._room_event
 
     def append(
         self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
@@ -328,123 +338,125 @@ class Sender:
         None: now. Raises `MessageTooLarge`, `UnknownPartition`, and errors of the partition selector.
         """
         self.check_size(0 if payload is None else len(payload))
-        part = self.part(message)
-        due = due_of(message.delay, message.deliver_at)
-        entry = self.lanes.lane(topic)
-        batch = self._target(entry, message, due is not None)
+        part = self.encode_attribute_part(message)
+        due = due_number(message.delay, message.deliver_at)
+        entry = self.topics.get_or_create(topic)
+        batch = self._open_batch_for(entry, message, due is not None)
         size = (0 if payload is None else len(payload)) + batch.overhead_bytes + len(part or b"")
-        if size > batch.room and batch.payloads:
+        if size > batch.room_bytes and batch.payloads:
             self.close_batch(batch)
-            batch = self._target(entry, message, due is not None)
+            batch = self._open_batch_for(entry, message, due is not None)
         index = batch.add(payload, part, message.tag)
         if due is not None and isinstance(batch, DelayedBatch):
-            batch.dues.add(Given(due, self.now() if called_at is None else called_at))
-        if batch.is_open and (batch.room <= 0 or batch.leaves_at <= 0):
+            batch.due_times.add(StampedDueTime(due, self.now() if called_at is None else called_at))
+        if batch.is_open and (batch.room_bytes <= 0 or batch.closes_at <= 0):
             self.close_batch(batch)
         elif batch.is_open and not self.options.linger_seconds:
-            self._go(batch)
+            self._close_if_idle(batch)
         return Delivery((batch, index))
 
     def append_many(
-        self, topic: str, payloads: list[bytes], size_bytes: int, given: Given | None = None
+        self, topic: str, payloads: list[bytes], size_bytes: int, given: StampedDueTime | None = None
     ) -> Batch:
         """Make one closed batch of `payloads`: all without a key and with the same due time.
 
         Takes ownership of the list. The batch waits until the topic is known. Raises `MessageTooLarge`.
         """
         self.check_size(max(map(len, payloads)))
-        entry, delayed = self.lanes.lane(topic), given is not None
-        before = self.streams.shared(delayed).get(topic)
+        entry, delayed = self.topics.get_or_create(topic), given is not None
+        before = self.partition_senders.shared_batches(delayed).get(topic)
         if before is not None:
             self.close_batch(before)
         partition = -1
-        if entry.topic is not None:
-            partition = choose_partition(self.selector, entry.topic, KEYLESS)
-            buffer = self.streams.entrance(entry.topic, partition, delayed)
-            if buffer.open is not None:
-                self.close_batch(buffer.open)
-        batch = self._make(topic, partition, delayed)
+        if entry.metadata is not None:
+            partition = choose_partition(self.selector, entry.metadata, KEYLESS)
+            buffer = self.partition_senders.buffer_for(entry.metadata, partition, delayed)
+            if buffer.open_batch is not None:
+                self.close_batch(buffer.open_batch)
+        batch = self._create_batch(topic, partition, delayed)
         batch.payloads = payloads
         if given is not None and isinstance(batch, DelayedBatch):
-            batch.dues.add(given, len(payloads))
-        batch.room -= size_bytes + len(payloads) * batch.overhead_bytes
+            batch.due_times.add(given, len(payloads))
+        batch.room_bytes -= size_bytes + len(payloads) * batch.overhead_bytes
         batch.close(self.options.batch_bytes)
         self._enqueue(batch)
         return batch
 
-    def hurry(self, batches: Iterable[Batch], at_once: bool = True) -> None:
+    def expedite(self, batches: Iterable[Batch], at_once: bool = True) -> None:
         """Close `batches` as soon as their partition senders are idle: a caller waits for them.
 
         `at_once=False`: at the next tick, so that further messages can be added to them.
         """
         for batch in batches:
-            if batch.is_open and not batch.urgent:
-                batch.urgent = True
+            if batch.is_open and not batch.is_urgent:
+                batch.is_urgent = True
                 if at_once:
-                    self._go(batch)
+                    self._close_if_idle(batch)
                 else:
-                    self._hurried.append(batch)
+                    self._expedited.append(batch)
 
-    def flush(self) -> list[Batch]:
+    def close_open_batches(self) -> list[Batch]:
         """Close every open batch. Return all batches that are not done."""
         for batch in [each for each in self.outstanding if each.is_open]:
             self.close_batch(batch)
         return list(self.outstanding)
 
-    def take_failures(self) -> list[Delivery]:
+    def pop_failures(self) -> list[Delivery]:
         """Return the failed deliveries that no caller has inspected. Each is returned once."""
-        found = [delivery for batch in self.failures for delivery in batch.unseen()]
+        found = [delivery for batch in self.failures for delivery in batch.unseen_failures()]
         self.failures.clear()
         return found
 
-    def abandon(self, error: TfmqError) -> int:
+    def fail_outstanding(self, error: TfmqError) -> int:
         """Fail all batches that are not done. Return their number of messages."""
         count = 0
         for batch in list(self.outstanding):
             count += batch.count or len(batch.payloads)
             batch.count = batch.count or len(batch.payloads)
-            self.fail(batch, type(error)(error.sentence, outcome=UNKNOWN if batch.attempts else NOT_DONE))
+            self.fail_batch(
+                batch, type(error)(error.sentence, outcome=UNKNOWN if batch.attempts else NOT_DONE)
+            )
         return count
 
-    def orphan(self) -> None:
+    def abandon_after_fork(self) -> None:
         """In a forked child: fail all batches without callbacks. The parent process sends them."""
         for batch in list(self.outstanding):
             batch.callbacks, batch.user_callbacks = [], None
-            batch.failed(
+            batch.set_failed(
                 Abandoned("The message belongs to the parent process, which sends it.", outcome=UNKNOWN)
             )
 
     # A ticker of the driver
 
     def next_time(self) -> float:
-        if self._hurried:
+        if self._expedited:
             return 0.0
         lingering = self._lingering
         while lingering and not lingering[0].is_open:
             lingering.popleft()
-        soonest = lingering[0].leaves_at if lingering else float("inf")
+        soonest = lingering[0].closes_at if lingering else float("inf")
         if len(self.outstanding) > len(lingering):
-            soonest = min(soonest, self.streams.next_time(), self.lanes.next_time())
+            soonest = min(soonest, self.partition_senders.next_time(), self.topics.next_time())
         return soonest
 
     def tick(self) -> None:
         now = self.now()
-        hurried, self._hurried = self._hurried, []
+        hurried, self._expedited = self._expedited, []
         for batch in hurried:
-            self._go(batch)
-        while self._lingering and (not self._lingering[0].is_open or self._lingering[0].leaves_at <= now):
+            self._close_if_idle(batch)
+        while self._lingering and (not self._lingering[0].is_open or self._lingering[0].closes_at <= now):
             self.close_batch(self._lingering.popleft())
-        self.lanes.expire(now)
-        self.streams.tick(now)
+        self.topics.expire(now)
+        self.partition_senders.tick(now)
 
     # Internal
 
-    def _go(self, batch: Batch) -> None:
+    def _close_if_idle(self, batch: Batch) -> None:
         """Close an urgent batch if its partition sender is idle.
 
         Otherwise it is closed when the batches in flight are answered.
         """
-        buffer = self.streams.find(batch)
+        buffer = self.partition_senders.find_buffer(batch)
         if buffer is None or buffer.idle:
             self.close_batch(batch)
 
@@ -459,42 +471,46 @@ class Sender:
                 " limits.message_bytes there."
             )
 
-    def part(self, message: Message) -> bytes | None:
+    def encode_attribute_part(self, message: Message) -> bytes | None:
         """Return the attribute bytes of the message; None if the batch's shared ones are sufficient."""
         if message.key is None and not message.tag and not message.properties:
             return None
         born_ms = int(self._wall_clock() * 1000)
         return attribute_part(encode_attribute(born_ms, message.key, message.tag, message.properties))  # type: ignore[arg-type]
 
-    def _target(self, entry: Lane, message: Message, delayed: bool) -> Batch:
+    def _open_batch_for(self, entry: ProducerTopic, message: Message, delayed: bool) -> Batch:
         """Return the open batch for `message`; create one if there is none."""
-        topic, all_shared = entry.topic, self.streams.shared(delayed)
+        topic, all_shared = entry.metadata, self.partition_senders.shared_batches(delayed)
         any_partition = message.partition is None and message.key is None and self.selector.per_batch
         if any_partition:
             shared = all_shared.get(entry.name)
             if shared is not None and shared.is_open:
                 return shared
         if topic is None:
-            self.lanes.ask(entry)
-            batch = self._make(entry.name, -1, delayed)
+            self.topics.request_metadata(entry)
+            batch = self._create_batch(entry.name, -1, delayed)
             if any_partition:
                 all_shared[entry.name] = batch
                 self._lingering.append(batch)
             else:  # Its partition is chosen when the topic is known, so the message gets a batch of its own.
-                batch.leaves_at = 0.0
-                self.lanes.wait(entry, batch, message)
+                batch.closes_at = 0.0
+                self.topics.add_waiting(entry, batch, message)
             return batch
-        buffer = self.streams.entrance(topic, choose_partition(self.selector, topic, message), delayed)
-        if buffer.open is None:
-            buffer.open = self._make(entry.name, buffer.partition, delayed)
-            self._lingering.append(buffer.open)
-            if self.cluster.stale(entry.name) and not entry.asking:
-                self.lanes.ask(entry)
+        buffer = self.partition_senders.buffer_for(
+            topic, choose_partition(self.selector, topic, message), delayed
+        )
+        if buffer.open_batch is None:
+            buffer.open_batch = self._create_batch(entry.name, buffer.partition, delayed)
+            self._lingering.append(buffer.open_batch)
+            if self.metadata.is_stale(entry.name) and not entry.metadata_requested:
+                self.topics.request_metadata(entry)
         if any_partition:
-            all_shared[entry.name] = buffer.open
-        return buffer.open
+            all_shared[entry.name] = buffer.open_batch
+        return buffer.open_batch
 
-    def _make(self, topic: str, partition: int, delayed: bool = False, remember: bool = True) -> Batch:
+    def _create_batch(
+        self, topic: str, partition: int, delayed: bool = False, remember: bool = True
+    ) -> Batch:
         born_ms = int(self._wall_clock() * 1000)
         leaves_at = self.now() + self.options.linger_seconds
         kind = DelayedBatch if delayed else Batch
@@ -507,11 +523,11 @@ class Sender:
     def _enqueue(self, batch: Batch) -> None:
         """Queue a closed batch at its partition sender, or until its topic is known."""
         self.used_bytes += batch.size_bytes
-        entry = self.lanes.lane(batch.topic)
-        if entry.topic is None:
-            self.lanes.wait(entry, batch)
+        entry = self.topics.get_or_create(batch.topic)
+        if entry.metadata is None:
+            self.topics.add_waiting(entry, batch)
         else:
-            self.route(entry.topic, batch, KEYLESS)
+            self.route(entry.metadata, batch, KEYLESS)
 
     def route(self, topic: Topic, batch: Batch, message: Message) -> None:
         """Queue a closed batch at its partition sender.
@@ -522,7 +538,7 @@ class Sender:
             partition = batch.partition
             if partition < 0:
                 partition = choose_partition(self.selector, topic, message)
-            if batch.moved_from not in (0, len(topic.partitions)):
+            if batch.rerouted_from_partitions not in (0, len(topic.partitions)):
                 raise UnknownTopic(
                     f"The topic {topic.name} was deleted and re-created with another number of partitions: the"
                     " messages in flight are not stored. Send them again.",
@@ -531,63 +547,63 @@ class Sender:
             if partition >= len(topic.partitions):
                 raise UnknownPartition(f"{topic.name} has only {len(topic.partitions)} partitions now.")
         except TfmqError as error:
-            self.fail(batch, error)
+            self.fail_batch(batch, error)
             return
-        batch.place(topic, partition)
-        self.streams.entrance(topic, partition, isinstance(batch, DelayedBatch)).push(batch)
+        batch.set_partition(topic, partition)
+        self.partition_senders.buffer_for(topic, partition, isinstance(batch, DelayedBatch)).push(batch)
 
-    def refuse(self, batch: Batch, error: TfmqError) -> None:
+    def fail_unrouted_batch(self, batch: Batch, error: TfmqError) -> None:
         """Fail a batch, open or closed, that has no partition sender yet."""
         if batch.is_open:
             self._close(batch)
             self.used_bytes += batch.size_bytes
-        self.fail(batch, error)
+        self.fail_batch(batch, error)
 
-    def _settled(self, batch: Batch) -> None:
+    def _remove_outstanding(self, batch: Batch) -> None:
         """Release the memory accounting of a batch and wake callers that wait for buffer space."""
         if self.outstanding.pop(batch, self) is None:
             self.used_bytes -= batch.size_bytes
-        if self._room is not None:
-            room, self._room = self._room, None
-            room.settle()
+        if self._room_event is not None:
+            room, self._room_event = self._room_event, None
+            room.complete()
 
 
 class ProducerContext(Protocol):
     """The part of a producer that transactions and the store-and-forward queue use."""
 
-    link: Link
-    sender: Sender
-    options: Options
+    link: ClientConnection
+    accumulator: RecordAccumulator
+    options: SendOptions
     driver: Any
     owner: Any
     group: str | None
     hooks: tuple[Any, ...]
-    plain: bool
+    has_fast_path: bool
     wall_clock: Callable[[], float]
 
     def check_open(self) -> None:
         """Raises `Closed` after the producer was closed."""
         ...
 
-    def message(self, topic: str, payload: Any, *args: Any, **options: Any) -> Message: ...
+    def make_message(self, topic: str, payload: Any, *args: Any, **options: Any) -> Message: ...
 
-    def checked(self, topic: str, message: Message) -> Message: ...
+    def prepare_message(self, topic: str, message: Message) -> Message: ...
 
-    def payload(self, topic: str, message: Message) -> bytes | None: ...
+    def encode_payload(self, topic: str, message: Message) -> bytes | None: ...
 
-    def hook(self, topic: str, message: Message, delivery: Delivery) -> None: ...
+    def add_hook_callback(self, topic: str, message: Message, delivery: Delivery) -> None: ...
 
-    def knowing(self, topic: str) -> Operation[None]:
+    def wait_for_topic(self, topic: str) -> Operation[None]:
         """Wait for the metadata of `topic`."""
         ...
 
 
-class Entrance(Protocol):
+class PartitionBuffer(Protocol):
     """Collects batches for one partition: its sender, or its buffer in the delayed sender."""
 
     topic: Topic
     partition: int
-    open: Batch | None
+    open_batch: Batch | None
 
     @property
     def idle(self) -> bool: ...
@@ -595,60 +611,60 @@ class Entrance(Protocol):
     def push(self, batch: Batch) -> None: ...
 
 
-class Streams:
+class PartitionSenders:
     """The partition senders of one producer, and its sender for delayed messages.
 
     Runs under the driver's lock.
     """
 
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
-        self.plain: dict[tuple[str, int], Stream] = {}
-        self.delayed = DelayedStream(sender)
-        self._shared: tuple[dict[str, Batch], dict[str, Batch]] = ({}, {})
+    def __init__(self, sender: RecordAccumulator) -> None:
+        self._accumulator = sender
+        self.by_partition: dict[tuple[str, int], PartitionSender] = {}
+        self.delayed_sender = DelayedSender(sender)
+        self._shared_batches: tuple[dict[str, Batch], dict[str, Batch]] = ({}, {})
 
-    def __iter__(self) -> Iterator[Stream]:
-        return iter((*self.plain.values(), self.delayed))
+    def __iter__(self) -> Iterator[PartitionSender]:
+        return iter((*self.by_partition.values(), self.delayed_sender))
 
-    def shared(self, delayed: bool) -> dict[str, Batch]:
+    def shared_batches(self, delayed: bool) -> dict[str, Batch]:
         """Return the open batches, by topic, that accept any message without a key."""
-        return self._shared[delayed]
+        return self._shared_batches[delayed]
 
-    def without_partition(self, topic: str) -> list[Batch]:
+    def unassigned_batches(self, topic: str) -> list[Batch]:
         """Return the open batches of a topic whose partitions are not known yet."""
-        found = [shared.get(topic) for shared in self._shared]
+        found = [shared.get(topic) for shared in self._shared_batches]
         return [batch for batch in found if batch is not None and batch.partition < 0]
 
-    def entrance(self, topic: Topic, partition: int, delayed: bool) -> Entrance:
+    def buffer_for(self, topic: Topic, partition: int, delayed: bool) -> PartitionBuffer:
         """Return the buffer of a partition of this incarnation of the topic; create it if missing."""
         if delayed:
-            return self.delayed.door(topic, partition)
+            return self.delayed_sender.buffer_for(topic, partition)
         key = (topic.name, partition)
-        stream = self.plain.get(key)
+        stream = self.by_partition.get(key)
         if stream is None or stream.topic.incarnation != topic.incarnation:
             before = stream
-            if before is not None and before.open is not None:
-                open_batch, before.open = before.open, None
+            if before is not None and before.open_batch is not None:
+                open_batch, before.open_batch = before.open_batch, None
                 # Closing the batch may create the sender that was asked for.
-                self._sender.close_batch(open_batch)
-                return self.entrance(topic, partition, delayed)
-            stream = self.plain[key] = Stream(self._sender, topic, partition)
+                self._accumulator.close_batch(open_batch)
+                return self.buffer_for(topic, partition, delayed)
+            stream = self.by_partition[key] = PartitionSender(self._accumulator, topic, partition)
             if before is not None and (not before.idle or before.state == "held"):
-                before.hold(stream)
+                before.block_replacement(stream)
         return stream
 
-    def find(self, batch: Batch) -> Entrance | None:
+    def find_buffer(self, batch: Batch) -> PartitionBuffer | None:
         """Return the buffer in which `batch` gathers messages; None if its partition is not chosen."""
         key = (batch.topic, batch.partition)
         if isinstance(batch, DelayedBatch):
-            return self.delayed.doors.get(key)
-        return self.plain.get(key)
+            return self.delayed_sender.buffers.get(key)
+        return self.by_partition.get(key)
 
-    def drop(self, stream: Stream) -> None:
+    def remove(self, stream: PartitionSender) -> None:
         """Remove the sender of a partition that was deleted."""
         key = (stream.topic.name, stream.partition)
-        if self.plain.get(key) is stream:
-            del self.plain[key]
+        if self.by_partition.get(key) is stream:
+            del self.by_partition[key]
 
     def next_time(self) -> float:
         """Return the earliest deadline of a queued batch."""

@@ -13,14 +13,20 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from journal.record.format import FLAG_TOMBSTONE, HEADER_SIZE, tag_flag
-from tfmq.client.operation import Waitable
-from tfmq.client.send.delivery_time import Dues
-from tfmq.client.send.record_encoder import Encoded, attribute_part, encode, encode_each, readdress
+from tfmq.client.operation import Future
+from tfmq.client.send.delivery_time import DueTimes
+from tfmq.client.send.record_encoder import (
+    EncodedRecords,
+    attribute_part,
+    encode_each,
+    encode_shared,
+    rewrite_ids,
+)
 from tfmq.errors import TfmqError
 from tfmq.ids import pack_id
 from tfmq.message import SendResult, encode_attribute
 from tfmq.protocol.commands import DUE_MAX, DURABILITY
-from tfmq.protocol.delayed_handle import Handles, read_dues
+from tfmq.protocol.delayed_handle import Handles, decode_due_times
 
 if TYPE_CHECKING:
     from tfmq.client.connection.requests import Topic
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
     from tfmq.protocol.schema import TransactionDelayed
 
 
-class Owner(Protocol):
+class DeliveryOwner(Protocol):
     """The part of a producer that delivery handles use."""
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
@@ -37,17 +43,18 @@ class Owner(Protocol):
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]: ...
 
-    def call_back(self, callback: Callable[[], object]) -> None:
+    def schedule_callback(self, callback: Callable[[], object]) -> None:
         """Schedule `callback` to run outside of every lock."""
         ...
 
 
-class Batch(Waitable):
+class Batch(Future):
     """Messages for one partition that are sent together. `partition` -1: not chosen yet."""
 
     __slots__ = (
         "attempts",
-        "bounced",
+        "attribute_parts",
+        "closes_at",
         "count",
         "deadline",
         "durability",
@@ -55,58 +62,57 @@ class Batch(Waitable):
         "error",
         "flags",
         "is_open",
-        "leaves_at",
-        "looked_at",
-        "moved_from",
+        "is_urgent",
+        "last_error",
         "overhead_bytes",
         "owner",
-        "part",
         "partition",
-        "parts",
         "payloads",
         "positions",
         "producer_id",
-        "room",
+        "rerouted_from_partitions",
+        "room_bytes",
+        "seen_indexes",
         "sequence",
+        "shared_attribute",
         "size_bytes",
         "topic",
-        "urgent",
         "user_callbacks",
     )
 
     def __init__(
-        self, owner: Owner, topic: str, partition: int, room: int, born_ms: int, leaves_at: float
+        self, owner: DeliveryOwner, topic: str, partition: int, room: int, born_ms: int, leaves_at: float
     ) -> None:
         super().__init__()
         self.owner = owner
         self.topic = topic
         self.partition = partition
-        self.room = room
+        self.room_bytes = room
         """Bytes that can still be added."""
         self.size_bytes = 0
-        self.leaves_at = leaves_at
+        self.closes_at = leaves_at
         """When the batch is closed at the latest."""
         self.deadline = float("inf")
         """When the batch fails."""
-        self.part = attribute_part(encode_attribute(born_ms))
-        self.overhead_bytes = HEADER_SIZE + len(self.part)
+        self.shared_attribute = attribute_part(encode_attribute(born_ms))
+        self.overhead_bytes = HEADER_SIZE + len(self.shared_attribute)
         """Bytes that a record without key, tag and properties adds to its payload."""
         self.payloads: list[bytes] = []
-        self.parts: list[bytes] | None = None
+        self.attribute_parts: list[bytes] | None = None
         self.flags: list[int] | None = None
         self.is_open = True
-        self.urgent = False
+        self.is_urgent = False
         self.count = 0
         self.producer_id = self.sequence = 0
-        self.encoded: Encoded | None = None
+        self.encoded: EncodedRecords | None = None
         self.attempts = 0
-        self.bounced: TfmqError | None = None
-        self.moved_from = 0
+        self.last_error: TfmqError | None = None
+        self.rerouted_from_partitions = 0
         """Number of partitions of the deleted topic that the batch was rerouted from; else 0."""
         self.error: TfmqError | None = None
         self.positions: Sequence[tuple[int, int]] = ()
         self.durability = ""
-        self.looked_at: set[int] | None = None
+        self.seen_indexes: set[int] | None = None
         self.user_callbacks: list[Callable[[Batch], object]] | None = None
 
     # While the batch is open
@@ -118,47 +124,50 @@ class Batch(Waitable):
         if payload is None:
             flag |= FLAG_TOMBSTONE
             payload = b""
-        if (part is not None or flag) and self.parts is None:
-            self.parts = [self.part] * index
+        if (part is not None or flag) and self.attribute_parts is None:
+            self.attribute_parts = [self.shared_attribute] * index
             self.flags = [0] * index
-        if self.parts is not None and self.flags is not None:
-            self.parts += [self.part] * (index - len(self.parts))
+        if self.attribute_parts is not None and self.flags is not None:
+            self.attribute_parts += [self.shared_attribute] * (index - len(self.attribute_parts))
             self.flags += [0] * (index - len(self.flags))
-            self.parts.append(self.part if part is None else part)
+            self.attribute_parts.append(self.shared_attribute if part is None else part)
             self.flags.append(flag)
         self.payloads.append(payload)
-        self.room -= len(payload) + HEADER_SIZE + len(self.part if part is None else part)
+        self.room_bytes -= len(payload) + HEADER_SIZE + len(self.shared_attribute if part is None else part)
         return index
 
     def close(self, full_room: int) -> None:
         """Close the batch for further messages. `full_room` is its initial capacity in bytes."""
         self.is_open = False
         self.count = len(self.payloads)
-        self.size_bytes = full_room - self.room
-        self.room = 0
+        self.size_bytes = full_room - self.room_bytes
+        self.room_bytes = 0
 
     # While the batch is being sent
 
-    def place(self, topic: Topic, partition: int) -> None:
+    def set_partition(self, topic: Topic, partition: int) -> None:
         """Set the partition that the batch is sent to."""
         self.partition = partition
 
-    def number(self, producer_id: int, sequence: int) -> Encoded:
+    def assign_sequence(self, producer_id: int, sequence: int) -> EncodedRecords:
         """Assign the producer sequence. Encode the records, or change the ids of encoded records."""
         if self.encoded is not None:
             if (self.producer_id, self.sequence) != (producer_id, sequence):
-                self.encoded = readdress(self.encoded, producer_id, sequence)
-        elif self.parts is None or self.flags is None:
-            self.encoded = encode(self.payloads, self.part, producer_id, sequence)
+                self.encoded = rewrite_ids(self.encoded, producer_id, sequence)
+        elif self.attribute_parts is None or self.flags is None:
+            self.encoded = encode_shared(self.payloads, self.shared_attribute, producer_id, sequence)
         else:
-            missing = len(self.payloads) - len(self.parts)
-            parts, flags = self.parts + [self.part] * missing, self.flags + [0] * missing
+            missing = len(self.payloads) - len(self.attribute_parts)
+            parts, flags = (
+                self.attribute_parts + [self.shared_attribute] * missing,
+                self.flags + [0] * missing,
+            )
             self.encoded = encode_each(self.payloads, parts, flags, producer_id, sequence)
         self.producer_id, self.sequence = producer_id, sequence
-        self.payloads, self.parts, self.flags = [], None, None
+        self.payloads, self.attribute_parts, self.flags = [], None, None
         return self.encoded
 
-    def unnumber(self) -> None:
+    def clear_sequence(self) -> None:
         """Clear the producer sequence; `assign_sequence` sets the next one."""
         self.producer_id = 0
 
@@ -166,28 +175,28 @@ class Batch(Waitable):
     def last_sequence(self) -> int:
         return self.sequence + self.count - 1
 
-    def stored(self, positions: Sequence[tuple[int, int]], durability: int) -> None:
+    def set_stored(self, positions: Sequence[tuple[int, int]], durability: int) -> None:
         """Complete the batch as stored. `positions` may be () where they are unknown."""
         self.positions = positions
         self.durability = DURABILITY[durability]
-        self._finish()
+        self._complete()
 
-    def failed(self, error: TfmqError) -> None:
+    def set_failed(self, error: TfmqError) -> None:
         """Complete the batch with an error."""
         self.error = error
-        self._finish()
+        self._complete()
 
-    def _finish(self) -> None:
+    def _complete(self) -> None:
         if self.done:
             return
-        self.payloads, self.parts, self.flags = [], None, None
+        self.payloads, self.attribute_parts, self.flags = [], None, None
         if self.encoded is not None:
             self.encoded = self.encoded._replace(data=bytearray(), blocks=[])
         self.is_open = False
-        self.settle()
+        self.complete()
         if self.user_callbacks:
             for callback in self.user_callbacks:
-                self.owner.call_back(_Bound(callback, self))
+                self.owner.schedule_callback(_BoundCallback(callback, self))
             self.user_callbacks = None
 
     # Results
@@ -203,7 +212,7 @@ class Batch(Waitable):
     def result_of(self, index: int, count: int = 1) -> SendResult:
         """Return the result of `count` messages from `index` on. Raises the error of the batch."""
         if self.error is not None:
-            self.look(index, count)
+            self.mark_seen(index, count)
             raise self.error
         message_id = pack_id(self.producer_id, self.sequence + index)
         return SendResult(
@@ -214,30 +223,30 @@ class Batch(Waitable):
         """Return one result for `count` messages sent together. Raises as `result_of`."""
         return self.result_of(first, count)
 
-    def look(self, index: int, count: int) -> None:
+    def mark_seen(self, index: int, count: int) -> None:
         """Record that the caller has seen the outcome of these messages."""
-        if self.looked_at is None:
-            self.looked_at = set()
-        self.looked_at.update(range(index, index + count))
+        if self.seen_indexes is None:
+            self.seen_indexes = set()
+        self.seen_indexes.update(range(index, index + count))
 
-    def unseen(self) -> list[Delivery]:
+    def unseen_failures(self) -> list[Delivery]:
         """Return the deliveries of a failed batch whose outcome no caller has seen."""
         if self.error is None:
             return []
-        seen = self.looked_at or ()
+        seen = self.seen_indexes or ()
         return [Delivery((self, index)) for index in range(self.count) if index not in seen]
 
-    def when_finished(self, callback: Callable[[Batch], object]) -> None:
+    def add_user_callback(self, callback: Callable[[Batch], object]) -> None:
         """Run `callback(self)` outside of every lock once the batch is done."""
         if self.done:
-            self.owner.call_back(_Bound(callback, self))
+            self.owner.schedule_callback(_BoundCallback(callback, self))
         elif self.user_callbacks is None:
             self.user_callbacks = [callback]
         else:
             self.user_callbacks.append(callback)
 
 
-class _Bound:
+class _BoundCallback:
     """A callback with its argument."""
 
     __slots__ = ("argument", "callback")
@@ -278,7 +287,7 @@ class Delivery(tuple[Batch, int]):
         """Return the error, or None if there is none so far. Marks the outcome as seen."""
         batch, index = self
         if batch.error is not None:
-            batch.look(index, 1)
+            batch.mark_seen(index, 1)
         return batch.error
 
     def peek(self) -> TfmqError | None:
@@ -290,7 +299,7 @@ class Delivery(tuple[Batch, int]):
 
         The callback must not wait for the broker.
         """
-        self[0].when_finished(lambda _: callback(self))
+        self[0].add_user_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, SendResult]:
         batch, index = self
@@ -307,7 +316,7 @@ class Delivery(tuple[Batch, int]):
 class Deliveries:
     """The handle on all messages of one `send_many`: runs of (batch, first index, count)."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: DeliveryOwner) -> None:
         self.owner = owner
         self.runs: list[tuple[Batch, int, int]] = []
         self.complete = False
@@ -357,9 +366,9 @@ class Deliveries:
                 callback(self)
 
         if not left:
-            self.owner.call_back(_Bound(callback, self))
+            self.owner.schedule_callback(_BoundCallback(callback, self))
         for batch in list(left):
-            batch.when_finished(finished)
+            batch.add_user_callback(finished)
 
     def __await__(self) -> Generator[Any, None, list[SendResult]]:
         yield from self.owner.wait_async(self.batches)
@@ -369,7 +378,7 @@ class Deliveries:
         return f"<Deliveries of {len(self)} messages in {len(self.batches)} batches>"
 
 
-class HandledBatch(Batch):
+class DelayedHandleBatch(Batch):
     """A batch whose messages may have handles of delayed messages instead of offsets.
 
     `handles` is None until the broker has returned them, and where it returns none.
@@ -381,17 +390,17 @@ class HandledBatch(Batch):
         super().__init__(*fields)
         self.handles: Handles | None = None
 
-    def take_handles(self, told: Told | TransactionDelayed | None) -> None:
+    def set_handles(self, told: Told | TransactionDelayed | None) -> None:
         """Store the handles of the reply. Ignored if it has none, or if they do not match the batch."""
         if told is None:
             return
-        dues = self._dues(told.dues)
+        dues = self._decode_due_times(told.dues)
         if len(dues) == self.count and max(dues) <= DUE_MAX >= told.first_number + self.count:
             self.handles = Handles(told.store_id, told.log_id, told.first_number, dues)
 
-    def _dues(self, packed: bytes) -> array[int]:
+    def _decode_due_times(self, packed: bytes) -> array[int]:
         """Decode the due times of the reply."""
-        return read_dues(packed)
+        return decode_due_times(packed)
 
     def result_of(self, index: int, count: int = 1) -> SendResult:
         result = super().result_of(index, count)
@@ -404,23 +413,23 @@ class HandledBatch(Batch):
         )
 
 
-class DelayedBatch(HandledBatch):
+class DelayedBatch(DelayedHandleBatch):
     """Messages for one partition that the broker holds until each is due."""
 
-    __slots__ = ("dues", "home")
+    __slots__ = ("due_times", "routed_topic")
 
     def __init__(
-        self, owner: Owner, topic: str, partition: int, room: int, born_ms: int, leaves_at: float
+        self, owner: DeliveryOwner, topic: str, partition: int, room: int, born_ms: int, leaves_at: float
     ) -> None:
         super().__init__(owner, topic, partition, room, born_ms, leaves_at)
-        self.dues = Dues()
-        self.home: Topic | None = None
+        self.due_times = DueTimes()
+        self.routed_topic: Topic | None = None
         """The topic's metadata at the time when the partition was chosen."""
 
-    def place(self, topic: Topic, partition: int) -> None:
-        super().place(topic, partition)
-        self.home = topic
+    def set_partition(self, topic: Topic, partition: int) -> None:
+        super().set_partition(topic, partition)
+        self.routed_topic = topic
 
-    def _finish(self) -> None:
-        super()._finish()
-        self.dues = Dues()
+    def _complete(self) -> None:
+        super()._complete()
+        self.due_times = DueTimes()

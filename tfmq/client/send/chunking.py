@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any, Final
 
-from tfmq.client.operation import Waitable
-from tfmq.client.send.delivery_time import AT_ONCE, When
+from tfmq.client.operation import Future
+from tfmq.client.send.delivery_time import IMMEDIATE, DeliveryTime
 from tfmq.message import Message, text_bytes
 
 CHUNK_COUNT: Final = 500
 """How many payloads the first chunk has. Their size decides how many to read next."""
 CHUNK_COUNT_MAX: Final = 50_000
-FILLING: Final = 0.95
+FILL_RATIO: Final = 0.95
 """The fraction of a batch that the next chunk should fill.
 
 It is estimated from the average size of the last chunk. Payloads that do not fit are put into a further batch.
@@ -22,7 +22,7 @@ It is estimated from the average size of the last chunk. Payloads that do not fi
 PLAIN_TYPES: Final = frozenset((bytes, str))
 
 
-class Taking:
+class PayloadChunker:
     """Reads the next chunk of payloads when a driver iterates over the awaited futures.
 
     A driver does so outside of its lock. The iterable is the caller's code: it may block, and may itself send.
@@ -39,11 +39,11 @@ class Taking:
         self.count = CHUNK_COUNT
         self.chunk: list[Any] = []
 
-    def __iter__(self) -> Iterator[Waitable]:
+    def __iter__(self) -> Iterator[Future]:
         self.chunk = list(islice(self._iterator, self.count))
         return iter(())
 
-    def plain(self) -> list[bytes] | None:
+    def as_bytes(self) -> list[bytes] | None:
         """Return the chunk as bytes; None if it has an item that is neither bytes nor text."""
         types = set(map(type, self.chunk))
         if not types <= PLAIN_TYPES:
@@ -52,22 +52,22 @@ class Taking:
             return self.chunk
         return [text_bytes(each) if type(each) is str else each for each in self.chunk]
 
-    def adjust(self, size_bytes: int, batch_bytes: int) -> None:
+    def adjust_count(self, size_bytes: int, batch_bytes: int) -> None:
         """Set the size of the next chunk; the records of the last one have `size_bytes`."""
-        fitting = FILLING * batch_bytes * len(self.chunk) / size_bytes
+        fitting = FILL_RATIO * batch_bytes * len(self.chunk) / size_bytes
         self.count = max(1, min(CHUNK_COUNT_MAX, int(fitting)))
 
 
-def in_time(item: Any, when: When) -> Message:
+def with_delivery_time(item: Any, when: DeliveryTime) -> Message:
     """Return the item as a message. Without a delivery time of its own it gets `when`."""
     message = item if isinstance(item, Message) else Message(item)
     own = message.delay is not None or message.deliver_at is not None
-    if own or when == AT_ONCE:
+    if own or when == IMMEDIATE:
         return message
     return message._replace(delay=when.delay, deliver_at=when.deliver_at)
 
 
-def cut(sizes: Sequence[int], batch_bytes: int, overhead: int) -> list[int]:
+def batch_ends(sizes: Sequence[int], batch_bytes: int, overhead: int) -> list[int]:
     """Return the end index of each batch: after the last payload that fits.
 
     Each batch has at least one payload.

@@ -23,14 +23,14 @@ Moment = datetime | float
 """An aware datetime, or seconds since 1970."""
 
 
-class When(NamedTuple):
+class DeliveryTime(NamedTuple):
     """The delivery time that applies to all messages of one call."""
 
     delay: Delay | None = None
     deliver_at: Moment | None = None
 
 
-AT_ONCE: Final = When()
+IMMEDIATE: Final = DeliveryTime()
 
 DELAY_DAYS_MAX: Final = 36_525
 """The longest delay, 100 years: a longer one is a mistake in the unit or in the number.
@@ -39,11 +39,11 @@ DELAY_DAYS_MAX: Final = 36_525
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _DUE_BYTES: Final = 8
-HALF_MICROSECOND: Final = 0.0005
+ROUNDING_TOLERANCE_MS: Final = 0.0005
 """In ms: the tolerance for rounding errors of floats, such as 0.1 + 0.2."""
 
 
-def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
+def due_number(delay: Delay | None, deliver_at: Moment | None) -> int | None:
     """Return the due time as a number; None if neither argument is given.
 
     Raises `TypeError` for both at once, for what is neither a number nor a time, and for a datetime without a time
@@ -59,12 +59,12 @@ def due_of(delay: Delay | None, deliver_at: Moment | None) -> int | None:
 
 def _delay_ms(delay: Delay) -> int:
     if isinstance(delay, timedelta):
-        _refuse_negative(delay, delay < timedelta())
+        _reject_negative(delay, delay < timedelta())
         return _refuse_long(-(-(delay // _MICROSECOND) // 1000))
     if not _is_number(delay):
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
-    _refuse_negative(delay, bool(delay < 0))
-    return _refuse_long(_in_ms("delay", delay))
+    _reject_negative(delay, bool(delay < 0))
+    return _refuse_long(_to_ms("delay", delay))
 
 
 def _refuse_long(delay_ms: int) -> int:
@@ -77,7 +77,7 @@ def _refuse_long(delay_ms: int) -> int:
     return delay_ms
 
 
-def _refuse_negative(delay: Delay, is_negative: bool) -> None:
+def _reject_negative(delay: Delay, is_negative: bool) -> None:
     """Raises `BadRequest` for a negative delay.
 
     A negative delay is usually the difference of two times in the wrong order; it would be sent at once.
@@ -119,7 +119,7 @@ def moment_ms(moment: Moment) -> int:
         raise TypeError(
             f"A moment is an aware datetime or a number of seconds since 1970, not {type(moment).__name__}."
         )
-    return _in_ms("moment", moment)
+    return _to_ms("moment", moment)
 
 
 def _is_number(value: object) -> bool:
@@ -132,7 +132,7 @@ def _is_number(value: object) -> bool:
     return not isinstance(value, Integral) or hasattr(value, "__index__")
 
 
-def _in_ms(what: str, seconds: float) -> int:
+def _to_ms(what: str, seconds: float) -> int:
     """Convert seconds to ms, rounded up so that no message is early. Raises `BadRequest`.
 
     A float is rounded to the microsecond first. Conversion to int or float comes before the product, because the number
@@ -140,7 +140,7 @@ def _in_ms(what: str, seconds: float) -> int:
     """
     try:
         whole = isinstance(seconds, Integral)
-        milliseconds = int(seconds) * 1000 if whole else ceil(float(seconds) * 1000 - HALF_MICROSECOND)
+        milliseconds = int(seconds) * 1000 if whole else ceil(float(seconds) * 1000 - ROUNDING_TOLERANCE_MS)
     except (ValueError, OverflowError):
         raise BadRequest(f"A {what} of {seconds} seconds is no time.") from None
     if milliseconds > DUE_MAX and what == "moment":
@@ -148,67 +148,67 @@ def _in_ms(what: str, seconds: float) -> int:
     return max(0, milliseconds)
 
 
-class Given(NamedTuple):
+class StampedDueTime(NamedTuple):
     """A due time, and the time of the call in the clock of `DueTimes.pack`."""
 
     due: int
     called_at: float
 
 
-class Dues:
+class DueTimes:
     """The due times of a batch's messages in order, stored as runs of equal values.
 
     A run takes 20 bytes, however many messages it has.
     """
 
-    __slots__ = ("_called_at", "_counts", "_dues", "count")
+    __slots__ = ("_called_at", "_counts", "_due_times", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self._counts = array("I")
-        self._dues = array("Q")
+        self._due_times = array("Q")
         self._called_at = array("d")
 
-    def add(self, given: Given, count: int = 1) -> None:
+    def add(self, given: StampedDueTime, count: int = 1) -> None:
         """Add the due time of `count` messages."""
         due, called_at = given
         self.count += count
         if (
             self._counts
-            and self._dues[-1] == due
+            and self._due_times[-1] == due
             and (self._called_at[-1] == called_at or due < DUE_RELATIVE)
         ):
             self._counts[-1] += count
             return
         self._counts.append(count)
-        self._dues.append(due)
+        self._due_times.append(due)
         self._called_at.append(called_at)
 
     @property
-    def runs(self) -> int:
+    def run_count(self) -> int:
         """The number of runs."""
         return len(self._counts)
 
-    def packed(self, now: float) -> bytes:
+    def pack(self, now: float) -> bytes:
         """Return the request field at `now`: one u64 per message.
 
         Delays are reduced by the elapsed time.
         """
-        columns = zip(self._counts, self._dues, self._called_at, strict=True)
+        columns = zip(self._counts, self._due_times, self._called_at, strict=True)
         return b"".join(
             [
-                left(due, called_at, now).to_bytes(_DUE_BYTES, "big") * count
+                remaining_due(due, called_at, now).to_bytes(_DUE_BYTES, "big") * count
                 for count, due, called_at in columns
             ]
         )
 
-    def packed_whole(self) -> bytes:
+    def pack_original(self) -> bytes:
         """Return the request field with the original delays, for delays that start at a commit."""
-        columns = zip(self._counts, self._dues, strict=True)
+        columns = zip(self._counts, self._due_times, strict=True)
         return b"".join([due.to_bytes(_DUE_BYTES, "big") * count for count, due in columns])
 
 
-def left(due: int, called_at: float, now: float) -> int:
+def remaining_due(due: int, called_at: float, now: float) -> int:
     """Return the remaining delay at `now` of a delay set at `called_at`.
 
     Absolute times are returned unchanged.

@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple
 
 from journal.record.format import FLAG_TOMBSTONE, tag_flag
 from tfmq.bounded_msgpack import Buffer
-from tfmq.client.connection.connection import SECONDS, Call, Link
-from tfmq.client.connection.requests import PAUSE_SECONDS, PAUSE_SECONDS_MAX, ask
+from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
+from tfmq.client.connection.requests import PAUSE_SECONDS, PAUSE_SECONDS_MAX, request_with_retries
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import Operation, Wait
-from tfmq.client.send.record_encoder import Encoded, attribute_part, encode_each
+from tfmq.client.send.record_encoder import EncodedRecords, attribute_part, encode_each
 from tfmq.errors import TfmqError, UnknownPartition, UnknownTopic
 from tfmq.ids import pack_id
 from tfmq.protocol.commands import (
@@ -44,7 +44,7 @@ FETCH_BYTES: Final = 1 << 20
 """Fetch size for searching records."""
 
 
-class Stream(NamedTuple):
+class ProducerPartition(NamedTuple):
     """A producer id in one partition of one incarnation of a topic."""
 
     topic: str
@@ -53,7 +53,7 @@ class Stream(NamedTuple):
     producer_id: int
 
 
-class Content(NamedTuple):
+class RecordContent(NamedTuple):
     """Record to send: `payload` (None: a tombstone), encoded `attribute`, and the `tag` in it."""
 
     payload: bytes | None
@@ -61,39 +61,49 @@ class Content(NamedTuple):
     tag: str | None = None
 
 
-def lease_id(link: Link, until: float) -> Operation[int]:
+def lease_producer_id(link: ClientConnection, until: float) -> Operation[int]:
     """Lease an unused producer id; it is valid while the broker remembers idle producers."""
-    reply = yield from ask(link, LeaseProducerIds(1), until)
+    reply = yield from request_with_retries(link, LeaseProducerIds(1), until)
     found: int = reply.first
     return found
 
 
-def begin_stream(link: Link, topic: str, partition: int, until: float) -> Operation[tuple[Stream, int]]:
+def start_producer(
+    link: ClientConnection, topic: str, partition: int, until: float
+) -> Operation[tuple[ProducerPartition, int]]:
     """Lease a producer id for a partition. Return the producer and the current end of the log.
 
     Raises UnknownTopic, UnknownPartition.
     """
-    reply = yield from ask(link, Metadata([topic], True), until)
+    reply = yield from request_with_retries(link, Metadata([topic], True), until)
     if not reply.topics:
         raise UnknownTopic(f"There is no topic {topic}, and the broker makes none by itself.")
     row = reply.topics[0]
     if partition >= len(row.partitions):
         raise UnknownPartition(f"{topic} has partitions 0 to {len(row.partitions) - 1}, not {partition}.")
-    producer_id = yield from lease_id(link, until)
-    stream = Stream(topic, row.incarnation, partition, producer_id)
-    end = yield from locate_end(link, stream, BY_LATEST, until)
+    producer_id = yield from lease_producer_id(link, until)
+    stream = ProducerPartition(topic, row.incarnation, partition, producer_id)
+    end = yield from locate_log_end(link, stream, BY_LATEST, until)
     return stream, end
 
 
-def locate_end(link: Link, stream: Stream, by: int, until: float) -> Operation[int]:
+def locate_log_end(
+    link: ClientConnection, stream: ProducerPartition, by: int, until: float
+) -> Operation[int]:
     """Return an end of the log: `by` BY_EARLIEST, or BY_LATEST for the end of what is fsynced."""
-    reply = yield from ask(link, Locate(stream.topic, stream.incarnation, stream.partition, by), until)
+    reply = yield from request_with_retries(
+        link, Locate(stream.topic, stream.incarnation, stream.partition, by), until
+    )
     found: int = reply.offset
     return found
 
 
-def send_numbered(
-    link: Link, stream: Stream, sequence: int, contents: Sequence[Content], until: float
+def send_idempotent(
+    link: ClientConnection,
+    stream: ProducerPartition,
+    sequence: int,
+    contents: Sequence[RecordContent],
+    until: float,
 ) -> Operation[list[int]]:
     """Store `contents` from `sequence` on, all or none, and once for repeated calls.
 
@@ -101,35 +111,44 @@ def send_numbered(
     Requests are repeated until `until` (the connection's clock) on retriable errors; then the last error is
     raised.
     """
-    encoded = _encoded(stream, sequence, contents)
+    encoded = _encode_contents(stream, sequence, contents)
     reply = yield from send_encoded(link, stream, sequence, encoded, len(contents), until)
     return _offsets(encoded, len(contents), reply.positions)
 
 
 def send_encoded(
-    link: Link, stream: Stream, sequence: int, encoded: Encoded, count: int, until: float
+    link: ClientConnection,
+    stream: ProducerPartition,
+    sequence: int,
+    encoded: EncodedRecords,
+    count: int,
+    until: float,
 ) -> Operation[ProduceReply]:
     """Like `send_idempotent`, for records that are already encoded. Return the PRODUCE response."""
     place = (stream.topic, stream.incarnation, stream.partition, stream.producer_id, sequence, count)
     request = Produce(*place, ACKS_SYNCED, encoded.blocks)  # type: ignore[arg-type]
-    call = yield from _answered(link, request, encoded.data, until=until)
+    call = yield from _request_with_retry(link, request, encoded.data, until=until)
     reply: ProduceReply = call.reply
     return reply
 
 
-def close_stream(link: Link, stream: Stream, until: float) -> Operation[int]:
+def close_producer(link: ClientConnection, stream: ProducerPartition, until: float) -> Operation[int]:
     """Close the producer for ever. Return its last stored sequence, durable; -1: none.
 
     A repeated call returns the same. Raises UnknownProducer if the producer id expired or never existed,
     which is permanent as well.
     """
-    reply = yield from ask(link, SucceedProducer(*stream), until)
+    reply = yield from request_with_retries(link, SucceedProducer(*stream), until)
     found: int = reply.last_sequence
     return found
 
 
 def find_records(
-    link: Link, stream: Stream, sequences: Collection[int], from_offset: int, until: float
+    link: ClientConnection,
+    stream: ProducerPartition,
+    sequences: Collection[int],
+    from_offset: int,
+    until: float,
 ) -> Operation[dict[int, int]]:
     """Search `sequences` from `from_offset` to the end of the fsynced log. Return their offsets.
 
@@ -140,7 +159,7 @@ def find_records(
     found: dict[int, int] = {}
     offset = from_offset
     while len(found) < len(wanted):
-        chunk = yield from read_chunk(link, stream, offset, until)
+        chunk = yield from fetch_messages(link, stream, offset, until)
         found.update((wanted[each.id], each.offset) for each in chunk.messages if each.id in wanted)
         if chunk.at_end:
             break
@@ -148,7 +167,7 @@ def find_records(
     return found
 
 
-class Chunk(NamedTuple):
+class FetchedMessages(NamedTuple):
     """Messages of one fetch response. `at_end`: the end of the fsynced log is reached."""
 
     messages: list[ReceivedMessage[Any]]
@@ -156,30 +175,34 @@ class Chunk(NamedTuple):
     at_end: bool
 
 
-def read_chunk(
-    link: Link, stream: Stream, offset: int, until: float, bytes_max: int = FETCH_BYTES
-) -> Operation[Chunk]:
+def fetch_messages(
+    link: ClientConnection, stream: ProducerPartition, offset: int, until: float, bytes_max: int = FETCH_BYTES
+) -> Operation[FetchedMessages]:
     """Fetch messages from `offset`. Raises OffsetOutOfRange, Damaged."""
     fetch = Fetch(stream.topic, stream.incarnation, stream.partition, offset, EPOCH_UNKNOWN, bytes_max)
-    call = yield from _answered(link, fetch, until=until)
+    call = yield from _request_with_retry(link, fetch, until=until)
     reply, decoder = call.reply, Decoder(stream.topic, stream.partition, stream.incarnation)
     blocks = decoder.decode(bytes(call.reply_body), reply.start, reply.skip_to, reply.next)
     messages = [message for block in blocks for message in block.messages]
-    return Chunk(messages, reply.next, reply.next >= reply.forced or reply.next <= offset)
+    return FetchedMessages(messages, reply.next, reply.next >= reply.forced or reply.next <= offset)
 
 
-def _answered(link: Link, request: Any, *body: Buffer, until: float) -> Operation[Call]:
+def _request_with_retry(
+    link: ClientConnection, request: Any, *body: Buffer, until: float
+) -> Operation[PendingRequest]:
     """Send a request and return the completed one; retriable errors are repeated until `until`."""
     pause = PAUSE_SECONDS
     while True:
-        call = link.call(request, *body, seconds=max(0.0, min(SECONDS, until - link.now())))
+        call = link.send_request(
+            request, *body, seconds=max(0.0, min(REQUEST_TIMEOUT_SECONDS, until - link.now()))
+        )
         try:
             while not call.done:
                 yield Wait((call,))
             call.result()
             return call
         except TfmqError as error:
-            if not error.retriable or not link.connections or link.now() + pause >= until:
+            if not error.retriable or not link.connection_count or link.now() + pause >= until:
                 raise
         finally:
             link.abandon(call)
@@ -187,7 +210,9 @@ def _answered(link: Link, request: Any, *body: Buffer, until: float) -> Operatio
         pause = min(pause * 2, PAUSE_SECONDS_MAX)
 
 
-def _encoded(stream: Stream, sequence: int, contents: Sequence[Content]) -> Encoded:
+def _encode_contents(
+    stream: ProducerPartition, sequence: int, contents: Sequence[RecordContent]
+) -> EncodedRecords:
     """Encode records with producer sequences."""
     flags = [
         (tag_flag(each.tag) if each.tag else 0) | (FLAG_TOMBSTONE if each.payload is None else 0)
@@ -198,7 +223,7 @@ def _encoded(stream: Stream, sequence: int, contents: Sequence[Content]) -> Enco
     return encode_each(payloads, parts, flags, stream.producer_id, sequence)
 
 
-def _offsets(encoded: Encoded, count: int, positions: Sequence[tuple[int, int]]) -> list[int]:
+def _offsets(encoded: EncodedRecords, count: int, positions: Sequence[tuple[int, int]]) -> list[int]:
     """Return the offset of each record; -1 for those before the first position in the response."""
     offsets, runs = [], list(positions)
     first, offset = -1, -1

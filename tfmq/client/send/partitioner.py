@@ -96,7 +96,7 @@ class Random(PartitionSelector):
         return self._choose(writable)
 
 
-def find_selector(selector: PartitionSelector | str | None) -> PartitionSelector:
+def load_selector(selector: PartitionSelector | str | None) -> PartitionSelector:
     """Return the selector: an object unchanged, a name by entry point, None as `KeyHash`.
 
     Raises `BadRequest` for a name without an entry point and for an object without `get_partition`.
@@ -104,7 +104,7 @@ def find_selector(selector: PartitionSelector | str | None) -> PartitionSelector
     if selector is None:
         return KeyHash()
     if isinstance(selector, str):
-        return _load(selector)
+        return _load_entry_point(selector)
     if not callable(getattr(selector, "get_partition", None)):
         raise BadRequest(
             f"A selector needs get_partition(topic, partitions, message); {selector!r} has none."
@@ -112,7 +112,7 @@ def find_selector(selector: PartitionSelector | str | None) -> PartitionSelector
     return selector
 
 
-def _load(name: str) -> PartitionSelector:
+def _load_entry_point(name: str) -> PartitionSelector:
     found = metadata.entry_points(group=ENTRY_POINTS)
     if name not in found.names:
         names = ", ".join(sorted(found.names)) or "none"
@@ -179,7 +179,7 @@ class StrictPartitions(PartitionSelector):
                 f'The partitions of each topic are a dict, as in {{"orders": [0, 1]}}, not {partitions!r}.'
             )
         for topic, numbers in partitions.items():
-            if not limits.valid_name(topic):
+            if not limits.is_valid_name(topic):
                 raise BadRequest(
                     f"{topic!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249."
                 )

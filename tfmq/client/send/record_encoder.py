@@ -18,7 +18,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from journal.record.format import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER, HEADER_SIZE
-from journal.record.format import walk as record_positions
+from journal.record.format import header_positions as record_positions
 from tfmq import limits
 from tfmq.ids import SEQUENCE_BITS
 
@@ -32,7 +32,7 @@ _STRIDED_COUNT: Final = 8
 """Fewer records than this are encoded faster one by one."""
 
 
-class Encoded(NamedTuple):
+class EncodedRecords(NamedTuple):
     """The records of a batch.
 
     `ends`: end position of each record; None if all have `record_size` bytes.
@@ -58,12 +58,12 @@ def attribute_part(attribute: bytes) -> bytes:
     return ATTRIBUTE_SIZE.pack(len(attribute)) + attribute if attribute else b""
 
 
-def encode(payloads: Sequence[bytes], part: bytes, producer_id: int, sequence: int) -> Encoded:
+def encode_shared(payloads: Sequence[bytes], part: bytes, producer_id: int, sequence: int) -> EncodedRecords:
     """Encode records that share `part` (see `attribute_part`), with ids from `sequence` on."""
     sizes = list(map(len, payloads))
     size = sizes[0]
     if len(sizes) >= _STRIDED_COUNT and sizes.count(size) == len(sizes):
-        return _encode_equal(payloads, size, part, producer_id, sequence)
+        return _encode_equal_sizes(payloads, size, part, producer_id, sequence)
     if part:
         return encode_each(payloads, [part] * len(sizes), None, producer_id, sequence, sizes)
     first_id = producer_id << SEQUENCE_BITS | sequence
@@ -71,7 +71,7 @@ def encode(payloads: Sequence[bytes], part: bytes, producer_id: int, sequence: i
     pieces: list[bytes] = [b""] * (2 * len(sizes))
     pieces[0::2] = map(HEADER.pack, sizes, map(zlib.crc32, payloads), ids, repeat(0))
     pieces[1::2] = payloads
-    return _finish(bytearray().join(pieces), sizes)
+    return _divide_blocks(bytearray().join(pieces), sizes)
 
 
 def encode_each(
@@ -81,7 +81,7 @@ def encode_each(
     producer_id: int,
     sequence: int,
     sizes: Sequence[int] | None = None,
-) -> Encoded:
+) -> EncodedRecords:
     """Encode records with individual attribute bytes and flags.
 
     `flags` do not contain the attribute flag; None: all records have the same attribute bytes and no other flag.
@@ -103,10 +103,10 @@ def encode_each(
     pieces[0::3] = map(HEADER.pack, lengths, checksums, range(first_id, first_id + count), all_flags)
     pieces[1::3] = parts
     pieces[2::3] = payloads
-    return _finish(bytearray().join(pieces), lengths)
+    return _divide_blocks(bytearray().join(pieces), lengths)
 
 
-def readdress(encoded: Encoded, producer_id: int, sequence: int) -> Encoded:
+def rewrite_ids(encoded: EncodedRecords, producer_id: int, sequence: int) -> EncodedRecords:
     """Return the records with other ids and new block CRCs.
 
     Record checksums do not cover the id, so they stay valid.
@@ -123,9 +123,9 @@ def readdress(encoded: Encoded, producer_id: int, sequence: int) -> Encoded:
     return encoded._replace(data=data, blocks=blocks)
 
 
-def _encode_equal(
+def _encode_equal_sizes(
     payloads: Sequence[bytes], size: int, part: bytes, producer_id: int, sequence: int
-) -> Encoded:
+) -> EncodedRecords:
     count = len(payloads)
     flag = FLAG_ATTRIBUTE if part else 0
     template = HEADER.pack(len(part) + size, 0, producer_id << SEQUENCE_BITS, flag) + part
@@ -143,13 +143,13 @@ def _encode_equal(
         data[4 + byte :: stride] = column[byte::4]
     for byte, numbers in zip((13, 14, 15), _sequence_columns(sequence, count), strict=True):
         data[byte::stride] = numbers
-    return Encoded(data, _equal_blocks(data, stride, count), stride, None)
+    return EncodedRecords(data, _equal_blocks(data, stride, count), stride, None)
 
 
 def _sequence_columns(sequence: int, count: int) -> tuple[bytes, bytes, bytes]:
     """Return the high, middle and low bytes of `count` sequences from `sequence` on."""
     end = sequence + count
-    low = _counting(sequence & 0xFF, count)
+    low = _counting_bytes(sequence & 0xFF, count)
     middle_first, middle_last = sequence >> 8, (end - 1) >> 8
     if middle_first == middle_last:
         middle = bytes((middle_first & 0xFF,)) * count
@@ -166,7 +166,7 @@ _ALL_BYTES: Final = bytes(range(256))
 
 
 @lru_cache(maxsize=64)
-def _counting(first: int, count: int) -> bytes:
+def _counting_bytes(first: int, count: int) -> bytes:
     """Return `count` bytes that count up from `first`, modulo 256."""
     return (_ALL_BYTES * (count // 256 + 2))[first : first + count]
 
@@ -182,7 +182,7 @@ def _equal_blocks(data: bytearray, stride: int, count: int) -> Blocks:
     return blocks
 
 
-def _finish(data: bytearray, lengths: Sequence[int]) -> Encoded:
+def _divide_blocks(data: bytearray, lengths: Sequence[int]) -> EncodedRecords:
     """Divide records into blocks of at most `BLOCK_BYTES`, at least one whole record each."""
     ends = list(accumulate([HEADER_SIZE + length for length in lengths]))
     blocks: Blocks = []
@@ -193,4 +193,4 @@ def _finish(data: bytearray, lengths: Sequence[int]) -> Encoded:
             end = ends[last - 1]
             blocks.append((end - start, last - first, zlib.crc32(view[start:end])))
             first, start = last, end
-    return Encoded(data, blocks, 0, ends)
+    return EncodedRecords(data, blocks, 0, ends)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from tfmq.client.connection.connection import Call, Link
-from tfmq.client.connection.requests import answered
-from tfmq.client.operation import Operation, Run, Wait, work
+from tfmq.client.connection.connection import ClientConnection, PendingRequest
+from tfmq.client.connection.requests import request_until_not_busy
+from tfmq.client.operation import Executor, Operation, Wait, run_work
 from tfmq.errors import TfmqError
 from tfmq.protocol.commands import AwaitChecks, CommitTransaction, RollbackTransaction
 
@@ -22,7 +22,7 @@ log = logging.getLogger("tfmq.transaction")
 
 WAIT_SECONDS: Final = 30.0
 """How long the broker holds one request; its limit is a minute."""
-LOOK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 5.0
 """Maximum delay of reading a reply while no thread sends.
 
 The broker asks after a minute anyway.
@@ -46,32 +46,32 @@ class InDoubt(NamedTuple):
 
 Check = Callable[[InDoubt], Any]
 """Returns "commit", "rollback", or None to be asked again later."""
-REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
+DECISION_REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
     "commit": lambda asked: CommitTransaction(asked.xid, asked.epoch, False, False, []),
     "rollback": lambda asked: RollbackTransaction(asked.xid, asked.epoch, False),
 }
 
 
-class Checks:
+class CheckBackClient:
     """Answers the broker with the check functions of one producer.
 
     `run` is the executor that calls the functions. `run_checks` is a background task.
     """
 
-    def __init__(self, link: Link, group: str, run: Run, functions: Sequence[Check]) -> None:
+    def __init__(self, link: ClientConnection, group: str, run: Executor, functions: Sequence[Check]) -> None:
         self._functions = functions
         self._link = link
         self._group = group
-        self._run = run
+        self._executor = run
 
-    def watch(self) -> Operation[None]:
+    def run_checks(self) -> Operation[None]:
         """Wait for checks of the broker and answer them, until cancelled."""
         told = ""
         while True:
             try:
-                asked = yield from self._asked()
+                asked = yield from self._wait_for_checks()
                 for each in asked:
-                    yield from self._answer(each)
+                    yield from self._answer_check(each)
                 told = ""
             except TfmqError as error:
                 if error.code != told:  # Log once per outage.
@@ -82,23 +82,25 @@ class Checks:
                 log.exception("The check of transactions of group %s failed; it continues.", self._group)
                 yield Wait((), PAUSE_SECONDS)
 
-    def _asked(self) -> Operation[list[InDoubt]]:
+    def _wait_for_checks(self) -> Operation[list[InDoubt]]:
         request = AwaitChecks(self._group, int(WAIT_SECONDS * 1000))
-        call = self._link.call(request, seconds=WAIT_SECONDS + GRACE_SECONDS)
+        call = self._link.send_request(request, seconds=WAIT_SECONDS + GRACE_SECONDS)
         try:
             while not call.done:
-                yield Wait((call,), LOOK_SECONDS)
+                yield Wait((call,), POLL_SECONDS)
         finally:
             self._link.abandon(call)
-        return [in_doubt(each) for each in call.result().checks]
+        return [parse_in_doubt(each) for each in call.result().checks]
 
-    def _answer(self, asked: InDoubt) -> Operation[None]:
-        decision = yield from work(self._run, lambda: self._decide(asked))
-        make = REQUESTS.get(decision)
+    def _answer_check(self, asked: InDoubt) -> Operation[None]:
+        decision = yield from run_work(self._executor, lambda: self._decide(asked))
+        make = DECISION_REQUESTS.get(decision)
         if make is None:
             return
         until = self._link.now() + GRACE_SECONDS
-        call: Call = yield from answered(self._link, make(asked), until=until, unattended=True)
+        call: PendingRequest = yield from request_until_not_busy(
+            self._link, make(asked), until=until, in_background=True
+        )
         if call.error is None:
             log.info("Transaction %s: %s, as the check decided.", asked.xid, call.reply.state)
         else:
@@ -117,7 +119,7 @@ class Checks:
             except BaseException:  # Also SystemExit: a check function must not end the program.
                 log.exception("The check of transaction %s raised; it is called again later.", asked.xid)
                 continue
-            if isinstance(decision, str) and decision in REQUESTS:
+            if isinstance(decision, str) and decision in DECISION_REQUESTS:
                 return decision
             if decision is not None:
                 log.error(
@@ -128,7 +130,7 @@ class Checks:
         return None
 
 
-def in_doubt(row: Mapping[str, Any]) -> InDoubt:
+def parse_in_doubt(row: Mapping[str, Any]) -> InDoubt:
     """Return the transaction in one row of the AWAIT_CHECKS reply."""
     prepared_at = datetime.fromtimestamp(int(row.get("prepared_ms", 0)) / 1000, UTC)
     return InDoubt(str(row["xid"]), int(row["epoch"]), prepared_at, tuple(row.get("topics", ())))

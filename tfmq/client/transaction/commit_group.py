@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq.bounded_msgpack import Buffer
-from tfmq.client.connection.connection import Link
-from tfmq.client.connection.requests import answered, request
-from tfmq.client.operation import Flag, Operation, Task, Wait
-from tfmq.client.transaction.pipeline import Beginning, Pipeline, TransactionStreams
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.requests import request, request_until_not_busy
+from tfmq.client.operation import Event, Operation, Task, Wait
+from tfmq.client.transaction.pipeline import BeginFields, Pipeline, ProducerSequencePool
 from tfmq.errors import TfmqError, TimedOut
 from tfmq.protocol.commands import (
     AbortCommitGroup,
@@ -23,14 +23,14 @@ from tfmq.protocol.commands import (
     TransactionName,
 )
 
-LET_GO_SECONDS: Final = 5.0
+DROP_TIMEOUT_SECONDS: Final = 5.0
 """How long a failed writer waits for the rollback of its members.
 
 Afterwards the timeout of each member ends it.
 """
 
 
-class Encoded(Protocol):
+class EncodedBlocks(Protocol):
     """Encoded records. `blocks`: [size, count, CRC-32] each."""
 
     @property
@@ -39,7 +39,7 @@ class Encoded(Protocol):
     def blocks(self) -> Sequence[tuple[int, int, int]]: ...
 
 
-Encode = Callable[[int, int], Encoded]
+EncodeRecords = Callable[[int, int], EncodedBlocks]
 """(producer id, sequence of the first record) -> the records. Must be deterministic."""
 
 
@@ -63,46 +63,46 @@ class MemberBatch:
         "topic",
     )
 
-    due: None = None
+    due_field: None = None
 
     def __init__(
-        self, topic: str, incarnation: int, partition: int, count: int, size_bytes: int, encode: Encode
+        self, topic: str, incarnation: int, partition: int, count: int, size_bytes: int, encode: EncodeRecords
     ) -> None:
         self.topic, self.incarnation, self.partition = topic, incarnation, partition
         self.count, self.size_bytes = count, size_bytes
         self.producer_id, self.sequence = 0, 0
-        self.encoded: Encoded | None = None
-        self._encode: Encode | None = encode
+        self.encoded: EncodedBlocks | None = None
+        self._encode: EncodeRecords | None = encode
 
-    def number(self, producer_id: int, sequence: int) -> Encoded:
+    def assign_sequence(self, producer_id: int, sequence: int) -> EncodedBlocks:
         """Assign the producer sequence and encode the records."""
         assert self._encode is not None, "the broker has not got it yet"
         self.producer_id, self.sequence = producer_id, sequence
         self.encoded = self._encode(producer_id, sequence)
         return self.encoded
 
-    def journalled(self) -> None:
+    def release_records(self) -> None:
         """Release the records after the broker's journal has them."""
         self.encoded = self._encode = None
 
 
-class Times(NamedTuple):
+class RequestTimes(NamedTuple):
     """Timeout of a request, and of a prepared member (None: the broker's default)."""
 
     seconds: float
     ttl_ms: int | None = None
 
 
-Start = Callable[[Operation[Any], Callable[[Exception], None]], Task]
+StartTask = Callable[[Operation[Any], Callable[[Exception], None]], Task]
 """Runs an operation in the background: `BackgroundTasks.start`."""
-Later = Callable[[float, Callable[[], None]], Any]
+CallLater = Callable[[float, Callable[[], None]], Any]
 """Calls a function after a number of seconds, under the driver's lock.
 
 The result has `cancel()`.
 """
 
 
-class GroupPart:
+class CommitGroupWriter:
     """Sends one writer's part of a sequence of a commit group, in member transactions.
 
     A member is prepared, and the next one begun, before it exceeds the broker's transaction limits in size or age.
@@ -116,69 +116,72 @@ class GroupPart:
 
     def __init__(
         self,
-        link: Link,
-        streams: TransactionStreams,
+        link: ClientConnection,
+        streams: ProducerSequencePool,
         member: CommitMember,
-        times: Times,
+        times: RequestTimes,
         *,
-        start: Start,
-        later: Later,
+        start: StartTask,
+        later: CallLater,
     ) -> None:
-        self.names: list[TransactionName] = []
-        self.superfluous = False
+        self.prepared: list[TransactionName] = []
+        self.already_committed = False
         self.sent_bytes = self.sent_messages = 0
         """Size and messages of the prepared members."""
-        self._link, self._streams, self._member, self._times = link, streams, member, times
-        self._start, self._later = start, later
+        self._link, self._sequences, self._member, self._times = link, streams, member, times
+        self._start_task, self._call_later = start, later
         self._pipeline: Pipeline | None = None
         self._task: Task | None = None
         self._batches = 0
         self._bytes = 0
-        self._alarm: Any = None
-        self._cut: Flag | None = None  # An unset event while a member that became too old is being prepared.
+        self._age_timer: Any = None
+        self._preparing_event: Event | None = (
+            None  # An unset event while a member that became too old is being prepared.
+        )
         self._failure: TfmqError | None = None
 
     # Operations
 
-    def sending(self, batch: MemberBatch) -> Operation[bool]:
+    def send(self, batch: MemberBatch) -> Operation[bool]:
         """Queue `batch`; wait while too much is unacked.
 
         Return False if the sequence is already committed.
 
         Raises the broker's error, `ConnectionFailed`; then nothing of this part will be visible.
         """
-        yield from self._come_to_rest()
-        if self.superfluous:
+        yield from self._wait_until_idle()
+        if self.already_committed:
             return False
-        if self._outgrown_by(batch):
-            yield from self._preparing()
-        pipeline = self._pipeline or self._begin()
+        if self._exceeds_limits_with(batch):
+            yield from self._prepare_member()
+        pipeline = self._pipeline or self._begin_member()
         pipeline.push([batch])  # type: ignore[list-item]  # A pipeline uses only attributes that a `MemberBatch` has.
         self._batches += 1
         self._bytes += batch.size_bytes
-        while not (pipeline.begun and pipeline.has_room) and not self._over(pipeline):
-            yield Wait((pipeline.moved(),), self._times.seconds)
-        return not self.superfluous
+        while not (pipeline.begun and pipeline.has_room) and not self._is_already_committed(pipeline):
+            yield Wait((pipeline.changed_event(),), self._times.seconds)
+        return not self.already_committed
 
-    def preparing(self) -> Operation[list[TransactionName]]:
+    def prepare(self) -> Operation[list[TransactionName]]:
         """Prepare the last member and return the names of all. Raises as `send`."""
-        yield from self._come_to_rest()
+        yield from self._wait_until_idle()
         if self._pipeline is not None:
-            yield from self._preparing()
-        return self.names
+            yield from self._prepare_member()
+        return self.prepared
 
-    def dropping(self, seconds: float = LET_GO_SECONDS) -> Operation[None]:
+    def drop(self, seconds: float = DROP_TIMEOUT_SECONDS) -> Operation[None]:
         """Roll back all members within `seconds`.
 
         Members that could not be rolled back end with their connection or by their timeout.
         """
         until = self._link.now() + seconds
-        names, pipeline = list(self.names), self._pipeline
+        names, pipeline = list(self.prepared), self._pipeline
         if pipeline is not None and pipeline.begun:
             names.append(TransactionName(pipeline.xid, pipeline.epoch))
         self._end_member()
         calls = [
-            self._link.call(RollbackTransaction(xid, epoch, False), seconds=seconds) for xid, epoch in names
+            self._link.send_request(RollbackTransaction(xid, epoch, False), seconds=seconds)
+            for xid, epoch in names
         ]
         for call in calls:
             while not call.done and self._link.now() < until:
@@ -187,17 +190,17 @@ class GroupPart:
 
     # Internal
 
-    def _begin(self) -> Pipeline:
+    def _begin_member(self) -> Pipeline:
         link, seconds = self._link, self._times.seconds
         timeout_ms = link.limits["transaction_seconds"] * 1000
-        beginning = Beginning(timeout_ms=timeout_ms, member=self._member)
-        pipeline = self._pipeline = Pipeline(link, self._streams, beginning, seconds)
+        beginning = BeginFields(timeout_ms=timeout_ms, member=self._member)
+        pipeline = self._pipeline = Pipeline(link, self._sequences, beginning, seconds)
         self._batches = self._bytes = 0
-        self._task = self._start(pipeline.run(), pipeline.broke)
-        self._alarm = self._later(timeout_ms / 2000, self._grown_old)
+        self._task = self._start_task(pipeline.run(), pipeline.set_failure)
+        self._age_timer = self._call_later(timeout_ms / 2000, self._member_too_old)
         return pipeline
 
-    def _outgrown_by(self, batch: MemberBatch) -> bool:
+    def _exceeds_limits_with(self, batch: MemberBatch) -> bool:
         """Return whether the open member would exceed the broker's limits with `batch`."""
         limits = self._link.limits
         return self._pipeline is not None and (
@@ -205,63 +208,63 @@ class GroupPart:
             or self._batches >= limits["transaction_pieces"]
         )
 
-    def _over(self, pipeline: Pipeline) -> bool:
+    def _is_already_committed(self, pipeline: Pipeline) -> bool:
         """Return whether the sequence is already committed. Raises the error of the member."""
         if pipeline.failure is not None:
             raise pipeline.failure
-        if pipeline.superfluous and not self.superfluous:
-            self.superfluous = True
+        if pipeline.already_committed and not self.already_committed:
+            self.already_committed = True
             self._end_member()
-        return self.superfluous
+        return self.already_committed
 
-    def _preparing(self) -> Operation[None]:
+    def _prepare_member(self) -> Operation[None]:
         """Prepare the open member."""
         pipeline = self._pipeline
         assert pipeline is not None, "one is open"
-        self._alarm.cancel()  # Otherwise the age timer would prepare it a second time.
-        while (pipeline.bytes or not pipeline.begun) and not self._over(pipeline):
-            yield Wait((pipeline.moved(),), self._times.seconds)
-        if self.superfluous:
+        self._age_timer.cancel()  # Otherwise the age timer would prepare it a second time.
+        while (pipeline.unacked_bytes or not pipeline.begun) and not self._is_already_committed(pipeline):
+            yield Wait((pipeline.changed_event(),), self._times.seconds)
+        if self.already_committed:
             return
         message = PrepareTransaction(pipeline.xid, pipeline.epoch, self._times.ttl_ms, [])
-        yield from _until_known(self._link, message, self._times.seconds)
-        self.names.append(TransactionName(pipeline.xid, pipeline.epoch))
+        yield from _request_until_answered(self._link, message, self._times.seconds)
+        self.prepared.append(TransactionName(pipeline.xid, pipeline.epoch))
         self.sent_bytes += pipeline.sent_bytes
         self.sent_messages += pipeline.message_count
         self._end_member()
 
     def _end_member(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._age_timer is not None:
+            self._age_timer.cancel()
         if self._task is not None:
             self._task.cancel()
             self._task = None
         if self._pipeline is not None:
-            self._pipeline.end()
+            self._pipeline.stop()
             self._pipeline = None
 
     # Age: the source of the records may take longer than a transaction may be open
 
-    def _grown_old(self) -> None:
-        if self._pipeline is not None and self._cut is None:
-            self._cut = Flag()
-            self._start(self._cutting(), self._broke)
+    def _member_too_old(self) -> None:
+        if self._pipeline is not None and self._preparing_event is None:
+            self._preparing_event = Event()
+            self._start_task(self._prepare_old_member(), self._set_failure)
 
-    def _cutting(self) -> Operation[None]:
+    def _prepare_old_member(self) -> Operation[None]:
         try:
-            yield from self._preparing()
+            yield from self._prepare_member()
         finally:
-            if self._cut is not None:
-                cut, self._cut = self._cut, None
-                cut.settle()
+            if self._preparing_event is not None:
+                cut, self._preparing_event = self._preparing_event, None
+                cut.complete()
 
-    def _broke(self, error: Exception) -> None:
+    def _set_failure(self, error: Exception) -> None:
         self._failure = error if isinstance(error, TfmqError) else TfmqError(f"The client failed: {error!r}")
 
-    def _come_to_rest(self) -> Operation[None]:
+    def _wait_until_idle(self) -> Operation[None]:
         """Wait until no member is being prepared in the background. Raises its error."""
-        while self._cut is not None:
-            yield Wait((self._cut,), self._times.seconds)
+        while self._preparing_event is not None:
+            yield Wait((self._preparing_event,), self._times.seconds)
         if self._failure is not None:
             raise self._failure
 
@@ -269,40 +272,44 @@ class GroupPart:
 # Decisions on the whole sequence
 
 
-def committing(link: Link, message: CommitGroup, seconds: float) -> Operation[CommitGroupReply]:
+def commit_sequence(
+    link: ClientConnection, message: CommitGroup, seconds: float
+) -> Operation[CommitGroupReply]:
     """Commit the sequence; repeated until the reply arrives, because a large commit takes long.
 
     `seconds`: how long the broker may be unreachable or silent. The same sequence again gets the first reply. Raises
     `GroupStale`, `GroupFenced`, `GroupIncomplete`, and other errors of the broker.
     """
-    reply: CommitGroupReply = yield from _until_known(link, message, seconds)
+    reply: CommitGroupReply = yield from _request_until_answered(link, message, seconds)
     return reply
 
 
-def aborting(link: Link, group: str, sequence: int, run: str, seconds: float) -> Operation[str]:
+def abort_sequence(
+    link: ClientConnection, group: str, sequence: int, run: str, seconds: float
+) -> Operation[str]:
     """Abort what `run` prepared for the sequence, and reject its further members.
 
     Return "aborted", or "committed" if the sequence was committed before.
     """
-    reply = yield from _until_known(link, AbortCommitGroup(group, sequence, run), seconds)
+    reply = yield from _request_until_answered(link, AbortCommitGroup(group, sequence, run), seconds)
     return str(reply.state)
 
 
-def forgetting(link: Link, group: str, seconds: float) -> Operation[bool]:
+def forget_group(link: ClientConnection, group: str, seconds: float) -> Operation[bool]:
     """Delete the progress of the group. Return False if there was none."""
-    reply = yield from _until_known(link, ForgetCommitGroup(group), seconds)
+    reply = yield from _request_until_answered(link, ForgetCommitGroup(group), seconds)
     return bool(reply.forgotten)
 
 
-def _until_known(link: Link, message: Any, seconds: float) -> Operation[Any]:
+def _request_until_answered(link: ClientConnection, message: Any, seconds: float) -> Operation[Any]:
     """Return the reply to a request that the broker recognises when repeated.
 
     A request that times out is repeated as long as the broker answers a ping within `seconds`.
     """
     doubtful = False
     while True:
-        call = yield from answered(
-            link, message, until=link.now() + seconds, unattended=True, doubtful=doubtful
+        call = yield from request_until_not_busy(
+            link, message, until=link.now() + seconds, in_background=True, maybe_sent=doubtful
         )
         if not isinstance(call.error, TimedOut):
             return call.result()

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from tfmq.client.connection.requests import answered
-from tfmq.client.operation import Operation, Task, Tasks
+from tfmq.client.connection.requests import request_until_not_busy
+from tfmq.client.operation import BackgroundTasks, Operation, Task
 from tfmq.client.send.accumulator import ProducerContext
-from tfmq.client.transaction.check_back import Check, Checks
-from tfmq.client.transaction.pipeline import Beginning, Gathering, TransactionStreams
+from tfmq.client.transaction.check_back import Check, CheckBackClient
+from tfmq.client.transaction.pipeline import BeginFields, ProducerSequencePool, TransactionAccumulator
 from tfmq.client.transaction.states import (
     APPLYING,
     COMMITTED,
@@ -23,16 +23,16 @@ from tfmq.client.transaction.states import (
     READ_ONLY,
     ROLLED_BACK,
 )
-from tfmq.client.transaction.transaction import FRAME_BYTES, LEAVE_SECONDS, TransactionCore
+from tfmq.client.transaction.transaction import EXIT_ROLLBACK_SECONDS, ONE_REQUEST_BYTES, TransactionCore
 from tfmq.errors import BadRequest, TransactionRolledBack, UnknownTransaction
 from tfmq.limits import TRANSACTION_SECONDS, XID_BYTES
 from tfmq.protocol.commands import DescribeTransaction
 
 log = logging.getLogger("tfmq.transaction")
 
-LOST: Final = "{} rolled back when the producer was closed: end transactions before, or use `with`."
-CLOSED: Final = "The producer was closed before the transaction was committed, so it was rolled back."
-FOUND: Final = {
+LOST_MESSAGE: Final = "{} rolled back when the producer was closed: end transactions before, or use `with`."
+CLOSED_MESSAGE: Final = "The producer was closed before the transaction was committed, so it was rolled back."
+RESUMED_STATES: Final = {
     "open": OPEN,
     "preparing": OPEN,
     "prepared": PREPARED,
@@ -48,7 +48,7 @@ FOUND: Final = {
 """The broker's state of a transaction -> the state in the client that resumes it."""
 
 
-class Transactions:
+class ProducerTransactions:
     """All transactions of one producer. Runs under the driver's lock, except `unreferenced`."""
 
     def __init__(self, producer: ProducerContext, functions: Sequence[Check] = ()) -> None:
@@ -56,14 +56,14 @@ class Transactions:
         self.link = producer.link
         self.seconds = producer.options.timeout
         """How long a step waits for its reply."""
-        self.streams = TransactionStreams(self.link, producer.sender.identities)
+        self.sequences = ProducerSequencePool(self.link, producer.accumulator.producer_ids)
         self.committed = self.rolled_back = 0
-        self.forgotten: deque[TransactionCore] = deque()
+        self.unreferenced: deque[TransactionCore] = deque()
         """Transactions without handles. Appended by any thread, also by the garbage collector."""
         self._open: dict[TransactionCore, None] = {}
-        self._tasks: Tasks | None = None
-        self._functions = list(functions)
-        self._checks: Checks | None = None
+        self._tasks: BackgroundTasks | None = None
+        self._check_functions = list(functions)
+        self._checks: CheckBackClient | None = None
 
     def __len__(self) -> int:
         """Return the number of transactions that have not ended."""
@@ -75,33 +75,33 @@ class Transactions:
         Raises `BadRequest`, `Closed`.
         """
         self.producer.check_open()
-        self.sweep()
-        if self._functions and self._checks is None:
-            self._watch()
-        timeout_ms = None if timeout is None else _milliseconds(timeout)
-        name = "" if xid is None else checked_xid(xid)
-        made = TransactionCore(self, Beginning(name, timeout_ms, self.producer.group or ""))
+        self.roll_back_unreferenced()
+        if self._check_functions and self._checks is None:
+            self._start_checks()
+        timeout_ms = None if timeout is None else _timeout_ms(timeout)
+        name = "" if xid is None else check_xid(xid)
+        made = TransactionCore(self, BeginFields(name, timeout_ms, self.producer.group or ""))
         self._open[made] = None
         return made
 
-    def resuming(self, xid: str) -> Operation[TransactionCore]:
+    def resume(self, xid: str) -> Operation[TransactionCore]:
         """Return a transaction that the broker has, or whose outcome it remembers.
 
         Raises `UnknownTransaction`, `Closed`, `BadRequest`.
         """
         self.producer.check_open()
-        found = (yield from self.answer(DescribeTransaction(checked_xid(xid)))).description
-        state = FOUND.get(str(found.get("state")))
+        found = (yield from self.send_request(DescribeTransaction(check_xid(xid)))).description
+        state = RESUMED_STATES.get(str(found.get("state")))
         if state is None:
             raise UnknownTransaction(
                 f"The broker has no transaction {xid!r}, and remembers no outcome of one: it was never begun, or was"
                 " rolled back before it was prepared, or ended long ago."
             )
-        made = TransactionCore(self, Beginning(xid))
-        made.resume(state, xid, int(found.get("epoch", 0)), bool(found.get("prepared_ms")))
+        made = TransactionCore(self, BeginFields(xid))
+        made.attach(state, xid, int(found.get("epoch", 0)), bool(found.get("prepared_ms")))
         return made
 
-    def check(self, function: Check) -> None:
+    def add_check(self, function: Check) -> None:
         """Register `function` for prepared transactions of the producer's group.
 
         Raises `BadRequest` for a producer without a group, `TypeError`, `Closed`.
@@ -114,57 +114,60 @@ class Transactions:
             )
         if not callable(function):
             raise TypeError(f"A transaction check is a function, not {type(function).__name__}.")
-        self._functions.append(function)
+        self._check_functions.append(function)
         if self._checks is None:
-            self._watch()
+            self._start_checks()
 
-    def _watch(self) -> None:
+    def _start_checks(self) -> None:
         group = self.producer.group
         assert group is not None, "checked when the first function came"
-        self._checks = Checks(self.link, group, self.producer.owner.beside, self._functions)
-        self.start(
-            self._checks.watch(), lambda error: log.error("The check of transactions ended.", exc_info=error)
+        self._checks = CheckBackClient(
+            self.link, group, self.producer.owner.run_in_executor, self._check_functions
+        )
+        self.start_task(
+            self._checks.run_checks(),
+            lambda error: log.error("The check of transactions ended.", exc_info=error),
         )
 
-    def answer(self, request: Any) -> Operation[Any]:
+    def send_request(self, request: Any) -> Operation[Any]:
         """Return the reply to `request`; retried while the broker is busy."""
-        call = yield from answered(self.link, request, until=self.link.now() + self.seconds)
+        call = yield from request_until_not_busy(self.link, request, until=self.link.now() + self.seconds)
         return call.result()
 
-    def start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
+    def start_task(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
         """Run `operation` in the background."""
         driver = self.producer.driver
         if self._tasks is None:
-            self._tasks = Tasks(self.link.now)
+            self._tasks = BackgroundTasks(self.link.now)
             # A new list, because another thread may be iterating over the old one.
             driver.tickers = [*driver.tickers, self._tasks]
         task = self._tasks.start(operation, failed)
-        driver.attend()
+        driver.wake()
         return task
 
-    def fits_a_frame(self, gathering: Gathering) -> bool:
+    def fits_one_request(self, gathering: TransactionAccumulator) -> bool:
         """Return whether a transaction can be sent as one request."""
         few = gathering.batch_count <= self.link.limits["transact_batches"]
-        return few and gathering.size_bytes() <= FRAME_BYTES
+        return few and gathering.size_bytes() <= ONE_REQUEST_BYTES
 
-    def ended(self, transaction: TransactionCore, committed: bool) -> None:
+    def transaction_ended(self, transaction: TransactionCore, committed: bool) -> None:
         """Count a transaction that ended."""
         self._open.pop(transaction, None)
         if committed:
             self.committed += 1
-            sender = self.producer.sender
-            messages, batches, size_bytes = transaction.ending.counts()
+            sender = self.producer.accumulator
+            messages, batches, size_bytes = transaction.requests.sent_counts()
             sender.sent_messages += messages
             sender.sent_batches += batches
             sender.sent_bytes += size_bytes
         else:
             self.rolled_back += 1
 
-    def sweep(self) -> None:
+    def roll_back_unreferenced(self) -> None:
         """Roll back the open transactions without handles."""
-        while self.forgotten:
-            transaction = self.forgotten.popleft()
-            if transaction.held:
+        while self.unreferenced:
+            transaction = self.unreferenced.popleft()
+            if transaction.keep_open:
                 continue
             if transaction.state == OPEN:
                 log.warning(
@@ -173,34 +176,34 @@ class Transactions:
                 )
                 transaction.drop(None, "The transaction was dropped, so it was rolled back.")
                 # No caller waits for the request, so a parked network thread has to be woken to send it.
-                self.producer.driver.attend()
+                self.producer.driver.wake()
             self._open.pop(transaction, None)
 
-    def closing(self, seconds: float) -> Operation[None]:
+    def close(self, seconds: float) -> Operation[None]:
         """Roll back the open transactions because the producer is closed.
 
         Raises `TransactionRolledBack` if any of them had messages.
         """
-        self.sweep()
-        until = self.link.now() + min(seconds, LEAVE_SECONDS)
+        self.roll_back_unreferenced()
+        until = self.link.now() + min(seconds, EXIT_ROLLBACK_SECONDS)
         lost = 0
         for each in list(self._open):
-            lost += yield from each.closing(until, CLOSED)
+            lost += yield from each.close(until, CLOSED_MESSAGE)
         for each in self._open:
             log.warning(
                 "The producer was closed while the state of transaction %s was %s.", each.xid, each.state
             )
         if lost:
-            raise TransactionRolledBack(LOST.format(_open(lost)))
+            raise TransactionRolledBack(LOST_MESSAGE.format(_open(lost)))
 
-    def give_up(self) -> int:
+    def drop_all(self) -> int:
         """Roll back as `close` without waiting. Return how many transactions had messages."""
         lost = 0
         for each in list(self._open):
-            lost += each.state == OPEN and not each.ending.is_empty
-            each.drop(TransactionRolledBack(CLOSED), CLOSED)
+            lost += each.state == OPEN and not each.requests.is_empty
+            each.drop(TransactionRolledBack(CLOSED_MESSAGE), CLOSED_MESSAGE)
         if lost:
-            log.error(LOST.format(_open(lost)))
+            log.error(LOST_MESSAGE.format(_open(lost)))
         return lost
 
     def stop(self) -> None:
@@ -210,26 +213,26 @@ class Transactions:
             driver.tickers = [each for each in driver.tickers if each is not self._tasks]
             self._tasks.cancel()
 
-    def renewed(self) -> Transactions:
+    def recreate_after_fork(self) -> ProducerTransactions:
         """In a forked child: abandon the parent's transactions and return a new manager.
 
         The child's manager answers checks once it begins a transaction.
         """
         for transaction in list(self._open):
-            transaction.abandon()
+            transaction.abandon_after_fork()
         self._open.clear()
         self.stop()
-        return Transactions(self.producer, self._functions)
+        return ProducerTransactions(self.producer, self._check_functions)
 
 
-def checked_xid(xid: Any) -> str:
+def check_xid(xid: Any) -> str:
     """Return `xid`. Raises `BadRequest` if it is not a valid name of a transaction."""
     if isinstance(xid, str) and 0 < len(xid.encode(errors="replace")) <= XID_BYTES and xid.isprintable():
         return xid
     raise BadRequest(f"{xid!r} cannot name a transaction: printable text of 1 to {XID_BYTES:d} bytes can.")
 
 
-def _milliseconds(timeout: float) -> int:
+def _timeout_ms(timeout: float) -> int:
     most = int(TRANSACTION_SECONDS.cap)
     if not isinstance(timeout, int | float) or not 0 < timeout <= most:
         raise BadRequest(

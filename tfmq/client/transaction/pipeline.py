@@ -13,20 +13,20 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from tfmq.client.connection.connection import Call, Link
+from tfmq.client.connection.connection import ClientConnection, PendingRequest
 from tfmq.client.connection.requests import (
     TRANSACTION_PAUSE_SECONDS,
     TRANSACTION_PAUSE_SECONDS_MAX,
     Topic,
-    answered,
+    request_until_not_busy,
 )
-from tfmq.client.operation import Flag, Operation, Wait
-from tfmq.client.send.accumulator import Sender
-from tfmq.client.send.batch import Batch, Delivery, HandledBatch
-from tfmq.client.send.delivery_time import Dues, Given, due_of
-from tfmq.client.send.partition_sender import FLIGHT_BATCHES, FLIGHT_BYTES, Identities
+from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.send.accumulator import RecordAccumulator
+from tfmq.client.send.batch import Batch, DelayedHandleBatch, Delivery
+from tfmq.client.send.delivery_time import DueTimes, StampedDueTime, due_number
+from tfmq.client.send.partition_sender import IN_FLIGHT_BATCHES_MAX, IN_FLIGHT_BYTES_MAX, ProducerIds
 from tfmq.client.send.partitioner import choose_partition
-from tfmq.client.send.record_encoder import Encoded
+from tfmq.client.send.record_encoder import EncodedRecords
 from tfmq.errors import (
     NOT_DONE,
     Busy,
@@ -42,7 +42,7 @@ from tfmq.errors import (
     UnknownProducer,
     UnknownTransaction,
 )
-from tfmq.ids import sequences_left
+from tfmq.ids import remaining_sequences
 from tfmq.message import Message
 from tfmq.protocol.commands import (
     ACKS_WRITTEN,
@@ -51,84 +51,90 @@ from tfmq.protocol.commands import (
     CommitMember,
     Produce,
 )
-from tfmq.protocol.delayed_handle import read_dues
+from tfmq.protocol.delayed_handle import decode_due_times
 
 
-class Teller(Protocol):
+class TransactionDeliveryOwner(Protocol):
     """The part of a transaction that its delivery handles use."""
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None: ...
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]: ...
 
-    def call_back(self, callback: Callable[[], object]) -> None: ...
+    def schedule_callback(self, callback: Callable[[], object]) -> None: ...
 
-    def keep(self, batch: TransactionBatch) -> None:
+    def retain(self, batch: TransactionBatch) -> None:
         """Hold a reference to `batch` until its callbacks have run; the user may have dropped it."""
         ...
 
 
-class TransactionBatch(HandledBatch):
+class TransactionBatch(DelayedHandleBatch):
     """Messages of one transaction for one partition of the topic's `incarnation`."""
 
-    __slots__ = ("dues", "first_count", "incarnation")
+    __slots__ = ("due_times", "first_block_count", "incarnation")
 
-    owner: Teller
+    owner: TransactionDeliveryOwner
 
     def __init__(
-        self, owner: Teller, topic: str, incarnation: int, partition: int, room: int, born_ms: int
+        self,
+        owner: TransactionDeliveryOwner,
+        topic: str,
+        incarnation: int,
+        partition: int,
+        room: int,
+        born_ms: int,
     ) -> None:
         super().__init__(owner, topic, partition, room, born_ms, float("inf"))
         self.incarnation = incarnation
-        self.dues: Dues | None = None
+        self.due_times: DueTimes | None = None
         """The due times of delayed messages; their delays start at the commit. None: not delayed."""
-        self.first_count = 0
+        self.first_block_count = 0
         """Number of messages in the first block. The commit returns no offsets for later blocks."""
 
     @property
-    def due(self) -> bytes | None:
+    def due_field(self) -> bytes | None:
         """The due times as a request field."""
-        return None if self.dues is None else self.dues.packed_whole()
+        return None if self.due_times is None else self.due_times.pack_original()
 
-    def _dues(self, packed: bytes) -> array[int]:
+    def _decode_due_times(self, packed: bytes) -> array[int]:
         """Decode the due times of the reply; a single one applies to all messages."""
-        dues = read_dues(packed)
+        dues = decode_due_times(packed)
         return dues * self.count if len(dues) == 1 else dues
 
-    def number(self, producer_id: int, sequence: int) -> Encoded:
-        encoded = super().number(producer_id, sequence)
-        self.first_count = encoded.blocks[0][1]
+    def assign_sequence(self, producer_id: int, sequence: int) -> EncodedRecords:
+        encoded = super().assign_sequence(producer_id, sequence)
+        self.first_block_count = encoded.blocks[0][1]
         return encoded
 
-    def journalled(self) -> None:
+    def release_records(self) -> None:
         """Release the records after the broker's journal has them."""
         encoded = self.encoded
         if encoded is not None:
-            ends = None if encoded.ends is None else array("I", encoded.ends[: self.first_count])
-            self.encoded = Encoded(bytearray(), [], encoded.record_size, ends)
-        self.dues = None
+            ends = None if encoded.ends is None else array("I", encoded.ends[: self.first_block_count])
+            self.encoded = EncodedRecords(bytearray(), [], encoded.record_size, ends)
+        self.due_times = None
 
     def offset_of(self, index: int) -> int | None:
         """Return None for messages after the first block, and where the commit returned no offset."""
-        return super().offset_of(index) if index < self.first_count else None
+        return super().offset_of(index) if index < self.first_block_count else None
 
-    def when_finished(self, callback: Callable[[Batch], object]) -> None:
+    def add_user_callback(self, callback: Callable[[Batch], object]) -> None:
         if not self.done:
-            self.owner.keep(self)
-        super().when_finished(callback)
+            self.owner.retain(self)
+        super().add_user_callback(callback)
 
 
 BATCH_BYTES: Final = 256 << 10
 """As for plain batches; larger ones do not increase the throughput."""
-LOOK_BYTES: Final = 64 << 10
+CHECK_INTERVAL_BYTES: Final = 64 << 10
 """The size of a transaction is checked at least every time it has grown by this much."""
-NOT_YET: Final = 0.0
+DELAY_START: Final = 0.0
 """Delays in a transaction start at its commit, so no time is subtracted before."""
 KEYLESS: Final = Message(None)
 """Stands for any message without a key when a selector chooses for a whole batch."""
 
 
-class Gathering:
+class TransactionAccumulator:
     """The unsent messages of one transaction: an open batch per partition, and full ones.
 
     Order is kept per partition. The metadata of a topic is fixed at its first message: if the topic is deleted and
@@ -136,28 +142,33 @@ class Gathering:
     than the rest. Runs under the driver's lock.
     """
 
-    def __init__(self, teller: Teller, sender: Sender, wall_clock: Callable[[], float] = time.time) -> None:
-        self.shared: dict[str, TransactionBatch] = {}
+    def __init__(
+        self,
+        teller: TransactionDeliveryOwner,
+        sender: RecordAccumulator,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.shared_batches: dict[str, TransactionBatch] = {}
         """Open batches, by topic, that accept any message without a key.
 
         The fast path of `send` appends to them.
         """
-        self._teller = teller
-        self._sender = sender
+        self._owner = teller
+        self._accumulator = sender
         self._wall_clock = wall_clock
         self._topics: dict[str, Topic] = {}
         self._shared_delayed: dict[str, TransactionBatch] = {}
         self._open: dict[tuple[str, int, bool], TransactionBatch] = {}
         self._full: list[TransactionBatch] = []
         self._full_bytes = 0
-        self._bytes_max = self._look_at = 0
+        self._bytes_max = self._check_at_bytes = 0
 
-    def knows(self, topic: str) -> bool:
+    def is_known(self, topic: str) -> bool:
         """Return whether a message for `topic` can be appended without a metadata request."""
-        return topic in self._topics or self._sender.lanes.knows(topic)
+        return topic in self._topics or self._accumulator.topics.is_known(topic)
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._full and not any(batch.payloads for batch in self._open.values())
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
@@ -165,21 +176,21 @@ class Gathering:
 
         Raises `MessageTooLarge`, `UnknownPartition`, and errors of the partition selector.
         """
-        sender = self._sender
+        sender = self._accumulator
         length = 0 if payload is None else len(payload)
         sender.check_size(length)
-        part = sender.part(message)
-        due = due_of(message.delay, message.deliver_at)
-        batch = self._target(topic, message, due is not None)
+        part = sender.encode_attribute_part(message)
+        due = due_number(message.delay, message.deliver_at)
+        batch = self._open_batch_for(topic, message, due is not None)
         size = length + batch.overhead_bytes + len(part or b"")
-        if size > batch.room and batch.payloads:
+        if size > batch.room_bytes and batch.payloads:
             self._close(batch)
-            batch = self._target(topic, message, due is not None)
+            batch = self._open_batch_for(topic, message, due is not None)
         index = batch.add(payload, part, message.tag)
-        if due is not None and batch.dues is not None:
-            batch.dues.add(Given(due, NOT_YET))
+        if due is not None and batch.due_times is not None:
+            batch.due_times.add(StampedDueTime(due, DELAY_START))
         self._bytes_max += size
-        if batch.room <= 0:
+        if batch.room_bytes <= 0:
             self._close(batch)
         return Delivery((batch, index))
 
@@ -191,31 +202,31 @@ class Gathering:
         `size_bytes` includes the overhead of each record. Return the batch and the index of the first payload in it.
         Raises `MessageTooLarge`.
         """
-        self._sender.check_size(max(map(len, payloads)))
-        batch = self._target(topic, KEYLESS, due is not None)
-        if size_bytes > batch.room and batch.payloads:
+        self._accumulator.check_size(max(map(len, payloads)))
+        batch = self._open_batch_for(topic, KEYLESS, due is not None)
+        if size_bytes > batch.room_bytes and batch.payloads:
             self._close(batch)
-            batch = self._target(topic, KEYLESS, due is not None)
-        if due is not None and batch.dues is not None:
-            batch.dues.add(Given(due, NOT_YET), len(payloads))
+            batch = self._open_batch_for(topic, KEYLESS, due is not None)
+        if due is not None and batch.due_times is not None:
+            batch.due_times.add(StampedDueTime(due, DELAY_START), len(payloads))
         first = len(batch.payloads)
         batch.payloads += payloads
-        batch.room -= size_bytes
+        batch.room_bytes -= size_bytes
         self._bytes_max += size_bytes
-        if batch.room <= 0:
+        if batch.room_bytes <= 0:
             self._close(batch)
         return batch, first
 
-    def outgrew(self, limit_bytes: int) -> bool:
+    def exceeds(self, limit_bytes: int) -> bool:
         """Return whether more than `limit_bytes` are gathered.
 
         The result may be late by `CHECK_INTERVAL_BYTES`.
         """
-        if self._bytes_max <= max(limit_bytes, self._look_at):
+        if self._bytes_max <= max(limit_bytes, self._check_at_bytes):
             return False
         size = self.size_bytes()
-        self._bytes_max = size + sum(batch.room for batch in self.shared.values())
-        self._look_at = self._bytes_max + LOOK_BYTES
+        self._bytes_max = size + sum(batch.room_bytes for batch in self.shared_batches.values())
+        self._check_at_bytes = self._bytes_max + CHECK_INTERVAL_BYTES
         return size > limit_bytes
 
     @property
@@ -225,65 +236,65 @@ class Gathering:
 
     def size_bytes(self) -> int:
         """Return the exact size of the gathered messages."""
-        return self._full_bytes + sum(BATCH_BYTES - batch.room for batch in self._open.values())
+        return self._full_bytes + sum(BATCH_BYTES - batch.room_bytes for batch in self._open.values())
 
-    def take_full(self) -> list[TransactionBatch]:
+    def drain_full(self) -> list[TransactionBatch]:
         """Remove and return the full batches, in order."""
         taken, self._full, self._full_bytes = self._full, [], 0
         return taken
 
-    def take_all(self) -> list[TransactionBatch]:
+    def drain_all(self) -> list[TransactionBatch]:
         """Close, remove and return every batch that has messages."""
         for batch in list(self._open.values()):
             self._close(batch)
-        self._bytes_max = self._look_at = 0
-        return self.take_full()
+        self._bytes_max = self._check_at_bytes = 0
+        return self.drain_full()
 
-    def put_back(self, batches: list[TransactionBatch]) -> None:
+    def requeue(self, batches: list[TransactionBatch]) -> None:
         """Put unsent batches from `drain_all` back, ahead of all others."""
         self._full[:0] = batches
         self._full_bytes += sum(batch.size_bytes for batch in batches)
         self._bytes_max += sum(batch.size_bytes for batch in batches)
 
-    def forget_topics(self) -> None:
+    def invalidate_topics(self) -> None:
         """Discard the metadata of all its topics, because one may be deleted."""
         for topic in self._topics.values():
-            self._sender.cluster.forget(topic.name)
-            self._sender.lanes.forget(topic)
+            self._accumulator.metadata.invalidate(topic.name)
+            self._accumulator.topics.invalidate(topic)
 
-    def _target(self, topic: str, message: Message, delayed: bool) -> TransactionBatch:
+    def _open_batch_for(self, topic: str, message: Message, delayed: bool) -> TransactionBatch:
         """Return the open batch for `message`; create one if there is none."""
-        free = message.partition is None and message.key is None and self._sender.selector.per_batch
-        shared = self._shared_delayed if delayed else self.shared
+        free = message.partition is None and message.key is None and self._accumulator.selector.per_batch
+        shared = self._shared_delayed if delayed else self.shared_batches
         if free and topic in shared:
             return shared[topic]
-        known = self._topics.get(topic) or self._pin(topic)
-        partition = choose_partition(self._sender.selector, known, message)
+        known = self._topics.get(topic) or self._pin_topic(topic)
+        partition = choose_partition(self._accumulator.selector, known, message)
         batch = self._open.get((topic, partition, delayed))
         if batch is None:
             born_ms = int(self._wall_clock() * 1000)
-            batch = TransactionBatch(self._teller, topic, known.incarnation, partition, BATCH_BYTES, born_ms)
-            batch.dues = Dues() if delayed else None
+            batch = TransactionBatch(self._owner, topic, known.incarnation, partition, BATCH_BYTES, born_ms)
+            batch.due_times = DueTimes() if delayed else None
             self._open[topic, partition, delayed] = batch
         if free:
             shared[topic] = batch
             if not delayed:
-                self._bytes_max += batch.room  # The fast path does not count what it appends.
+                self._bytes_max += batch.room_bytes  # The fast path does not count what it appends.
         return batch
 
-    def _pin(self, name: str) -> Topic:
-        sender = self._sender
-        entry = sender.lanes.lane(name)
-        assert entry.topic is not None, "asked for before"
-        if sender.cluster.stale(name):
-            sender.lanes.ask(entry)  # New partitions are used by later transactions only.
-        self._topics[name] = entry.topic
-        return entry.topic
+    def _pin_topic(self, name: str) -> Topic:
+        sender = self._accumulator
+        entry = sender.topics.get_or_create(name)
+        assert entry.metadata is not None, "asked for before"
+        if sender.metadata.is_stale(name):
+            sender.topics.request_metadata(entry)  # New partitions are used by later transactions only.
+        self._topics[name] = entry.metadata
+        return entry.metadata
 
     def _close(self, batch: TransactionBatch) -> None:
-        delayed = batch.dues is not None
+        delayed = batch.due_times is not None
         del self._open[batch.topic, batch.partition, delayed]
-        shared = self._shared_delayed if delayed else self.shared
+        shared = self._shared_delayed if delayed else self.shared_batches
         if shared.get(batch.topic) is batch:
             del shared[batch.topic]
         batch.close(BATCH_BYTES)
@@ -294,14 +305,14 @@ class Gathering:
 
 BUFFER_BYTES: Final = 12 << 20
 """Maximum unacked bytes of one transaction, plus one message: 1.5 times the in-flight limit."""
-STRANGE: Final = (SequenceGap, UnknownProducer, StaleProducer)
+SEQUENCE_ERRORS: Final = (SequenceGap, UnknownProducer, StaleProducer)
 """Errors of a producer sequence that the broker does not know, or knows differently.
 
 The transaction then uses a new one.
 """
 
 
-class Beginning(NamedTuple):
+class BeginFields(NamedTuple):
     """Fields of BEGIN_TRANSACTION.
 
     `xid` "" is a local transaction, which ends with its connection. `member`: of a commit group.
@@ -332,41 +343,41 @@ class Pipeline:
 
     def __init__(
         self,
-        link: Link,
-        streams: TransactionStreams,
-        beginning: Beginning,
+        link: ClientConnection,
+        streams: ProducerSequencePool,
+        beginning: BeginFields,
         seconds: float,
         epoch: int = 0,
     ) -> None:
-        self.beginning = beginning
+        self.begin_fields = beginning
         self.xid = beginning.xid
         self.epoch = epoch
         """Known after begin, or given for a transaction that was begun elsewhere."""
         self.state = "beginning"
         self.failure: TfmqError | None = None
-        self.superfluous = False
+        self.already_committed = False
         """Whether the commit group has committed this sequence already.
 
         Then no transaction is begun.
         """
-        self.bytes = 0
+        self.unacked_bytes = 0
         """Bytes queued or in flight."""
-        self.count = self.message_count = self.sent_bytes = 0
+        self.batch_count = self.message_count = self.sent_bytes = 0
         """Batches, messages and bytes acked by the broker."""
-        self.journalled: list[weakref.ref[TransactionBatch]] = []
+        self.journalled_batches: list[weakref.ref[TransactionBatch]] = []
         """The acked batches, in order. Weak references: delivery handles hold the batches."""
         self._link = link
-        self._streams = streams
+        self._sequences = streams
         self._seconds = seconds
         self._connection = 0
         self._queue: deque[TransactionBatch] = deque()
-        self._flight: deque[tuple[TransactionBatch, Call]] = deque()
-        self._flight_bytes = 0
-        self._stream: TransactionStream | None = None
-        self._fresh = False  # Whether no batch was acked under this producer sequence yet.
-        self._moved_at = 0.0
-        self._more = Flag()
-        self._moved = Flag()
+        self._in_flight: deque[tuple[TransactionBatch, PendingRequest]] = deque()
+        self._in_flight_bytes = 0
+        self._sequence: ProducerSequence | None = None
+        self._sequence_unused = False  # Whether no batch was acked under this producer sequence yet.
+        self._progress_at = 0.0
+        self._queued_event = Event()
+        self._changed_event = Event()
 
     # For the transaction
 
@@ -374,46 +385,46 @@ class Pipeline:
         """Queue closed batches for sending."""
         if batches:
             self._queue.extend(batches)
-            self.bytes += sum(batch.size_bytes for batch in batches)
-            self._more.settle()
+            self.unacked_bytes += sum(batch.size_bytes for batch in batches)
+            self._queued_event.complete()
 
     @property
     def has_room(self) -> bool:
-        return self.bytes < BUFFER_BYTES
+        return self.unacked_bytes < BUFFER_BYTES
 
-    def moved(self) -> Flag:
+    def changed_event(self) -> Event:
         """Return the event set at the next change: begun, batches acked, or failed."""
-        if self._moved.done:
-            self._moved = Flag()
-        return self._moved
+        if self._changed_event.done:
+            self._changed_event = Event()
+        return self._changed_event
 
     @property
     def begun(self) -> bool:
         """Whether the broker has begun the transaction."""
         return self.epoch > 0
 
-    def waiting(self) -> list[TransactionBatch]:
+    def unacked_batches(self) -> list[TransactionBatch]:
         """Return the batches that are not acked."""
-        return [*(batch for batch, _ in self._flight), *self._queue]
+        return [*(batch for batch, _ in self._in_flight), *self._queue]
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop after the end of the transaction.
 
         Return the producer sequence to the pool if it is clean.
         """
-        stream, self._stream = self._stream, None
-        if stream is not None and not self._flight and self.failure is None:
-            self._streams.give(stream)
+        stream, self._sequence = self._sequence, None
+        if stream is not None and not self._in_flight and self.failure is None:
+            self._sequences.release(stream)
         self.state = "ended"
-        self._moved.settle()
+        self._changed_event.complete()
 
-    def broke(self, error: Exception) -> None:
+    def set_failure(self, error: Exception) -> None:
         """Stop sending and store the error as `failure`."""
         failure = error if isinstance(error, TfmqError) else TransactionError(f"The client failed: {error!r}")
         if self.failure is None:
             self.failure = failure
         self.state = "ended"
-        self._moved.settle()
+        self._changed_event.complete()
 
     # The background task
 
@@ -421,74 +432,79 @@ class Pipeline:
         """Begin and send until cancelled, or until an error occurs."""
         try:
             yield from self._begin()
-            while not self.superfluous:
+            while not self.already_committed:
                 self._send()
-                if self._queue and not self._flight:
-                    yield from self._change_stream()  # The current producer sequence has too few numbers left.
+                if self._queue and not self._in_flight:
+                    yield from self._change_sequence()  # The current producer sequence has too few numbers left.
                     continue
-                yield Wait((self._more, self._flight[0][1]) if self._flight else (self._more,))
-                if self._more.done:
-                    self._more = Flag()
-                yield from self._take_answers()
+                yield Wait(
+                    (self._queued_event, self._in_flight[0][1]) if self._in_flight else (self._queued_event,)
+                )
+                if self._queued_event.done:
+                    self._queued_event = Event()
+                yield from self._process_replies()
         finally:
-            for _, call in self._flight:
+            for _, call in self._in_flight:
                 self._link.abandon(call)
 
     def _begin(self) -> Operation[None]:
         link = self._link
         until = link.now() + self._seconds
-        self._stream = yield from self._streams.taking(until)
-        self._fresh = True
+        self._sequence = yield from self._sequences.acquire(until)
+        self._sequence_unused = True
         if not self.begun:
-            reply = yield from self._asked_to_begin(until)
+            reply = yield from self._send_begin(until)
             self.epoch, self.xid = reply.epoch, reply.xid
-            self.superfluous = not reply.epoch
-        self._connection = link.connections
-        self.state = "ended" if self.superfluous else "flowing"
-        self._moved.settle()
+            self.already_committed = not reply.epoch
+        self._connection = link.connection_count
+        self.state = "ended" if self.already_committed else "flowing"
+        self._changed_event.complete()
 
-    def _asked_to_begin(self, until: float) -> Operation[BeginTransactionReply]:
+    def _send_begin(self, until: float) -> Operation[BeginTransactionReply]:
         """Send BEGIN_TRANSACTION until it succeeds.
 
         The broker recognises a repeated begin of a named transaction by its number. A local one ends with the
         connection on which it was begun, so after a lost connection a new one is begun.
         """
-        named = bool(self.beginning.xid)
+        named = bool(self.begin_fields.xid)
         strange = 0
         while True:
-            stream = self._stream
+            stream = self._sequence
             assert stream is not None, "taken before"
             stream.number += 1
-            request = BeginTransaction(stream.producer_id, stream.number, *self.beginning)
-            call = yield from answered(self._link, request, until=until, unattended=True, repeat=named)
-            if isinstance(call.error, STRANGE) and not strange:
+            request = BeginTransaction(stream.producer_id, stream.number, *self.begin_fields)
+            call = yield from request_until_not_busy(
+                self._link, request, until=until, in_background=True, repeat=named
+            )
+            if isinstance(call.error, SEQUENCE_ERRORS) and not strange:
                 strange += 1
-                self._stream = yield from self._streams.leasing(until)
+                self._sequence = yield from self._sequences.lease_new(until)
             elif not (isinstance(call.error, ConnectionFailed) and not named and self._may_retry(until)):
                 reply: BeginTransactionReply = call.result()
                 return reply
 
     def _may_retry(self, until: float) -> bool:
-        return bool(self._link.connections) and self._link.now() < until
+        return bool(self._link.connection_count) and self._link.now() < until
 
     # Sending
 
     def _send(self) -> None:
-        most = FLIGHT_BATCHES
+        most = IN_FLIGHT_BATCHES_MAX
         while self._queue and (
-            not self._flight or (len(self._flight) < most and self._flight_bytes < FLIGHT_BYTES)
+            not self._in_flight
+            or (len(self._in_flight) < most and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX)
         ):
-            batch, stream = self._queue[0], self._stream
+            batch, stream = self._queue[0], self._sequence
             assert stream is not None, "begun"
             if batch.producer_id != stream.producer_id:
-                if not stream.fits(batch.count):
+                if not stream.has_room_for(batch.count):
                     return  # The next producer sequence starts when all in flight is acked.
-                stream.place(batch)
+                stream.assign_to(batch)
             self._queue.popleft()
-            self._flight.append((batch, self._produce(batch)))
-            self._flight_bytes += batch.size_bytes
+            self._in_flight.append((batch, self._send_batch(batch)))
+            self._in_flight_bytes += batch.size_bytes
 
-    def _produce(self, batch: TransactionBatch) -> Call:
+    def _send_batch(self, batch: TransactionBatch) -> PendingRequest:
         encoded = batch.encoded
         assert encoded is not None, "placed"
         request = Produce(
@@ -500,76 +516,76 @@ class Pipeline:
             batch.count,
             ACKS_WRITTEN,
             encoded.blocks,  # type: ignore[arg-type]
-            batch.due,
+            batch.due_field,
             self.epoch,
         )
-        return self._link.call(request, encoded.data, seconds=self._seconds, unattended=True)
+        return self._link.send_request(request, encoded.data, seconds=self._seconds, in_background=True)
 
     # Replies
 
-    def _take_answers(self) -> Operation[None]:
+    def _process_replies(self) -> Operation[None]:
         """Process the replies. Send again what was rejected with a retriable error."""
         pause = TRANSACTION_PAUSE_SECONDS
-        self._moved_at = self._link.now()
-        while (refusal := self._land()) is not None:
-            yield from self._landed()
-            if isinstance(refusal, STRANGE) and self._fresh:
-                yield from self._change_stream()
-            elif isinstance(refusal, Busy) and self._link.now() + pause < self._moved_at + self._seconds:
+        self._progress_at = self._link.now()
+        while (refusal := self._ack_in_order()) is not None:
+            yield from self._requeue_in_flight()
+            if isinstance(refusal, SEQUENCE_ERRORS) and self._sequence_unused:
+                yield from self._change_sequence()
+            elif isinstance(refusal, Busy) and self._link.now() + pause < self._progress_at + self._seconds:
                 self.state = "pausing"
                 yield Wait((), pause)
                 self.state = "flowing"
                 pause = min(pause * 2, TRANSACTION_PAUSE_SECONDS_MAX)
             else:
-                raise self._told(refusal)
+                raise self._with_reason(refusal)
             self._send()
-            if self._flight:
-                yield Wait((self._flight[0][1],))
+            if self._in_flight:
+                yield Wait((self._in_flight[0][1],))
 
-    def _land(self) -> TfmqError | None:
+    def _ack_in_order(self) -> TfmqError | None:
         """Ack the answered batches in order. Return the error of the first rejected one."""
         landed = False
-        while self._flight and self._flight[0][1].done:
-            batch, call = self._flight[0]
+        while self._in_flight and self._in_flight[0][1].done:
+            batch, call = self._in_flight[0]
             if call.error is not None:
                 break
-            self._flight.popleft()
-            self._flight_bytes -= batch.size_bytes
-            self.bytes -= batch.size_bytes
-            batch.journalled()
-            self.journalled.append(weakref.ref(batch))
-            self.count += 1
+            self._in_flight.popleft()
+            self._in_flight_bytes -= batch.size_bytes
+            self.unacked_bytes -= batch.size_bytes
+            batch.release_records()
+            self.journalled_batches.append(weakref.ref(batch))
+            self.batch_count += 1
             self.message_count += batch.count
             self.sent_bytes += batch.size_bytes
-            self._fresh = False
+            self._sequence_unused = False
             landed = True
         if landed:
-            self._moved_at = self._link.now()
-            self._moved.settle()
-        first = self._flight[0][1] if self._flight else None
+            self._progress_at = self._link.now()
+            self._changed_event.complete()
+        first = self._in_flight[0][1] if self._in_flight else None
         return first.error if first is not None and first.done else None
 
-    def _landed(self) -> Operation[None]:
+    def _requeue_in_flight(self) -> Operation[None]:
         """Wait until all requests in flight are answered, then queue their batches again."""
-        for _, call in self._flight:
+        for _, call in self._in_flight:
             while not call.done:
                 yield Wait((call,))
-        self._queue.extendleft(batch for batch, _ in reversed(self._flight))
-        self._flight.clear()
-        self._flight_bytes = 0
+        self._queue.extendleft(batch for batch, _ in reversed(self._in_flight))
+        self._in_flight.clear()
+        self._in_flight_bytes = 0
 
-    def _change_stream(self) -> Operation[None]:
+    def _change_sequence(self) -> Operation[None]:
         """Switch to a new producer sequence. The current one is full or unknown to the broker."""
-        self._stream = yield from self._streams.leasing(self._link.now() + self._seconds)
-        self._fresh = False
+        self._sequence = yield from self._sequences.lease_new(self._link.now() + self._seconds)
+        self._sequence_unused = False
 
-    def _told(self, error: TfmqError) -> TfmqError:
+    def _with_reason(self, error: TfmqError) -> TfmqError:
         """Return the error with a reason, and what is visible of the transaction.
 
         Nothing is visible before the commit, whatever the outcome of a batch. But another client may commit a named
         transaction.
         """
-        if not self.beginning.xid and self._link.connections != self._connection:
+        if not self.begin_fields.xid and self._link.connection_count != self._connection:
             reason = " The connection was lost, and with it the transaction."
         elif isinstance(error, UnknownTransaction | TransactionRolledBack):
             reason = " It timed out, or another client ended it."
@@ -584,11 +600,11 @@ class Pipeline:
         return failure
 
 
-STREAMS_KEPT = 1000
+FREE_SEQUENCES_MAX = 1000
 """Maximum free producer sequences. A new one costs a sixteenth of a round trip."""
 
 
-class TransactionStream:
+class ProducerSequence:
     """A producer id with its next sequence and the number of its last transaction.
 
     The broker recognises a repeated request by (id, number). Transactions use ids of their own, so their sequences
@@ -603,59 +619,59 @@ class TransactionStream:
         self.number = 0
         self.used_at = now
 
-    def fits(self, count: int) -> bool:
+    def has_room_for(self, count: int) -> bool:
         """Return whether sequences for `count` more messages are left."""
-        return count <= sequences_left(self.sequence)
+        return count <= remaining_sequences(self.sequence)
 
-    def place(self, batch: TransactionBatch) -> None:
+    def assign_to(self, batch: TransactionBatch) -> None:
         """Assign the next sequences to `batch`."""
-        batch.number(self.producer_id, self.sequence)
+        batch.assign_sequence(self.producer_id, self.sequence)
         self.sequence += batch.count
 
 
-class TransactionStreams:
+class ProducerSequencePool:
     """The free producer sequences of a producer, used last in, first out.
 
     One transaction at a time uses a sequence. It is returned to the pool unless the outcome of its last request is
     unknown.
     """
 
-    def __init__(self, link: Link, identities: Identities) -> None:
+    def __init__(self, link: ClientConnection, identities: ProducerIds) -> None:
         self._link = link
-        self._identities = identities
-        self._free: list[TransactionStream] = []
+        self._producer_ids = identities
+        self._free: list[ProducerSequence] = []
 
-    def give(self, stream: TransactionStream) -> None:
+    def release(self, stream: ProducerSequence) -> None:
         """Return a sequence to the pool. Its next number must be the one that the broker expects."""
         stream.used_at = self._link.now()
-        if len(self._free) < STREAMS_KEPT:
+        if len(self._free) < FREE_SEQUENCES_MAX:
             self._free.append(stream)
 
-    def taking(self, until: float) -> Operation[TransactionStream]:
+    def acquire(self, until: float) -> Operation[ProducerSequence]:
         """Return a free sequence, or a new one. Raises `TimedOut`, and the errors of leasing ids."""
-        stream = self._fresh()
-        return stream if stream is not None else (yield from self.leasing(until))
+        stream = self._pop_free()
+        return stream if stream is not None else (yield from self.lease_new(until))
 
-    def leasing(self, until: float) -> Operation[TransactionStream]:
+    def lease_new(self, until: float) -> Operation[ProducerSequence]:
         """Return a sequence with a newly leased producer id. Raises as `acquire`."""
-        request = _Leasing()
-        self._identities.take(request.taken)
+        request = _ProducerIdEvent()
+        self._producer_ids.acquire(request.set_id)
         while not request.done:
             remaining = until - self._link.now()
             if remaining <= 0:
-                raise self._late()
+                raise self._timeout_error()
             yield Wait((request,), remaining)
         if request.error is not None:
             raise type(request.error)(request.error.sentence, outcome="not done")
-        return TransactionStream(request.producer_id, self._link.now())
+        return ProducerSequence(request.producer_id, self._link.now())
 
-    def _late(self) -> TfmqError:
+    def _timeout_error(self) -> TfmqError:
         link = self._link
         if link.state != "ready" and link.last_error is not None:
             return ConnectionFailed(link.last_error.sentence, outcome="not done")
         return TimedOut("The broker returned no producer id in time.", outcome="not done")
 
-    def _fresh(self) -> TransactionStream | None:
+    def _pop_free(self) -> ProducerSequence | None:
         """Return a free sequence that the broker has not expired, or None."""
         oldest = self._link.now() - self._link.limits["producer_idle_seconds"] / 2
         while self._free:
@@ -665,7 +681,7 @@ class TransactionStreams:
         return None
 
 
-class _Leasing(Flag):
+class _ProducerIdEvent(Event):
     """Waits for one producer id."""
 
     __slots__ = ("error", "producer_id")
@@ -675,6 +691,6 @@ class _Leasing(Flag):
         self.producer_id = 0
         self.error: TfmqError | None = None
 
-    def taken(self, producer_id: int, error: TfmqError | None) -> None:
+    def set_id(self, producer_id: int, error: TfmqError | None) -> None:
         self.producer_id, self.error = producer_id, error
-        self.settle()
+        self.complete()

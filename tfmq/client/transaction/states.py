@@ -42,13 +42,13 @@ IN_DOUBT: Final = "unknown"
 ABANDONED: Final = "abandoned"
 
 SEND, PREPARE, COMMIT, ROLLBACK = "send", "prepare", "commit", "rollback"
-UNDER_WAY: Final = {PREPARE: "preparing", COMMIT: "committing", ROLLBACK: "rolling_back"}
-STEPPING: Final = frozenset(UNDER_WAY.values())
-LIVE: Final = frozenset((OPEN, *STEPPING))
+STEP_STATES: Final = {PREPARE: "preparing", COMMIT: "committing", ROLLBACK: "rolling_back"}
+IN_PROGRESS: Final = frozenset(STEP_STATES.values())
+LIVE: Final = frozenset((OPEN, *IN_PROGRESS))
 """The transaction is rolled back when its producer is closed or its last handle is deleted."""
 SUCCEEDED: Final = frozenset((COMMITTED, APPLYING, READ_ONLY, HEURISTIC_COMMITTED))
 FAILED: Final = frozenset((ROLLED_BACK, HEURISTIC_ROLLED_BACK))
-SETTLED: Final = SUCCEEDED | FAILED
+FINISHED: Final = SUCCEEDED | FAILED
 
 GO, DONE = "go", "done"
 """Results of `check_step`: execute the step; or it was executed before, return the state."""
@@ -81,7 +81,7 @@ _ENDED_OTHERWISE: Final[dict[tuple[str, str], type[TfmqError]]] = {
     (ROLLBACK, COMMITTED): TransactionCommitted,
     (ROLLBACK, APPLYING): TransactionCommitted,
 }
-_WORDS: Final = {
+_DESCRIPTIONS: Final = {
     READ_ONLY: "over, with nothing in it",
     IN_DOUBT: "in doubt (a step got no reply; calling it again returns the outcome)",
 }
@@ -93,7 +93,7 @@ _ADVICE: Final = {
 }
 
 
-def verdict(step: str, state: str, why: str = "") -> str:
+def check_step(step: str, state: str, reason: str = "") -> str:
     """Return `GO` or `DONE`. Raises the error of a step that is not allowed in `state`.
 
     `reason`: the error message that says why the transaction is in this state.
@@ -102,13 +102,13 @@ def verdict(step: str, state: str, why: str = "") -> str:
     if found is not None:
         return found
     if state == ABANDONED:
-        raise Abandoned(why, outcome="not done")
+        raise Abandoned(reason, outcome="not done")
     error = _ENDED_OTHERWISE.get((step, state), TransactionState)
-    words = _WORDS.get(state) or state.replace("_", " ")
-    raise error(why or f"The transaction is {words}: {_ADVICE[step]}.")
+    words = _DESCRIPTIONS.get(state) or state.replace("_", " ")
+    raise error(reason or f"The transaction is {words}: {_ADVICE[step]}.")
 
 
-def state_behind(step: str, error: TfmqError) -> str | None:
+def state_after_error(step: str, error: TfmqError) -> str | None:
     """Return the state that the broker's error for `step` proves; None: the state is unchanged."""
     if isinstance(error, TransactionRolledBack):
         return ROLLED_BACK

@@ -18,18 +18,24 @@ from typing import Any
 
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.worker.listeners import Listener, Listeners, awaits, finished, in_work
-from tfmq.client.worker.ordered_queues import Job
-from tfmq.client.worker.runner import SIGNALS, Running, at_once, tell
+from tfmq.client.worker.listeners import (
+    Listener,
+    Listeners,
+    check_result,
+    handler_context,
+    is_coroutine_listener,
+)
+from tfmq.client.worker.ordered_queues import HandlerJob
+from tfmq.client.worker.runner import SIGNALS, HandlerRunner, immediate_exit, log_first_signal
 from tfmq.errors import Closed
 
 
-def to_the_end(run: Coroutine[Any, Any, None]) -> None:
+def run_in_new_loop(run: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine in a new event loop."""
     asyncio.run(run)
 
 
-def failure_of(cancelled: asyncio.CancelledError) -> Exception:
+def cancelled_failure(cancelled: asyncio.CancelledError) -> Exception:
     """Convert the cancellation of something that a listener awaited to a regular failure.
 
     The listener itself was not cancelled.
@@ -46,7 +52,7 @@ class HandlerThreads:
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._count = self._busy = 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
@@ -58,22 +64,22 @@ class HandlerThreads:
         future: asyncio.Future[Any] = loop.create_future()
         if self._busy == self._count:
             self._count += 1
-            threading.Thread(target=self._serve, name=f"tfmq-worker-{self._count}", daemon=True).start()
+            threading.Thread(target=self._run_calls, name=f"tfmq-worker-{self._count}", daemon=True).start()
         self._busy += 1
-        self._calls.put(partial(copy_context().run, self._do, loop, future, function))
+        self._queue.put(partial(copy_context().run, self._execute, loop, future, function))
         return await future
 
     def stop(self) -> None:
         """End each thread after its current call."""
         for _ in range(self._count):
-            self._calls.put(None)
+            self._queue.put(None)
 
-    def _serve(self) -> None:
+    def _run_calls(self) -> None:
         """Run calls from the queue until `stop`."""
-        while (call := self._calls.get()) is not None:
+        while (call := self._queue.get()) is not None:
             call()
 
-    def _do(
+    def _execute(
         self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], function: Callable[[], Any]
     ) -> None:
         """Run one call and pass the result to the event loop."""
@@ -87,9 +93,9 @@ class HandlerThreads:
         except BaseException as error:
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
-            loop.call_soon_threadsafe(self._done, future, result, failure)
+            loop.call_soon_threadsafe(self._set_result, future, result, failure)
 
-    def _done(self, future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
+    def _set_result(self, future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
         """Set the result of a call in the event loop."""
         self._busy -= 1
         if future.done():
@@ -100,18 +106,18 @@ class HandlerThreads:
             future.set_exception(failure)
 
 
-class TaskRun:
+class TaskRunner:
     """One `run` of an asyncio consumer. `stop` is the consumer's."""
 
     def __init__(
         self,
-        running: Running,
+        running: HandlerRunner,
         driver: AsyncDriver,
         listeners: Listeners,
         hooks: Sequence[Any],
         stop: Callable[[], None],
     ) -> None:
-        self._running = running
+        self._runner = running
         self._driver = driver
         self._listeners = listeners
         self._hooks = hooks
@@ -125,20 +131,20 @@ class TaskRun:
 
         Raises the error that ended the run.
         """
-        driver, running = self._driver, self._running
-        installed = self._install() if signals else []
+        driver, running = self._driver, self._runner
+        installed = self._install_signal_handlers() if signals else []
         try:
             try:
-                await driver.run(running.starting())
-                self._tasks = [asyncio.create_task(self._work()) for _ in range(workers)]
+                await driver.run(running.start())
+                self._tasks = [asyncio.create_task(self._run_worker()) for _ in range(workers)]
                 await asyncio.wait(self._tasks)
             except BaseException as error:
-                await self._cancel()
-                await driver.run(running.failed(error))
+                await self._cancel_workers()
+                await driver.run(running.fail(error))
             try:
-                await driver.run(running.closing())
+                await driver.run(running.close())
             except Exception as error:
-                await driver.run(running.failed_late(error))
+                await driver.run(running.fail_in_close(error))
         finally:
             for number in installed:
                 asyncio.get_running_loop().remove_signal_handler(number)
@@ -148,69 +154,69 @@ class TaskRun:
         if running.failure is not None:
             raise running.failure
 
-    async def _cancel(self) -> None:
+    async def _cancel_workers(self) -> None:
         """Cancel the workers and wait for them."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _work(self) -> None:
+    async def _run_worker(self) -> None:
         """Handle one message after the other until the run ends. An error ends the run."""
-        driver, running = self._driver, self._running
+        driver, running = self._driver, self._runner
         try:
             while (job := await driver.run(running.next_job())) is not None:
                 settled = False
                 try:
-                    error = await self._called(job)
-                    await driver.run(running.settle(job, error))
+                    error = await self._call_listener(job)
+                    await driver.run(running.finish_call(job, error))
                     settled = True
                 finally:
                     if not settled:
                         with contextlib.suppress(Closed):
                             await driver.run(running.abandon(job))
         except asyncio.CancelledError as error:
-            await driver.run(running.failed(error if self._signal is None else at_once(self._signal)))
+            await driver.run(running.fail(error if self._signal is None else immediate_exit(self._signal)))
         except Closed:
             # The consumer was closed meanwhile, which is a regular end. A `Closed` that a listener raised is
             # in `failure`.
             pass
         except BaseException as error:
-            await driver.run(running.failed(error))
+            await driver.run(running.fail(error))
 
-    async def _called(self, job: Job) -> Exception | None:
+    async def _call_listener(self, job: HandlerJob) -> Exception | None:
         """Call the listener. Return what it raised, or None."""
         message = job.message
-        listener = self._listeners.of(message.topic)
+        listener = self._listeners.find(message.topic)
         try:
-            if awaits(listener):
-                with in_work(message, self._hooks):
-                    finished(await listener(message))
+            if is_coroutine_listener(listener):
+                with handler_context(message, self._hooks):
+                    check_result(await listener(message))
             else:
-                found = await self._threads.call(partial(self._plain, listener, message))
+                found = await self._threads.call(partial(self._call_plain_listener, listener, message))
                 if inspect.isawaitable(found):
-                    with in_work(message, ()):
-                        finished(await found)
+                    with handler_context(message, ()):
+                        check_result(await found)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return failure_of(error)
+            return cancelled_failure(error)
         except Exception as error:
             return error
         return None
 
-    def _plain(self, listener: Listener, message: ReceivedMessage[Any]) -> Any:
+    def _call_plain_listener(self, listener: Listener, message: ReceivedMessage[Any]) -> Any:
         """Call a listener that is a plain function, in a thread. An awaitable result is returned."""
-        with in_work(message, self._hooks):
+        with handler_context(message, self._hooks):
             found = listener(message)
             if not inspect.isawaitable(found):
-                finished(found)
+                check_result(found)
             return found
 
     # Signals
 
-    def _install(self) -> list[int]:
+    def _install_signal_handlers(self) -> list[int]:
         """Install signal handlers and return their signals.
 
         None if this is not the main thread's loop.
@@ -219,14 +225,14 @@ class TaskRun:
         installed: list[int] = []
         for number in SIGNALS:
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-                loop.add_signal_handler(number, self._came, number)
+                loop.add_signal_handler(number, self._on_signal, number)
                 installed.append(number)
         return installed
 
-    def _came(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         """Handle a signal: stop the run, or cancel the workers if it is stopping already."""
-        if self._signal is None and not self._running.ending:
-            tell(number)
+        if self._signal is None and not self._runner.is_stopping:
+            log_first_signal(number)
             self._stop()
             self._signal = number
         else:

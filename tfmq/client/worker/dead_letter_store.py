@@ -26,7 +26,7 @@ Its end is stored, which has the location.
 """
 
 
-TIDY_SECONDS: Final = 3600.0
+EXPIRY_SECONDS: Final = 3600.0
 """Interval for deleting expired letters."""
 
 
@@ -36,7 +36,7 @@ class StoreUnusable(StoreFailed):
     retriable = False
 
 
-class NotCalled(Exception):
+class HandlerNotCalled(Exception):
     """A letter was leased, but its consumer ended before the handler was called."""
 
 
@@ -52,14 +52,14 @@ class Failure(NamedTuple):
     traceback: str = ""
 
     @classmethod
-    def of(cls, error: BaseException, at_ms: int) -> Failure:
+    def from_exception(cls, error: BaseException, at_ms: int) -> Failure:
         """Create the failure for an exception."""
-        lines = printed(traceback.format_exception, error)
-        sentence = " ".join(printed(_without_source, error).split())
+        lines = format_storable(traceback.format_exception, error)
+        sentence = " ".join(format_storable(format_without_source, error).split())
         return cls(at_ms, sentence[:ERROR_CHARACTERS], lines[-TRACEBACK_CHARACTERS:])
 
 
-def _without_source(error: BaseException) -> list[str]:
+def format_without_source(error: BaseException) -> list[str]:
     """Return class and sentence of an exception.
 
     For a SyntaxError Python puts the source text first, which may be a payload; it is omitted.
@@ -70,7 +70,7 @@ def _without_source(error: BaseException) -> list[str]:
     return [f"{type(error).__name__}: {error.msg}"]
 
 
-def printed(form: Callable[[BaseException], list[str]], error: BaseException) -> str:
+def format_storable(form: Callable[[BaseException], list[str]], error: BaseException) -> str:
     """Return the text that `form` creates, in storable characters.
 
     The class name if `form` fails.
@@ -82,7 +82,7 @@ def printed(form: Callable[[BaseException], list[str]], error: BaseException) ->
     return text.encode(errors="backslashreplace").decode()
 
 
-class Due(NamedTuple):
+class LeasedLetter(NamedTuple):
     """A leased letter, to be handled now; no other consumer gets it until the lease ends.
 
     `calls`: number of handler calls, this one included · `put_offs`: number of postponements · `token`:
@@ -96,7 +96,7 @@ class Due(NamedTuple):
     token: str
 
 
-class DeadLetters(Protocol):
+class DeadLetterStore(Protocol):
     """Dead-letter store of one group.
 
     `address`: its public name (without a password), for logs · `lease_seconds`: duration of a lease that is
@@ -108,7 +108,7 @@ class DeadLetters(Protocol):
 
     lease_seconds: float
 
-    def begin(self, message: ReceivedMessage[Any]) -> Operation[str]:
+    def count_call(self, message: ReceivedMessage[Any]) -> Operation[str]:
         """Count a handler call before it starts, and return the message's state.
 
         For the first messages of a consumer, which may have crashed the process in a former run. "failing":
@@ -117,7 +117,7 @@ class DeadLetters(Protocol):
         """
         ...
 
-    def note(
+    def record_failure(
         self,
         message: ReceivedMessage[Any],
         failure: Failure,
@@ -133,11 +133,11 @@ class DeadLetters(Protocol):
         """
         ...
 
-    def passed(self, message: ReceivedMessage[Any]) -> Operation[None]:
+    def record_success(self, message: ReceivedMessage[Any]) -> Operation[None]:
         """Record that a message with recorded failures was handled."""
         ...
 
-    def keep(
+    def store_letter(
         self,
         message: ReceivedMessage[Any],
         failures: Sequence[Failure],
@@ -156,7 +156,7 @@ class DeadLetters(Protocol):
         """
         ...
 
-    def take(self) -> Operation[Due | None]:
+    def lease_next(self) -> Operation[LeasedLetter | None]:
         """Lease the letter that is due longest and return it, or None.
 
         Its call counts from now on, also if the process crashes.
@@ -167,15 +167,15 @@ class DeadLetters(Protocol):
         """Return the time until a letter is due: 0 if one is, None if none waits."""
         ...
 
-    def renew(self, due: Due) -> Operation[bool]:
+    def renew_lease(self, due: LeasedLetter) -> Operation[bool]:
         """Extend the lease. Return False if it had expired and another consumer has the letter."""
         ...
 
-    def handled(self, due: Due) -> Operation[bool]:
+    def mark_handled(self, due: LeasedLetter) -> Operation[bool]:
         """Mark the letter as handled. Return False if the lease had expired."""
         ...
 
-    def failed(self, due: Due, failure: Failure, *, rejected: bool = False) -> Operation[str]:
+    def mark_failed(self, due: LeasedLetter, failure: Failure, *, rejected: bool = False) -> Operation[str]:
         """Record a failed call of a leased letter, and return its state.
 
         "" if the lease had expired. It waits for the next call, or is dead if it is `rejected` or its calls
@@ -183,21 +183,21 @@ class DeadLetters(Protocol):
         """
         ...
 
-    def put_off(self, due: Due, seconds: float, reason: str = "") -> Operation[str]:
+    def postpone(self, due: LeasedLetter, seconds: float, reason: str = "") -> Operation[str]:
         """Postpone a leased letter by `seconds`, and return its state; "" if the lease had expired.
 
         This is not a failure, but after too many postponements the letter is dead.
         """
         ...
 
-    def give_back(self, due: Due) -> Operation[bool]:
+    def release(self, due: LeasedLetter) -> Operation[bool]:
         """Release a leased letter without a call.
 
         The call is not counted. Return False if it had expired.
         """
         ...
 
-    def tidy(self) -> Operation[None]:
+    def delete_expired(self) -> Operation[None]:
         """Delete letters that ended long ago; to be called from time to time."""
         ...
 

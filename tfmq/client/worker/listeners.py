@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 
 from tfmq import limits
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.positions import IN_WORK
-from tfmq.client.worker.dead_letter_store import TRACEBACK_CHARACTERS, printed
+from tfmq.client.consumer.positions import CURRENT_MESSAGE
+from tfmq.client.worker.dead_letter_store import TRACEBACK_CHARACTERS, format_storable
 from tfmq.errors import BadRequest, DecodeFailed
 
 log = logging.getLogger("tfmq.consumer")
@@ -27,7 +27,7 @@ Listener = Callable[[ReceivedMessage[Any]], Any]
 """Called with a message; an awaitable result is awaited. Returning acks the message."""
 Function = TypeVar("Function", bound=Listener)
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
-_OURS: Final = "tfmq.client."
+_CLIENT_PACKAGE: Final = "tfmq.client."
 """Modules between a worker and the user's function.
 
 The head of a traceback omits their frames.
@@ -46,18 +46,18 @@ class Listeners:
 
         Raises BadRequest for an invalid topic name, and where the topic has a listener already.
         """
-        if not limits.valid_name(topic):
+        if not limits.is_valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
         if topic in self._by_topic:
             raise BadRequest(f"The topic {topic} has a listener already; a topic has one.")
 
         def register(function: Function) -> Function:
-            self._by_topic[topic] = checked(function)
+            self._by_topic[topic] = check_listener(function)
             return function
 
         return register
 
-    def of(self, topic: str) -> Listener:
+    def find(self, topic: str) -> Listener:
         """Return the listener for `topic`. Raises BadRequest if there is none."""
         found = self._by_topic.get(topic, self.default)
         if found is None:
@@ -74,7 +74,7 @@ class Listeners:
         read.
         """
         for topic in topics:
-            self.of(topic)
+            self.find(topic)
         for topic in self._by_topic:
             if not reads(topic):
                 raise BadRequest(
@@ -87,12 +87,12 @@ class Listeners:
             )
 
 
-def checked(listener: Any) -> Listener:
+def check_listener(listener: Any) -> Listener:
     """Return `listener`. Raises BadRequest if it is not callable with a message or a generator."""
     if not callable(listener):
         raise BadRequest(f"A listener is a function that takes a message; {listener!r} cannot be called.")
     name = getattr(listener, "__qualname__", None) or repr(listener)
-    if _any_of(listener, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+    if _matches_any(listener, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
         raise BadRequest(
             f"The listener {name} is a generator (it contains a yield): calling it would not run its body. A"
             " listener is a plain function, or a coroutine function."
@@ -112,12 +112,12 @@ def checked(listener: Any) -> Listener:
     return found
 
 
-def awaits(listener: Listener) -> bool:
+def is_coroutine_listener(listener: Listener) -> bool:
     """Return whether calling `listener` only creates a coroutine, which needs an event loop."""
-    return _any_of(listener, inspect.iscoroutinefunction)
+    return _matches_any(listener, inspect.iscoroutinefunction)
 
 
-def _any_of(listener: Any, *kinds: Callable[[Any], bool]) -> bool:
+def _matches_any(listener: Any, *kinds: Callable[[Any], bool]) -> bool:
     """Return whether `listener`, or the function that it calls, satisfies one of the predicates."""
     while isinstance(listener, functools.partial):
         listener = listener.func
@@ -125,7 +125,7 @@ def _any_of(listener: Any, *kinds: Callable[[Any], bool]) -> bool:
     return any(kind(listener) or kind(called) for kind in kinds)
 
 
-def finished(found: object) -> None:
+def check_result(found: object) -> None:
     """Check the final result of a listener.
 
     Raises BadRequest for a coroutine or a generator: its body did not run, but returning acks the message.
@@ -141,13 +141,13 @@ def finished(found: object) -> None:
 
 
 @contextmanager
-def in_work(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iterator[None]:
+def handler_context(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iterator[None]:
     """Return a context manager for a handler call: runs hooks and sets the current message.
 
     `commit()` uses the current message. Enter the context in the handler's thread or task. An exception of
     `before_handle` is the handler's failure; one of `after_handle` is logged.
     """
-    token = IN_WORK.set(message)
+    token = CURRENT_MESSAGE.set(message)
     entered: list[Any] = []
     failure: BaseException | None = None
     try:
@@ -164,7 +164,7 @@ def in_work(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iterator[Non
                 hook.after_handle(message, failure)
             except Exception:
                 log.exception("after_handle of %s raised.", type(hook).__name__)
-        IN_WORK.reset(token)
+        CURRENT_MESSAGE.reset(token)
 
 
 def log_failure(
@@ -188,13 +188,15 @@ def log_failure(
         cause = error
         level, words = logging.WARNING, f"a call of its handler failed ({type(error).__name__}){then}."
     exc_info = _exc_info(cause) if tracebacks else None
-    text = "" if exc_info is None else _bounded(exc_info)
+    text = "" if exc_info is None else _shortened_traceback(exc_info)
     log.log(level, "%s: %s%s", place, words, text and f"\n{text}", exc_info=None if text else exc_info)
 
 
-def _bounded(exc_info: ExcInfo) -> str:
+def _shortened_traceback(exc_info: ExcInfo) -> str:
     """Return the end of a traceback that is too long for a log or not encodable, otherwise ""."""
-    text = printed(lambda error: traceback.format_exception(type(error), error, exc_info[2]), exc_info[1])
+    text = format_storable(
+        lambda error: traceback.format_exception(type(error), error, exc_info[2]), exc_info[1]
+    )
     try:
         whole = "".join(traceback.format_exception(*exc_info)).encode()
     except Exception:  # a lone surrogate, or an error that cannot be formatted
@@ -208,7 +210,7 @@ def _exc_info(error: BaseException | None) -> ExcInfo | None:
         return None
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
-        if not trace.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        if not trace.tb_frame.f_globals.get("__name__", "").startswith(_CLIENT_PACKAGE):
             break
         trace = trace.tb_next
     return type(error), error, trace

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from tfmq.client.backoff import pause_seconds
-from tfmq.client.consumer.core import Consuming
+from tfmq.client.backoff import backoff_seconds
+from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import Operation, Wait
-from tfmq.client.worker.dead_letter_store import TIDY_SECONDS, DeadLetters, Failure
-from tfmq.client.worker.listeners import Reject, RetryLater, in_work, log_failure
+from tfmq.client.worker.dead_letter_store import EXPIRY_SECONDS, DeadLetterStore, Failure
+from tfmq.client.worker.listeners import Reject, RetryLater, handler_context, log_failure
 from tfmq.client.worker.runner import FAILING
 from tfmq.errors import DecodeFailed, Fenced, NotAllowed, TfmqError
 
@@ -28,7 +28,7 @@ log = logging.getLogger("tfmq.consumer")
 NEVER_YET: Final = float("-inf")
 
 
-class LoopHandling:
+class MessageContextFactory:
     """Creates the contexts of one consumer's messages.
 
     `run` is that of the consumer's driver; `open_store` returns the dead-letter store, or None. `is_async`:
@@ -37,32 +37,32 @@ class LoopHandling:
 
     def __init__(
         self,
-        core: Consuming,
+        core: ConsumerCore,
         run: Callable[[Operation[Any]], Any],
-        open_store: Callable[[], DeadLetters | None],
+        open_store: Callable[[], DeadLetterStore | None],
         *,
         wall_clock: Callable[[], float],
-        awaited: bool,
+        is_async: bool,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.run = run
-        self.awaited = awaited
+        self.is_async = is_async
         self.hooks = core.options.hooks
         self._core = core
         self._open_store = open_store
         self._opened = False
-        self._store: DeadLetters | None = None
+        self._store: DeadLetterStore | None = None
         self._wall_clock = wall_clock
         self._chance = chance
         self._tidy_at = NEVER_YET
-        self._failing: tuple[ReceivedMessage[Any], int] | None = None
+        self._failing_message: tuple[ReceivedMessage[Any], int] | None = None
 
-    def context(self, message: ReceivedMessage[Any], tracebacks: bool) -> Handling:
+    def context(self, message: ReceivedMessage[Any], tracebacks: bool) -> LoopMessageContext:
         """Return the context for one message.
 
         With `tracebacks` False only the class of an error is logged.
         """
-        return Handling(self, message, tracebacks)
+        return LoopMessageContext(self, message, tracebacks)
 
     def close(self) -> None:
         """Close the store if it was opened."""
@@ -70,7 +70,7 @@ class LoopHandling:
             self._store.close()
         self._opened, self._store = False, None
 
-    def ended(
+    def finish_body(
         self, message: ReceivedMessage[Any], error: BaseException | None, tracebacks: bool = True
     ) -> Operation[bool]:
         """Handle the end of the `with` body.
@@ -79,10 +79,10 @@ class LoopHandling:
         traceback or without. Raises NotAllowed for `RetryLater`.
         """
         if error is None:
-            if self._calls(message):
-                self._failing = None
+            if self._failed_calls(message):
+                self._failing_message = None
                 if self._store is not None:
-                    yield from self._store.passed(message)
+                    yield from self._store.record_success(message)
             return True
         if isinstance(error, Fenced | RetryLater) or not isinstance(error, Exception):
             if isinstance(error, RetryLater):
@@ -90,57 +90,59 @@ class LoopHandling:
                     "RetryLater belongs to run(): a loop gets no message at a later time."
                 ) from error
             return False
-        return (yield from self._failed(message, error, tracebacks))
+        return (yield from self._process_failure(message, error, tracebacks))
 
-    def _failed(self, message: ReceivedMessage[Any], error: Exception, tracebacks: bool) -> Operation[bool]:
+    def _process_failure(
+        self, message: ReceivedMessage[Any], error: Exception, tracebacks: bool
+    ) -> Operation[bool]:
         """Record a failure of the body. Return False if it must be raised."""
         options, core = self._core.options, self._core
         if not self._opened:
             self._store, self._opened = self._open_store(), True
-        calls = self._calls(message) + 1
-        here = core.positions.current is message or core.comes_again(message)
+        calls = self._failed_calls(message) + 1
+        here = core.positions.current is message or core.will_redeliver(message)
         final = isinstance(error, Reject | DecodeFailed) or options.commits == "before"
         if self._store is None:
             if final or not here or calls > options.retries:
                 return False
         else:
-            failure = Failure.of(error, round(self._wall_clock() * 1000))
+            failure = Failure.from_exception(error, round(self._wall_clock() * 1000))
             if final or not here:
                 log_failure(message, error, tracebacks=tracebacks)
-                yield from self._store.keep(message, [failure])
-                yield from self._tidied(self._store)
+                yield from self._store.store_letter(message, [failure])
+                yield from self._delete_expired_if_due(self._store)
                 return True
 
             def noted(state: str) -> None:
                 if state != FAILING:
                     log_failure(message, error, tracebacks=tracebacks)
 
-            state = yield from self._store.note(message, failure, noted=noted)
-            yield from self._tidied(self._store)
+            state = yield from self._store.record_failure(message, failure, noted=noted)
+            yield from self._delete_expired_if_due(self._store)
             if state != FAILING:
-                self._failing = None
+                self._failing_message = None
                 return True
-        self._failing = (message, calls)
-        pause = pause_seconds(calls, self._chance())
+        self._failing_message = (message, calls)
+        pause = backoff_seconds(calls, self._chance())
         log_failure(message, error, f"; it is called again in {pause:.1f} s", tracebacks=tracebacks)
-        yield Wait((core.stop_asked,), pause)
-        core.again(message)
+        yield Wait((core.stop_requested,), pause)
+        core.redeliver_from(message)
         return True
 
-    def _tidied(self, store: DeadLetters) -> Operation[None]:
+    def _delete_expired_if_due(self, store: DeadLetterStore) -> Operation[None]:
         """Delete expired letters from time to time. A failure is logged; the next time repeats it."""
         now = self._core.link.now()
         if now < self._tidy_at:
             return
-        self._tidy_at = now + TIDY_SECONDS
+        self._tidy_at = now + EXPIRY_SECONDS
         try:
-            yield from store.tidy()
+            yield from store.delete_expired()
         except TfmqError as error:
             log.warning("Dead letters that ended long ago could not be deleted yet: %s", error)
 
-    def _calls(self, message: ReceivedMessage[Any]) -> int:
+    def _failed_calls(self, message: ReceivedMessage[Any]) -> int:
         """Return the number of failed calls of `message` in this consumer."""
-        known, calls = self._failing or (None, 0)
+        known, calls = self._failing_message or (None, 0)
         same = known is not None and (known.topic, known.partition, known.offset) == (
             message.topic,
             message.partition,
@@ -149,49 +151,51 @@ class LoopHandling:
         return calls if same else 0
 
 
-class Handling:
+class LoopMessageContext:
     """Context of one message, the result of `message.handling()`."""
 
-    def __init__(self, handler: LoopHandling, message: ReceivedMessage[Any], tracebacks: bool = True) -> None:
+    def __init__(
+        self, handler: MessageContextFactory, message: ReceivedMessage[Any], tracebacks: bool = True
+    ) -> None:
         self._handler = handler
         self._message = message
         self._tracebacks = tracebacks
-        self._around = in_work(message, handler.hooks)
+        self._handler_context = handler_context(message, handler.hooks)
 
-    def __enter__(self) -> Handling:
-        if self._handler.awaited:
+    def __enter__(self) -> LoopMessageContext:
+        if self._handler.is_async:
             raise NotAllowed("With an asyncio consumer it is: async with message.handling().")
-        self._around.__enter__()
+        self._handler_context.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._leave(kind, error, trace)
-        return bool(self._handler.run(self._ended(error))) and error is not None
+        self._exit_handler_context(kind, error, trace)
+        return bool(self._handler.run(self._finish_body(error))) and error is not None
 
-    async def __aenter__(self) -> Handling:
-        if not self._handler.awaited:
+    async def __aenter__(self) -> LoopMessageContext:
+        if not self._handler.is_async:
             raise NotAllowed("With a blocking consumer it is: with message.handling().")
-        self._around.__enter__()
+        self._handler_context.__enter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._leave(kind, error, trace)
-        return bool(await self._handler.run(self._ended(error))) and error is not None
+        self._exit_handler_context(kind, error, trace)
+        return bool(await self._handler.run(self._finish_body(error))) and error is not None
 
-    def _ended(self, error: BaseException | None) -> Operation[bool]:
+    def _finish_body(self, error: BaseException | None) -> Operation[bool]:
         """Return the operation for the end of the body."""
-        return self._handler.ended(self._message, error, self._tracebacks)
+        return self._handler.finish_body(self._message, error, self._tracebacks)
 
-    def _leave(
+    def _exit_handler_context(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Exit the hooks' context; the error of the body is not raised here."""
         try:
-            self._around.__exit__(kind, error, trace)
+            self._handler_context.__exit__(kind, error, trace)
         except BaseException as again:
             if again is not error:
                 raise

@@ -14,15 +14,15 @@ from collections.abc import Hashable
 from typing import Any, Final
 
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.positions import Ledger
-from tfmq.client.operation import Flag
+from tfmq.client.consumer.positions import AckTracker
+from tfmq.client.operation import Event
 from tfmq.errors import DecodeFailed
 
 ORDERS: Final = ("partition", "key", "none")
 NEVER: Final = float("inf")
 
 
-class Job:
+class HandlerJob:
     """A message for a handler, and the state of its calls.
 
     `ack_tracker` is None for a dead letter that is handled again; `ended` is set at its end, with `error` ·
@@ -33,119 +33,121 @@ class Job:
     """
 
     __slots__ = (
-        "begun",
+        "ack_tracker",
         "cancelled",
-        "careful",
+        "commit_first",
+        "count_before_call",
+        "counted",
         "ended",
         "error",
         "failures",
-        "fences",
-        "lane",
-        "ledger",
+        "fenced_count",
+        "in_progress",
+        "in_store",
         "message",
-        "noted",
-        "saves_first",
+        "queue",
         "started",
-        "working",
     )
 
     def __init__(
-        self, message: ReceivedMessage[Any], ledger: Ledger | None = None, careful: bool = False
+        self, message: ReceivedMessage[Any], ledger: AckTracker | None = None, careful: bool = False
     ) -> None:
         self.message = message
-        self.ledger = ledger
-        self.careful = careful
-        self.failures = self.fences = 0
-        self.begun = self.noted = self.started = self.working = self.cancelled = self.saves_first = False
-        self.lane: Lane | None = None
-        self.ended = Flag()
+        self.ack_tracker = ledger
+        self.count_before_call = careful
+        self.failures = self.fenced_count = 0
+        self.counted = self.in_store = self.started = self.in_progress = self.cancelled = (
+            self.commit_first
+        ) = False
+        self.queue: JobQueue | None = None
+        self.ended = Event()
         self.error: Exception | None = None
 
     @property
-    def void(self) -> bool:
+    def invalid(self) -> bool:
         """Whether its partition was lost or sought, or the wait for a dead letter was cancelled."""
-        return self.cancelled if self.ledger is None else self.ledger.void
+        return self.cancelled if self.ack_tracker is None else self.ack_tracker.invalid
 
     @property
-    def leaving(self) -> bool:
+    def revoked(self) -> bool:
         """Whether its partition is revoked, so that the call must not start now."""
-        return self.ledger is not None and self.ledger.leaving and not self.ledger.void
+        return self.ack_tracker is not None and self.ack_tracker.revoked and not self.ack_tracker.invalid
 
 
-class Lane:
+class JobQueue:
     """Jobs in order; the first is in progress, waits for its retry, or is next."""
 
     __slots__ = ("jobs", "key")
 
     def __init__(self, key: Hashable | None) -> None:
         self.key = key
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[HandlerJob] = deque()
 
 
-class HandlerLanes:
+class OrderedQueues:
     """All ordered queues of one consumer; times are seconds of the caller's clock."""
 
     def __init__(self, order: str = "partition") -> None:
         self._order = order
-        self._lanes: dict[Hashable, Lane] = {}
-        self._ready: deque[Lane] = deque()
-        self._letters: deque[Job] = deque()
-        self._waiting: list[tuple[float, int, Lane]] = []
-        self._parked: list[Lane] = []
+        self._queues: dict[Hashable, JobQueue] = {}
+        self._ready: deque[JobQueue] = deque()
+        self._dead_letters: deque[HandlerJob] = deque()
+        self._retry_heap: list[tuple[float, int, JobQueue]] = []
+        self._revoked: list[JobQueue] = []
         self._numbers = itertools.count()
 
-    def add(self, job: Job) -> None:
+    def add(self, job: HandlerJob) -> None:
         """Append a job to its queue. Dead letters have no queue and are handled first."""
-        if job.ledger is None:
-            self._letters.append(job)
+        if job.ack_tracker is None:
+            self._dead_letters.append(job)
             return
-        key = self._key(job)
-        lane = None if key is None else self._lanes.get(key)
+        key = self._queue_key(job)
+        lane = None if key is None else self._queues.get(key)
         if lane is None:
-            lane = Lane(key)
+            lane = JobQueue(key)
             if key is not None:
-                self._lanes[key] = lane
+                self._queues[key] = lane
             self._ready.append(lane)
-        job.lane = lane
+        job.queue = lane
         lane.jobs.append(job)
 
-    def next_letter(self) -> Job | None:
+    def next_dead_letter(self) -> HandlerJob | None:
         """Return the next dead letter to handle, or None. `complete` must follow."""
-        while self._letters:
-            job = self._letters.popleft()
-            if not job.void:
+        while self._dead_letters:
+            job = self._dead_letters.popleft()
+            if not job.invalid:
                 return job
         return None
 
-    def next(self, now: float) -> Job | None:
+    def next(self, now: float) -> HandlerJob | None:
         """Return the next job, dead letters first, or None if all wait or are in progress.
 
         `complete` or `retry_at` must follow.
         """
-        letter = self.next_letter()
+        letter = self.next_dead_letter()
         if letter is not None:
             return letter
-        while self._waiting and self._waiting[0][0] <= now:
-            self._ready.append(heapq.heappop(self._waiting)[2])
-        if self._parked and not self._ready:
-            parked, self._parked = self._parked, []
+        while self._retry_heap and self._retry_heap[0][0] <= now:
+            self._ready.append(heapq.heappop(self._retry_heap)[2])
+        if self._revoked and not self._ready:
+            parked, self._revoked = self._revoked, []
             for lane in parked:
-                (self._parked if lane.jobs[0].leaving else self._ready).append(lane)
+                (self._revoked if lane.jobs[0].revoked else self._ready).append(lane)
         while self._ready:
             lane = self._ready.popleft()
-            while lane.jobs and lane.jobs[0].void:
+            while lane.jobs and lane.jobs[0].invalid:
                 lane.jobs.popleft()
             if not lane.jobs:
-                self._end(lane)
-            elif lane.jobs[0].leaving:
-                self._parked.append(lane)
+                self._remove(lane)
+            elif lane.jobs[0].revoked:
+                self._revoked.append(lane)
             else:
                 return lane.jobs[0]
         return None
 
-    def done(self, job: Job) -> None:
+    def complete(self, job: HandlerJob) -> None:
         """Remove a job that is acked or dropped, so that the next of its queue may start."""
-        lane = job.lane
+        lane = job.queue
         if lane is None:
             return
         assert lane.jobs[0] is job
@@ -153,28 +155,28 @@ class HandlerLanes:
         if lane.jobs:
             self._ready.append(lane)
         else:
-            self._end(lane)
+            self._remove(lane)
 
-    def again(self, job: Job, at: float) -> None:
+    def retry_at(self, job: HandlerJob, at: float) -> None:
         """Schedule a job for another call at `at`; its queue waits."""
-        assert job.lane is not None and job.lane.jobs[0] is job
-        heapq.heappush(self._waiting, (at, next(self._numbers), job.lane))
+        assert job.queue is not None and job.queue.jobs[0] is job
+        heapq.heappush(self._retry_heap, (at, next(self._numbers), job.queue))
 
-    def next_time(self) -> float:
+    def next_retry_at(self) -> float:
         """Return when the next scheduled retry is due; infinity if there is none."""
-        return self._waiting[0][0] if self._waiting else NEVER
+        return self._retry_heap[0][0] if self._retry_heap else NEVER
 
     @property
     def has_ready(self) -> bool:
         """Whether `next` may return a job now."""
-        return bool(self._ready or self._letters)
+        return bool(self._ready or self._dead_letters)
 
-    def _end(self, lane: Lane) -> None:
+    def _remove(self, lane: JobQueue) -> None:
         """Remove an empty queue."""
         if lane.key is not None:
-            self._lanes.pop(lane.key, None)
+            self._queues.pop(lane.key, None)
 
-    def _key(self, job: Job) -> Hashable | None:
+    def _queue_key(self, job: HandlerJob) -> Hashable | None:
         """Return the key of the job's queue, or None for a queue of its own."""
         message = job.message
         if self._order == "none":

@@ -22,63 +22,66 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
-from tfmq.client.backoff import pause_seconds
-from tfmq.client.connection.connection import Link
-from tfmq.client.consumer.core import Consuming
+from tfmq.client.backoff import backoff_seconds
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.positions import Ledger
-from tfmq.client.operation import Flag, Operation, Wait
-from tfmq.client.worker.dead_letter_store import DeadLetters, Failure, NotCalled
+from tfmq.client.consumer.positions import AckTracker
+from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.worker.dead_letter_store import DeadLetterStore, Failure, HandlerNotCalled
 from tfmq.client.worker.listeners import Reject, RetryLater, log_failure
-from tfmq.client.worker.ordered_queues import HandlerLanes, Job
+from tfmq.client.worker.ordered_queues import HandlerJob, OrderedQueues
 from tfmq.errors import NOT_DONE, Closed, ConnectionFailed, DecodeFailed, Fenced, TfmqError
 
 log = logging.getLogger("tfmq.consumer")
 
-TELL_SECONDS: Final = 2.0
+CONNECTIVITY_CHECK_SECONDS: Final = 2.0
 """Interval of connectivity checks during a run."""
-LOOK_AWAY_SECONDS: Final = 0.5
+CLOSING_CHECK_SECONDS: Final = 0.5
 """Interval of connectivity checks while a run is closing."""
-AWAY_SECONDS: Final = 5.0
+DISCONNECTED_SECONDS_MAX: Final = 5.0
 """How long closing waits for an unreachable broker.
 
 This is longer than a restart of the broker, and shorter than the 10 s and more that supervisors allow.
 """
 
 
-class Away:
+class ConnectivityMonitor:
     """Measures how long there was no connection, by polling `link`."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ClientConnection) -> None:
         self._link = link
-        self._since: float | None = None
+        self._disconnected_since: float | None = None
 
-    def long(self) -> bool:
+    def is_disconnected_long(self) -> bool:
         """Return whether the broker has been unreachable for `DISCONNECTED_SECONDS_MAX`."""
         if self._link.state == "ready":
-            self._since = None
-        elif self._since is None:
-            self._since = self._link.now()
-        return self._since is not None and self._link.now() >= self._since + AWAY_SECONDS
+            self._disconnected_since = None
+        elif self._disconnected_since is None:
+            self._disconnected_since = self._link.now()
+        return (
+            self._disconnected_since is not None
+            and self._link.now() >= self._disconnected_since + DISCONNECTED_SECONDS_MAX
+        )
 
-    def give_up(self, unsaved: bool) -> None:
+    def end_without_broker(self, unsaved: bool) -> None:
         """End the run without the broker. Raises ConnectionFailed if acked offsets are `unsaved`."""
         if unsaved:
             raise ConnectionFailed(
-                f"The broker was unreachable for the last {AWAY_SECONDS:g} s of the run: the last offsets could"
-                f" not be saved, so their messages are handled again. {self._reason()}",
+                f"The broker was unreachable for the last {DISCONNECTED_SECONDS_MAX:g} s of the run: the last offsets"
+                f" could not be saved, so their messages are handled again. {self._reason()}",
                 outcome=NOT_DONE,
             )
         log.warning(
             "The broker is unreachable, so the group was not left; all offsets are saved. %s", self._reason()
         )
 
-    def tell(self) -> Operation[None]:
+    def log_changes(self) -> Operation[None]:
         """Log when the broker becomes unreachable and when it is reachable again, for ever."""
         told = False
         while True:
-            yield Wait((), TELL_SECONDS)
-            if self._link.state == "ready" or not self._link.connections:
+            yield Wait((), CONNECTIVITY_CHECK_SECONDS)
+            if self._link.state == "ready" or not self._link.connection_count:
                 if told:
                     log.info("The broker is reachable again.")
                 told = False
@@ -99,12 +102,12 @@ EXIT_CODE_BASE: Final = 128
 """Added to a signal's number in the exit code, as shells do."""
 
 
-def at_once(number: int) -> BaseException:
+def immediate_exit(number: int) -> BaseException:
     """Return the exception that ends the program on a second signal."""
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(EXIT_CODE_BASE + number)
 
 
-def tell(number: int) -> None:
+def log_first_signal(number: int) -> None:
     """Log what the first signal does."""
     log.info(
         "%s: messages in progress are finished first; a second signal ends at once.",
@@ -112,7 +115,7 @@ def tell(number: int) -> None:
     )
 
 
-class Signals:
+class SignalHandlers:
     """Context manager for SIGTERM and SIGINT: the first calls `stop`, the second raises.
 
     Only the main thread can install signal handlers; in other threads, and if `wanted` is False, this does
@@ -122,13 +125,13 @@ class Signals:
     def __init__(self, stop: Callable[[], None], wanted: bool = True) -> None:
         self._stop = stop
         self._wanted = wanted and threading.current_thread() is threading.main_thread()
-        self._before: dict[int, Any] = {}
-        self._told = False
+        self._former_handlers: dict[int, Any] = {}
+        self._signalled = False
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> SignalHandlers:
         if self._wanted:
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._came)
+                self._former_handlers[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -138,18 +141,18 @@ class Signals:
 
     def _restore(self) -> None:
         """Restore the former signal handlers."""
-        for number, handler in self._before.items():
+        for number, handler in self._former_handlers.items():
             # None: the handler was not installed from Python, and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before.clear()
+        self._former_handlers.clear()
 
-    def _came(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self._told:
+        if self._signalled:
             self._restore()
-            raise at_once(number)
-        self._told = True
-        tell(number)
+            raise immediate_exit(number)
+        self._signalled = True
+        log_first_signal(number)
         self._stop()
 
 
@@ -157,37 +160,37 @@ Result = TypeVar("Result")
 
 FAILING: Final = "failing"
 """State of a stored message whose handler is to be called again."""
-CAREFUL: Final = 16
+COUNT_BEFORE_CALL_MAX: Final = 16
 """First messages of a partition whose calls are counted in the store before they start.
 
 One of these may have crashed the process in a former run. Each costs two commits of the store.
 """
-CAREFUL_SAVES_MAX: Final = 4096
+EARLY_COMMIT_MAX: Final = 4096
 """Limit of the early offset commits, before the 16th, 32nd, 64th ... message of a partition.
 
 A message that crashes the process again and again is thus among the first few after some restart, since each
 restart at least halves the number of messages before it.
 """
-OUT_BYTES: Final = 4 << 20
+UNACKED_BYTES_MAX: Final = 4 << 20
 """Maximum span from the lowest unacked message; beyond it a partition is not read further."""
-FENCES_MAX: Final = 8
+FENCED_RETRIES_MAX: Final = 8
 """How often `Fenced` from a handler is treated as a lost partition.
 
 The next heartbeats would report that, within half a minute. After that it is a failure like any other.
 """
-LOOK_SECONDS: Final = 60.0
+IDLE_CHECK_SECONDS: Final = 60.0
 """Maximum time between two checks of an idle worker."""
 
 
 class RetryLoop(Protocol):
     """Loop over dead letters that are due."""
 
-    stop_asked: Flag
+    stop_asked: Event
 
     def run(self) -> Operation[None]: ...
 
 
-class Running:
+class HandlerRunner:
     """One run of handlers of one consumer.
 
     `chance` returns random numbers from 0 to 1, `wall_clock` seconds since 1970. `raise_flag` sets an event
@@ -196,13 +199,13 @@ class Running:
 
     def __init__(
         self,
-        core: Consuming,
-        store: DeadLetters | None,
+        core: ConsumerCore,
+        store: DeadLetterStore | None,
         *,
         order: str = "partition",
         tracebacks: bool = True,
         wall_clock: Callable[[], float],
-        raise_flag: Callable[[Flag], None] = Flag.settle,
+        raise_flag: Callable[[Event], None] = Event.complete,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.failure: BaseException | None = None
@@ -210,38 +213,38 @@ class Running:
         self.retry_loop: RetryLoop | None = None
         self.store = store
         self._core = core
-        self._lanes = HandlerLanes(order)
+        self._queues = OrderedQueues(order)
         self._tracebacks = tracebacks
         self._wall_clock = wall_clock
         self._raise_flag = raise_flag
         self._chance = chance
-        self._news = Flag()
-        self._retried = Flag()
-        self._idle = 0
-        core.positions.ledgers.stayed = self._wake
+        self._work_event = Event()
+        self._retry_loop_ended = Event()
+        self._idle_workers = 0
+        core.positions.ack_trackers.on_unrevoked = self._wake_workers
 
     # Start and shutdown
 
-    def starting(self) -> Operation[None]:
+    def start(self) -> Operation[None]:
         """Start the connectivity monitor and the retry loop."""
         yield from ()
-        self._core.tasks.start(Away(self._core.link).tell(), self._fail)
+        self._core.tasks.start(ConnectivityMonitor(self._core.link).log_changes(), self._record_failure)
         if self.retry_loop is not None:
-            self._core.tasks.start(self._retry(self.retry_loop), self._fail)
+            self._core.tasks.start(self._run_retry_loop(self.retry_loop), self._record_failure)
 
-    def failed(self, error: BaseException) -> Operation[None]:
+    def fail(self, error: BaseException) -> Operation[None]:
         """End the run because of `error`: no call starts, calls in progress are finished."""
         yield from ()
-        self._fail(error)
+        self._record_failure(error)
 
-    def failed_late(self, error: Exception) -> Operation[None]:
+    def fail_in_close(self, error: Exception) -> Operation[None]:
         """Record an error of `close`, unless another one ended the run before."""
         yield from ()
         if self.failure is not None:
             log.warning("Closing after an error failed as well: %s", error)
-        self._fail(error)
+        self._record_failure(error)
 
-    def closing(self) -> Operation[None]:
+    def close(self) -> Operation[None]:
         """Commit what is acked and leave the group.
 
         Bounded by the consumer's `timeout`, and a few seconds for an unreachable broker. Raises what
@@ -251,276 +254,294 @@ class Running:
         if core.closed:
             return
         core.stop()
-        self._raise(core.stop_asked)
-        closing, away = self._close(), Away(core.link)
+        self._set_event(core.stop_requested)
+        closing, away = self._close_consumer(), ConnectivityMonitor(core.link)
         try:
             for wait in closing:
-                unsaved = core.options.commits != "manual" and bool(core.positions.unsaved())
-                if away.long() and (core.options.storage is None or not unsaved):
-                    away.give_up(unsaved)
+                unsaved = core.options.commits != "manual" and bool(core.positions.uncommitted_positions())
+                if away.is_disconnected_long() and (core.options.storage is None or not unsaved):
+                    away.end_without_broker(unsaved)
                     return
-                yield wait._replace(seconds=min(LOOK_AWAY_SECONDS, wait.seconds or LOOK_AWAY_SECONDS))
+                yield wait._replace(seconds=min(CLOSING_CHECK_SECONDS, wait.seconds or CLOSING_CHECK_SECONDS))
         finally:
             closing.close()
             core.closed = True
 
-    def _close(self) -> Operation[None]:
+    def _close_consumer(self) -> Operation[None]:
         """Wait for the retry loop, then close the consumer."""
         core = self._core
         until = core.link.now() + core.options.timeout
         if self.retry_loop is not None:
-            self._raise(self.retry_loop.stop_asked)
-            while not self._retried.done and core.link.now() < until:
-                yield Wait((self._retried,), until - core.link.now())
-        yield from core.close(processed=False)
+            self._set_event(self.retry_loop.stop_asked)
+            while not self._retry_loop_ended.done and core.link.now() < until:
+                yield Wait((self._retry_loop_ended,), until - core.link.now())
+        yield from core.close(ack_delivered=False)
 
     @property
-    def ending(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether no more calls start."""
         core = self._core  # in an event loop the event is set later than stop() is called
-        return core.stop_asked.done or core.positions.stopped or core.closed
+        return core.stop_requested.done or core.positions.stopped or core.closed
 
-    def _fail(self, error: BaseException) -> None:
+    def _record_failure(self, error: BaseException) -> None:
         """Record what ended the run, and stop the consumer."""
         if self.failure is None:
             self.failure = error
         self._core.stop()
-        self._raise(self._core.stop_asked)
+        self._set_event(self._core.stop_requested)
 
-    def _raise(self, flag: Flag) -> None:
+    def _set_event(self, flag: Event) -> None:
         """Set an event here and for threads that wait for it."""
-        flag.settle()
+        flag.complete()
         self._raise_flag(flag)
 
     # Next message
 
-    def next_job(self) -> Operation[Job | None]:
+    def next_job(self) -> Operation[HandlerJob | None]:
         """Wait for the next message and return it for a handler call; None when the run ends.
 
         `finish_call` or `abandon` must follow. Raises the failure of a partition.
         """
         core = self._core
-        while not self.ending:
-            if core.membership is not None and core.handover.has_news:
-                yield from core.handover.tell()
-            job = self._lanes.next_letter() if core.silent else self._lanes.next(core.link.now())
+        while not self.is_stopping:
+            if core.membership is not None and core.rebalance.has_pending_callbacks:
+                yield from core.rebalance.run_callbacks()
+            job = (
+                self._queues.next_dead_letter()
+                if core.heartbeat_overdue
+                else self._queues.next(core.link.now())
+            )
             if job is not None:
-                if self._idle and self._lanes.has_ready:
-                    self._wake()
-                if (yield from self._begins(job)):
+                if self._idle_workers and self._queues.has_ready:
+                    self._wake_workers()
+                if (yield from self._prepare_call(job)):
                     return job
-            elif not self._fill():
-                yield from self._rest()
+            elif not self._enqueue_next_batch():
+                yield from self._wait_for_work()
         return None
 
-    def _fill(self) -> bool:
+    def _enqueue_next_batch(self) -> bool:
         """Move a decoded batch into the queues. Return False if there is none."""
-        core, ledgers = self._core, self._core.positions.ledgers
-        core.held = {each.name for each in ledgers if each.span >= OUT_BYTES}
-        if not core.look():
+        core, ledgers = self._core, self._core.positions.ack_trackers
+        core.suspended = {each.name for each in ledgers if each.unacked_bytes >= UNACKED_BYTES_MAX}
+        if not core.prepare_batch():
             return False
         ready = core.positions.ready
         messages = [] if ready is None else list(ready.messages)
-        ledger = core.positions.take()
+        ledger = core.positions.dispatch_ready_batch()
         if ledger is not None:
-            first = ledger.met - len(messages)
+            first = ledger.delivered_count - len(messages)
             for number, message in enumerate(messages, first):
-                job = Job(message, ledger, careful=number < CAREFUL)
-                job.saves_first = CAREFUL <= number <= CAREFUL_SAVES_MAX and not number & (number - 1)
-                self._lanes.add(job)
-        core.messages += len(messages)
+                job = HandlerJob(message, ledger, careful=number < COUNT_BEFORE_CALL_MAX)
+                job.commit_first = COUNT_BEFORE_CALL_MAX <= number <= EARLY_COMMIT_MAX and not number & (
+                    number - 1
+                )
+                self._queues.add(job)
+        core.message_count += len(messages)
         return True
 
-    def _rest(self) -> Operation[None]:
+    def _wait_for_work(self) -> Operation[None]:
         """Wait until there may be work, at most `IDLE_CHECK_SECONDS`."""
         core = self._core
-        if self._news.done:
-            self._news = Flag()
-        self._idle += 1
+        if self._work_event.done:
+            self._work_event = Event()
+        self._idle_workers += 1
         try:
-            seconds = min(LOOK_SECONDS, self._lanes.next_time() - core.link.now())
-            yield core.news(max(0.0, seconds), self._news)
+            seconds = min(IDLE_CHECK_SECONDS, self._queues.next_retry_at() - core.link.now())
+            yield core.wait_for_change(max(0.0, seconds), self._work_event)
         finally:
-            self._idle -= 1
+            self._idle_workers -= 1
 
-    def _wake(self) -> None:
+    def _wake_workers(self) -> None:
         """Wake idle workers."""
-        if self._idle:
-            self._raise(self._news)
+        if self._idle_workers:
+            self._set_event(self._work_event)
 
-    def _begins(self, job: Job) -> Operation[bool]:
+    def _prepare_call(self, job: HandlerJob) -> Operation[bool]:
         """Prepare a handler call. Return False if the message is not to be handled.
 
         What must be committed or counted before the call is, when this returns.
         """
-        job.started = job.working = True
-        if job.ledger is None:
+        job.started = job.in_progress = True
+        if job.ack_tracker is None:
             return True
-        job.ledger.in_work += 1
+        job.ack_tracker.active_handlers += 1
         begins = False
         try:
-            begins = yield from self._counted(job, job.ledger)
+            begins = yield from self._commit_or_count_first(job, job.ack_tracker)
         except BaseException:
-            self._put_down(job)
+            self._release(job)
             raise
         if not begins:
-            self._over(job)
+            self._complete(job)
         return begins
 
-    def _counted(self, job: Job, ledger: Ledger) -> Operation[bool]:
+    def _commit_or_count_first(self, job: HandlerJob, ledger: AckTracker) -> Operation[bool]:
         """Commit the offset or count the call first where that is necessary.
 
         Return False to skip the call.
         """
         core, store, message = self._core, self.store, job.message
         if core.options.commits == "before":
-            ledger.finish(message)
-            refused = yield from self._sure(core.save, "A message waits to be handled")
-            if ledger.name in refused or ledger.void:
+            ledger.ack(message)
+            refused = yield from self._retry_store(core.commit_acked, "A message waits to be handled")
+            if ledger.name in refused or ledger.invalid:
                 return False
-        if store is not None and job.saves_first and core.options.commits == "auto":
-            job.saves_first = False
-            yield from self._save_early()
-            if ledger.void:
+        if store is not None and job.commit_first and core.options.commits == "auto":
+            job.commit_first = False
+            yield from self._commit_early()
+            if ledger.invalid:
                 return False
-        if store is not None and job.careful and not job.begun:
-            state = yield from self._sure(lambda: store.begin(message), "A message waits to be handled")
-            job.begun = True
-            return state == FAILING and not ledger.void
+        if store is not None and job.count_before_call and not job.counted:
+            state = yield from self._retry_store(
+                lambda: store.count_call(message), "A message waits to be handled"
+            )
+            job.counted = True
+            return state == FAILING and not ledger.invalid
         return True
 
     # Result of a call
 
-    def settle(self, job: Job, error: Exception | None) -> Operation[None]:
+    def finish_call(self, job: HandlerJob, error: Exception | None) -> Operation[None]:
         """Process the end of a handler call, which raised `error` or returned.
 
         Raises what ends the run.
         """
         try:
-            pause = yield from self._outcome(job, error)
+            pause = yield from self._process_outcome(job, error)
         except BaseException:
-            self._put_down(job)
+            self._release(job)
             raise
         if pause is None:
-            self._over(job)
+            self._complete(job)
         else:
-            self._put_down(job)
-            self._lanes.again(job, self._core.link.now() + pause)
-            self._wake()
+            self._release(job)
+            self._queues.retry_at(job, self._core.link.now() + pause)
+            self._wake_workers()
 
-    def abandon(self, job: Job) -> Operation[None]:
+    def abandon(self, job: HandlerJob) -> Operation[None]:
         """Process an interrupted handler call: the message is not acked."""
         yield from ()
-        self._put_down(job)
+        self._release(job)
 
-    def _outcome(self, job: Job, error: Exception | None) -> Operation[float | None]:
+    def _process_outcome(self, job: HandlerJob, error: Exception | None) -> Operation[float | None]:
         """Record the result of a call.
 
         Return the pause before the next call, or None if there is none.
         """
         store, message = self.store, job.message
-        if job.ledger is None:
+        if job.ack_tracker is None:
             job.error = error
             if error is not None:
-                self._log(job, error, ", as a dead letter that is handled again")
+                self._log_failure(job, error, ", as a dead letter that is handled again")
             return None
-        if job.ledger.void:
+        if job.ack_tracker.invalid:
             if error is not None and not isinstance(error, Fenced):
-                self._log(job, error, "; its partition belongs to another member by now, which handles it")
+                self._log_failure(
+                    job, error, "; its partition belongs to another member by now, which handles it"
+                )
             return None
         if error is None:
-            if store is not None and (job.noted or job.begun):
-                yield from self._sure(lambda: store.passed(message))
+            if store is not None and (job.in_store or job.counted):
+                yield from self._retry_store(lambda: store.record_success(message))
             return None
-        if isinstance(error, Fenced) and job.fences < FENCES_MAX:
-            job.fences += 1
-            return pause_seconds(job.fences, self._chance())
+        if isinstance(error, Fenced) and job.fenced_count < FENCED_RETRIES_MAX:
+            job.fenced_count += 1
+            return backoff_seconds(job.fenced_count, self._chance())
         job.failures += 1
         if store is None:
-            return self._without_store(job, error)
-        return (yield from self._with_store(store, job, error))
+            return self._fail_without_store(job, error)
+        return (yield from self._fail_with_store(store, job, error))
 
-    def _without_store(self, job: Job, error: Exception) -> float:
+    def _fail_without_store(self, job: HandlerJob, error: Exception) -> float:
         """Return the pause before the next call without a store. Raises `error` after the last call."""
-        final = isinstance(error, Reject | RetryLater | DecodeFailed) or self._once
+        final = isinstance(error, Reject | RetryLater | DecodeFailed) or self._at_most_once
         if final or job.failures > self._core.options.retries:
-            self._fail(error)  # also an error like `Closed`, which a worker would take for the end of the run
+            self._record_failure(
+                error
+            )  # also an error like `Closed`, which a worker would take for the end of the run
             raise error
-        return self._paused(job, error)
+        return self._log_retry(job, error)
 
-    def _with_store(self, store: DeadLetters, job: Job, error: Exception) -> Operation[float | None]:
+    def _fail_with_store(
+        self, store: DeadLetterStore, job: HandlerJob, error: Exception
+    ) -> Operation[float | None]:
         """Record a failure in the store.
 
         Return the pause before the next call, or None if it was the last.
         """
         message = job.message
-        failure = Failure.of(error, round(self._wall_clock() * 1000))
-        begun, job.begun = job.begun, False
+        failure = Failure.from_exception(error, round(self._wall_clock() * 1000))
+        begun, job.counted = job.counted, False
         if isinstance(error, RetryLater):
             later = error.seconds
-            self._log(job, error)
-            yield from self._sure(lambda: store.keep(message, [failure], begun=begun, retry_after=later))
-        elif isinstance(error, Reject | DecodeFailed) or self._once:
-            self._log(job, error)
-            yield from self._sure(lambda: store.keep(message, [failure], begun=begun))
+            self._log_failure(job, error)
+            yield from self._retry_store(
+                lambda: store.store_letter(message, [failure], begun=begun, retry_after=later)
+            )
+        elif isinstance(error, Reject | DecodeFailed) or self._at_most_once:
+            self._log_failure(job, error)
+            yield from self._retry_store(lambda: store.store_letter(message, [failure], begun=begun))
         else:
-            job.noted = True
+            job.in_store = True
 
             def noted(state: str) -> None:
                 if state != FAILING:
-                    self._log(job, error)
+                    self._log_failure(job, error)
 
-            state = yield from self._sure(lambda: store.note(message, failure, begun=begun, noted=noted))
+            state = yield from self._retry_store(
+                lambda: store.record_failure(message, failure, begun=begun, noted=noted)
+            )
             if state == FAILING:
-                return self._paused(job, error)
+                return self._log_retry(job, error)
         return None
 
     @property
-    def _once(self) -> bool:
+    def _at_most_once(self) -> bool:
         """Whether messages are handled at most once: offsets are committed before the call."""
         return self._core.options.commits == "before"
 
-    def _paused(self, job: Job, error: Exception) -> float:
+    def _log_retry(self, job: HandlerJob, error: Exception) -> float:
         """Log the failure, and return the pause before the next call."""
-        pause = pause_seconds(job.failures, self._chance())
-        self._log(job, error, f"; it is called again in {pause:.1f} s")
+        pause = backoff_seconds(job.failures, self._chance())
+        self._log_failure(job, error, f"; it is called again in {pause:.1f} s")
         return pause
 
-    def _log(self, job: Job, error: Exception, then: str = "") -> None:
+    def _log_failure(self, job: HandlerJob, error: Exception, then: str = "") -> None:
         """Log a failed call."""
         log_failure(job.message, error, then, tracebacks=self._tracebacks)
 
-    def _over(self, job: Job) -> None:
+    def _complete(self, job: HandlerJob) -> None:
         """Ack a message, so that its offset may be committed, and continue its queue."""
-        ledger = job.ledger
-        if ledger is not None and not ledger.void:
-            ledger.finish(job.message)
-        self._put_down(job)
-        self._lanes.done(job)
-        if self._idle and (self._lanes.has_ready or self._core.held):
-            self._wake()
+        ledger = job.ack_tracker
+        if ledger is not None and not ledger.invalid:
+            ledger.ack(job.message)
+        self._release(job)
+        self._queues.complete(job)
+        if self._idle_workers and (self._queues.has_ready or self._core.suspended):
+            self._wake_workers()
 
-    def _put_down(self, job: Job) -> None:
+    def _release(self, job: HandlerJob) -> None:
         """Mark a message as not in progress. A second call does nothing."""
-        if job.working:
-            job.working = False
-            if job.ledger is not None:
-                self._core.positions.ledgers.rested(job.ledger)
-        job.ended.settle()
+        if job.in_progress:
+            job.in_progress = False
+            if job.ack_tracker is not None:
+                self._core.positions.ack_trackers.handler_ended(job.ack_tracker)
+        job.ended.complete()
 
-    def _save_early(self) -> Operation[None]:
+    def _commit_early(self) -> Operation[None]:
         """Commit acked offsets early.
 
         A failure is ignored, because the next periodic commit repeats it.
         """
         try:
-            yield from self._core.save()
+            yield from self._core.commit_acked()
         except Closed:
             raise
         except TfmqError as error:
             log.debug("Offsets were not saved early: %s", error)
 
-    def _sure(
+    def _retry_store(
         self, make: Callable[[], Operation[Result]], waits: str = "A handled message waits"
     ) -> Operation[Result]:
         """Repeat the store operation `make()` while it fails with retriable errors, with a log line.
@@ -532,37 +553,37 @@ class Running:
             try:
                 return (yield from make())
             except TfmqError as error:
-                if not error.retriable or self.ending:
+                if not error.retriable or self.is_stopping:
                     raise
                 tries += 1
-                pause = pause_seconds(tries, self._chance())
+                pause = backoff_seconds(tries, self._chance())
                 log.error("%s, and its store is tried again in %.1f s: %s", waits, pause, error)
-            yield Wait((self._core.stop_asked,), pause)
+            yield Wait((self._core.stop_requested,), pause)
 
     # Due dead letters
 
-    def again(self, message: ReceivedMessage[Any]) -> Operation[None]:
+    def redeliver(self, message: ReceivedMessage[Any]) -> Operation[None]:
         """Have a worker call the handler with a dead letter, and wait for the result.
 
         Raises what the handler raises, and HandlerNotCalled if the run ends before the call.
         """
-        job = Job(message)
-        self._lanes.add(job)
-        self._wake()
+        job = HandlerJob(message)
+        self._queues.add(job)
+        self._wake_workers()
         try:
             while not job.ended.done:
-                if self.ending and not job.started:
-                    raise NotCalled
-                stop = () if self.ending else (self._core.stop_asked,)
+                if self.is_stopping and not job.started:
+                    raise HandlerNotCalled
+                stop = () if self.is_stopping else (self._core.stop_requested,)
                 yield Wait((job.ended, *stop))
         finally:
             job.cancelled = True
         if job.error is not None:
             raise job.error
 
-    def _retry(self, loop: RetryLoop) -> Operation[None]:
+    def _run_retry_loop(self, loop: RetryLoop) -> Operation[None]:
         """Run the retry loop, and set an event at its end."""
         try:
             yield from loop.run()
         finally:
-            self._raise(self._retried)
+            self._set_event(self._retry_loop_ended)

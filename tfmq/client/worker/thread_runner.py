@@ -14,17 +14,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.operation import Flag, Operation, Wait
-from tfmq.client.worker.listeners import Listeners, finished, in_work
-from tfmq.client.worker.ordered_queues import Job
-from tfmq.client.worker.runner import Running, Signals
+from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.worker.listeners import Listeners, check_result, handler_context
+from tfmq.client.worker.ordered_queues import HandlerJob
+from tfmq.client.worker.runner import HandlerRunner, SignalHandlers
 from tfmq.errors import Closed
 
 STOP_SECONDS: Final = 5.0
 """Time limit for cancelled tasks of listeners after the run."""
 
 
-class ListenerLoop:
+class ListenerLoopThread:
     """Event loop in a thread, started on first use.
 
     All workers share it, because objects that listeners share (a session, a pool) belong to one loop.
@@ -44,7 +44,7 @@ class ListenerLoop:
         async def awaited() -> Any:
             return await awaitable
 
-        future = asyncio.run_coroutine_threadsafe(awaited(), self._started())
+        future = asyncio.run_coroutine_threadsafe(awaited(), self._ensure_started())
         try:
             return future.result()
         except BaseException:
@@ -60,19 +60,19 @@ class ListenerLoop:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(STOP_SECONDS)
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _ensure_started(self) -> asyncio.AbstractEventLoop:
         """Start the thread if necessary and return its loop."""
         with self._lock:
             if self._loop is None:
                 loop = self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=_turn, args=(loop,), name="tfmq-listeners", daemon=True
+                    target=_run_loop, args=(loop,), name="tfmq-listeners", daemon=True
                 )
                 self._thread.start()
             return self._loop
 
 
-def _turn(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Run the loop until it is stopped, then cancel remaining tasks."""
     asyncio.set_event_loop(loop)
     try:
@@ -91,50 +91,50 @@ JOIN_SECONDS: Final = 5.0
 """Time limit for workers to end; they have no message in progress then."""
 
 
-class ThreadRun:
+class ThreadRunner:
     """One `run` of a blocking consumer. `stop` is the consumer's."""
 
     def __init__(
         self,
-        running: Running,
+        running: HandlerRunner,
         driver: BlockingDriver,
         listeners: Listeners,
         hooks: Sequence[Any],
         stop: Callable[[], None],
     ) -> None:
-        self._running = running
+        self._runner = running
         self._driver = driver
         self._listeners = listeners
         self._hooks = hooks
         self._stop = stop
         self._loop: Any = None
-        self._left = 0
-        self._all_ended = Flag()
+        self._active_workers = 0
+        self._all_ended = Event()
 
     def run(self, workers: int, signals: bool) -> None:
         """Run until `stop`, a signal or an error, then commit what is acked and leave the group.
 
         Raises the error that ended the run.
         """
-        driver, running = self._driver, self._running
+        driver, running = self._driver, self._runner
         try:
-            with Signals(self._stop, signals):
+            with SignalHandlers(self._stop, signals):
                 try:
-                    driver.run(running.starting())
+                    driver.run(running.start())
                     if workers == 1:
-                        self._work()
+                        self._run_worker()
                     else:
-                        self._work_beside(workers)
+                        self._run_worker_threads(workers)
                 except Closed:
                     # The consumer was closed meanwhile, which is a regular end. A `Closed` that a listener
                     # raised is in `failure`.
                     pass
                 except BaseException as error:
-                    driver.run(running.failed(error))
+                    driver.run(running.fail(error))
                 try:
-                    driver.run(running.closing())
+                    driver.run(running.close())
                 except Exception as error:
-                    driver.run(running.failed_late(error))
+                    driver.run(running.fail_in_close(error))
         finally:
             if self._loop is not None:
                 self._loop.stop()
@@ -143,81 +143,81 @@ class ThreadRun:
         if running.failure is not None:
             raise running.failure
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         """Handle one message after the other until the run ends."""
-        driver, running = self._driver, self._running
+        driver, running = self._driver, self._runner
         while (job := driver.run(running.next_job())) is not None:
             settled = False
             try:
-                error = self._called(job)
-                driver.run(running.settle(job, error))
+                error = self._call_listener(job)
+                driver.run(running.finish_call(job, error))
                 settled = True
             finally:
                 if not settled:
                     with contextlib.suppress(Closed):
                         driver.run(running.abandon(job))
 
-    def _called(self, job: Job) -> Exception | None:
+    def _call_listener(self, job: HandlerJob) -> Exception | None:
         """Call the listener. Return what it raised, or None."""
-        listener = self._listeners.of(job.message.topic)
+        listener = self._listeners.find(job.message.topic)
         try:
-            with in_work(job.message, self._hooks):
+            with handler_context(job.message, self._hooks):
                 found = listener(job.message)
                 if inspect.isawaitable(found):
-                    found = self._waited(found)
-                finished(found)
+                    found = self._await_in_loop(found)
+                check_result(found)
         except Exception as error:
             return error
         return None
 
-    def _waited(self, awaitable: Any) -> Any:
+    def _await_in_loop(self, awaitable: Any) -> Any:
         """Await in the listeners' event loop."""
         with self._driver.lock:
             if self._loop is None:
                 # Created only when a listener returns an awaitable: most programs need no loop.
-                self._loop = ListenerLoop()
+                self._loop = ListenerLoopThread()
         return self._loop.run(awaitable)
 
     # Several workers
 
-    def _work_beside(self, workers: int) -> None:
+    def _run_worker_threads(self, workers: int) -> None:
         """Run worker threads and wait for them; the calling thread receives signals.
 
         Threads that a second signal leaves behind end with the process, because they are daemons.
         """
         threads = [
-            threading.Thread(target=self._work_in_thread, name=f"tfmq-worker-{number}", daemon=True)
+            threading.Thread(target=self._run_worker_in_thread, name=f"tfmq-worker-{number}", daemon=True)
             for number in range(workers)
         ]
-        self._left = workers
+        self._active_workers = workers
         for thread in threads:
             thread.start()
         with contextlib.suppress(Closed):
-            self._driver.run(self._ended())
+            self._driver.run(self._wait_for_workers())
         for thread in threads:
             thread.join(JOIN_SECONDS)
 
-    def _work_in_thread(self) -> None:
+    def _run_worker_in_thread(self) -> None:
         """Run a worker; an error ends the run."""
         try:
-            self._work()
+            self._run_worker()
         except Closed:
             pass  # the run ended at once, without this worker
         except BaseException as error:
-            self._driver.run(self._running.failed(error))
+            self._driver.run(self._runner.fail(error))
         finally:
             with contextlib.suppress(Closed):
-                self._driver.run(self._end())
-            self._driver.raise_flag(Flag())  # the calling thread may be waiting on the socket
+                self._driver.run(self._worker_ended())
+            self._driver.set_event(Event())  # the calling thread may be waiting on the socket
 
-    def _end(self) -> Operation[None]:
+    def _worker_ended(self) -> Operation[None]:
         """Count a worker as ended."""
         yield from ()
-        self._left -= 1
-        if not self._left:
-            self._all_ended.settle()
+        self._active_workers -= 1
+        if not self._active_workers:
+            self._all_ended.complete()
 
-    def _ended(self) -> Operation[None]:
+    def _wait_for_workers(self) -> Operation[None]:
         """Wait until all workers ended."""
         while not self._all_ended.done:
             yield Wait((self._all_ended,))

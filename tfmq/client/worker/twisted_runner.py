@@ -18,15 +18,15 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
 from tfmq.client.drivers.twisted import DeferredDriver
-from tfmq.client.worker.listeners import Listeners, finished, in_work
-from tfmq.client.worker.ordered_queues import Job
-from tfmq.client.worker.runner import SIGNALS, Running, at_once
+from tfmq.client.worker.listeners import Listeners, check_result, handler_context
+from tfmq.client.worker.ordered_queues import HandlerJob
+from tfmq.client.worker.runner import SIGNALS, HandlerRunner, immediate_exit
 from tfmq.errors import Closed
 
 log = logging.getLogger("tfmq.consumer")
 
 
-class Shutdown:
+class ReactorShutdown:
     """Context manager that makes the reactor's shutdown wait for the end of a run.
 
     The shutdown calls `stop`. A signal during the shutdown is passed to `again`.
@@ -35,58 +35,58 @@ class Shutdown:
     def __init__(self, reactor: Any, stop: Callable[[], None], again: Callable[[int], None]) -> None:
         self._reactor = reactor
         self._stop = stop
-        self._again = again
-        self._before: dict[int, Any] = {}
-        self._over: Deferred[None] | None = None
+        self._on_signal_callback = again
+        self._former_handlers: dict[int, Any] = {}
+        self._run_ended: Deferred[None] | None = None
         self._trigger: Any = None
 
-    def __enter__(self) -> Shutdown:
-        self._trigger = self._reactor.addSystemEventTrigger("before", "shutdown", self._begins)
+    def __enter__(self) -> ReactorShutdown:
+        self._trigger = self._reactor.addSystemEventTrigger("before", "shutdown", self._on_shutdown)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._former_handlers.items():
             # None: the handler was not installed from Python, and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if self._over is None:
+        if self._run_ended is None:
             self._reactor.removeSystemEventTrigger(self._trigger)
         else:
-            self._over.callback(None)
+            self._run_ended.callback(None)
 
-    def _begins(self) -> Deferred[None]:
+    def _on_shutdown(self) -> Deferred[None]:
         """Stop the run and return a Deferred that fires at its end."""
         log.info("The reactor stops: messages in progress are finished first; a signal ends the run at once.")
-        self._over = Deferred()
+        self._run_ended = Deferred()
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._came)
+                self._former_handlers[number] = signal.signal(number, self._on_signal)
         self._stop()
-        return self._over
+        return self._run_ended
 
-    def _came(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         """Pass a signal to the run, in the reactor's thread."""
-        self._reactor.callFromThread(self._again, number)
+        self._reactor.callFromThread(self._on_signal_callback, number)
 
 
-class DeferredRun:
+class DeferredRunner:
     """One `run` of a Twisted consumer. `stop` is the consumer's."""
 
     def __init__(
         self,
-        running: Running,
+        running: HandlerRunner,
         driver: DeferredDriver,
         listeners: Listeners,
         hooks: Sequence[Any],
         stop: Callable[[], None],
     ) -> None:
-        self._running = running
+        self._runner = running
         self._driver = driver
         self._listeners = listeners
         self._hooks = hooks
         self._stop = stop
         self._workers: list[Deferred[None]] = []
-        self._open = 0
-        self._all_over: Deferred[None] = Deferred()
+        self._active_workers = 0
+        self._all_ended: Deferred[None] = Deferred()
         self._cancelled: BaseException | None = None
 
     async def run(self, workers: int, signals: bool) -> None:
@@ -94,50 +94,54 @@ class DeferredRun:
 
         Then commit what is acked and leave the group. Raises the error that ended the run.
         """
-        reactor = self._driver.take_reactor()
-        running = self._running
+        reactor = self._driver.get_reactor()
+        running = self._runner
         try:
-            with Shutdown(reactor, self._stop, self._again) if signals else contextlib.nullcontext():
-                await self._work_all(workers)
+            with (
+                ReactorShutdown(reactor, self._stop, self._cancel_on_signal)
+                if signals
+                else contextlib.nullcontext()
+            ):
+                await self._run_workers(workers)
         finally:
             if running.store is not None:
                 running.store.close()
         if running.failure is not None:
             raise running.failure
 
-    async def _work_all(self, workers: int) -> None:
+    async def _run_workers(self, workers: int) -> None:
         """Run the workers, then close the consumer."""
-        driver, running = self._driver, self._running
+        driver, running = self._driver, self._runner
         try:
-            await driver.run(running.starting())
-            self._open = workers
-            self._workers = [ensureDeferred(self._work()) for _ in range(workers)]
+            await driver.run(running.start())
+            self._active_workers = workers
+            self._workers = [ensureDeferred(self._run_worker()) for _ in range(workers)]
             for worker in self._workers:
-                worker.addBoth(self._one_over)
-            await self._all_over
+                worker.addBoth(self._worker_ended)
+            await self._all_ended
         except BaseException as error:
-            await self._cancel(error)
-            await driver.run(running.failed(error))
+            await self._cancel_and_wait(error)
+            await driver.run(running.fail(error))
         try:
-            await driver.run(running.closing())
+            await driver.run(running.close())
         except Exception as error:
-            await driver.run(running.failed_late(error))
+            await driver.run(running.fail_in_close(error))
 
-    def _one_over(self, _: object) -> None:
+    def _worker_ended(self, _: object) -> None:
         """Count a worker as ended."""
-        self._open -= 1
-        if not self._open and not self._all_over.called:
-            self._all_over.callback(None)
+        self._active_workers -= 1
+        if not self._active_workers and not self._all_ended.called:
+            self._all_ended.callback(None)
 
-    async def _cancel(self, error: BaseException) -> None:
+    async def _cancel_and_wait(self, error: BaseException) -> None:
         """Cancel the workers and wait for them."""
-        if self._open:
-            self._all_over = Deferred()
+        if self._active_workers:
+            self._all_ended = Deferred()
             self._cancelled = error
             # In another reactor iteration: a worker whose listener caused this is not waiting for anything
             # yet.
-            self._driver.take_reactor().callLater(0, self._cancel_workers, error)
-            await self._all_over
+            self._driver.get_reactor().callLater(0, self._cancel_workers, error)
+            await self._all_ended
 
     def _cancel_workers(self, error: BaseException) -> None:
         """Cancel all workers because of `error`."""
@@ -145,19 +149,19 @@ class DeferredRun:
         for worker in self._workers:
             worker.cancel()
 
-    def _again(self, number: int) -> None:
+    def _cancel_on_signal(self, number: int) -> None:
         """End the run at once on a signal."""
-        self._cancel_workers(at_once(number))
+        self._cancel_workers(immediate_exit(number))
 
-    async def _work(self) -> None:
+    async def _run_worker(self) -> None:
         """Handle one message after the other until the run ends. An error ends the run."""
-        driver, running = self._driver, self._running
+        driver, running = self._driver, self._runner
         try:
             while (job := await driver.run(running.next_job())) is not None:
                 settled = False
                 try:
-                    error = await self._called(job)
-                    await driver.run(running.settle(job, error))
+                    error = await self._call_listener(job)
+                    await driver.run(running.finish_call(job, error))
                     settled = True
                 finally:
                     if not settled:
@@ -170,18 +174,18 @@ class DeferredRun:
         except BaseException as error:
             if isinstance(error, CancelledError) and self._cancelled is not None:
                 error = self._cancelled
-            await driver.run(running.failed(error))
+            await driver.run(running.fail(error))
 
-    async def _called(self, job: Job) -> Exception | None:
+    async def _call_listener(self, job: HandlerJob) -> Exception | None:
         """Call the listener. Return what it raised, or None."""
         message = job.message
-        listener = self._listeners.of(message.topic)
+        listener = self._listeners.find(message.topic)
         try:
-            with in_work(message, self._hooks):
+            with handler_context(message, self._hooks):
                 found = listener(message)
                 if inspect.isawaitable(found):
                     found = await found
-                finished(found)
+                check_result(found)
         except Exception as error:
             if self._cancelled is not None:  # the exception of a cancelled Deferred may be of any kind
                 raise

@@ -23,27 +23,36 @@ from zlib import crc32
 
 from journal.errors import NewerFormat
 from journal.record.format import HEADER, HEADER_SIZE, SEQUENCE_COUNT, BadRecord, Buffer, make_id, make_record
-from tfmq.delay.due_time import ABSOLUTE_FLAG, DUE_MAX, NO_DUES, RELATIVE_FLAG, WORD, Dues, word_bytes, words
+from tfmq.delay.due_time import (
+    ABSOLUTE_FLAG,
+    DUE_MAX,
+    NO_DUE_TIMES,
+    RELATIVE_FLAG,
+    WORD,
+    DueTimes,
+    decode_words,
+    encode_words,
+)
 
 VERSION: Final = 1
 PRODUCER_ID: Final = 2
 """Reserved for the broker: ids below 16 are never leased."""
 
-NOTE_ID: Final = make_id(PRODUCER_ID, 0)
+HEADER_ID: Final = make_id(PRODUCER_ID, 0)
 """All headers have the same id, so that a changed bit in it is detected."""
 
 ARRIVAL, CANCEL, RESCHEDULE = range(1, 4)
 
 KIND_NAMES: Final = {ARRIVAL: "arrival", CANCEL: "cancel", RESCHEDULE: "reschedule"}
 
-HEAD: Final = Struct(">BBBBIIQ")
-END_BYTES: Final = 5
+FIXED_PART: Final = Struct(">BBBBIIQ")
+PADDING_BYTES_MIN: Final = 5
 """Minimum of padding.
 
 Fewer bytes could be mistaken for the last byte of a length and the checksum of a block trailer.
 """
 
-FLAG_LENGTHS: Final = ((0x40, 0x41), (0x4000, 0x4100), (0x40_0000, 0x41_0000))
+FLAG_LIKE_LENGTHS: Final = ((0x40, 0x41), (0x4000, 0x4100), (0x40_0000, 0x41_0000))
 """Ranges (first, end) of record lengths that look like the end of a block trailer's flag."""
 
 SHAPE_SAME_DUE: Final = 1
@@ -61,7 +70,7 @@ RECORDS_MAX: Final = SEQUENCE_COUNT
 A damaged count cannot request gigabytes.
 """
 
-TURNS_MAX: Final = 65_536
+CHANGED_MESSAGES_MAX: Final = 65_536
 """Maximum of messages in one cancel or reschedule; more need several headers."""
 
 TOPIC_SIZE_MAX: Final = 0xFF
@@ -72,11 +81,11 @@ _CLEAR_TOP: Final = bytes(byte & 0x7F for byte in range(256))
 _TOP_BYTES: Final = bytes(range(0x80, 0x100))
 
 
-class BadNote(BadRecord):
+class BadArrivalHeader(BadRecord):
     """A record at the position of a header that is not a valid header."""
 
 
-class Turns(NamedTuple):
+class TurnColumns(NamedTuple):
     """Turns of delayed messages.
 
     Arrays of u64 with their effective due times (ms) and their numbers.
@@ -86,10 +95,10 @@ class Turns(NamedTuple):
     numbers: "array[int]"
 
 
-NO_TURNS: Final = Turns(array("Q"), array("Q"))
+NO_TURN_COLUMNS: Final = TurnColumns(array("Q"), array("Q"))
 
 
-class Note(NamedTuple):
+class ArrivalHeader(NamedTuple):
     """A decoded arrival header.
 
     `dues`: due times of the records after it, which have `size_bytes`. `old_turns`: turns of the cancelled or
@@ -99,126 +108,132 @@ class Note(NamedTuple):
     kind: int
     log_id: int
     topic: str
-    dues: Dues
+    dues: DueTimes
     size_bytes: int
-    old: Turns
+    old_turns: TurnColumns
     ahead_ms: int = 0
 
     @property
-    def records(self) -> int:
+    def record_count(self) -> int:
         """Number of records that belong to the header."""
         return len(self.dues.times)
 
 
-def arrival(log_id: int, topic: str, dues: Dues, size_bytes: int, ahead_ms: int = 0) -> Note:
+def arrival_header(
+    log_id: int, topic: str, dues: DueTimes, size_bytes: int, ahead_ms: int = 0
+) -> ArrivalHeader:
     """Return the header of a batch of `size_bytes` for the log of a partition."""
-    return Note(ARRIVAL, log_id, topic, dues, size_bytes, NO_TURNS, _needed(dues, ahead_ms))
+    return ArrivalHeader(
+        ARRIVAL, log_id, topic, dues, size_bytes, NO_TURN_COLUMNS, _needed_ahead_ms(dues, ahead_ms)
+    )
 
 
-def cancel(old: Turns) -> Note:
+def cancel_header(old: TurnColumns) -> ArrivalHeader:
     """Return the header that cancels these messages."""
-    return Note(CANCEL, 0, "", NO_DUES, 0, old)
+    return ArrivalHeader(CANCEL, 0, "", NO_DUE_TIMES, 0, old)
 
 
-def reschedule(log_id: int, topic: str, dues: Dues, size_bytes: int, old: Turns, ahead_ms: int = 0) -> Note:
+def reschedule_header(
+    log_id: int, topic: str, dues: DueTimes, size_bytes: int, old: TurnColumns, ahead_ms: int = 0
+) -> ArrivalHeader:
     """Return the header of records that replace those of `old_turns`, in the same order."""
-    return Note(RESCHEDULE, log_id, topic, dues, size_bytes, old, _needed(dues, ahead_ms))
+    return ArrivalHeader(RESCHEDULE, log_id, topic, dues, size_bytes, old, _needed_ahead_ms(dues, ahead_ms))
 
 
-def _needed(dues: Dues, ahead_ms: int) -> int:
+def _needed_ahead_ms(dues: DueTimes, ahead_ms: int) -> int:
     """Return the offset if it was added to any due time; delays are in broker time."""
     return ahead_ms if ABSOLUTE_FLAG in dues.absolute else 0
 
 
-def encode_note(note: Note) -> bytes:
+def encode_header(header: ArrivalHeader) -> bytes:
     """Encode a header as a whole record.
 
     Raises ValueError for an invalid header, TooLarge (journal.errors).
     """
-    kind, log_id, topic, dues, size_bytes, old, ahead_ms = note
-    count = len(old.dues) if kind == CANCEL else note.records
+    kind, log_id, topic, dues, size_bytes, old, ahead_ms = header
+    count = len(old.dues) if kind == CANCEL else header.record_count
     name = topic.encode("ascii")
-    fault = _fault(VERSION, kind, count, size_bytes)
-    if fault or len(name) > TOPIC_SIZE_MAX or len(dues.absolute) != note.records:
+    fault = _why_invalid(VERSION, kind, count, size_bytes)
+    if fault or len(name) > TOPIC_SIZE_MAX or len(dues.absolute) != header.record_count:
         raise ValueError(
             fault or f"a header of {topic!r} has {len(dues.absolute)} flags for {count} messages"
         )
     if {len(old.dues), len(old.numbers)} != {0 if kind == ARRIVAL else count}:
         raise ValueError(f"a {KIND_NAMES[kind]} of {count} messages has {len(old.dues)} old turns")
-    shape, columns = _columns(dues)
+    shape, columns = _encode_due_times(dues)
     if ahead_ms:
         shape |= SHAPE_AHEAD
-        columns.append(_topped(array("Q", (ahead_ms & DUE_MAX,))))
-    head = HEAD.pack(VERSION, kind, shape, len(name), count, size_bytes, log_id)
-    turns = (_topped(old.dues), _topped(old.numbers)) if len(old.dues) else ()
+        columns.append(_with_top_bits(array("Q", (ahead_ms & DUE_MAX,))))
+    head = FIXED_PART.pack(VERSION, kind, shape, len(name), count, size_bytes, log_id)
+    turns = (_with_top_bits(old.dues), _with_top_bits(old.numbers)) if len(old.dues) else ()
     payload = b"".join((head, name, *columns, *turns))
-    return make_record(payload + _end(len(payload)), NOTE_ID)
+    return make_record(payload + _padding(len(payload)), HEADER_ID)
 
 
-def decode_note(record: Buffer) -> Note:
+def decode_header(record: Buffer) -> ArrivalHeader:
     """Decode the header in a whole record.
 
     Raises BadArrivalHeader; NewerFormat if a later version wrote it.
     """
-    payload = _payload(record)
-    version, kind, shape, name_size, count, size_bytes, log_id = HEAD.unpack_from(payload)
+    payload = _checked_payload(record)
+    version, kind, shape, name_size, count, size_bytes, log_id = FIXED_PART.unpack_from(payload)
     if version > VERSION:
         raise NewerFormat("an arrival header", version, VERSION)
-    if fault := _fault(version, kind, count, size_bytes):
-        raise BadNote(0, fault)
-    position, dues, old, ahead_ms = HEAD.size + name_size, NO_DUES, NO_TURNS, 0
+    if fault := _why_invalid(version, kind, count, size_bytes):
+        raise BadArrivalHeader(0, fault)
+    position, dues, old, ahead_ms = FIXED_PART.size + name_size, NO_DUE_TIMES, NO_TURN_COLUMNS, 0
     if kind == ARRIVAL and shape & ~SHAPE_ABSOLUTE == SHAPE_SAME_DUE:
-        dues = _same_dues(payload, position, count, shape)
+        dues = _decode_same_due_time(payload, position, count, shape)
         position += WORD
     else:
-        columns = _Columns(payload, position)
+        columns = _ColumnReader(payload, position)
         if kind != CANCEL:
-            dues = columns.dues(shape & ~SHAPE_AHEAD, count)
-            ahead_ms = columns.signed() if shape & SHAPE_AHEAD else 0
+            dues = columns.read_due_times(shape & ~SHAPE_AHEAD, count)
+            ahead_ms = columns.read_signed() if shape & SHAPE_AHEAD else 0
         if kind != ARRIVAL:
-            old = Turns(columns.words(count), columns.words(count))
+            old = TurnColumns(columns.read_words(count), columns.read_words(count))
         position = columns.position
-    if payload[position:] != _end(position):
-        raise BadNote(0, "the lengths of its columns do not match its size")
+    if payload[position:] != _padding(position):
+        raise BadArrivalHeader(0, "the lengths of its columns do not match its size")
     try:
-        topic = payload[HEAD.size : HEAD.size + name_size].decode("ascii")
+        topic = payload[FIXED_PART.size : FIXED_PART.size + name_size].decode("ascii")
     except UnicodeDecodeError as error:
-        raise BadNote(0, f"invalid topic name: {error}") from None
-    return Note(kind, log_id, topic, dues, size_bytes, old, ahead_ms)
+        raise BadArrivalHeader(0, f"invalid topic name: {error}") from None
+    return ArrivalHeader(kind, log_id, topic, dues, size_bytes, old, ahead_ms)
 
 
-def _payload(record: Buffer) -> bytes:
-    if len(record) < HEADER_SIZE + HEAD.size + END_BYTES:
-        raise BadNote(0, f"an arrival header cannot have {len(record)} bytes")
+def _checked_payload(record: Buffer) -> bytes:
+    if len(record) < HEADER_SIZE + FIXED_PART.size + PADDING_BYTES_MIN:
+        raise BadArrivalHeader(0, f"an arrival header cannot have {len(record)} bytes")
     length, checksum, id, flag = HEADER.unpack_from(record)
-    if id != NOTE_ID or flag or HEADER_SIZE + length != len(record):
-        raise BadNote(
+    if id != HEADER_ID or flag or HEADER_SIZE + length != len(record):
+        raise BadArrivalHeader(
             0, f"a record of id {id:#x}, flag {flag:#x} and {length} bytes is not an arrival header"
         )
     payload = bytes(record[HEADER_SIZE:])
     if crc32(payload) != checksum:
-        raise BadNote(0, "the arrival header fails its checksum")
+        raise BadArrivalHeader(0, "the arrival header fails its checksum")
     return payload
 
 
-def _fault(version: int, kind: int, count: int, size_bytes: int) -> str:
+def _why_invalid(version: int, kind: int, count: int, size_bytes: int) -> str:
     """Return why the header is invalid, "" if it is valid."""
     if not version or kind not in KIND_NAMES:
         return f"version {version} has no kind {kind}"
-    if not 1 <= count <= (RECORDS_MAX if kind == ARRIVAL else TURNS_MAX):
+    if not 1 <= count <= (RECORDS_MAX if kind == ARRIVAL else CHANGED_MESSAGES_MAX):
         return f"{KIND_NAMES[kind]} of {count} messages: invalid count"
     if size_bytes < (0 if kind == CANCEL else count * HEADER_SIZE):
         return f"{count} records cannot be in {size_bytes} bytes"
     return ""
 
 
-def _columns(dues: Dues) -> tuple[int, list[bytes]]:
+def _encode_due_times(dues: DueTimes) -> tuple[int, list[bytes]]:
     """Return (shape, encoded due times and flags)."""
     times, absolute, low, high = dues
     if not times:
         return 0, []
     same = low == high
-    columns = [_topped(times[:1] if same else times)]
+    columns = [_with_top_bits(times[:1] if same else times)]
     shape = SHAPE_SAME_DUE if same else 0
     if RELATIVE_FLAG not in absolute:
         shape |= SHAPE_ABSOLUTE
@@ -228,34 +243,34 @@ def _columns(dues: Dues) -> tuple[int, list[bytes]]:
     return shape, columns
 
 
-def _end(size: int) -> bytes:
+def _padding(size: int) -> bytes:
     """Return the padding after `size` bytes of payload."""
-    end = size + END_BYTES
-    if end >= FLAG_LENGTHS[0][0]:
-        for low, high in FLAG_LENGTHS:
+    end = size + PADDING_BYTES_MIN
+    if end >= FLAG_LIKE_LENGTHS[0][0]:
+        for low, high in FLAG_LIKE_LENGTHS:
             if low <= end < high:
                 end = high
     return b"\xff" * (end - size)
 
 
-def _topped(column: "array[int]") -> bytes:
+def _with_top_bits(column: "array[int]") -> bytes:
     """Encode the words, each with its top bit set, which no word uses."""
-    data = bytearray(word_bytes(column))
+    data = bytearray(encode_words(column))
     data[::WORD] = data[::WORD].translate(_SET_TOP)
     return bytes(data)
 
 
-def _same_dues(payload: bytes, position: int, count: int, shape: int) -> Dues:
+def _decode_same_due_time(payload: bytes, position: int, count: int, shape: int) -> DueTimes:
     """Decode one due time for all messages, the most common case, faster than columns."""
     word = int.from_bytes(payload[position : position + WORD], "big")
     if word < TOP_BIT:
-        raise BadNote(0, "the top bit of its due time is not set")
+        raise BadArrivalHeader(0, "the top bit of its due time is not set")
     due = word - TOP_BIT
     flag = ABSOLUTE_FLAG if shape & SHAPE_ABSOLUTE else RELATIVE_FLAG
-    return Dues(array("Q", (due,)) * count, flag * count, due, due)
+    return DueTimes(array("Q", (due,)) * count, flag * count, due, due)
 
 
-class _Columns:
+class _ColumnReader:
     """Reads the columns of a payload in order.
 
     Raises BadArrivalHeader if the payload is too short.
@@ -265,38 +280,40 @@ class _Columns:
         self._payload = payload
         self.position = position
 
-    def take(self, size: int) -> bytes:
+    def read_bytes(self, size: int) -> bytes:
         data = self._payload[self.position : self.position + size]
         if len(data) != size:
-            raise BadNote(0, f"a column of {size} bytes at position {self.position} has only {len(data)}")
+            raise BadArrivalHeader(
+                0, f"a column of {size} bytes at position {self.position} has only {len(data)}"
+            )
         self.position += size
         return data
 
-    def words(self, count: int) -> "array[int]":
-        data = bytearray(self.take(count * WORD))
+    def read_words(self, count: int) -> "array[int]":
+        data = bytearray(self.read_bytes(count * WORD))
         tops = data[::WORD]
         if tops.translate(None, _TOP_BYTES):
-            raise BadNote(0, "the top bit of a word in its columns is not set")
+            raise BadArrivalHeader(0, "the top bit of a word in its columns is not set")
         data[::WORD] = tops.translate(_CLEAR_TOP)
-        return words(bytes(data))
+        return decode_words(bytes(data))
 
-    def signed(self) -> int:
+    def read_signed(self) -> int:
         """Read a signed word of 63 bits."""
-        (word,) = self.words(1)
+        (word,) = self.read_words(1)
         return word - ((word & SIGN_BIT) << 1)
 
-    def dues(self, shape: int, count: int) -> Dues:
+    def read_due_times(self, shape: int, count: int) -> DueTimes:
         same, absolute, mixed = shape & SHAPE_SAME_DUE, shape & SHAPE_ABSOLUTE, shape & SHAPE_MIXED
         if shape & ~(SHAPE_SAME_DUE | SHAPE_ABSOLUTE | SHAPE_MIXED) or (absolute and mixed) or not count:
-            raise BadNote(0, f"a header of {count} messages cannot have the shape {shape:#x}")
-        times = self.words(1 if same else count)
+            raise BadArrivalHeader(0, f"a header of {count} messages cannot have the shape {shape:#x}")
+        times = self.read_words(1 if same else count)
         if mixed:
-            flags = self.take(count)
+            flags = self.read_bytes(count)
             if flags.translate(None, ABSOLUTE_FLAG + RELATIVE_FLAG):
-                raise BadNote(0, "a flag for an absolute time is neither 0 nor 1")
+                raise BadArrivalHeader(0, "a flag for an absolute time is neither 0 nor 1")
         if same:
             times = times * count
         low, high = (times[0], times[0]) if same else (min(times), max(times))
-        return Dues(
+        return DueTimes(
             times, flags if mixed else (ABSOLUTE_FLAG if absolute else RELATIVE_FLAG) * count, low, high
         )

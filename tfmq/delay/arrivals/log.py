@@ -18,10 +18,10 @@ from zlib import crc32
 
 from journal.errors import BelowStart, BeyondEnd, Corrupt, NotARecord
 from journal.log.log import Log, Upto
-from journal.log.reader import Bytes
+from journal.log.reader import RawRead
 from journal.log.segments import LogOptions
 from journal.record.batch import Batch
-from journal.record.block import Block, blocks_of, find_next_control
+from journal.record.block import Block, blocks_of, find_next_trailer
 from journal.record.format import (
     COLUMNS_COUNT_MIN,
     FLAG_FILLER,
@@ -30,12 +30,19 @@ from journal.record.format import (
     LENGTH,
     BadRecord,
     Buffer,
+    has_no_special_flags,
+    header_positions,
     make_log_id,
-    plain_flags,
-    same_length,
-    walk,
+    sizes_are_equal,
 )
-from tfmq.delay.arrivals.header import NOTE_ID, PRODUCER_ID, BadNote, Note, decode_note, encode_note
+from tfmq.delay.arrivals.header import (
+    HEADER_ID,
+    PRODUCER_ID,
+    ArrivalHeader,
+    BadArrivalHeader,
+    decode_header,
+    encode_header,
+)
 
 logger = logging.getLogger("tfmq.delay")
 
@@ -53,7 +60,7 @@ READ_BYTES: Final = 1 << 20
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 
-Damaged = Callable[[Corrupt], None]
+DamageCallback = Callable[[Corrupt], None]
 """Called with a range of the log that cannot be read; its messages are lost."""
 
 
@@ -69,11 +76,11 @@ def arrival_options(
     )
 
 
-Noted = Callable[[Note, int], None]
+HeaderCallback = Callable[[ArrivalHeader, int], None]
 """Called with a header and its offset in the log."""
 
 
-class ArrivedBatch(NamedTuple):
+class ArrivalBatch(NamedTuple):
     """Consecutive records of one header in the log: a batch, or the part of it in one block.
 
     `dues` (array of u64, ms), `absolute` (bytes 0 or 1), `sizes` (array of u32, whole records) and `offsets` (array of
@@ -95,8 +102,8 @@ class ArrivedBatch(NamedTuple):
     ahead_ms: int = 0
 
 
-def batches_of(
-    note: Note,
+def arrival_batches(
+    header: ArrivalHeader,
     body: Buffer,
     blocks: Sequence[tuple[int, int, int]],
     producer_id: int,
@@ -106,12 +113,12 @@ def batches_of(
     """The two batches of one append: the note, and the records as their producer sent them
     (`journal.record.batch.Batch`).
     """
-    return [note_batch(note), Batch(body, blocks, producer_id, sequence, count)]
+    return [header_batch(header), Batch(body, blocks, producer_id, sequence, count)]
 
 
-def note_batch(note: Note) -> Batch:
+def header_batch(header: ArrivalHeader) -> Batch:
     """Return a batch that contains only a header."""
-    return Batch(encode_note(note), (), PRODUCER_ID, 0, 1)
+    return Batch(encode_header(header), (), PRODUCER_ID, 0, 1)
 
 
 def record_offsets(data: Buffer, positions: Sequence[tuple[int, int]]) -> array[int]:
@@ -121,10 +128,10 @@ def record_offsets(data: Buffer, positions: Sequence[tuple[int, int]]) -> array[
     """
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     size = HEADER_SIZE + LENGTH.unpack_from(plain)[0]
-    if len(plain) % size == 0 and same_length(plain, 0, len(plain), size):
+    if len(plain) % size == 0 and sizes_are_equal(plain, 0, len(plain), size):
         starts: Sequence[int] = range(0, len(plain), size)
     else:
-        starts = walk(plain)
+        starts = header_positions(plain)
     found = array("Q")
     ends = [index for index, _ in positions[1:]] + [len(starts)]
     for (index, offset), end in zip(positions, ends, strict=True):
@@ -138,52 +145,52 @@ def record_offsets(data: Buffer, positions: Sequence[tuple[int, int]]) -> array[
     return found
 
 
-def read(
+def read_batches(
     log: Log,
     from_offset: int,
     to_offset: int,
     *,
     upto: Upto = "forced",
-    damaged: Damaged | None = None,
-    noted: Noted | None = None,
-) -> Iterator[ArrivedBatch]:
+    on_damage: DamageCallback | None = None,
+    on_header: HeaderCallback | None = None,
+) -> Iterator[ArrivalBatch]:
     """Yield the arrivals between two ends of appends, in order.
 
     `on_header` is called with each header. May run in a worker. Raises Corrupt if the log is damaged, unless
     `on_damage` is given: then damage is skipped. Raises BelowStart, BeyondEnd (`upto` is below `to_offset`: nothing is
     left out silently), OSError, Closed.
     """
-    reading, passed = _Reading(noted), -1
+    reading, passed = _BatchParser(on_header), -1
     while from_offset < to_offset:
         try:
             chunk = log.read(from_offset, min(READ_BYTES, to_offset - from_offset), upto=upto)
             if not chunk.data:
                 raise BeyondEnd(to_offset, from_offset)
-            for block in _verified(log, chunk.data, chunk.start):
+            for block in _verified_blocks(log, chunk.data, chunk.start):
                 from_offset = block.next
-                yield from reading.block(block)
+                yield from reading.parse_block(block)
         except Corrupt as error:
             if error.next <= from_offset and passed < from_offset:
                 passed = (
                     from_offset  # damage between the index entry and here: it is recorded now, so retry once
                 )
                 continue
-            if damaged is None or error.next <= from_offset:
+            if on_damage is None or error.next <= from_offset:
                 raise
-            damaged(error)
+            on_damage(error)
             from_offset = error.next
-            reading.forget()
+            reading.reset()
 
 
 def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
     """Return the damage from the end of an append up to the durable offset. Raises OSError."""
     found: list[Corrupt] = []
-    for _ in read(log, max(from_offset, log.first_offset), log.forced_offset, damaged=found.append):
+    for _ in read_batches(log, max(from_offset, log.first_offset), log.forced_offset, on_damage=found.append):
         pass
     return found
 
 
-def _verified(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
+def _verified_blocks(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
     """Yield the blocks in `data`. Raises Corrupt instead of BadRecord."""
     position = 0
     try:
@@ -191,32 +198,32 @@ def _verified(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
             position = block.next - start
             yield block
     except BadRecord as error:
-        end = _behind(data, start, position, log.log_id)
+        end = _next_block_offset(data, start, position, log.log_id)
         raise Corrupt(log.folder, start + position, end, error.reason) from None
 
 
-def _behind(data: bytes | bytearray, start: int, position: int, log_id: int) -> int:
+def _next_block_offset(data: bytes | bytearray, start: int, position: int, log_id: int) -> int:
     """Return the offset of the next block after the bad one at `position`, or the end of `data`."""
-    claim = find_next_control(data, position, offset=start, log_id=log_id)
+    claim = find_next_trailer(data, position, offset=start, log_id=log_id)
     if claim is None:
         return start + len(data)
-    bad = claim.control.offset == start + position
-    return claim.control.next if bad else claim.control.offset
+    bad = claim.trailer.offset == start + position
+    return claim.trailer.next if bad else claim.trailer.offset
 
 
-class _Reading:
+class _BatchParser:
     """Parses blocks in order, and tracks the header that the next records belong to."""
 
-    def __init__(self, noted: Noted | None) -> None:
-        self._noted = noted
-        self._note: Note | None = None
-        self._done = 0
+    def __init__(self, on_header: HeaderCallback | None) -> None:
+        self._on_header = on_header
+        self._header: ArrivalHeader | None = None
+        self._records_parsed = 0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Discard the current header: the next block does not follow the last one."""
-        self._note = None
+        self._header = None
 
-    def block(self, block: Block) -> Iterator[ArrivedBatch]:
+    def parse_block(self, block: Block) -> Iterator[ArrivalBatch]:
         """Yield the arrivals in a block."""
         data = bytes(block.data)
         position, end = 0, len(data)
@@ -224,15 +231,15 @@ class _Reading:
         while position < end:
             length, checksum, id, flag = HEADER.unpack_from(data, position)
             count, size = 1, HEADER_SIZE + length
-            if id == NOTE_ID and not flag:
-                self._begin(data[position : position + size], block.offset + position)
+            if id == HEADER_ID and not flag:
+                self._start_header(data[position : position + size], block.offset + position)
             elif flag & FLAG_FILLER:
                 count = checksum
-                self._skip(count)
-            elif self._note is None:
+                self._skip_filler(count)
+            elif self._header is None:
                 orphans += 1
             else:
-                batch = self._take(self._note, data, position, block.offset + position, ordinal)
+                batch = self._parse_records(self._header, data, position, block.offset + position, ordinal)
                 yield batch
                 count, size = len(batch.sizes), len(batch.data[0])
             ordinal += count
@@ -244,38 +251,44 @@ class _Reading:
                 block.next,
             )
 
-    def _begin(self, record: bytes, offset: int) -> None:
-        self._done = 0
-        self._note = None
+    def _start_header(self, record: bytes, offset: int) -> None:
+        self._records_parsed = 0
+        self._header = None
         try:
-            header = decode_note(record)
-        except BadNote as error:
+            header = decode_header(record)
+        except BadArrivalHeader as error:
             logger.error("invalid arrival header at offset %d: %s", offset, error.reason)
             return
-        if header.records:
-            self._note = header
-        if self._noted is not None:
-            self._noted(header, offset)
+        if header.record_count:
+            self._header = header
+        if self._on_header is not None:
+            self._on_header(header, offset)
 
-    def _skip(self, count: int) -> None:
+    def _skip_filler(self, count: int) -> None:
         """Skip records that were lost by damage; a repair has replaced them with a filler."""
-        self._done += count
-        if self._note is not None and self._done >= self._note.records:
-            self._note = None
+        self._records_parsed += count
+        if self._header is not None and self._records_parsed >= self._header.record_count:
+            self._header = None
 
-    def _take(self, note: Note, data: bytes, position: int, offset: int, number: int) -> ArrivedBatch:
+    def _parse_records(
+        self, header: ArrivalHeader, data: bytes, position: int, offset: int, number: int
+    ) -> ArrivalBatch:
         """Return the records of `header` from `position` on, up to the end of the block."""
-        sizes, offsets, end = _columns(data, position, offset, note.records - self._done)
-        dues = note.dues.part(self._done, self._done + len(sizes))
-        self._done += len(sizes)
-        if self._done == note.records:
-            self._note = None
+        sizes, offsets, end = _record_columns(
+            data, position, offset, header.record_count - self._records_parsed
+        )
+        dues = header.dues.section(self._records_parsed, self._records_parsed + len(sizes))
+        self._records_parsed += len(sizes)
+        if self._records_parsed == header.record_count:
+            self._header = None
         view = memoryview(data)[position:end]
         columns = (*dues, offsets, sizes, [view])
-        return ArrivedBatch(note.log_id, note.topic, number, *columns, note.ahead_ms)
+        return ArrivalBatch(header.log_id, header.topic, number, *columns, header.ahead_ms)
 
 
-def _columns(data: bytes, position: int, offset: int, wanted: int) -> tuple[array[int], array[int], int]:
+def _record_columns(
+    data: bytes, position: int, offset: int, wanted: int
+) -> tuple[array[int], array[int], int]:
     """Return (sizes, offsets, end) of at most `wanted` records.
 
     `position` in `data` is `offset` in the log.
@@ -287,8 +300,8 @@ def _columns(data: bytes, position: int, offset: int, wanted: int) -> tuple[arra
     end = position + count * size
     if (
         count >= COLUMNS_COUNT_MIN
-        and same_length(data, position, end, size)
-        and plain_flags(data, position, end, size)
+        and sizes_are_equal(data, position, end, size)
+        and has_no_special_flags(data, position, end, size)
     ):
         return array("I", (size,)) * count, array("Q", range(offset, offset + count * size, size)), end
     sizes: list[int] = []
@@ -304,7 +317,7 @@ def _columns(data: bytes, position: int, offset: int, wanted: int) -> tuple[arra
     return array("I", sizes), array("Q", offsets), position
 
 
-def note_before(log: Log, first_number: int) -> Note | None:
+def header_before(log: Log, first_number: int) -> ArrivalHeader | None:
     """Return the header of the batch that starts with `first_number`.
 
     None if it is truncated or damaged. Used to reply to a batch that is sent again. In a worker. Raises OSError,
@@ -315,36 +328,36 @@ def note_before(log: Log, first_number: int) -> Note | None:
     try:
         offset, ordinal = log.offset_of_ordinal(first_number - 1)
         block = log.block_of_record(offset, upto="written") if ordinal == first_number - 1 else None
-        return None if block is None else _note_at(block, offset - block.offset)
+        return None if block is None else _header_at(block, offset - block.offset)
     except (Corrupt, BelowStart, BeyondEnd, NotARecord):
         return None
 
 
-def _note_at(block: Block, position: int) -> Note | None:
+def _header_at(block: Block, position: int) -> ArrivalHeader | None:
     size = HEADER_SIZE + LENGTH.unpack_from(block.data, position)[0]
     try:
-        return decode_note(block.data[position : position + size])
-    except BadNote:
+        return decode_header(block.data[position : position + size])
+    except BadArrivalHeader:
         return None
 
 
 # Reading single records by offset.
 
-PROOFS_MAX: Final = 32
+VERIFIED_PER_CALL_MAX: Final = 32
 """Maximum of blocks that are verified in a call that must not wait: about 2 ms.
 
 More are left to a worker.
 """
 
-GAP_BYTES: Final = 4096
-GAP_BYTES_SLOW: Final = 16 << 10
+CACHED_GAP_BYTES: Final = 4096
+DISK_GAP_BYTES: Final = 16 << 10
 """One read covers records up to this far apart.
 
 Copying the gap costs less than another call. The second value is for reads that may wait for the disk.
 """
 
-HINT_MIN: Final = 64
-HINT_MAX: Final = 4096
+SIZE_HINT_MIN: Final = 64
+SIZE_HINT_MAX: Final = 4096
 """Bounds of the bytes that are read for the last record, because its size is not known.
 
 The largest record of the call before is assumed; a larger one costs a second read.
@@ -352,30 +365,30 @@ The largest record of the call before is assumed; a larger one costs a second re
 
 NO_LIMIT: Final = 1 << 62
 
-Found: TypeAlias = list[bytes | None]
+Records: TypeAlias = list[bytes | None]
 
 
-class ArrivedRecords:
+class ArrivalRecordReader:
     """Reads durable records by offset. One thread at a time; several readers may share `verified`.
 
     A block that was not verified before is read as a whole and verified by its checksum. From a verified block single
     records are read, neighbours together, and verified by their own checksums.
     """
 
-    def __init__(self, log: Log, proven: Proven | None = None) -> None:
+    def __init__(self, log: Log, verified: VerifiedBlockCache | None = None) -> None:
         self._log = log
-        self._proven = Proven() if proven is None else proven
+        self._verified = VerifiedBlockCache() if verified is None else verified
         self._start = 0
         self._data = b""
         """The block that was verified last."""
-        self._found: Found = []
-        self._left = 0
+        self._records: Records = []
+        self._bytes_left = 0
         """Bytes that may still be read."""
-        self._gap = GAP_BYTES
-        self._hint = HINT_MIN
-        self._largest = 0
+        self._gap = CACHED_GAP_BYTES
+        self._size_hint = SIZE_HINT_MIN
+        self._largest_record = 0
 
-    def read(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Found:
+    def read(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Records:
         """Read the whole records at these offsets; None for a damaged one, which is logged.
 
         The result is shorter if `bytes_max` is reached, but has at least one record; the record that reaches the limit
@@ -386,37 +399,37 @@ class ArrivedRecords:
         assert found is not None, "a read that may wait answers"
         return found
 
-    def read_cached(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Found | None:
+    def read_cached(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Records | None:
         """Like `read`, but return None if that would wait for the disk, be slow, or must log damage."""
         return self._read(offsets, bytes_max, True)
 
-    def _read(self, offsets: Sequence[int], bytes_max: int, cached: bool) -> Found | None:
-        found: Found = []
-        self._found, self._left, self._largest = found, max(1, bytes_max), 0
-        self._gap = GAP_BYTES if cached else GAP_BYTES_SLOW
-        index, count, proofs, end_of = 0, len(offsets), 0, self._proven.end_of
+    def _read(self, offsets: Sequence[int], bytes_max: int, cached: bool) -> Records | None:
+        found: Records = []
+        self._records, self._bytes_left, self._largest_record = found, max(1, bytes_max), 0
+        self._gap = CACHED_GAP_BYTES if cached else DISK_GAP_BYTES
+        index, count, proofs, end_of = 0, len(offsets), 0, self._verified.end_of
         with self._log.unproven(cached=cached) as unproven:
-            while index < count and self._left > 0:
+            while index < count and self._bytes_left > 0:
                 offset, before = offsets[index], index
                 if 0 <= offset - self._start < len(self._data):
-                    index = self._cut(offsets, index)
+                    index = self._copy_from_block(offsets, index)
                 elif end := end_of(offset):
-                    index = self._cut_unproven(offsets, index, end, unproven)
+                    index = self._read_from_verified_block(offsets, index, end, unproven)
                 if index > before:
                     continue
                 proofs += 1
-                if cached and proofs > PROOFS_MAX:
+                if cached and proofs > VERIFIED_PER_CALL_MAX:
                     return None
-                if not self._prove(offset, cached):
+                if not self._verify_block(offset, cached):
                     if cached:
                         return None
                     found.append(None)
                     index += 1
-        if self._largest:
-            self._hint = min(max(self._largest, HINT_MIN), HINT_MAX)
+        if self._largest_record:
+            self._size_hint = min(max(self._largest_record, SIZE_HINT_MIN), SIZE_HINT_MAX)
         return found
 
-    def _prove(self, offset: int, cached: bool) -> bool:
+    def _verify_block(self, offset: int, cached: bool) -> bool:
         """Read and verify the block of `offset`.
 
         Return False if that would wait, or the block is damaged.
@@ -430,15 +443,15 @@ class ArrivedRecords:
         if block is None:
             return False
         self._start, self._data = block.offset, bytes(block.data)
-        self._proven.add(block.offset, block.offset + len(block.data))
+        self._verified.add(block.offset, block.offset + len(block.data))
         return True
 
-    def _cut(self, offsets: Sequence[int], index: int) -> int:
+    def _copy_from_block(self, offsets: Sequence[int], index: int) -> int:
         """Copy the records from `index` on that are in the current block.
 
         Return the index after them.
         """
-        start, data, left, length = self._start, self._data, self._left, LENGTH.unpack_from
+        start, data, left, length = self._start, self._data, self._bytes_left, LENGTH.unpack_from
         size, count = len(data), len(offsets)
         while index < count and 0 <= (at := offsets[index] - start) < size and left > 0:
             end = at + HEADER_SIZE
@@ -446,24 +459,26 @@ class ArrivedRecords:
                 end += length(data, at)[0]
             if end > size:
                 raise NotARecord(offsets[index])
-            self._found.append(data[at:end])
+            self._records.append(data[at:end])
             left -= end - at
             index += 1
-        self._left = left
+        self._bytes_left = left
         return index
 
-    def _cut_unproven(self, offsets: Sequence[int], index: int, end: int, unproven: Bytes) -> int:
+    def _read_from_verified_block(
+        self, offsets: Sequence[int], index: int, end: int, unproven: RawRead
+    ) -> int:
         """Read the record at `index` and its neighbours from a verified block that ends at `end`.
 
         Return the index after them; `index` itself if the whole block must be read.
         """
         first = last = offsets[index]
-        behind, count, limit = index + 1, len(offsets), min(end, first + self._left)
+        behind, count, limit = index + 1, len(offsets), min(end, first + self._bytes_left)
         while behind < count and last < offsets[behind] < limit and offsets[behind] - last < self._gap:
             last = offsets[behind]
             behind += 1
         try:
-            read = unproven(first, min(last + self._hint, end) - first)
+            read = unproven(first, min(last + self._size_hint, end) - first)
             if read is None:
                 return index
             data = bytes(read)
@@ -481,21 +496,21 @@ class ArrivedRecords:
                     record = bytes(more)
                 if crc32(record[HEADER_SIZE:]) != checksum:
                     break
-                self._found.append(record)
-                self._left -= size
-                if size > self._largest:
-                    self._largest = size
+                self._records.append(record)
+                self._bytes_left -= size
+                if size > self._largest_record:
+                    self._largest_record = size
                 index += 1
         except Corrupt:
             pass  # known damage: it is logged when the block is verified
         return index
 
 
-BLOCKS_MAX: Final = 65_536
+VERIFIED_BLOCKS_MAX: Final = 65_536
 """Maximum of remembered blocks, some megabytes; with more, the cache is cleared."""
 
 
-class Proven:
+class VerifiedBlockCache:
     """Blocks of the arrival log with a verified checksum. Thread-safe.
 
     Single records can be read from them. The file does not change any more, and the checksum of each record is
@@ -503,7 +518,7 @@ class Proven:
     """
 
     def __init__(self) -> None:
-        self._adding = Lock()
+        self._add_lock = Lock()
         self._starts: list[int] = []
         """Sorted."""
         self._ends: dict[int, int] = {}
@@ -518,10 +533,10 @@ class Proven:
 
     def add(self, start: int, end: int) -> None:
         """Record that a block is verified."""
-        with self._adding:
+        with self._add_lock:
             if start in self._ends:
                 return
-            if len(self._starts) >= BLOCKS_MAX:
+            if len(self._starts) >= VERIFIED_BLOCKS_MAX:
                 # Replace the collections instead of clearing them: another thread may be reading them.
                 self._starts, self._ends = [], {}
             self._ends[start] = end

@@ -17,11 +17,18 @@ from typing import Any, Final, Protocol
 import msgpack
 
 from journal.errors import NewerFormat
-from journal.record.block import Block, Run, runs
-from journal.record.block_trailer import Control
+from journal.record.block import Block, ProducerRun, producer_runs
+from journal.record.block_trailer import BlockTrailer
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, records_of
-from tfmq.delay.arrivals.header import CANCEL, PRODUCER_ID, RESCHEDULE, BadNote, Note, decode_note
-from tfmq.delay.due_time import WORD, word_bytes, words
+from tfmq.delay.arrivals.header import (
+    CANCEL,
+    PRODUCER_ID,
+    RESCHEDULE,
+    ArrivalHeader,
+    BadArrivalHeader,
+    decode_header,
+)
+from tfmq.delay.due_time import WORD, decode_words, encode_words
 
 logger = logging.getLogger("tfmq.delay")
 
@@ -38,39 +45,39 @@ BYTES_MAX: Final = 768 << 20
 
 Messages with distant due times need more than those close together.
 """
-FORGET_SPANS: Final = 4096
-FORGET_MS: Final = 1 << 22
+EXPIRY_SPANS_MAX: Final = 4096
+EXPIRY_INTERVAL_MS: Final = 1 << 22
 """Interval of expiry with more than EXPIRY_SPANS_MAX spans. Expiry examines each span."""
 
 
-class Streams(Protocol):
+class ProducerStates(Protocol):
     """Producer states, which check for contiguous sequences: `tfmq.broker.producer_state`."""
 
     def load(self, data: bytes) -> None: ...
 
     def dump(self) -> bytes: ...
 
-    def apply_runs(self, control: Control, found: Iterable[tuple[int, Run]]) -> None:
+    def apply_runs(self, control: BlockTrailer, found: Iterable[tuple[int, ProducerRun]]) -> None:
         """Apply the runs of one block, each with the ordinal of its first record."""
         ...
 
 
-class ArrivalState:
+class ArrivalLogState:
     """The state of the arrival log. `producers` is in its initial state."""
 
-    def __init__(self, producers: Streams) -> None:
+    def __init__(self, producers: ProducerStates) -> None:
         self.producers = producers
-        self.cancelled = Cancelled()
-        self.rescheduled = Rescheduled()
-        self._looked = 0
+        self.cancelled = CancelledMessages()
+        self.rescheduled = RescheduledMessages()
+        self._expiry_checked_to = 0
         """Due time up to which expiry was checked."""
-        self._copies = 0
+        self._copies_left = 0
         """Records of a reschedule that follow in the append: they have no producer sequence."""
-        self._next = -1
+        self._next_offset = -1
         """Offset where the next block of an append begins; -1 between two appends."""
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether cancels and reschedules must be rejected until old ones expire."""
         return self.cancelled.count >= CANCELLED_MAX or self._size_bytes >= BYTES_MAX
 
@@ -78,40 +85,42 @@ class ArrivalState:
     def _size_bytes(self) -> int:
         return self.cancelled.size_bytes + self.rescheduled.size_bytes
 
-    def enter(self, note: Note, first_number: int) -> None:
+    def apply_header(self, header: ArrivalHeader, first_number: int) -> None:
         """Apply a header; `first_number` is the number of its first record, if it has any."""
-        if note.kind == CANCEL:
-            for due, number in zip(*note.old, strict=True):
+        if header.kind == CANCEL:
+            for due, number in zip(*header.old_turns, strict=True):
                 self.cancelled.add(due, number)
-        elif note.kind == RESCHEDULE:
-            numbers = range(first_number, first_number + note.records)
-            moves = zip(*note.old, note.dues.times, numbers, strict=True)
+        elif header.kind == RESCHEDULE:
+            numbers = range(first_number, first_number + header.record_count)
+            moves = zip(*header.old_turns, header.dues.times, numbers, strict=True)
             for due, number, new_due, new_number in moves:
                 if self.cancelled.add(due, number):
                     self.rescheduled.add(due, number, (new_due, new_number))
 
-    def forget_before(self, due: int) -> int:
+    def expire_before(self, due: int) -> int:
         """Expire what was due in spans that end at `due` or before.
 
         Return how many cancelled messages. A span is kept as long as one of its handles leads to a message that was
         rescheduled and is due later. The exception is when half of the maximum is in use: messages that are
         rescheduled again and again must not use up the rest.
         """
-        many = len(self.cancelled) > FORGET_SPANS
-        if due >> SPAN_BITS == self._looked >> SPAN_BITS or (many and due - self._looked < FORGET_MS):
+        many = len(self.cancelled) > EXPIRY_SPANS_MAX
+        if due >> SPAN_BITS == self._expiry_checked_to >> SPAN_BITS or (
+            many and due - self._expiry_checked_to < EXPIRY_INTERVAL_MS
+        ):
             return 0
-        self._looked = due
-        over = self.cancelled.ended(due)
+        self._expiry_checked_to = due
+        over = self.cancelled.spans_ended_by(due)
         if 2 * self.cancelled.count < CANCELLED_MAX and 2 * self._size_bytes < BYTES_MAX:
-            over = self.rescheduled.over(over, due)
-        self.rescheduled.forget(over)
-        return self.cancelled.forget(over)
+            over = self.rescheduled.expirable_spans(over, due)
+        self.rescheduled.expire_spans(over)
+        return self.cancelled.expire_spans(over)
 
     # journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
         """Restore a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""
-        self._copies, self._next = 0, -1
+        self._copies_left, self._next_offset = 0, -1
         producers = cancelled = rescheduled = b""
         if data:
             try:
@@ -121,7 +130,7 @@ class ArrivalState:
                 raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
             if newer:
                 raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
-            producers, cancelled, rescheduled = _bytes(fields)
+            producers, cancelled, rescheduled = _snapshot_parts(fields)
         self.producers.load(producers)
         self.cancelled.load(cancelled)
         self.rescheduled.load(rescheduled)
@@ -136,38 +145,38 @@ class ArrivalState:
 
     def apply(self, block: Block) -> None:
         """Apply the next block of the log, during recovery."""
-        if block.offset != self._next:
-            self._copies = 0
-        self._next = block.next if block.control.more_follows else -1
-        sent: list[tuple[int, Run]] = []
+        if block.offset != self._next_offset:
+            self._copies_left = 0
+        self._next_offset = block.next if block.control.more_follows else -1
+        sent: list[tuple[int, ProducerRun]] = []
         for ordinal, run in numbered_runs(block):
             if run.producer_id == PRODUCER_ID:
-                self._apply_note(block, ordinal, run.offset)
-            elif self._copies:
-                self._copies -= min(run.count, self._copies)
+                self._apply_header_record(block, ordinal, run.offset)
+            elif self._copies_left:
+                self._copies_left -= min(run.count, self._copies_left)
             else:
                 sent.append((ordinal, run))
         self.producers.apply_runs(block.control, sent)
 
-    def _apply_note(self, block: Block, ordinal: int, offset: int) -> None:
+    def _apply_header_record(self, block: Block, ordinal: int, offset: int) -> None:
         start = offset - block.offset
         record = block.data[start : start + HEADER_SIZE + LENGTH.unpack_from(block.data, start)[0]]
         try:
-            header = decode_note(record)
-        except BadNote as error:
+            header = decode_header(record)
+        except BadArrivalHeader as error:
             # The block is valid, so the header was written like this, or replaced by a repair: its contents are lost.
             logger.error("invalid arrival header at offset %d: %s", offset, error.reason)
             return
-        self.enter(header, ordinal + 1)
-        self._copies = header.records if header.kind == RESCHEDULE else 0
+        self.apply_header(header, ordinal + 1)
+        self._copies_left = header.record_count if header.kind == RESCHEDULE else 0
 
 
-def numbered_runs(block: Block) -> list[tuple[int, Run]]:
+def numbered_runs(block: Block) -> list[tuple[int, ProducerRun]]:
     """Return the runs of a block, each with the ordinal of its first record.
 
     Fillers count as they declare.
     """
-    found = runs(block)
+    found = producer_runs(block)
     ordinal = block.control.first_ordinal
     if sum(run.count for run in found) != block.control.records:
         return _numbered_by_walk(block, found)
@@ -178,7 +187,7 @@ def numbered_runs(block: Block) -> list[tuple[int, Run]]:
     return numbered
 
 
-def _numbered_by_walk(block: Block, found: list[Run]) -> list[tuple[int, Run]]:
+def _numbered_by_walk(block: Block, found: list[ProducerRun]) -> list[tuple[int, ProducerRun]]:
     ordinals: dict[int, int] = {}
     ordinal = block.control.first_ordinal
     for record in records_of(block.data):
@@ -187,7 +196,7 @@ def _numbered_by_walk(block: Block, found: list[Run]) -> list[tuple[int, Run]]:
     return [(ordinals[run.offset], run) for run in found]
 
 
-def _bytes(fields: list[Any]) -> tuple[bytes, bytes, bytes]:
+def _snapshot_parts(fields: list[Any]) -> tuple[bytes, bytes, bytes]:
     """Return the parts of a snapshot; those that a later version adds are ignored.
 
     Raises ValueError.
@@ -209,7 +218,7 @@ RECENT_PART: Final = 16
 So adding costs the same for ten and for ten million numbers.
 """
 
-LOOK_MAX: Final = 64
+SPANS_CHECKED_MAX: Final = 64
 """Maximum of spans that are checked for a range of due times."""
 CANCELLED_SPAN_BYTES: Final = 256
 """Memory of a span beside its numbers: most of it, if due times are far apart."""
@@ -267,7 +276,7 @@ class _CancelledSpan:
         return self._sorted
 
 
-class Cancelled:
+class CancelledMessages:
     """Delayed messages that will not be delivered: 8 bytes each, by the span of their due times.
 
     A number is kept as long as a file may contain its message or its state may be queried; the caller knows both and
@@ -304,20 +313,22 @@ class Cancelled:
         False is exact. The cost is bounded: if the range and the spans are many, the result is True.
         """
         first, last = low >> SPAN_BITS, high >> SPAN_BITS
-        if last - first < LOOK_MAX:
+        if last - first < SPANS_CHECKED_MAX:
             return any(span in self._spans for span in range(first, last + 1))
-        return len(self._spans) > LOOK_MAX or any(first <= span <= last for span in list(self._spans))
+        return len(self._spans) > SPANS_CHECKED_MAX or any(
+            first <= span <= last for span in list(self._spans)
+        )
 
     @property
     def size_bytes(self) -> int:
         """Approximate memory in use."""
         return CANCELLED_SPAN_BYTES * len(self._spans) + WORD * self.count
 
-    def ended(self, due: int) -> list[int]:
+    def spans_ended_by(self, due: int) -> list[int]:
         """Return the first due times of the spans that end at `due` or before, unsorted."""
         return [span << SPAN_BITS for span in self._spans if (span + 1) << SPAN_BITS <= due]
 
-    def forget(self, starts: Iterable[int]) -> int:
+    def expire_spans(self, starts: Iterable[int]) -> int:
         """Remove the spans that begin at these due times; return how many messages they had."""
         before = self.count
         for start in starts:
@@ -337,7 +348,7 @@ class Cancelled:
             column = data[position : position + 8 * count]
             if len(column) != 8 * count or span in self._spans:
                 raise ValueError(f"the cancelled messages of the span {span} do not match their count")
-            self._spans[span] = _CancelledSpan(words(column))
+            self._spans[span] = _CancelledSpan(decode_words(column))
             self.count += count
             position += len(column)
 
@@ -345,7 +356,7 @@ class Cancelled:
         """Encode rows by span: span u64, count u64, the numbers sorted; big-endian."""
         rows: list[bytes] = []
         for span, held in sorted(self._spans.items()):
-            rows += [_ROW.pack(span, len(held)), word_bytes(held.numbers())]
+            rows += [_ROW.pack(span, len(held)), encode_words(held.numbers())]
         return b"".join(rows)
 
 
@@ -353,7 +364,7 @@ COLUMNS: Final = 3
 """Columns: old number, new due time, new number."""
 RESCHEDULED_SPAN_BYTES: Final = 1024
 """Memory of a span beside its messages."""
-STRIDE: Final = 64
+CHAIN_STEPS_MIN: Final = 64
 """Longer chains are cached.
 
 Repeated reschedules by the first handle need not follow the whole chain.
@@ -420,7 +431,7 @@ class _RescheduledSpan:
         return self._columns
 
 
-class Rescheduled:
+class RescheduledMessages:
     """New turns of rescheduled messages.
 
     They give repeated requests the same result and keep old handles valid. 24 bytes each, by the span of the old due
@@ -451,9 +462,9 @@ class Rescheduled:
         turn, steps, passed = (due, number), 0, [(due, number)]
         while (moved := self._shortcuts.get(turn) or self.get(*turn)) is not None:
             turn, steps = moved, steps + 1
-            if steps % STRIDE == 0:
+            if steps % CHAIN_STEPS_MIN == 0:
                 passed.append(turn)
-        if steps > STRIDE:
+        if steps > CHAIN_STEPS_MIN:
             if len(self._shortcuts) + len(passed) > SHORTCUTS_MAX:
                 self._shortcuts.clear()
             self._shortcuts.update((each, turn) for each in passed[-SHORTCUTS_MAX:] if each != turn)
@@ -469,7 +480,7 @@ class Rescheduled:
         self.count += new
         return new
 
-    def over(self, starts: Iterable[int], before: int) -> list[int]:
+    def expirable_spans(self, starts: Iterable[int], before: int) -> list[int]:
         """Return those of the spans that may expire.
 
         That is if all their handles lead, in any number of steps, to messages due before `before`.
@@ -490,7 +501,7 @@ class Rescheduled:
                 held += leads_to.get(span, ())
         return sorted(span << SPAN_BITS for span in spans)
 
-    def forget(self, starts: Iterable[int]) -> int:
+    def expire_spans(self, starts: Iterable[int]) -> int:
         """Remove the spans that begin at these due times; return how many messages they had."""
         before = self.count
         for start in starts:
@@ -514,7 +525,7 @@ class Rescheduled:
             columns = [data[position + n * size : position + (n + 1) * size] for n in range(COLUMNS)]
             if len(columns[-1]) != size or span in self._spans:
                 raise ValueError(f"the rescheduled messages of the span {span} do not match their count")
-            olds, dues, numbers = map(words, columns)
+            olds, dues, numbers = map(decode_words, columns)
             self._spans[span] = _RescheduledSpan((olds, dues, numbers))
             self.count += count
             position += COLUMNS * size
@@ -526,5 +537,5 @@ class Rescheduled:
         """
         rows: list[bytes] = []
         for span, held in sorted(self._spans.items()):
-            rows += [_ROW.pack(span, len(held)), *map(word_bytes, held.columns())]
+            rows += [_ROW.pack(span, len(held)), *map(encode_words, held.columns())]
         return b"".join(rows)

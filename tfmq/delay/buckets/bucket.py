@@ -13,7 +13,7 @@ from zlib import crc32
 from journal import filenames
 from journal.disk import Disk, File
 from journal.errors import Corrupt
-from journal.fsync import KEPT_OPEN
+from journal.fsync import NEVER_CLOSED
 from journal.record.format import HEADER_SIZE, LENGTH, RECORD_SIZE_MAX
 from tfmq.delay.buckets.format import (
     CHUNK_MAGIC,
@@ -22,27 +22,27 @@ from tfmq.delay.buckets.format import (
     CRC_SIZE,
     HEAD_SIZE,
     SEED_MASK,
-    Chunk,
-    Columns,
-    Identity,
-    Span,
+    ChunkColumns,
+    ChunkHead,
+    StoreIdentity,
     Target,
+    TimeSpan,
     bucket_name,
+    checksum_seed,
     decode_chunk,
     decode_columns,
     decode_head,
     decode_table,
-    seed_of,
 )
 
 logger = logging.getLogger("tfmq.delay")
 
-WINDOW_BYTES: Final = 256 << 10
+READ_WINDOW_BYTES: Final = 256 << 10
 """One read covers records up to this far apart.
 
 Reading the gap costs less than another call.
 """
-GAP_BYTES: Final = 4096
+CACHED_GAP_BYTES: Final = 4096
 """The same for cached data."""
 TAIL_MIN: Final = 128
 TAIL_MAX: Final = 4096
@@ -52,12 +52,12 @@ The largest record of the call before is assumed; a larger one costs a second re
 """
 SCAN_BYTES: Final = 1 << 20
 """Bytes read at once to find the next chunk after damage."""
-ALL_BYTES: Final = sys.maxsize
+NO_BYTE_LIMIT: Final = sys.maxsize
 """No limit for the bytes of one call."""
 DAMAGE_MAX: Final = 1000
 """Maximum of damaged ranges that a bucket stores; all are logged."""
 
-Found: TypeAlias = list[bytes | None]
+Records: TypeAlias = list[bytes | None]
 Pread = Callable[[int, int], "bytes | bytearray | None"]
 """pread(size, position): None if it would block."""
 
@@ -71,23 +71,30 @@ class Bucket:
     """
 
     def __init__(
-        self, folder: str, identity: Identity, span: Span, slot: int, size: int, count: int, dead: int = 0
+        self,
+        folder: str,
+        identity: StoreIdentity,
+        span: TimeSpan,
+        bucket_id: int,
+        size: int,
+        count: int,
+        dead_count: int = 0,
     ) -> None:
         self.span = span
-        self.slot = slot
+        self.bucket_id = bucket_id
         self.size = size
         self.count = count
         self.path = filenames.join(folder, bucket_name(span))
         self.identity = identity
-        self.seed = seed_of(identity, span)
-        self.dead = dead
+        self.seed = checksum_seed(identity, span)
+        self.dead_count = dead_count
         """Messages that are not pending any more: cancelled, rescheduled, or with a deleted topic.
 
         Constant while files are changed (`tfmq.delay.cancelled_rows`).
         """
         self.damage: list[Corrupt] = []
         """Damage found so far."""
-        self._hint = TAIL_MIN
+        self._size_hint = TAIL_MIN
         self.is_quiet = False
         """Do not log damage: offline tools report it."""
 
@@ -96,33 +103,33 @@ class Bucket:
 
     # Columns
 
-    def load(self, files: OpenFiles) -> Iterator[Columns]:
+    def read_columns(self, files: OpenFileCache) -> Iterator[ChunkColumns]:
         """Yield the columns of each chunk, without damaged ones. Raises NewerFormat, OSError."""
-        with files.use(self.path) as file:
-            for part in self.parts(file):
+        with files.opened(self.path) as file:
+            for part in self.chunks(file):
                 if isinstance(part, Corrupt):
-                    self.note(part)
+                    self.record_damage(part)
                     continue
                 data = file.pread(part.columns_size, part.position + CHUNK_SIZE)
                 try:
                     columns = decode_columns(data, part, self.span, self.seed, self.path)
                 except Corrupt as error:
-                    self.note(error)
+                    self.record_damage(error)
                 else:
                     yield columns
 
-    def tables(self, files: OpenFiles) -> Iterator[Sequence[Target]]:
+    def read_targets(self, files: OpenFileCache) -> Iterator[Sequence[Target]]:
         """Yield the unverified targets of each chunk, to decide whether it should be loaded.
 
         Raises NewerFormat, OSError.
         """
-        with files.use(self.path) as file:
-            for part in self.parts(file):
+        with files.opened(self.path) as file:
+            for part in self.chunks(file):
                 if not isinstance(part, Corrupt):
-                    data = file.pread(part.table_size, part.table)
+                    data = file.pread(part.table_size, part.table_position)
                     yield decode_table(bytes(data)) or ()
 
-    def parts(self, file: File) -> Iterator[Chunk | Corrupt]:
+    def chunks(self, file: File) -> Iterator[ChunkHead | Corrupt]:
         """Yield the heads of all chunks, and ranges of the file without a head.
 
         Raises NewerFormat, OSError.
@@ -137,14 +144,14 @@ class Bucket:
         position = HEAD_SIZE
         while position < size:
             try:
-                chunk = self._chunk(file, position, size)
+                chunk = self._read_chunk_head(file, position, size)
             except Corrupt as error:
-                following = self._find(file, position + 1, size)
+                following = self._find_chunk(file, position + 1, size)
                 yield Corrupt(self.path, position, following, error.reason)
                 position = following
             else:
                 yield chunk
-                position = chunk.next
+                position = chunk.next_position
         if position < self.size:
             yield Corrupt(self.path, position, self.size, "the file is shorter than its listed size")
 
@@ -153,15 +160,15 @@ class Bucket:
         if found != (self.identity, self.span):
             raise Corrupt(self.path, 0, HEAD_SIZE, "its head is that of another bucket")
 
-    def _chunk(self, file: File, position: int, size: int) -> Chunk:
+    def _read_chunk_head(self, file: File, position: int, size: int) -> ChunkHead:
         chunk = decode_chunk(file.pread(CHUNK_SIZE, position), position, self.seed, self.path)
-        if chunk.next > size:
+        if chunk.next_position > size:
             raise Corrupt(
                 self.path, position, size, f"the file ends inside a chunk of {chunk.count} messages"
             )
         return chunk
 
-    def _find(self, file: File, position: int, size: int) -> int:
+    def _find_chunk(self, file: File, position: int, size: int) -> int:
         """Return the position of the next valid chunk head from `position` on.
 
         `size` if there is none.
@@ -171,7 +178,7 @@ class Bucket:
             at = data.find(CHUNK_MAGIC)
             while at >= 0:
                 try:
-                    self._chunk(file, position + at, size)
+                    self._read_chunk_head(file, position + at, size)
                 except Corrupt:
                     at = data.find(CHUNK_MAGIC, at + 1)
                 else:
@@ -182,38 +189,38 @@ class Bucket:
     # Records
 
     def read(
-        self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
-    ) -> Found:
+        self, files: OpenFileCache, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
+    ) -> Records:
         """Read records, see `BucketStore.read`."""
-        with files.use(self.path) as file:
-            found = self._read(positions, numbers, bytes_max, file.pread, WINDOW_BYTES)
+        with files.opened(self.path) as file:
+            found = self._read_records(positions, numbers, bytes_max, file.pread, READ_WINDOW_BYTES)
             assert found is not None
             return found
 
     def read_cached(
-        self, files: OpenFiles, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
-    ) -> Found | None:
+        self, files: OpenFileCache, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
+    ) -> Records | None:
         """Read cached records, see `BucketStore.read_cached`."""
-        with files.use_open(self.path) as file:
+        with files.opened_if_cached(self.path) as file:
             if file is None:
                 return None
-            return self._read(positions, numbers, bytes_max, file.pread_cached, GAP_BYTES)
+            return self._read_records(positions, numbers, bytes_max, file.pread_cached, CACHED_GAP_BYTES)
 
-    def _read(
+    def _read_records(
         self, positions: Sequence[int], numbers: Sequence[int], bytes_max: int, pread: Pread, gap: int
-    ) -> Found | None:
-        found: Found = []
+    ) -> Records | None:
+        found: Records = []
         start, left, largest = 0, bytes_max, 0
         while start < len(positions):
-            end = _window(positions, start, gap)
+            end = _window_end(positions, start, gap)
             first = positions[start]
-            read = pread(max(0, min(positions[end - 1] + self._hint, self.size) - first), first)
+            read = pread(max(0, min(positions[end - 1] + self._size_hint, self.size) - first), first)
             if read is None:
                 return None
             data = bytes(read)
             for index in range(start, end):
-                record = self._record(data, positions[index] - first, numbers[index], first, pread)
-                if record is WAITS:
+                record = self._verified_record(data, positions[index] - first, numbers[index], first, pread)
+                if record is WOULD_BLOCK:
                     return None
                 found.append(record)
                 if record is not None:
@@ -226,34 +233,34 @@ class Bucket:
             if left <= 0:
                 break
             start = end
-        self._hint = min(max(CRC_SIZE + largest, TAIL_MIN), TAIL_MAX)
+        self._size_hint = min(max(CRC_SIZE + largest, TAIL_MIN), TAIL_MAX)
         return found
 
-    def _record(self, data: bytes, at: int, number: int, first: int, pread: Pread) -> bytes | None:
+    def _verified_record(self, data: bytes, at: int, number: int, first: int, pread: Pread) -> bytes | None:
         begin = at + CRC_SIZE
         if begin + HEADER_SIZE > len(data):
-            return self._bad(first + at, "the file ends before it")
+            return self._record_lost_message(first + at, "the file ends before it")
         end = begin + HEADER_SIZE + LENGTH.unpack_from(data, begin)[0]
         record = data[begin:end]
         if end > len(data):
             if end - begin > RECORD_SIZE_MAX or first + end > self.size:
-                return self._bad(first + at, "its length is invalid")
+                return self._record_lost_message(first + at, "its length is invalid")
             rest = pread(end - begin, first + begin)
             if rest is None:
-                return WAITS
+                return WOULD_BLOCK
             record = bytes(rest)
         (crc,) = CRC.unpack_from(data, at)
         if crc32(record, number & SEED_MASK) != crc:
-            return self._bad(first + at, f"it fails its checksum as number {number}")
+            return self._record_lost_message(first + at, f"it fails its checksum as number {number}")
         return record
 
-    def _bad(self, position: int, reason: str) -> bytes | None:
-        self.note(
+    def _record_lost_message(self, position: int, reason: str) -> bytes | None:
+        self.record_damage(
             Corrupt(self.path, position, position + CRC_SIZE + HEADER_SIZE, f"a message is lost: {reason}")
         )
         return None
 
-    def note(self, error: Corrupt) -> None:
+    def record_damage(self, error: Corrupt) -> None:
         """Record damage, and log it unless `is_quiet`; each range once."""
         if any(known.first == error.first and known.reason == error.reason for known in self.damage):
             return
@@ -263,25 +270,25 @@ class Bucket:
             self.damage.append(error)
 
 
-WAITS: Final = b""
+WOULD_BLOCK: Final = b""
 """Returned instead of a record if reading its rest would block. No record is empty."""
 
 
-def _window(positions: Sequence[int], start: int, gap: int) -> int:
+def _window_end(positions: Sequence[int], start: int, gap: int) -> int:
     """Return the index after the last record that is read together with the one at `start`."""
     end, last = start + 1, positions[start]
-    limit, count = last + WINDOW_BYTES, len(positions)
+    limit, count = last + READ_WINDOW_BYTES, len(positions)
     while end < count and last <= positions[end] < limit and positions[end] - last < gap:
         last = positions[end]
         end += 1
     return end
 
 
-OPEN_MAX: Final = 64
+UNUSED_FILES_MAX: Final = 64
 """Unused bucket files that stay open. Most reads are of the few buckets that are due."""
 
 
-class _Opened:
+class _OpenFile:
     __slots__ = ("file", "users")
 
     def __init__(self, file: File) -> None:
@@ -289,49 +296,49 @@ class _Opened:
         self.users = 0
 
 
-class OpenFiles:
+class OpenFileCache:
     """A cache of open bucket files; the least recently used one is closed. Thread-safe.
 
     A file with data that is not durable is never closed. `limit`: how many unused files stay open.
     """
 
-    def __init__(self, disk: Disk, limit: int = OPEN_MAX) -> None:
+    def __init__(self, disk: Disk, limit: int = UNUSED_FILES_MAX) -> None:
         self.disk = disk
         self._limit = limit
         self._lock = Lock()
-        self._files: dict[str, _Opened] = {}
+        self._files: dict[str, _OpenFile] = {}
         """By path, the most recently used one last."""
-        self._forgotten = 0
+        self._evictions = 0
         """Counts evictions.
 
         The path of a file that is being opened may belong to another file by now.
         """
 
     @contextmanager
-    def use(self, path: str) -> Iterator[File]:
+    def opened(self, path: str) -> Iterator[File]:
         """Context manager: the open file. Raises Full (no file descriptor left), OSError."""
-        opened = self._known(path)
+        opened = self._acquire(path)
         while opened is None:
-            opened = self._open(path)
+            opened = self._open_file(path)
         try:
             yield opened.file
         finally:
-            self._give(path, opened)
+            self._release(path, opened)
 
     @contextmanager
-    def use_open(self, path: str) -> Iterator[File | None]:
+    def opened_if_cached(self, path: str) -> Iterator[File | None]:
         """Like `opened`, but None if the file is not open: opening it could block."""
-        opened = self._known(path)
+        opened = self._acquire(path)
         try:
             yield None if opened is None else opened.file
         finally:
             if opened is not None:
-                self._give(path, opened)
+                self._release(path, opened)
 
-    def forget(self, path: str) -> None:
+    def evict(self, path: str) -> None:
         """Remove a file that will be deleted or replaced; close it as soon as it is unused."""
         with self._lock:
-            self._forgotten += 1
+            self._evictions += 1
             opened = self._files.pop(path, None)
             if opened is not None and not opened.users:
                 opened.file.close()
@@ -339,9 +346,9 @@ class OpenFiles:
     def close(self) -> None:
         """Close all files."""
         for path in list(self._files):
-            self.forget(path)
+            self.evict(path)
 
-    def _known(self, path: str) -> _Opened | None:
+    def _acquire(self, path: str) -> _OpenFile | None:
         with self._lock:
             opened = self._files.pop(path, None)
             if opened is not None:
@@ -349,19 +356,19 @@ class OpenFiles:
                 self._files[path] = opened
             return opened
 
-    def _open(self, path: str) -> _Opened | None:
+    def _open_file(self, path: str) -> _OpenFile | None:
         """Open the file. Return None if the caller must retry, because of an eviction meanwhile."""
-        before = self._forgotten
+        before = self._evictions
         file = self.disk.open_read(path)
         with self._lock:
-            if self._forgotten == before and path not in self._files:
-                opened = self._files[path] = _Opened(file)
+            if self._evictions == before and path not in self._files:
+                opened = self._files[path] = _OpenFile(file)
                 opened.users = 1
                 return opened
         file.close()
-        return self._known(path)
+        return self._acquire(path)
 
-    def _give(self, path: str, opened: _Opened) -> None:
+    def _release(self, path: str, opened: _OpenFile) -> None:
         with self._lock:
             opened.users -= 1
             if self._files.get(path) is not opened:
@@ -372,9 +379,9 @@ class OpenFiles:
                 self._files.pop(name).file.close()
 
 
-def keep_open(file: File) -> None:
+def never_close(file: File) -> None:
     """Never close a file whose fsync failed or was not tried.
 
     Closing it could swallow the error.
     """
-    KEPT_OPEN.append(file)
+    NEVER_CLOSED.append(file)

@@ -38,10 +38,10 @@ CHUNK: Final = Struct(">4sIIIQII")
 CHUNK_SIZE: Final = CHUNK.size
 ENTRY_SIZE: Final = 8 + 8 + 4 + 4 + 1
 """Bytes of columns for one message."""
-ROW: Final = Struct(">QB")
-SEED: Final = Struct(">QQQB")
-POSITION: Final = Struct(">Q")
-SUM: Final = Struct(">I")
+TARGET_ROW: Final = Struct(">QB")
+SEED_FIELDS: Final = Struct(">QQQB")
+POSITION_FIELD: Final = Struct(">Q")
+CHECKSUM: Final = Struct(">I")
 
 CHUNK_BYTES: Final = 4 << 20
 """Size up to which messages are collected for a chunk.
@@ -58,7 +58,7 @@ SUFFIX: Final = ".bucket"
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9]{2})\.bucket")
 
 
-class Identity(NamedTuple):
+class StoreIdentity(NamedTuple):
     """The identity of a bucket store.
 
     The salt is random and secret: no message can contain valid chunk checksums.
@@ -68,7 +68,7 @@ class Identity(NamedTuple):
     salt: int
 
 
-class Chunk(NamedTuple):
+class ChunkHead(NamedTuple):
     """The head of the chunk at `position`: `size` bytes, columns of `count` messages, a table.
 
     `arrival_offset`: the bucket contains what was before this offset of the arrival log, as far as it was pending then.
@@ -78,7 +78,7 @@ class Chunk(NamedTuple):
     size: int
     count: int  # type: ignore[assignment]
     table_size: int
-    arrivals: int
+    arrival_offset: int
     crc: int
 
     @property
@@ -87,133 +87,137 @@ class Chunk(NamedTuple):
         return ENTRY_SIZE * self.count + self.table_size
 
     @property
-    def table(self) -> int:
+    def table_position(self) -> int:
         """Position of the table in the file."""
         return self.position + CHUNK_SIZE + ENTRY_SIZE * self.count
 
     @property
-    def records(self) -> int:
+    def records_position(self) -> int:
         """Position of the first record's CRC in the file."""
         return self.position + CHUNK_SIZE + self.columns_size
 
     @property
-    def next(self) -> int:
+    def next_position(self) -> int:
         """Position of the next chunk in the file."""
         return self.position + self.size
 
 
-def bucket_name(span: Span) -> str:
+def bucket_name(span: TimeSpan) -> str:
     """Return the file name of the bucket of this span."""
     return f"{span.start:016x}-{span.exponent:02d}{SUFFIX}"
 
 
-def parse_bucket_name(name: str) -> Span | None:
+def parse_bucket_name(name: str) -> TimeSpan | None:
     """Return the span in a bucket's file name; None if `name` is not such a name."""
     match = _NAME.fullmatch(name)
-    span = None if match is None else Span(int(match[1], 16), int(match[2]))
+    span = None if match is None else TimeSpan(int(match[1], 16), int(match[2]))
     return span if span is not None and span.is_valid else None
 
 
-def seed_of(identity: Identity, span: Span) -> int:
+def checksum_seed(identity: StoreIdentity, span: TimeSpan) -> int:
     """Return the initial value of the checksums of a bucket's chunks."""
-    return crc32(SEED.pack(*identity, *span))
+    return crc32(SEED_FIELDS.pack(*identity, *span))
 
 
-def encode_head(identity: Identity, span: Span) -> bytes:
+def encode_head(identity: StoreIdentity, span: TimeSpan) -> bytes:
     """Encode the head of a bucket."""
-    fields = HEAD.pack(MAGIC, VERSION, span.exponent, 0, *identity, span.start, 0)[: -SUM.size]
-    return fields + SUM.pack(crc32(fields))
+    fields = HEAD.pack(MAGIC, VERSION, span.exponent, 0, *identity, span.start, 0)[: -CHECKSUM.size]
+    return fields + CHECKSUM.pack(crc32(fields))
 
 
-def decode_head(data: Buffer, path: str) -> tuple[Identity, Span]:
+def decode_head(data: Buffer, path: str) -> tuple[StoreIdentity, TimeSpan]:
     """Decode the head of a bucket. Raises Corrupt with positions in the file, NewerFormat."""
     if len(data) < HEAD_SIZE:
         raise Corrupt(path, 0, len(data), "shorter than its head")
     magic, version, exponent, zero, store_id, salt, start, crc = HEAD.unpack_from(data)
-    if magic != MAGIC or crc32(data[: HEAD_SIZE - SUM.size]) != crc:
+    if magic != MAGIC or crc32(data[: HEAD_SIZE - CHECKSUM.size]) != crc:
         raise Corrupt(path, 0, HEAD_SIZE, "it has no valid bucket head")
     if version > VERSION or zero:
         raise NewerFormat(path, version, VERSION)
-    return Identity(store_id, salt), Span(start, exponent)
+    return StoreIdentity(store_id, salt), TimeSpan(start, exponent)
 
 
-def encode_chunk(messages: Messages, position: int, arrivals: int, seed: int) -> tuple[list[Buffer], Chunk]:
+def encode_chunk(
+    messages: MessageColumns, position: int, arrivals: int, seed: int
+) -> tuple[list[Buffer], ChunkHead]:
     """Encode a chunk for `position` of its file.
 
     Return the buffers to write, in order, and its head.
     """
     table = b"".join(
-        ROW.pack(target.log_id, len(name)) + name
+        TARGET_ROW.pack(target.log_id, len(name)) + name
         for target in messages.table
         for name in [target.topic.encode()]
     )
-    columns = b"".join([*map(_big_endian, messages[:4]), messages.flags, table])
+    columns = b"".join([*map(_encode_column, messages[:4]), messages.flags, table])
     count = len(messages.dues)
     size = CHUNK_SIZE + len(columns) + messages.size_bytes
     crc = crc32(columns, seed)
-    fields = CHUNK.pack(CHUNK_MAGIC, size, count, len(table), arrivals, crc, 0)[: -SUM.size]
-    head = fields + SUM.pack(crc32(POSITION.pack(position), crc32(fields, seed)))
-    return [head, columns, *messages.data], Chunk(position, size, count, len(table), arrivals, crc)
+    fields = CHUNK.pack(CHUNK_MAGIC, size, count, len(table), arrivals, crc, 0)[: -CHECKSUM.size]
+    head = fields + CHECKSUM.pack(crc32(POSITION_FIELD.pack(position), crc32(fields, seed)))
+    return [head, columns, *messages.data], ChunkHead(position, size, count, len(table), arrivals, crc)
 
 
-def decode_chunk(data: Buffer, position: int, seed: int, path: str) -> Chunk:
+def decode_chunk(data: Buffer, position: int, seed: int, path: str) -> ChunkHead:
     """Decode the head of the chunk at `position`; `data` starts there. Raises Corrupt."""
     if len(data) < CHUNK_SIZE:
         raise Corrupt(path, position, position + len(data), "the file ends inside the head of a chunk")
     magic, size, count, table_size, arrivals, crc, head_crc = CHUNK.unpack_from(data)
-    covered = crc32(POSITION.pack(position), crc32(data[: CHUNK_SIZE - SUM.size], seed))
+    covered = crc32(POSITION_FIELD.pack(position), crc32(data[: CHUNK_SIZE - CHECKSUM.size], seed))
     if magic != CHUNK_MAGIC or covered != head_crc:
         raise Corrupt(path, position, position + CHUNK_SIZE, "invalid head of a chunk")
-    chunk = Chunk(position, size, count, table_size, arrivals, crc)
-    if size > CHUNK_BYTES_MAX or not count or chunk.records > chunk.next:
+    chunk = ChunkHead(position, size, count, table_size, arrivals, crc)
+    if size > CHUNK_BYTES_MAX or not count or chunk.records_position > chunk.next_position:
         raise Corrupt(path, position, position + CHUNK_SIZE, f"invalid size of a chunk: {size} bytes")
     return chunk
 
 
-def decode_columns(data: Buffer, chunk: Chunk, span: Span, seed: int, path: str) -> Columns:
+def decode_columns(data: Buffer, chunk: ChunkHead, span: TimeSpan, seed: int, path: str) -> ChunkColumns:
     """Decode columns and table of a chunk. Raises Corrupt for the whole chunk."""
 
     def bad(reason: str) -> Corrupt:
-        return Corrupt(path, chunk.position, chunk.next, f"{chunk.count} messages are lost: {reason}")
+        return Corrupt(
+            path, chunk.position, chunk.next_position, f"{chunk.count} messages are lost: {reason}"
+        )
 
     if len(data) != chunk.columns_size:
         raise bad("the file ends inside their columns")
     if crc32(data, seed) != chunk.crc:
         raise bad("their columns fail their checksum")
     n = chunk.count
-    dues, numbers = _words("Q", data[: 8 * n]), _words("Q", data[8 * n : 16 * n])
-    targets, sizes = _words("I", data[16 * n : 20 * n]), _words("I", data[20 * n : 24 * n])
+    dues, numbers = _decode_column("Q", data[: 8 * n]), _decode_column("Q", data[8 * n : 16 * n])
+    targets, sizes = _decode_column("I", data[16 * n : 20 * n]), _decode_column("I", data[20 * n : 24 * n])
     table = decode_table(bytes(data[ENTRY_SIZE * n :]))
     if table is None or max(targets) >= len(table):
         raise bad("their table of targets is invalid")
     if min(dues) < span.start or max(dues) >= span.end:
         raise bad("their due times are outside of the bucket")
-    if min(sizes) < HEADER_SIZE or sum(sizes) + CRC_SIZE * n != chunk.next - chunk.records:
+    if min(sizes) < HEADER_SIZE or sum(sizes) + CRC_SIZE * n != chunk.next_position - chunk.records_position:
         raise bad("their sizes are inconsistent")
-    positions = array("Q", accumulate(map(CRC_SIZE.__add__, sizes), initial=chunk.records))
+    positions = array("Q", accumulate(map(CRC_SIZE.__add__, sizes), initial=chunk.records_position))
     positions.pop()
-    return Columns(dues, numbers, targets, sizes, bytes(data[24 * n : 25 * n]), positions, table)
+    return ChunkColumns(dues, numbers, targets, sizes, bytes(data[24 * n : 25 * n]), positions, table)
 
 
 def decode_table(data: bytes) -> Sequence[Target] | None:
     """Decode the rows of a target table; None if they are invalid."""
     table = []
     position = 0
-    while position + ROW.size <= len(data):
-        log_id, size = ROW.unpack_from(data, position)
-        position += ROW.size + size
+    while position + TARGET_ROW.size <= len(data):
+        log_id, size = TARGET_ROW.unpack_from(data, position)
+        position += TARGET_ROW.size + size
         table.append(Target(log_id, data[position - size : position].decode(errors="replace")))
     return table if position == len(data) else None
 
 
-def _words(code: str, data: Buffer) -> Numbers:
+def _decode_column(code: str, data: Buffer) -> IntegerColumn:
     column = array(code, bytes(data))
     if byteorder == "little":
         column.byteswap()
     return column
 
 
-def _big_endian(column: Numbers) -> bytes:
+def _encode_column(column: IntegerColumn) -> bytes:
     if byteorder != "little":
         return column.tobytes()
     swapped = column[:]
@@ -227,24 +231,24 @@ def _big_endian(column: Numbers) -> bytes:
 # Each record is preceded by its CRC-32, which starts from the low 32 bits of its number. So a valid record in the place
 # of another one is detected.
 
-Numbers: TypeAlias = "array[int]"
+IntegerColumn: TypeAlias = "array[int]"
 
-SLOT_SHIFT: Final = 48
+BUCKET_ID_SHIFT: Final = 48
 """Bits of a position in a locator: the bucket id above the position in its file."""
-POSITION_MASK: Final = (1 << SLOT_SHIFT) - 1
-SLOTS_MAX: Final = (1 << 16) - 1
+POSITION_MASK: Final = (1 << BUCKET_ID_SHIFT) - 1
+BUCKETS_MAX: Final = (1 << 16) - 1
 """Maximum of buckets at a time; id 0 is the arrival log."""
 
 CRC: Final = Struct(">I")
 CRC_SIZE: Final = CRC.size
 SEED_MASK: Final = (1 << 32) - 1
 
-PIECE: Final = 4096
+CHECKSUMS_PER_CALL: Final = 4096
 """Records whose checksums are computed in one call into C.
 
 About 1 ms in which no other thread runs.
 """
-SORTED_MAX: Final = 16_384
+SORT_MESSAGES_MAX: Final = 16_384
 """Messages that are sorted at once, for the same reason."""
 
 
@@ -255,7 +259,7 @@ class Target(NamedTuple):
     topic: str
 
 
-class Columns(NamedTuple):
+class ChunkColumns(NamedTuple):
     """The columns of a chunk, in the order of the file, not of the turns.
 
     `dues`, `numbers`: array('Q'). `targets`: array('I'), indices into `table`. `sizes`: array('I'), of the records.
@@ -263,12 +267,12 @@ class Columns(NamedTuple):
     `BucketStore.read`.
     """
 
-    dues: Numbers
-    numbers: Numbers
-    targets: Numbers
-    sizes: Numbers
+    dues: IntegerColumn
+    numbers: IntegerColumn
+    targets: IntegerColumn
+    sizes: IntegerColumn
     flags: bytes
-    positions: Numbers
+    positions: IntegerColumn
     table: Sequence[Target]
 
     @property
@@ -277,16 +281,16 @@ class Columns(NamedTuple):
         return len(self.dues)
 
 
-class Messages(NamedTuple):
+class MessageColumns(NamedTuple):
     """Columns of messages to be written.
 
     `data`: buffers that joined are the records, each after its CRC.
     """
 
-    dues: Numbers
-    numbers: Numbers
-    targets: Numbers
-    sizes: Numbers
+    dues: IntegerColumn
+    numbers: IntegerColumn
+    targets: IntegerColumn
+    sizes: IntegerColumn
     flags: bytes
     table: Sequence[Target]
     data: Sequence[Buffer]
@@ -301,76 +305,78 @@ class Messages(NamedTuple):
         """Bytes of the records with their CRCs."""
         return sum(self.sizes) + CRC_SIZE * len(self.sizes)
 
-    def kept(self, keep: Sequence[int]) -> Messages:
+    def filtered(self, keep: Sequence[int]) -> MessageColumns:
         """Return the messages with a true value in `keep`."""
-        return self._picked(lambda column: compress(column, keep), list(compress(self._each(), keep)))
+        return self._picked(
+            lambda column: compress(column, keep), list(compress(self._record_buffers(), keep))
+        )
 
-    def ordered(self) -> Messages:
+    def sorted_by_due(self) -> MessageColumns:
         """Return the messages in a stable order by due time; `data` has one buffer a message then."""
         if self.length < 2:
             return self
         order = sorted(range(self.length), key=self.dues.tolist().__getitem__)
         pick: Callable[[Any], Any] = itemgetter(*order)
-        return self._picked(pick, pick(self._each()))
+        return self._picked(pick, pick(self._record_buffers()))
 
-    def part(self, start: int, end: int) -> Messages:
+    def section(self, start: int, end: int) -> MessageColumns:
         """Return the messages from `start` to before `end`."""
         if end - start == self.length:
             return self
         dues, numbers, targets, sizes = (column[start:end] for column in self[:4])
-        data = self._data(start, end)
-        return Messages(dues, numbers, targets, sizes, self.flags[start:end], self.table, data)
+        data = self._section_data(start, end)
+        return MessageColumns(dues, numbers, targets, sizes, self.flags[start:end], self.table, data)
 
-    def _picked(self, pick: Callable[[Any], Any], data: Sequence[Buffer]) -> Messages:
+    def _picked(self, pick: Callable[[Any], Any], data: Sequence[Buffer]) -> MessageColumns:
         dues, numbers = (array("Q", pick(column)) for column in self[:2])
         sizes, count = array("I", pick(self.sizes)), len(dues)
         # Most batches have one target, and only delays or only absolute times.
-        targets = array("I", pick(self.targets)) if len(self.table) > 1 else same_target(count)
+        targets = array("I", pick(self.targets)) if len(self.table) > 1 else single_target_column(count)
         flag = self.flags[:1]
         same = self.flags == flag * self.length
         flags = flag * count if same else bytes(pick(self.flags))
-        return Messages(dues, numbers, targets, sizes, flags, self.table, data)
+        return MessageColumns(dues, numbers, targets, sizes, flags, self.table, data)
 
-    def _data(self, start: int, end: int) -> Sequence[Buffer]:
+    def _section_data(self, start: int, end: int) -> Sequence[Buffer]:
         if len(self.data) == self.length:
             return self.data[start:end]
         joined = self.data[0] if len(self.data) == 1 else b"".join(self.data)
         first = sum(self.sizes[:start]) + CRC_SIZE * start
         return [joined[first : first + sum(self.sizes[start:end]) + CRC_SIZE * (end - start)]]
 
-    def _each(self) -> Sequence[Buffer]:
+    def _record_buffers(self) -> Sequence[Buffer]:
         """Return one buffer a message."""
         if len(self.data) == self.length:
             return self.data
         joined = self.data[0] if len(self.data) == 1 else b"".join(self.data)
-        return slices(joined, array("I", map(CRC_SIZE.__add__, self.sizes)))
+        return cut(joined, array("I", map(CRC_SIZE.__add__, self.sizes)))
 
 
-def slices(data: Buffer, sizes: Sequence[int]) -> list[Buffer]:
+def cut(data: Buffer, sizes: Sequence[int]) -> list[Buffer]:
     """Cut `data` into pieces of these sizes."""
     ends = list(accumulate(sizes, initial=0))
     return list(map(data.__getitem__, map(slice, ends[:-1], ends[1:])))
 
 
-def sealed(data: Sequence[Buffer], sizes: Numbers, first_number: int) -> list[Buffer]:
+def with_checksums(data: Sequence[Buffer], sizes: IntegerColumn, first_number: int) -> list[Buffer]:
     """Return the records in `data`, each preceded by its CRC; numbers are consecutive."""
     joined = bytes(data[0]) if len(data) == 1 else b"".join(data)
-    if len(sizes) <= PIECE:
-        return [_sealed(joined, sizes, first_number)]
+    if len(sizes) <= CHECKSUMS_PER_CALL:
+        return [_with_checksums(joined, sizes, first_number)]
     result: list[Buffer] = []
     position = 0
-    for start in range(0, len(sizes), PIECE):
-        part = sizes[start : start + PIECE]
+    for start in range(0, len(sizes), CHECKSUMS_PER_CALL):
+        part = sizes[start : start + CHECKSUMS_PER_CALL]
         end = position + sum(part)
-        result.append(_sealed(joined[position:end], part, first_number + start))
+        result.append(_with_checksums(joined[position:end], part, first_number + start))
         position = end
     return result
 
 
-def _sealed(data: bytes, sizes: Numbers, first_number: int) -> Buffer:
+def _with_checksums(data: bytes, sizes: IntegerColumn, first_number: int) -> Buffer:
     size = sizes[0] if len(sizes) else 0
     same = bool(size) and min(sizes) == size == max(sizes)
-    records = [record for (record,) in Struct(f"{size}s").iter_unpack(data)] if same else slices(data, sizes)
+    records = [record for (record,) in Struct(f"{size}s").iter_unpack(data)] if same else cut(data, sizes)
     numbers = range(first_number, first_number + len(records))
     checksums = map(crc32, records, map(SEED_MASK.__and__, numbers))
     if not same:
@@ -386,16 +392,18 @@ def _sealed(data: bytes, sizes: Numbers, first_number: int) -> Buffer:
     return joined
 
 
-def failing(records: bytes, sizes: Numbers, numbers: Numbers) -> list[int]:
+def checksum_failures(records: bytes, sizes: IntegerColumn, numbers: IntegerColumn) -> list[int]:
     """Return the indices of the records whose CRC is wrong for their numbers."""
     found: list[int] = []
     position = 0
-    for start in range(0, len(sizes), PIECE):
-        part = array("I", map(CRC_SIZE.__add__, sizes[start : start + PIECE]))
+    for start in range(0, len(sizes), CHECKSUMS_PER_CALL):
+        part = array("I", map(CRC_SIZE.__add__, sizes[start : start + CHECKSUMS_PER_CALL]))
         end = position + sum(part)
-        each = slices(records[position:end], part)
+        each = cut(records[position:end], part)
         said = map(int.from_bytes, map(_CHECKSUM, each))
-        true = map(crc32, map(_RECORD, each), map(SEED_MASK.__and__, numbers[start : start + PIECE]))
+        true = map(
+            crc32, map(_RECORD, each), map(SEED_MASK.__and__, numbers[start : start + CHECKSUMS_PER_CALL])
+        )
         found += compress(range(start, start + len(part)), map(ne, said, true))
         position = end
     return found
@@ -405,12 +413,14 @@ _CHECKSUM: Final = itemgetter(slice(0, CRC_SIZE))
 _RECORD: Final = itemgetter(slice(CRC_SIZE, None))
 
 
-def same_target(count: int) -> Numbers:
+def single_target_column(count: int) -> IntegerColumn:
     """Return a target column in which all messages have the first target of the table."""
     return array("I", bytes(4 * count))
 
 
-def spread(messages: Messages, span_of: Callable[[int], Span]) -> Iterator[tuple[Span, Messages]]:
+def group_by_span(
+    messages: MessageColumns, span_of: Callable[[int], TimeSpan]
+) -> Iterator[tuple[TimeSpan, MessageColumns]]:
     """Yield the messages of each span; `span_of(due)` returns the span of a due time.
 
     There is only one step if one span contains all of them.
@@ -421,13 +431,13 @@ def spread(messages: Messages, span_of: Callable[[int], Span]) -> Iterator[tuple
     if max(messages.dues) < first.end:
         yield first, messages
         return
-    for begin in range(0, messages.length, SORTED_MAX):
-        piece = messages.part(begin, min(begin + SORTED_MAX, messages.length)).ordered()
+    for begin in range(0, messages.length, SORT_MESSAGES_MAX):
+        piece = messages.section(begin, min(begin + SORT_MESSAGES_MAX, messages.length)).sorted_by_due()
         start, dues = 0, piece.dues
         while start < piece.length:
             span = span_of(dues[start])
             end = bisect_left(dues, span.end, start)
-            yield span, piece.part(start, end)
+            yield span, piece.section(start, end)
             start = end
 
 
@@ -448,21 +458,21 @@ def spread(messages: Messages, span_of: Callable[[int], Span]) -> Iterator[tuple
 # | 40 to 58 | 35 years and more | everything |
 
 RATIO_BITS: Final = 6
-FINEST: Final = 10
+FINEST_LEVEL: Final = 10
 """About 1 s. A bucket of this level is always loaded as a whole."""
-USUAL: Final = 16
+DEFAULT_LEVEL: Final = 16
 """The level of new buckets that are due soon.
 
 Coarser ones are split to it before they are due.
 """
-COARSEST: Final = 58
+COARSEST_LEVEL: Final = 58
 """32 spans of this level cover all due times."""
-LEVELS: Final = tuple(range(FINEST, COARSEST + 1, RATIO_BITS))
-WINDOW: Final = 1 << RATIO_BITS
+LEVELS: Final = tuple(range(FINEST_LEVEL, COARSEST_LEVEL + 1, RATIO_BITS))
+SPANS_PER_LEVEL: Final = 1 << RATIO_BITS
 """A due time belongs to the finest level with fewer spans than this between now and it."""
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """Due times from `start` to before `end`, which is 2^`exponent` ms later. Sorted by start."""
 
     start: int
@@ -476,13 +486,13 @@ class Span(NamedTuple):
     def __contains__(self, due: object) -> bool:
         return isinstance(due, int) and self.start <= due < self.end
 
-    def children(self) -> Iterator[Span]:
+    def children(self) -> Iterator[TimeSpan]:
         """Return the spans of the next finer level in this span, in order.
 
         Raises ValueError for the finest level.
         """
-        exponent = finer(self.exponent)
-        return (Span(start, exponent) for start in range(self.start, self.end, 1 << exponent))
+        exponent = finer_level(self.exponent)
+        return (TimeSpan(start, exponent) for start in range(self.start, self.end, 1 << exponent))
 
     @property
     def is_valid(self) -> bool:
@@ -494,21 +504,21 @@ class Span(NamedTuple):
         )
 
 
-def span_of(due: int, exponent: int) -> Span:
+def span_of(due: int, exponent: int) -> TimeSpan:
     """Return the span of that level that contains `due`."""
-    return Span(due >> exponent << exponent, exponent)
+    return TimeSpan(due >> exponent << exponent, exponent)
 
 
 def level_of(due: int, now_ms: int) -> int:
     """Return the exponent of a new span: the finest level from the default on that covers `due`."""
-    for exponent in LEVELS[LEVELS.index(USUAL) :]:
-        if (due >> exponent) - (now_ms >> exponent) < WINDOW:
+    for exponent in LEVELS[LEVELS.index(DEFAULT_LEVEL) :]:
+        if (due >> exponent) - (now_ms >> exponent) < SPANS_PER_LEVEL:
             return exponent
-    return COARSEST
+    return COARSEST_LEVEL
 
 
-def finer(exponent: int) -> int:
+def finer_level(exponent: int) -> int:
     """Return the exponent of the next finer level. Raises ValueError for the finest level."""
-    if exponent <= FINEST:
-        raise ValueError(f"there is no level below 2^{FINEST} ms")
+    if exponent <= FINEST_LEVEL:
+        raise ValueError(f"there is no level below 2^{FINEST_LEVEL} ms")
     return exponent - RATIO_BITS

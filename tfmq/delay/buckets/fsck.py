@@ -16,47 +16,47 @@ from journal import filenames
 from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt
 from journal.filenames import DAMAGED_SUFFIX, REPAIRED_SUFFIX
-from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Progress, Report
-from journal.log.checkpoint import MarkFile
-from journal.record.format import BadRecord, body_holds, records_of
+from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Progress, VerifyReport
+from journal.log.checkpoint import LogCheckpointFile
+from journal.record.format import BadRecord, checksum_matches, records_of
 from tfmq.delay.arrivals.log import LOG_ID
-from tfmq.delay.buckets.bucket import SCAN_BYTES, Bucket, OpenFiles
+from tfmq.delay.buckets.bucket import SCAN_BYTES, Bucket, OpenFileCache
 from tfmq.delay.buckets.format import (
     CHUNK_BYTES,
     CHUNK_SIZE,
     CRC_SIZE,
     HEAD_SIZE,
     TABLE_BYTES_MAX,
-    Chunk,
-    Columns,
-    Identity,
-    Messages,
-    Span,
+    ChunkColumns,
+    ChunkHead,
+    MessageColumns,
+    StoreIdentity,
+    TimeSpan,
     bucket_name,
+    checksum_failures,
+    checksum_seed,
     decode_columns,
     decode_head,
     encode_chunk,
     encode_head,
-    failing,
+    group_by_span,
     parse_bucket_name,
-    seed_of,
     span_of,
-    spread,
 )
 from tfmq.delay.buckets.recovery import (
     MAGIC,
-    Checkpoint,
-    CheckpointFile,
+    BucketCheckpoint,
+    BucketCheckpointFile,
     Decision,
-    Found,
-    Listed,
-    decide,
-    is_house_name,
+    FileDecision,
+    ListedBucket,
+    decide_files,
+    is_bucket_file_name,
 )
-from tfmq.delay.buckets.store import Leaves
-from tfmq.delay.buckets.writer import Draft, pieces_of
+from tfmq.delay.buckets.store import BucketIndex
+from tfmq.delay.buckets.writer import BucketBuffer, chunk_messages
 
-WEIGHTS: Final = {
+FINDINGS_BY_LABEL: Final = {
     "unlisted chunks": (NOTE, "the end of the file is not listed in the checkpoint; a start truncates it"),
     "missing": (DAMAGE, "the file is missing"),
     "unlisted": (NOTE, "the checkpoint does not list it; a start removes it"),
@@ -67,105 +67,109 @@ WEIGHTS: Final = {
 
 def verify_buckets(
     disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None
-) -> Report:
+) -> VerifyReport:
     """Verify the buckets in `folder`: checkpoint, files, chunks and records. Reads only.
 
     The report uses the terms of `journal.fsck.log_verify`: files count as segments, chunks as blocks, messages as
     records. `records`: verify also the checksums by the producers. Raises NewerFormat, OSError.
     """
-    survey = BucketSurvey(disk, folder)
+    survey = BucketScan(disk, folder)
     try:
-        return _Audit(survey, records, progress).run()
+        return _Verification(survey, records, progress).run()
     finally:
         survey.close()
 
 
-class _Audit:
+class _Verification:
     """One verification."""
 
-    def __init__(self, survey: BucketSurvey, records: bool, progress: Progress | None) -> None:
+    def __init__(self, survey: BucketScan, records: bool, progress: Progress | None) -> None:
         self.survey = survey
-        self.report = Report()
+        self.report = VerifyReport()
         self.records = records
         self.progress = progress
 
-    def run(self) -> Report:
-        self._checkpoint()
-        for found in self.survey.found():
-            self._name(found)
+    def run(self) -> VerifyReport:
+        self._verify_checkpoint()
+        for found in self.survey.decisions():
+            self._verify_name(found)
         buckets = self.survey.buckets()
         for listed, bucket in buckets:
-            self._bucket(listed, bucket)
-        for one, other in Leaves([bucket for _, bucket in buckets]).overlapping():
-            self._find(other.path, 0, 0, f"its span of time overlaps that of {one.path}", "span")
+            self._verify_bucket(listed, bucket)
+        for one, other in BucketIndex([bucket for _, bucket in buckets]).overlapping_pairs():
+            self._add_finding(other.path, 0, 0, f"its span of time overlaps that of {one.path}", "span")
         return self.report
 
-    def _find(self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE) -> None:
+    def _add_finding(
+        self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE
+    ) -> None:
         self.report.findings.append(Finding(file, first, next, what, field, weight))
 
-    def _damage(self, error: Corrupt, field: str, weight: str = DAMAGE) -> None:
-        self._find(error.path, error.first, error.next, error.reason, field, weight)
+    def _add_damage(self, error: Corrupt, field: str, weight: str = DAMAGE) -> None:
+        self._add_finding(error.path, error.first, error.next, error.reason, field, weight)
 
-    def _checkpoint(self) -> None:
+    def _verify_checkpoint(self) -> None:
         survey = self.survey
         if survey.fault is not None:
-            self._damage(survey.fault, "checkpoint")
+            self._add_damage(survey.fault, "checkpoint")
             return
-        for error in survey.file.faulty():
+        for error in survey.checkpoint_file.damaged_copies():
             what = f"one copy of the checkpoint is damaged ({error.reason}); the other one is valid"
-            self._find(error.path, error.first, error.next, what, "checkpoint", NOTE)
+            self._add_finding(error.path, error.first, error.next, what, "checkpoint", NOTE)
 
-    def _name(self, found: Found) -> None:
+    def _verify_name(self, found: FileDecision) -> None:
         path = filenames.join(self.survey.folder, found.name)
         label = found.row.label
-        if label in WEIGHTS:
-            weight, what = WEIGHTS[label]
+        if label in FINDINGS_BY_LABEL:
+            weight, what = FINDINGS_BY_LABEL[label]
             if label == "missing" and found.listed is not None:
                 what = f"{what}, and with it {found.listed.count} messages"
-            self._find(path, 0, 0, what, "file", weight)
-        elif label == "foreign" and not is_house_name(found.name):
-            self._find(path, 0, 0, "not a file name of delayed delivery", "name", NOTE)
+            self._add_finding(path, 0, 0, what, "file", weight)
+        elif label == "foreign" and not is_bucket_file_name(found.name):
+            self._add_finding(path, 0, 0, "not a file name of delayed delivery", "name", NOTE)
 
-    def _bucket(self, listed: Listed, bucket: Bucket) -> None:
+    def _verify_bucket(self, listed: ListedBucket, bucket: Bucket) -> None:
         self.report.segments += 1
         count = 0
-        for part in self.survey.parts(bucket):
+        for part in self.survey.chunks(bucket):
             if isinstance(part, Corrupt):
-                self._damage(part, "chunk")
+                self._add_damage(part, "chunk")
+                end = part.next
             else:
-                count += self._chunk(bucket, part)
+                count += self._verify_chunk(bucket, part)
+                end = part.next_position
             if self.progress is not None:
-                self.progress(bucket.path, part.next, bucket.size)
+                self.progress(bucket.path, end, bucket.size)
         if self.survey.checkpoint is not None and count != listed.count and not bucket.damage:
             what = f"the file has {count} messages, the checkpoint lists {listed.count}"
-            self._find(bucket.path, 0, bucket.size, what, "count")
+            self._add_finding(bucket.path, 0, bucket.size, what, "count")
 
-    def _chunk(self, bucket: Bucket, chunk: Chunk) -> int:
+    def _verify_chunk(self, bucket: Bucket, chunk: ChunkHead) -> int:
         """Verify a chunk; return its count of messages."""
-        with self.survey.files.use(bucket.path) as file:
+        with self.survey.files.opened(bucket.path) as file:
             data = file.pread(chunk.size, chunk.position)
         begins = CHUNK_SIZE + chunk.columns_size
         try:
             columns = decode_columns(data[CHUNK_SIZE:begins], chunk, bucket.span, bucket.seed, bucket.path)
         except Corrupt as error:
-            self._damage(error, "columns")
+            self._add_damage(error, "columns")
             return chunk.count
         self.report.blocks += 1
         self.report.bytes += chunk.size
         self.report.records += chunk.count
         faults = dict.fromkeys(
-            failing(data[begins:], columns.sizes, columns.numbers), "its bytes fail their checksum"
+            checksum_failures(data[begins:], columns.sizes, columns.numbers), "its bytes fail their checksum"
         )
         if self.records:
-            faults = own_faults(data, columns, chunk.position) | faults
+            faults = record_faults(data, columns, chunk.position) | faults
         for index, what in sorted(faults.items()):
             first = columns.positions[index]
             what = f"message {columns.numbers[index]} is damaged: {what}"
-            self._find(bucket.path, first, first + CRC_SIZE + columns.sizes[index], what, "record")
+            self._add_finding(bucket.path, first, first + CRC_SIZE + columns.sizes[index], what, "record")
         return chunk.count
 
 
-def own_faults(data: bytes, columns: Columns, position: int) -> dict[int, str]:
+def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int, str]:
     """Return errors found by the records' own headers and checksums, by index in the chunk."""
     faults = {}
     for index, (record_position, size) in enumerate(zip(columns.positions, columns.sizes, strict=True)):
@@ -176,7 +180,7 @@ def own_faults(data: bytes, columns: Columns, position: int) -> dict[int, str]:
         except (BadRecord, ValueError):
             faults[index] = "it is not a record of the size in the columns"
         else:
-            if not body_holds(view, record):
+            if not checksum_matches(view, record):
                 faults[index] = "it fails the checksum by its producer"
     return faults
 
@@ -187,7 +191,7 @@ MISSING: Final = "the file is missing"
 
 
 @dataclass(frozen=True)
-class BucketRepaired:
+class RepairedBucket:
     """One repair. Of the bucket in `file`, `kept` messages are there and `lost` are lost."""
 
     file: str
@@ -197,7 +201,7 @@ class BucketRepaired:
     note: str = ""
 
 
-def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False) -> list[BucketRepaired]:
+def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False) -> list[RepairedBucket]:
     """Repair the buckets in `folder`.
 
     Return what was done, or with `dry_run` what would be done. A bucket with damage is rewritten with all its intact
@@ -209,113 +213,116 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False) -> list[Bu
     New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair
     can be run again. Raises Corrupt if the store cannot be identified, NewerFormat, Full, OSError.
     """
-    survey = BucketSurvey(disk, folder)
+    survey = BucketScan(disk, folder)
     try:
         if survey.identity is None:
             if survey.fault is None:
                 return []
             raise Corrupt(
-                survey.file.path, 0, 0, "neither the checkpoint nor a bucket head identifies the store"
+                survey.checkpoint_file.path,
+                0,
+                0,
+                "neither the checkpoint nor a bucket head identifies the store",
             )
-        return _Repair(disk, survey, survey.identity, dry_run).run()
+        return _RepairRun(disk, survey, survey.identity, dry_run).run()
     finally:
         survey.close()
 
 
-class _Repair:
+class _RepairRun:
     """One repair run."""
 
-    def __init__(self, disk: Disk, survey: BucketSurvey, identity: Identity, dry_run: bool) -> None:
+    def __init__(self, disk: Disk, survey: BucketScan, identity: StoreIdentity, dry_run: bool) -> None:
         self.disk = disk
         self.survey = survey
         self.folder = survey.folder
         self.identity = identity
         self.dry_run = dry_run
-        self.done: list[BucketRepaired] = []
-        self.listed: list[Listed] = []
+        self.done: list[RepairedBucket] = []
+        self.listed: list[ListedBucket] = []
 
-    def run(self) -> list[BucketRepaired]:
+    def run(self) -> list[RepairedBucket]:
         survey = self.survey
         checkpoint = survey.checkpoint
         if checkpoint is None:
-            checkpoint = self._without_checkpoint()
+            checkpoint = self._rebuild_checkpoint()
         else:
-            self._missing()
+            self._unlist_missing()
             for listed, bucket in survey.buckets():
-                self._mend(bucket, listed.count)
+                self._repair_bucket(bucket, listed.count)
         if self.done and not self.dry_run:
-            if survey.fault is not None and self.disk.exists(survey.file.path):
-                self._keep_original(survey.file.path)
+            if survey.fault is not None and self.disk.exists(survey.checkpoint_file.path):
+                self._keep_original(survey.checkpoint_file.path)
             # The next start counts the dead messages.
-            survey.file.write(checkpoint._replace(buckets=sorted(self.listed), counted=0))
+            survey.checkpoint_file.write(checkpoint._replace(buckets=sorted(self.listed), counted_offset=0))
         return self.done
 
-    def _missing(self) -> None:
-        for found in self.survey.found():
+    def _unlist_missing(self) -> None:
+        for found in self.survey.decisions():
             if found.row.decision is Decision.REFUSE and found.listed is not None:
                 path = filenames.join(self.folder, found.name)
                 self.done.append(
-                    BucketRepaired(path, 0, found.listed.count, MISSING, "removed from the checkpoint")
+                    RepairedBucket(path, 0, found.listed.count, MISSING, "removed from the checkpoint")
                 )
 
-    def _mend(self, bucket: Bucket, count: int) -> None:
+    def _repair_bucket(self, bucket: Bucket, count: int) -> None:
         """Rewrite the bucket if it is damaged; `count`: the messages that it should have."""
-        kept = sum(messages.length for messages in self._sound(bucket, None))
+        kept = sum(messages.length for messages in self._intact_messages(bucket, None))
         size = self.survey.sizes[bucket_name(bucket.span)]
         if not bucket.damage and kept == count and size >= bucket.size:
-            self.listed.append(Listed(bucket.span, bucket.size, count))
+            self.listed.append(ListedBucket(bucket.span, bucket.size, count))
             return
         reason = bucket.damage[0].reason if bucket.damage else f"it has {kept} messages, not {count}"
-        self.done.append(BucketRepaired(bucket.path, kept, count - kept, reason))
+        self.done.append(RepairedBucket(bucket.path, kept, count - kept, reason))
         self._rewrite([bucket], lambda due: bucket.span, None)
 
     # Without a checkpoint
 
-    def _without_checkpoint(self) -> Checkpoint:
+    def _rebuild_checkpoint(self) -> BucketCheckpoint:
         """Rebuild the checkpoint.
 
         Messages of overlapping buckets are moved to spans as fine as the finest one.
         """
         buckets = [bucket for _, bucket in self.survey.buckets()]
-        offset, number = self._arrivals_first()
+        offset, number = self._first_arrival()
         kept = lost = 0
-        for group in _groups(buckets):
+        for group in _overlapping_groups(buckets):
             finest = min(bucket.span.exponent for bucket in group)
-            found, damaged = self._regroup(group, finest, number)
+            found, damaged = self._repair_group(group, finest, number)
             kept, lost = kept + found, lost + damaged
         fault = self.survey.fault
         reason = fault.reason if fault is not None else ""
         remark = "rebuilt from the buckets; it may list delivered messages, which are not delivered again"
-        self.done.append(BucketRepaired(self.survey.file.path, kept, lost, reason, remark))
-        return Checkpoint(self.identity, offset, number, 0, ())
+        self.done.append(RepairedBucket(self.survey.checkpoint_file.path, kept, lost, reason, remark))
+        return BucketCheckpoint(self.identity, offset, number, 0, ())
 
-    def _regroup(self, group: Sequence[Bucket], finest: int, below: int) -> tuple[int, int]:
+    def _repair_group(self, group: Sequence[Bucket], finest: int, below: int) -> tuple[int, int]:
         """Rewrite a group of overlapping buckets; return (messages kept, damaged ranges).
 
         A single bucket without anything to leave out stays as it is.
         """
         if len(group) == 1:
             (bucket,) = group
-            every = sum(messages.length for messages in pieces_of(bucket, self.survey.files))
-            kept = sum(messages.length for messages in self._sound(bucket, below))
+            every = sum(messages.length for messages in chunk_messages(bucket, self.survey.files))
+            kept = sum(messages.length for messages in self._intact_messages(bucket, below))
             if not bucket.damage and every == kept and kept:
-                self.listed.append(Listed(bucket.span, bucket.size, kept))
+                self.listed.append(ListedBucket(bucket.span, bucket.size, kept))
                 return kept, 0
         before = len(self.listed)
         if self.dry_run:
-            numbers = {n for bucket in group for m in self._sound(bucket, below) for n in m.numbers}
+            numbers = {n for bucket in group for m in self._intact_messages(bucket, below) for n in m.numbers}
             return len(numbers), sum(len(bucket.damage) for bucket in group)
         self._rewrite(group, lambda due: span_of(due, finest), below)
         kept = sum(each.count for each in self.listed[before:])
         return kept, sum(len(bucket.damage) for bucket in group)
 
-    def _arrivals_first(self) -> tuple[int, int]:
+    def _first_arrival(self) -> tuple[int, int]:
         """Return the offset and ordinal of the first arrival in the log.
 
         Earlier ones are only in the buckets. Raises Corrupt.
         """
         folder = filenames.join(self.folder, ARRIVALS_NAME)
-        marks = MarkFile(self.disk, folder, LOG_ID).read() if self.disk.is_folder(folder) else None
+        marks = LogCheckpointFile(self.disk, folder, LOG_ID).read() if self.disk.is_folder(folder) else None
         if marks is None:
             raise Corrupt(
                 folder, 0, 0, "its checkpoint is missing: the messages still in the arrival log are unknown"
@@ -324,35 +331,37 @@ class _Repair:
 
     # Files
 
-    def _sound(self, bucket: Bucket, below: int | None) -> Iterator[Messages]:
+    def _intact_messages(self, bucket: Bucket, below: int | None) -> Iterator[MessageColumns]:
         """Yield intact messages, with `below` only those of lower numbers.
 
         Damage is recorded in the bucket.
         """
-        for messages in pieces_of(bucket, self.survey.files):
-            bad = failing(bytes(messages.data[0]), messages.sizes, messages.numbers)
+        for messages in chunk_messages(bucket, self.survey.files):
+            bad = checksum_failures(bytes(messages.data[0]), messages.sizes, messages.numbers)
             for index in bad:
                 what = f"a message is lost: number {messages.numbers[index]} fails its checksum"
-                bucket.note(Corrupt(bucket.path, 0, bucket.size, what))
+                bucket.record_damage(Corrupt(bucket.path, 0, bucket.size, what))
             limit = math.inf if below is None else below
             keep = bytearray(map(limit.__gt__, messages.numbers))
             for index in bad:
                 keep[index] = False
             if any(keep):
-                yield messages if all(keep) else messages.kept(keep)
+                yield messages if all(keep) else messages.filtered(keep)
 
-    def _rewrite(self, group: Sequence[Bucket], to_span: Callable[[int], Span], below: int | None) -> None:
+    def _rewrite(
+        self, group: Sequence[Bucket], to_span: Callable[[int], TimeSpan], below: int | None
+    ) -> None:
         """Write all intact messages of `group` to new files, which replace the group."""
         if self.dry_run:
             return
         seen: set[int] = set()
-        writers: dict[Span, _Writer] = {}
+        writers: dict[TimeSpan, _RepairedFile] = {}
         for bucket in group:
-            for messages in self._sound(bucket, below):
-                fresh = _unseen(messages, seen if len(group) > 1 else None)
-                for span, part in spread(fresh, to_span):
+            for messages in self._intact_messages(bucket, below):
+                fresh = _without_duplicates(messages, seen if len(group) > 1 else None)
+                for span, part in group_by_span(fresh, to_span):
                     if span not in writers:
-                        writers[span] = _Writer(self.disk, self.folder, self.identity, span)
+                        writers[span] = _RepairedFile(self.disk, self.folder, self.identity, span)
                     writers[span].add(part)
         listed = [writer.finish() for writer in writers.values()]
         for bucket in group:
@@ -375,7 +384,7 @@ class _Repair:
         kept = path + DAMAGED_SUFFIX
         if self.disk.exists(kept):
             return
-        copy = self.disk.create(_fresh(self.disk, kept + REPAIRED_SUFFIX))
+        copy = self.disk.create(_unused_path(self.disk, kept + REPAIRED_SUFFIX))
         source = self.disk.open_read(path)
         try:
             position = 0
@@ -388,52 +397,52 @@ class _Repair:
         self.disk.rename(kept + REPAIRED_SUFFIX, kept)
 
 
-class _Writer:
+class _RepairedFile:
     """Writes one new bucket."""
 
-    def __init__(self, disk: Disk, folder: str, identity: Identity, span: Span) -> None:
+    def __init__(self, disk: Disk, folder: str, identity: StoreIdentity, span: TimeSpan) -> None:
         self.span = span
-        self.seed = seed_of(identity, span)
+        self.seed = checksum_seed(identity, span)
         path = filenames.join(folder, bucket_name(span)) + REPAIRED_SUFFIX
-        self.file: File = disk.create(_fresh(disk, path))
+        self.file: File = disk.create(_unused_path(disk, path))
         self.size = write_all(self.file, [encode_head(identity, span)], 0)
         self.count = 0
-        self.draft = Draft()
+        self.buffer = BucketBuffer()
 
-    def add(self, messages: Messages) -> None:
+    def add(self, messages: MessageColumns) -> None:
         """Add messages. Raises Full, OSError."""
-        self.draft.add(messages)
-        if self.draft.size_bytes > CHUNK_BYTES or self.draft.table_bytes > TABLE_BYTES_MAX:
+        self.buffer.add(messages)
+        if self.buffer.size_bytes > CHUNK_BYTES or self.buffer.table_bytes > TABLE_BYTES_MAX:
             self._write()
 
-    def finish(self) -> Listed:
+    def finish(self) -> ListedBucket:
         """Write the rest and fsync the file. Raises Full, OSError."""
         self._write()
         # Leave the file open after a failed fsync: closing it could swallow the error.
         self.file.force()
         self.file.close()
-        return Listed(self.span, self.size, self.count)
+        return ListedBucket(self.span, self.size, self.count)
 
     def _write(self) -> None:
-        draft, self.draft = self.draft, Draft()
+        draft, self.buffer = self.buffer, BucketBuffer()
         if not draft.dues:
             return
         # The arrival offset of the chunk is 0: it is not used any more, the checkpoint decides what counts.
-        buffers, chunk = encode_chunk(draft.messages(), self.size, 0, self.seed)
+        buffers, chunk = encode_chunk(draft.to_columns(), self.size, 0, self.seed)
         self.size += write_all(self.file, buffers, self.size)
         self.count += chunk.count
 
 
-def _unseen(messages: Messages, seen: set[int] | None) -> Messages:
+def _without_duplicates(messages: MessageColumns, seen: set[int] | None) -> MessageColumns:
     """Return messages whose numbers are not in `seen`, and add them to it; None: all messages."""
     if seen is None:
         return messages
     keep = bytes(number not in seen for number in messages.numbers)
     seen.update(messages.numbers)
-    return messages if all(keep) else messages.kept(keep)
+    return messages if all(keep) else messages.filtered(keep)
 
 
-def _groups(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
+def _overlapping_groups(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
     """Yield groups of overlapping buckets. Each group is within the span of its coarsest bucket."""
     ends: list[int] = []
     for bucket in sorted(buckets, key=lambda each: (each.span.start, -each.span.exponent)):
@@ -444,7 +453,7 @@ def _groups(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
         yield [bucket for _, bucket in pairs]
 
 
-def _fresh(disk: Disk, path: str) -> str:
+def _unused_path(disk: Disk, path: str) -> str:
     """Return the path, after removing a file that an unfinished repair left there."""
     if disk.exists(path):
         disk.unlink(path)
@@ -459,7 +468,7 @@ ARRIVALS_NAME: Final = "arrivals"
 MAGIC_SIZE: Final = Struct(f"{len(MAGIC)}s").size
 
 
-def is_delay(disk: Disk, folder: str) -> bool:
+def is_bucket_folder(disk: Disk, folder: str) -> bool:
     """Return whether a folder contains buckets of delayed messages, or remains of them."""
     if not disk.is_folder(folder):
         return False
@@ -480,7 +489,7 @@ def _magic(disk: Disk, path: str) -> bytes:
         file.close()
 
 
-class BucketSurvey:
+class BucketScan:
     """The contents of a bucket folder, read offline for verification, dumps and repair.
 
     Reads only. The caller holds the lock of the data folder: nothing else may write there meanwhile. `checkpoint` is
@@ -490,33 +499,35 @@ class BucketSurvey:
     def __init__(self, disk: Disk, folder: str) -> None:
         self.disk = disk
         self.folder = folder
-        self.files = OpenFiles(disk)
-        self.file = CheckpointFile(disk, folder)
+        self.files = OpenFileCache(disk)
+        self.checkpoint_file = BucketCheckpointFile(disk, folder)
         self.fault: Corrupt | None = None
-        self.checkpoint: Checkpoint | None = None
+        self.checkpoint: BucketCheckpoint | None = None
         paths = {name: filenames.join(folder, name) for name in disk.list(folder)}
         self.sizes = {name: disk.size(path) for name, path in paths.items() if not disk.is_folder(path)}
         try:
-            self.checkpoint = self.file.read()
+            self.checkpoint = self.checkpoint_file.read()
         except Corrupt as error:
             self.fault = error
         if self.checkpoint is None and self.fault is None and any(map(parse_bucket_name, self.sizes)):
-            self.fault = Corrupt(self.file.path, 0, 0, "the checkpoint is missing")
+            self.fault = Corrupt(self.checkpoint_file.path, 0, 0, "the checkpoint is missing")
         self.identity = self._identity()
 
     @property
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[ListedBucket]:
         """The buckets of the checkpoint; without one, every file with the name of a bucket."""
         if self.checkpoint is not None:
             return list(self.checkpoint.buckets)
         spans = {name: parse_bucket_name(name) for name in self.sizes}
-        return sorted(Listed(span, self.sizes[name], 0) for name, span in spans.items() if span is not None)
+        return sorted(
+            ListedBucket(span, self.sizes[name], 0) for name, span in spans.items() if span is not None
+        )
 
-    def found(self) -> list[Found]:
+    def decisions(self) -> list[FileDecision]:
         """Return each file name with the decision of a start."""
-        return decide(self.listed, self.sizes)
+        return decide_files(self.listed, self.sizes)
 
-    def buckets(self) -> list[tuple[Listed, Bucket]]:
+    def buckets(self) -> list[tuple[ListedBucket, Bucket]]:
         """Return the listed buckets with existing files, by time.
 
         Empty if the store cannot be identified.
@@ -524,7 +535,7 @@ class BucketSurvey:
         if self.identity is None:
             return []
         result = []
-        for slot, found in enumerate(self.found(), 1):
+        for slot, found in enumerate(self.decisions(), 1):
             listed = found.listed
             if listed is not None and found.row.decision is not Decision.REFUSE:
                 bucket = Bucket(self.folder, self.identity, listed.span, slot, listed.size, listed.count)
@@ -532,16 +543,16 @@ class BucketSurvey:
                 result.append((listed, bucket))
         return result
 
-    def parts(self, bucket: Bucket) -> Iterator[Chunk | Corrupt]:
+    def chunks(self, bucket: Bucket) -> Iterator[ChunkHead | Corrupt]:
         """Yield the chunks of a bucket, and ranges of the file without one."""
-        with self.files.use(bucket.path) as file:
-            yield from bucket.parts(file)
+        with self.files.opened(bucket.path) as file:
+            yield from bucket.chunks(file)
 
     def close(self) -> None:
         """Close the files."""
         self.files.close()
 
-    def _identity(self) -> Identity | None:
+    def _identity(self) -> StoreIdentity | None:
         """Return the identity in the checkpoint, else that in the first valid bucket head."""
         if self.checkpoint is not None:
             return self.checkpoint.identity

@@ -10,18 +10,18 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal import filenames
-from journal.disk import Disk, require_files, write_all
+from journal.disk import Disk, check_no_folders, write_all
 from journal.errors import Corrupt, Full, NewerFormat, TooLarge
 from journal.filenames import CHECKPOINT_NAME, DAMAGED_SUFFIX, NEW_SUFFIX, REPAIRED_SUFFIX
 from tfmq.delay.buckets.bucket import Bucket
-from tfmq.delay.buckets.format import HEAD_SIZE, Identity, Span, bucket_name, parse_bucket_name
+from tfmq.delay.buckets.format import HEAD_SIZE, StoreIdentity, TimeSpan, bucket_name, parse_bucket_name
 
 SALT_SIZE: Final = 8
 
-WAY_ON: Final = "`tfmq log repair` lists what is lost and makes the rest usable"
+REPAIR_HINT: Final = "`tfmq log repair` lists what is lost and makes the rest usable"
 
 
-class BucketOpening:
+class BucketRecovery:
     """One start in `folder`, which exists. `labels`: labels of the decisions that were made.
 
     Reads the checkpoint, makes it durable, and removes what does not count. Only file sizes are checked, so the
@@ -33,8 +33,8 @@ class BucketOpening:
     ) -> None:
         self.disk = disk
         self.folder = folder
-        self.file = CheckpointFile(disk, folder)
-        self.checkpoint: Checkpoint
+        self.checkpoint_file = BucketCheckpointFile(disk, folder)
+        self.checkpoint: BucketCheckpoint
         self.buckets: list[Bucket] = []
         self.labels: set[str] = set()
         self._new_id = new_id
@@ -43,51 +43,51 @@ class BucketOpening:
     def run(self) -> None:
         """Run the start. Raises as `BucketStore.open`."""
         children = self.disk.list(self.folder)
-        wanted = [name for name in children if is_house_name(name) and not filenames.is_aside(name)]
-        require_files(self.disk, self.folder, wanted)
-        checkpoint = self.file.read()
+        wanted = [name for name in children if is_bucket_file_name(name) and not filenames.is_set_aside(name)]
+        check_no_folders(self.disk, self.folder, wanted)
+        checkpoint = self.checkpoint_file.read()
         if checkpoint is None:
-            self._require_none()
+            self._require_no_buckets()
             salt = int.from_bytes(self._randomness(SALT_SIZE), "big")
-            checkpoint = Checkpoint(Identity(self._new_id(), salt), 0, 0, 0, ())
-            self.file.write(checkpoint)
-        found = decide(checkpoint.buckets, self._sizes())
+            checkpoint = BucketCheckpoint(StoreIdentity(self._new_id(), salt), 0, 0, 0, ())
+            self.checkpoint_file.write(checkpoint)
+        found = decide_files(checkpoint.buckets, self._file_sizes())
         self.labels = {each.row.label for each in found}
-        self._refuse(found)
+        self._require_listed_files(found)
         self.checkpoint = checkpoint
         # An earlier process may have written the checkpoint without an fsync. Make it durable before files are removed
         # because of it.
-        self.file.settle()
+        self.checkpoint_file.fsync()
         for each in found:
-            self._act(each)
+            self._apply_decision(each)
         self.buckets = [
-            Bucket(self.folder, checkpoint.identity, each.span, slot, each.size, each.count, each.dead)
+            Bucket(self.folder, checkpoint.identity, each.span, slot, each.size, each.count, each.dead_count)
             for slot, each in enumerate(checkpoint.buckets, 1)
         ]
 
-    def _sizes(self) -> dict[str, int]:
+    def _file_sizes(self) -> dict[str, int]:
         paths = {name: filenames.join(self.folder, name) for name in self.disk.list(self.folder)}
         return {name: self.disk.size(path) for name, path in paths.items() if not self.disk.is_folder(path)}
 
-    def _require_none(self) -> None:
+    def _require_no_buckets(self) -> None:
         """Raise Corrupt if there are buckets without a checkpoint.
 
         A new checkpoint would delete them.
         """
-        found = [each.name for each in decide((), self._sizes()) if each.row.label == "unlisted"]
+        found = [each.name for each in decide_files((), self._file_sizes()) if each.row.label == "unlisted"]
         if found:
-            what = f"the checkpoint of {len(found)} buckets, such as {found[0]}, is missing: {WAY_ON}"
-            raise Corrupt(self.file.path, 0, 0, what)
+            what = f"the checkpoint of {len(found)} buckets, such as {found[0]}, is missing: {REPAIR_HINT}"
+            raise Corrupt(self.checkpoint_file.path, 0, 0, what)
 
-    def _refuse(self, found: list[Found]) -> None:
+    def _require_listed_files(self, found: list[FileDecision]) -> None:
         missing = [each for each in found if each.row.decision is Decision.REFUSE]
         if missing:
             lost = sum(each.listed.count for each in missing if each.listed is not None)
             path = filenames.join(self.folder, missing[0].name)
-            what = f"the file is missing ({len(missing)} such, with {lost} messages in all): {WAY_ON}"
+            what = f"the file is missing ({len(missing)} such, with {lost} messages in all): {REPAIR_HINT}"
             raise Corrupt(path, 0, HEAD_SIZE, what)
 
-    def _act(self, found: Found) -> None:
+    def _apply_decision(self, found: FileDecision) -> None:
         path = filenames.join(self.folder, found.name)
         if found.row.decision is Decision.REMOVE:
             self.disk.unlink(path)
@@ -113,14 +113,14 @@ class Decision(Enum):
     LEAVE = "leave"
 
 
-class Row(NamedTuple):
+class DecisionRow(NamedTuple):
     """A row of the decision table."""
 
     label: str
     decision: Decision
 
 
-class Shape(Enum):
+class FileState(Enum):
     """State of a file compared with the checkpoint."""
 
     WHOLE = "whole"
@@ -132,57 +132,60 @@ class Shape(Enum):
     FOREIGN = "foreign"
 
 
-TABLE: Final = {
-    Shape.WHOLE: Row("whole", Decision.USE),
+DECISIONS: Final = {
+    FileState.WHOLE: DecisionRow("whole", Decision.USE),
     # An unfinished spill.
-    Shape.LONGER: Row("unlisted chunks", Decision.CUT),
+    FileState.LONGER: DecisionRow("unlisted chunks", Decision.CUT),
     # Durable data is lost: the rest is served, the loss is reported when it is read.
-    Shape.SHORTER: Row("too short", Decision.USE),
+    FileState.SHORTER: DecisionRow("too short", Decision.USE),
     # Never the result of a removal: files are deleted after the checkpoint that does not list them.
-    Shape.MISSING: Row("missing", Decision.REFUSE),
+    FileState.MISSING: DecisionRow("missing", Decision.REFUSE),
     # An unfinished spill or split, or an obsolete bucket.
-    Shape.UNLISTED: Row("unlisted", Decision.REMOVE),
-    Shape.UNFINISHED: Row("unfinished", Decision.REMOVE),
-    Shape.FOREIGN: Row("foreign", Decision.LEAVE),
+    FileState.UNLISTED: DecisionRow("unlisted", Decision.REMOVE),
+    FileState.UNFINISHED: DecisionRow("unfinished", Decision.REMOVE),
+    FileState.FOREIGN: DecisionRow("foreign", Decision.LEAVE),
 }
 
 
-class Found(NamedTuple):
+class FileDecision(NamedTuple):
     """A file name and the decision about it."""
 
     name: str
-    row: Row
-    listed: Listed | None
+    row: DecisionRow
+    listed: ListedBucket | None
 
 
-def decide(listed: Iterable[Listed], sizes: dict[str, int]) -> list[Found]:
+def decide_files(listed: Iterable[ListedBucket], sizes: dict[str, int]) -> list[FileDecision]:
     """Decide about each listed bucket and each name in the folder.
 
     `sizes`: existing files by name.
     """
     expected = {bucket_name(each.span): each for each in listed}
-    found = [Found(name, TABLE[_shape(sizes.get(name), each.size)], each) for name, each in expected.items()]
+    found = [
+        FileDecision(name, DECISIONS[_listed_file_state(sizes.get(name), each.size)], each)
+        for name, each in expected.items()
+    ]
     rest = sorted(set(sizes) - set(expected) - {CHECKPOINT_NAME})
-    return found + [Found(name, TABLE[_unlisted(name)], None) for name in rest]
+    return found + [FileDecision(name, DECISIONS[_unlisted_file_state(name)], None) for name in rest]
 
 
-def _shape(size: int | None, listed: int) -> Shape:
+def _listed_file_state(size: int | None, listed: int) -> FileState:
     if size is None:
-        return Shape.MISSING
+        return FileState.MISSING
     if size == listed:
-        return Shape.WHOLE
-    return Shape.LONGER if size > listed else Shape.SHORTER
+        return FileState.WHOLE
+    return FileState.LONGER if size > listed else FileState.SHORTER
 
 
-def _unlisted(name: str) -> Shape:
+def _unlisted_file_state(name: str) -> FileState:
     if name == CHECKPOINT_NAME + NEW_SUFFIX:
-        return Shape.UNFINISHED
-    if name.endswith(REPAIRED_SUFFIX) and is_house_name(name):
-        return Shape.UNFINISHED
-    return Shape.UNLISTED if parse_bucket_name(name) is not None else Shape.FOREIGN
+        return FileState.UNFINISHED
+    if name.endswith(REPAIRED_SUFFIX) and is_bucket_file_name(name):
+        return FileState.UNFINISHED
+    return FileState.UNLISTED if parse_bucket_name(name) is not None else FileState.FOREIGN
 
 
-def is_house_name(name: str) -> bool:
+def is_bucket_file_name(name: str) -> bool:
     """Return whether this is a file name of buckets, their checkpoint or a repair."""
     for suffix in (NEW_SUFFIX, REPAIRED_SUFFIX, DAMAGED_SUFFIX):
         name = name.removesuffix(suffix)
@@ -201,28 +204,28 @@ def is_house_name(name: str) -> bool:
 MAGIC: Final = b"TFDK"
 VERSION: Final = 1
 HEAD: Final = Struct(">4sHHQQQQQQII")
-ROW: Final = Struct(">QBQQQ")
-SUM: Final = Struct(">I")
+BUCKET_ROW: Final = Struct(">QBQQQ")
+CHECKSUM: Final = Struct(">I")
 
-NOTE_SIZE_MAX: Final = 8192
+QUEUE_STATE_SIZE_MAX: Final = 8192
 """Maximum size of `queue_state`: two more pages."""
-PAGE: Final = 4096
+PAGE_BYTES: Final = 4096
 """A copy fills whole pages. A torn or damaged page of one copy does not affect the other."""
 
 
-class Listed(NamedTuple):
+class ListedBucket(NamedTuple):
     """A bucket.
 
     Its file is durable up to `size`, with `count` messages, `dead_count` of which are not pending any more.
     """
 
-    span: Span
+    span: TimeSpan
     size: int
     count: int  # type: ignore[assignment]
-    dead: int = 0
+    dead_count: int = 0
 
 
-class Checkpoint(NamedTuple):
+class BucketCheckpoint(NamedTuple):
     """`spilled_offset`, `spilled_number`: earlier arrivals are in the buckets or done.
 
     `broker_ms`: lower bound of broker time. `queue_state`: opaque state of the delay queue, at most
@@ -230,29 +233,29 @@ class Checkpoint(NamedTuple):
     offset of the arrival log; 0: unknown.
     """
 
-    identity: Identity
-    offset: int
-    number: int
+    identity: StoreIdentity
+    spilled_offset: int
+    spilled_number: int
     broker_ms: int
-    buckets: Sequence[Listed]
-    note: bytes = b""
-    counted: int = 0
+    buckets: Sequence[ListedBucket]
+    queue_state: bytes = b""
+    counted_offset: int = 0
 
 
-def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+def encode_checkpoint(checkpoint: BucketCheckpoint) -> bytes:
     """Encode one copy. Raises TooLarge."""
     identity, offset, number, broker_ms, buckets, queue_state, counted = checkpoint
-    if len(queue_state) > NOTE_SIZE_MAX:
-        raise TooLarge("the queue state in the checkpoint", len(queue_state), NOTE_SIZE_MAX)
+    if len(queue_state) > QUEUE_STATE_SIZE_MAX:
+        raise TooLarge("the queue state in the checkpoint", len(queue_state), QUEUE_STATE_SIZE_MAX)
     head = HEAD.pack(
         MAGIC, VERSION, 0, *identity, offset, number, broker_ms, counted, len(buckets), len(queue_state)
     )
-    rows = (ROW.pack(*bucket.span, bucket.size, bucket.count, bucket.dead) for bucket in buckets)
+    rows = (BUCKET_ROW.pack(*bucket.span, bucket.size, bucket.count, bucket.dead_count) for bucket in buckets)
     data = b"".join([head, *rows, queue_state])
-    return data + SUM.pack(crc32(data))
+    return data + CHECKSUM.pack(crc32(data))
 
 
-def decode_checkpoint(data: bytes, position: int, path: str) -> Checkpoint:
+def decode_checkpoint(data: bytes, position: int, path: str) -> BucketCheckpoint:
     """Decode the copy at `position`; `data` is that half of the file.
 
     Raises Corrupt, NewerFormat.
@@ -263,9 +266,9 @@ def decode_checkpoint(data: bytes, position: int, path: str) -> Checkpoint:
 
     try:
         magic, version, zero, *numbers, count, note_size = HEAD.unpack_from(data)
-        begins = HEAD.size + count * ROW.size
+        begins = HEAD.size + count * BUCKET_ROW.size
         end = begins + note_size
-        (crc,) = SUM.unpack_from(data, end)
+        (crc,) = CHECKSUM.unpack_from(data, end)
     except StructError:
         raise bad("shorter than its own size") from None
     if magic != MAGIC or crc32(data[:end]) != crc:
@@ -273,14 +276,16 @@ def decode_checkpoint(data: bytes, position: int, path: str) -> Checkpoint:
     if version > VERSION or zero:
         raise NewerFormat(path, version, VERSION)
     store_id, salt, offset, number, broker_ms, counted = numbers
-    rows = ROW.iter_unpack(data[HEAD.size : begins])
-    buckets = [Listed(Span(start, exponent), *sizes) for start, exponent, *sizes in rows]
+    rows = BUCKET_ROW.iter_unpack(data[HEAD.size : begins])
+    buckets = [ListedBucket(TimeSpan(start, exponent), *sizes) for start, exponent, *sizes in rows]
     if not all(bucket.span.is_valid for bucket in buckets):
         raise bad("it lists an invalid time span")
-    return Checkpoint(Identity(store_id, salt), offset, number, broker_ms, buckets, data[begins:end], counted)
+    return BucketCheckpoint(
+        StoreIdentity(store_id, salt), offset, number, broker_ms, buckets, data[begins:end], counted
+    )
 
 
-class CheckpointFile:
+class BucketCheckpointFile:
     """The checkpoint file in `folder`. One thread at a time.
 
     A new checkpoint is written to a temporary file, fsynced and renamed: after a power failure the old or the new one
@@ -292,7 +297,7 @@ class CheckpointFile:
         self.folder = folder
         self.path = filenames.join(folder, filenames.CHECKPOINT_NAME)
 
-    def read(self) -> Checkpoint | None:
+    def read(self) -> BucketCheckpoint | None:
         """Read it; None if there is none.
 
         Raises Corrupt if both copies are damaged, NewerFormat, OSError.
@@ -307,7 +312,7 @@ class CheckpointFile:
                 faults.append(error)
         raise Corrupt(self.path, 0, faults[-1].next, f"both of its copies are damaged: {faults[0].reason}")
 
-    def faulty(self) -> list[Corrupt]:
+    def damaged_copies(self) -> list[Corrupt]:
         """Return the damage of each copy; empty if there is no file. Raises NewerFormat, OSError."""
         faults = []
         for position, data in self._copies() if self.disk.exists(self.path) else ():
@@ -317,13 +322,13 @@ class CheckpointFile:
                 faults.append(error)
         return faults
 
-    def write(self, checkpoint: Checkpoint) -> None:
+    def write(self, checkpoint: BucketCheckpoint) -> None:
         """Write a checkpoint, durable when this returns.
 
         Raises Full, TooLarge (the old one is kept), OSError (either one may be on disk).
         """
         copy = encode_checkpoint(checkpoint)
-        copy += bytes(-len(copy) % PAGE)
+        copy += bytes(-len(copy) % PAGE_BYTES)
         new = self.path + filenames.NEW_SUFFIX
         if self.disk.exists(new):
             self.disk.unlink(new)
@@ -344,7 +349,7 @@ class CheckpointFile:
             raise
         self.disk.force_folder(self.folder)
 
-    def settle(self) -> None:
+    def fsync(self) -> None:
         """Fsync the existing checkpoint, which an earlier process may have left without an fsync.
 
         Raises OSError.

@@ -7,11 +7,11 @@ from heapq import merge
 from itertools import compress
 from typing import NamedTuple
 
-from tfmq.delay.buckets.bucket import Bucket, OpenFiles
-from tfmq.delay.buckets.format import SLOT_SHIFT, Columns, Numbers
+from tfmq.delay.buckets.bucket import Bucket, OpenFileCache
+from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, ChunkColumns, IntegerColumn
 
 
-class Row(NamedTuple):
+class BucketRow(NamedTuple):
     """One listed message. `absolute`: the sender set an absolute time."""
 
     due: int
@@ -23,35 +23,43 @@ class Row(NamedTuple):
     locator: int
 
 
-def rows_of(
+def bucket_rows(
     bucket: Bucket,
-    files: OpenFiles,
+    files: OpenFileCache,
     first_turn: tuple[int, int],
     end_due: int,
     log_ids: Collection[int] | None,
-) -> Iterator[Row]:
+) -> Iterator[BucketRow]:
     """List the messages of one bucket, see `BucketStore.rows`."""
-    chunks = bucket.load(files)
-    yield from merge(*[_rows(bucket.slot, columns, first_turn, end_due, log_ids) for columns in chunks])
+    chunks = bucket.read_columns(files)
+    yield from merge(
+        *[_chunk_rows(bucket.bucket_id, columns, first_turn, end_due, log_ids) for columns in chunks]
+    )
 
 
-def _rows(
-    slot: int, columns: Columns, first_turn: tuple[int, int], end_due: int, log_ids: Collection[int] | None
-) -> Iterator[Row]:
+def _chunk_rows(
+    slot: int,
+    columns: ChunkColumns,
+    first_turn: tuple[int, int],
+    end_due: int,
+    log_ids: Collection[int] | None,
+) -> Iterator[BucketRow]:
     """List the messages of one chunk in the order of turns; only what may be wanted is sorted."""
     dues, numbers, targets, sizes, flags, positions, table = columns
-    for index in _order(columns, first_turn[0], end_due, log_ids):
+    for index in _sorted_indices(columns, first_turn[0], end_due, log_ids):
         due, number = dues[index], numbers[index]
         if (due, number) >= first_turn:
-            locator = slot << SLOT_SHIFT | positions[index]
-            yield Row(due, number, *table[targets[index]], sizes[index], bool(flags[index]), locator)
+            locator = slot << BUCKET_ID_SHIFT | positions[index]
+            yield BucketRow(due, number, *table[targets[index]], sizes[index], bool(flags[index]), locator)
 
 
-def _order(columns: Columns, first_due: int, end_due: int, log_ids: Collection[int] | None) -> Sequence[int]:
+def _sorted_indices(
+    columns: ChunkColumns, first_due: int, end_due: int, log_ids: Collection[int] | None
+) -> Sequence[int]:
     """Return the sorted indices of messages in the range of due times and for these logs."""
     dues = columns.dues
     keep: Iterable[int] = range(columns.length)
-    wanted = _wanted(columns, log_ids)
+    wanted = _selected(columns, log_ids)
     if wanted is not None:
         keep = compress(keep, wanted)
     if min(dues) < first_due:
@@ -63,7 +71,7 @@ def _order(columns: Columns, first_due: int, end_due: int, log_ids: Collection[i
     return sorted(sorted(keep, key=columns.numbers.__getitem__), key=dues.__getitem__)
 
 
-def _wanted(columns: Columns, log_ids: Collection[int] | None) -> bytes | None:
+def _selected(columns: ChunkColumns, log_ids: Collection[int] | None) -> bytes | None:
     """Return one byte a message, 1 if it is for one of these logs; None: all are."""
     if log_ids is None:
         return None
@@ -71,8 +79,8 @@ def _wanted(columns: Columns, log_ids: Collection[int] | None) -> bytes | None:
     return None if all(wanted) else bytes(map(wanted.__getitem__, columns.targets))
 
 
-def counts_of(
-    bucket: Bucket, files: OpenFiles, edges: Sequence[int], log_ids: Collection[int] | None
+def bucket_histogram(
+    bucket: Bucket, files: OpenFileCache, edges: Sequence[int], log_ids: Collection[int] | None
 ) -> list[int]:
     """Count messages of one bucket, see `BucketStore.histogram`.
 
@@ -83,25 +91,25 @@ def counts_of(
     if log_ids is None and 0 <= index < len(counts) and bucket.span.end <= edges[index + 1]:
         counts[index] = bucket.count
         return counts
-    for columns in bucket.load(files):
-        _count(_dues(columns, log_ids), edges, counts)
+    for columns in bucket.read_columns(files):
+        _add_counts(_selected_due_times(columns, log_ids), edges, counts)
     return counts
 
 
-def counts_in(dues: Sequence[Sequence[int]], edges: Sequence[int]) -> list[int]:
+def histogram_of(dues: Sequence[Sequence[int]], edges: Sequence[int]) -> list[int]:
     """Count the due times, given in pieces, between each edge and the next."""
     counts = [0] * max(0, len(edges) - 1)
     for each in dues:
-        _count(each, edges, counts)
+        _add_counts(each, edges, counts)
     return counts
 
 
-def _dues(columns: Columns, log_ids: Collection[int] | None) -> Numbers:
-    wanted = _wanted(columns, log_ids)
+def _selected_due_times(columns: ChunkColumns, log_ids: Collection[int] | None) -> IntegerColumn:
+    wanted = _selected(columns, log_ids)
     return columns.dues if wanted is None else array("Q", compress(columns.dues, wanted))
 
 
-def _count(dues: Sequence[int], edges: Sequence[int], counts: list[int]) -> None:
+def _add_counts(dues: Sequence[int], edges: Sequence[int], counts: list[int]) -> None:
     """Add the counts between each edge and the next to `counts`."""
     ordered = sorted(dues)
     below = [bisect_left(ordered, edge) for edge in edges]

@@ -13,25 +13,41 @@ from typing import Final, Generic, Protocol, TypeVar
 from journal.disk import Disk
 from journal.errors import Corrupt, Full, Stopped
 from journal.filenames import DAMAGED_SUFFIX
-from tfmq.delay.arrivals.log import ArrivedBatch
-from tfmq.delay.buckets.bucket import ALL_BYTES, Bucket, OpenFiles
-from tfmq.delay.buckets.format import FINEST, SLOTS_MAX, USUAL, Columns, Span, finer, level_of, span_of
-from tfmq.delay.buckets.recovery import BucketOpening, Checkpoint, Listed
-from tfmq.delay.buckets.rows import Row, counts_of, rows_of
-from tfmq.delay.buckets.writer import Additions, Growth, Pending, Spilled, messages_of, pieces_of
+from tfmq.delay.arrivals.log import ArrivalBatch
+from tfmq.delay.buckets.bucket import NO_BYTE_LIMIT, Bucket, OpenFileCache
+from tfmq.delay.buckets.format import (
+    BUCKETS_MAX,
+    DEFAULT_LEVEL,
+    FINEST_LEVEL,
+    ChunkColumns,
+    TimeSpan,
+    finer_level,
+    level_of,
+    span_of,
+)
+from tfmq.delay.buckets.recovery import BucketCheckpoint, BucketRecovery, ListedBucket
+from tfmq.delay.buckets.rows import BucketRow, bucket_histogram, bucket_rows
+from tfmq.delay.buckets.writer import (
+    BucketGrowth,
+    BucketWriter,
+    PendingFilter,
+    SpillResult,
+    chunk_messages,
+    pending_messages,
+)
 
-__all__ = ["Bucket", "Buckets", "Columns", "Pending", "Row", "Spilled"]
+__all__ = ["Bucket", "BucketRow", "BucketStore", "ChunkColumns", "PendingFilter", "SpillResult"]
 
-SPLIT_ENTRIES: Final = 262_144
+SPLIT_MESSAGES: Final = 262_144
 """Buckets with more messages are split.
 
 Loading one would take more than 60 ms, and 6 MB of the wheel.
 """
-CASCADE_SPANS: Final = 2
+SPLIT_AHEAD_SPANS: Final = 2
 """A coarse bucket is split when it is this many finer spans away; later would delay a load."""
 
 
-class Buckets:
+class BucketStore:
     """The set of bucket files: a hierarchical timing wheel on disk.
 
     Created by `BucketStore.open`. Arrivals are spilled to the bucket of their due time, which covers a long span while
@@ -44,51 +60,51 @@ class Buckets:
     same time as these.
     """
 
-    def __init__(self, disk: Disk, folder: str, opening: BucketOpening) -> None:
+    def __init__(self, disk: Disk, folder: str, opening: BucketRecovery) -> None:
         checkpoint = opening.checkpoint
         self.folder = folder
         self.identity = checkpoint.identity
-        self.labels = opening.labels
+        self.recovery_labels = opening.labels
         """Labels of the decisions at the start, from the table in `recovery`."""
         self.broker_ms = checkpoint.broker_ms
         """Broker time of the last checkpoint."""
-        self.note = checkpoint.note
+        self.queue_state = checkpoint.queue_state
         """The state that was passed to the last `commit`, opaque here."""
-        self.spilled_offset = checkpoint.offset
-        self.spilled_number = checkpoint.number
+        self.spilled_offset = checkpoint.spilled_offset
+        self.spilled_number = checkpoint.spilled_number
         """Arrivals before these, by offset and number, are in buckets, delivered or cancelled.
 
         The next spill starts there, and the arrival log may be truncated up to there.
         """
-        self.counted_offset = checkpoint.counted
+        self.counted_offset = checkpoint.counted_offset
         """Arrival log offset up to which cancels and reschedules are counted in `Bucket.dead_count`.
 
         Constant while files are written.
         """
-        self.stopped: str | None = None
+        self.stop_reason: str | None = None
         """Why nothing is written until the next start; durable data is still served."""
-        self.files = OpenFiles(disk)
+        self.files = OpenFileCache(disk)
         self._disk = disk
-        self._file = opening.file
+        self._checkpoint_file = opening.checkpoint_file
         self._anchor = disk.open_anchor(folder)
-        self._writing = Lock()
-        self._set = Lock()
-        self._slots = Slots(opening.buckets)
-        self._leaves: Leaves[Bucket]
-        self._full: list[Bucket]
-        self._have(opening.buckets)
-        self._retired = Retired(disk, self.files)
+        self._write_lock = Lock()
+        self._set_lock = Lock()
+        self._bucket_ids = BucketIds(opening.buckets)
+        self._index: BucketIndex[Bucket]
+        self._oversized: list[Bucket]
+        self._set_live(opening.buckets)
+        self._obsolete = ObsoleteBuckets(disk, self.files)
 
     @classmethod
     def open(
         cls, disk: Disk, folder: str, *, new_id: Callable[[], int], randomness: Callable[[int], bytes]
-    ) -> Buckets:
+    ) -> BucketStore:
         """Open the store in `folder` (DATA/delay, which exists), or create one.
 
         `new_id` is called for a new store only. Raises Corrupt (nothing was changed), NewerFormat, Full, OSError. May
         run in a worker.
         """
-        opening = BucketOpening(disk, folder, new_id, randomness)
+        opening = BucketRecovery(disk, folder, new_id, randomness)
         opening.run()
         return cls(disk, folder, opening)
 
@@ -100,71 +116,71 @@ class Buckets:
     # The set
 
     @property
-    def leaves(self) -> Sequence[Bucket]:
+    def live_buckets(self) -> Sequence[Bucket]:
         """All live buckets by time; their spans never overlap."""
-        return self._leaves.all
+        return self._index.all
 
     @property
     def damage(self) -> list[Corrupt]:
         """Damage found so far in existing buckets."""
-        with self._set:
-            there = [*self._leaves.all, *self._retired.buckets()]
+        with self._set_lock:
+            there = [*self._index.all, *self._obsolete.buckets()]
         return [error for bucket in there for error in bucket.damage]
 
-    def leaf(self, due: int) -> Bucket | None:
+    def bucket_at(self, due: int) -> Bucket | None:
         """Return the live bucket whose span contains `due`, if any."""
-        return self._leaves.at(due)
+        return self._index.covering(due)
 
     def next_after(self, due: int) -> Bucket | None:
         """Return the first live bucket that ends after `due`: the next one to load."""
-        return next(iter(self._leaves.from_due(due)), None)
+        return next(iter(self._index.ending_after(due)), None)
 
-    def by_slot(self, slot: int) -> Bucket:
+    def bucket_by_id(self, slot: int) -> Bucket:
         """Return the bucket of a locator, also a split one until it is released. Raises KeyError."""
-        return self._slots[slot]
+        return self._bucket_ids[slot]
 
-    def full(self) -> Sequence[Bucket]:
+    def oversized(self) -> Sequence[Bucket]:
         """Return buckets with more than SPLIT_ENTRIES messages, which should be split."""
-        return self._full
+        return self._oversized
 
-    def cascade_due(self, now_ms: int) -> list[Bucket]:
+    def due_for_split(self, now_ms: int) -> list[Bucket]:
         """Return coarse buckets that are due within CASCADE_SPANS of the finer spans, or now.
 
         They should be split.
         """
         return [
             bucket
-            for bucket in self._leaves.coarse
-            if bucket.span.start - now_ms <= CASCADE_SPANS << finer(bucket.span.exponent)
+            for bucket in self._index.coarse
+            if bucket.span.start - now_ms <= SPLIT_AHEAD_SPANS << finer_level(bucket.span.exponent)
             and now_ms < bucket.span.end
         ]
 
-    def retire(self, bucket: Bucket) -> None:
+    def mark_obsolete(self, bucket: Bucket) -> None:
         """Mark a bucket obsolete: all its messages are durably delivered.
 
         The next `commit` deletes the file. A spill that adds messages to it meanwhile makes it live again.
         """
-        with self._set:
-            if self._leaves.at(bucket.span.start) is bucket:
-                self._have(each for each in self._leaves.all if each is not bucket)
-                self._retired.add(bucket, is_listed=True, is_held=False)
+        with self._set_lock:
+            if self._index.covering(bucket.span.start) is bucket:
+                self._set_live(each for each in self._index.all if each is not bucket)
+                self._obsolete.add(bucket, is_listed=True, is_held=False)
 
     def release(self, bucket: Bucket) -> None:
         """Release a split bucket that no locator refers to. The next `commit` deletes the file."""
-        with self._set:
-            self._retired.release(bucket)
+        with self._set_lock:
+            self._obsolete.release(bucket)
 
     # Reads
 
-    def load(self, bucket: Bucket) -> Iterator[Columns]:
+    def read_columns(self, bucket: Bucket) -> Iterator[ChunkColumns]:
         """Yield the columns of each chunk of a bucket, without damaged ones. In a worker.
 
         Damage is recorded and logged. Raises NewerFormat, OSError, Full (no file descriptor left).
         """
-        return bucket.load(self.files)
+        return bucket.read_columns(self.files)
 
     def read(
-        self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = ALL_BYTES
+        self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = NO_BYTE_LIMIT
     ) -> list[bytes | None]:
         """Read the records at these positions and verify that they have these numbers.
 
@@ -172,162 +188,162 @@ class Buckets:
         shorter. Fastest if positions ascend and are close together. Raises KeyError, OSError, Full (no file descriptor
         left). In a worker.
         """
-        return self._slots[slot].read(self.files, positions, numbers, bytes_max)
+        return self._bucket_ids[slot].read(self.files, positions, numbers, bytes_max)
 
     def read_cached(
-        self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = ALL_BYTES
+        self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = NO_BYTE_LIMIT
     ) -> list[bytes | None] | None:
         """Like `read`, but return None if that would wait for the disk."""
-        return self._slots[slot].read_cached(self.files, positions, numbers, bytes_max)
+        return self._bucket_ids[slot].read_cached(self.files, positions, numbers, bytes_max)
 
     def rows(
         self, first_turn: tuple[int, int], end_due: int, log_ids: Collection[int] | None = None
-    ) -> Iterator[Row]:
+    ) -> Iterator[BucketRow]:
         """Yield messages from the turn `first_turn` up to before `end_due`, in the order of turns.
 
         Only of these logs. Delivered and cancelled messages are included. Reads columns only, one bucket at a time.
         Raises OSError.
         """
-        for bucket in self._leaves.from_due(first_turn[0]):
+        for bucket in self._index.ending_after(first_turn[0]):
             if bucket.span.start >= end_due:
                 return
-            with self.unless_gone(bucket):
-                yield from rows_of(bucket, self.files, first_turn, end_due, log_ids)
+            with self.ignore_if_removed(bucket):
+                yield from bucket_rows(bucket, self.files, first_turn, end_due, log_ids)
 
     def histogram(self, edges: Sequence[int], log_ids: Collection[int] | None = None) -> list[int]:
         """Count messages due between each edge and the next; edges ascend. Otherwise like `rows`."""
         if len(edges) < 2:
             return []
         total = [0] * (len(edges) - 1)
-        for bucket in self._leaves.from_due(edges[0]):
+        for bucket in self._index.ending_after(edges[0]):
             if bucket.span.start >= edges[-1]:
                 break
-            with self.unless_gone(bucket):
-                total = list(map(add, total, counts_of(bucket, self.files, edges, log_ids)))
+            with self.ignore_if_removed(bucket):
+                total = list(map(add, total, bucket_histogram(bucket, self.files, edges, log_ids)))
         return total
 
     @contextmanager
-    def unless_gone(self, bucket: Bucket) -> Iterator[None]:
+    def ignore_if_removed(self, bucket: Bucket) -> Iterator[None]:
         """Context manager: ignore that the file of an obsolete bucket was deleted meanwhile."""
         try:
             yield
         except FileNotFoundError:
-            if self._slots.get(bucket.slot) is bucket:
+            if self._bucket_ids.get(bucket.bucket_id) is bucket:
                 raise
 
     # Writes
 
     def spill(
         self,
-        batches: Iterable[ArrivedBatch],
+        batches: Iterable[ArrivalBatch],
         to_offset: int,
         to_number: int,
         now_ms: int,
-        pending: Pending,
-        note: bytes | None = None,
-    ) -> Spilled:
+        pending: PendingFilter,
+        queue_state: bytes | None = None,
+    ) -> SpillResult:
         """Spill arrivals from `spilled_offset` to `to_offset` to buckets. In a worker.
 
         Their numbers are below `to_number`. Buckets are written and fsynced together, then the checkpoint is written,
         with `now_ms` as broker time and `queue_state` as in `commit`. Raises Full (nothing was changed, retry later),
         Stopped, OSError (the store has stopped), and errors of `batches`.
         """
-        with self._writing:
-            self._writable()
-            with self._set:
-                plan = Plan(self._leaves.all, now_ms, self._retired.held_spans())
-            additions = self._additions(plan.span_of, to_offset)
-            with self._undoing(additions):
+        with self._write_lock:
+            self._require_writable()
+            with self._set_lock:
+                plan = SpillPlan(self._index.all, now_ms, self._obsolete.unlisted_spans())
+            additions = self._new_writer(plan.span_of, to_offset)
+            with self._undo_on_error(additions):
                 for batch in batches:
-                    additions.put(messages_of(batch, pending))
+                    additions.add(pending_messages(batch, pending))
                 additions.finish()
                 position = (to_offset, to_number, max(now_ms, self.broker_ms))
-                self._checkpoint(position, additions, note=note)
-            self._sweep()
-            return Spilled(additions.count, additions.size_bytes)
+                self._write_checkpoint(position, additions, queue_state=queue_state)
+            self._remove_obsolete_files()
+            return SpillResult(additions.count, additions.size_bytes)
 
-    def split(self, bucket: Bucket, pending: Pending) -> list[Bucket] | None:
+    def split(self, bucket: Bucket, pending: PendingFilter) -> list[Bucket] | None:
         """Move the pending messages of a bucket to finer buckets, durable when this returns.
 
         In a worker. The bucket is not live any more, but can be read until `release`. Returns None, without a change,
         if the bucket is not live, is of the finest level, or overlaps a split bucket that is not released. Raises as
         `spill`.
         """
-        with self._writing:
-            self._writable()
-            with self._set:
+        with self._write_lock:
+            self._require_writable()
+            with self._set_lock:
                 held = any(
                     span.exponent < bucket.span.exponent and span.start in bucket.span
-                    for span in self._retired.held_spans()
+                    for span in self._obsolete.unlisted_spans()
                 )
-                counts = self._leaves.at(bucket.span.start) is bucket
-            if held or not counts or bucket.span.exponent == FINEST:
+                counts = self._index.covering(bucket.span.start) is bucket
+            if held or not counts or bucket.span.exponent == FINEST_LEVEL:
                 return None
-            exponent = finer(bucket.span.exponent)
-            additions = self._additions(lambda due: span_of(due, exponent), self.spilled_offset)
-            with self._undoing(additions):
-                for messages in pieces_of(bucket, self.files, pending):
-                    additions.put(messages)
+            exponent = finer_level(bucket.span.exponent)
+            additions = self._new_writer(lambda due: span_of(due, exponent), self.spilled_offset)
+            with self._undo_on_error(additions):
+                for messages in chunk_messages(bucket, self.files, pending):
+                    additions.add(messages)
                 additions.finish()
-                self._checkpoint(
+                self._write_checkpoint(
                     (self.spilled_offset, self.spilled_number, self.broker_ms), additions, bucket
                 )
-            self._sweep()
-            return sorted((growth.bucket for growth in additions.growth.values()), key=_start)
+            self._remove_obsolete_files()
+            return sorted((growth.bucket for growth in additions.growth.values()), key=_span_start)
 
-    def commit(self, broker_ms: int, note: bytes | None = None) -> None:
+    def commit(self, broker_ms: int, queue_state: bytes | None = None) -> None:
         """Write the checkpoint, durable when this returns, then delete obsolete files.
 
         Raises as `spill`. In a worker.
         `queue_state`: opaque bytes to store as `queue_state`, also for the next start; None: keep those.
         """
-        with self._writing:
-            self._writable()
+        with self._write_lock:
+            self._require_writable()
             position = (self.spilled_offset, self.spilled_number, max(broker_ms, self.broker_ms))
-            self._checkpoint(position, None, note=note)
-            self._sweep()
+            self._write_checkpoint(position, None, queue_state=queue_state)
+            self._remove_obsolete_files()
 
-    def close(self, broker_ms: int, note: bytes | None = None) -> None:
+    def close(self, broker_ms: int, queue_state: bytes | None = None) -> None:
         """Write a last checkpoint unless the store has stopped; close the files in any case.
 
         Raises Full, OSError.
         """
         try:
-            if self.stopped is None:
-                self.commit(broker_ms, note)
+            if self.stop_reason is None:
+                self.commit(broker_ms, queue_state)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Close the files and write nothing, for a failed start. May be called twice."""
-        self.stopped = self.stopped or "it is closed"
+        self.stop_reason = self.stop_reason or "it is closed"
         self.files.close()
         self._anchor.close()
 
-    def _writable(self) -> None:
-        if self.stopped is not None:
-            raise Stopped(self.stopped)
+    def _require_writable(self) -> None:
+        if self.stop_reason is not None:
+            raise Stopped(self.stop_reason)
 
-    def _additions(self, span_of: Callable[[int], Span], arrivals: int) -> Additions:
+    def _new_writer(self, span_of: Callable[[int], TimeSpan], arrivals: int) -> BucketWriter:
         files = (self._disk, self.folder, self._anchor)
-        return Additions(*files, span_of, self._bucket_of, arrivals)
+        return BucketWriter(*files, span_of, self._bucket_of, arrivals)
 
-    def _bucket_of(self, span: Span) -> tuple[Bucket, bool]:
+    def _bucket_of(self, span: TimeSpan) -> tuple[Bucket, bool]:
         """Return the bucket of exactly this span, and whether it is new."""
-        with self._set:
-            live = self._leaves.at(span.start)
+        with self._set_lock:
+            live = self._index.covering(span.start)
             if live is not None and live.span == span:
                 return live, False
-            listed = self._retired.listed(span)
+            listed = self._obsolete.listed_bucket(span)
             if listed is not None:
                 return listed, False
-            slot = self._slots.free()
+            slot = self._bucket_ids.allocate()
             bucket = Bucket(self.folder, self.identity, span, slot, 0, 0)
-            self._slots.put(bucket)
+            self._bucket_ids.register(bucket)
             return bucket, True
 
     @contextmanager
-    def _undoing(self, additions: Additions) -> Iterator[None]:
+    def _undo_on_error(self, writer: BucketWriter) -> Iterator[None]:
         """Context manager: undo the writes if they or their checkpoint fail.
 
         Stop if data on disk is in doubt.
@@ -335,143 +351,152 @@ class Buckets:
         try:
             yield
         except BaseException:
-            self._slots.drop(growth.bucket for growth in additions.growth.values() if growth.is_new)
-            if self.stopped is None and additions.failure is None:
+            self._bucket_ids.release(growth.bucket for growth in writer.growth.values() if growth.is_new)
+            if self.stop_reason is None and writer.failure is None:
                 with suppress(OSError):  # It is recorded in `failure`.
-                    additions.undo()
-            if additions.failure is not None:
-                self._stop(additions.failure)
-            additions.keep_open()
+                    writer.undo()
+            if writer.failure is not None:
+                self._stop(writer.failure)
+            writer.keep_open()
             raise
 
-    def _checkpoint(
+    def _write_checkpoint(
         self,
-        place: tuple[int, int, int],
-        additions: Additions | None,
+        position: tuple[int, int, int],
+        writer: BucketWriter | None,
         split: Bucket | None = None,
-        note: bytes | None = None,
+        queue_state: bytes | None = None,
     ) -> None:
         """Write a checkpoint with the added data, durable, then update the set.
 
         Raises Full, OSError (it stops).
         """
-        growth = list(additions.growth.values()) if additions is not None else []
-        with self._set:
+        growth = list(writer.growth.values()) if writer is not None else []
+        with self._set_lock:
             rows = {
-                live.span: Listed(live.span, live.size, live.count, live.dead) for live in self._leaves.all
+                live.span: ListedBucket(live.span, live.size, live.count, live.dead_count)
+                for live in self._index.all
             }
-            omitted = self._retired.spans()
+            omitted = self._obsolete.spans()
         for each in growth:
-            rows[each.bucket.span] = Listed(each.bucket.span, each.size, each.count, each.bucket.dead)
+            rows[each.bucket.span] = ListedBucket(
+                each.bucket.span, each.size, each.count, each.bucket.dead_count
+            )
         if split is not None:
             rows.pop(split.span, None)
-        note = self.note if note is None else note
+        queue_state = self.queue_state if queue_state is None else queue_state
         try:
             buckets = [rows[span] for span in sorted(rows)]
-            self._file.write(Checkpoint(self.identity, *place, buckets, note, self.counted_offset))
+            self._checkpoint_file.write(
+                BucketCheckpoint(self.identity, *position, buckets, queue_state, self.counted_offset)
+            )
         except OSError as error:
             self._stop(error)
             raise
-        with self._set:
-            self._adopt(growth, split)
-            self._retired.unlisted(span for span in omitted if span not in rows)
-        self.spilled_offset, self.spilled_number, self.broker_ms = place
-        self.note = note
+        with self._set_lock:
+            self._update_set(growth, split)
+            self._obsolete.mark_unlisted(span for span in omitted if span not in rows)
+        self.spilled_offset, self.spilled_number, self.broker_ms = position
+        self.queue_state = queue_state
 
-    def _adopt(self, growth: Sequence[Growth], split: Bucket | None) -> None:
+    def _update_set(self, growth: Sequence[BucketGrowth], split: Bucket | None) -> None:
         for each in growth:
             each.bucket.size, each.bucket.count = each.size, each.count
-            self._retired.counts_again(each.bucket)
+            self._obsolete.remove_live(each.bucket)
         added = {each.bucket.span: each.bucket for each in growth}
-        live_buckets = {live.span: live for live in self._leaves.all if live is not split}
-        self._have((live_buckets | added).values())
+        live_buckets = {live.span: live for live in self._index.all if live is not split}
+        self._set_live((live_buckets | added).values())
         if split is not None:
-            self._retired.add(split, is_listed=False, is_held=True)
+            self._obsolete.add(split, is_listed=False, is_held=True)
 
-    def _have(self, leaves: Iterable[Bucket]) -> None:
+    def _set_live(self, buckets: Iterable[Bucket]) -> None:
         """Set the live buckets."""
-        self._leaves = Leaves(leaves)
-        self._full = [
+        self._index = BucketIndex(buckets)
+        self._oversized = [
             bucket
-            for bucket in self._leaves.all
-            if bucket.count > SPLIT_ENTRIES and bucket.span.exponent > FINEST
+            for bucket in self._index.all
+            if bucket.count > SPLIT_MESSAGES and bucket.span.exponent > FINEST_LEVEL
         ]
 
-    def _sweep(self) -> None:
+    def _remove_obsolete_files(self) -> None:
         """Delete files that are neither listed nor read. Raises OSError: the store has stopped."""
-        with self._set:
-            gone = self._retired.removable()
+        with self._set_lock:
+            gone = self._obsolete.removable()
         for bucket in gone:
             try:
-                self._retired.remove(bucket)
+                self._obsolete.delete_file(bucket)
             except Full:
                 continue
             except OSError as error:
                 self._stop(error)
                 raise
-            with self._set:
-                self._retired.forget(bucket)
-                self._slots.drop([bucket])
+            with self._set_lock:
+                self._obsolete.discard(bucket)
+                self._bucket_ids.release([bucket])
 
     def _stop(self, error: OSError) -> None:
-        self.stopped = self.stopped or f"the disk failed under the buckets of delayed messages: {error}"
+        self.stop_reason = (
+            self.stop_reason or f"the disk failed under the buckets of delayed messages: {error}"
+        )
 
 
-def _start(bucket: Bucket) -> int:
+def _span_start(bucket: Bucket) -> int:
     return bucket.span.start
 
 
-class Spanned(Protocol):
+class BucketRange(Protocol):
     """An object with a time span."""
 
     @property
-    def span(self) -> Span: ...
+    def span(self) -> TimeSpan: ...
 
 
-Leaf = TypeVar("Leaf", bound=Spanned)
+Leaf = TypeVar("Leaf", bound=BucketRange)
 
 
-class Leaves(Generic[Leaf]):
+class BucketIndex(Generic[Leaf]):
     """The live buckets by time; their spans never overlap.
 
     Immutable, so that any thread may read it: a change of the set creates a new index.
     """
 
-    def __init__(self, leaves: Iterable[Leaf] = ()) -> None:
-        self.all: Sequence[Leaf] = tuple(sorted(leaves, key=lambda bucket: bucket.span))
-        self.coarse: Sequence[Leaf] = tuple(bucket for bucket in self.all if bucket.span.exponent > USUAL)
+    def __init__(self, buckets: Iterable[Leaf] = ()) -> None:
+        self.all: Sequence[Leaf] = tuple(sorted(buckets, key=lambda bucket: bucket.span))
+        self.coarse: Sequence[Leaf] = tuple(
+            bucket for bucket in self.all if bucket.span.exponent > DEFAULT_LEVEL
+        )
         """Buckets that are split before they are due; always few."""
         self._starts = [bucket.span.start for bucket in self.all]
 
-    def at(self, due: int) -> Leaf | None:
+    def covering(self, due: int) -> Leaf | None:
         """Return the bucket whose span contains `due`, if any."""
         index = bisect_right(self._starts, due) - 1
         return self.all[index] if index >= 0 and due < self.all[index].span.end else None
 
-    def from_due(self, due: int) -> Sequence[Leaf]:
+    def ending_after(self, due: int) -> Sequence[Leaf]:
         """Return the buckets that end after `due`, in order."""
         index = bisect_right(self._starts, due)
         return self.all[index - 1 if index and self.all[index - 1].span.end > due else index :]
 
-    def overlapping(self) -> list[tuple[Leaf, Leaf]]:
+    def overlapping_pairs(self) -> list[tuple[Leaf, Leaf]]:
         """Return neighbours that overlap; there should be none."""
         pairs = zip(self.all, self.all[1:], strict=False)
         return [(one, other) for one, other in pairs if other.span.start < one.span.end]
 
 
-class Plan:
+class SpillPlan:
     """The spans for the due times of a spill.
 
     Those of live buckets, or new ones, which later due times use.
     `taken`: spans that no new one may be equal to; none of them is of the finest level.
     """
 
-    def __init__(self, leaves: Iterable[Spanned], now_ms: int, taken: Collection[Span] = ()) -> None:
-        self._spans = sorted(bucket.span for bucket in leaves)
+    def __init__(self, buckets: Iterable[BucketRange], now_ms: int, taken: Collection[TimeSpan] = ()) -> None:
+        self._spans = sorted(bucket.span for bucket in buckets)
         self._now_ms = now_ms
         self._taken = taken
 
-    def span_of(self, due: int) -> Span:
+    def span_of(self, due: int) -> TimeSpan:
         """Return the span of the live bucket for `due`, else of a new one that overlaps none."""
         spans = self._spans
         index = bisect_right(spans, due, key=_leaf_start) - 1
@@ -479,11 +504,11 @@ class Plan:
             return spans[index]
         span = span_of(due, level_of(due, self._now_ms))
         while span in self._taken or self._overlaps(span):
-            span = span_of(due, finer(span.exponent))
+            span = span_of(due, finer_level(span.exponent))
         spans.insert(bisect_left(spans, span), span)
         return span
 
-    def _overlaps(self, span: Span) -> bool:
+    def _overlaps(self, span: TimeSpan) -> bool:
         """Return whether a live bucket starts in the span.
 
         One that contains it would contain the due time.
@@ -492,12 +517,12 @@ class Plan:
         return index < len(self._spans) and self._spans[index].start < span.end
 
 
-def _leaf_start(span: Span) -> int:
+def _leaf_start(span: TimeSpan) -> int:
     return span.start
 
 
 @dataclass
-class _Entry:
+class _ObsoleteBucket:
     bucket: Bucket
     is_listed: bool
     """The durable checkpoint lists it, so its file must exist."""
@@ -505,21 +530,21 @@ class _Entry:
     """It was split and is still read by locators."""
 
 
-class Retired:
+class ObsoleteBuckets:
     """Buckets that are not live but still have files.
 
     They are listed in the checkpoint, or locators refer to them. Not thread-safe: the caller holds a lock. A file with
     damage is renamed instead of deleted, so that its contents are not lost.
     """
 
-    def __init__(self, disk: Disk, files: OpenFiles) -> None:
+    def __init__(self, disk: Disk, files: OpenFileCache) -> None:
         self._disk = disk
         self._files = files
-        self._entries: dict[Span, _Entry] = {}
+        self._entries: dict[TimeSpan, _ObsoleteBucket] = {}
 
     def add(self, bucket: Bucket, *, is_listed: bool, is_held: bool) -> None:
         """Add a bucket that is not live any more."""
-        self._entries[bucket.span] = _Entry(bucket, is_listed, is_held)
+        self._entries[bucket.span] = _ObsoleteBucket(bucket, is_listed, is_held)
 
     def release(self, bucket: Bucket) -> None:
         """Mark that no locator refers to the bucket."""
@@ -527,13 +552,13 @@ class Retired:
         if entry is not None and entry.bucket is bucket:
             entry.is_held = False
 
-    def counts_again(self, bucket: Bucket) -> None:
+    def remove_live(self, bucket: Bucket) -> None:
         """Remove a bucket that is live again, because messages were added to it."""
         entry = self._entries.get(bucket.span)
         if entry is not None and entry.bucket is bucket:
             del self._entries[bucket.span]
 
-    def listed(self, span: Span) -> Bucket | None:
+    def listed_bucket(self, span: TimeSpan) -> Bucket | None:
         """Return the bucket of exactly this span if the checkpoint still lists it.
 
         It can be written to.
@@ -541,7 +566,7 @@ class Retired:
         entry = self._entries.get(span)
         return entry.bucket if entry is not None and entry.is_listed else None
 
-    def unlisted(self, spans: Iterable[Span]) -> None:
+    def mark_unlisted(self, spans: Iterable[TimeSpan]) -> None:
         """Record that the durable checkpoint does not list these any more."""
         for span in spans:
             if span in self._entries:
@@ -551,11 +576,11 @@ class Retired:
         """Return all buckets."""
         return [entry.bucket for entry in self._entries.values()]
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TimeSpan]:
         """Return the spans of all buckets."""
         return list(self._entries)
 
-    def held_spans(self) -> frozenset[Span]:
+    def unlisted_spans(self) -> frozenset[TimeSpan]:
         """Return the spans of existing files that are not listed.
 
         No new bucket can have their names.
@@ -566,16 +591,16 @@ class Retired:
         """Return the buckets that are neither listed nor read."""
         return [e.bucket for e in self._entries.values() if not e.is_listed and not e.is_held]
 
-    def forget(self, bucket: Bucket) -> None:
+    def discard(self, bucket: Bucket) -> None:
         """Remove a bucket whose file was deleted."""
         del self._entries[bucket.span]
 
-    def remove(self, bucket: Bucket) -> None:
+    def delete_file(self, bucket: Bucket) -> None:
         """Delete the file. Thread-safe.
 
         Raises Full (a damaged file cannot be renamed: it stays), OSError.
         """
-        self._files.forget(bucket.path)
+        self._files.evict(bucket.path)
         kept = bucket.path + DAMAGED_SUFFIX
         if bucket.damage and not self._disk.exists(kept):
             self._disk.rename(bucket.path, kept)
@@ -586,14 +611,14 @@ class Retired:
 # Short ids of buckets for locators: 1 to 65,535.
 
 
-class Slots:
+class BucketIds:
     """Allocated bucket ids, for reads in any thread.
 
     A free id is reused only after all others, so an outdated locator refers to no bucket for a long time.
     """
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
-        self._buckets = {bucket.slot: bucket for bucket in buckets}
+        self._buckets = {bucket.bucket_id: bucket for bucket in buckets}
         self._last = max(self._buckets, default=0)
 
     def __getitem__(self, slot: int) -> Bucket:
@@ -606,22 +631,22 @@ class Slots:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def free(self) -> int:
+    def allocate(self) -> int:
         """Allocate an id. Raises Full if there is none."""
-        if len(self._buckets) >= SLOTS_MAX:
-            raise Full(f"the limit of {SLOTS_MAX} buckets of delayed messages is reached")
+        if len(self._buckets) >= BUCKETS_MAX:
+            raise Full(f"the limit of {BUCKETS_MAX} buckets of delayed messages is reached")
         slot = self._last
         while True:
-            slot = slot % SLOTS_MAX + 1
+            slot = slot % BUCKETS_MAX + 1
             if slot not in self._buckets:
                 self._last = slot
                 return slot
 
-    def put(self, bucket: Bucket) -> None:
+    def register(self, bucket: Bucket) -> None:
         """Register a bucket under its id."""
-        self._buckets[bucket.slot] = bucket
+        self._buckets[bucket.bucket_id] = bucket
 
-    def drop(self, buckets: Iterable[Bucket]) -> None:
+    def release(self, buckets: Iterable[Bucket]) -> None:
         """Free the ids of these buckets."""
         for bucket in buckets:
-            self._buckets.pop(bucket.slot, None)
+            self._buckets.pop(bucket.bucket_id, None)

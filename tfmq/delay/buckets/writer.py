@@ -16,39 +16,39 @@ from typing import Final, NamedTuple, TypeAlias
 from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt, Full
 from journal.record.format import Buffer
-from tfmq.delay.arrivals.log import ArrivedBatch
-from tfmq.delay.buckets.bucket import Bucket, OpenFiles, keep_open
+from tfmq.delay.arrivals.log import ArrivalBatch
+from tfmq.delay.buckets.bucket import Bucket, OpenFileCache, never_close
 from tfmq.delay.buckets.format import (
     CHUNK_BYTES,
     CHUNK_SIZE,
     ENTRY_SIZE,
     HEAD_SIZE,
-    ROW,
-    SORTED_MAX,
+    SORT_MESSAGES_MAX,
     TABLE_BYTES_MAX,
-    Columns,
-    Messages,
-    Numbers,
-    Span,
+    TARGET_ROW,
+    ChunkColumns,
+    IntegerColumn,
+    MessageColumns,
     Target,
+    TimeSpan,
     decode_columns,
     encode_chunk,
     encode_head,
-    same_target,
-    sealed,
-    spread,
+    group_by_span,
+    single_target_column,
+    with_checksums,
 )
 
-GATHERED_BYTES: Final = 32 << 20
+BUFFERED_BYTES_MAX: Final = 32 << 20
 """Bytes in memory for all spans together before the largest buffers are written."""
-UNFORCED_MAX: Final = 64
+UNSYNCED_FILES_MAX: Final = 64
 """Maximum of files that are open because they are not fsynced yet."""
-JOINT_MIN: Final = 8
+SYNCFS_FILES_MIN: Final = 8
 """From this many files on one syncfs is cheaper than an fsync for each."""
 
 
 @dataclass
-class Growth:
+class BucketGrowth:
     """The size and count that a bucket will have.
 
     Its own `size` and `count` do not change before the checkpoint.
@@ -61,7 +61,7 @@ class Growth:
     has_file: bool
 
 
-class Additions:
+class BucketWriter:
     """Adds messages to buckets. One thread at a time, a worker.
 
     Nothing counts before the next checkpoint lists it. Memory is bounded: the largest buffers are written first.
@@ -76,11 +76,11 @@ class Additions:
         disk: Disk,
         folder: str,
         anchor: File | None,
-        span_of: Callable[[int], Span],
-        bucket_of: Callable[[Span], tuple[Bucket, bool]],
+        span_of: Callable[[int], TimeSpan],
+        bucket_of: Callable[[TimeSpan], tuple[Bucket, bool]],
         arrivals: int,
     ) -> None:
-        self.growth: dict[Span, Growth] = {}
+        self.growth: dict[TimeSpan, BucketGrowth] = {}
         self.count = 0
         self.size_bytes = 0
         self.failure: OSError | None = None
@@ -90,51 +90,51 @@ class Additions:
         self._span_of = span_of
         self._bucket_of = bucket_of
         self._arrivals = arrivals
-        self._mixed = Draft()
+        self._mixed_buffer = BucketBuffer()
         """Messages of several spans, which are sorted together."""
-        self._drafts: dict[Span, Draft] = {}
-        self._gathered = 0
-        self._unforced: dict[str, File] = {}
+        self._buffers: dict[TimeSpan, BucketBuffer] = {}
+        self._buffered_bytes = 0
+        self._unsynced_files: dict[str, File] = {}
 
-    def put(self, messages: Messages) -> None:
+    def add(self, messages: MessageColumns) -> None:
         """Add messages. Raises Full, OSError."""
         if not messages.length:
             return
         span = self._span_of(min(messages.dues))
         if max(messages.dues) < span.end:
-            self._add(span, messages)
+            self._add_to_span(span, messages)
             return
-        if messages.length >= SORTED_MAX:
+        if messages.length >= SORT_MESSAGES_MAX:
             self._distribute(messages)
             return
-        self._mixed.add(messages)
-        if len(self._mixed.dues) >= SORTED_MAX or self._mixed.size_bytes > CHUNK_BYTES:
-            self._sort()
+        self._mixed_buffer.add(messages)
+        if len(self._mixed_buffer.dues) >= SORT_MESSAGES_MAX or self._mixed_buffer.size_bytes > CHUNK_BYTES:
+            self._sort_mixed()
 
-    def _sort(self) -> None:
-        mixed, self._mixed = self._mixed, Draft()
-        self._distribute(mixed.messages())
+    def _sort_mixed(self) -> None:
+        mixed, self._mixed_buffer = self._mixed_buffer, BucketBuffer()
+        self._distribute(mixed.to_columns())
 
-    def _distribute(self, mixed: Messages) -> None:
-        for span, messages in spread(mixed, self._span_of):
-            self._add(span, messages)
+    def _distribute(self, mixed: MessageColumns) -> None:
+        for span, messages in group_by_span(mixed, self._span_of):
+            self._add_to_span(span, messages)
 
-    def _add(self, span: Span, messages: Messages) -> None:
-        draft = self._drafts.get(span)
+    def _add_to_span(self, span: TimeSpan, messages: MessageColumns) -> None:
+        draft = self._buffers.get(span)
         if draft is not None and draft.size_bytes + messages.size_bytes > CHUNK_BYTES:
-            self._write(span)
+            self._write_chunk(span)
             draft = None
         if draft is None:
-            draft = self._drafts[span] = Draft()
+            draft = self._buffers[span] = BucketBuffer()
         before = draft.size_bytes
         draft.add(messages)
-        self._gathered += draft.size_bytes - before
+        self._buffered_bytes += draft.size_bytes - before
         if draft.table_bytes > TABLE_BYTES_MAX or draft.size_bytes > CHUNK_BYTES:
-            self._write(span)
-        if self._gathered > GATHERED_BYTES:
-            for fullest in sorted(self._drafts, key=lambda each: -self._drafts[each].size_bytes):
-                self._write(fullest)
-                if self._gathered <= GATHERED_BYTES // 2:
+            self._write_chunk(span)
+        if self._buffered_bytes > BUFFERED_BYTES_MAX:
+            for fullest in sorted(self._buffers, key=lambda each: -self._buffers[each].size_bytes):
+                self._write_chunk(fullest)
+                if self._buffered_bytes <= BUFFERED_BYTES_MAX // 2:
                     break
 
     def finish(self) -> None:
@@ -142,76 +142,76 @@ class Additions:
 
         Raises Full, OSError.
         """
-        self._sort()
-        for span in sorted(self._drafts):
-            self._write(span)
-        self._force()
+        self._sort_mixed()
+        for span in sorted(self._buffers):
+            self._write_chunk(span)
+        self._fsync_files()
         if any(growth.is_new for growth in self.growth.values()):
-            with self._noting():
+            with self._record_failure():
                 self._disk.force_folder(self._folder)
 
     def undo(self) -> None:
         """Undo all writes. Raises OSError: the data stays on disk, but is not listed."""
-        self._drafts.clear()
+        self._buffers.clear()
         for growth in self.growth.values():
             path = growth.bucket.path
-            file = self._unforced.pop(path, None)
-            with self._noting():
+            file = self._unsynced_files.pop(path, None)
+            with self._record_failure():
                 if growth.is_new and growth.has_file:
                     self._disk.unlink(path)
                 elif not growth.is_new:
-                    file = self._cut_back(growth, file)
+                    file = self._truncate_back(growth, file)
             if file is not None:
                 file.close()
 
-    def _cut_back(self, growth: Growth, file: File | None) -> File | None:
+    def _truncate_back(self, growth: BucketGrowth, file: File | None) -> File | None:
         try:
             file = file or self._disk.open_write(growth.bucket.path)
         except Full:
             # No file descriptor is left. The data after the listed size is overwritten, or truncated by the next start.
             return None
-        _cut(file, growth.bucket.size)
+        _truncate(file, growth.bucket.size)
         return file
 
     def keep_open(self) -> None:
         """Leave files open that are not fsynced: closing them could swallow an error."""
-        for file in self._unforced.values():
-            keep_open(file)
-        self._unforced.clear()
+        for file in self._unsynced_files.values():
+            never_close(file)
+        self._unsynced_files.clear()
 
-    def _write(self, span: Span) -> None:
+    def _write_chunk(self, span: TimeSpan) -> None:
         """Write the buffer of a span as one chunk."""
-        draft = self._drafts.pop(span)
-        self._gathered -= draft.size_bytes
-        growth, file = self._open(span)
-        bucket, messages = growth.bucket, draft.messages()
+        draft = self._buffers.pop(span)
+        self._buffered_bytes -= draft.size_bytes
+        growth, file = self._open_bucket(span)
+        bucket, messages = growth.bucket, draft.to_columns()
         position = max(growth.size, HEAD_SIZE)
         buffers, chunk = encode_chunk(messages, position, self._arrivals, bucket.seed)
         head = [encode_head(bucket.identity, span)] if growth.size == 0 else []
-        with self._noting():
+        with self._record_failure():
             write_all(file, [*head, *buffers], growth.size)
-        growth.size = chunk.next
+        growth.size = chunk.next_position
         growth.count += chunk.count
         self.count += chunk.count
         self.size_bytes += chunk.size
 
-    def _open(self, span: Span) -> tuple[Growth, File]:
+    def _open_bucket(self, span: TimeSpan) -> tuple[BucketGrowth, File]:
         growth = self.growth.get(span)
         if growth is None:
             bucket, is_new = self._bucket_of(span)
-            growth = Growth(bucket, bucket.size, bucket.count, is_new, not is_new)
+            growth = BucketGrowth(bucket, bucket.size, bucket.count, is_new, not is_new)
             self.growth[span] = growth
         path = growth.bucket.path
-        file = self._unforced.get(path)
+        file = self._unsynced_files.get(path)
         if file is None:
-            if len(self._unforced) >= UNFORCED_MAX:
-                self._force()
-            with self._noting():
-                file = self._unforced[path] = self._file(growth, path)
+            if len(self._unsynced_files) >= UNSYNCED_FILES_MAX:
+                self._fsync_files()
+            with self._record_failure():
+                file = self._unsynced_files[path] = self._open_file(growth, path)
             growth.has_file = True
         return growth, file
 
-    def _file(self, growth: Growth, path: str) -> File:
+    def _open_file(self, growth: BucketGrowth, path: str) -> File:
         if growth.has_file:
             return self._disk.open_write(path)
         if self._disk.exists(path):
@@ -219,21 +219,21 @@ class Additions:
             self._disk.unlink(path)
         return self._disk.create(path)
 
-    def _force(self) -> None:
+    def _fsync_files(self) -> None:
         """Fsync the written files, with one syncfs where that is cheaper.
 
         Raises OSError; nothing is retried.
         """
-        with self._noting():
-            if not self._force_together():
-                for file in self._unforced.values():
+        with self._record_failure():
+            if not self._syncfs():
+                for file in self._unsynced_files.values():
                     file.force()
-        for file in self._unforced.values():
+        for file in self._unsynced_files.values():
             file.close()
-        self._unforced.clear()
+        self._unsynced_files.clear()
 
-    def _force_together(self) -> bool:
-        if self._anchor is None or len(self._unforced) < JOINT_MIN:
+    def _syncfs(self) -> bool:
+        if self._anchor is None or len(self._unsynced_files) < SYNCFS_FILES_MIN:
             return False
         try:
             self._disk.sync_file_system(self._anchor)
@@ -243,7 +243,7 @@ class Additions:
         return True
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _record_failure(self) -> Iterator[None]:
         """Context manager: store an I/O error, which stops the store. A full disk does not."""
         try:
             yield
@@ -252,7 +252,7 @@ class Additions:
             raise
 
 
-def _cut(file: File, size: int) -> None:
+def _truncate(file: File, size: int) -> None:
     """Truncate a file to its listed size and fsync it. Raises OSError."""
     try:
         file.truncate(size)
@@ -264,7 +264,7 @@ def _cut(file: File, size: int) -> None:
 # Buffer of messages that are not written yet.
 
 
-class Draft:
+class BucketBuffer:
     """Messages of one span that are not written yet: columns, and one table of targets."""
 
     def __init__(self) -> None:
@@ -276,7 +276,7 @@ class Draft:
         self.size_bytes = 0
         self.table_bytes = 0
 
-    def add(self, messages: Messages) -> None:
+    def add(self, messages: MessageColumns) -> None:
         """Append messages."""
         first = len(self.dues)
         self.dues.extend(messages.dues)
@@ -284,29 +284,29 @@ class Draft:
         self.sizes.extend(messages.sizes)
         self.flags += messages.flags
         self.data.extend(messages.data)
-        indices = [self._index(target) for target in messages.table]
+        indices = [self._target_index(target) for target in messages.table]
         if len(indices) == 1:
             self.targets.extend(array("I", (indices[0],)) * messages.length)
         else:
             self.targets.extend(map(indices.__getitem__, messages.targets))
         self.size_bytes += messages.size_bytes + ENTRY_SIZE * (len(self.dues) - first)
 
-    def _index(self, target: Target) -> int:
+    def _target_index(self, target: Target) -> int:
         index = self.table.get(target)
         if index is None:
             index = self.table[target] = len(self.table)
-            self.table_bytes += ROW.size + len(target.topic.encode())
+            self.table_bytes += TARGET_ROW.size + len(target.topic.encode())
         return index
 
-    def messages(self) -> Messages:
+    def to_columns(self) -> MessageColumns:
         """Return all messages."""
         columns = (self.dues, self.numbers, self.targets, self.sizes, bytes(self.flags))
-        return Messages(*columns, list(self.table), [b"".join(self.data)])
+        return MessageColumns(*columns, list(self.table), [b"".join(self.data)])
 
 
 # Selection of pending messages.
 
-Pending: TypeAlias = Callable[[int, Numbers, Numbers], "bool | Sequence[int]"]
+PendingFilter: TypeAlias = Callable[[int, IntegerColumn, IntegerColumn], "bool | Sequence[int]"]
 """pending(log id, dues, numbers): whether messages are still to be fired.
 
 The result is True or False for all, or one truth value a message. Delivered and cancelled messages, and those with a
@@ -314,28 +314,30 @@ deleted topic, are not pending.
 """
 
 
-class Spilled(NamedTuple):
+class SpillResult(NamedTuple):
     """The result of a spill: messages and bytes of chunks written."""
 
     count: int  # type: ignore[assignment]
     size_bytes: int
 
 
-def messages_of(batch: ArrivedBatch, pending: Pending) -> Messages:
+def pending_messages(batch: ArrivalBatch, pending: PendingFilter) -> MessageColumns:
     """Return the pending messages of a batch in the format of a bucket, with checksums."""
     count = len(batch.sizes)
     numbers = array("Q", range(batch.first_number, batch.first_number + count))
     keep = pending(batch.log_id, batch.dues, numbers)
     table = [Target(batch.log_id, batch.topic)]
     if keep is False:
-        return Messages(array("Q"), array("Q"), array("I"), array("I"), b"", table, [])
-    data = sealed(batch.data, batch.sizes, batch.first_number)
-    messages = Messages(batch.dues, numbers, same_target(count), batch.sizes, batch.absolute, table, data)
-    return messages if keep is True or all(keep) else messages.kept(keep)
+        return MessageColumns(array("Q"), array("Q"), array("I"), array("I"), b"", table, [])
+    data = with_checksums(batch.data, batch.sizes, batch.first_number)
+    messages = MessageColumns(
+        batch.dues, numbers, single_target_column(count), batch.sizes, batch.absolute, table, data
+    )
+    return messages if keep is True or all(keep) else messages.filtered(keep)
 
 
 def pending_rows(
-    columns: Columns, pending: Pending, log_ids: Collection[int] | None = None
+    columns: ChunkColumns, pending: PendingFilter, log_ids: Collection[int] | None = None
 ) -> bytes | bytearray:
     """Return one byte a message of a chunk: 1 if it is pending and for one of these logs."""
     dues, numbers, targets = columns.dues, columns.numbers, columns.targets
@@ -363,16 +365,18 @@ def pending_rows(
 # Splitting.
 
 
-def pieces_of(bucket: Bucket, files: OpenFiles, pending: Pending | None = None) -> Iterator[Messages]:
+def chunk_messages(
+    bucket: Bucket, files: OpenFileCache, pending: PendingFilter | None = None
+) -> Iterator[MessageColumns]:
     """Yield the pending messages (None: all) of each chunk, without damaged chunks.
 
     Damage is recorded in the bucket. Records keep their checksums and are not verified: a damaged record is detected
     by the reader of the new bucket, too. Raises NewerFormat, OSError.
     """
-    with files.use(bucket.path) as file:
-        for part in bucket.parts(file):
+    with files.opened(bucket.path) as file:
+        for part in bucket.chunks(file):
             if isinstance(part, Corrupt):
-                bucket.note(part)
+                bucket.record_damage(part)
                 continue
             data = memoryview(file.pread(part.size, part.position))
             try:
@@ -381,10 +385,10 @@ def pieces_of(bucket: Bucket, files: OpenFiles, pending: Pending | None = None) 
                     part, bucket.span, bucket.seed, bucket.path,
                 )  # fmt: skip
             except Corrupt as error:
-                bucket.note(error)
+                bucket.record_damage(error)
                 continue
             records = bytes(data[CHUNK_SIZE + part.columns_size :])
-            messages = Messages(
+            messages = MessageColumns(
                 columns.dues, columns.numbers, columns.targets, columns.sizes, columns.flags, columns.table,
                 [records],
             )  # fmt: skip
@@ -392,11 +396,11 @@ def pieces_of(bucket: Bucket, files: OpenFiles, pending: Pending | None = None) 
             if all(keep):
                 yield messages
             elif any(keep):
-                yield messages.kept(keep)
+                yield messages.filtered(keep)
 
 
-def first_of(
-    named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[Span]
+def next_to_split(
+    named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[TimeSpan]
 ) -> Bucket | None:
     """Return the bucket to split first: the one to be loaded next, if it is named.
 

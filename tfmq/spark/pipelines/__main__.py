@@ -9,7 +9,7 @@ import click
 
 from tfmq.cli.main import LazyGroup
 from tfmq.spark.pipelines import NAMES
-from tfmq.spark.pipelines.command import leave
+from tfmq.spark.pipelines.command import run_and_exit
 
 
 class Pipelines(LazyGroup):
@@ -34,4 +34,4 @@ def pipelines() -> None:
 
 
 if __name__ == "__main__":
-    leave(pipelines, "")
+    run_and_exit(pipelines, "")

@@ -20,48 +20,54 @@ from typing import Any, Final, NamedTuple, Protocol
 import click
 
 from tfmq.arrow import Decoder
-from tfmq.cli.output import counted, did_you_mean, size_text
+from tfmq.cli.output import did_you_mean, size_text, with_noun
 from tfmq.cli.values import Moment
 from tfmq.errors import BadRequest, LogTruncated, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.log_reader import Address, Logs, open_logs
+from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
 from tfmq.spark.pipelines import archive_layout
-from tfmq.spark.pipelines.archive_layout import Piece, locked, make_folder, settle, sweep
+from tfmq.spark.pipelines.archive_layout import (
+    ArchivePiece,
+    create_folder,
+    delete_temporary_files,
+    hold_lock,
+    rename_durably,
+)
 from tfmq.spark.pipelines.command import (
     Job,
-    Size,
-    address_of,
+    SizeType,
     address_options,
     check_topics,
-    leave,
+    parse_address,
     pipeline_options,
+    run_and_exit,
 )
 from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder, Gap, Manifest, Plan
-from tfmq.spark.pipelines.parquet_files import COLUMNS, COMPRESSIONS, written
-from tfmq.spark.pipelines.spark_jobs import Done, Progress, SparkTasks
-from tfmq.spark.ranges import Bounds, PartitionLog, Range
+from tfmq.spark.pipelines.parquet_files import COLUMNS, COMPRESSIONS, write_piece
+from tfmq.spark.pipelines.spark_jobs import Progress, SparkTaskRunner, TaskResult
+from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
 
 PIECE_BYTES: Final = 64 << 20
 STEP_BYTES: Final = 4 << 30
-BEHIND_SECONDS: Final = 3.0
+CHECKPOINT_LAG_SECONDS: Final = 3.0
 """How long a log in a data folder may seem shorter than it is.
 
 Its durable offset is written to its checkpoint within 1 s of an fsync.
 """
 
-BUSY: Final = "Another run archives {topic} into {folder} now: wait until it has ended."
-OTHER_NODE: Final = (
+RUN_IN_PROGRESS: Final = "Another run archives {topic} into {folder} now: wait until it has ended."
+OTHER_BROKER: Final = (
     "The archive {folder} has {topic} from another broker (node {old}, this one is {new}): their offsets cannot"
     " be mixed. Archive it into a folder of its own."
 )
 
 
-class Wish(NamedTuple):
+class ArchiveOptions(NamedTuple):
     """Options of an archive run.
 
     `since_ms`: where a partition that was never archived begins.
     """
 
-    address: Address
+    address: SourceAddress
     folder: Path
     node: str = ""
     on_loss: str = "stop"
@@ -73,7 +79,7 @@ class Wish(NamedTuple):
 
 
 @dataclass
-class Outcome:
+class ArchiveResult:
     """What a run did for one topic; `resumed`: it began with an interrupted step of an earlier run."""
 
     topic: str
@@ -84,14 +90,14 @@ class Outcome:
     resumed: bool = False
     gaps: list[Gap] = field(default_factory=list)
 
-    def add(self, manifest: Manifest) -> None:
+    def add_step(self, manifest: Manifest) -> None:
         self.steps += 1
         self.messages += manifest.rows
         self.files += len(manifest.files)
         self.size_bytes += manifest.size_bytes
         self.gaps.extend(manifest.plan.gaps)
 
-    def row(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
         gaps = [each._asdict() for each in self.gaps]
         return {
@@ -105,99 +111,103 @@ class Outcome:
         }
 
 
-class Runner(Protocol):
+class TaskRunner(Protocol):
     """Type of `SparkTaskRunner` and `run_inline`: runs the tasks of a step."""
 
     def __call__(
         self,
-        work: Callable[[Piece], Done[list[ArchiveFile]]],
-        items: Sequence[Piece],
+        work: Callable[[ArchivePiece], TaskResult[list[ArchiveFile]]],
+        items: Sequence[ArchivePiece],
         progress: Progress,
         title: str,
     ) -> list[list[ArchiveFile]]: ...
 
 
-def archive_piece(wish: Wish, topic: str, piece: Piece) -> Done[list[ArchiveFile]]:
+def archive_piece(wish: ArchiveOptions, topic: str, piece: ArchivePiece) -> TaskResult[list[ArchiveFile]]:
     """Read a piece and write its files. Runs in a task."""
     log = PartitionLog(topic, piece.partition, piece.incarnation, piece.log_id)
     decoder = Decoder(topic, piece.partition, piece.log_id, COLUMNS, wish.verify, lenient=True)
-    with open_logs(wish.address) as logs:
+    with open_log_reader(wish.address) as logs:
         start = readable_start(logs, log, piece)
-        chunks = logs.chunks(Range(log, start, piece.end)) if start < piece.end else iter(())
+        chunks = logs.read_blocks(OffsetRange(log, start, piece.end)) if start < piece.end else iter(())
         batches = (decoder.decode(each.data, each.offset, piece.start, piece.end) for each in chunks)
-        files = written(wish.folder, topic, piece, batches, wish.compression)
-    return Done(files, sum(each.rows for each in files), piece.end - piece.start)
+        files = write_piece(wish.folder, topic, piece, batches, wish.compression)
+    return TaskResult(files, sum(each.rows for each in files), piece.end - piece.start)
 
 
-def readable_start(logs: Logs, log: PartitionLog, piece: Piece) -> int:
+def readable_start(logs: LogReader, log: PartitionLog, piece: ArchivePiece) -> int:
     """Return the offset of the piece's first record.
 
     A repair since the plan may have replaced that record by a filler.
     """
-    start = logs.at_or_after(log, piece.start)
+    start = logs.next_message_offset(log, piece.start)
     gone = logs.bounds(log).first > piece.start  # requested last, so that no loss is missed
     return piece.start if gone else start
 
 
-class Archiving:
+class TopicArchiver:
     """Archives one topic in one run."""
 
-    def __init__(self, wish: Wish, topic: str, logs: Logs, run: Runner) -> None:
-        self._wish, self._topic, self._logs, self._run = wish, topic, logs, run
-        self._archive = ArchiveFolder.made(wish.folder)
-        self.outcome = Outcome(topic)
+    def __init__(self, options: ArchiveOptions, topic: str, logs: LogReader, run: TaskRunner) -> None:
+        self._options, self._topic, self._logs, self._run = options, topic, logs, run
+        self._archive = ArchiveFolder.open_or_create(options.folder)
+        self.outcome = ArchiveResult(topic)
 
-    def course(self, begin_progress: Callable[[int], Progress]) -> Outcome:
+    def archive_new(self, begin_progress: Callable[[int], Progress]) -> ArchiveResult:
         """Archive all that is new at the start. `begin_progress` gets the bytes of log to archive.
 
         Raises Busy, OffsetOutOfRange (messages are lost, and the run is to stop then), LogTruncated, UnknownTopic,
         BadRequest, Damaged, and the errors of reading.
         """
-        busy = BUSY.format(topic=self._topic, folder=self._wish.folder)
-        with locked(self._wish.folder / archive_layout.lock_path(self._topic), busy):
+        busy = RUN_IN_PROGRESS.format(topic=self._topic, folder=self._options.folder)
+        with hold_lock(self._options.folder / archive_layout.lock_path(self._topic), busy):
             self._archive_all(begin_progress)
         return self.outcome
 
     def _archive_all(self, begin_progress: Callable[[int], Progress]) -> None:
-        last = self._last()
-        sweep(self._wish.folder / archive_layout.house_folder(self._topic))
+        last = self._last_manifest()
+        delete_temporary_files(self._options.folder / archive_layout.metadata_folder(self._topic))
         step, ends = (last.plan.step + 1, last.ends) if last is not None else (1, {})
-        begun = self._reconciled(self._archive.begun(self._topic, step))
-        behind = ends if begun is None else ends_behind(ends, begun.pieces, begun.gaps)
-        partitions, survey = self._survey(behind)
+        begun = self._drop_lost_pieces(self._archive.started_plan(self._topic, step))
+        behind = ends if begun is None else ends_after(ends, begun.pieces, begun.gaps)
+        partitions, survey = self._find_new(behind)
         again = 0 if begun is None else sum(each.end - each.start for each in begun.pieces)
         if begun is None:
-            self._archive.require_whole(self._topic, last)
-            if not survey.stretches:
+            self._archive.check_no_lost_step(self._topic, last)
+            if not survey.ranges:
                 return
         progress = begin_progress(survey.size_bytes + again)
         if begun is not None:
             self.outcome.resumed = True
-            sweep(self._wish.folder / archive_layout.topic_folder(self._topic))
-            ends = self._step(begun, ends, progress)
+            delete_temporary_files(self._options.folder / archive_layout.topic_folder(self._topic))
+            ends = self._execute(begun, ends, progress)
             step += 1
-        node = self._wish.node or (last.plan.node if last is not None else "")
+        node = self._options.node or (last.plan.node if last is not None else "")
         gaps = survey.gaps
-        while survey.stretches:
-            pieces, survey = cut(self._logs, survey, self._wish.step_bytes, self._wish.piece_bytes)
+        while survey.ranges:
+            pieces, survey = plan_step(
+                self._logs, survey, self._options.step_bytes, self._options.piece_bytes
+            )
             plan = Plan(step, self._topic, partitions, node, tuple(pieces), gaps)
-            self._archive.begin(plan)
-            ends = self._step(plan, ends, progress)
+            self._archive.write_plan(plan)
+            ends = self._execute(plan, ends, progress)
             step, gaps = step + 1, ()
 
-    def _last(self) -> Manifest | None:
+    def _last_manifest(self) -> Manifest | None:
         """Return the last completed step. Raises BadRequest if it is of another broker."""
         steps = self._archive.steps(self._topic)
         if not steps:
             return None
         last = self._archive.manifest(self._topic, steps[-1])
-        self._archive.tidy(self._topic, last.plan.step)
-        old, new = last.plan.node, self._wish.node
+        self._archive.delete_plan(self._topic, last.plan.step)
+        old, new = last.plan.node, self._options.node
         if old and new and old != new:
-            raise BadRequest(OTHER_NODE.format(folder=self._wish.folder, topic=self._topic, old=old, new=new))
+            raise BadRequest(
+                OTHER_BROKER.format(folder=self._options.folder, topic=self._topic, old=old, new=new)
+            )
         return last
 
-    def _reconciled(self, plan: Plan | None) -> Plan | None:
+    def _drop_lost_pieces(self, plan: Plan | None) -> Plan | None:
         """Return the plan of an interrupted step, without what was lost since.
 
         Raises OffsetOutOfRange if something was lost and the run is to stop then. Otherwise files of a changed
@@ -205,14 +215,14 @@ class Archiving:
         """
         if plan is None:
             return None
-        kept, changed, gaps = reconciled(plan.pieces, self._found())
+        kept, changed, gaps = drop_lost(plan.pieces, self._partition_bounds())
         if not changed:
             return plan
-        aside = self._wish.folder / archive_layout.aside_folder(self._topic)
-        if self._wish.on_loss == "stop":
+        aside = self._options.folder / archive_layout.aside_folder(self._topic)
+        if self._options.on_loss == "stop":
             first = changed[0]
             raise OffsetOutOfRange(
-                LOST_ON_THE_WAY.format(
+                LOST_IN_STEP.format(
                     topic=self._topic,
                     start=first.start,
                     end=first.end,
@@ -221,75 +231,77 @@ class Archiving:
                 )
             )
         for each in changed:
-            for path in (self._wish.folder / archive_layout.topic_folder(self._topic)).rglob(
+            for path in (self._options.folder / archive_layout.topic_folder(self._topic)).rglob(
                 archive_layout.file_name(each)
             ):
-                make_folder(aside)
-                settle(path, aside / f"{path.parent.parent.name}-{path.parent.name}-{path.name}")
+                create_folder(aside)
+                rename_durably(path, aside / f"{path.parent.parent.name}-{path.parent.name}-{path.name}")
         changed_plan = plan._replace(pieces=tuple(kept), gaps=(*plan.gaps, *gaps))
-        self._archive.begin(changed_plan)
+        self._archive.write_plan(changed_plan)
         return changed_plan
 
-    def _found(self) -> list[tuple[PartitionLog, Bounds]]:
+    def _partition_bounds(self) -> list[tuple[PartitionLog, Bounds]]:
         logs = self._logs.partitions(self._topic)
         return list(zip(logs, self._logs.all_bounds(logs), strict=True))
 
-    def _survey(self, ends: dict[tuple[int, int], int]) -> tuple[int, Survey]:
+    def _find_new(self, ends: dict[tuple[int, int], int]) -> tuple[int, NewRanges]:
         """Return (number of partitions, what is new).
 
         In a data folder, a log that seems truncated is read again for CHECKPOINT_LAG_SECONDS.
         """
-        deadline = time.monotonic() + BEHIND_SECONDS
+        deadline = time.monotonic() + CHECKPOINT_LAG_SECONDS
         while True:
-            found = self._found()
+            found = self._partition_bounds()
             try:
-                return len(found), surveyed(found, ends, self._wish.on_loss, self._first_start)
+                return len(found), find_new_ranges(
+                    found, ends, self._options.on_loss, self._start_of_new_partition
+                )
             except LogTruncated:
-                if self._wish.address.path is None or time.monotonic() > deadline:
+                if self._options.address.path is None or time.monotonic() > deadline:
                     raise
-                time.sleep(BEHIND_SECONDS / 10)
+                time.sleep(CHECKPOINT_LAG_SECONDS / 10)
 
-    def _first_start(self, log: PartitionLog, bounds: Bounds) -> int:
-        if self._wish.since_ms is None:
+    def _start_of_new_partition(self, log: PartitionLog, bounds: Bounds) -> int:
+        if self._options.since_ms is None:
             return bounds.first
-        return self._logs.at_time(log, self._wish.since_ms)
+        return self._logs.offset_at_time(log, self._options.since_ms)
 
-    def _step(
+    def _execute(
         self, plan: Plan, ends: dict[tuple[int, int], int], progress: Progress
     ) -> dict[tuple[int, int], int]:
         """Execute a plan; return where the next step begins."""
-        work = partial(archive_piece, self._wish, self._topic)
-        files = flat(self._run(work, plan.pieces, progress, f"archive {self._topic}, step {plan.step}"))
-        after = ends_behind(ends, plan.pieces, plan.gaps)
+        work = partial(archive_piece, self._options, self._topic)
+        files = flatten(self._run(work, plan.pieces, progress, f"archive {self._topic}, step {plan.step}"))
+        after = ends_after(ends, plan.pieces, plan.gaps)
         manifest = Manifest(plan, tuple(files), after)
-        self._archive.finish(manifest)
-        self.outcome.add(manifest)
+        self._archive.write_manifest(manifest)
+        self.outcome.add_step(manifest)
         return after
 
 
-def flat(lists: Iterable[list[ArchiveFile]]) -> list[ArchiveFile]:
+def flatten(lists: Iterable[list[ArchiveFile]]) -> list[ArchiveFile]:
     return [each for files in lists for each in files]
 
 
 ON_LOSS: Final = ("stop", "skip")
 
-LOST: Final = (
+LOST_BEFORE_STEP: Final = (
     "Partition {partition} of {topic} was archived up to offset {end}, and the broker has it only from {first} on:"
     " retention deleted the messages between, which are not archived. With --on-loss skip the archive records the"
     " gap and continues."
 )
-LOST_ON_THE_WAY: Final = (
+LOST_IN_STEP: Final = (
     "A run that was stopped was archiving offsets {start} to {end} of partition {partition} of {topic}, and the broker"
     " does not have all of them any more. With --on-loss skip the archive records the gap and continues; files already"
     " written are moved to {aside}."
 )
-BEHIND: Final = (
+LOG_SHORTER: Final = (
     "Partition {partition} of {topic} was archived up to offset {archived}, and ends at {end}: this is another"
     " broker's topic, or its data was restored from an older copy. Archive it into a folder of its own."
 )
 
 
-class Stretch(NamedTuple):
+class NewRange(NamedTuple):
     """What a run archives of one partition: the records with start <= offset < end."""
 
     log: PartitionLog
@@ -297,26 +309,26 @@ class Stretch(NamedTuple):
     end: int
 
 
-class Survey(NamedTuple):
+class NewRanges(NamedTuple):
     """What a run archives of one topic.
 
     Fixed at the start, so a run ends although the topic grows.
     """
 
-    stretches: tuple[Stretch, ...]
+    ranges: tuple[NewRange, ...]
     gaps: tuple[Gap, ...]
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.end - each.start for each in self.stretches)
+        return sum(each.end - each.start for each in self.ranges)
 
 
-def surveyed(
+def find_new_ranges(
     found: Sequence[tuple[PartitionLog, Bounds]],
     ends: dict[tuple[int, int], int],
     on_loss: str,
     first_start: Callable[[PartitionLog, Bounds], int],
-) -> Survey:
+) -> NewRanges:
     """Return what is new. `ends`: as in a manifest; `first_start`: start of a new partition.
 
     Raises OffsetOutOfRange (messages are lost, and `on_loss` is "stop"), LogTruncated (the log is shorter than what
@@ -330,7 +342,9 @@ def surveyed(
         elif start < bounds.first:
             if on_loss == "stop":
                 raise OffsetOutOfRange(
-                    LOST.format(partition=log.partition, topic=log.topic, end=start, first=bounds.first),
+                    LOST_BEFORE_STEP.format(
+                        partition=log.partition, topic=log.topic, end=start, first=bounds.first
+                    ),
                     first=bounds.first,
                     end=bounds.end,
                 )
@@ -338,37 +352,39 @@ def surveyed(
             start = bounds.first
         elif start > bounds.end:
             raise LogTruncated(
-                BEHIND.format(partition=log.partition, topic=log.topic, archived=start, end=bounds.end),
+                LOG_SHORTER.format(partition=log.partition, topic=log.topic, archived=start, end=bounds.end),
                 cut=bounds.end,
             )
         if start < bounds.end:
-            stretches.append(Stretch(log, start, bounds.end))
-    return Survey(tuple(stretches), tuple(gaps))
+            stretches.append(NewRange(log, start, bounds.end))
+    return NewRanges(tuple(stretches), tuple(gaps))
 
 
-def cut(logs: Logs, survey: Survey, step_bytes: int, piece_bytes: int) -> tuple[list[Piece], Survey]:
+def plan_step(
+    logs: LogReader, survey: NewRanges, step_bytes: int, piece_bytes: int
+) -> tuple[list[ArchivePiece], NewRanges]:
     """Return (the pieces of the next step, what is left after it).
 
     A step has about `step_bytes` of log, shared by the partitions.
     """
-    pieces: list[Piece] = []
-    left: list[Stretch] = []
-    share = max(1, step_bytes // max(1, len(survey.stretches)))
-    for stretch in survey.stretches:
+    pieces: list[ArchivePiece] = []
+    left: list[NewRange] = []
+    share = max(1, step_bytes // max(1, len(survey.ranges)))
+    for stretch in survey.ranges:
         end = stretch.end
         if stretch.start + share < end:
-            end = min(end, logs.at_or_after(stretch.log, stretch.start + share))
-        for each in logs.split(Range(stretch.log, stretch.start, end), piece_bytes):
+            end = min(end, logs.next_message_offset(stretch.log, stretch.start + share))
+        for each in logs.split(OffsetRange(stretch.log, stretch.start, end), piece_bytes):
             log = each.log
-            pieces.append(Piece(log.partition, log.incarnation, log.log_id, each.start, each.end))
+            pieces.append(ArchivePiece(log.partition, log.incarnation, log.log_id, each.start, each.end))
         if end < stretch.end:
             left.append(stretch._replace(start=end))
-    return pieces, Survey(tuple(left), ())
+    return pieces, NewRanges(tuple(left), ())
 
 
-def reconciled(
-    pieces: Sequence[Piece], found: Sequence[tuple[PartitionLog, Bounds]]
-) -> tuple[list[Piece], list[Piece], list[Gap]]:
+def drop_lost(
+    pieces: Sequence[ArchivePiece], found: Sequence[tuple[PartitionLog, Bounds]]
+) -> tuple[list[ArchivePiece], list[ArchivePiece], list[Gap]]:
     """Return (readable pieces of a planned step, pieces changed or dropped, their gaps).
 
     Retention, or a deleted topic, may have removed some of them between two runs.
@@ -387,8 +403,8 @@ def reconciled(
     return kept, changed, gaps
 
 
-def ends_behind(
-    ends: dict[tuple[int, int], int], pieces: Sequence[Piece], gaps: Sequence[Gap]
+def ends_after(
+    ends: dict[tuple[int, int], int], pieces: Sequence[ArchivePiece], gaps: Sequence[Gap]
 ) -> dict[tuple[int, int], int]:
     """Return where the step after these pieces and gaps begins."""
     after = dict(ends)
@@ -435,13 +451,13 @@ Examples:
 @click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
 @click.option(
     "--file-bytes",
-    type=Size(),
+    type=SizeType(),
     default=PIECE_BYTES,
     help="Maximum size of log in one file, approximate [64 MiB].",
 )
 @click.option(
     "--step-bytes",
-    type=Size(),
+    type=SizeType(),
     default=STEP_BYTES,
     help="Size of log in one step; done steps are kept [4 GiB].",
 )
@@ -467,21 +483,21 @@ def archive(
     Run it again to archive what is new; after a kill at any point it resumes and writes the same files.
     """
     check_topics(topics, everything)
-    address = address_of(servers, path, timeout)
+    address = parse_address(servers, path, timeout)
     since_ms = None if since is None else round(since.timestamp() * 1000)
     with ExitStack() as stack:
-        logs = stack.enter_context(open_logs(address))
-        node = logs.node()
-        wish = Wish(
+        logs = stack.enter_context(open_log_reader(address))
+        node = logs.broker_id()
+        wish = ArchiveOptions(
             address, folder.resolve(), node, on_loss, since_ms, compression, verify, file_bytes, step_bytes
         )
-        tasks = SparkTasks(lambda: stack.enter_context(job.spark()))
-        outcomes = [archived(job, wish, name, logs, tasks) for name in named(topics, logs)]
-    tell(job, folder, outcomes)
+        tasks = SparkTaskRunner(lambda: stack.enter_context(job.spark()))
+        outcomes = [archive_topic(job, wish, name, logs, tasks) for name in select_topics(topics, logs)]
+    print_results(job, folder, outcomes)
     return 0
 
 
-def named(topics: Sequence[str], logs: Logs) -> list[str]:
+def select_topics(topics: Sequence[str], logs: LogReader) -> list[str]:
     """Return the topics to archive, each once. Raises UnknownTopic."""
     there = logs.topics()
     for name in topics:
@@ -490,33 +506,35 @@ def named(topics: Sequence[str], logs: Logs) -> list[str]:
     return list(dict.fromkeys(topics)) or there
 
 
-def archived(job: Job, wish: Wish, topic: str, logs: Logs, tasks: SparkTasks) -> Outcome:
+def archive_topic(
+    job: Job, wish: ArchiveOptions, topic: str, logs: LogReader, tasks: SparkTaskRunner
+) -> ArchiveResult:
     """Archive one topic, showing its progress."""
     with ExitStack() as stack:
-        return Archiving(wish, topic, logs, tasks).course(
+        return TopicArchiver(wish, topic, logs, tasks).archive_new(
             lambda total: stack.enter_context(job.progress(f"archiving {topic}", total))
         )
 
 
-def tell(job: Job, folder: Path, outcomes: Sequence[Outcome]) -> None:
+def print_results(job: Job, folder: Path, outcomes: Sequence[ArchiveResult]) -> None:
     """Print the results: JSON, or a sentence per topic."""
     if job.output.json:
-        row: dict[str, Any] = {"archive": str(folder), "topics": [each.row() for each in outcomes]}
-        job.output.object(row)
+        row: dict[str, Any] = {"archive": str(folder), "topics": [each.to_json() for each in outcomes]}
+        job.output.print_object(row)
         return
     for each in outcomes:
         if not each.steps:
-            job.output.say(f"{each.topic}: nothing new, nothing written")
+            job.output.info(f"{each.topic}: nothing new, nothing written")
             continue
-        job.output.say(
-            f"{each.topic}: {counted(each.messages, 'message')} in {counted(each.files, 'file')},"
+        job.output.info(
+            f"{each.topic}: {with_noun(each.messages, 'message')} in {with_noun(each.files, 'file')},"
             f" {size_text(each.size_bytes)}{'; resumed an interrupted run' if each.resumed else ''}"
         )
         for gap in each.gaps:
-            job.output.say(
+            job.output.info(
                 f"{each.topic}: partition {gap.partition} has a gap, offsets {gap.start:,} to {gap.end:,}"
             )
 
 
 if __name__ == "__main__":
-    leave(archive, "archive")
+    run_and_exit(archive, "archive")

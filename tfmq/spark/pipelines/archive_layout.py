@@ -23,35 +23,35 @@ from typing import Final, NamedTuple
 from tfmq.errors import BadRequest, Busy
 
 
-def put(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write a file atomically, creating its folders.
 
     Its bytes and its name are durable on return.
     """
-    make_folder(path.parent)
-    beside = beside_of(path)
+    create_folder(path.parent)
+    beside = temporary_path(path)
     with beside.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    settle(beside, path)
+    rename_durably(beside, path)
 
 
-def beside_of(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return a unique temporary name in the folder of `path`."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
 
 
-def settle(beside: Path, path: Path) -> None:
+def rename_durably(temporary: Path, path: Path) -> None:
     """Rename a file that is already fsynced; the new name is durable on return."""
-    beside.replace(path)
-    force_folder(path.parent)
+    temporary.replace(path)
+    fsync_folder(path.parent)
 
 
-def make_named(folder: Path) -> None:
+def create_output_folder(folder: Path) -> None:
     """Create the folder that the user named with --to. Raises BadRequest if it is not writable."""
     try:
-        make_folder(folder)
+        create_folder(folder)
         why = "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
     except OSError as error:
         why = f"{error.filename}: {error.strerror}" if error.filename != str(folder) else str(error.strerror)
@@ -61,16 +61,16 @@ def make_named(folder: Path) -> None:
         )
 
 
-def make_folder(folder: Path) -> None:
+def create_folder(folder: Path) -> None:
     """Create a folder and its parents. Each is durable on return."""
     if folder.is_dir():
         return
-    make_folder(folder.parent)
+    create_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    force_folder(folder.parent)
+    fsync_folder(folder.parent)
 
 
-def force_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -78,24 +78,24 @@ def force_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sweep(folder: Path) -> int:
+def delete_temporary_files(folder: Path) -> int:
     """Delete temporary files of killed runs below `folder`; return how many.
 
     The caller must hold the lock.
     """
-    found = [each for each in folder.rglob(f".*{TEMPORARY}") if each.is_file()]
+    found = [each for each in folder.rglob(f".*{TEMPORARY_SUFFIX}") if each.is_file()]
     for each in found:
         each.unlink(missing_ok=True)
     return len(found)
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
+def hold_lock(path: Path, what: str) -> Iterator[None]:
     """Hold the lock file `path` in the block. Raises Busy with the sentence `what`.
 
     The operating system releases the lock when the process ends, also when it is killed.
     """
-    make_folder(path.parent)
+    create_folder(path.parent)
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,19 +104,19 @@ def locked(path: Path, what: str) -> Iterator[None]:
         yield
 
 
-HOUSE: Final = "_tfmq"
+METADATA_FOLDER: Final = "_tfmq"
 """Folder of the metadata. Readers of Parquet skip names that begin with "_" or "."."""
-ARCHIVE_FILE: Final = f"{HOUSE}/@archive.json"
+ARCHIVE_FILE: Final = f"{METADATA_FOLDER}/@archive.json"
 """"@" is not valid in a topic name, so no topic's folder has this name."""
 HOUR_MS: Final = 3_600_000
 STEP_NAME: Final = re.compile(r"(\d{8})\.(plan|json)")
 FILE_NAME: Final = re.compile(r"(\d{5,})-(\d{10,})-(\d{20})-(\d{20})\.parquet")
 """Partitions have at least five digits, incarnations at least ten."""
-TEMPORARY: Final = ".part"
+TEMPORARY_SUFFIX: Final = ".part"
 """Suffix of temporary files; their names begin with a dot."""
 
 
-class Piece(NamedTuple):
+class ArchivePiece(NamedTuple):
     """A range of one partition that one task archives: the records with start <= offset < end."""
 
     partition: int
@@ -131,13 +131,13 @@ def hour_of(append_ms: int) -> int:
     return append_ms // HOUR_MS
 
 
-def file_path(topic: str, hour: int, piece: Piece) -> str:
+def file_path(topic: str, hour: int, piece: ArchivePiece) -> str:
     """Return the path, relative to the archive, of a piece's rows that were appended in `hour`."""
     moment = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
     return f"topic={topic}/date={moment:%Y-%m-%d}/hour={moment:%H}/{file_name(piece)}"
 
 
-def file_name(piece: Piece) -> str:
+def file_name(piece: ArchivePiece) -> str:
     """Return the file name of a piece, which is the same for each hour."""
     return f"{piece.partition:05d}-{piece.incarnation:010d}-{piece.start:020d}-{piece.end:020d}.parquet"
 
@@ -151,22 +151,22 @@ def date_folder(append_ms: int) -> str:
     return f"date={datetime.fromtimestamp(append_ms / 1000, UTC):%Y-%m-%d}"
 
 
-def house_folder(topic: str) -> str:
-    return f"{HOUSE}/{topic}"
+def metadata_folder(topic: str) -> str:
+    return f"{METADATA_FOLDER}/{topic}"
 
 
 def plan_path(topic: str, step: int) -> str:
-    return f"{HOUSE}/{topic}/{step:08d}.plan"
+    return f"{METADATA_FOLDER}/{topic}/{step:08d}.plan"
 
 
 def manifest_path(topic: str, step: int) -> str:
-    return f"{HOUSE}/{topic}/{step:08d}.json"
+    return f"{METADATA_FOLDER}/{topic}/{step:08d}.json"
 
 
 def aside_folder(topic: str) -> str:
     """Return the folder for files of a step that could not be completed as planned."""
-    return f"{HOUSE}/{topic}/aside"
+    return f"{METADATA_FOLDER}/{topic}/aside"
 
 
 def lock_path(topic: str) -> str:
-    return f"{HOUSE}/{topic}/lock"
+    return f"{METADATA_FOLDER}/{topic}/lock"

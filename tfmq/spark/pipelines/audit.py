@@ -18,37 +18,37 @@ import click
 from journal.disk import Disk, RealDisk
 from journal.record.format import split_id
 from tfmq.broker.catalog_state import TopicRow
-from tfmq.cli.output import counted, size_text
+from tfmq.cli.output import size_text, with_noun
 from tfmq.spark.pipelines.audit_check import (
-    Chain,
     Facts,
-    PieceFound,
-    chain,
-    check,
-    facts_of,
-    joined,
-    split,
-    vanished,
+    LogSummary,
+    PieceResult,
+    check_piece,
+    concatenate_facts,
+    find_missing_files,
+    make_facts,
+    split_facts,
+    summarize_log,
 )
 from tfmq.spark.pipelines.audit_compare import (
-    Excess,
-    Known,
-    Lack,
-    Repeat,
-    Standing,
-    Stray,
-    Verdict,
-    judge,
-    located,
+    AppliedState,
+    ComparisonResult,
+    JournalCoverage,
+    MissingMessages,
+    RepeatedMessages,
+    UncommittedMessages,
+    UndecidedAppend,
+    compare_sides,
+    locate_repeat,
 )
 from tfmq.spark.pipelines.audit_journal import (
+    JournalFileContents,
     JournalFilePlan,
-    JournalFound,
     JournalPlan,
-    expected,
+    expected_facts,
+    join_spans,
     plan_journal,
-    read_file,
-    spans_of,
+    read_journal_file,
 )
 from tfmq.spark.pipelines.audit_plan import (
     NO_DECISION,
@@ -58,21 +58,21 @@ from tfmq.spark.pipelines.audit_plan import (
     TORN,
     UNDECIDED,
     AuditedLog,
+    AuditPiece,
     Finding,
-    Piece,
     check_folders,
-    missing_folders,
-    plan,
-    topics_of,
+    find_missing_folders,
+    make_plan,
+    read_catalog_topics,
 )
-from tfmq.spark.pipelines.command import Job, leave, pipeline_options
+from tfmq.spark.pipelines.command import Job, pipeline_options, run_and_exit
 from tfmq.spark.pipelines.spark_jobs import Progress
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast, SparkContext
 
 
-class Result(NamedTuple):
+class AuditResult(NamedTuple):
     """Sums and findings of an audit, in the order of folders and offsets.
 
     `bytes`, `blocks` and `messages` count valid data. `tail_bytes`: incomplete blocks after the durable offsets (a
@@ -92,43 +92,43 @@ class Result(NamedTuple):
     seconds: float
     findings: list[Finding]
 
-    def row(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
-        return {**self._asdict(), "findings": [finding.row() for finding in self.findings]}
+        return {**self._asdict(), "findings": [finding.to_json() for finding in self.findings]}
 
-    def sentence(self) -> str:
+    def summary(self) -> str:
         """Return the result as one sentence."""
         rate = self.bytes / max(self.seconds, 1e-9)
         said = (
-            f"{counted(len(self.folders), 'data folder')}, {counted(self.logs, 'log')},"
-            f" {counted(self.segments, 'segment')}: {counted(self.messages, 'record')} in {size_text(self.bytes)}"
+            f"{with_noun(len(self.folders), 'data folder')}, {with_noun(self.logs, 'log')},"
+            f" {with_noun(self.segments, 'segment')}: {with_noun(self.messages, 'record')} in {size_text(self.bytes)}"
             f" are valid, in {self.seconds:.1f} s ({size_text(rate)}/s)"
         )
         if self.tail_bytes:
-            said += f"; {counted(self.tail_bytes, 'byte')} after the durable offsets were not checked"
+            said += f"; {with_noun(self.tail_bytes, 'byte')} after the durable offsets were not checked"
         if self.pending:
-            said += f"; {counted(self.pending, 'committed message')} not applied yet"
+            said += f"; {with_noun(self.pending, 'committed message')} not applied yet"
         found = len(self.findings) + self.untold
-        return f"{said}; {counted(found, 'finding') if found else 'nothing is wrong'}"
+        return f"{said}; {with_noun(found, 'finding') if found else 'nothing is wrong'}"
 
 
-def conclude(
+def make_result(
     folders: list[str],
     logs: Sequence[AuditedLog],
-    chains: Sequence[Chain],
-    verdicts: Sequence[Verdict],
+    chains: Sequence[LogSummary],
+    verdicts: Sequence[ComparisonResult],
     more: Iterable[Finding],
     seconds: float,
-) -> Result:
+) -> AuditResult:
     """Combine all results. `more`: findings from elsewhere."""
     findings = [*more, *(finding for chain in chains for finding in chain.findings)]
     for verdict in verdicts:
-        findings.extend(_repeated(logs, each) for each in verdict.repeats)
-        findings.extend(_torn(logs, each) for each in verdict.lacks)
-        findings.extend(_excess(logs, each) for each in verdict.excesses)
-        findings.extend(_stray(logs, each) for each in verdict.strays)
+        findings.extend(_repeat_finding(logs, each) for each in verdict.repeats)
+        findings.extend(_missing_finding(logs, each) for each in verdict.missing)
+        findings.extend(_uncommitted_finding(logs, each) for each in verdict.uncommitted)
+        findings.extend(_undecided_finding(logs, each) for each in verdict.undecided)
     findings.sort(key=lambda each: (each.data, each.topic, each.partition, each.first, each.kind))
-    return Result(
+    return AuditResult(
         folders=folders,
         logs=len(logs),
         segments=sum(len(log.segments) for log in logs),
@@ -143,56 +143,56 @@ def conclude(
     )
 
 
-def _base(log: AuditedLog, offset: int) -> int | None:
+def _segment_base(log: AuditedLog, offset: int) -> int | None:
     return next((each.base for each in reversed(log.segments) if each.base <= offset), None)
 
 
-def _ids(first_id: int, count: int) -> str:
+def _ids_text(first_id: int, count: int) -> str:
     producer, sequence = split_id(first_id)
     last = f" to {sequence + count - 1}" if count > 1 else ""
     return f"{sequence}{last} of producer {producer}"
 
 
-def _repeated(logs: Sequence[AuditedLog], found: Repeat) -> Finding:
+def _repeat_finding(logs: Sequence[AuditedLog], found: RepeatedMessages) -> Finding:
     log, other = logs[found.log], logs[found.other_log]
     text = (
-        f"{counted(found.count, 'message')}, number {_ids(found.first_id, found.count)}, are also in {other.folder} at"
-        f" offsets {found.other_offset} to {found.other_next}"
+        f"{with_noun(found.count, 'message')}, number {_ids_text(found.first_id, found.count)}, are also in"
+        f" {other.folder} at offsets {found.other_offset} to {found.other_next}"
     )
-    return log.finding(REPEATED, _base(log, found.offset), found.offset, found.next, text)
+    return log.make_finding(REPEATED, _segment_base(log, found.offset), found.offset, found.next, text)
 
 
-def _torn(logs: Sequence[AuditedLog], found: Lack) -> Finding:
+def _missing_finding(logs: Sequence[AuditedLog], found: MissingMessages) -> Finding:
     text = (
-        f"transaction {found.epoch}, committed at place {found.place}: {counted(found.missing, 'message')} from number"
-        f" {_ids(found.first_id, 1)} on are not in this partition"
+        f"transaction {found.epoch}, committed at place {found.place}: {with_noun(found.missing, 'message')} from"
+        f" number {_ids_text(found.first_id, 1)} on are not in this partition"
     )
-    return logs[found.log].finding(TORN, None, 0, 0, text)
+    return logs[found.log].make_finding(TORN, None, 0, 0, text)
 
 
-def _excess(logs: Sequence[AuditedLog], found: Excess) -> Finding:
+def _uncommitted_finding(logs: Sequence[AuditedLog], found: UncommittedMessages) -> Finding:
     kind = ROLLED_BACK if found.rolled_back else UNDECIDED
     said = "was rolled back" if found.rolled_back else "has no decision"
     text = (
-        f"transaction {found.epoch} {said}, and {counted(found.count, 'message')} of it from number"
-        f" {_ids(found.first_id, 1)} on stand in this partition"
+        f"transaction {found.epoch} {said}, and {with_noun(found.count, 'message')} of it from number"
+        f" {_ids_text(found.first_id, 1)} on stand in this partition"
     )
-    return logs[found.log].finding(kind, None, 0, 0, text)
+    return logs[found.log].make_finding(kind, None, 0, 0, text)
 
 
-def _stray(logs: Sequence[AuditedLog], found: Stray) -> Finding:
+def _undecided_finding(logs: Sequence[AuditedLog], found: UndecidedAppend) -> Finding:
     log = logs[found.log]
     text = f"an append of the transaction decided at place {found.place}, where the journal has no decision"
-    return log.finding(NO_DECISION, _base(log, found.offset), found.offset, found.next, text)
+    return log.make_finding(NO_DECISION, _segment_base(log, found.offset), found.offset, found.next, text)
 
 
 POLL_SECONDS: Final = 0.2
-LOCATED_MAX: Final = 100
+LOCATED_REPEATS_MAX: Final = 100
 """Maximum number of repeats, per part of the facts, whose exact offsets are read from the files."""
-NOTHING: Final = facts_of(0, 0, [])
+NO_FACTS: Final = make_facts(0, 0, [])
 
 
-class Checked:
+class AuditJobs:
     """Spark jobs of an audit: check pieces and compare their facts, both in parallel.
 
     `found` has the results without their facts, which stay in Spark until `close`. Facts are numbers: some bytes
@@ -203,50 +203,55 @@ class Checked:
         self._context = context
         self._logs = list(logs)
         self._folders = dict(folders)
-        self._rdd: RDD[PieceFound] | None = None
+        self._rdd: RDD[PieceResult] | None = None
         self._broadcasts: list[Broadcast[Any]] = []
-        self.found: list[PieceFound] = []
+        self.found: list[PieceResult] = []
 
-    def check(self, pieces: Sequence[Piece], progress: Progress) -> None:
+    def check_pieces(self, pieces: Sequence[AuditPiece], progress: Progress) -> None:
         """Check all pieces. Raises what Spark raises."""
         if not pieces:
             return
-        logs, folders = self._shared(self._logs), self._folders
+        logs, folders = self._broadcast(self._logs), self._folders
         done = self._context.accumulator(0)
         rows = self._context.accumulator(0)
 
-        def checked(group: list[Piece]) -> Iterator[PieceFound]:
+        def checked(group: list[AuditPiece]) -> Iterator[PieceResult]:
             for piece in group:
                 log = logs.value[piece.log]
-                found = check(RealDisk(), log, piece, folders[log.data])
+                found = check_piece(RealDisk(), log, piece, folders[log.data])
                 done.add(piece.size)
                 rows.add(found.records)
                 yield found
 
-        groups = grouped(pieces)
+        groups = group_pieces(pieces)
         rdd: Any = self._context.parallelize(groups, len(groups)).flatMap(checked).persist()
         self._rdd = rdd
-        with _told(progress, lambda: (rows.value, done.value)):
-            self.found = rdd.map(lambda each: each._replace(facts=NOTHING)).collect()
+        with _report_progress(progress, lambda: (rows.value, done.value)):
+            self.found = rdd.map(lambda each: each._replace(facts=NO_FACTS)).collect()
 
-    def judged(
-        self, more: Sequence[Facts], standings: Mapping[int, Standing], known: Mapping[int, Known]
-    ) -> list[Verdict]:
+    def compare_facts(
+        self,
+        more: Sequence[Facts],
+        standings: Mapping[int, AppliedState],
+        known: Mapping[int, JournalCoverage],
+    ) -> list[ComparisonResult]:
         """Compare all facts, including those of `more`."""
         context = self._context
         parts = max(1, context.defaultParallelism)
         mine: Any = context.parallelize(list(more), max(1, len(more)))
         if self._rdd is not None:
             mine = mine.union(self._rdd.map(lambda each: each.facts))
-        logs, told = self._shared(self._logs), self._shared((dict(standings), dict(known)))
+        logs, told = self._broadcast(self._logs), self._broadcast((dict(standings), dict(known)))
 
-        def verdict(rows: Iterator[tuple[int, Facts]]) -> Iterator[Verdict]:
-            found = judge(joined([facts for _, facts in rows]), *told.value)
-            near = [located(RealDisk(), logs.value, each) for each in found.repeats[:LOCATED_MAX]]
-            yield found._replace(repeats=[*near, *found.repeats[LOCATED_MAX:]])
+        def verdict(rows: Iterator[tuple[int, Facts]]) -> Iterator[ComparisonResult]:
+            found = compare_sides(concatenate_facts([facts for _, facts in rows]), *told.value)
+            near = [
+                locate_repeat(RealDisk(), logs.value, each) for each in found.repeats[:LOCATED_REPEATS_MAX]
+            ]
+            yield found._replace(repeats=[*near, *found.repeats[LOCATED_REPEATS_MAX:]])
 
-        placed = mine.flatMap(lambda facts: split(facts, parts)).partitionBy(parts)
-        verdicts: list[Verdict] = placed.mapPartitions(verdict).collect()
+        placed = mine.flatMap(lambda facts: split_facts(facts, parts)).partitionBy(parts)
+        verdicts: list[ComparisonResult] = placed.mapPartitions(verdict).collect()
         return verdicts
 
     def close(self) -> None:
@@ -258,7 +263,7 @@ class Checked:
             each.unpersist()
         self._broadcasts.clear()
 
-    def _shared(self, value: Any) -> Broadcast[Any]:
+    def _broadcast(self, value: Any) -> Broadcast[Any]:
         """Broadcast a value to all tasks."""
         self._broadcasts.append(self._context.broadcast(value))
         return self._broadcasts[-1]
@@ -266,20 +271,20 @@ class Checked:
 
 def read_journals(
     context: SparkContext, files: Sequence[JournalFilePlan]
-) -> list[tuple[JournalFilePlan, JournalFound]]:
+) -> list[tuple[JournalFilePlan, JournalFileContents]]:
     """Read each file of the transaction journals in a task of its own."""
     if not files:
         return []
     rdd = context.parallelize(list(files), len(files))
-    found: list[tuple[JournalFilePlan, JournalFound]] = rdd.map(
-        lambda file: (file, read_file(RealDisk(), file))
+    found: list[tuple[JournalFilePlan, JournalFileContents]] = rdd.map(
+        lambda file: (file, read_journal_file(RealDisk(), file))
     ).collect()
     return found
 
 
-def grouped(pieces: Sequence[Piece], size: int = PIECE_BYTES) -> list[list[Piece]]:
+def group_pieces(pieces: Sequence[AuditPiece], size: int = PIECE_BYTES) -> list[list[AuditPiece]]:
     """Group small adjacent pieces into tasks of about `size` bytes; the largest task is first."""
-    groups: list[list[Piece]] = []
+    groups: list[list[AuditPiece]] = []
     room = 0
     for piece in pieces:
         if piece.size > room or not groups:
@@ -291,7 +296,7 @@ def grouped(pieces: Sequence[Piece], size: int = PIECE_BYTES) -> list[list[Piece
 
 
 @contextmanager
-def _told(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[None]:
+def _report_progress(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[None]:
     """Update `progress` from `done` while the block runs."""
     ended = threading.Event()
     before = [0, 0]
@@ -315,78 +320,82 @@ def _told(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[N
         tell()
 
 
-DAMAGED = 4
+EXIT_FINDINGS = 4
 """Exit code if there are findings."""
 COLUMNS = ("kind", "data", "topic", "partition", "segment", "first", "next", "text", "do")
 
 
 def audit(
     context: SparkContext, folders: Sequence[str], progress: Progress, piece_bytes: int = PIECE_BYTES
-) -> Result:
+) -> AuditResult:
     """Audit these data folders. Raises BadRequest (no data folder), OSError."""
     begun = time.perf_counter()
     disk = RealDisk()
     folders = list(dict.fromkeys(folder.rstrip("/") or "/" for folder in folders))
-    topics = {data: topics_of(disk, data) for data in folders}
-    made = plan(disk, folders, piece_bytes)
+    topics = {data: read_catalog_topics(disk, data) for data in folders}
+    made = make_plan(disk, folders, piece_bytes)
     progress.total_bytes = sum(piece.size for piece in made.pieces)
-    checked = Checked(context, made.logs, {data: number for number, data in enumerate(folders)})
+    checked = AuditJobs(context, made.logs, {data: number for number, data in enumerate(folders)})
     try:
-        checked.check(made.pieces, progress)
-        chains = chained(made.logs, checked.found)
-        facts, known, findings = journals_of(context, folders, made.logs)
-        standings = {each.log.number: Standing(each.applied, each.windows) for each in chains}
-        verdicts = checked.judged(facts, standings, known)
+        checked.check_pieces(made.pieces, progress)
+        chains = summarize_logs(made.logs, checked.found)
+        facts, known, findings = read_journal_facts(context, folders, made.logs)
+        standings = {each.log.number: AppliedState(each.applied, each.windows) for each in chains}
+        verdicts = checked.compare_facts(facts, standings, known)
     finally:
         checked.close()
     findings += made.findings
     for log in made.logs:
-        findings += vanished(disk, log, [each for each in checked.found if each.piece.log == log.number])
+        findings += find_missing_files(
+            disk, log, [each for each in checked.found if each.piece.log == log.number]
+        )
     for data in folders:
-        findings += missing(disk, data, topics[data], made.logs)
-    return conclude(folders, made.logs, chains, verdicts, findings, time.perf_counter() - begun)
+        findings += find_missing_partitions(disk, data, topics[data], made.logs)
+    return make_result(folders, made.logs, chains, verdicts, findings, time.perf_counter() - begun)
 
 
-def journals_of(
+def read_journal_facts(
     context: SparkContext, folders: Sequence[str], logs: Sequence[AuditedLog]
-) -> tuple[list[Facts], dict[int, Known], list[Finding]]:
+) -> tuple[list[Facts], dict[int, JournalCoverage], list[Finding]]:
     """Return what each folder's transaction journal demands and covers, and its findings."""
     journals = [plan_journal(RealDisk(), data) for data in folders]
     read = read_journals(context, [file for journal in journals for file in journal.files])
     facts: list[Facts] = []
-    known: dict[int, Known] = {}
+    known: dict[int, JournalCoverage] = {}
     findings: list[Finding] = []
     for number, journal in enumerate(journals):
         found = [each for file, each in read if file.data == journal.data]
-        facts.append(expected(journal, found, number, log_ids(logs, journal)))
-        known[number] = Known(journal.journal_id, spans_of(found))
+        facts.append(expected_facts(journal, found, number, topic_log_ids(logs, journal)))
+        known[number] = JournalCoverage(journal.journal_id, join_spans(found))
         findings += journal.findings
         findings += (finding for each in found for finding in each.findings)
     return facts, known, findings
 
 
-def missing(disk: Disk, data: str, topics: list[TopicRow], logs: Sequence[AuditedLog]) -> list[Finding]:
+def find_missing_partitions(
+    disk: Disk, data: str, topics: list[TopicRow], logs: Sequence[AuditedLog]
+) -> list[Finding]:
     """Return partitions of the catalog without a folder.
 
     The catalog is read again, because topics may be deleted during the audit.
     """
     mine = [log for log in logs if log.data == data]
-    found = missing_folders(data, topics, mine)
+    found = find_missing_folders(data, topics, mine)
     if found:
-        still = {topic.incarnation for topic in topics_of(disk, data)}
-        found = missing_folders(data, [topic for topic in topics if topic.incarnation in still], mine)
+        still = {topic.incarnation for topic in read_catalog_topics(disk, data)}
+        found = find_missing_folders(data, [topic for topic in topics if topic.incarnation in still], mine)
     return found
 
 
-def chained(logs: Sequence[AuditedLog], found: Sequence[PieceFound]) -> list[Chain]:
+def summarize_logs(logs: Sequence[AuditedLog], found: Sequence[PieceResult]) -> list[LogSummary]:
     """Return the summary of each log."""
-    of_log: dict[int, list[PieceFound]] = {log.number: [] for log in logs}
+    of_log: dict[int, list[PieceResult]] = {log.number: [] for log in logs}
     for each in found:
         of_log[each.piece.log].append(each)
-    return [chain(log, of_log[log.number]) for log in logs]
+    return [summarize_log(log, of_log[log.number]) for log in logs]
 
 
-def log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int, int]:
+def topic_log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int, int]:
     """Return log id -> log number, for the topics' logs in the journal's data folder."""
     mine = (log for log in logs if log.data == journal.data and log.partition >= 0)
     return {log.log_id: log.number for log in mine if log.log_id is not None}
@@ -407,13 +416,13 @@ def command(folders: tuple[str, ...], job: Job) -> int:
     with job.spark() as session, job.progress("auditing", None) as progress:
         result = audit(session.sparkContext, folders, progress)
     if job.output.json:
-        job.output.object(result.row())
+        job.output.print_object(result.to_json())
     else:
-        job.output.rows([finding.row() for finding in result.findings], COLUMNS, result.sentence())
+        job.output.print_rows([finding.to_json() for finding in result.findings], COLUMNS, result.summary())
         if result.findings:
-            job.output.say(result.sentence())
-    return DAMAGED if result.findings or result.untold else 0
+            job.output.info(result.summary())
+    return EXIT_FINDINGS if result.findings or result.untold else 0
 
 
 if __name__ == "__main__":
-    leave(command, "audit")
+    run_and_exit(command, "audit")

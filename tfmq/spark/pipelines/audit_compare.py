@@ -16,40 +16,40 @@ import numpy as np
 
 from journal import filenames
 from journal.disk import Disk, File
-from journal.record.format import FLAG_CONTROL, FLAG_FILLER, HEADER, HEADER_SIZE
+from journal.record.format import FLAG_FILLER, FLAG_TRAILER, HEADER, HEADER_SIZE
 from tfmq.spark.pipelines.audit_check import (
     APPEND,
     DECISION,
-    FIRST_PLACE,
+    EXPECTED,
+    FIRST_SOURCE,
     FORBIDDEN,
     RUN,
-    WANTED,
     Array,
     Facts,
-    Place,
-    Window,
+    LostSources,
+    SourcePosition,
 )
 from tfmq.spark.pipelines.audit_plan import AuditedLog
 
-TOLD_MAX: Final = 1000
+LISTED_MAX: Final = 1000
 """Listed findings of each kind in one part of the facts; further ones are only counted."""
 
 
-class Standing(NamedTuple):
+class AppliedState(NamedTuple):
     """State of one log: `applied` is its highest source position."""
 
-    applied: Place = FIRST_PLACE
-    windows: Sequence[Window] = ()
+    applied: SourcePosition = FIRST_SOURCE
+    windows: Sequence[LostSources] = ()
 
 
-class Known(NamedTuple):
+class JournalCoverage(NamedTuple):
     """Coverage of one data folder's journal: its id, and the LSN ranges that it still has completely."""
 
     journal_id: int = 0
     spans: Sequence[tuple[int, int]] = ()
 
 
-class Repeat(NamedTuple):
+class RepeatedMessages(NamedTuple):
     """`count` messages from `first_id` on that are stored twice, between these offsets."""
 
     first_id: int
@@ -62,7 +62,7 @@ class Repeat(NamedTuple):
     other_next: int
 
 
-class Lack(NamedTuple):
+class MissingMessages(NamedTuple):
     """Messages of the decision at LSN `place` that a partition lacks; `first_id` is the first one."""
 
     log: int
@@ -72,7 +72,7 @@ class Lack(NamedTuple):
     missing: int
 
 
-class Excess(NamedTuple):
+class UncommittedMessages(NamedTuple):
     """Messages in a partition whose transaction was not committed."""
 
     log: int
@@ -82,7 +82,7 @@ class Excess(NamedTuple):
     rolled_back: bool
 
 
-class Stray(NamedTuple):
+class UndecidedAppend(NamedTuple):
     """An append with an LSN at which the journal has no decision."""
 
     log: int
@@ -91,108 +91,116 @@ class Stray(NamedTuple):
     next: int
 
 
-class Verdict(NamedTuple):
+class ComparisonResult(NamedTuple):
     """Faults in one part of the facts.
 
     `pending`: messages that are committed and not applied yet.
     """
 
-    repeats: list[Repeat]
-    lacks: list[Lack]
-    excesses: list[Excess]
-    strays: list[Stray]
+    repeats: list[RepeatedMessages]
+    missing: list[MissingMessages]
+    uncommitted: list[UncommittedMessages]
+    undecided: list[UndecidedAppend]
     pending: int
     untold: int
 
 
-def judge(facts: Facts, standings: Mapping[int, Standing], known: Mapping[int, Known]) -> Verdict:
+def compare_sides(
+    facts: Facts, applied_states: Mapping[int, AppliedState], coverage: Mapping[int, JournalCoverage]
+) -> ComparisonResult:
     """Compare one part of the facts. `applied_states` by log number, `coverage` by folder number."""
-    repeats: list[Repeat] = []
-    lacks: list[Lack] = []
-    excesses: list[Excess] = []
-    strays: list[Stray] = []
+    repeats: list[RepeatedMessages] = []
+    lacks: list[MissingMessages] = []
+    excesses: list[UncommittedMessages] = []
+    strays: list[UndecidedAppend] = []
     pending = 0
     for folder in np.unique(facts.folder):
-        mine = facts.where(facts.folder == folder)
-        found = mine.of(RUN)
-        repeats.extend(repeats_of(found))
-        missing, late = lacks_of(found, mine.of(WANTED), standings)
+        mine = facts.select(facts.folder == folder)
+        found = mine.of_kind(RUN)
+        repeats.extend(find_repeats(found))
+        missing, late = find_missing(found, mine.of_kind(EXPECTED), applied_states)
         lacks.extend(missing)
         pending += late
-        excesses.extend(excesses_of(found, mine.of(FORBIDDEN)))
-        strays.extend(strays_of(mine.of(APPEND), mine.of(DECISION), known.get(int(folder), Known())))
-    untold = sum(max(0, len(each) - TOLD_MAX) for each in (repeats, lacks, excesses, strays))
-    return Verdict(
-        repeats[:TOLD_MAX], lacks[:TOLD_MAX], excesses[:TOLD_MAX], strays[:TOLD_MAX], pending, untold
+        excesses.extend(find_uncommitted(found, mine.of_kind(FORBIDDEN)))
+        strays.extend(
+            find_undecided(
+                mine.of_kind(APPEND), mine.of_kind(DECISION), coverage.get(int(folder), JournalCoverage())
+            )
+        )
+    untold = sum(max(0, len(each) - LISTED_MAX) for each in (repeats, lacks, excesses, strays))
+    return ComparisonResult(
+        repeats[:LISTED_MAX], lacks[:LISTED_MAX], excesses[:LISTED_MAX], strays[:LISTED_MAX], pending, untold
     )
 
 
-def repeats_of(runs: Facts) -> Iterator[Repeat]:
+def find_repeats(runs: Facts) -> Iterator[RepeatedMessages]:
     """Yield each run that begins, in the order of ids, before an earlier one has ended."""
-    if runs.rows < 2:
+    if runs.row_count < 2:
         return
-    runs = runs.where(np.lexsort((runs.offset, runs.log, runs.key)))
+    runs = runs.select(np.lexsort((runs.offset, runs.log, runs.key)))
     ends = runs.key + runs.count
     highest = np.maximum.accumulate(ends)
-    leaders = np.maximum.accumulate(np.where(ends == highest, np.arange(runs.rows), 0))
+    leaders = np.maximum.accumulate(np.where(ends == highest, np.arange(runs.row_count), 0))
     for at in np.flatnonzero(runs.key[1:] < highest[:-1]) + 1:
         other = int(leaders[at - 1])
         count = int(min(ends[at], ends[other]) - runs.key[at])
         places = [(int(runs.log[n]), int(runs.offset[n]), int(runs.next[n])) for n in (int(at), other)]
         here, there = sorted(places, reverse=True)
-        yield Repeat(int(runs.key[at]), count, *here, *there)
+        yield RepeatedMessages(int(runs.key[at]), count, *here, *there)
 
 
-def lacks_of(runs: Facts, wanted: Facts, standings: Mapping[int, Standing]) -> tuple[list[Lack], int]:
+def find_missing(
+    runs: Facts, wanted: Facts, standings: Mapping[int, AppliedState]
+) -> tuple[list[MissingMessages], int]:
     """Return missing messages of committed transactions, and how many are only not applied yet."""
-    found: list[Lack] = []
+    found: list[MissingMessages] = []
     late = 0
     for log in np.unique(wanted.log):
-        here = wanted.where(wanted.log == log)
-        covered = _covered(runs.where(runs.log == log), here)
-        standing = standings.get(int(log), Standing())
+        here = wanted.select(wanted.log == log)
+        covered = _count_covered(runs.select(runs.log == log), here)
+        standing = standings.get(int(log), AppliedState())
         for at in np.flatnonzero(covered < here.count):
             missing = int(here.count[at]) - int(covered[at])
             place, number = int(here.offset[at]), int(here.extra[at])
             if (place, number) > standing.applied:
                 late += missing
             elif not any(low[0] <= place <= high[0] for low, high, _ in standing.windows):
-                found.append(Lack(int(log), place, int(here.next[at]), int(here.key[at]), missing))
+                found.append(MissingMessages(int(log), place, int(here.next[at]), int(here.key[at]), missing))
     return found, late
 
 
-def excesses_of(runs: Facts, forbidden: Facts) -> Iterator[Excess]:
+def find_uncommitted(runs: Facts, forbidden: Facts) -> Iterator[UncommittedMessages]:
     """Yield messages in partitions that were not committed."""
     for log in np.unique(forbidden.log):
-        here = forbidden.where(forbidden.log == log)
-        covered = _covered(runs.where(runs.log == log), here)
+        here = forbidden.select(forbidden.log == log)
+        covered = _count_covered(runs.select(runs.log == log), here)
         for at in np.flatnonzero(covered):
-            yield Excess(
+            yield UncommittedMessages(
                 int(log), int(here.next[at]), int(here.key[at]), int(covered[at]), bool(here.extra[at])
             )
 
 
-def strays_of(appends: Facts, decisions: Facts, known: Known) -> Iterator[Stray]:
+def find_undecided(appends: Facts, decisions: Facts, known: JournalCoverage) -> Iterator[UndecidedAppend]:
     """Yield appends without a decision at their LSN, within what the journal covers.
 
     There is no decision at or after the end of the journal.
     """
-    if not known.spans or not appends.rows:
+    if not known.spans or not appends.row_count:
         return
-    mine = appends.where(
+    mine = appends.select(
         (appends.extra == np.uint64(known.journal_id)) & ~np.isin(appends.key, decisions.key)
     )
     end = known.spans[-1][1]
-    for row in range(mine.rows):
+    for row in range(mine.row_count):
         place = int(mine.key[row])
         if place >= end or any(first <= place < next for first, next in known.spans):
-            yield Stray(int(mine.log[row]), place, int(mine.offset[row]), int(mine.next[row]))
+            yield UndecidedAppend(int(mine.log[row]), place, int(mine.offset[row]), int(mine.next[row]))
 
 
-def _covered(runs: Facts, asked: Facts) -> Array:
+def _count_covered(runs: Facts, asked: Facts) -> Array:
     """Return, for each row of `asked`, how many of its ids are in `runs`; repeats count once."""
-    if not runs.rows:
-        return np.zeros(asked.rows, np.uint64)
+    if not runs.row_count:
+        return np.zeros(asked.row_count, np.uint64)
     order = np.argsort(runs.key, kind="stable")
     starts, ends = runs.key[order], (runs.key + runs.count)[order]
     highest = np.maximum.accumulate(ends)
@@ -200,10 +208,12 @@ def _covered(runs: Facts, asked: Facts) -> Array:
     starts = starts[begins]
     ends = highest[np.concatenate((np.flatnonzero(begins)[1:] - 1, [len(highest) - 1]))]
     before = np.concatenate((np.zeros(1, np.uint64), np.cumsum(ends - starts)))
-    return _below(starts, ends, before, asked.key + asked.count) - _below(starts, ends, before, asked.key)
+    return _count_below(starts, ends, before, asked.key + asked.count) - _count_below(
+        starts, ends, before, asked.key
+    )
 
 
-def _below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
+def _count_below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
     """Return, for each of `ids`, how many smaller ids the spans have.
 
     `before`: the number of ids in all spans before each span.
@@ -218,18 +228,18 @@ def _below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
 READ_BYTES: Final = 1 << 20
 
 
-def located(disk: Disk, logs: list[AuditedLog], repeat: Repeat) -> Repeat:
+def locate_repeat(disk: Disk, logs: list[AuditedLog], repeat: RepeatedMessages) -> RepeatedMessages:
     """Return `repeat` with the exact offsets of its messages, read from the files.
 
     If the files do not have them, the offsets stay those of the runs.
     """
     ids = repeat.first_id, repeat.first_id + repeat.count
-    here = _between(disk, logs[repeat.log], repeat.offset, repeat.next, *ids)
-    there = _between(disk, logs[repeat.other_log], repeat.other_offset, repeat.other_next, *ids)
+    here = _locate_records(disk, logs[repeat.log], repeat.offset, repeat.next, *ids)
+    there = _locate_records(disk, logs[repeat.other_log], repeat.other_offset, repeat.other_next, *ids)
     return repeat._replace(offset=here[0], next=here[1], other_offset=there[0], other_next=there[1])
 
 
-def _between(
+def _locate_records(
     disk: Disk, log: AuditedLog, offset: int, next: int, first_id: int, end_id: int
 ) -> tuple[int, int]:
     """Return the offset of the first, and after the last, record with these ids.
@@ -241,9 +251,9 @@ def _between(
         return offset, next
     first = last = -1
     try:
-        with closing(disk.open_read(filenames.join(log.path, log.file(segment.base)))) as file:
-            for position, size, id, flag in _headers(file, offset - segment.base, next - segment.base):
-                if first_id <= id < end_id and not flag & (FLAG_CONTROL | FLAG_FILLER):
+        with closing(disk.open_read(filenames.join(log.path, log.segment_file_name(segment.base)))) as file:
+            for position, size, id, flag in _record_headers(file, offset - segment.base, next - segment.base):
+                if first_id <= id < end_id and not flag & (FLAG_TRAILER | FLAG_FILLER):
                     first = position if first < 0 else first
                     last = position + size
     except OSError:
@@ -251,7 +261,7 @@ def _between(
     return (segment.base + first, segment.base + last) if first >= 0 else (offset, next)
 
 
-def _headers(file: File, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def _record_headers(file: File, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (position, size, id, flag) of every record from `position` on, including block trailers."""
     data, start = b"", position
     while position + HEADER_SIZE <= end:

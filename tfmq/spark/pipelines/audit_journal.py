@@ -13,29 +13,36 @@ from typing import Final, NamedTuple
 from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
-from journal.fsck.wal_verify import JournalSurvey, is_journal
+from journal.fsck.wal_verify import JournalScan, is_journal
 from journal.record.format import BadRecord, make_id
-from journal.wal.entry import AppendMsg, Entry, Operation
-from journal.wal.file import HEAD_SIZE, JournalFile
-from journal.wal.recovery_rules import Files, decide_files
-from tfmq.spark.pipelines.audit_check import DECISION, FORBIDDEN, WANTED, Facts, facts_of, joined
+from journal.wal.entry import AppendMsg, JournalEntry, Operation
+from journal.wal.file import FILE_HEADER_SIZE, JournalFile
+from journal.wal.recovery_rules import FilesAction, decide_files
+from tfmq.spark.pipelines.audit_check import (
+    DECISION,
+    EXPECTED,
+    FORBIDDEN,
+    Facts,
+    concatenate_facts,
+    make_facts,
+)
 from tfmq.spark.pipelines.audit_plan import JOURNAL, Finding
 from tfmq.transaction.journal_records import (
-    Commit,
-    GroupAbort,
-    GroupCommit,
-    HeuristicCommit,
-    HeuristicRollback,
-    LocalCommit,
-    LocalRollback,
-    Prepare,
-    Rollback,
+    CommitRecord,
+    GroupAbortRecord,
+    GroupCommitRecord,
+    HeuristicCommitRecord,
+    HeuristicRollbackRecord,
+    LocalCommitRecord,
+    LocalRollbackRecord,
+    PrepareRecord,
+    RollbackRecord,
     unpack,
 )
 
-TRIES: Final = 3
+LISTING_ATTEMPTS: Final = 3
 """Attempts: a running broker removes files while they are listed."""
-NUMBER_UNKNOWN: Final = 1 << 62
+UNKNOWN_NUMBER: Final = 1 << 62
 """Stands for a number that is unknown, for example because a file was deleted."""
 
 
@@ -47,7 +54,7 @@ class JournalFilePlan(NamedTuple):
     first: int
     end: int
     seed: int
-    sure: int
+    durable_end: int
 
 
 class JournalPlan(NamedTuple):
@@ -59,7 +66,7 @@ class JournalPlan(NamedTuple):
     findings: list[Finding]
 
 
-class Message(NamedTuple):
+class JournalMessages(NamedTuple):
     """Messages of a transaction. `place`: LSN of the entry, or of the one of which it is a copy."""
 
     place: int
@@ -70,16 +77,16 @@ class Message(NamedTuple):
     copied: bool = False
 
 
-class JournalFound(NamedTuple):
+class JournalFileContents(NamedTuple):
     """Contents of one file.
 
     `decisions`: (LSN, epochs) of each commit; `rolled_back`: epochs that were rolled back; `spans`: LSN ranges
     read without a gap; `totals`: (epoch, number of its messages), from its prepare or commit.
     """
 
-    messages: list[Message]
+    messages: list[JournalMessages]
     decisions: list[tuple[int, tuple[int, ...]]]
-    rolled: list[int]
+    rolled_back: list[int]
     spans: list[tuple[int, int]]
     findings: list[Finding]
     totals: list[tuple[int, int]]
@@ -93,32 +100,32 @@ def plan_journal(disk: Disk, data: str) -> JournalPlan:
     folder = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
     if not is_journal(disk, folder):
         return JournalPlan(data, 0, [], [])
-    for tried in range(TRIES):
+    for tried in range(LISTING_ATTEMPTS):
         try:
-            made = _plan(disk, data, folder)
+            made = _plan_files(disk, data, folder)
         except FileNotFoundError:
-            if tried == TRIES - 1:
+            if tried == LISTING_ATTEMPTS - 1:
                 raise
         except (NewerFormat, Corrupt) as error:
-            return JournalPlan(data, 0, [], [_finding(data, "", 0, 0, str(error))])
+            return JournalPlan(data, 0, [], [_journal_finding(data, "", 0, 0, str(error))])
         else:
             if not made.findings:
                 break
     return made
 
 
-def _plan(disk: Disk, data: str, folder: str) -> JournalPlan:
-    with closing(JournalSurvey(disk, folder)) as survey:
+def _plan_files(disk: Disk, data: str, folder: str) -> JournalPlan:
+    with closing(JournalScan(disk, folder)) as survey:
         findings = []
-        row = decide_files(found) if (found := survey.found()) is not None else None
-        if row is None or row.decision is Files.REFUSE:
+        row = decide_files(found) if (found := survey.files_facts()) is not None else None
+        if row is None or row.decision is FilesAction.REFUSE:
             said = survey.checkpoint_fault or "no snapshot that its checkpoint names is whole"
             findings.append(
-                _finding(data, "", 0, 0, f"a start would refuse it: {row.label if row else said}")
+                _journal_finding(data, "", 0, 0, f"a start would refuse it: {row.label if row else said}")
             )
         if survey.identity is None:
             return JournalPlan(data, 0, [], findings)
-        forced = survey.checkpoint.forced if survey.checkpoint is not None else 0
+        forced = survey.checkpoint.durable_lsn if survey.checkpoint is not None else 0
         last = survey.files[-1].number if survey.files else 0
         files = [
             JournalFilePlan(
@@ -135,13 +142,13 @@ def _plan(disk: Disk, data: str, folder: str) -> JournalPlan:
         return JournalPlan(data, survey.identity[0], files, findings)
 
 
-def _finding(data: str, file: str, first: int, next: int, text: str) -> Finding:
+def _journal_finding(data: str, file: str, first: int, next: int, text: str) -> Finding:
     return Finding(JOURNAL, data, filenames.TRANSACTIONS_FOLDER, -1, file, first, next, text)
 
 
-def read_file(disk: Disk, plan: JournalFilePlan) -> JournalFound:
+def read_journal_file(disk: Disk, plan: JournalFilePlan) -> JournalFileContents:
     """Read all entries of one file; empty if the file was deleted meanwhile."""
-    found = JournalFound([], [], [], [], [], [])
+    found = JournalFileContents([], [], [], [], [], [])
     name = filenames.journal_name(plan.number)
     path = filenames.join(filenames.join(plan.data, filenames.TRANSACTIONS_FOLDER), name)
     try:
@@ -149,92 +156,98 @@ def read_file(disk: Disk, plan: JournalFilePlan) -> JournalFound:
     except FileNotFoundError:
         return found
     with closing(file):
-        begun = place = plan.first + HEAD_SIZE
+        begun = place = plan.first + FILE_HEADER_SIZE
         while place < plan.end:
             try:
                 for entry in file.entries(place, plan.seed):
-                    _take(entry, found)
+                    _add_entry(entry, found)
                     place = entry.next
             except BadRecord as error:
                 found.spans.append((begun, place))
-                behind = file.find(error.position + 1, plan.seed)
-                begun = plan.end if behind is None else behind.place
-                if place < plan.sure or behind is not None:
+                behind = file.find_entry(error.position + 1, plan.seed)
+                begun = plan.end if behind is None else behind.lsn
+                if place < plan.durable_end or behind is not None:
                     text = f"cannot be read: {error.reason}"
-                    found.findings.append(_finding(plan.data, name, place, begun, text))
+                    found.findings.append(_journal_finding(plan.data, name, place, begun, text))
                 place = begun
         found.spans.append((begun, place))
     return found
 
 
-def _take(entry: Entry, found: JournalFound) -> None:
+def _add_entry(entry: JournalEntry, found: JournalFileContents) -> None:
     """Add one entry to `found`."""
     content = entry.content
     if isinstance(content, AppendMsg):
         first_id = make_id(content.producer_id, content.sequence)
         copied = bool(content.moved_from)
-        place = content.moved_from or entry.place
-        found.messages.append(Message(place, content.epoch, content.log_id, first_id, content.count, copied))
+        place = content.moved_from or entry.lsn
+        found.messages.append(
+            JournalMessages(place, content.epoch, content.log_id, first_id, content.count, copied)
+        )
     elif isinstance(content, Operation):
         try:
             said = unpack(*content)
         except ValueError:
             return
-        if isinstance(said, Prepare | LocalCommit):
+        if isinstance(said, PrepareRecord | LocalCommitRecord):
             found.totals.append((said.epoch, said.messages))
-        if isinstance(said, Commit | LocalCommit | HeuristicCommit):
-            found.decisions.append((entry.place, (said.epoch,)))
-        elif isinstance(said, GroupCommit):
-            found.decisions.append((entry.place, tuple(said.members)))
-            found.rolled.extend(said.dropped)
-        elif isinstance(said, Rollback | LocalRollback | HeuristicRollback):
-            found.rolled.append(said.epoch)
-        elif isinstance(said, GroupAbort):
-            found.rolled.extend(said.dropped)
+        if isinstance(said, CommitRecord | LocalCommitRecord | HeuristicCommitRecord):
+            found.decisions.append((entry.lsn, (said.epoch,)))
+        elif isinstance(said, GroupCommitRecord):
+            found.decisions.append((entry.lsn, tuple(said.members)))
+            found.rolled_back.extend(said.dropped)
+        elif isinstance(said, RollbackRecord | LocalRollbackRecord | HeuristicRollbackRecord):
+            found.rolled_back.append(said.epoch)
+        elif isinstance(said, GroupAbortRecord):
+            found.rolled_back.extend(said.dropped)
 
 
-def spans_of(found: Sequence[JournalFound]) -> list[tuple[int, int]]:
+def join_spans(found: Sequence[JournalFileContents]) -> list[tuple[int, int]]:
     """Return the LSN ranges that the journal still covers, joined where files are adjacent."""
     joined_spans: list[tuple[int, int]] = []
     for first, next in sorted(span for each in found for span in each.spans):
-        if joined_spans and first <= joined_spans[-1][1] + HEAD_SIZE:
+        if joined_spans and first <= joined_spans[-1][1] + FILE_HEADER_SIZE:
             joined_spans[-1] = joined_spans[-1][0], max(next, joined_spans[-1][1])
         else:
             joined_spans.append((first, next))
     return joined_spans
 
 
-def expected(plan: JournalPlan, found: Sequence[JournalFound], folder: int, logs: Mapping[int, int]) -> Facts:
+def expected_facts(
+    plan: JournalPlan, found: Sequence[JournalFileContents], folder: int, logs: Mapping[int, int]
+) -> Facts:
     """Return facts: messages that partitions must have, or must not have, and the decisions.
 
     `folder`: its number; `logs`: log id -> number in the plan. Messages for other logs are left out, because their
     topics were deleted.
     """
-    spans = spans_of(found)
+    spans = join_spans(found)
     known_from = spans[-1][0] if spans else 0
     decisions = sorted(decision for each in found for decision in each.decisions)
     of_epoch: dict[int, tuple[int, int]] = {}
     for place, epochs in decisions:
         for order, epoch in enumerate(epochs):
             of_epoch[epoch] = place, order
-    rolled = {epoch for each in found for epoch in each.rolled}
-    rows = [facts_of(folder, -1, [[place, DECISION, 0, 0, 0, plan.journal_id] for place, _ in decisions])]
-    for log_id, facts in _by_log(_numbered(found, of_epoch), of_epoch, rolled, known_from).items():
+    rolled = {epoch for each in found for epoch in each.rolled_back}
+    rows = [make_facts(folder, -1, [[place, DECISION, 0, 0, 0, plan.journal_id] for place, _ in decisions])]
+    for log_id, facts in _rows_by_log(
+        _number_messages(found, of_epoch), of_epoch, rolled, known_from
+    ).items():
         if log_id in logs:
-            rows.append(facts_of(folder, logs[log_id], facts))
-    return joined(rows)
+            rows.append(make_facts(folder, logs[log_id], facts))
+    return concatenate_facts(rows)
 
 
-def _numbered(
-    found: Sequence[JournalFound], of_epoch: Mapping[int, tuple[int, int]]
-) -> Iterator[tuple[Message, int]]:
+def _number_messages(
+    found: Sequence[JournalFileContents], of_epoch: Mapping[int, tuple[int, int]]
+) -> Iterator[tuple[JournalMessages, int]]:
     """Yield every message once, with the number of its last record in its decision, from 1 on."""
-    once: dict[tuple[int, int], Message] = {}
+    once: dict[tuple[int, int], JournalMessages] = {}
     for message in (message for each in found for message in each.messages):
         known = once.get((message.epoch, message.first_id))
         if known is None or known.copied:
             once[message.epoch, message.first_id] = message
-    unnumbered = _unnumbered(found, once.values(), of_epoch)
+    unnumbered = _unnumbered_decisions(found, once.values(), of_epoch)
     nowhere = (0, 0)
     decided = sorted(once.values(), key=lambda m: (*of_epoch.get(m.epoch, nowhere), m.epoch, m.place))
     number, current = 0, -1
@@ -242,11 +255,13 @@ def _numbered(
         place = of_epoch.get(message.epoch, nowhere)[0]
         number = message.count if place != current else number + message.count
         current = place
-        yield message, NUMBER_UNKNOWN if place in unnumbered else number
+        yield message, UNKNOWN_NUMBER if place in unnumbered else number
 
 
-def _unnumbered(
-    found: Sequence[JournalFound], messages: Iterable[Message], of_epoch: Mapping[int, tuple[int, int]]
+def _unnumbered_decisions(
+    found: Sequence[JournalFileContents],
+    messages: Iterable[JournalMessages],
+    of_epoch: Mapping[int, tuple[int, int]],
 ) -> set[int]:
     """Return the LSNs of decisions whose messages cannot be numbered.
 
@@ -267,8 +282,8 @@ def _unnumbered(
     }
 
 
-def _by_log(
-    messages: Iterator[tuple[Message, int]],
+def _rows_by_log(
+    messages: Iterator[tuple[JournalMessages, int]],
     of_epoch: Mapping[int, tuple[int, int]],
     rolled: set[int],
     known_from: int,
@@ -279,7 +294,7 @@ def _by_log(
         epoch = message.epoch
         if epoch in of_epoch:
             place = of_epoch[epoch][0]
-            row = [message.first_id, WANTED, message.count, place, epoch, number]
+            row = [message.first_id, EXPECTED, message.count, place, epoch, number]
         elif epoch in rolled or message.place >= known_from:
             row = [message.first_id, FORBIDDEN, message.count, 0, epoch, int(epoch in rolled)]
         else:

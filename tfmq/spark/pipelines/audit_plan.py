@@ -14,22 +14,22 @@ from typing import Any, Final, NamedTuple
 
 from journal import filenames
 from journal.disk import Disk
-from journal.dual_slot_file import Slots
+from journal.dual_slot_file import DualSlotFile
 from journal.errors import Corrupt, JournalError, NewerFormat
 from journal.fsck.log_verify import find_log_id
-from journal.log.checkpoint import HEAD, Marks, Snapshots, decode_marks
-from journal.log.index import Index
+from journal.log.checkpoint import CHECKPOINT_HEADER, LogCheckpoint, SnapshotFiles, decode_checkpoint
+from journal.log.index import SegmentIndex
 from journal.log.segment import Segment
 from journal.record.block import Block
-from journal.record.block_trailer import CONTROL_SIZE, decode_control
+from journal.record.block_trailer import TRAILER_SIZE, decode_trailer
 from journal.record.format import BadRecord, make_log_id
-from tfmq.broker.catalog_state import OPEN, Register, TopicRow
+from tfmq.broker.catalog_state import OPEN, CatalogState, TopicRow
 from tfmq.errors import BadRequest
 
 PIECE_BYTES: Final = 64 << 20
 """Target size of a task: 1/4 s of work, so that all cores end at about the same time."""
 
-TRIES: Final = 3
+LISTING_ATTEMPTS: Final = 3
 """Attempts: a running broker removes files while they are listed."""
 
 ARRIVALS_FOLDER: Final = "delay/arrivals"
@@ -46,7 +46,7 @@ class AuditedSegment(NamedTuple):
 
     base: int
     size: int
-    whole: int | None
+    indexed_size: int | None
 
     @property
     def end(self) -> int:
@@ -67,9 +67,9 @@ class AuditedLog(NamedTuple):
     partition: int
     suffix: str
     log_id: int | None
-    marks: Marks | None
+    checkpoint: LogCheckpoint | None
     segments: tuple[AuditedSegment, ...]
-    mark_damaged: bool = False
+    checkpoint_damaged: bool = False
 
     @property
     def path(self) -> str:
@@ -77,28 +77,28 @@ class AuditedLog(NamedTuple):
         return filenames.join(self.data, self.folder)
 
     @property
-    def forced(self) -> int:
+    def durable_offset(self) -> int:
         """The durable offset. Bytes after it may be torn, or truncated by the next start."""
-        return self.marks.forced if self.marks is not None else 0
+        return self.checkpoint.durable if self.checkpoint is not None else 0
 
-    def file(self, base: int) -> str:
+    def segment_file_name(self, base: int) -> str:
         """Return the file name of a segment."""
         return filenames.segment_name(base, self.suffix)
 
-    def finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> Finding:
+    def make_finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> Finding:
         """Return a finding in this log, in the segment at `base`."""
-        segment = "" if base is None else self.file(base)
+        segment = "" if base is None else self.segment_file_name(base)
         return Finding(kind, self.data, self.topic, self.partition, segment, first, next, text)
 
 
-class Piece(NamedTuple):
+class AuditPiece(NamedTuple):
     """Positions `start <= x < end` of a segment, whole blocks; `is_last`: it is the last one of the log."""
 
     log: int
     base: int
     start: int
     end: int
-    tail: bool
+    is_last: bool
 
     @property
     def size(self) -> int:
@@ -106,14 +106,14 @@ class Piece(NamedTuple):
         return self.end - self.start
 
 
-class Plan(NamedTuple):
+class AuditPlan(NamedTuple):
     """Plan of an audit: `logs` by their number, `pieces` in the order of logs and offsets.
 
     `findings` are about what cannot be read.
     """
 
     logs: list[AuditedLog]
-    pieces: list[Piece]
+    pieces: list[AuditPiece]
     findings: list[Finding]
 
 
@@ -123,42 +123,42 @@ def check_folders(disk: Disk, folders: Sequence[str]) -> None:
         if not disk.exists(data) or not disk.is_folder(data):
             raise BadRequest(f"{data} is not a folder; name the data folder of a broker (its --data).")
         if not _log_folders(disk, data):
-            raise _no_partition(data)
+            raise _no_partition_error(data)
 
 
-def _no_partition(data: str) -> BadRequest:
+def _no_partition_error(data: str) -> BadRequest:
     return BadRequest(f"{data} holds no partition's folder; name the data folder of a broker (its --data).")
 
 
-def plan(disk: Disk, folders: Sequence[str], piece_bytes: int = PIECE_BYTES) -> Plan:
+def make_plan(disk: Disk, folders: Sequence[str], piece_bytes: int = PIECE_BYTES) -> AuditPlan:
     """Plan the audit of these data folders. Raises BadRequest (no data folder), OSError."""
-    made = Plan([], [], [])
+    made = AuditPlan([], [], [])
     folders = [data.rstrip("/") or "/" for data in folders]
     check_folders(disk, folders)
     for data in folders:
         before = len(made.logs)
         for child, suffix in _log_folders(disk, data):
-            _add(disk, data, child, suffix, made, piece_bytes)
+            _plan_folder(disk, data, child, suffix, made, piece_bytes)
         if len(made.logs) == before:
-            raise _no_partition(data)
+            raise _no_partition_error(data)
     return made
 
 
-def _add(disk: Disk, data: str, child: str, suffix: str, made: Plan, piece_bytes: int) -> None:
+def _plan_folder(disk: Disk, data: str, child: str, suffix: str, made: AuditPlan, piece_bytes: int) -> None:
     """Add one folder to the plan, unless its topic is deleted meanwhile.
 
     Tries again if retention deletes a file that was just listed.
     """
     findings = len(made.findings)
-    for tried in range(TRIES):
+    for tried in range(LISTING_ATTEMPTS):
         try:
-            log = _log(disk, data, child, suffix, made)
-            pieces = _pieces(disk, log, piece_bytes)
+            log = _plan_log(disk, data, child, suffix, made)
+            pieces = _split_segments(disk, log, piece_bytes)
         except FileNotFoundError:
             del made.findings[findings:]
             if not disk.exists(filenames.join(data, child)):
                 return
-            if tried == TRIES - 1:
+            if tried == LISTING_ATTEMPTS - 1:
                 raise
             continue
         made.logs.append(log)
@@ -173,7 +173,7 @@ def _log_folders(disk: Disk, data: str) -> list[tuple[str, str]]:
     return [*own, *((child, filenames.SEGMENT_SUFFIX) for child in children)]
 
 
-def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> AuditedLog:
+def _plan_log(disk: Disk, data: str, folder: str, suffix: str, made: AuditPlan) -> AuditedLog:
     """Return the log in one folder."""
     path = filenames.join(data, folder)
     parsed = filenames.parse_partition_folder(folder) or (folder, -1)
@@ -181,93 +181,95 @@ def _log(disk: Disk, data: str, folder: str, suffix: str, made: Plan) -> Audited
     try:
         # The checkpoint is read before the segments are listed: a running broker has what it names in the segments by
         # then.
-        log_id, marks = _marks(disk, path)
+        log_id, marks = _read_checkpoint(disk, path)
     except (Corrupt, NewerFormat) as error:
         log_id = marks = None
-        log = log._replace(mark_damaged=True)
-        made.findings.append(log.finding(MARK, None, 0, 0, f"{filenames.mark_name()}: {error}"))
-    bases = _bases(disk, path, suffix)
-    if marks is None and bases and not log.mark_damaged:
+        log = log._replace(checkpoint_damaged=True)
+        made.findings.append(
+            log.make_finding(MARK, None, 0, 0, f"{filenames.log_checkpoint_name()}: {error}")
+        )
+    bases = _segment_bases(disk, path, suffix)
+    if marks is None and bases and not log.checkpoint_damaged:
         with suppress(Corrupt, NewerFormat):  # the topic was created between the two reads
-            log_id, marks = _marks(disk, path)
+            log_id, marks = _read_checkpoint(disk, path)
     if marks is not None and bases and marks.first < bases[0]:
-        marks = marks._replace(first=first_now(disk, log, marks.first))
+        marks = marks._replace(first=current_first_offset(disk, log, marks.first))
     for base in bases:
         if log_id is None:
-            log_id = find_log_id(disk, filenames.join(path, log.file(base)))
+            log_id = find_log_id(disk, filenames.join(path, log.segment_file_name(base)))
     segments = []
     for base in bases:
         try:
-            segments.append(_segment(disk, path, base, log_id, suffix))
+            segments.append(_plan_segment(disk, path, base, log_id, suffix))
         except FileNotFoundError:
             raise
         except OSError as error:
-            text = f"{log.file(base)}: {error.strerror or error}"
-            made.findings.append(log.finding(UNREADABLE, base, base, base, text))
+            text = f"{log.segment_file_name(base)}: {error.strerror or error}"
+            made.findings.append(log.make_finding(UNREADABLE, base, base, base, text))
             segments.append(AuditedSegment(base, 0, None))
-    return log._replace(log_id=log_id, marks=marks, segments=tuple(segments))
+    return log._replace(log_id=log_id, checkpoint=marks, segments=tuple(segments))
 
 
-def _bases(disk: Disk, path: str, suffix: str) -> list[int]:
+def _segment_bases(disk: Disk, path: str, suffix: str) -> list[int]:
     found = (filenames.parse_segment_name(child, suffix) for child in disk.list(path))
     return sorted(base for base in found if base is not None)
 
 
-def first_now(disk: Disk, log: AuditedLog, first: int) -> int:
+def current_first_offset(disk: Disk, log: AuditedLog, first: int) -> int:
     """Return the current first offset of a log, which retention may have moved meanwhile.
 
     Returns `first` if the checkpoint cannot be read.
     """
     try:
-        marks = _marks(disk, log.path)[1]
+        marks = _read_checkpoint(disk, log.path)[1]
     except (Corrupt, NewerFormat, OSError):
         return first
     return first if marks is None else marks.first
 
 
-def _marks(disk: Disk, path: str) -> tuple[int | None, Marks | None]:
+def _read_checkpoint(disk: Disk, path: str) -> tuple[int | None, LogCheckpoint | None]:
     """Return (log id, checkpoint) of a folder whose log id is not known.
 
     Raises Corrupt, NewerFormat.
     """
-    place = filenames.join(path, filenames.mark_name())
-    found = Slots(disk, place).read()
+    place = filenames.join(path, filenames.log_checkpoint_name())
+    found = DualSlotFile(disk, place).read()
     if found is None:
         return None, None
     data = found[1]
-    if len(data) < HEAD.size:
+    if len(data) < CHECKPOINT_HEADER.size:
         raise Corrupt(place, 0, len(data), "shorter than its fixed part")
-    log_id: int = HEAD.unpack_from(data)[2]
-    return log_id, decode_marks(data, place, log_id)
+    log_id: int = CHECKPOINT_HEADER.unpack_from(data)[2]
+    return log_id, decode_checkpoint(data, place, log_id)
 
 
-def _segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: str) -> AuditedSegment:
+def _plan_segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: str) -> AuditedSegment:
     size = disk.size(filenames.join(path, filenames.segment_name(base, suffix)))
     if log_id is None:
         return AuditedSegment(base, size, None)
     # With the limit of a whole segment, because the file may be shorter now than its index says.
-    index = Index.load(disk, filenames.join(path, filenames.index_name(base)), base, log_id, 1 << 40)
+    index = SegmentIndex.load(disk, filenames.join(path, filenames.index_name(base)), base, log_id, 1 << 40)
     return AuditedSegment(base, size, index.end if len(index) else None)
 
 
-def _pieces(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[Piece]:
+def _split_segments(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[AuditPiece]:
     found = []
     for segment in log.segments:
-        cuts = [0, *_cuts(disk, log, segment, piece_bytes), segment.size]
+        cuts = [0, *_find_cuts(disk, log, segment, piece_bytes), segment.size]
         last = segment is log.segments[-1]
         for start, end in itertools.pairwise(cuts):
             if end > start:
-                found.append(Piece(log.number, segment.base, start, end, last and end == segment.size))
+                found.append(AuditPiece(log.number, segment.base, start, end, last and end == segment.size))
     return found
 
 
-def _cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int) -> list[int]:
+def _find_cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int) -> list[int]:
     """Return positions of block ends, about `piece_bytes` apart, each confirmed by a block trailer."""
     if log.log_id is None or segment.size < 2 * piece_bytes:
         return []
     path = filenames.join(log.path, filenames.index_name(segment.base))
-    index = Index.load(disk, path, segment.base, log.log_id, segment.size)
-    file = disk.open_read(filenames.join(log.path, log.file(segment.base)))
+    index = SegmentIndex.load(disk, path, segment.base, log.log_id, segment.size)
+    file = disk.open_read(filenames.join(log.path, log.segment_file_name(segment.base)))
     cuts: list[int] = []
     try:
         wanted = piece_bytes
@@ -275,7 +277,7 @@ def _cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int
             if entry.position < wanted or segment.size - entry.position < piece_bytes // 2:
                 continue
             if _ends_block(
-                file.pread(CONTROL_SIZE, entry.position - CONTROL_SIZE), log.log_id, segment, entry.position
+                file.pread(TRAILER_SIZE, entry.position - TRAILER_SIZE), log.log_id, segment, entry.position
             ):
                 cuts.append(entry.position)
                 wanted = entry.position + piece_bytes
@@ -286,7 +288,7 @@ def _cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int
 
 def _ends_block(data: bytes, log_id: int, segment: AuditedSegment, position: int) -> bool:
     try:
-        return decode_control(data, 0, log_id).next == segment.base + position
+        return decode_trailer(data, 0, log_id).next == segment.base + position
     except BadRecord:
         return False
 
@@ -295,28 +297,28 @@ CATALOG_LOG_ID: Final = 1 << 24
 CATALOG_SUFFIX: Final = ".catalog"
 
 
-def topics_of(disk: Disk, data: str) -> list[TopicRow]:
+def read_catalog_topics(disk: Disk, data: str) -> list[TopicRow]:
     """Return the open topics of a data folder's catalog; [] if it is damaged or missing.
 
     The audit of the catalog's own log reports damage. Call this before the folders are listed, so that topics
     created later are left out.
     """
     folder = filenames.join(data, CATALOG_FOLDER)
-    register = Register()
+    register = CatalogState()
     try:
         if not disk.exists(folder):
             return []
-        snapshot, _ = Snapshots(disk, folder, CATALOG_LOG_ID).newest(filenames.OFFSET_MAX)
+        snapshot, _ = SnapshotFiles(disk, folder, CATALOG_LOG_ID).load_newest(filenames.OFFSET_MAX)
         if snapshot is not None:
             register.load(snapshot.state)
-        for block in _blocks(disk, folder, 0 if snapshot is None else snapshot.offset):
+        for block in _catalog_blocks(disk, folder, 0 if snapshot is None else snapshot.offset):
             register.apply(block)
     except (JournalError, ValueError, OSError):
         return []
     return [topic for topic in register.topics.values() if topic.state == OPEN]
 
 
-def _blocks(disk: Disk, folder: str, offset: int) -> Iterator[Block]:
+def _catalog_blocks(disk: Disk, folder: str, offset: int) -> Iterator[Block]:
     found = (filenames.parse_segment_name(child, CATALOG_SUFFIX) for child in disk.list(folder))
     for base in sorted(base for base in found if base is not None):
         with closing(
@@ -326,7 +328,7 @@ def _blocks(disk: Disk, folder: str, offset: int) -> Iterator[Block]:
                 yield from segment.blocks(max(0, offset - base))
 
 
-def missing_folders(data: str, topics: list[TopicRow], logs: list[AuditedLog]) -> list[Finding]:
+def find_missing_folders(data: str, topics: list[TopicRow], logs: list[AuditedLog]) -> list[Finding]:
     """Return findings for partitions of `topics` without a folder of their own.
 
     `logs`: all logs of the data folder `data`.
@@ -367,12 +369,12 @@ _REPAIR: Final = (
     "stop the broker; put the file back from a backup, or let `tfmq log repair DATA` close the place with a"
     " filler"
 )
-_PUT_BACK: Final = "stop the broker and put the missing bytes back from a backup; without one they are lost"
+_RESTORE: Final = "stop the broker and put the missing bytes back from a backup; without one they are lost"
 
 ADVICE: Final = {
     BLOCK: _REPAIR,
-    CUT: _PUT_BACK,
-    MISSING: _PUT_BACK,
+    CUT: _RESTORE,
+    MISSING: _RESTORE,
     OVERLAP: "stop the broker; one of the two files does not belong here: move it away",
     ORDER: "stop the broker and look with `tfmq log dump`; a file of another folder or time stands here",
     MARK: "put log.mark back from a backup, or remove it: the next start then checks the whole log",
@@ -409,6 +411,6 @@ class Finding(NamedTuple):
         """What to do about it."""
         return ADVICE[self.kind]
 
-    def row(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the finding as a JSON object or table row."""
         return {**self._asdict(), "do": self.advice}

@@ -24,10 +24,10 @@ import click
 from tfmq.cli import main as tfmq_command
 from tfmq.cli.output import Output
 from tfmq.cli.values import Duration
-from tfmq.client.connection.connection import SECONDS
+from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.errors import BadRequest, NotSupported
-from tfmq.spark.log_reader import Address
-from tfmq.spark.pipelines.spark_jobs import Progress, reason_in, shown
+from tfmq.spark.log_reader import SourceAddress
+from tfmq.spark.pipelines.spark_jobs import Progress, java_reason, show_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,8 +61,8 @@ class Job:
         if SparkContext._active_spark_context is not None:
             yield SparkSession.builder.getOrCreate()
             return
-        with interruptible() as as_before:
-            session = started(f"tfmq {self.name}", self.master)
+        with single_interrupt() as as_before:
+            session = start_session(f"tfmq {self.name}", self.master)
             as_before()
             try:
                 yield session
@@ -75,12 +75,12 @@ class Job:
 
         Silent with --quiet or --json.
         """
-        with shown(self.output, text, total_bytes) as progress:
+        with show_progress(self.output, text, total_bytes) as progress:
             yield progress
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
+def single_interrupt() -> Iterator[Callable[[], None]]:
     """Turn Ctrl-C in the block into one KeyboardInterrupt, without output on standard error.
 
     Yields a function to call right after the block has started Spark: it restores the handler of SIGINT that was
@@ -112,7 +112,7 @@ def was_interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def started(title: str, master: str | None) -> SparkSession:
+def start_session(title: str, master: str | None) -> SparkSession:
     """Start a session for one run: no console output, this Python in workers, local on 127.0.0.1.
 
     Raises NotSupported (no Java), BadRequest (a master that Spark does not know).
@@ -138,7 +138,7 @@ def started(title: str, master: str | None) -> SparkSession:
             f" (`java -version` shows it). It said: {str(error).splitlines()[0]}"
         ) from error
     except Exception as error:
-        if (reason := reason_in(error)) is not None and "master" in reason.lower():
+        if (reason := java_reason(error)) is not None and "master" in reason.lower():
             raise BadRequest(f"Spark cannot use the master {master!r}: {reason}") from error
         raise
 
@@ -168,7 +168,7 @@ def check_topics(topics: Sequence[str], everything: bool) -> None:
         raise click.UsageError("name the topics, or give --all.")
 
 
-def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
+def run_command(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run the command line of a pipeline, or of all if `name` is empty; return its exit code.
 
     Errors are printed as a sentence on standard error.
@@ -181,11 +181,11 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
     return code
 
 
-def leave(command: click.Command, name: str) -> None:
+def run_and_exit(command: click.Command, name: str) -> None:
     """Run the command line and exit with its code."""
-    tfmq_command.open_what_is_closed()
-    tfmq_command.say_warnings()
-    sys.exit(run(command, name))
+    tfmq_command.open_closed_streams()
+    tfmq_command.print_log_warnings()
+    sys.exit(run_command(command, name))
 
 
 def address_options(command: Any) -> Any:
@@ -194,7 +194,7 @@ def address_options(command: Any) -> Any:
         click.option(
             "--timeout",
             type=Duration(),
-            default=SECONDS,
+            default=REQUEST_TIMEOUT_SECONDS,
             show_default=True,
             help="How long to wait for a broker that is down.",
         ),
@@ -214,16 +214,16 @@ def address_options(command: Any) -> Any:
     return command
 
 
-def address_of(servers: str | None, path: Path | None, timeout: float) -> Address:
+def parse_address(servers: str | None, path: Path | None, timeout: float) -> SourceAddress:
     """Return where to read from. Raises BadRequest if both are given."""
     if path is not None:
         if servers is not None:
             raise BadRequest("Name either --servers or --path, not both.")
-        return Address(None, str(path.resolve()), timeout)
-    return Address(broker_of(servers), None, timeout)
+        return SourceAddress(None, str(path.resolve()), timeout)
+    return SourceAddress(resolve_broker(servers), None, timeout)
 
 
-def broker_of(servers: str | None) -> str:
+def resolve_broker(servers: str | None) -> str:
     """Return the broker's address: `servers`, else $TFMQ_SERVERS, else the default.
 
     Resolved on the driver, because the environment of tasks is another one.
@@ -231,22 +231,22 @@ def broker_of(servers: str | None) -> str:
     return servers or os.environ.get("TFMQ_SERVERS") or "127.0.0.1:8367"
 
 
-UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-SIZE: Final = re.compile(r"(\d+) ?([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+SIZE_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SIZE_PATTERN: Final = re.compile(r"(\d+) ?([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 
 
-def size_bytes(text: str) -> int:
+def parse_size(text: str) -> int:
     """Parse a size like '64M', '64 MiB', '4g' or '65536'; units are powers of 1024.
 
     Raises ValueError with an example of valid input.
     """
-    found = SIZE.fullmatch(text.strip())
+    found = SIZE_PATTERN.fullmatch(text.strip())
     if found is None or not int(found[1]):
         raise ValueError(f"{text!r} is no size: write a number above 0 and K, M, G or T, as in 64M")
-    return int(found[1]) * UNITS[found[2].upper()]
+    return int(found[1]) * SIZE_UNITS[found[2].upper()]
 
 
-class Size(click.ParamType):  # type: ignore[type-arg]
+class SizeType(click.ParamType):  # type: ignore[type-arg]
     """Click parameter type of a size in bytes."""
 
     name = "SIZE"
@@ -255,6 +255,6 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         if isinstance(value, int):
             return value
         try:
-            return size_bytes(value)
+            return parse_size(value)
         except ValueError as error:
             self.fail(str(error), param, context)

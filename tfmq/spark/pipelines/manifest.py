@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from tfmq.errors import BadRequest, Damaged, NotSupported
 from tfmq.spark.pipelines import archive_layout
-from tfmq.spark.pipelines.archive_layout import Piece, make_named, put
+from tfmq.spark.pipelines.archive_layout import ArchivePiece, create_output_folder, write_atomically
 
 VERSION: Final = 1
 
@@ -28,7 +28,7 @@ MISSING: Final = (
     " from a copy."
 )
 DAMAGED: Final = "{path} is damaged: {why}. Restore it from a copy of the archive."
-NOBODYS: Final = (
+UNKNOWN_FILE: Final = (
     "{path} is in the archive {folder}, but in no complete step: {manifest} was deleted or not copied, and its"
     " messages would be archived twice. Restore it from a copy."
 )
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
     topic: str
     partitions: int
     node: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ArchivePiece, ...]
     gaps: tuple[Gap, ...]
 
 
@@ -98,12 +98,12 @@ class Manifest(NamedTuple):
         return sum(each.size_bytes for each in self.files)
 
 
-def packed(body: dict[str, Any]) -> bytes:
+def encode_object(body: dict[str, Any]) -> bytes:
     """Encode an object as JSON with its CRC."""
     return (json.dumps({**body, "crc": _crc(body)}, indent=1) + "\n").encode()
 
 
-def unpacked(path: str, data: bytes) -> dict[str, Any]:
+def decode_object(path: str, data: bytes) -> dict[str, Any]:
     """Decode an object and verify its CRC. Raises Damaged, NotSupported, both naming `path`."""
     try:
         body = json.loads(data)
@@ -121,7 +121,7 @@ def _crc(body: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
 
 
-def plan_body(plan: Plan) -> dict[str, Any]:
+def plan_to_json(plan: Plan) -> dict[str, Any]:
     return {
         "version": VERSION,
         "step": plan.step,
@@ -133,29 +133,29 @@ def plan_body(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_of(body: dict[str, Any]) -> Plan:
+def parse_plan(body: dict[str, Any]) -> Plan:
     return Plan(
         body["step"],
         body["topic"],
         body["partitions"],
         body["node"],
-        tuple(Piece(**each) for each in body["pieces"]),
+        tuple(ArchivePiece(**each) for each in body["pieces"]),
         tuple(Gap(**each) for each in body["gaps"]),
     )
 
 
-def manifest_body(manifest: Manifest) -> dict[str, Any]:
+def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     return {
-        **plan_body(manifest.plan),
+        **plan_to_json(manifest.plan),
         "rows": manifest.rows,
         "files": [each._asdict() for each in manifest.files],
         "ends": [[*key, end] for key, end in sorted(manifest.ends.items())],
     }
 
 
-def manifest_of(body: dict[str, Any]) -> Manifest:
+def parse_manifest(body: dict[str, Any]) -> Manifest:
     return Manifest(
-        plan_of(body),
+        parse_plan(body),
         tuple(ArchiveFile(**each) for each in body["files"]),
         {(incarnation, partition): end for incarnation, partition, end in body["ends"]},
     )
@@ -168,40 +168,40 @@ class ArchiveFolder:
         self.folder, self.id = folder, archive_id
 
     @classmethod
-    def opened(cls, folder: Path) -> ArchiveFolder:
+    def open(cls, folder: Path) -> ArchiveFolder:
         """Open an archive. Raises BadRequest (no archive), Damaged, NotSupported."""
         path = folder / archive_layout.ARCHIVE_FILE
         if not path.is_file():
             raise BadRequest(NO_ARCHIVE.format(folder=folder, path=path))
-        return cls(folder, unpacked(str(path), path.read_bytes())["id"])
+        return cls(folder, decode_object(str(path), path.read_bytes())["id"])
 
     @classmethod
-    def made(cls, folder: Path) -> ArchiveFolder:
+    def open_or_create(cls, folder: Path) -> ArchiveFolder:
         """Open the archive in `folder`, or create one.
 
         Raises BadRequest if the folder has other files or is not writable; Damaged, NotSupported.
         """
-        make_named(folder)
+        create_output_folder(folder)
         if (folder / archive_layout.ARCHIVE_FILE).is_file():
-            return cls.opened(folder)
+            return cls.open(folder)
         strangers = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-        strangers = [name for name in strangers if name != archive_layout.HOUSE]
+        strangers = [name for name in strangers if name != archive_layout.METADATA_FOLDER]
         if strangers:
             raise BadRequest(
                 f"{folder} is no archive of tfmq and not empty ({strangers[0]!r} is in it): name a new folder."
             )
         body = {"version": VERSION, "format": "tfmq archive", "id": uuid.uuid4().hex}
-        put(folder / archive_layout.ARCHIVE_FILE, packed(body))
-        return cls.opened(folder)
+        write_atomically(folder / archive_layout.ARCHIVE_FILE, encode_object(body))
+        return cls.open(folder)
 
     def topics(self) -> list[str]:
         """Return the topics that have a completed step."""
-        house = self.folder / archive_layout.HOUSE
+        house = self.folder / archive_layout.METADATA_FOLDER
         return sorted(each.name for each in house.iterdir() if each.is_dir() and any(each.glob("*.json")))
 
     def steps(self, topic: str) -> list[int]:
         """Return the numbers of all completed steps: 1, 2, ... Raises Damaged where one is missing."""
-        folder = self.folder / archive_layout.house_folder(topic)
+        folder = self.folder / archive_layout.metadata_folder(topic)
         names = [archive_layout.STEP_NAME.fullmatch(each.name) for each in folder.glob("*.json")]
         found = sorted(int(name[1]) for name in names if name is not None)
         for expected, step in enumerate(found, 1):
@@ -213,9 +213,9 @@ class ArchiveFolder:
     def manifest(self, topic: str, step: int) -> Manifest:
         """Read the manifest of a completed step. Raises Damaged, NotSupported."""
         path = self.folder / archive_layout.manifest_path(topic, step)
-        return manifest_of(unpacked(str(path), path.read_bytes()))
+        return parse_manifest(decode_object(str(path), path.read_bytes()))
 
-    def require_whole(self, topic: str, last: Manifest | None) -> None:
+    def check_no_lost_step(self, topic: str, last: Manifest | None) -> None:
         """Check that no file belongs to a step after `last`, whose manifest would be missing then.
 
         Checks the files from the day of the first message of `last` on. Call this only if no step is started.
@@ -233,26 +233,30 @@ class ArchiveFolder:
             if start >= ends.get((incarnation, partition), 0):
                 lost = archive_layout.manifest_path(topic, last.plan.step + 1 if last is not None else 1)
                 where = path.relative_to(self.folder)
-                raise Damaged(NOBODYS.format(path=where, folder=self.folder, manifest=lost))
+                raise Damaged(UNKNOWN_FILE.format(path=where, folder=self.folder, manifest=lost))
 
-    def begun(self, topic: str, step: int) -> Plan | None:
+    def started_plan(self, topic: str, step: int) -> Plan | None:
         """Return the plan of a step that is started and not completed, or None.
 
         Raises Damaged, NotSupported.
         """
         path = self.folder / archive_layout.plan_path(topic, step)
-        return plan_of(unpacked(str(path), path.read_bytes())) if path.is_file() else None
+        return parse_plan(decode_object(str(path), path.read_bytes())) if path.is_file() else None
 
-    def begin(self, plan: Plan) -> None:
+    def write_plan(self, plan: Plan) -> None:
         """Write the plan of a step. It is durable on return."""
-        put(self.folder / archive_layout.plan_path(plan.topic, plan.step), packed(plan_body(plan)))
+        write_atomically(
+            self.folder / archive_layout.plan_path(plan.topic, plan.step), encode_object(plan_to_json(plan))
+        )
 
-    def finish(self, manifest: Manifest) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
         """Complete a step: write its manifest, durable on return, and delete its plan."""
         topic, step = manifest.plan.topic, manifest.plan.step
-        put(self.folder / archive_layout.manifest_path(topic, step), packed(manifest_body(manifest)))
-        self.tidy(topic, step)
+        write_atomically(
+            self.folder / archive_layout.manifest_path(topic, step), encode_object(manifest_to_json(manifest))
+        )
+        self.delete_plan(topic, step)
 
-    def tidy(self, topic: str, step: int) -> None:
+    def delete_plan(self, topic: str, step: int) -> None:
         """Delete the plan of a completed step."""
         (self.folder / archive_layout.plan_path(topic, step)).unlink(missing_ok=True)

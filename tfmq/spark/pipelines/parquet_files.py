@@ -21,7 +21,14 @@ import pyarrow.parquet as pq
 
 from tfmq.arrow.schema import project
 from tfmq.errors import Damaged
-from tfmq.spark.pipelines.archive_layout import HOUR_MS, Piece, beside_of, file_path, make_folder, settle
+from tfmq.spark.pipelines.archive_layout import (
+    HOUR_MS,
+    ArchivePiece,
+    create_folder,
+    file_path,
+    rename_durably,
+    temporary_path,
+)
 from tfmq.spark.pipelines.manifest import ArchiveFile
 
 READ_BYTES: Final = 1 << 20
@@ -33,7 +40,7 @@ MISSING: Final = "The archive {folder} misses {path}: it was deleted or not copi
 DAMAGED: Final = "{path} in the archive {folder} is damaged: {why}. Restore it from a copy."
 
 
-def prove(folder: Path, file: ArchiveFile) -> None:
+def verify_file(folder: Path, file: ArchiveFile) -> None:
     """Verify the size and the checksum of a file.
 
     Raises Damaged, with the file's name, if it is missing or changed.
@@ -53,9 +60,9 @@ def prove(folder: Path, file: ArchiveFile) -> None:
         raise Damaged(DAMAGED.format(folder=folder, path=file.path, why=why))
 
 
-def batches_of(folder: Path, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
+def read_batches(folder: Path, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
     """Verify a file, and yield its rows in order, with COLUMNS. Raises Damaged."""
-    prove(folder, file)
+    verify_file(folder, file)
     rows = BATCH_ROWS
     if file.rows:
         rows = max(1, min(BATCH_ROWS, BATCH_BYTES * file.rows // max(1, file.log_bytes)))
@@ -75,7 +82,7 @@ ROW_BYTES: Final = 48
 HOUR_US: Final = HOUR_MS * 1000
 
 
-class CheckedFile:
+class ChecksumFile:
     """Writable file that computes the CRC-32 and the size of what is written."""
 
     closed = False
@@ -105,26 +112,26 @@ class CheckedFile:
     def seekable(self) -> bool:
         return False
 
-    def close(self, forced: bool = True) -> None:
+    def close(self, fsync: bool = True) -> None:
         """Close the file, after an fsync unless `fsync` is false. Calling it twice is harmless."""
         if not self.closed:
             self.closed = True
-            if forced:
+            if fsync:
                 self._file.flush()
                 os.fsync(self._file.fileno())
             self._file.close()
 
 
-class HourFile:
+class HourFileWriter:
     """The Parquet file of one hour while it is written; it gets its final name in `finish`."""
 
-    def __init__(self, folder: Path, topic: str, hour: int, piece: Piece, compression: str) -> None:
+    def __init__(self, folder: Path, topic: str, hour: int, piece: ArchivePiece, compression: str) -> None:
         self._folder, self._piece = folder, piece
         self._name = file_path(topic, hour, piece)
         self._path = folder / self._name
-        make_folder(self._path.parent)
-        self._beside = beside_of(self._path)
-        self._file = CheckedFile(self._beside)
+        create_folder(self._path.parent)
+        self._temporary = temporary_path(self._path)
+        self._file = ChecksumFile(self._temporary)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
             COLUMNS,
@@ -132,27 +139,27 @@ class HourFile:
             use_dictionary=["partition", "key", "tag"],
             column_encoding=dict.fromkeys(("offset", "timestamp", "id"), "DELTA_BINARY_PACKED"),
         )
-        self._held: list[pa.RecordBatch] = []
-        self._held_rows = self._held_bytes = 0
+        self._buffered: list[pa.RecordBatch] = []
+        self._buffered_rows = self._buffered_bytes = 0
         self.rows = self._log_bytes = 0
         self._first: tuple[int, int] | None = None
         self._last = (0, 0)
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add_rows(self, batch: pa.RecordBatch) -> None:
         """Append rows, all of this hour and after the rows added before."""
-        sizes = row_sizes(batch)
-        self._note(batch, int(sizes.sum()))
+        sizes = estimate_row_sizes(batch)
+        self._record_bounds(batch, int(sizes.sum()))
         while batch.num_rows:
-            reached = np.searchsorted(np.cumsum(sizes), GROUP_BYTES - self._held_bytes) + 1
-            count = int(min(batch.num_rows, reached, GROUP_ROWS - self._held_rows))
-            self._held.append(batch.slice(0, count))
-            self._held_rows += count
-            self._held_bytes += int(sizes[:count].sum())
-            if self._held_bytes >= GROUP_BYTES or self._held_rows >= GROUP_ROWS:
+            reached = np.searchsorted(np.cumsum(sizes), GROUP_BYTES - self._buffered_bytes) + 1
+            count = int(min(batch.num_rows, reached, GROUP_ROWS - self._buffered_rows))
+            self._buffered.append(batch.slice(0, count))
+            self._buffered_rows += count
+            self._buffered_bytes += int(sizes[:count].sum())
+            if self._buffered_bytes >= GROUP_BYTES or self._buffered_rows >= GROUP_ROWS:
                 self._write_group()
             batch, sizes = batch.slice(count), sizes[count:]
 
-    def _note(self, batch: pa.RecordBatch, size_bytes: int) -> None:
+    def _record_bounds(self, batch: pa.RecordBatch, size_bytes: int) -> None:
         offsets, times = batch.column("offset"), batch.column("timestamp").cast(pa.int64())
         if self._first is None:
             self._first = (offsets[0].as_py(), times[0].as_py() // 1000)
@@ -161,10 +168,10 @@ class HourFile:
         self._log_bytes += size_bytes
 
     def _write_group(self) -> None:
-        if self._held:
-            table = pa.Table.from_batches(self._held).combine_chunks()
+        if self._buffered:
+            table = pa.Table.from_batches(self._buffered).combine_chunks()
             self._writer.write_table(table, row_group_size=GROUP_ROWS)
-        self._held, self._held_rows, self._held_bytes = [], 0, 0
+        self._buffered, self._buffered_rows, self._buffered_bytes = [], 0, 0
 
     def finish(self) -> ArchiveFile:
         """Close the file, fsync it and give it its final name."""
@@ -172,7 +179,7 @@ class HourFile:
         self._write_group()
         self._writer.close()
         self._file.close()
-        settle(self._beside, self._path)
+        rename_durably(self._temporary, self._path)
         piece = self._piece
         return ArchiveFile(
             self._name,
@@ -194,11 +201,11 @@ class HourFile:
         """Close and delete the file."""
         with suppress(OSError):  # a full disk; the file is deleted anyway
             self._writer.close()
-        self._file.close(forced=False)
-        self._beside.unlink(missing_ok=True)
+        self._file.close(fsync=False)
+        self._temporary.unlink(missing_ok=True)
 
 
-def row_sizes(batch: pa.RecordBatch) -> Any:
+def estimate_row_sizes(batch: pa.RecordBatch) -> Any:
     """Return the approximate bytes of each row in the log."""
     sizes = np.full(batch.num_rows, ROW_BYTES, dtype=np.int64)
     for name in ("value", "attributes"):
@@ -208,7 +215,7 @@ def row_sizes(batch: pa.RecordBatch) -> Any:
     return sizes
 
 
-def by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+def split_by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield (hour since 1970, its rows), in order. Append times never decrease."""
     hours = batch.column("timestamp").cast(pa.int64()).to_numpy() // HOUR_US
     starts = [0, *(np.flatnonzero(np.diff(hours)) + 1).tolist(), len(hours)]
@@ -216,25 +223,25 @@ def by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield int(hours[start]), batch.slice(start, end - start)
 
 
-def written(
-    folder: Path, topic: str, piece: Piece, batches: Iterable[pa.RecordBatch], compression: str
+def write_piece(
+    folder: Path, topic: str, piece: ArchivePiece, batches: Iterable[pa.RecordBatch], compression: str
 ) -> list[ArchiveFile]:
     """Write the files of a piece. `batches`: its rows in offset order, with COLUMNS.
 
     An error leaves only complete files; the next attempt writes identical ones again.
     """
     done: list[ArchiveFile] = []
-    current: tuple[int, HourFile] | None = None
+    current: tuple[int, HourFileWriter] | None = None
     try:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            for hour, rows in by_hour(batch):
+            for hour, rows in split_by_hour(batch):
                 if current is None or current[0] != hour:
                     if current is not None:
                         done.append(current[1].finish())
-                    current = hour, HourFile(folder, topic, hour, piece, compression)
-                current[1].add(rows)
+                    current = hour, HourFileWriter(folder, topic, hour, piece, compression)
+                current[1].add_rows(rows)
         if current is not None:
             done.append(current[1].finish())
     except BaseException:

@@ -16,9 +16,9 @@ import click
 from tfmq.admin import Admin
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
-from tfmq.cli.output import counted, did_you_mean, printable
+from tfmq.cli.output import did_you_mean, escape_unprintable, with_noun
 from tfmq.cli.values import Duration
-from tfmq.client.connection.connection import SECONDS
+from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.dead_letters.admin import Desk, default_stores
 from tfmq.dead_letters.model import (
     DEAD,
@@ -33,16 +33,16 @@ from tfmq.dead_letters.model import (
     Selection,
 )
 from tfmq.errors import OffsetOutOfRange, TfmqError
-from tfmq.spark.log_reader import Address, Logs, open_logs
-from tfmq.spark.pipelines.command import Job, broker_of, leave, pipeline_options
-from tfmq.spark.pipelines.spark_jobs import Done, SparkTasks
-from tfmq.spark.ranges import PartitionLog, Range
+from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
+from tfmq.spark.pipelines.command import Job, pipeline_options, resolve_broker, run_and_exit
+from tfmq.spark.pipelines.spark_jobs import SparkTaskRunner, TaskResult
+from tfmq.spark.ranges import OffsetRange, PartitionLog
 
-LETTERS_AT_ONCE: Final = 500
+CLAIMS_PER_TASK: Final = 500
 COLUMNS: Final = project(("offset", "id"))
 
 
-class Claim(NamedTuple):
+class LetterClaim(NamedTuple):
     """A dead letter's statement that message `id` is at `offset`.
 
     `group` and `letter` are its own; `resent`: it was redriven to that offset.
@@ -55,18 +55,20 @@ class Claim(NamedTuple):
     resent: bool
 
 
-class Inquiry(NamedTuple):
+class ClaimCheck(NamedTuple):
     """Claims about one partition, in the order of offsets, which one task checks."""
 
-    address: Address
+    address: SourceAddress
     log: PartitionLog
-    claims: tuple[Claim, ...]
+    claims: tuple[LetterClaim, ...]
 
 
-def inquiries(address: Address, logs: Iterable[PartitionLog], kept: Sequence[Kept]) -> list[Inquiry]:
+def plan_claim_checks(
+    address: SourceAddress, logs: Iterable[PartitionLog], kept: Sequence[LetterSummary]
+) -> list[ClaimCheck]:
     """Return the checks for these letters. Letters of deleted partitions are left out."""
     known = {(log.topic, log.incarnation, log.partition): log for log in logs}
-    claims: dict[PartitionLog, list[Claim]] = {}
+    claims: dict[PartitionLog, list[LetterClaim]] = {}
     for letter in kept:
         places = [
             ((letter.topic, letter.incarnation, letter.partition), letter.offset, letter.message_id, False)
@@ -76,33 +78,35 @@ def inquiries(address: Address, logs: Iterable[PartitionLog], kept: Sequence[Kep
             places.append(((topic, incarnation, partition), offset, id, True))
         for key, offset, id, resent in places:
             if key in known:
-                claims.setdefault(known[key], []).append(Claim(offset, id, letter.group, letter.id, resent))
+                claims.setdefault(known[key], []).append(
+                    LetterClaim(offset, id, letter.group, letter.id, resent)
+                )
     return [
-        Inquiry(address, log, tuple(sorted(found)[first : first + LETTERS_AT_ONCE]))
+        ClaimCheck(address, log, tuple(sorted(found)[first : first + CLAIMS_PER_TASK]))
         for log, found in claims.items()
-        for first in range(0, len(found), LETTERS_AT_ONCE)
+        for first in range(0, len(found), CLAIMS_PER_TASK)
     ]
 
 
-def inquire(inquiry: Inquiry) -> Done[list[Fault]]:
+def check_claims(claim_check: ClaimCheck) -> TaskResult[list[Fault]]:
     """Check claims by reading their messages; return the wrong ones. Runs in a task.
 
     Messages deleted by retention are not counted as wrong.
     """
     faults: list[Fault] = []
-    log = inquiry.log
+    log = claim_check.log
     size = 0
-    with open_logs(inquiry.address) as logs:
+    with open_log_reader(claim_check.address) as logs:
         decoder = Decoder(log.topic, log.partition, log.log_id, COLUMNS)
-        for claim in inquiry.claims:
-            found, read = _id_at(logs, decoder, log, claim.offset)
+        for claim in claim_check.claims:
+            found, read = _read_id(logs, decoder, log, claim.offset)
             size += read
             if found is not None and found != claim.id:
-                faults.append(_fault(log, claim, found))
-    return Done(faults, len(inquiry.claims), size)
+                faults.append(_wrong_claim(log, claim, found))
+    return TaskResult(faults, len(claim_check.claims), size)
 
 
-def _id_at(logs: Logs, decoder: Decoder, log: PartitionLog, offset: int) -> tuple[int | None, int]:
+def _read_id(logs: LogReader, decoder: Decoder, log: PartitionLog, offset: int) -> tuple[int | None, int]:
     """Return (id of the record at `offset`, bytes read).
 
     The id is 0 if no record begins there, None if retention deleted it.
@@ -110,11 +114,11 @@ def _id_at(logs: Logs, decoder: Decoder, log: PartitionLog, offset: int) -> tupl
     bounds = logs.bounds(log)
     if offset < bounds.first:
         return None, 0
-    if offset >= bounds.end or logs.at_or_after(log, offset) != offset:
+    if offset >= bounds.end or logs.next_message_offset(log, offset) != offset:
         return 0, 0
     read = 0
     try:
-        for chunk in logs.chunks(Range(log, offset, offset + 1), 1):
+        for chunk in logs.read_blocks(OffsetRange(log, offset, offset + 1), 1):
             read += len(chunk.data)
             rows = decoder.decode(chunk.data, chunk.offset, offset, offset + 1)
             if len(rows):
@@ -124,7 +128,7 @@ def _id_at(logs: Logs, decoder: Decoder, log: PartitionLog, offset: int) -> tupl
     return 0, read
 
 
-def _fault(log: PartitionLog, claim: Claim, found: int) -> Fault:
+def _wrong_claim(log: PartitionLog, claim: LetterClaim, found: int) -> Fault:
     what = "was sent again to" if claim.resent else "is of a message at"
     there = "no message begins there" if not found else f"there stands message {found:#x}"
     text = (
@@ -139,7 +143,7 @@ UNKNOWN: Final = -1
 WRONG, NOTE = "wrong", "note"
 
 
-class Standing(NamedTuple):
+class GroupPosition(NamedTuple):
     """Position of a group in one partition, as the broker has it.
 
     `offset` -1: nothing is committed; `lag` -1: unknown. Ordinals count messages since the topic was created.
@@ -158,7 +162,7 @@ class Standing(NamedTuple):
     lag: int
 
 
-class Kept(NamedTuple):
+class LetterSummary(NamedTuple):
     """The parts of a dead letter in `store` that are compared.
 
     `message_id` is the message's id. `sent`: where a redriven message must be, (topic, incarnation, partition,
@@ -178,7 +182,7 @@ class Kept(NamedTuple):
     sent: tuple[str, int, int, int, int] | None = None
 
     @property
-    def place(self) -> tuple[str, int, int]:
+    def group_partition(self) -> tuple[str, int, int]:
         """The group, incarnation and partition that the letter belongs to."""
         return self.group, self.incarnation, self.partition
 
@@ -221,7 +225,7 @@ class Balance(NamedTuple):
     rows: list[Row]
     faults: list[Fault]
 
-    def object(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the balance as a JSON object."""
         return {
             "rows": [row._asdict() for row in self.rows],
@@ -229,25 +233,29 @@ class Balance(NamedTuple):
         }
 
 
-def balance(standings: Sequence[Standing], kept: Sequence[Kept], incarnations: Mapping[int, str]) -> Balance:
+def make_balance(
+    positions: Sequence[GroupPosition],
+    letter_summaries: Sequence[LetterSummary],
+    incarnations: Mapping[int, str],
+) -> Balance:
     """Compare positions and letters. `incarnations`: incarnation -> name of all existing topics."""
     faults: list[Fault] = []
-    letters: dict[tuple[str, int, int], list[Kept]] = {}
-    for letter in _once(kept, faults):
-        letters.setdefault(letter.place, []).append(letter)
+    letters: dict[tuple[str, int, int], list[LetterSummary]] = {}
+    for letter in _unique_letters(letter_summaries, faults):
+        letters.setdefault(letter.group_partition, []).append(letter)
     rows = []
-    for standing in standings:
+    for standing in positions:
         mine = letters.pop((standing.group, standing.incarnation, standing.partition), [])
-        rows.append(_row(standing, mine))
-        faults.extend(_faults(standing, mine))
+        rows.append(_make_row(standing, mine))
+        faults.extend(_find_faults(standing, mine))
     for (group, incarnation, partition), left in sorted(letters.items()):
-        faults.append(_homeless(group, partition, left, incarnations.get(incarnation)))
+        faults.append(_orphaned_letters(group, partition, left, incarnations.get(incarnation)))
     return Balance(rows, faults)
 
 
-def _once(kept: Iterable[Kept], faults: list[Fault]) -> Iterable[Kept]:
+def _unique_letters(kept: Iterable[LetterSummary], faults: list[Fault]) -> Iterable[LetterSummary]:
     """Return each letter once; a letter in two stores is a fault."""
-    found: dict[str, Kept] = {}
+    found: dict[str, LetterSummary] = {}
     for letter in kept:
         other = found.setdefault(letter.id, letter)
         if other is not letter and other.store != letter.store:
@@ -256,8 +264,8 @@ def _once(kept: Iterable[Kept], faults: list[Fault]) -> Iterable[Kept]:
     return found.values()
 
 
-def _row(standing: Standing, letters: Sequence[Kept]) -> Row:
-    consumed = consumed_of(standing)
+def _make_row(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
+    consumed = consumed_count(standing)
     behind = [letter for letter in letters if consumed == UNKNOWN or letter.ordinal < consumed]
     count = {
         state: sum(letter.state == state for letter in letters) for state in {each.state for each in letters}
@@ -278,7 +286,7 @@ def _row(standing: Standing, letters: Sequence[Kept]) -> Row:
     )
 
 
-def consumed_of(standing: Standing) -> int:
+def consumed_count(standing: GroupPosition) -> int:
     """Return the number of messages before the group's offset; -1 if unknown."""
     if standing.offset < 0:
         return 0
@@ -287,7 +295,7 @@ def consumed_of(standing: Standing) -> int:
     return standing.end_ordinal - standing.lag
 
 
-def _faults(standing: Standing, letters: Sequence[Kept]) -> Iterable[Fault]:
+def _find_faults(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Iterable[Fault]:
     name = standing.group, standing.topic, standing.partition
     if standing.offset > standing.end_offset:
         text = (
@@ -301,28 +309,30 @@ def _faults(standing: Standing, letters: Sequence[Kept]) -> Iterable[Fault]:
             " retention took messages that it had not handled"
         )
         yield Fault(WRONG, *name, text)
-    consumed = consumed_of(standing)
+    consumed = consumed_count(standing)
     if consumed == UNKNOWN:
         return
     early = [letter for letter in letters if letter.ordinal >= consumed]
     beyond = [letter for letter in early if letter.ordinal >= standing.end_ordinal]
     if beyond:
         text = (
-            f"{counted(len(beyond), 'letter')}, the first {beyond[0].id}, of messages behind the partition's end: it"
+            f"{with_noun(len(beyond), 'letter')}, the first {beyond[0].id}, of messages behind the partition's end: it"
             " was cut, or put back from an older backup"
         )
         yield Fault(WRONG, *name, text)
     elif early:
         text = (
-            f"{counted(len(early), 'letter')}, the first {early[0].id}, of messages that the group has not saved as"
+            f"{with_noun(len(early), 'letter')}, the first {early[0].id}, of messages that the group has not saved as"
             " done: it is at work, was set back, or meets them again when it goes on"
         )
         yield Fault(NOTE, *name, text)
 
 
-def _homeless(group: str, partition: int, letters: Sequence[Kept], topic: str | None) -> Fault:
+def _orphaned_letters(
+    group: str, partition: int, letters: Sequence[LetterSummary], topic: str | None
+) -> Fault:
     """Return the fault for letters of a group or partition that the broker does not have."""
-    said = counted(len(letters), "letter")
+    said = with_noun(len(letters), "letter")
     open_ones = sum(letter.state in (*OPEN_STATES, DEAD) for letter in letters)
     if topic is None:
         text = (
@@ -333,7 +343,7 @@ def _homeless(group: str, partition: int, letters: Sequence[Kept], topic: str | 
     return Fault(WRONG, group, topic, partition, text)
 
 
-UNBALANCED: Final = 4
+EXIT_WRONG: Final = 4
 """Exit code if something is wrong."""
 ROW_COLUMNS: Final = (
     "group", "topic", "partition", "produced", "there", "consumed", "lag", "handled", "waiting", "dead", "settled",
@@ -356,7 +366,7 @@ FAULT_COLUMNS: Final = ("weight", "group", "topic", "partition", "text")
 @click.option(
     "--timeout",
     type=Duration(),
-    default=SECONDS,
+    default=REQUEST_TIMEOUT_SECONDS,
     show_default=True,
     help="How long to wait for a broker that is down.",
 )
@@ -368,45 +378,45 @@ def reconcile(
 
     Exit code 0: no discrepancies; 4: something is wrong.
     """
-    addresses = [Address(broker_of(broker)) for broker in dict.fromkeys(brokers or (None,))]
+    addresses = [SourceAddress(resolve_broker(broker)) for broker in dict.fromkeys(brokers or (None,))]
     with ExitStack() as stack:
-        tasks = SparkTasks(lambda: stack.enter_context(job.spark()))
-        found = reconciled(addresses, groups, stores or default_stores(), timeout, tasks, job)
-    tell(job, found)
-    return UNBALANCED if any(fault.weight == WRONG for fault in found.faults) else 0
+        tasks = SparkTaskRunner(lambda: stack.enter_context(job.spark()))
+        found = reconcile_brokers(addresses, groups, stores or default_stores(), timeout, tasks, job)
+    print_balance(job, found)
+    return EXIT_WRONG if any(fault.weight == WRONG for fault in found.faults) else 0
 
 
-def reconciled(
-    addresses: Sequence[Address],
+def reconcile_brokers(
+    addresses: Sequence[SourceAddress],
     groups: Sequence[str],
     stores: Sequence[str],
     timeout: float,
-    tasks: SparkTasks,
+    tasks: SparkTaskRunner,
     job: Job,
 ) -> Balance:
     """Return the balance of all groups, or the given ones, in these brokers and stores."""
-    standings: list[Standing] = []
+    standings: list[GroupPosition] = []
     incarnations: dict[int, str] = {}
     servers = [str(address.servers) for address in addresses]
     for broker in servers:
         with Admin(broker, timeout=timeout) as admin:
-            standings += standings_of(admin, broker, groups)
+            standings += read_group_positions(admin, broker, groups)
             incarnations |= {topic.incarnation: topic.name for topic in admin.topics()}
     check_groups(groups, standings, servers, timeout)
-    kept = [letter for store in stores for letter in letters_of(store, servers[0], groups)]
-    found = balance(standings, kept, incarnations)
+    kept = [letter for store in stores for letter in read_letters(store, servers[0], groups)]
+    found = make_balance(standings, kept, incarnations)
     asked = []
     for address in addresses if kept else ():
-        with open_logs(address) as logs:
+        with open_log_reader(address) as logs:
             there = [log for topic in logs.topics() for log in logs.partitions(topic)]
-            asked += inquiries(address, there, kept)
+            asked += plan_claim_checks(address, there, kept)
     with job.progress("reading letters' messages", None) as progress:
-        for faults in tasks(inquire, asked, progress, "reconcile"):
+        for faults in tasks(check_claims, asked, progress, "reconcile"):
             found.faults.extend(faults)
     return found
 
 
-def standings_of(admin: Admin, broker: str, groups: Sequence[str]) -> Iterator[Standing]:
+def read_group_positions(admin: Admin, broker: str, groups: Sequence[str]) -> Iterator[GroupPosition]:
     """Yield the positions of all groups, or of the given ones, in each partition."""
     # Group offsets are read before the ends of partitions, so a group has never consumed more than was produced.
     names = [each.group for each in admin.groups() if not groups or each.group in groups]
@@ -426,14 +436,14 @@ def standings_of(admin: Admin, broker: str, groups: Sequence[str]) -> Iterator[S
                 )
             elif row["offset"] < 0:
                 lag = partition.messages
-            yield Standing(
+            yield GroupPosition(
                 broker, name, topic, topics[topic].incarnation, row["partition"], partition.first_offset,
                 partition.end_offset, partition.first_ordinal, partition.end_ordinal, row["offset"], lag,
             )  # fmt: skip
 
 
 def check_groups(
-    groups: Sequence[str], standings: Sequence[Standing], servers: Sequence[str], timeout: float
+    groups: Sequence[str], standings: Sequence[GroupPosition], servers: Sequence[str], timeout: float
 ) -> None:
     """Check that each of `groups` exists in a broker. Raises TfmqError."""
     known: list[str] = []
@@ -447,49 +457,52 @@ def check_groups(
             raise TfmqError(f"There is no group {name!r}.{did_you_mean(name, known)}", outcome="not done")
 
 
-def letters_of(store: str, servers: str, groups: Sequence[str]) -> Iterator[Kept]:
+def read_letters(store: str, servers: str, groups: Sequence[str]) -> Iterator[LetterSummary]:
     """Yield the letters of a store. Raises TfmqError if it does not exist."""
     with Desk(store, servers) as desk:
         desk.check()
         for name in groups or (None,):
             for letter in desk.letters(Selection(group=name)):
-                yield kept_of(desk.name, letter)
+                yield summarize_letter(desk.name, letter)
 
 
-def kept_of(store: str, letter: Letter) -> Kept:
+def summarize_letter(store: str, letter: Letter) -> LetterSummary:
     """Return the compared parts of a letter."""
     sent = None
     journey = letter.journey
     if journey is not None and letter.state == REDRIVEN and letter.sent_offset >= 0:
         id = journey.producer_id << 24 | journey.sequence
         sent = journey.topic, journey.incarnation, journey.partition, letter.sent_offset, id
-    return Kept(
+    return LetterSummary(
         store, letter.id, letter.group, letter.topic, letter.incarnation, letter.partition, letter.offset,
         letter.ordinal, letter.message_id, letter.state, sent,
     )  # fmt: skip
 
 
-def tell(job: Job, found: Balance) -> None:
+def print_balance(job: Job, found: Balance) -> None:
     """Print the balance: JSON, or two tables."""
     if job.output.json:
-        job.output.object(found.object())
+        job.output.print_object(found.to_json())
         return
-    job.output.rows([_shown(row) for row in found.rows], ROW_COLUMNS, "no group has committed an offset yet")
+    job.output.print_rows(
+        [_printable_row(row) for row in found.rows], ROW_COLUMNS, "no group has committed an offset yet"
+    )
     if found.faults:
-        job.output.rows([_shown(fault) for fault in found.faults], FAULT_COLUMNS, "")
+        job.output.print_rows([_printable_row(fault) for fault in found.faults], FAULT_COLUMNS, "")
     wrong = sum(fault.weight == WRONG for fault in found.faults)
-    job.output.say(f"{counted(wrong, 'discrepancy', 'discrepancies')}" if wrong else "no discrepancies")
+    job.output.info(f"{with_noun(wrong, 'discrepancy', 'discrepancies')}" if wrong else "no discrepancies")
 
 
-def _shown(row: Row | Fault) -> dict[str, Any]:
+def _printable_row(row: Row | Fault) -> dict[str, Any]:
     """Return a table row for a terminal.
 
     A store of letters may have been written by another user, so control characters are replaced.
     """
     return {
-        name: printable(value) if isinstance(value, str) else value for name, value in row._asdict().items()
+        name: escape_unprintable(value) if isinstance(value, str) else value
+        for name, value in row._asdict().items()
     }
 
 
 if __name__ == "__main__":
-    leave(reconcile, "reconcile")
+    run_and_exit(reconcile, "reconcile")

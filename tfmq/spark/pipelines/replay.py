@@ -25,25 +25,25 @@ import pyarrow as pa
 
 from tfmq.admin import Admin
 from tfmq.arrow import partition_of
-from tfmq.cli.output import counted
+from tfmq.cli.output import with_noun
 from tfmq.cli.values import Duration, Moment
-from tfmq.client.connection.connection import SECONDS
+from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.errors import BadRequest, Damaged, TopicExists, UnknownTopic
-from tfmq.limits import valid_name
+from tfmq.limits import is_valid_name
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.pipelines import parquet_files
-from tfmq.spark.pipelines.command import Job, broker_of, leave, pipeline_options
+from tfmq.spark.pipelines.command import Job, pipeline_options, resolve_broker, run_and_exit
 from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder, Manifest
-from tfmq.spark.pipelines.parquet_files import batches_of
-from tfmq.spark.pipelines.spark_jobs import Done, Progress, SparkTasks
-from tfmq.spark.settings import SinkSettings, group_name
-from tfmq.spark.sink_task import GroupClient, Written, abort_run, verdict_of, write_rows
+from tfmq.spark.pipelines.parquet_files import read_batches
+from tfmq.spark.pipelines.spark_jobs import Progress, SparkTaskRunner, TaskResult
+from tfmq.spark.settings import SinkSettings, commit_group_name
+from tfmq.spark.sink_task import CommitGroupClient, TaskCommitMessage, abort_run, collect_commit, write_rows
 
 STEP_BYTES: Final = 256 << 20
 """Approximate size of a step. Not an option: other steps would make it another replay."""
 
 
-class Choice(NamedTuple):
+class ReplayFilter(NamedTuple):
     """The part of an archived topic to replay.
 
     `partitions`: () means all; append times in [`since_ms`, `until_ms`), None: no bound.
@@ -54,7 +54,7 @@ class Choice(NamedTuple):
     since_ms: int | None = None
     until_ms: int | None = None
 
-    def takes(self, file: ArchiveFile) -> bool:
+    def includes(self, file: ArchiveFile) -> bool:
         """Return whether the file may have selected rows."""
         return (
             (not self.partitions or file.partition in self.partitions)
@@ -63,7 +63,7 @@ class Choice(NamedTuple):
         )
 
 
-class Part(NamedTuple):
+class ReplayPart(NamedTuple):
     """What one task sends: files of one partition, in the order of offsets."""
 
     partition: int
@@ -74,18 +74,20 @@ class Part(NamedTuple):
         return sum(each.log_bytes for each in self.files)
 
 
-class Step(NamedTuple):
+class ReplayStep(NamedTuple):
     """What one commit sends."""
 
     number: int
-    parts: tuple[Part, ...]
+    parts: tuple[ReplayPart, ...]
 
     @property
     def log_bytes(self) -> int:
         return sum(each.log_bytes for each in self.parts)
 
 
-def steps(manifests: Iterable[Manifest], choice: Choice, step_bytes: int = STEP_BYTES) -> Iterator[Step]:
+def plan_steps(
+    manifests: Iterable[Manifest], selection: ReplayFilter, step_bytes: int = STEP_BYTES
+) -> Iterator[ReplayStep]:
     """Yield all steps of a replay. `manifests`: of all of the archive's steps, in order.
 
     The incarnations of a topic that was deleted and created again are in separate steps, in order, also within one
@@ -93,15 +95,15 @@ def steps(manifests: Iterable[Manifest], choice: Choice, step_bytes: int = STEP_
     """
     number = 0
     for manifest in manifests:
-        files = [each for each in manifest.files if choice.takes(each)]
+        files = [each for each in manifest.files if selection.includes(each)]
         for incarnation in sorted({each.incarnation for each in files}):
             life = [each for each in files if each.incarnation == incarnation]
-            for parts in _shared(life, step_bytes):
+            for parts in _split_into_steps(life, step_bytes):
                 number += 1
-                yield Step(number, parts)
+                yield ReplayStep(number, parts)
 
 
-def _shared(files: list[ArchiveFile], step_bytes: int) -> Iterator[tuple[Part, ...]]:
+def _split_into_steps(files: list[ArchiveFile], step_bytes: int) -> Iterator[tuple[ReplayPart, ...]]:
     """Yield the parts of one step after the other, each with files of all partitions that have some."""
     waiting: dict[int, list[ArchiveFile]] = {}
     for each in sorted(files, key=lambda file: (file.partition, file.first_offset)):
@@ -115,39 +117,39 @@ def _shared(files: list[ArchiveFile], step_bytes: int) -> Iterator[tuple[Part, .
             while queue and (not taken or size + queue[0].log_bytes <= share):
                 size += queue[0].log_bytes
                 taken.append(queue.pop(0))
-            parts.append(Part(partition, tuple(taken)))
+            parts.append(ReplayPart(partition, tuple(taken)))
             if not queue:
                 del waiting[partition]
         yield tuple(parts)
 
 
-def replay_name(archive_id: str, choice: Choice, node: str, topic: str, incarnation: int) -> str:
+def replay_name(archive_id: str, choice: ReplayFilter, node: str, topic: str, incarnation: int) -> str:
     """Return the replay's name in the broker: the same for the same archive, filter and target."""
     asked = json.dumps([archive_id, *choice, node, topic, incarnation])
     return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
 
-SENT: Final = ("value", "attributes", "partition")
+SENT_COLUMNS: Final = ("value", "attributes", "partition")
 """Key and tag are not sent as columns: they are in the attributes."""
 
-OTHER_COUNT: Final = (
+OTHER_PARTITION_COUNT: Final = (
     "{topic} has {counted}, and the archived {archived} had {known}: messages would change partitions."
     " Create a topic with {known} (tfmq topic create), or use --repartition, which keeps the order of each key only."
 )
-ITSELF: Final = (
+TARGET_IS_SOURCE: Final = (
     "The archive was made of this same topic {topic}: its own messages would be appended a second time."
     " Name another topic with --to, or use --into-itself if that is intended."
 )
-DELETED: Final = (
+TARGET_DELETED: Final = (
     "{topic} was deleted while messages were replayed into it: run it again, which creates the topic."
 )
 
 
-class Wish(NamedTuple):
+class ReplayOptions(NamedTuple):
     """Options of a replay."""
 
     folder: Path
-    choice: Choice
+    choice: ReplayFilter
     servers: str
     topic: str
     timeout: float
@@ -155,83 +157,87 @@ class Wish(NamedTuple):
     into_itself: bool = False
 
 
-class Target(NamedTuple):
+class ReplayTarget(NamedTuple):
     """The topic that gets the messages; `last_step`: 0 without one."""
 
     group: str
     incarnation: int
     partitions: int
-    done: int
+    last_step: int
 
 
 @dataclass
-class Outcome:
+class ReplayResult:
     """What a run did; `earlier_steps`: those completed by earlier runs."""
 
     archived: str
     topic: str
     steps: int = 0
-    before: int = 0
+    earlier_steps: int = 0
     messages: int = 0
-    made: bool = False
+    topic_created: bool = False
 
-    def row(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
         return {
             "archived": self.archived,
             "topic": self.topic,
             "messages": self.messages,
             "steps": self.steps,
-            "steps_before": self.before,
-            "topic_made": self.made,
+            "steps_before": self.earlier_steps,
+            "topic_made": self.topic_created,
         }
 
 
-class Runner(Protocol):
+class TaskRunner(Protocol):
     """Type of `SparkTaskRunner` and `run_inline`: runs the tasks of a step."""
 
     def __call__(
-        self, work: Callable[[Part], Done[Written]], items: Sequence[Part], progress: Progress, title: str
-    ) -> list[Written]: ...
+        self,
+        work: Callable[[ReplayPart], TaskResult[TaskCommitMessage]],
+        items: Sequence[ReplayPart],
+        progress: Progress,
+        title: str,
+    ) -> list[TaskCommitMessage]: ...
 
 
-class Order(NamedTuple):
+class TaskSettings(NamedTuple):
     """What a task needs besides its part.
 
     `partitions`: number of the target's partitions if keys choose the partition again, else 0.
     """
 
     folder: Path
-    choice: Choice
+    choice: ReplayFilter
     settings: SinkSettings
     member: CommitMember
     partitions: int
 
 
-def replay_part(order: Order, part: Part) -> Done[Written]:
+def replay_part(order: TaskSettings, part: ReplayPart) -> TaskResult[TaskCommitMessage]:
     """Read a part's files, send and prepare its rows. Runs in a task."""
-    written = write_rows(order.settings, order.member, rows_of(order, part))
-    return Done(written, written.rows, part.log_bytes)
+    written = write_rows(order.settings, order.member, read_rows(order, part))
+    return TaskResult(written, written.rows, part.log_bytes)
 
 
-def rows_of(order: Order, part: Part) -> Iterator[pa.RecordBatch]:
+def read_rows(order: TaskSettings, part: ReplayPart) -> Iterator[pa.RecordBatch]:
     """Yield the selected rows of a part, with the columns of the sink.
 
     Raises Damaged, which names the file.
     """
     turn = part.partition
     for file in part.files:
-        for batch in batches_of(order.folder, file):
-            chosen = within(batch, order.choice)
+        for batch in read_batches(order.folder, file):
+            chosen = filter_by_time(batch, order.choice)
             if order.partitions and chosen.num_rows:
                 column = partition_of(chosen, order.partitions, turn % order.partitions)
                 turn += chosen.num_rows
                 index = chosen.schema.get_field_index("partition")
                 chosen = chosen.set_column(index, "partition", column.cast(pa.int32()))
-            yield chosen.select(SENT)
+            yield chosen.select(SENT_COLUMNS)
 
 
-def within(batch: pa.RecordBatch, choice: Choice) -> pa.RecordBatch:
+def filter_by_time(batch: pa.RecordBatch, choice: ReplayFilter) -> pa.RecordBatch:
     """Return the rows appended in the selected time. Append times never decrease in a partition."""
     if choice.since_ms is None and choice.until_ms is None:
         return batch
@@ -241,60 +247,62 @@ def within(batch: pa.RecordBatch, choice: Choice) -> pa.RecordBatch:
     return batch.slice(start, max(0, end - start))
 
 
-class Replaying:
+class ReplayRun:
     """One run of a replay."""
 
-    def __init__(self, wish: Wish, admin: Admin, run: Runner) -> None:
-        self._wish, self._admin, self._run = wish, admin, run
-        self._archive = ArchiveFolder.opened(wish.folder)
-        self.outcome = Outcome(wish.choice.topic, wish.topic)
+    def __init__(self, options: ReplayOptions, admin: Admin, run: TaskRunner) -> None:
+        self._options, self._admin, self._run = options, admin, run
+        self._archive = ArchiveFolder.open(options.folder)
+        self.outcome = ReplayResult(options.choice.topic, options.topic)
 
-    def course(self, begin_progress: Callable[[int], Progress]) -> Outcome:
+    def replay_new(self, begin_progress: Callable[[int], Progress]) -> ReplayResult:
         """Send all that is archived and not in the target yet.
 
         `begin_progress` gets the bytes to send.
 
         Raises BadRequest, UnknownTopic (not archived), Damaged, and the errors of the broker.
         """
-        manifests = self._manifests()
+        manifests = self._read_manifests()
         last = manifests[-1]
-        target = self._target(manifests, last)
-        todo = [each for each in steps(manifests, self._wish.choice) if each.number > target.done]
-        self.outcome.before = target.done
-        self._require_files(todo)
+        target = self._open_target(manifests, last)
+        todo = [
+            each for each in plan_steps(manifests, self._options.choice) if each.number > target.last_step
+        ]
+        self.outcome.earlier_steps = target.last_step
+        self._check_files(todo)
         if todo:
             progress = begin_progress(sum(each.log_bytes for each in todo))
             for step in todo:
-                self._step(target, step, progress)
+                self._send_step(target, step, progress)
         return self.outcome
 
-    def _manifests(self) -> list[Manifest]:
-        topic = self._wish.choice.topic
+    def _read_manifests(self) -> list[Manifest]:
+        topic = self._options.choice.topic
         found = [self._archive.manifest(topic, step) for step in self._archive.steps(topic)]
         if not found:
             there = ", ".join(self._archive.topics()) or "nothing yet"
-            raise UnknownTopic(f"The archive {self._wish.folder} has no topic {topic!r}; it has {there}.")
-        wrong = [each for each in self._wish.choice.partitions if each >= found[-1].plan.partitions]
+            raise UnknownTopic(f"The archive {self._options.folder} has no topic {topic!r}; it has {there}.")
+        wrong = [each for each in self._options.choice.partitions if each >= found[-1].plan.partitions]
         if wrong:
             raise BadRequest(
                 f"The archived {topic} has partitions 0 to {found[-1].plan.partitions - 1}, not {wrong[0]}."
             )
         return found
 
-    def _target(self, manifests: Sequence[Manifest], last: Manifest) -> Target:
+    def _open_target(self, manifests: Sequence[Manifest], last: Manifest) -> ReplayTarget:
         """Return the target, created if it does not exist, and its last step."""
-        wish, known = self._wish, last.plan.partitions
+        wish, known = self._options, last.plan.partitions
         node = str(self._admin.status().get("node", ""))
         try:
             topic = self._admin.topic(wish.topic)
         except UnknownTopic:
-            topic = self._made(known)
+            topic = self._create_topic(known)
         count = len(topic.partitions)
         if count != known and not wish.repartition:
             raise BadRequest(
-                OTHER_COUNT.format(
+                OTHER_PARTITION_COUNT.format(
                     topic=wish.topic,
-                    counted=counted(count, "partition"),
+                    counted=with_noun(count, "partition"),
                     archived=wish.choice.topic,
                     known=known,
                 )
@@ -302,48 +310,50 @@ class Replaying:
         lives = {incarnation for incarnation, _ in last.ends}
         same = wish.topic == wish.choice.topic and last.plan.node == node and topic.incarnation in lives
         if same and not wish.into_itself:
-            raise BadRequest(ITSELF.format(topic=wish.topic))
+            raise BadRequest(TARGET_IS_SOURCE.format(topic=wish.topic))
         name = replay_name(self._archive.id, wish.choice, node, wish.topic, topic.incarnation)
-        group = group_name("replay", name)
+        group = commit_group_name("replay", name)
         reached = [each.sequence for each in self._admin.commit_groups() if each.group == group]
-        return Target(group, topic.incarnation, count, max(reached, default=0))
+        return ReplayTarget(group, topic.incarnation, count, max(reached, default=0))
 
-    def _made(self, partitions: int) -> Any:
+    def _create_topic(self, partitions: int) -> Any:
         try:
-            made = self._admin.create_topic(self._wish.topic, partitions)
+            made = self._admin.create_topic(self._options.topic, partitions)
         except TopicExists:
-            return self._admin.topic(self._wish.topic)
-        self.outcome.made = True
+            return self._admin.topic(self._options.topic)
+        self.outcome.topic_created = True
         return made
 
-    def _require_files(self, todo: Sequence[Step]) -> None:
+    def _check_files(self, todo: Sequence[ReplayStep]) -> None:
         """Check that no file is missing, before anything is sent. Raises Damaged."""
         for step in todo:
             for part in step.parts:
                 for file in part.files:
-                    if not (self._wish.folder / file.path).is_file():
-                        raise Damaged(parquet_files.MISSING.format(folder=self._wish.folder, path=file.path))
+                    if not (self._options.folder / file.path).is_file():
+                        raise Damaged(
+                            parquet_files.MISSING.format(folder=self._options.folder, path=file.path)
+                        )
 
-    def _step(self, target: Target, step: Step, progress: Progress) -> None:
-        wish = self._wish
+    def _send_step(self, target: ReplayTarget, step: ReplayStep, progress: Progress) -> None:
+        wish = self._options
         settings = SinkSettings(wish.servers, wish.topic, wish.timeout, lenient=True)
         member = CommitMember(target.group, step.number, uuid.uuid4().hex)
         partitions = target.partitions if wish.repartition else 0
-        order = Order(wish.folder, wish.choice, settings, member, partitions)
+        order = TaskSettings(wish.folder, wish.choice, settings, member, partitions)
         title = f"replay {wish.choice.topic}, step {step.number}"
         try:
             written = self._run(partial(replay_part, order), step.parts, progress, title)
-            verdict = verdict_of(written)
+            verdict = collect_commit(written)
             assert verdict is not None, "a step has parts"
             if self._admin.topic(wish.topic).incarnation != target.incarnation:
-                raise UnknownTopic(DELETED.format(topic=wish.topic))
-            with GroupClient(wish.servers, wish.timeout) as client:
+                raise UnknownTopic(TARGET_DELETED.format(topic=wish.topic))
+            with CommitGroupClient(wish.servers, wish.timeout) as client:
                 reply = client.commit(verdict)
         except BaseException:
             abort_run(settings, member)
             raise
         if reply.dropped:
-            raise UnknownTopic(DELETED.format(topic=wish.topic))
+            raise UnknownTopic(TARGET_DELETED.format(topic=wish.topic))
         self.outcome.steps += 1
         self.outcome.messages += verdict.rows
 
@@ -402,7 +412,7 @@ class FixedMoment(Moment):
 @click.option(
     "--timeout",
     type=Duration(),
-    default=SECONDS,
+    default=REQUEST_TIMEOUT_SECONDS,
     show_default=True,
     help="How long to wait for a broker that is down.",
 )
@@ -424,41 +434,45 @@ def replay(
 
     Run it again after an interruption, or when the archive has grown: it continues, and sends nothing twice.
     """
-    if target is not None and not valid_name(target):
+    if target is not None and not is_valid_name(target):
         raise click.BadParameter("a topic's name is 1 to 249 of A-Z a-z 0-9 . _ -", param_hint="--to")
     if since is not None and until is not None and until <= since:
         raise click.BadParameter("is not after --since", param_hint="--until")
-    choice = Choice(topic, tuple(sorted(set(partitions))), in_ms(since), in_ms(until))
-    broker = broker_of(servers)
-    wish = Wish(folder.resolve(), choice, broker, target or topic, timeout, repartition, into_itself)
+    choice = ReplayFilter(topic, tuple(sorted(set(partitions))), to_ms(since), to_ms(until))
+    broker = resolve_broker(servers)
+    wish = ReplayOptions(folder.resolve(), choice, broker, target or topic, timeout, repartition, into_itself)
     with ExitStack() as stack:
         admin = stack.enter_context(Admin(broker, timeout=timeout))
-        tasks = SparkTasks(lambda: stack.enter_context(job.spark()))
-        replaying = Replaying(wish, admin, tasks)
-        outcome = replaying.course(
+        tasks = SparkTaskRunner(lambda: stack.enter_context(job.spark()))
+        replaying = ReplayRun(wish, admin, tasks)
+        outcome = replaying.replay_new(
             lambda total: stack.enter_context(job.progress(f"replaying {topic}", total))
         )
-    tell(job, outcome)
+    print_result(job, outcome)
     return 0
 
 
-def in_ms(moment: datetime | None) -> int | None:
+def to_ms(moment: datetime | None) -> int | None:
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
-def tell(job: Job, outcome: Outcome) -> None:
+def print_result(job: Job, outcome: ReplayResult) -> None:
     """Print the result: JSON, or a sentence."""
     if job.output.json:
-        job.output.object(outcome.row())
+        job.output.print_object(outcome.to_json())
         return
     if not outcome.steps:
-        what = "has all of it already" if outcome.before else "has nothing to get: no messages are archived"
-        job.output.say(f"{outcome.topic} {what}; nothing sent")
+        what = (
+            "has all of it already"
+            if outcome.earlier_steps
+            else "has nothing to get: no messages are archived"
+        )
+        job.output.info(f"{outcome.topic} {what}; nothing sent")
         return
-    made = f"; the topic {outcome.topic} was created" if outcome.made else ""
-    went_on = "; resumed an interrupted run" if outcome.before else ""
-    job.output.say(f"{counted(outcome.messages, 'message')} sent to {outcome.topic}{made}{went_on}")
+    made = f"; the topic {outcome.topic} was created" if outcome.topic_created else ""
+    went_on = "; resumed an interrupted run" if outcome.earlier_steps else ""
+    job.output.info(f"{with_noun(outcome.messages, 'message')} sent to {outcome.topic}{made}{went_on}")
 
 
 if __name__ == "__main__":
-    leave(replay, "replay")
+    run_and_exit(replay, "replay")

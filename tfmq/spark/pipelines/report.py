@@ -23,68 +23,72 @@ import click
 from tfmq.admin import Admin
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
-from tfmq.cli.output import counted, size_text
+from tfmq.cli.output import size_text, with_noun
 from tfmq.cli.values import Moment
 from tfmq.dead_letters.admin import Desk
 from tfmq.errors import BadRequest
 from tfmq.message import BORN_AT
-from tfmq.spark.log_reader import Address, Logs, open_logs
-from tfmq.spark.pipelines.archive import named
-from tfmq.spark.pipelines.archive_layout import make_named
+from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
+from tfmq.spark.pipelines.archive import select_topics
+from tfmq.spark.pipelines.archive_layout import create_output_folder
 from tfmq.spark.pipelines.command import (
     Job,
-    address_of,
     address_options,
     check_topics,
-    leave,
+    parse_address,
     pipeline_options,
+    run_and_exit,
 )
-from tfmq.spark.pipelines.reconcile import UNKNOWN, Standing, standings_of
+from tfmq.spark.pipelines.reconcile import UNKNOWN, GroupPosition, read_group_positions
 from tfmq.spark.pipelines.report_render import (
     BINS_PER_DOUBLING,
     GroupLag,
     RateSample,
     TopicFigures,
-    page,
-    pictures,
-    spread_of,
-    width_of,
+    draw_topics,
+    make_distribution,
+    render_page,
+    step_seconds,
 )
-from tfmq.spark.pipelines.spark_jobs import error_in, watched
-from tfmq.spark.ranges import Bounds, PartitionLog, Range
+from tfmq.spark.pipelines.spark_jobs import find_tfmq_error, watch_progress
+from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def lags(address: Address, topics: Sequence[str], now_ms: int) -> dict[str, list[GroupLag]]:
+def read_group_lags(address: SourceAddress, topics: Sequence[str], now_ms: int) -> dict[str, list[GroupLag]]:
     """Return the lags of all groups, by topic; {} for a data folder."""
     if address.servers is None:
         return {}
-    with Admin(address.servers, timeout=address.timeout) as admin, open_logs(address) as logs:
-        standings = [each for each in standings_of(admin, address.servers, ()) if each.topic in topics]
+    with Admin(address.servers, timeout=address.timeout) as admin, open_log_reader(address) as logs:
+        standings = [
+            each for each in read_group_positions(admin, address.servers, ()) if each.topic in topics
+        ]
         there = {(log.topic, log.partition): log for topic in topics for log in logs.partitions(topic)}
         found: dict[str, list[GroupLag]] = {}
         for topic, group in sorted({(each.topic, each.group) for each in standings}):
             mine = [each for each in standings if (each.topic, each.group) == (topic, group)]
-            ages = [_age(logs, there[topic, each.partition], each, now_ms) for each in mine if each.lag > 0]
-            found.setdefault(topic, []).append(together(group, [each.lag for each in mine], ages))
+            ages = [
+                _oldest_age(logs, there[topic, each.partition], each, now_ms) for each in mine if each.lag > 0
+            ]
+            found.setdefault(topic, []).append(combine_lags(group, [each.lag for each in mine], ages))
     return found
 
 
-def together(group: str, lags: Sequence[int], ages: Sequence[float]) -> GroupLag:
+def combine_lags(group: str, lags: Sequence[int], ages: Sequence[float]) -> GroupLag:
     """Combine the lags of a topic's partitions; -1 if one of them is unknown."""
     return GroupLag(group, UNKNOWN if min(lags) < 0 else sum(lags), max(ages, default=0.0))
 
 
-def _age(logs: Logs, log: PartitionLog, standing: Standing, now_ms: int) -> float:
+def _oldest_age(logs: LogReader, log: PartitionLog, standing: GroupPosition, now_ms: int) -> float:
     """Return the age (seconds) of the first message that a group has not consumed; 0 without one."""
     bounds = logs.bounds(log)
-    start = logs.at_or_after(log, max(bounds.first, standing.offset))
+    start = logs.next_message_offset(log, max(bounds.first, standing.offset))
     if start >= bounds.end:
         return 0.0
     decoder = Decoder(log.topic, log.partition, log.log_id, project(("timestamp",)))
-    for chunk in logs.chunks(Range(log, start, bounds.end), 1):
+    for chunk in logs.read_blocks(OffsetRange(log, start, bounds.end), 1):
         rows = decoder.decode(chunk.data, chunk.offset, start)
         if len(rows):
             appended_us: int = rows.column("timestamp")[0].value
@@ -99,7 +103,7 @@ def check_stores(stores: Sequence[str], servers: str | None) -> None:
             desk.check()
 
 
-def with_letters(
+def add_letters(
     figures: Iterable[TopicFigures], stores: Sequence[str], servers: str | None
 ) -> Iterator[TopicFigures]:
     """Yield the figures with the dead letters of these stores.
@@ -121,7 +125,7 @@ def with_letters(
 DAY_SECONDS: Final = 86_400
 """Margin for a broker's clock that is ahead of the local one."""
 SCHEMA: Final = "value binary, topic string, partition int, timestamp timestamp, attributes binary"
-_BORN: Final = (
+_BIRTH_TIME_SQL: Final = (
     f"CASE WHEN length(attributes) > 10 AND substring(attributes, 2, 2) = X'{BORN_AT:02X}CF'"
     " THEN try_cast(conv(hex(substring(attributes, 4, 8)), 16, 10) AS BIGINT) END"
 )
@@ -132,14 +136,16 @@ It is the first of the attributes: the head of a map, the key, a u64; see docs/p
 MOMENT, SIZE, LATENCY, PARTITION, UNBORN, EARLY = "moment", "size", "latency", "partition", "unborn", "early"
 
 
-class Window(NamedTuple):
+class TimeRange(NamedTuple):
     """Append times from `since_ms` on and before `until_ms`; None: no bound."""
 
     since_ms: int | None = None
     until_ms: int | None = None
 
 
-def read(session: SparkSession, address: Address, topics: Sequence[str], window: Window) -> DataFrame:
+def read_messages(
+    session: SparkSession, address: SourceAddress, topics: Sequence[str], window: TimeRange
+) -> DataFrame:
     """Return a frame of the topics' messages, with the columns that a report uses."""
     where = {"servers": address.servers} if address.servers is not None else {"path": address.path}
     options: dict[str, str | None] = {
@@ -156,11 +162,11 @@ def read(session: SparkSession, address: Address, topics: Sequence[str], window:
     return frame
 
 
-def span_seconds(logs: Logs, topic: str, window: Window, now_ms: int) -> int:
+def estimate_span_seconds(logs: LogReader, topic: str, window: TimeRange, now_ms: int) -> int:
     """Return about how many seconds are between a topic's first and last append in the window."""
     partitions = logs.partitions(topic)
     found = [
-        _ends(logs, log, bounds, now_ms)
+        _append_times(logs, log, bounds, now_ms)
         for log, bounds in zip(partitions, logs.all_bounds(partitions), strict=True)
     ]
     times = [each for each in found if each is not None]
@@ -173,17 +179,17 @@ def span_seconds(logs: Logs, topic: str, window: Window, now_ms: int) -> int:
     return max(1, last - first + 1)
 
 
-def _ends(logs: Logs, log: PartitionLog, bounds: Bounds, now_ms: int) -> tuple[int, int] | None:
+def _append_times(logs: LogReader, log: PartitionLog, bounds: Bounds, now_ms: int) -> tuple[int, int] | None:
     """Return the times of the first and the last append (seconds since 1970); None without messages."""
     if bounds.first == bounds.end:
         return None
     seconds = range(now_ms // 1000 + DAY_SECONDS)
-    first = bisect_left(seconds, True, key=lambda at: logs.at_time(log, 1000 * at) > bounds.first)
-    last = bisect_left(seconds, True, key=lambda at: logs.at_time(log, 1000 * at) >= bounds.end)
+    first = bisect_left(seconds, True, key=lambda at: logs.offset_at_time(log, 1000 * at) > bounds.first)
+    last = bisect_left(seconds, True, key=lambda at: logs.offset_at_time(log, 1000 * at) >= bounds.end)
     return max(0, first - 1), max(0, last - 1)
 
 
-def bins_of(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
+def count_bins(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
     """Return a row per bin: topic, kind of fact, bin, count, least, most and total value.
 
     `widths`: seconds of a time bin, by topic.
@@ -193,26 +199,26 @@ def bins_of(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
         "partition",
         "unix_millis(timestamp) AS at",
         "CAST(coalesce(length(value), 0) AS BIGINT) AS size",
-        f"{_BORN} AS born",
+        f"{_BIRTH_TIME_SQL} AS born",
     )
-    latency = f"""CASE WHEN born IS NULL THEN {_fact(UNBORN, "0L", "0L")}
-        WHEN at < born THEN {_fact(EARLY, "0L", "0L")}
-        ELSE {_fact(LATENCY, _bin("(at - born)"), "at - born")} END"""
+    latency = f"""CASE WHEN born IS NULL THEN {_fact_sql(UNBORN, "0L", "0L")}
+        WHEN at < born THEN {_fact_sql(EARLY, "0L", "0L")}
+        ELSE {_fact_sql(LATENCY, _bin_sql("(at - born)"), "at - born")} END"""
     width = (
         "CASE topic " + " ".join(f"WHEN '{topic}' THEN {width}L" for topic, width in widths.items()) + " END"
     )
     facts = (
-        _fact(MOMENT, f"at DIV 1000 DIV ({width}) * ({width})", "size"),
-        _fact(SIZE, _bin("size"), "size"),
-        _fact(PARTITION, "CAST(partition AS BIGINT)", "0L"),
+        _fact_sql(MOMENT, f"at DIV 1000 DIV ({width}) * ({width})", "size"),
+        _fact_sql(SIZE, _bin_sql("size"), "size"),
+        _fact_sql(PARTITION, "CAST(partition AS BIGINT)", "0L"),
         latency,
     )
     values = plain.selectExpr("topic", f"explode(array({', '.join(facts)})) AS fact")
     values = values.selectExpr("topic", "fact.what AS what", "fact.bin AS bin", "fact.value AS value")
-    return values.groupBy("topic", "what", "bin").agg(*_sums())
+    return values.groupBy("topic", "what", "bin").agg(*_aggregates())
 
 
-def _sums() -> list[Any]:
+def _aggregates() -> list[Any]:
     from pyspark.sql import functions
 
     return [
@@ -225,29 +231,31 @@ def _sums() -> list[Any]:
     ]
 
 
-def _fact(what: str, bin: str, value: str) -> str:
+def _fact_sql(what: str, bin: str, value: str) -> str:
     return f"named_struct('what', '{what}', 'bin', {bin}, 'value', {value})"
 
 
-def _bin(value: str) -> str:
+def _bin_sql(value: str) -> str:
     return f"CAST(floor(log2({value} + 1) * {BINS_PER_DOUBLING}) AS BIGINT)"
 
 
-def figures_of(bins: DataFrame, widths: Mapping[str, int]) -> list[TopicFigures]:
+def collect_figures(bins: DataFrame, widths: Mapping[str, int]) -> list[TopicFigures]:
     """Collect the bins and return the figures of each topic."""
     rows = bins.collect()
     return [
-        _figures(topic, width, [row for row in rows if row["topic"] == topic])
+        _topic_figures(topic, width, [row for row in rows if row["topic"] == topic])
         for topic, width in widths.items()
     ]
 
 
-def _figures(topic: str, width: int, rows: Sequence[Any]) -> TopicFigures:
+def _topic_figures(topic: str, width: int, rows: Sequence[Any]) -> TopicFigures:
     def of(what: str) -> list[Any]:
         return [row for row in rows if row["what"] == what]
 
     def spread(what: str) -> Any:
-        return spread_of((row["count"], row["least"], row["most"], int(row["total"])) for row in of(what))
+        return make_distribution(
+            (row["count"], row["least"], row["most"], int(row["total"])) for row in of(what)
+        )
 
     return TopicFigures(
         topic,
@@ -260,8 +268,8 @@ def _figures(topic: str, width: int, rows: Sequence[Any]) -> TopicFigures:
     )
 
 
-PAGE: Final = "report.html"
-FIGURES: Final = "report.json"
+PAGE_NAME: Final = "report.html"
+FIGURES_NAME: Final = "report.json"
 COLUMNS: Final = ("topic", "messages", "payload", "a_second", "peak", "size_p50", "size_p99", "latency_p50_ms",
                   "latency_p99_ms", "dead")  # fmt: skip
 
@@ -304,64 +312,66 @@ def report(
     check_topics(topics, everything)
     if since is not None and until is not None and until <= since:
         raise click.BadParameter("is not after --since", param_hint="--until")
-    address = address_of(servers, path, timeout)
-    window = Window(*(None if each is None else round(each.timestamp() * 1000) for each in (since, until)))
+    address = parse_address(servers, path, timeout)
+    window = TimeRange(*(None if each is None else round(each.timestamp() * 1000) for each in (since, until)))
     now_ms = round(time.time() * 1000)
-    with open_logs(address) as logs:
-        meant = named(topics, logs)
-        widths = {topic: width_of(span_seconds(logs, topic, window, now_ms)) for topic in meant}
+    with open_log_reader(address) as logs:
+        meant = select_topics(topics, logs)
+        widths = {topic: step_seconds(estimate_span_seconds(logs, topic, window, now_ms)) for topic in meant}
         bounds = [each for topic in meant for each in logs.all_bounds(logs.partitions(topic))]
     if not meant:
         raise BadRequest("There are no topics yet.")
     check_stores(stores, address.servers)
     if folder is not None:
-        make_named(folder)
-    figures = measured(address, widths, window, sum(each.end - each.first for each in bounds), job)
-    behind = lags(address, meant, now_ms)
+        create_output_folder(folder)
+    figures = measure_topics(address, widths, window, sum(each.end - each.first for each in bounds), job)
+    behind = read_group_lags(address, meant, now_ms)
     figures = [each._replace(groups=tuple(behind.get(each.topic, ()))) for each in figures]
-    figures = list(with_letters(figures, stores, address.servers))
+    figures = list(add_letters(figures, stores, address.servers))
     if folder is not None:
-        write(folder, figures, kind, address, now_ms)
-    tell(job, figures, folder)
+        write_report(folder, figures, kind, address, now_ms)
+    print_report(job, figures, folder)
     return 0
 
 
-def measured(
-    address: Address, widths: Mapping[str, int], window: Window, size_bytes: int, job: Job
+def measure_topics(
+    address: SourceAddress, widths: Mapping[str, int], window: TimeRange, size_bytes: int, job: Job
 ) -> list[TopicFigures]:
     """Count the messages with Spark; `widths` by topic. Raises the errors of the source."""
     with ExitStack() as stack:
         session = stack.enter_context(job.spark())
         progress = stack.enter_context(job.progress("reading", size_bytes))
-        stack.enter_context(watched(session.sparkContext, progress))
+        stack.enter_context(watch_progress(session.sparkContext, progress))
         try:
-            frame = read(session, address, list(widths), window)
-            return figures_of(bins_of(frame, widths), widths)
+            frame = read_messages(session, address, list(widths), window)
+            return collect_figures(count_bins(frame, widths), widths)
         except Exception as error:
-            if (ours := error_in(error)) is not None:
+            if (ours := find_tfmq_error(error)) is not None:
                 raise ours from None
             raise
 
 
-def write(folder: Path, figures: Sequence[TopicFigures], kind: str, address: Address, now_ms: int) -> None:
+def write_report(
+    folder: Path, figures: Sequence[TopicFigures], kind: str, address: SourceAddress, now_ms: int
+) -> None:
     """Write a picture per topic, the page, and the figures as JSON. Raises OSError."""
-    drawn = pictures(figures, kind)
+    drawn = draw_topics(figures, kind)
     for topic, picture in drawn.items():
         (folder / f"{topic}.{kind}").write_bytes(picture)
     source = address.servers or address.path or ""
-    (folder / PAGE).write_text(page(figures, drawn, kind, source, now_ms))
-    (folder / FIGURES).write_text(json.dumps([each.row() for each in figures], indent=1) + "\n")
+    (folder / PAGE_NAME).write_text(render_page(figures, drawn, kind, source, now_ms))
+    (folder / FIGURES_NAME).write_text(json.dumps([each.to_json() for each in figures], indent=1) + "\n")
 
 
-def tell(job: Job, figures: Sequence[TopicFigures], folder: Path | None) -> None:
+def print_report(job: Job, figures: Sequence[TopicFigures], folder: Path | None) -> None:
     """Print the report: JSON, or a table and what was written."""
     if job.output.json:
         written = None if folder is None else str(folder)
-        job.output.object({"topics": [each.row() for each in figures], "written": written})
+        job.output.print_object({"topics": [each.to_json() for each in figures], "written": written})
         return
     rows = []
     for each in figures:
-        row = each.row()
+        row = each.to_json()
         rows.append({
             "topic": each.topic, "messages": each.messages, "payload": size_text(each.size_bytes),
             "a_second": row["messages_per_second"], "peak": row["peak_per_second"],
@@ -369,10 +379,12 @@ def tell(job: Job, figures: Sequence[TopicFigures], folder: Path | None) -> None
             "latency_p50_ms": row["latency_ms"]["p50"], "latency_p99_ms": row["latency_ms"]["p99"],
             "dead": each.letters.get("dead", 0),
         })  # fmt: skip
-    job.output.rows(rows, COLUMNS, "")
+    job.output.print_rows(rows, COLUMNS, "")
     if folder is not None:
-        job.output.say(f"{counted(len(figures), 'picture')}, {PAGE} and {FIGURES} are in {folder}")
+        job.output.info(
+            f"{with_noun(len(figures), 'picture')}, {PAGE_NAME} and {FIGURES_NAME} are in {folder}"
+        )
 
 
 if __name__ == "__main__":
-    leave(report, "report")
+    run_and_exit(report, "report")

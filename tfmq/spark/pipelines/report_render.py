@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from tfmq.cli.output import age_text, counted, size_text
-from tfmq.dead_letters.model import moment_text
+from tfmq.cli.output import age_text, size_text, with_noun
+from tfmq.dead_letters.model import iso_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,44 +33,44 @@ class Bin(NamedTuple):
     total: int
 
 
-class Spread(NamedTuple):
+class Distribution(NamedTuple):
     """A distribution: bins by increasing values, none of them empty."""
 
     bins: tuple[Bin, ...] = ()
 
     @property
-    def values(self) -> int:
+    def count_values(self) -> int:
         """Number of values."""
         return sum(each.count for each in self.bins)
 
     @property
     def mean(self) -> float:
         """Mean value, 0 without values."""
-        return sum(each.total for each in self.bins) / max(1, self.values)
+        return sum(each.total for each in self.bins) / max(1, self.count_values)
 
     def quantile(self, share: float) -> int:
         """Return the value that `share` of all values do not exceed; 0 without values.
 
         Values are assumed evenly distributed within a bin.
         """
-        left = share * self.values
+        left = share * self.count_values
         for each in self.bins:
             if left <= each.count:
                 return round(each.least + (each.most - each.least) * left / each.count)
             left -= each.count
         return self.bins[-1].most if self.bins else 0
 
-    def row(self) -> dict[str, float | None]:
+    def to_json(self) -> dict[str, float | None]:
         """Return the figures as a JSON object or table row; None, not 0, without values."""
         if not self.bins:
-            names = ("mean", "min", *(name_of(share) for share in QUANTILES), "max")
+            names = ("mean", "min", *(quantile_name(share) for share in QUANTILES), "max")
             return {"values": 0, **dict.fromkeys(names)}
-        named = {name_of(share): self.quantile(share) for share in QUANTILES}
+        named = {quantile_name(share): self.quantile(share) for share in QUANTILES}
         least, most = self.bins[0].least, self.bins[-1].most
-        return {"values": self.values, "mean": round(self.mean, 1), "min": least, **named, "max": most}
+        return {"values": self.count_values, "mean": round(self.mean, 1), "min": least, **named, "max": most}
 
 
-def name_of(share: float) -> str:
+def quantile_name(share: float) -> str:
     """Return 'p99.9' for 0.999."""
     return f"p{str(share * 100).removesuffix('.0')}"
 
@@ -108,8 +108,8 @@ class TopicFigures(NamedTuple):
     topic: str
     partitions: dict[int, int]
     moments: tuple[RateSample, ...]
-    sizes: Spread
-    latencies: Spread
+    sizes: Distribution
+    latencies: Distribution
     unborn: int = 0
     early: int = 0
     groups: tuple[GroupLag, ...] = ()
@@ -131,7 +131,7 @@ class TopicFigures(NamedTuple):
         """Seconds from the first append to the last."""
         return self.moments[-1].at + self.moments[-1].seconds - self.moments[0].at if self.moments else 0
 
-    def row(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the figures as a JSON object."""
         peak = max((each.messages / each.seconds for each in self.moments), default=0.0)
         return {
@@ -142,8 +142,8 @@ class TopicFigures(NamedTuple):
             "messages_per_second": round(self.messages / max(1, self.span_seconds), 3),
             "peak_per_second": round(peak, 3),
             "partitions": {str(number): count for number, count in sorted(self.partitions.items())},
-            "size_bytes": self.sizes.row(),
-            "latency_ms": self.latencies.row(),
+            "size_bytes": self.sizes.to_json(),
+            "latency_ms": self.latencies.to_json(),
             "without_birth": self.unborn,
             "before_birth": self.early,
             "groups": [each._asdict() for each in self.groups],
@@ -153,16 +153,16 @@ class TopicFigures(NamedTuple):
         }
 
 
-def spread_of(bins: Iterable[Sequence[int]]) -> Spread:
+def make_distribution(bins: Iterable[Sequence[int]]) -> Distribution:
     """Make a distribution of rows (count, least, most, total), in any order."""
-    return Spread(tuple(sorted((Bin(*each) for each in bins), key=lambda each: each.least)))
+    return Distribution(tuple(sorted((Bin(*each) for each in bins), key=lambda each: each.least)))
 
 
 WIDTHS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 604800)
 MOMENTS_MAX: Final = 240
 
 
-def width_of(span_seconds: int) -> int:
+def step_seconds(span_seconds: int) -> int:
     """Return the seconds of one point in a plot over `span_seconds`.
 
     It is a round number, and there are at most MOMENTS_MAX points.
@@ -181,7 +181,7 @@ th:first-child, td:first-child { text-align: left; } img { max-width: 100%; heig
 """
 
 
-def page(
+def render_page(
     figures: Sequence[TopicFigures], pictures: Mapping[str, bytes], kind: str, source: str, made_ms: int
 ) -> str:
     """Return a self-contained HTML page with tables and pictures; it loads no other resource.
@@ -191,15 +191,15 @@ def page(
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>tfmq report</title>",
         f"<style>{_STYLE}</style></head><body><h1>Topics at {escape(source)}</h1>",
-        f"<p class='soft'>made {escape(moment_text(made_ms))}</p>",
-        _overview(figures),
+        f"<p class='soft'>made {escape(iso_time(made_ms))}</p>",
+        _overview_table(figures),
     ]
     for each in figures:
-        parts.append(_topic(each, pictures[each.topic], kind))
+        parts.append(_topic_section(each, pictures[each.topic], kind))
     return "\n".join([*parts, "</body></html>", ""])
 
 
-def _overview(figures: Sequence[TopicFigures]) -> str:
+def _overview_table(figures: Sequence[TopicFigures]) -> str:
     head = (
         "topic",
         "messages",
@@ -213,8 +213,8 @@ def _overview(figures: Sequence[TopicFigures]) -> str:
     )
     rows = []
     for each in figures:
-        row = each.row()
-        known = each.latencies.values > 0
+        row = each.to_json()
+        known = each.latencies.count_values > 0
         rows.append(
             (
                 each.topic,
@@ -231,14 +231,14 @@ def _overview(figures: Sequence[TopicFigures]) -> str:
     return _table("", head, rows)
 
 
-def _topic(figures: TopicFigures, picture: bytes, kind: str) -> str:
+def _topic_section(figures: TopicFigures, picture: bytes, kind: str) -> str:
     mime = "image/svg+xml" if kind == "svg" else "image/png"
     data = base64.b64encode(picture).decode()
     name = escape(figures.topic)
     parts = [
         f"<h2 id='{name}'>{name}</h2>",
         f"<img alt='rate, sizes, latencies and dead letters of {name}' src='data:{mime};base64,{data}'>",
-        _spreads(figures),
+        _distribution_table(figures),
         _table(
             "Partitions",
             ("partition", "messages"),
@@ -263,13 +263,13 @@ def _topic(figures: TopicFigures, picture: bytes, kind: str) -> str:
     return "\n".join(parts)
 
 
-def _spreads(figures: TopicFigures) -> str:
+def _distribution_table(figures: TopicFigures) -> str:
     rows = []
     for name, spread in (("payload, bytes", figures.sizes), ("latency, ms", figures.latencies)):
-        row = spread.row()
+        row = spread.to_json()
         row.pop("values")
         rows.append((name, *("-" if value is None else f"{value:,}" for value in row.values())))
-    head = ("", *(key for key in figures.sizes.row() if key != "values"))
+    head = ("", *(key for key in figures.sizes.to_json() if key != "values"))
     return _table("Distributions", head, rows)
 
 
@@ -309,12 +309,12 @@ STYLE: Final = {
 PLAIN: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 GROUPS_SHOWN: Final = 8
 COLUMNS: Final = 40
-NARROW: Final = 300.0
+NARROW_RATIO: Final = 300.0
 """Axes with a smaller ratio of the ends have ticks at 2 and 5 between the powers of ten."""
-NOUGHT: Final = 0.5
+ZERO_POSITION: Final = 0.5
 
 
-def picture(figures: TopicFigures, kind: str = "png") -> bytes:
+def draw_topic(figures: TopicFigures, kind: str = "png") -> bytes:
     """Draw the picture of a topic; return the file's bytes. `kind` is png or svg.
 
     The Agg backend needs no display.
@@ -328,13 +328,13 @@ def picture(figures: TopicFigures, kind: str = "png") -> bytes:
         figure, axes = pyplot.subplot_mosaic(PANELS, figsize=SIZE_INCHES, layout="constrained")
         try:
             figure.suptitle(_title(figures), x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")
-            _rate(axes["R"], figures)
-            _spread(axes["S"], figures.sizes, "Payloads", _bytes_text)
+            _draw_rate(axes["R"], figures)
+            _draw_distribution(axes["S"], figures.sizes, "Payloads", _bytes_text)
             axes["S"].set_xlabel("size")
-            _spread(axes["L"], figures.latencies, "Latency", _ms_text)
+            _draw_distribution(axes["L"], figures.latencies, "Latency", _ms_text)
             axes["L"].set_xlabel("from born to appended")
-            _groups(axes["G"], figures)
-            _calls(axes["D"], figures)
+            _draw_groups(axes["G"], figures)
+            _draw_dead_letters(axes["D"], figures)
             file = BytesIO()
             metadata = {"Date": None} if kind == "svg" else None
             figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
@@ -346,13 +346,13 @@ def picture(figures: TopicFigures, kind: str = "png") -> bytes:
 def _title(figures: TopicFigures) -> str:
     span = age_text(figures.span_seconds) if figures.span_seconds else "no time"
     size = size_text(figures.size_bytes)
-    return f"{figures.topic}: {counted(figures.messages, 'message')}, {size} of payload, in {span}"
+    return f"{figures.topic}: {with_noun(figures.messages, 'message')}, {size} of payload, in {span}"
 
 
-def _rate(axes: Axes, figures: TopicFigures) -> None:
+def _draw_rate(axes: Axes, figures: TopicFigures) -> None:
     axes.set_title("Messages a second")
     if not figures.moments:
-        _nothing(axes, "no messages")
+        _draw_empty(axes, "no messages")
         return
     width = figures.moments[0].seconds
     by_time = {each.at: each.messages / width for each in figures.moments}
@@ -375,15 +375,15 @@ def _time_axis(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
 
 
-def _spread(axes: Axes, spread: Spread, title: str, text: Any) -> None:
+def _draw_distribution(axes: Axes, spread: Distribution, title: str, text: Any) -> None:
     """Draw a distribution on a logarithmic axis, with the median and the 99th percentile."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_title(title)
-    if not spread.values:
-        _nothing(axes, "no message has it")
+    if not spread.count_values:
+        _draw_empty(axes, "no message has it")
         return
-    edges, shares = columns(spread)
+    edges, shares = histogram(spread)
     axes.bar(
         edges[:-1],
         shares * 100,
@@ -397,36 +397,39 @@ def _spread(axes: Axes, spread: Spread, title: str, text: Any) -> None:
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylabel("% of messages")
     axes.set_ylim(0, shares.max() * 100 * 1.1)
-    narrow = edges[-1] / edges[0] < NARROW
+    narrow = edges[-1] / edges[0] < NARROW_RATIO
     axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,)))
     axes.xaxis.set_major_formatter(lambda value, _: text(value if value >= 1 else 0))
     axes.xaxis.set_minor_formatter(NullFormatter())
     median, high = spread.quantile(0.5), spread.quantile(0.99)
     for value, colour in ((median, LINE), (high, WARM)):
-        axes.axvline(max(value, NOUGHT), color=colour, linewidth=1.4, linestyle="--")
-    _beside(axes, f"median {text(median)}   99 % {text(high)}   max {text(spread.bins[-1].most)}")
+        axes.axvline(max(value, ZERO_POSITION), color=colour, linewidth=1.4, linestyle="--")
+    _draw_right_title(axes, f"median {text(median)}   99 % {text(high)}   max {text(spread.bins[-1].most)}")
 
 
-def _beside(axes: Axes, text: str) -> None:
+def _draw_right_title(axes: Axes, text: str) -> None:
     """Write figures at the right of the title, where they do not overlap the plot."""
     axes.set_title(text, loc="right", fontsize=9, fontweight="normal", color=INK)
 
 
-def columns(spread: Spread) -> tuple[Any, Any]:
+def histogram(spread: Distribution) -> tuple[Any, Any]:
     """Return (edges, shares) of COLUMNS bars on a logarithmic axis, where 0 is at ZERO_POSITION."""
-    low, high = max(float(spread.bins[0].least), NOUGHT), max(float(spread.bins[-1].most), NOUGHT)
+    low, high = (
+        max(float(spread.bins[0].least), ZERO_POSITION),
+        max(float(spread.bins[-1].most), ZERO_POSITION),
+    )
     if high < low * 2:
         low, high = low / 2**0.5, low * 2**0.5
     edges = np.geomspace(low * 0.98, high * 1.02, COLUMNS + 1)
-    middles = [max((each.least + each.most) / 2, NOUGHT) for each in spread.bins]
+    middles = [max((each.least + each.most) / 2, ZERO_POSITION) for each in spread.bins]
     counts, _ = np.histogram(middles, edges, weights=[each.count for each in spread.bins])
-    return edges, counts / max(1, spread.values)
+    return edges, counts / max(1, spread.count_values)
 
 
-def _groups(axes: Axes, figures: TopicFigures) -> None:
+def _draw_groups(axes: Axes, figures: TopicFigures) -> None:
     axes.set_title("Groups: messages behind")
     if not figures.groups:
-        _nothing(axes, "no group reads it")
+        _draw_empty(axes, "no group reads it")
         return
     shown = sorted(figures.groups, key=lambda each: -each.lag)[:GROUPS_SHOWN][::-1]
     places = range(len(shown))
@@ -452,11 +455,11 @@ def _groups(axes: Axes, figures: TopicFigures) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: _count_text(value))
 
 
-def _calls(axes: Axes, figures: TopicFigures) -> None:
+def _draw_dead_letters(axes: Axes, figures: TopicFigures) -> None:
     calls = sorted(figures.calls)
     axes.set_title("Dead letters by calls")
     if not calls:
-        _nothing(axes, "no dead letters")
+        _draw_empty(axes, "no dead letters")
         return
     heights = [figures.calls[each] for each in calls]
     bars = axes.bar(
@@ -468,10 +471,10 @@ def _calls(axes: Axes, figures: TopicFigures) -> None:
     axes.set_xlabel("calls")
     axes.yaxis.set_major_formatter(lambda value, _: _count_text(value))
     said = "   ".join(f"{count:,} {state}" for state, count in sorted(figures.letters.items()))
-    _beside(axes, said)
+    _draw_right_title(axes, said)
 
 
-def _nothing(axes: Axes, text: str) -> None:
+def _draw_empty(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=SOFT)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -493,6 +496,6 @@ def _ms_text(value: float) -> str:
     return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
 
 
-def pictures(all_figures: Sequence[TopicFigures], kind: str) -> dict[str, bytes]:
+def draw_topics(all_figures: Sequence[TopicFigures], kind: str) -> dict[str, bytes]:
     """Draw the pictures of all topics, by topic."""
-    return {each.topic: picture(each, kind) for each in all_figures}
+    return {each.topic: draw_topic(each, kind) for each in all_figures}

@@ -40,25 +40,25 @@ class Progress:
         self,
         text: str,
         total_bytes: int | None,
-        say: Callable[[str], None] = lambda line: None,
+        print_line: Callable[[str], None] = lambda line: None,
         pause_seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.text, self.total_bytes = text, total_bytes
         self.rows = self.bytes = 0
-        self._say, self._pause, self._clock = say, pause_seconds, clock
-        self._begun = self._said = clock()
+        self._print, self._pause, self._clock = print_line, pause_seconds, clock
+        self._started_at = self._printed_at = clock()
         self._line = ""
         self._lock = threading.Lock()
 
     @property
     def seconds(self) -> float:
         """Seconds since the start of the work."""
-        return self._clock() - self._begun
+        return self._clock() - self._started_at
 
     def restart(self) -> None:
         """Restart the time, so that earlier work such as the start of Spark does not affect the rate."""
-        self._begun = self._clock()
+        self._started_at = self._clock()
 
     def add(self, rows: int, size_bytes: int) -> None:
         """Add to the amount of work done."""
@@ -66,14 +66,14 @@ class Progress:
             self.rows += rows
             self.bytes += size_bytes
             now = self._clock()
-            if now - self._said < self._pause:
+            if now - self._printed_at < self._pause:
                 return
-            self._said = now
+            self._printed_at = now
             line = self.line()
             if line == self._line:
                 return  # unchanged
             self._line = line
-        self._say(line)
+        self._print(line)
 
     def line(self) -> str:
         """Return 'archiving: 1,200,000 messages, 140.0 MiB of 1.2 GiB, 95.1 MiB/s, about 11 s left'."""
@@ -90,7 +90,7 @@ class Progress:
 
 
 @contextmanager
-def shown(output: Output, text: str, total_bytes: int | None) -> Iterator[Progress]:
+def show_progress(output: Output, text: str, total_bytes: int | None) -> Iterator[Progress]:
     """Yield a progress that is shown on standard error, unless --quiet or --json is given.
 
     On a terminal one line is updated; elsewhere a line is printed every LINE_SECONDS.
@@ -113,22 +113,22 @@ def shown(output: Output, text: str, total_bytes: int | None) -> Iterator[Progre
         click.echo(CLEAR_LINE, err=True, nl=False)
 
 
-RAISED: Final = re.compile(r"(?:^\s*(?:[\w.]*\.)?|: tfmq\.[\w.]*)\b(\w+): (.+)$", re.MULTILINE)
+ERROR_PATTERN: Final = re.compile(r"(?:^\s*(?:[\w.]*\.)?|: tfmq\.[\w.]*)\b(\w+): (.+)$", re.MULTILINE)
 """The last line of a Python traceback, or a data source's error after Spark's prefix."""
-BY_NAME: Final = {each.__name__: each for each in CLASSES}
+CLASS_BY_NAME: Final = {each.__name__: each for each in CLASSES}
 
 
-def error_in(error: BaseException) -> TfmqError | None:
+def find_tfmq_error(error: BaseException) -> TfmqError | None:
     """Return the last TfmqError named in the text of a Spark error; None if there is none."""
     found = None
-    for match in RAISED.finditer(str(error)):
-        kind = BY_NAME.get(match[1])
+    for match in ERROR_PATTERN.finditer(str(error)):
+        kind = CLASS_BY_NAME.get(match[1])
         if kind is not None:
             found = kind(match[2].strip())
     return found
 
 
-def reason_in(error: BaseException) -> str | None:
+def java_reason(error: BaseException) -> str | None:
     """Return the first line of the Java exception's message, without its class; or None."""
     java = getattr(error, "java_exception", None)
     if java is None:
@@ -140,10 +140,10 @@ def reason_in(error: BaseException) -> str | None:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-LOOK_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 0.2
 
 
-class Done(NamedTuple, Generic[Result]):
+class TaskResult(NamedTuple, Generic[Result]):
     """Result of a task, and the amount of its work."""
 
     result: Result
@@ -151,18 +151,18 @@ class Done(NamedTuple, Generic[Result]):
     size_bytes: int
 
 
-class Failure(NamedTuple):
+class TaskFailure(NamedTuple):
     """A TfmqError as plain values: pickled exceptions lose their keyword arguments."""
 
     code: str
     sentence: str
     details: dict[str, Any]
 
-    def error(self) -> TfmqError:
+    def to_error(self) -> TfmqError:
         return BY_CODE.get(self.code, TfmqError)(self.sentence, **self.details)
 
 
-def attempted(work: Callable[[Item], Done[Result]], item: Item) -> Done[Result] | Failure:
+def attempt(work: Callable[[Item], TaskResult[Result]], item: Item) -> TaskResult[Result] | TaskFailure:
     """Call `work`; return its result, or its expected error as a value.
 
     An error returned as a value reaches the user unchanged. Unexpected exceptions fail the task, and Spark retries
@@ -171,14 +171,14 @@ def attempted(work: Callable[[Item], Done[Result]], item: Item) -> Done[Result] 
     try:
         return work(item)
     except TfmqError as error:
-        return Failure(error.code, str(error), error.details)
+        return TaskFailure(error.code, str(error), error.details)
     except (OSError, JournalError) as error:
-        return Failure(StoreFailed.code, f"A task could not read or write its file: {error}", {})
+        return TaskFailure(StoreFailed.code, f"A task could not read or write its file: {error}", {})
 
 
 def run_tasks(
     session: SparkSession,
-    work: Callable[[Item], Done[Result]],
+    work: Callable[[Item], TaskResult[Result]],
     items: Sequence[Item],
     progress: Progress,
     title: str,
@@ -194,38 +194,38 @@ def run_tasks(
     group = f"tfmq-{uuid.uuid4().hex}"
     rows, size_bytes = context.accumulator(0), context.accumulator(0)
 
-    def task(item: Item) -> Done[Result] | Failure:
-        done = attempted(work, item)
-        if isinstance(done, Done):
+    def task(item: Item) -> TaskResult[Result] | TaskFailure:
+        done = attempt(work, item)
+        if isinstance(done, TaskResult):
             rows.add(done.rows)
             size_bytes.add(done.size_bytes)
         return done
 
-    def job() -> list[Done[Result] | Failure]:
+    def job() -> list[TaskResult[Result] | TaskFailure]:
         context.setJobGroup(group, title, interruptOnCancel=True)
         return context.parallelize(items, len(items)).map(task).collect()
 
     with ThreadPoolExecutor(1, "tfmq-job") as pool:
         running = pool.submit(job)
         try:
-            follow(running, lambda: (rows.value, size_bytes.value), progress)
+            follow_progress(running, lambda: (rows.value, size_bytes.value), progress)
             found = running.result()
         except BaseException as error:
             context.cancelJobGroup(group)
-            if (ours := error_in(error)) is not None:
+            if (ours := find_tfmq_error(error)) is not None:
                 raise ours from None
             raise
     for each in found:
-        if isinstance(each, Failure):
-            raise each.error()
-    return [each.result for each in cast("list[Done[Result]]", found)]
+        if isinstance(each, TaskFailure):
+            raise each.to_error()
+    return [each.result for each in cast("list[TaskResult[Result]]", found)]
 
 
-def follow(running: Future[Any], tally: Callable[[], tuple[int, int]], progress: Progress) -> None:
+def follow_progress(running: Future[Any], tally: Callable[[], tuple[int, int]], progress: Progress) -> None:
     """Add to `progress` what `tally` gains, until `running` ends."""
     before = (0, 0)
     while True:
-        ended = bool(wait([running], LOOK_SECONDS).done)
+        ended = bool(wait([running], POLL_SECONDS).done)
         now = tally()
         progress.add(now[0] - before[0], now[1] - before[1])
         before = now
@@ -233,21 +233,21 @@ def follow(running: Future[Any], tally: Callable[[], tuple[int, int]], progress:
             return
 
 
-def inline(
-    work: Callable[[Item], Done[Result]], items: Sequence[Item], progress: Progress, title: str
+def run_inline(
+    work: Callable[[Item], TaskResult[Result]], items: Sequence[Item], progress: Progress, title: str
 ) -> list[Result]:
     """Run the tasks in this thread, without Spark; otherwise as `run_tasks`."""
     results = []
     for item in items:
-        done = attempted(work, item)
-        if isinstance(done, Failure):
-            raise done.error()
+        done = attempt(work, item)
+        if isinstance(done, TaskFailure):
+            raise done.to_error()
         progress.add(done.rows, done.size_bytes)
         results.append(done.result)
     return results
 
 
-class SparkTasks:
+class SparkTaskRunner:
     """Runs tasks in a session that is started with the first ones: without tasks no Java starts."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
@@ -256,7 +256,11 @@ class SparkTasks:
         self._session: SparkSession | None = None
 
     def __call__(
-        self, work: Callable[[Item], Done[Result]], items: Sequence[Item], progress: Progress, title: str
+        self,
+        work: Callable[[Item], TaskResult[Result]],
+        items: Sequence[Item],
+        progress: Progress,
+        title: str,
     ) -> list[Result]:
         with self._lock:
             if self._session is None:
@@ -265,18 +269,18 @@ class SparkTasks:
         return run_tasks(self._session, work, items, progress, title)
 
 
-WATCH_SECONDS: Final = 0.5
+STAGE_POLL_SECONDS: Final = 0.5
 
 
 @contextmanager
-def watched(context: SparkContext, progress: Progress) -> Iterator[None]:
+def watch_progress(context: SparkContext, progress: Progress) -> Iterator[None]:
     """While the block runs, advance `progress` as tasks of the first stage end.
 
     For a query whose tasks do not report their own progress: `total_bytes` is reached at the end of the block.
     """
     ended = threading.Event()
     thread = threading.Thread(
-        target=_watch, args=(context, progress, ended), name="tfmq progress", daemon=True
+        target=_poll_stage, args=(context, progress, ended), name="tfmq progress", daemon=True
     )
     thread.start()
     try:
@@ -287,10 +291,10 @@ def watched(context: SparkContext, progress: Progress) -> Iterator[None]:
         progress.add(0, (progress.total_bytes or 0) - progress.bytes)
 
 
-def _watch(context: SparkContext, progress: Progress, ended: threading.Event) -> None:
+def _poll_stage(context: SparkContext, progress: Progress, ended: threading.Event) -> None:
     tracker: Any = context.statusTracker()
     stage = None
-    while not ended.wait(WATCH_SECONDS):
+    while not ended.wait(STAGE_POLL_SECONDS):
         active = tracker.getActiveStageIds()
         stage = min(active) if stage is None and active else stage
         info = tracker.getStageInfo(stage) if stage is not None else None
