@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.scale import FRACTION, SCALE, SEED
+from tests.scale import FRACTION, LONG_ONE_IN, SCALE, SEED, seeded
 from tests.sound_folders import watched
 
 CANNOT_BE_HAD = "cannot be had here:"
@@ -42,6 +42,20 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if SCALE > FRACTION and config.option.timeout is None:
         config.option.timeout = SECONDS_MAX
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave most tests that are marked `long` to `make test-long`; a seeded few of them run in `make test`.
+
+    A run of named files or tests has all of them.
+    """
+    if SCALE > FRACTION or any("::" in argument or argument.endswith(".py") for argument in config.args):
+        return
+    long = sorted(item.nodeid for item in items if item.get_closest_marker("long"))
+    drawn = set(seeded("long").sample(long, -(-len(long) // LONG_ONE_IN)))
+    left = {nodeid for nodeid in long if nodeid not in drawn}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
+    items[:] = [item for item in items if item.nodeid not in left]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

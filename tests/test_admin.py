@@ -235,6 +235,7 @@ def test_delayed_messages_of_the_asyncio_face_come_when_they_are_due(servers: st
     assert second > 0.099 and third > 0.299, "never early"
 
 
+@pytest.mark.long
 def test_the_handle_of_one_broker_is_unknown_to_another(servers: str, tmp_path: Path) -> None:
     """Although both count alike: also when it is of a time at which everything was delivered."""
     with (

@@ -17,6 +17,7 @@ COUNT = 3_000
 DOWN = 5
 
 
+@pytest.mark.long
 def test_every_part_keeps_its_promises_and_says_what_it_does(tmp_path: Path) -> None:
     printed = io.StringIO()
     lines = demo.text_lines()[:COUNT]

@@ -47,6 +47,7 @@ def test_names_that_are_refused(name: str) -> None:
     assert not limits.is_valid_name(name)
 
 
+@pytest.mark.long
 @given(st.text(max_size=260) | st.from_regex(r"[A-Za-z0-9._-]{0,260}"))
 def test_a_name_is_valid_here_exactly_when_it_is_in_the_journal(name: str) -> None:
     assert limits.is_valid_name(name) == filenames.is_valid_name(name)

@@ -31,6 +31,7 @@ def gone(process_id: int) -> bool:
     return not alive(process_id)
 
 
+@pytest.mark.long
 def test_it_serves_and_stops_and_keeps_its_data(tmp_path: Path) -> None:
     for round_ in range(2):
         with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:

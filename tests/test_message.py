@@ -83,6 +83,7 @@ nested = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=scaled(3000))
 @given(st.dictionaries(st.integers(0, 8), nested))
 def test_any_map_is_an_attribute_or_fails_to_decode(attribute: dict[int, object]) -> None:

@@ -17,6 +17,7 @@ def test_there_are_enough_and_each_has_a_name_of_its_own() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 45
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_every_planted_bug_still_fits_the_code_and_its_tests_are_there(bug: Mutant) -> None:
     with_bug(bug)
@@ -32,6 +33,7 @@ def test_the_page_has_all_of_them_and_says_which_were_not_tried() -> None:
     assert page.text(BUGS[:3], page.results_in(text)) == text
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_planted_bugs_are_caught() -> None:
     """A seeded few of them; all of them at full scale."""

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("journal", "tfmq", "pyspark_tfmq", "tools")
 
@@ -18,6 +20,7 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.mark.long
 def test_every_module_says_what_it_is() -> None:
     silent = [
         name_of(p)
@@ -72,6 +75,7 @@ ONLY_FOR = {
 }
 
 
+@pytest.mark.long
 def test_libraries_stay_where_they_belong() -> None:
     strays = [
         f"{name_of(path)} imports {module}"

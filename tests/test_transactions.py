@@ -316,6 +316,7 @@ def test_a_generator_that_is_thrown_away_rolls_back_without_waiting(
     until(lambda: broker.states() == ["rolled_back"])
 
 
+@pytest.mark.long
 def test_one_that_is_dropped_is_rolled_back(
     producer: Producer, broker: FakeBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +356,7 @@ tx.send("orders", b"1")
 """
 
 
+@pytest.mark.long
 def test_a_program_that_ends_inside_rolls_back_and_says_so(servers: str, broker: FakeBroker) -> None:
     command = [sys.executable, "-c", PROGRAM, servers]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

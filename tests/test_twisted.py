@@ -179,6 +179,7 @@ def test_a_connection_that_the_broker_ends_is_made_again() -> None:
     assert play(story).payloads("orders") == [b"a", b"b"]
 
 
+@pytest.mark.long
 def test_a_producer_that_nobody_closed_is_given_up_at_the_end_with_a_log() -> None:
     broker = FakeBroker()
     broker.plan(Produce, HOLD)
@@ -199,6 +200,7 @@ def test_a_producer_that_nobody_closed_is_given_up_at_the_end_with_a_log() -> No
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.long
 def test_making_one_needs_no_reactor_and_installs_none() -> None:
     program = (
         "import sys, tfmq.twisted as t\n"

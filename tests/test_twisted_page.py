@@ -31,6 +31,7 @@ def test_what_each_prints_is_known() -> None:
     assert len(EXAMPLES) == len(EXPECTED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(len(EXPECTED)))
 def test_every_example_runs(number: int, servers: str) -> None:
     done = subprocess.run(

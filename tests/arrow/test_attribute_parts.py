@@ -61,6 +61,7 @@ def test_keys_and_tags_alone_are_packed_as_a_sender_packs_them(
     assert attributes_of(batch) == [encode_attribute(None, key) or None for key in keys]
 
 
+@pytest.mark.long
 @settings(max_examples=max(50, scaled(1000)), deadline=None)
 @given(
     st.lists(st.tuples(GOOD, KEYS, TAGS), min_size=1, max_size=10), st.sampled_from(["key", "tag", "both"])

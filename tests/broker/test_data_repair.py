@@ -146,6 +146,7 @@ def test_a_catalog_that_is_gone_as_a_whole_is_rebuilt_from_the_folders() -> None
     assert again.delay(again.lease(), 0).code == "ok"
 
 
+@pytest.mark.long
 def test_a_power_cut_at_any_moment_of_a_repair_leaves_one_that_goes_on() -> None:
     broker = lived()
     broker.advance(5)

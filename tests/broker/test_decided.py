@@ -491,6 +491,7 @@ def test_a_large_transaction_lies_together_and_others_wait_behind_it() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_crash_between_slices_resumes_in_the_middle() -> None:
     broker = made(log__segment_bytes=1 << 26)
     stream = broker.stream()
@@ -518,6 +519,7 @@ def test_a_stop_does_not_wait_for_a_partition_that_takes_nothing(broker: Broker)
     assert found(again) == ([b"a", b"b"], [b"c"]) and again.decide(began).state == "committed"
 
 
+@pytest.mark.long
 def test_a_stop_in_the_middle_of_a_large_one_leaves_it_to_be_finished_once() -> None:
     for steps in range(1, 12):
         broker = made(queued=True, log__segment_bytes=1 << 26)

@@ -377,6 +377,7 @@ def test_as_many_as_a_hundred_thousand_are_due_in_one_second(broker: Broker) -> 
 MANY = 10_000_000
 
 
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_as_many_as_ten_million_are_due_in_one_minute(tmp_path: Path) -> None:
     """On a real disk, since they take some gigabytes; none in memory that need not be."""
@@ -491,6 +492,7 @@ class Race:
             assert answer.state == state.state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["goes on", "kill", "power cut"])
 @pytest.mark.parametrize("far", [False, True], ids=["from memory", "from a bucket"])
 def test_a_cancel_that_meets_the_firing_has_exactly_one_of_the_two_outcomes(far: bool, ending: str) -> None:
@@ -521,6 +523,7 @@ def test_a_cancel_that_meets_the_firing_has_exactly_one_of_the_two_outcomes(far:
 # Targets
 
 
+@pytest.mark.long
 def test_while_one_partition_is_stopped_for_days_all_others_are_on_time(broker: Broker) -> None:
     """Also what falls due and arrives meanwhile, over a restart; and then it gets its own, in order."""
     broker.create("bills", 2)

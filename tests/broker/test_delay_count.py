@@ -65,6 +65,7 @@ def test_what_is_taken_back_makes_room(end: Callable[[Broker], Broker], spilled:
     assert waiting(again) == 0 and has_room(again)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ENDS)
 def test_a_message_that_is_moved_again_and_again_is_one(end: Callable[[Broker], Broker]) -> None:
     broker, found = full(10)

@@ -76,6 +76,7 @@ def test_waiting_heartbeats_end_when_the_broker_stops(broker: Broker) -> None:
     assert waiting.code == "busy"
 
 
+@pytest.mark.long
 def test_what_a_waiting_member_claims_to_give_up_costs_nothing_where_it_has_not_got_it(
     broker: Broker,
 ) -> None:

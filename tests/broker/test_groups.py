@@ -138,6 +138,7 @@ def test_partitions_that_come_up_are_given_to_somebody_and_those_that_go_are_nob
     assert len(first.numbers) == len(second.numbers) == 1
 
 
+@pytest.mark.long
 def test_a_topic_is_waited_for() -> None:
     broker = Broker()
     seat = Seat(broker, "ada", topics="orders bills")

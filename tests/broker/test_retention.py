@@ -54,6 +54,7 @@ def restarted(broker: Broker) -> Broker:
     return broker.crashed(broker.disk.crash(keep="everything"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("segment_seconds", "roll"), [(7 * 24 * HOUR, 2 * HOUR), (HOUR / 2, HOUR / 2)])
 def test_little_traffic_keeps_no_message_longer_than_retention_and_a_roll(
     segment_seconds: float, roll: float

@@ -174,6 +174,7 @@ class Life:
             assert found == expected, f"{name}: {row}"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_whatever_happens_each_time_comes_once_never_early_and_goes_on_when_all_is_well() -> None:
     for number in range(scaled(100)):

@@ -134,6 +134,7 @@ def test_a_failed_start_leaves_the_folder_free() -> None:
     assert Broker(broker.disk).log().end_offset == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", ["open", "list", "read", "write", "force", "create", "force_folder", "rename", "sync"]
 )

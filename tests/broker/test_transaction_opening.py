@@ -175,6 +175,7 @@ def test_a_start_that_fails_lets_everything_go_and_the_next_one_succeeds(kind: s
         assert again.payloads() == [b"committed", b"prepared"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
 def test_a_power_cut_at_any_moment_of_the_first_start_leaves_a_data_folder_that_starts(keep: str) -> None:
     generator = seeded("first start", keep)
@@ -191,6 +192,7 @@ def test_a_power_cut_at_any_moment_of_the_first_start_leaves_a_data_folder_that_
         assert again.payloads() == [b"x"], f"after {kind} of {path}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
 def test_a_power_cut_at_any_moment_while_a_new_journal_is_begun_leaves_one_that_is_begun(keep: str) -> None:
     generator = seeded("new journal", keep)

@@ -258,6 +258,7 @@ def test_a_local_transaction_ends_with_its_session_and_a_named_one_does_not(brok
     assert broker.decide(named, one_phase=True).state == "committed"
 
 
+@pytest.mark.long
 def test_item_26_an_unprepared_transaction_ends_by_its_timeout_and_a_prepared_one_does_not(
     broker: Broker,
 ) -> None:
@@ -520,6 +521,7 @@ def test_a_fetch_that_waits_is_woken_by_a_commit() -> None:
 # Many
 
 
+@pytest.mark.long
 def test_item_24_a_hundred_streams_of_transactions_beside_each_other_end_with_none_active() -> None:
     broker = Broker(flush__messages=1000)
     broker.create(partitions=2)

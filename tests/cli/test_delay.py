@@ -102,6 +102,7 @@ def test_a_choice_that_fits_nothing_does_not_say_that_nothing_waits(desk: Desk) 
         assert "match the options" in desk("list", *choice).err
 
 
+@pytest.mark.long
 def test_a_table_ends_after_a_page_and_says_how_to_go_on(desk: Desk) -> None:
     handles = desk.put(*range(SECOND, 2_501 * SECOND, SECOND))
     first = desk("list")

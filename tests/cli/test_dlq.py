@@ -250,6 +250,7 @@ def fails_at(number: int) -> Callable[[Letter], dict[str, Any]]:
 # Wrong input, each in one sentence
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [

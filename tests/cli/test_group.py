@@ -1,5 +1,7 @@
 """`tfmq group` on a live broker."""
 
+import pytest
+
 from tests.cli.conftest import Cli
 from tfmq.cli.group import format_partitions, known_lag
 from tfmq.consumer import Consumer
@@ -25,6 +27,7 @@ def test_a_group_is_listed_shown_and_set_back(cli: Cli, topic: str) -> None:
     assert cli("read", topic, "-g", topic).out == b"a\nb\nc\n"
 
 
+@pytest.mark.long
 def test_members_are_shown_with_what_each_has(cli: Cli, topic: str, broker: LiveServer) -> None:
     cli("topic", "create", topic, "--partitions", "2")
     with Consumer(broker.address, topics=topic, group=topic) as consumer:

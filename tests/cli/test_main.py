@@ -132,6 +132,7 @@ def test_the_wheel_has_every_page() -> None:
     assert [page for page in pages if (f"share/doc/tfmq/{page.parent}", page) not in shipped] == []
 
 
+@pytest.mark.long
 def test_no_broker_is_code_3_for_every_command_that_needs_one(offline: Cli) -> None:
     for command in (["status"], ["read", "orders"]):
         ran = offline(*command, "--servers", "127.0.0.1:1")
@@ -140,6 +141,7 @@ def test_no_broker_is_code_3_for_every_command_that_needs_one(offline: Cli) -> N
         assert len(ran.err.splitlines()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_closed_standard_stream_is_no_reason_for_a_traceback(
     closed: str, broker: LiveServer, tmp_path: Path
@@ -155,6 +157,7 @@ def test_a_closed_standard_stream_is_no_reason_for_a_traceback(
     assert (tmp_path / "code").read_text() == "0\n"
 
 
+@pytest.mark.long
 def test_a_full_disk_of_the_output_is_not_told_as_the_broker_s(broker: LiveServer, topic: str) -> None:
     program = f"{shlex.quote(sys.executable)} -c 'from tfmq.cli.main import main; main()'"
     ran = subprocess.run(

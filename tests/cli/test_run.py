@@ -134,6 +134,7 @@ def test_a_file_is_no_module_and_is_not_imported(
     assert not (folder / "imported").exists()
 
 
+@pytest.mark.long
 def test_several_processes_say_once_what_they_cannot_begin_with(tmp_path: Path) -> None:
     write(tmp_path, "broken", "raise LookupError('no table')\n")
     main = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
@@ -154,6 +155,7 @@ def test_several_processes_say_once_what_they_cannot_begin_with(tmp_path: Path) 
         assert "-c" not in ran.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["", "async "])
 def test_without_a_broker_none_of_several_processes_begins_and_all_end(tmp_path: Path, kind: str) -> None:
     text = WORKER.format(topic="orders", kind=kind)
@@ -217,6 +219,7 @@ def test_one_of_several_processes_collects_what_was_imported_no_more(
     assert done == ["run", "freeze", "run"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("kind", ["", "async "])
 def test_a_worker_handles_what_is_there(
@@ -241,6 +244,7 @@ def test_a_worker_handles_what_is_there(
     assert process.wait(SECONDS) == 0
 
 
+@pytest.mark.long
 def test_the_processes_of_one_that_was_killed_end_by_themselves(broker: LiveServer, tmp_path: Path) -> None:
     topic = "run-orphans"
     text = WORKER.format(topic=topic, kind="") + "import os; open('pids', 'a').write(f'{os.getpid()}\\n')\n"

@@ -190,6 +190,7 @@ def environment(broker: LiveServer, tmp_path: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # some fifty processes, in order
 @pytest.mark.parametrize("names", WIDTHS, indirect=True)
 def test_no_command_shows_a_bar_and_its_output_on_one_line(

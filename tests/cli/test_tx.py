@@ -60,6 +60,7 @@ def test_an_empty_list_is_said_in_words_or_an_empty_array(desk: Desk) -> None:
     assert desk("list", "--quiet") == (0, b"", "")
 
 
+@pytest.mark.long
 def test_a_table_ends_after_a_page_and_says_how_to_go_on(desk: Desk) -> None:
     desk.put(*(row(f"x-{number}", number) for number in range(1, 2501)))
     first = desk("list")

@@ -234,6 +234,7 @@ def test_a_topic_that_is_gone_is_made_anew_for_what_was_for_it_and_nothing_else_
     assert rig.broker.delayed_payloads("orders")[1:] == [b"1", b"2", b"3", b"4"]
 
 
+@pytest.mark.long
 def test_batches_for_a_gone_topic_make_one_hole_even_where_the_broker_sees_the_gap_first(
     rig: SenderRig,
 ) -> None:

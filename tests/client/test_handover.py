@@ -57,6 +57,7 @@ def test_what_is_to_go_is_released_at_once_where_nothing_of_it_is_in_work(broker
     assert assigned(first) | assigned(second) | set(first.stats()["releasing"]) == {"orders-0", "orders-1"}
 
 
+@pytest.mark.long
 def test_a_handler_of_minutes_keeps_its_partition_and_the_one_who_waits_says_for_whom(
     broker: SimulatedBroker,
 ) -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.client.handling_rig import TOPIC, Bench
 from tests.client.test_stop_anywhere import TEXTS, Lines
 from tfmq.client.consumer import assignment, membership
@@ -13,6 +15,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_interrupted_while_it_joins_and_looks_for_its_partitions_it_reads_on(tmp_path: Path) -> None:
     files = frozenset((assignment.__file__, membership.__file__))
     with SimulatedBroker() as broker:

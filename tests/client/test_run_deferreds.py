@@ -274,6 +274,7 @@ def ended(count: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.long
 def test_sigterm_stops_the_reactor_behind_the_message_in_work() -> None:
     ending = ended(1)
     assert ending.stdout.splitlines()[0] == "done a", ending.stderr
@@ -282,6 +283,7 @@ def test_sigterm_stops_the_reactor_behind_the_message_in_work() -> None:
     assert ending.returncode in (0, -signal.SIGTERM), ending.stderr
 
 
+@pytest.mark.long
 def test_a_second_sigterm_ends_at_once() -> None:
     ending = ended(2)
     assert "done" not in ending.stdout

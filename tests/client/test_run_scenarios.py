@@ -20,6 +20,7 @@ def names_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(scaled(SCENARIOS)))
 def test_nothing_is_passed_over_order_is_kept_and_saved_is_the_lowest_unfinished(number: int) -> None:
     seed = SEED + number

@@ -50,6 +50,7 @@ def topic(server: LiveServer, request: pytest.FixtureRequest) -> str:
 PAGE = paths.ROOT / "docs" / "handling.md"
 
 
+@pytest.mark.long
 def test_the_program_of_the_page_runs_as_it_stands_there(server: LiveServer, tmp_path: Path) -> None:
     program = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     with tfmq.Producer(server.address) as producer:
@@ -140,6 +141,7 @@ def test_a_listener_that_raises_closed_has_failed_and_ends_no_worker(
     assert saved(server, topic) == 2
 
 
+@pytest.mark.long
 def test_heartbeats_do_not_depend_on_the_handler(server: LiveServer, topic: str) -> None:
     """A handler three times as long as the session keeps its place."""
     consumer: tfmq.Consumer[Any] = tfmq.Consumer(
@@ -167,6 +169,7 @@ def test_stop_from_another_thread_ends_a_run_that_waits(server: LiveServer) -> N
     timer.join()
 
 
+@pytest.mark.long
 def test_stop_in_a_signal_handler_finishes_the_message_in_work(server: LiveServer, topic: str) -> None:
     program = PROGRAM.replace(
         "consumer.run(",
@@ -228,6 +231,7 @@ def lines(process: "subprocess.Popen[str]") -> list[str]:
     return process.stdout.read().split("\n")[:-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_current_message_saves_and_leaves(
     server: LiveServer, topic: str, number: signal.Signals
@@ -242,6 +246,7 @@ def test_a_signal_finishes_the_current_message_saves_and_leaves(
     assert saved(server, topic) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_ends_at_once_and_what_was_at_work_comes_again(
     server: LiveServer, topic: str, workers: int

@@ -138,6 +138,7 @@ class Examination:
         check(outcome, boundary.known, life)
 
 
+@pytest.mark.long
 def test_whatever_a_power_cut_leaves_of_the_buckets_opens_with_everything_that_was_promised() -> None:
     examination = Examination()
     lives = scaled(LIVES)
@@ -147,6 +148,7 @@ def test_whatever_a_power_cut_leaves_of_the_buckets_opens_with_everything_that_w
     assert len(examination.digests) >= lives * STATES_PER_LIFE_LEAST * (0.6 if lives < 20 else 1)
 
 
+@pytest.mark.long
 def test_a_power_cut_behind_calls_that_failed_takes_nothing_that_was_promised() -> None:
     examination = Examination()
     stopped = refused = 0

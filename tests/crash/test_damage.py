@@ -572,6 +572,7 @@ TRAILERS_MIN: Final = 24
 """Cells of a short run."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 def test_every_damage_is_served_around_or_refused_and_repaired(
     ending: str, caplog: pytest.LogCaptureFixture
@@ -581,6 +582,7 @@ def test_every_damage_is_served_around_or_refused_and_repaired(
     examine_all(every, min(count, len(every)), ending, caplog)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 def test_a_flipped_bit_in_any_field_of_a_trailer_costs_no_message(
     ending: str, caplog: pytest.LogCaptureFixture

@@ -102,6 +102,7 @@ class Enumeration:
                 yield boundary
 
 
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_no_crash_at_any_call_loses_doubles_or_hurries_a_delayed_message() -> None:
     wanted = STATES if SCALE >= 1 else max(STATES_LEAST, scaled(STATES) // 8)

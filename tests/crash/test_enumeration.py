@@ -80,6 +80,7 @@ def no_sync(disk: SimulatedDisk, anchor: object) -> None:
 HONEST_FORCE: Callable[[SimulatedFile], None] = SimulatedFile.force
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "name", "lie"),
     [

@@ -205,6 +205,7 @@ def test_short_writes_of_every_size_are_gone_on_with() -> None:
         assert bench.read_all("forced") == bench.expected(0, 2)
 
 
+@pytest.mark.long
 def test_a_tail_torn_at_every_byte_of_the_last_three_appends_is_cut_to_the_append_before() -> None:
     bench = Bench()
     bench.open()
@@ -329,6 +330,7 @@ def test_a_flipped_bit_in_the_last_unforced_append_cuts_it_and_no_more() -> None
         assert other.read_all("forced") == other.expected(0, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["index", "mark", "state"])
 def test_a_flipped_bit_in_what_is_derived_or_doubled_costs_nothing(name: str) -> None:
     bench = Bench(segment_bytes=SEGMENT_BYTES)

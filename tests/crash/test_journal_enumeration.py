@@ -133,6 +133,7 @@ class Examination:
         check(outcome, boundary.known)
 
 
+@pytest.mark.long
 def test_whatever_a_power_cut_leaves_of_a_journal_opens_with_everything_that_was_promised() -> None:
     examination = Examination()
     lives = scaled(LIVES)

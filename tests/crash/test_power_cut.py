@@ -32,6 +32,7 @@ def _loop_devices() -> None:
         pytest.skip(f"real power cuts: {reason}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", power_cut.WAYS, ids=[way.name for way in power_cut.WAYS])
 def test_a_real_power_cut_takes_no_more_than_was_said(way: power_cut.Way) -> None:
     result = power_cut.run_way(way, scaled(CUTS), seeded("power cut", way.name))
@@ -45,6 +46,7 @@ def do_nothing(*_: object) -> None:
     """A force that does nothing."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "owner", "name"),
     [(power_cut.WAYS[0], RealFile, "force"), (power_cut.WAYS[1], RealDisk, "sync_file_system")],

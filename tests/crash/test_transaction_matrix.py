@@ -80,12 +80,14 @@ def test_an_undisturbed_life_ends_as_it_was_told() -> None:
     held(told.boundaries[-1], told.boundaries[-1].moment.crash(keep="everything"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_at_any_point_leaves_all_or_nothing(point: str) -> None:
     for boundary in some(point, "kill", CUTS_PER_POINT):
         held(boundary, boundary.moment.crash(keep="everything"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
 def test_a_power_cut_at_any_point_leaves_all_or_nothing(point: str) -> None:
     generator = seeded("power", point)
@@ -94,6 +96,7 @@ def test_a_power_cut_at_any_point_leaves_all_or_nothing(point: str) -> None:
             held(boundary, disk)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", WRITTEN)
 def test_a_torn_record_at_any_point_leaves_all_or_nothing(point: str) -> None:
     generator = seeded("torn", point)
@@ -131,11 +134,13 @@ def failing(point: str, error: int, kinds: frozenset[str]) -> None:
             raise Broken(f"{os.strerror(error)} at {call}: {broken}") from broken
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
 def test_an_input_output_error_at_any_point_leaves_all_or_nothing(point: str) -> None:
     failing(point, errno.EIO, BROKEN)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
 def test_a_full_disk_at_any_point_leaves_all_or_nothing(point: str) -> None:
     failing(point, errno.ENOSPC, FULL)

@@ -24,6 +24,7 @@ def _loop_devices() -> None:
         pytest.skip(f"cannot be had here: real power cuts: {reason}")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_real_power_cut_takes_nothing_that_was_answered(tmp_path: Path) -> None:
     outcome = run(max(3, scaled(CUTS)), CLIENTS, SEED, tmp_path, cuts=True)

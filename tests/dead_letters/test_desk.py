@@ -79,6 +79,7 @@ def test_an_id_is_found_by_its_beginning(desk: Desk) -> None:
     assert len(desk.starting_with("")) == 2
 
 
+@pytest.mark.long
 def test_pages_are_nothing_that_one_sees(tmp_path: Path) -> None:
     store = BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db")))
     steps = [keeping(number) for number in range(PAGE_LETTERS + 3)]

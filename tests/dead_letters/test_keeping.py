@@ -212,6 +212,7 @@ def test_no_time_is_beyond_the_calendar(tmp_path: Path) -> None:
     assert finished(kept.seconds_until_due()) > 1e9
 
 
+@pytest.mark.long
 def test_random_consumers_that_die_lose_nothing_and_end(tmp_path: Path) -> None:
     """At most as many calls as were granted and one a kill, nothing lost, nothing endless."""
     for run in range(scaled(200)):

@@ -119,6 +119,7 @@ def test_dead_letters_go_to_their_topic_again_as_they_were(
     assert redrive(broker, store)[0].sent == 0
 
 
+@pytest.mark.long
 def test_killed_at_every_step_and_done_again_nothing_is_doubled_and_nothing_lost(tmp_path: Path) -> None:
     for kind in ("file", "topic"):
         steps = -1

@@ -103,6 +103,7 @@ def test_reject_and_retry_later_steer_it(tmp_path: Path) -> None:
     assert [round(at) for at, number in bench.calls if number == 2] == [1, 11, 21, 31, 41]
 
 
+@pytest.mark.long
 def test_a_listener_that_raises_closed_has_failed_as_with_any_other_error(tmp_path: Path) -> None:
     """Its own producer may be closed: that says nothing of this consumer, which goes on and ends with it."""
 

@@ -152,6 +152,7 @@ def test_what_ended_long_ago_is_forgotten_and_nothing_else(store: BlockingSqlSto
     assert {each.id for each in store.find(Selection())} == {steps[1][0], steps[2][0]}
 
 
+@pytest.mark.long
 def test_what_was_kept_outlives_the_kill_of_its_process(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"

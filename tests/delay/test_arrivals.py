@@ -48,6 +48,7 @@ def test_everything_is_read_once_and_in_order(desk: Desk) -> None:
     assert desk.read() == desk.sent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("read_bytes", [1, 5_000, 70_000])
 def test_wherever_the_reads_of_the_log_end(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, read_bytes: int

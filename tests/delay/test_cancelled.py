@@ -54,6 +54,7 @@ def test_a_quick_answer_costs_the_same_however_many_are_cancelled(stretch: int) 
     assert counts[0] == counts[1] < 4 * SPANS_CHECKED_MAX
 
 
+@pytest.mark.long
 def test_what_lies_far_apart_takes_no_more_memory_than_is_said() -> None:
     tracemalloc.start()
     try:

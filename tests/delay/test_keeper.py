@@ -86,6 +86,7 @@ def test_a_burst_that_lands_in_one_second_is_fired_in_order(small_bounds: None) 
     assert desk.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
 
 
+@pytest.mark.long
 def test_thousands_far_away_in_one_minute_are_split_and_fired_in_order(small_bounds: None) -> None:
     desk = Desk()
     sent = []
@@ -100,6 +101,7 @@ def test_thousands_far_away_in_one_minute_are_split_and_fired_in_order(small_bou
     assert not desk.buckets.live_buckets
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("down", [100, 100_000, 40_000_000])
 def test_after_a_downtime_all_comes_in_order(down: int, small_bounds: None) -> None:
     desk = Desk()

@@ -82,6 +82,7 @@ def test_a_hundred_and_fifty_moves_of_one_message_leave_one(end: Callable[[Desk]
     assert exact(desk) == 1 and exact(end(desk)) == 1
 
 
+@pytest.mark.long
 def test_buckets_that_are_cut_take_the_count_along() -> None:
     desk = Desk()
     sent = many(desk)

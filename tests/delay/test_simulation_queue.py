@@ -237,6 +237,7 @@ class Story:
         assert not self.desk.buckets.live_buckets, f"seed {self.seed}: buckets are left"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(scaled(300)))
 def test_anything_in_any_order(seed: int) -> None:
     Story(seed, queued=False).run(60)

@@ -60,6 +60,7 @@ def test_a_wrong_topic_name_is_refused_by_the_client(broker: LiveServer, name: s
         client.Consumer(broker.address, topics="orders", group=name or "/").poll(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["", "..", "a/b", "ä"])
 def test_a_wrong_topic_name_is_refused_by_the_command(broker: LiveServer, name: str) -> None:
     for arguments in (["send", name, "x"], ["topic", "create", name]):
@@ -97,6 +98,7 @@ def test_a_wrong_name_on_the_wire_is_an_error_and_the_connection_goes_on(
 # Addresses
 
 
+@pytest.mark.long
 def test_nobody_listens() -> None:
     address = closed_port()
     for arguments in (["send", "orders", "x"], ["status"]):
@@ -114,6 +116,7 @@ def test_nobody_listens() -> None:
     assert isinstance(failed.value, ConnectionError)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("other", "words"),
     [
@@ -150,6 +153,7 @@ def test_a_port_that_takes_connections_and_says_nothing(
     assert len(said.err.splitlines()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "servers", ["nonsense:port", "host:99999", "http://127.0.0.1:1", ",", "127.0.0.1:0", "a:b:c", "host/path"]
 )
@@ -279,6 +283,7 @@ def test_whatever_a_stranger_asks_of_transactions_is_answered_and_nothing_else_s
 # Configuration
 
 
+@pytest.mark.long
 def test_wrong_keys_anywhere_are_refused_with_the_likely_one(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     data = str(tmp_path / "data")
@@ -336,6 +341,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.long
 def test_a_folder_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     server = filled(tmp_path)
     version = server.data / "meta" / "version"
@@ -350,6 +356,7 @@ def test_a_folder_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     still_there(server)
 
 
+@pytest.mark.long
 def test_a_second_server_leaves_the_first_alone(tmp_path: Path) -> None:
     server = filled(tmp_path)
     server.start()
@@ -387,6 +394,7 @@ def another_user() -> int:
         pytest.skip(f"cannot be had here: there is no user {NOBODY}")
 
 
+@pytest.mark.long
 def test_a_user_without_rights_is_told_so(reachable: Path) -> None:
     user = another_user()
     server = filled(reachable)
@@ -410,6 +418,7 @@ def test_a_user_without_rights_is_told_so(reachable: Path) -> None:
     still_there(server)
 
 
+@pytest.mark.long
 def test_a_low_port_is_not_for_everybody(reachable: Path) -> None:
     user = another_user()
     low = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")

@@ -110,6 +110,7 @@ def frozen(broker: LiveServer) -> Iterator[None]:
         broker.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gone", [killed, frozen], ids=["killed", "frozen"])
 @pytest.mark.parametrize("face", FACES)
 def test_close_is_bounded_behind_a_broker_that_is_gone(

@@ -48,12 +48,14 @@ def shell(broker: LiveServer, line: str) -> subprocess.CompletedProcess[bytes]:
     return ran
 
 
+@pytest.mark.long
 def test_the_first_program_of_the_readme(broker: LiveServer) -> None:
     assert tfmq("send", "greetings", "hello", servers=broker.address).code == 0
     read = tfmq("read", "greetings", servers=broker.address)
     assert (read.code, read.out, read.err) == (0, b"hello\n", "")
 
 
+@pytest.mark.long
 def test_what_read_prints_send_takes(broker: LiveServer, topic: str) -> None:
     messages = [
         client.Message(b"text"),
@@ -95,6 +97,7 @@ def test_what_read_prints_send_takes(broker: LiveServer, topic: str) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_pipe_whose_reader_goes_is_no_error(broker: LiveServer, topic: str) -> None:
     sent = shell(broker, f"seq 200000 | tfmq send {topic}")
     assert (sent.returncode, sent.stderr.decode()) == (0, f"sent 200,000 messages to {topic} (synced)\n")
@@ -104,6 +107,7 @@ def test_a_pipe_whose_reader_goes_is_no_error(broker: LiveServer, topic: str) ->
     assert shell(broker, f"tfmq read {topic} | sort -n | uniq | wc -l").stdout.strip() == b"200000"
 
 
+@pytest.mark.long
 def test_a_group_whose_output_broke_has_not_processed_it(broker: LiveServer, topic: str) -> None:
     shell(broker, f"seq 100000 | tfmq send {topic}")
     assert shell(broker, f"tfmq read {topic} -g {topic} | head -n 1").stdout == b"1\n"
@@ -112,6 +116,7 @@ def test_a_group_whose_output_broke_has_not_processed_it(broker: LiveServer, top
     assert int(rest[0]) < 20_000, "at least once: nothing is skipped that nobody saw"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_following_goes_on_until_it_is_interrupted(broker: LiveServer, topic: str, number: int) -> None:
     tfmq("send", topic, "first", servers=broker.address)
@@ -130,6 +135,7 @@ def test_following_goes_on_until_it_is_interrupted(broker: LiveServer, topic: st
     assert again.out in (b"", b"second\n", b"first\nsecond\n"), "at least once"
 
 
+@pytest.mark.long
 def test_a_stream_is_sent_as_it_comes_and_ctrl_c_loses_nothing_of_it(broker: LiveServer, topic: str) -> None:
     with started(broker, "send", topic) as sender:
         assert sender.stdin is not None
@@ -148,6 +154,7 @@ def test_a_stream_is_sent_as_it_comes_and_ctrl_c_loses_nothing_of_it(broker: Liv
     assert tfmq("read", topic, servers=broker.address).out == b"one\ntwo\nthree\n"
 
 
+@pytest.mark.long
 def test_following_outlives_a_restart_of_the_broker(broker: LiveServer, topic: str) -> None:
     tfmq("send", topic, "before", servers=broker.address)
     with started(broker, "read", topic, "--follow") as follower:
@@ -162,6 +169,7 @@ def test_following_outlives_a_restart_of_the_broker(broker: LiveServer, topic: s
         assert b"Traceback" not in err
 
 
+@pytest.mark.long
 def test_output_that_cannot_be_written_is_told(broker: LiveServer, topic: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("cannot be had here: /dev/full")
@@ -195,6 +203,7 @@ def lines(*numbers: int) -> list[bytes]:
     return [b"message %d" % number for number in numbers]
 
 
+@pytest.mark.long
 def test_read_prints_the_rest_names_the_range_and_exits_with_4(damaged: LiveServer) -> None:
     (place,) = json.loads(tfmq("log", "verify", str(damaged.data), "--json").out)["findings"]
     damaged.start()
@@ -217,6 +226,7 @@ def test_read_prints_the_rest_names_the_range_and_exits_with_4(damaged: LiveServ
     damaged.stop()
 
 
+@pytest.mark.long
 def test_verify_repair_verify_read(damaged: LiveServer) -> None:
     data = str(damaged.data)
     found = tfmq("log", "verify", data, "--json")

@@ -40,6 +40,7 @@ def test_item_01_offsets_follow_each_other_and_say_where_the_next_begins(
         assert before.offset < before.next_offset <= message.offset
 
 
+@pytest.mark.long
 def test_items_03_and_04_files_have_exact_names_and_are_found_again(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "data", "log.segment_bytes=65536")
     server.start()
@@ -132,6 +133,7 @@ def test_item_12_an_unknown_command_is_refused_and_the_connection_goes_on(
     asked.close()
 
 
+@pytest.mark.long
 def test_item_13_every_offset_that_is_none_has_its_own_answer(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "data", "log.segment_bytes=65536")
     server.start()
@@ -177,6 +179,7 @@ def test_item_14_a_filter_that_rejects_all_still_advances(broker: LiveServer, to
         assert consumer.poll(0.5) == [], "what was passed over is not offered again"
 
 
+@pytest.mark.long
 def test_item_39_a_reader_never_sees_what_is_not_forced(tmp_path: Path) -> None:
     server = ThreadedServer(tmp_path / "data")
     server.start()
@@ -201,6 +204,7 @@ def test_item_39_a_reader_never_sees_what_is_not_forced(tmp_path: Path) -> None:
     server.stop()
 
 
+@pytest.mark.long
 def test_item_40_large_messages_under_group_commit_are_forced_before_their_answer(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "data")
     server.start()

@@ -147,6 +147,7 @@ def test_a_second_member_takes_over_from_one_that_is_gone(server: Server, sender
         assert drain(second, 10) == numbers(0, 10)
 
 
+@pytest.mark.long
 def test_a_slow_handler_keeps_its_group_and_what_is_processed_is_saved_meanwhile(
     server: Server, sender: Sender, topic: str
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_closed_port_is_told_in_one_sentence() -> None:
         consumer.poll()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_restarts_of_the_broker_skip_and_double_nothing(tmp_path: Path, number: int) -> None:
     running = Server(tmp_path).start()

@@ -142,6 +142,7 @@ def test_times_have_a_zone_or_are_local_and_what_is_over_comes_at_once(desk: Des
     assert desk.arrive("past", 1) == [b"late"]
 
 
+@pytest.mark.long
 def test_lines_wait_too_and_are_counted_by_their_time(desk: Desk, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.write_text("".join(f"{number}\n" for number in range(1_500)))
@@ -165,6 +166,7 @@ def test_lines_wait_too_and_are_counted_by_their_time(desk: Desk, tmp_path: Path
     assert len(desk.waiting("--from", window[0], "--to", window[1])) == 10
 
 
+@pytest.mark.long
 def test_what_waits_and_what_was_said_survives_kill_9(desk: Desk) -> None:
     handles = [
         desk.send("t", f"m{number}", "--delay", f"{number + 1}h", "-k", f"k{number}") for number in range(4)

@@ -11,6 +11,7 @@ KILLS = 100
 TIMERS = 100_000
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_kill_9_loses_doubles_and_hurries_no_delayed_message(tmp_path: Path) -> None:
     outcome = run(max(3, scaled(KILLS)), scaled(TIMERS), 2, SEED, tmp_path)

@@ -65,6 +65,7 @@ def fresh(address: str, partition: int) -> list[bytes]:
     return payloads(address, "orders", partition)
 
 
+@pytest.mark.long
 def test_a_failed_force_stops_that_partition_and_no_other(tmp_path: Path, server: LiveServer) -> None:
     address = server.address
     send(address, b"before", 0)
@@ -99,6 +100,7 @@ def test_a_failed_force_stops_that_partition_and_no_other(tmp_path: Path, server
     assert fresh(address, 1) == [b"before", b"next", b"more", b"more"]
 
 
+@pytest.mark.long
 def test_a_failed_joint_force_stops_only_what_cannot_be_forced_alone(
     tmp_path: Path, server: LiveServer
 ) -> None:
@@ -157,6 +159,7 @@ def test_an_error_at_any_moment_loses_nothing_acknowledged(tmp_path: Path, serve
         assert found == acknowledged, f"turn {turn}"
 
 
+@pytest.mark.long
 def test_no_space_at_a_write_is_told_and_goes_by(tmp_path: Path, server: LiveServer) -> None:
     address = server.address
     send(address, b"before")
@@ -192,6 +195,7 @@ def test_an_input_output_error_at_a_write_stops_that_partition(tmp_path: Path, s
     assert fresh(server.address, 0)[-1] == b"after"
 
 
+@pytest.mark.long
 def test_a_slow_disk_answers_nothing_early_and_holds_up_nobody_else(
     tmp_path: Path, server: LiveServer
 ) -> None:
@@ -237,6 +241,7 @@ def end_of(delivery: client.Delivery) -> float:
     return time.monotonic()
 
 
+@pytest.mark.long
 def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path) -> None:
     limits = ("limits.pending_bytes=4194304", "limits.pending_bytes_per_session=4194304")
     server = ThreadedServer(tmp_path / "data", *limits)

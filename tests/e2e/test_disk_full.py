@@ -89,6 +89,7 @@ def assert_stored(address: str, acknowledged: list[bytes]) -> None:
         assert mine == [payload for payload in acknowledged if payload.startswith(name + b":")]
 
 
+@pytest.mark.long
 def test_senders_are_told_reads_go_on_and_space_brings_it_back(disk: Path, server: LiveServer) -> None:
     fill(disk, leave_bytes=BALLAST_BYTES)
     acknowledged = send_until_full(server.address)
@@ -128,6 +129,7 @@ def wait_for_room(disk: Path) -> None:
     assert free_bytes(disk) >= ROOM_BYTES
 
 
+@pytest.mark.long
 def test_a_deleted_topic_makes_room(disk: Path, server: LiveServer) -> None:
     with client.Producer(server.address) as producer:
         for _ in range(5):
@@ -142,6 +144,7 @@ def test_a_deleted_topic_makes_room(disk: Path, server: LiveServer) -> None:
     assert_stored(server.address, [*acknowledged, b"after"])
 
 
+@pytest.mark.long
 def test_kill_9_and_starts_on_a_full_disk_lose_nothing(disk: Path, server: LiveServer) -> None:
     fill(disk, leave_bytes=BALLAST_BYTES)
     acknowledged = send_until_full(server.address)
@@ -165,6 +168,7 @@ def test_kill_9_and_starts_on_a_full_disk_lose_nothing(disk: Path, server: LiveS
     assert_stored(server.address, [*acknowledged, b"after"])
 
 
+@pytest.mark.long
 def test_a_first_start_on_a_full_disk_is_refused_in_words(disk: Path) -> None:
     fill(disk)
     ended = tfmq_server("--data", str(disk / "fresh"), "--listen", "127.0.0.1:0")

@@ -46,6 +46,7 @@ def quick() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.long
 def test_topics_beyond_the_open_files_are_refused_and_the_others_go_on(quick: Path) -> None:
     data = quick / "data"
     made: list[str] = []
@@ -84,6 +85,7 @@ def test_topics_beyond_the_open_files_are_refused_and_the_others_go_on(quick: Pa
     assert server.stop() == 0
 
 
+@pytest.mark.long
 def test_a_start_without_enough_files_is_refused_in_words_and_loses_nothing(quick: Path) -> None:
     server = LiveServer(quick / "data")
     server.start()

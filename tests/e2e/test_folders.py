@@ -67,6 +67,7 @@ def read(servers: str, count: int) -> list[bytes]:
         return found
 
 
+@pytest.mark.long
 def test_one_is_started_comes_back_after_a_kill_and_ends_when_nobody_uses_it(data: Path) -> None:
     """By the blocking face, and after the kill by the asyncio one."""
 

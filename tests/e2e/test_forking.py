@@ -151,6 +151,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_pool_with_clients_of_a_module(
     broker: LiveServer, topic: str, method: str, tmp_path: object

@@ -71,6 +71,7 @@ def until(logs: list[Path], count: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_members_that_are_killed_or_stopped_lose_their_partitions_and_nothing_else(
     server: LiveServer, tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ def test_ctrl_c_saves_what_was_processed_and_leaves_the_group(server: LiveServer
     assert sum(both.values()) <= MESSAGES + 1, "only the message in work comes again"
 
 
+@pytest.mark.long
 def test_a_handler_that_takes_longer_than_a_session_keeps_its_partition(server: LiveServer) -> None:
     send(server, 0, PARTITIONS)
     options: Any = {"group": "billing", "session": 1.0, "save_every": SAVE_EVERY}

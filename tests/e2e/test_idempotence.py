@@ -144,6 +144,7 @@ def test_many_threads_behind_lost_answers_keep_each_its_order(server: Server) ->
         assert mine == sorted(mine)
 
 
+@pytest.mark.long
 def test_a_broker_killed_in_the_middle_loses_nothing_acknowledged_and_doubles_nothing(server: Server) -> None:
     acknowledged: list[bytes] = []
     producer = Producer(server.address, timeout=SECONDS)

@@ -108,6 +108,7 @@ def test_connections_cut_at_random_places_lose_and_double_nothing(broker: LiveSe
     assert payloads(broker.address, topic) == [b"begin", *numbered(number)], f"seed {SEED}"
 
 
+@pytest.mark.long
 def test_a_reader_behind_cuts_sees_each_message_once_and_in_order(broker: LiveServer, topic: str) -> None:
     random = seeded("reader behind cuts")
     wanted = numbered(20_000)

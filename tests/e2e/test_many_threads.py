@@ -43,6 +43,7 @@ def together(works: list[Callable[[], None]]) -> None:
     assert errors == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("waiting", [True, False], ids=["each waited for", "many at once"])
 def test_64_threads_send_1_mib_messages_through_one_producer(
@@ -130,6 +131,7 @@ def test_64_threads_share_one_reader_and_one_administrator(broker: LiveServer, t
     assert sorted(found) == wanted
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_threads_that_come_and_go_while_the_broker_restarts(broker: LiveServer, topic: str) -> None:
     each = max(20, scaled(200))

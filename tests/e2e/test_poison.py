@@ -158,6 +158,7 @@ class Calls:
         return sum(1 for process in self.last if self.kills[process])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3 * LONGEST_SECONDS)
 def test_poison_is_called_so_often_and_no_more_none_is_lost_and_a_killed_redrive_doubles_nothing(
     tmp_path: Path,

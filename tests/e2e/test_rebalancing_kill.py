@@ -12,6 +12,7 @@ from tools.rigs.rebalancing import run, told
 KILLS = 120
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_consume_transform_produce_is_exactly_once_over_rebalances_and_kills(tmp_path: Path) -> None:
     outcome = run(max(4, scaled(KILLS)), SEED, tmp_path)

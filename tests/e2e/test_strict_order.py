@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import tfmq
 from tests.e2e.reading import payloads
 from tests.scale import scaled, seeded
@@ -48,6 +50,7 @@ def stored(server: LiveServer, topic: str) -> list[bytes]:
         return []
 
 
+@pytest.mark.long
 def test_what_was_kept_goes_out_although_nobody_waits(broker: LiveServer, tmp_path: Path) -> None:
     """By a blocking producer, by one that began before its broker, and by an asyncio one; in one downtime."""
 
@@ -75,6 +78,7 @@ def test_what_was_kept_goes_out_although_nobody_waits(broker: LiveServer, tmp_pa
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_kills_of_the_sender_and_of_the_broker(broker: LiveServer, tmp_path: Path) -> None:
     """Each process goes on behind what the one before had told; what was told is there, in order and once."""
     chance = seeded("strict order")

@@ -13,6 +13,7 @@ KILLS = 300
 CLIENTS = 4
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_no_transaction_is_torn_lost_or_decided_by_itself_by_kill_9(tmp_path: Path) -> None:
     outcome = run(max(4, scaled(KILLS)), CLIENTS, SEED, tmp_path)

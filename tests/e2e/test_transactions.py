@@ -153,6 +153,7 @@ def lossy(proxy: Proxy, step: Callable[[], Any]) -> Any:
         proxy.down = None
 
 
+@pytest.mark.long
 def test_a_large_named_one_goes_through_cuts_and_a_local_one_ends_with_them(
     broker: LiveServer, topic: str
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_large_named_one_goes_through_cuts_and_a_local_one_ends_with_them(
     assert payloads(broker.address, topic) == [b"begin", *wanted]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_cuts_anywhere_tear_and_double_nothing_and_plain_sends_go_on(broker: LiveServer, topic: str) -> None:
     """Threads with transactions, local, named, rolled back, and plain sends, all of one producer."""
@@ -283,6 +285,7 @@ say("committed")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last", ["begun", "sent", "prepared", "committed"])
 def test_a_client_killed_between_steps_leaves_what_its_last_step_says(
     broker: LiveServer, producer: tfmq.Producer, topic: str, last: str
@@ -321,6 +324,7 @@ def test_a_local_one_of_a_killed_client_is_gone_at_once(
     wait_until(gone, 10)
 
 
+@pytest.mark.long
 def test_the_group_is_asked_what_becomes_of_a_killed_clients_transaction(
     broker: LiveServer, topic: str
 ) -> None:
@@ -379,6 +383,7 @@ while True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("broker_too", [False, True])
 def test_consume_transform_produce_is_exactly_once_over_kills(
@@ -405,6 +410,7 @@ def test_consume_transform_produce_is_exactly_once_over_kills(
     assert payloads(broker.address, target) == wanted, f"seed {SEED}"
 
 
+@pytest.mark.long
 def test_a_member_that_was_replaced_cannot_commit(
     broker: LiveServer, producer: tfmq.Producer, topic: str
 ) -> None:
@@ -477,6 +483,7 @@ print("grew", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, flush
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_clients_memory_does_not_grow_with_the_transaction(broker: LiveServer, topic: str) -> None:
     size = max(60 << 20, scaled(2 << 30))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
 
@@ -17,6 +18,7 @@ KILLS = max(2, scaled(20))
 MESSAGES = 50 * KILLS
 
 
+@pytest.mark.long
 def test_sends_transactions_and_readers_go_on_over_kills_of_the_broker(
     broker: LiveServer, topic: str
 ) -> None:

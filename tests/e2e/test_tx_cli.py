@@ -131,6 +131,7 @@ def test_an_owner_that_comes_back_learns_what_an_operator_did(broker: LiveServer
     assert payloads(broker.address, "orders") == [b"by hand", b"in its name"]
 
 
+@pytest.mark.long
 def test_item_27_a_decision_by_hand_persists_over_kill_9(broker: LiveServer, desk: Desk) -> None:
     owner = Owner(broker.address, "orders")
     for name in ("kept", "committed", "dropped"):

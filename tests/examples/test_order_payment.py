@@ -31,6 +31,7 @@ def test_its_accidents_are_at_every_step_of_a_transaction() -> None:
     assert set(accidents.STEPS) == set(STEPS) - {"session is looked at"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"] if SCALE >= 1 else ["sqlite"])
 def test_every_order_that_was_kept_is_booked_once(database: str, request: pytest.FixtureRequest) -> None:
     arguments, kept = [], ALL - BEFORE_THE_DECISION

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import paths
 
 ROOT = paths.ROOT
@@ -43,6 +45,7 @@ def test_its_tests_run_where_somebody_copied_them(tmp_path: Path) -> None:
     assert "5 passed" in done.stdout
 
 
+@pytest.mark.long
 def test_on_a_real_broker_the_unpaid_are_cancelled_in_time_and_the_paid_are_not() -> None:
     done = run("examples.unpaid_order", "--minutes", "0.02")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,6 +6,8 @@ import os
 import threading
 import time
 
+import pytest
+
 from tfmq.client.drivers.fork import register_for_fork
 
 
@@ -39,6 +41,7 @@ class Slow:
         return got == [True]
 
 
+@pytest.mark.long
 def test_threads_that_fork_at_once_give_every_lock_back() -> None:
     drivers = [Slow(), Slow()]
     for driver in drivers:

@@ -1,9 +1,12 @@
 """A session that joins again and again, with long lists of topics, leaves no more behind than one that joined once."""
 
+import pytest
+
 from tests.broker.helpers import Broker, Session
 from tfmq.protocol import commands
 
 
+@pytest.mark.long
 def test_joining_a_thousand_times_leaves_one_call_back_and_a_short_list() -> None:
     broker = Broker()
     session = Session()

@@ -1,5 +1,7 @@
 """Large commits that arrive together: none makes another too large, and a reset stays whole."""
 
+import pytest
+
 from tests.broker.helpers import Answer, Broker
 from tfmq.protocol import commands
 from tfmq.protocol.commands import GroupOffset
@@ -30,6 +32,7 @@ def test_commits_that_fill_more_than_a_segment_in_one_turn_are_all_taken() -> No
     assert broker.saved("group-24") == {("orders", 0): (1 << 62) + 19_999}
 
 
+@pytest.mark.long
 def test_what_waits_for_the_catalog_s_disk_is_bounded_in_bytes() -> None:
     broker = Broker()
     broker.create()

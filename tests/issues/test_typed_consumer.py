@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import paths
 
 PROGRAM = """
@@ -31,6 +33,7 @@ async def main() -> None:
 """
 
 
+@pytest.mark.long
 def test_a_users_program_is_typed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -96,6 +96,7 @@ def test_hazard_07_prepares_are_forced_like_everything_else_and_a_failure_is_nev
     assert journal.crash().state.seen == []
 
 
+@pytest.mark.long
 def test_hazard_08_each_flipped_bit_of_the_checkpoint_and_the_newest_snapshot_costs_nothing() -> None:
     """The ancestor read the newest checkpoint only, and could not tell a bad one from a good one."""
     journal = opened().sent(12)

@@ -34,6 +34,7 @@ def content(bench: Bench) -> bytes:
     return b"".join(bench.disk.read_file(bench.path(name)) for name in bench.names(".zxQueue"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_bytes", [1, 200, 5000, 100_000, 1 << 30])
 def test_chunk_follows_chunk_without_a_gap(bench: Bench, max_bytes: int) -> None:
     whole, offset, count = content(bench), 0, 0
@@ -157,6 +158,7 @@ def test_bytes_are_given_as_they_lie_there_within_one_segment(bench: Bench) -> N
                 read(bench.log.end_offset + 1, 1)
 
 
+@pytest.mark.long
 def test_no_walk_leads_there(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def walk(*_: object) -> None:
         raise AssertionError("it walked")
@@ -257,6 +259,7 @@ def closed_log() -> Bench:
     return bench
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spot", SPOT)
 @pytest.mark.parametrize("reader", ["fresh", "warm", "another process"])
 def test_damage_hides_no_sound_block_however_little_is_read(

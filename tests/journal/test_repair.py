@@ -352,6 +352,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
 @pytest.mark.parametrize("many", [1, 100])
 def test_bytes_of_a_payload_that_look_like_a_control_record_change_nothing(planted: bytes, many: int) -> None:

@@ -118,6 +118,7 @@ def rows(row: Record[Any]) -> st.SearchStrategy[Any]:
     return st.tuples(*map(values, row.kinds)).map(row.shape._make)
 
 
+@pytest.mark.long
 @every_command
 @settings(max_examples=scaled(200))
 @given(data=st.data())
@@ -135,6 +136,7 @@ wild = st.recursive(
 )
 
 
+@pytest.mark.long
 @every_command
 @settings(max_examples=scaled(300))
 @given(fields=st.lists(wild, max_size=14))

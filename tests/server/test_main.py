@@ -22,6 +22,7 @@ def refused(*arguments: str, environment: dict[str, str] | None = None) -> tuple
     return code, lines[0]
 
 
+@pytest.mark.long
 def test_one_line_on_standard_output_says_where_it_is_ready(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (process, (host, port)):
         assert host == "127.0.0.1"
@@ -32,6 +33,7 @@ def test_one_line_on_standard_output_says_where_it_is_ready(tmp_path: Path) -> N
     assert "stopped" in log
 
 
+@pytest.mark.long
 def test_systemd_is_told(tmp_path: Path) -> None:
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -47,6 +49,7 @@ def test_systemd_is_told(tmp_path: Path) -> None:
         assert process.finish()[0] == 0
 
 
+@pytest.mark.long
 def test_a_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (process, _):
         code, line = refused("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
@@ -55,6 +58,7 @@ def test_a_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:
         assert str(process.process.pid) in line
 
 
+@pytest.mark.long
 def test_a_port_taken_by_another_tfmq_is_said_so(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (_, (host, port)):
         code, line = refused("--data", str(tmp_path / "other"), "--listen", f"{host}:{port}")
@@ -76,6 +80,7 @@ def test_an_address_that_others_reach_needs_leave(tmp_path: Path) -> None:
         assert Wire(("127.0.0.1", address[1])).ask(commands.Ping())
 
 
+@pytest.mark.long
 def test_a_file_in_place_of_the_data_folder_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
     code, line = refused("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
@@ -117,6 +122,7 @@ def test_check_config_prints_every_value_and_where_it_is_from(tmp_path: Path) ->
     assert origins["server.listen"][1] == "default"
 
 
+@pytest.mark.long
 def test_the_log_is_json_where_that_is_asked_for(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--log-json") as (process, _):
         log = process.stop()[2]
@@ -124,6 +130,7 @@ def test_the_log_is_json_where_that_is_asked_for(tmp_path: Path) -> None:
     assert {"time", "level", "logger", "message"} <= set(entries[0])
 
 
+@pytest.mark.long
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (process, address):
         held = [Wire(address) for _ in range(3)]
@@ -136,6 +143,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
         assert Wire(address).ask(commands.Ping())
 
 
+@pytest.mark.long
 def test_sighup_reads_the_configuration_again_and_never_ends_the_server(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text("[retention]\nseconds = 60\n")
@@ -184,6 +192,7 @@ def test_the_version_is_printed() -> None:
     assert out.startswith("tfmq-server")
 
 
+@pytest.mark.long
 def test_a_folder_with_other_things_in_it_is_not_taken_for_data(tmp_path: Path) -> None:
     for name in ("todo.txt", "zebra.txt"):
         (tmp_path / name).write_text("")

@@ -53,6 +53,7 @@ def silent(connection: socket.socket) -> None:
     connection.recv(1000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("behave", "words"),
     [

@@ -59,6 +59,7 @@ def test_without_the_setting_nothing_is_registered_and_a_wrong_one_is_refused() 
         registration_updater("a:0/meta", "127.0.0.1:1", reactor.callLater, dict)
 
 
+@pytest.mark.long
 def test_a_server_is_registered_while_it_runs(tmp_path: Path, zookeeper: Any, root: str, nodes: Any) -> None:
     setting = f"server.zookeeper={zookeeper.address}{root}"
     with running(tmp_path / "data", "--set", setting) as (process, address):

@@ -19,6 +19,7 @@ from tfmq.protocol import commands, frames
 from tfmq.server.server import REJECTED_MAX
 
 
+@pytest.mark.long
 def test_what_was_sent_is_read_back_also_by_the_next_server(tmp_path: Path) -> None:
     payloads = [b"one", b"two", b"three"]
     with running(tmp_path / "data") as (process, address):
@@ -38,6 +39,7 @@ def test_what_was_sent_is_read_back_also_by_the_next_server(tmp_path: Path) -> N
         assert "Traceback" not in log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clean", [True, False])
 def test_only_a_clean_stop_marks_the_logs_as_clean(tmp_path: Path, clean: bool) -> None:
     with running(tmp_path / "data") as (process, address):
@@ -70,6 +72,7 @@ def test_pipelined_requests_are_all_answered_in_the_order_they_were_applied(tmp_
         assert [replies[number][6] for number in sent] == list(range(len(sent)))
 
 
+@pytest.mark.long
 def test_a_large_batch_in_small_pieces_arrives_whole(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (_, address):
         wire = Wire(address)
@@ -82,6 +85,7 @@ def test_a_large_batch_in_small_pieces_arrives_whole(tmp_path: Path) -> None:
         assert wire.receive().header[:2] == [0, 99]
 
 
+@pytest.mark.long
 def test_a_stop_answers_a_parked_fetch_and_ends_the_connection(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (process, address):
         wire = Wire(address)
@@ -101,6 +105,7 @@ def test_a_stop_answers_a_parked_fetch_and_ends_the_connection(tmp_path: Path) -
         assert time.monotonic() - started < PATIENCE_SECONDS / 2
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_as_cleanly_and_a_second_one_at_once(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (process, _):
         process.process.send_signal(signal.SIGINT)
@@ -109,6 +114,7 @@ def test_ctrl_c_stops_as_cleanly_and_a_second_one_at_once(tmp_path: Path) -> Non
         assert "stopping on SIGINT" in log
 
 
+@pytest.mark.long
 def test_a_browser_is_told_what_this_port_is(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (_, address):
         with socket.create_connection(address, timeout=PATIENCE_SECONDS) as browser:
@@ -120,6 +126,7 @@ def test_a_browser_is_told_what_this_port_is(tmp_path: Path) -> None:
         assert f"tfmq broker at 127.0.0.1:{address[1]}".encode() in answer
 
 
+@pytest.mark.long
 def test_a_liar_about_sizes_costs_nothing_and_the_others_go_on(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (_, address):
         wire = Wire(address)
@@ -137,6 +144,7 @@ def test_a_liar_about_sizes_costs_nothing_and_the_others_go_on(tmp_path: Path) -
             wrong.receive()
 
 
+@pytest.mark.long
 def test_a_reader_that_does_not_read_is_cut_off_and_the_others_go_on(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--set", "limits.unsent_seconds=1") as (process, address):
         wire = Wire(address)
@@ -153,6 +161,7 @@ def test_a_reader_that_does_not_read_is_cut_off_and_the_others_go_on(tmp_path: P
         assert "cut off: it has not read anything" in process.stop()[2]
 
 
+@pytest.mark.long
 def test_connections_above_the_limit_are_refused_and_the_others_go_on(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--set", "limits.connections=3") as (_, address):
         wires = [Wire(address) for _ in range(3)]
@@ -175,6 +184,7 @@ def test_connections_above_the_limit_are_refused_and_the_others_go_on(tmp_path: 
         assert Wire(address).ask(commands.Ping())
 
 
+@pytest.mark.long
 def test_refused_connections_that_stay_take_few_descriptors_and_not_for_long(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--set", "limits.connections=1") as (process, address):
         wire = Wire(address)
@@ -193,6 +203,7 @@ def test_refused_connections_that_stay_take_few_descriptors_and_not_for_long(tmp
         assert refused.receive().header[2] == "busy", "there is room again to tell it"
 
 
+@pytest.mark.long
 def test_a_flood_of_connections_leaves_files_for_the_logs(tmp_path: Path) -> None:
     with running(tmp_path / "data", open_files=400) as (process, address):
         first = Wire(address)
@@ -210,6 +221,7 @@ def test_a_flood_of_connections_leaves_files_for_the_logs(tmp_path: Path) -> Non
         assert "the limit of open files leaves room for no more" in process.stop()[2]
 
 
+@pytest.mark.long
 def test_the_status_tells_version_address_and_settings(tmp_path: Path) -> None:
     with running(Path(os.path.relpath(tmp_path / "data"))) as (_, address):
         status = Wire(address).ask(commands.Status())[0]
@@ -220,6 +232,7 @@ def test_the_status_tells_version_address_and_settings(tmp_path: Path) -> None:
         assert status["memory_bytes"] > MIB
 
 
+@pytest.mark.long
 def test_who_waits_to_be_asked_about_transactions_gives_up_the_place_with_the_connection(
     tmp_path: Path,
 ) -> None:

@@ -181,6 +181,7 @@ def spark_groups(admin: tfmq.Admin) -> list[tuple[str, int, int]]:
     return [(each.group, each.sequence, each.rows) for each in admin.commit_groups()]
 
 
+@pytest.mark.long
 def test_all_columns_arrive_where_they_belong(
     spark: Any, registered: None, spark_server: LiveServer, topic: str
 ) -> None:
@@ -199,6 +200,7 @@ def test_all_columns_arrive_where_they_belong(
     assert second[None].key == b"k1" and second[b"four"].partition == 1
 
 
+@pytest.mark.long
 def test_a_version_is_written_once_and_older_ones_are_refused(
     spark: Any, registered: None, spark_server: LiveServer, topic: str, admin: tfmq.Admin
 ) -> None:
@@ -228,6 +230,7 @@ def test_without_a_version_it_is_written_each_time_and_the_broker_keeps_nothing_
     assert spark_groups(admin) == before
 
 
+@pytest.mark.long
 def test_a_write_of_which_a_task_fails_leaves_nothing(
     spark: Any, registered: None, spark_server: LiveServer, topic: str, admin: tfmq.Admin
 ) -> None:
@@ -249,6 +252,7 @@ def test_a_write_of_which_a_task_fails_leaves_nothing(
     assert len(payloads(spark_server, topic)) == 19
 
 
+@pytest.mark.long
 def test_what_is_wrong_is_told_in_a_sentence_without_our_traceback(
     spark: Any, registered: None, spark_server: LiveServer, topic: str
 ) -> None:

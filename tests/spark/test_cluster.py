@@ -94,6 +94,7 @@ def check(said: Any, folder: Path, name: str) -> None:
         assert str(folder / "spark-home" / "work") in place, place
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_executors_with_a_zip_of_the_packages_copy_a_topic(wanted: list[str], tmp_path: Path) -> None:
     archive = tmp_path / "tfmq.zip"

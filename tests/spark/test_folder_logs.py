@@ -322,6 +322,7 @@ def cost(disk: Any, part: OffsetRange, ms: int) -> tuple[int, int]:
     return counts.opened, counts.read_bytes - size
 
 
+@pytest.mark.long
 def test_the_cost_of_a_piece_is_the_same_however_long_the_topic_is() -> None:
     with small_broker() as broker:
         costs = []
@@ -343,6 +344,7 @@ def test_the_cost_of_a_piece_is_the_same_however_long_the_topic_is() -> None:
 # Beside a real broker
 
 
+@pytest.mark.long
 def test_beside_a_broker_that_writes_rolls_removes_and_dies(tmp_path: Path) -> None:
     """Every message that is given is one that was sent, in order; and what the broker has at the end is all there."""
     server = LiveServer(tmp_path / "data", "log.segment_bytes=262144")
@@ -384,6 +386,7 @@ def test_beside_a_broker_that_writes_rolls_removes_and_dies(tmp_path: Path) -> N
     server.stop()
 
 
+@pytest.mark.long
 def test_the_lock_is_never_taken(tmp_path: Path) -> None:
     """A broker starts and stops on a folder that is being read."""
     server = LiveServer(tmp_path / "data")

@@ -97,6 +97,7 @@ def test_a_topic_that_is_gone_keeps_no_other_from_being_saved(
     assert lag(broker) == 4
 
 
+@pytest.mark.long
 def test_without_a_broker_a_query_does_not_begin(broker: SimulatedBroker) -> None:
     place = at(broker, 0)
     progress = GroupProgress(SourceAddress(servers="127.0.0.1:1", timeout=5.0), "spark")

@@ -13,6 +13,7 @@ from tools.rigs.spark_liar import LIARS
 KILLS = 50
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_fifty_random_kills_lose_and_double_no_row(drivers: Drivers, tmp_path: Path) -> None:
     before = set(LiveServer.alive)
@@ -23,6 +24,7 @@ def test_fifty_random_kills_lose_and_double_no_row(drivers: Drivers, tmp_path: P
     assert LiveServer.alive <= before
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("liar", LIARS)
 def test_the_rig_sees_a_sink_that_lies(drivers: Drivers, tmp_path: Path, liar: str) -> None:

@@ -65,6 +65,7 @@ def test_the_sentences_that_the_page_quotes_are_said() -> None:
     assert [word for word in words if word.strip() not in code] == []
 
 
+@pytest.mark.long
 def test_the_first_query_works_as_it_is_typed(
     spark: Any,
     tmp_path: Path,

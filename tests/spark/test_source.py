@@ -102,6 +102,7 @@ def refused(act: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_a_batch_has_every_message_with_all_its_columns(
     read: Callable[..., Any], send: Callable[..., None], topic: str
 ) -> None:
@@ -129,6 +130,7 @@ def test_the_schema_of_a_user_is_a_projection(
     assert "The column value is binary, not string" in text and "Traceback" not in text
 
 
+@pytest.mark.long
 def test_a_stream_has_every_message_once_whatever_is_said_of_its_beginning_later(
     stream: Stream, send: Callable[..., None], topic: str
 ) -> None:
@@ -143,6 +145,7 @@ def test_a_stream_has_every_message_once_whatever_is_said_of_its_beginning_later
     assert stream.values() == words(100)
 
 
+@pytest.mark.long
 def test_partitions_that_come_while_a_query_runs_and_its_lag_in_the_group(
     stream: Stream,
     spark_server: LiveServer,
@@ -177,6 +180,7 @@ def await_lag(admin: tfmq.Admin, group: str, lag: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_what_retention_took_stops_a_stream_with_one_sentence_or_is_passed_over(
     stream: Stream, admin: tfmq.Admin, send: Callable[..., None], topic: str
 ) -> None:
@@ -196,6 +200,7 @@ def test_what_retention_took_stops_a_stream_with_one_sentence_or_is_passed_over(
     assert len(stream.values()) == admin.topic(topic).messages < 4
 
 
+@pytest.mark.long
 def test_a_topic_made_anew_is_no_continuation_of_the_old_one(
     stream: Stream, admin: tfmq.Admin, send: Callable[..., None], topic: str
 ) -> None:
@@ -240,6 +245,7 @@ def assert_no_frames(text: str) -> None:
     assert 'File "' not in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -262,6 +268,7 @@ def test_what_is_wrong_with_a_batch_is_one_sentence(
     assert_no_frames(text)
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_a_stream_is_one_sentence(stream: Stream) -> None:
     stream.options["subscribe"] = "no-such-topic"
     text = stream.fails()
@@ -273,6 +280,7 @@ def test_what_is_wrong_with_a_stream_is_one_sentence(stream: Stream) -> None:
     assert_no_frames(text)
 
 
+@pytest.mark.long
 def test_what_a_task_meets_is_one_sentence_too(
     read: Callable[..., Any], spark_server: LiveServer, send: Callable[..., None], topic: str
 ) -> None:

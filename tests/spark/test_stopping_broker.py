@@ -95,6 +95,7 @@ def test_a_query_that_has_begun_waits_for_its_broker_from_its_first_question_on(
     broker.start()
 
 
+@pytest.mark.long
 def test_a_real_one_is_stopped_and_started_under_questions(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "data")
     server.start()
@@ -142,6 +143,7 @@ def trial(drivers: Drivers, spark_server: LiveServer, topic: str, tmp_path: Path
         yield each
 
 
+@pytest.mark.long
 def test_a_query_goes_on_when_its_broker_was_stopped_and_started(trial: Trial) -> None:
     """At a question of the driver's and at one of a task's."""
 

@@ -255,6 +255,7 @@ def payloads(server: LiveServer, topic: str) -> list[str]:
     return sorted((each.payload or b"").decode() for each in messages(server, topic))
 
 
+@pytest.mark.long
 def test_each_micro_batch_is_in_the_topic_once_also_one_that_has_no_rows(query: Query) -> None:
     query.put("a", "b")
     query.put("nothing")
@@ -264,6 +265,7 @@ def test_each_micro_batch_is_in_the_topic_once_also_one_that_has_no_rows(query: 
     assert payloads(query.server, query.topic) == ["a", "b", "c"]
 
 
+@pytest.mark.long
 def test_a_batch_that_is_committed_already_is_passed_over_however_many_tasks_it_has_now(
     query: Query, admin: tfmq.Admin
 ) -> None:
@@ -277,6 +279,7 @@ def test_a_batch_that_is_committed_already_is_passed_over_however_many_tasks_it_
     assert (group.sequence, group.rows, group.details["members"]) == (1, 1, 0)
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_was_set_back_stops_the_query(query: Query) -> None:
     query.put("a")
     query.put("b", "c")
@@ -295,6 +298,7 @@ def test_a_checkpoint_that_was_set_back_stops_the_query(query: Query) -> None:
     assert payloads(query.server, query.topic) == ["a", "b", "c"]
 
 
+@pytest.mark.long
 def test_a_query_that_gives_other_rows_each_time_may_pass_over_what_is_committed(query: Query) -> None:
     query.options["allowOtherTotal"] = "true"
     query.put("a")
@@ -307,6 +311,7 @@ def test_a_query_that_gives_other_rows_each_time_may_pass_over_what_is_committed
     assert payloads(query.server, query.topic) == ["a", "c"]
 
 
+@pytest.mark.long
 def test_a_batch_of_which_a_task_fails_leaves_nothing_and_is_run_again(
     query: Query, admin: tfmq.Admin
 ) -> None:
@@ -321,6 +326,7 @@ def test_a_batch_of_which_a_task_fails_leaves_nothing_and_is_run_again(
         time.sleep(0.05)  # a task that Spark stops may live for a moment; its sequence is committed
 
 
+@pytest.mark.long
 def test_what_is_wrong_is_told_in_a_sentence_without_our_traceback(query: Query) -> None:
     query.put("a")
     query.options["topik"] = "orders"

@@ -28,6 +28,7 @@ def trial(drivers: Drivers, spark_server: LiveServer, topic: str, tmp_path: Path
 # Tasks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["request", "reply"])
 def test_a_task_that_is_killed_around_its_prepare_is_done_again(trial: Trial, moment: str) -> None:
     killed: list[str] = []
@@ -44,6 +45,7 @@ def test_a_task_that_is_killed_around_its_prepare_is_done_again(trial: Trial, mo
     trial.check()
 
 
+@pytest.mark.long
 def test_a_task_that_fails_once_is_done_again(trial: Trial) -> None:
     for number in range(3):
         (trial.failing / f"once-{number}").touch()
@@ -52,6 +54,7 @@ def test_a_task_that_fails_once_is_done_again(trial: Trial) -> None:
     trial.check()
 
 
+@pytest.mark.long
 def test_a_query_that_fails_always_writes_nothing_and_all_of_it_when_it_is_mended(trial: Trial) -> None:
     (trial.failing / "always").touch()
     for _ in range(2):
@@ -66,6 +69,7 @@ def test_a_query_that_fails_always_writes_nothing_and_all_of_it_when_it_is_mende
 # The driver
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["request", "reply"])
 def test_a_driver_that_is_killed_around_its_commit_goes_on_from_its_checkpoint(
     trial: Trial, moment: str
@@ -114,6 +118,7 @@ def test_a_task_that_outlives_its_driver_adds_nothing(trial: Trial) -> None:
 # The network
 
 
+@pytest.mark.long
 def test_lost_replies_of_each_step_are_asked_for_again(trial: Trial) -> None:
     traps = [trial.tap.trap(step, "reply", lose) for step in STEPS]
     trial.run()
@@ -126,6 +131,7 @@ def test_lost_replies_of_each_step_are_asked_for_again(trial: Trial) -> None:
 # Time, and what a user does
 
 
+@pytest.mark.long
 def test_what_expired_before_its_commit_is_sent_again(trial: Trial) -> None:
     def hold(exchange: Exchange) -> None:
         """Until nothing is prepared any more; of slow tasks the first may have expired before the last is done."""
@@ -144,6 +150,7 @@ def test_what_expired_before_its_commit_is_sent_again(trial: Trial) -> None:
     trial.check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tasks", [(3, 1), (1, 4)][: 1 if SCALE <= FRACTION else 2])
 def test_a_restart_may_have_another_number_of_tasks(trial: Trial, tasks: tuple[int, int]) -> None:
     """The process that commits dies: the batch that is done again was only prepared, or is committed already."""
@@ -160,6 +167,7 @@ def test_a_restart_may_have_another_number_of_tasks(trial: Trial, tasks: tuple[i
     trial.check()
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_was_rolled_back_is_refused_and_nothing_is_written(trial: Trial) -> None:
     for _ in range(3):
         trial.more(100)
@@ -176,6 +184,7 @@ def test_a_checkpoint_that_was_rolled_back_is_refused_and_nothing_is_written(tri
     trial.check()
 
 
+@pytest.mark.long
 def test_the_last_batch_with_other_rows_is_refused_and_nothing_is_written(trial: Trial) -> None:
     trial.run()
     trial.check()

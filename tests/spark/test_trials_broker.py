@@ -21,6 +21,7 @@ def trial(drivers: Drivers, spark_server: LiveServer, topic: str, tmp_path: Path
         yield each
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("moment", ["request", "reply"])
 def test_a_broker_that_is_killed_at_a_step_loses_and_doubles_nothing(
@@ -34,6 +35,7 @@ def test_a_broker_that_is_killed_at_a_step_loses_and_doubles_nothing(
     trial.check()
 
 
+@pytest.mark.long
 def test_a_broker_that_is_killed_behind_its_answer_knows_what_it_said(trial: Trial) -> None:
     """The answer was heard; the next batch, and the same one again, are of the broker that came back."""
     trial.run()
@@ -48,6 +50,7 @@ def test_a_broker_that_is_killed_behind_its_answer_knows_what_it_said(trial: Tri
     trial.check()
 
 
+@pytest.mark.long
 def test_a_broker_that_is_away_for_too_long_fails_the_query_and_nothing_else(trial: Trial) -> None:
     def away(exchange: Exchange) -> str:
         trial.server.kill()

@@ -331,6 +331,7 @@ def test_time_counts_only_while_somebody_waits(filled: SimulatedBroker) -> None:
             filled.clock.advance(60)
 
 
+@pytest.mark.long
 def test_a_broker_that_is_killed_and_comes_back_in_the_middle(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "data", "log.segment_bytes=1048576")
     server.start()

@@ -71,6 +71,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_a_seller_that_dies_at_a_step_or_a_statement_leaves_both_or_neither(
     way: Way, server: LiveServer, seller: Sellers
 ) -> None:
@@ -109,6 +110,7 @@ def sale_of(way: Way, server: LiveServer, number: int, death: Death) -> Sale:
     return Sale(way.url, server.address, number, 1, way.two_phase, way.is_async, death)
 
 
+@pytest.mark.long
 def test_sellers_that_die_at_any_moment_leave_both_or_neither(
     way: Way, server: LiveServer, seller: Sellers
 ) -> None:
@@ -120,6 +122,7 @@ def test_sellers_that_die_at_any_moment_leave_both_or_neither(
     assert settled(way.url, server.address)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("two_phase", [False, True], ids=["one phase", "two phases"])
 def test_sellers_broker_and_database_that_die_at_any_moment_leave_both_or_neither(
     postgres_engine: Engine, postgres: PostgresServer, server: LiveServer, seller: Sellers, two_phase: bool

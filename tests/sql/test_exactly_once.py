@@ -161,6 +161,7 @@ class Course:
         return counts(self.books)
 
 
+@pytest.mark.long
 def test_results_are_there_exactly_once_whoever_is_killed(
     books: Engine, server: LiveServer, crew: Billers
 ) -> None:

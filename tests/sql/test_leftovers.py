@@ -18,6 +18,7 @@ from tfmq.sql.session import broker_node, describe_transaction
 STATES = ("open", "prepared", "committed", "rolled_back", "unknown")
 
 
+@pytest.mark.long
 def test_each_state_has_its_end(postgres_engine: Engine, tmp_path: Path) -> None:
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
         kept = [begun(producer, state) for state in STATES[:-1]]
@@ -80,6 +81,7 @@ def begun(producer: tfmq.Producer, state: str) -> tfmq.Transaction:
     return transaction
 
 
+@pytest.mark.long
 def test_what_belongs_to_another_broker_is_told_once(
     postgres_engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

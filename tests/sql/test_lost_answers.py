@@ -213,6 +213,7 @@ class Trouble:
         )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("two_phase", [False, True], ids=["one phase", "two phases"])
 def test_whatever_fails_while_somebody_else_is_asked_leaves_both_or_neither(

@@ -294,6 +294,7 @@ def test_a_new_owner_waits_for_the_transaction_of_the_old_one(
     assert found[0][ORDERS].offset == message.next_offset
 
 
+@pytest.mark.long
 def test_a_transaction_that_does_not_end_is_not_waited_for_for_ever(
     fresh: Engine, consumer: tfmq.Consumer[Any], open_one: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import ForeignKey
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -51,6 +52,7 @@ async def run_async(engine: Engine, servers: str) -> None:
     await awaited.dispose()
 
 
+@pytest.mark.long
 def test_the_examples_of_the_page_run(engine: Engine, tmp_path: Path) -> None:
     Base.metadata.tables["payment"].drop(engine, checkfirst=True)
     Base.metadata.tables["payment"].create(engine)

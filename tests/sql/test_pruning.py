@@ -13,6 +13,7 @@ from tfmq.sql import database as rows
 from tfmq.sql.database import COMMITTED, TABLE
 
 
+@pytest.mark.long
 def test_rows_that_the_broker_may_still_ask_for_stay(engine: Engine, tmp_path: Path) -> None:
     old = rows.utc_now() - timedelta(days=30)
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:

@@ -257,6 +257,7 @@ def test_a_database_that_is_away_leaves_nothing_at_the_broker(
         raise AssertionError("the block is not entered")
 
 
+@pytest.mark.long
 def test_a_generator_that_is_thrown_away_leaves_neither(
     engine: Engine, broker: LiveServer, producer: tfmq.Producer, topic: str
 ) -> None:
@@ -308,6 +309,7 @@ class TestAsyncio:
         asyncio.run(sell())
         assert (orders(engine), messages(broker.address, topic)) == ([], [])
 
+    @pytest.mark.long
     def test_a_task_that_is_cancelled_leaves_both_or_neither(
         self, engine: Engine, broker: LiveServer, topic: str
     ) -> None:

@@ -187,6 +187,7 @@ def test_a_group_is_free_when_its_member_was_silent_for_a_session(broker: Simula
     assert texts(heir.poll(timeout=10)) == ["x"]
 
 
+@pytest.mark.long
 def test_heartbeats_keep_a_place_for_hours(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "x").result()
     consumer = broker.consumer("orders", group="billing")
@@ -368,6 +369,7 @@ def test_two_runs_are_the_same() -> None:
     assert run() == run()
 
 
+@pytest.mark.long
 def test_no_thread_and_no_reactor_is_needed(broker: SimulatedBroker) -> None:
     before = threading.active_count()
     broker.producer(linger_ms=5).send("orders", "x").result()

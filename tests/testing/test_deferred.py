@@ -31,6 +31,7 @@ def test_what_is_sent_is_there_and_is_read(broker: SimulatedBroker) -> None:
     assert [message.key for message in broker.sent("orders")] == ["42"]
 
 
+@pytest.mark.long
 def test_an_hour_passes_in_no_time(broker: SimulatedBroker) -> None:
     async def story(reactor: Any) -> None:
         began, before = time.monotonic(), broker.clock.now

@@ -50,6 +50,7 @@ def test_it(tfmq_broker):
 """
 
 
+@pytest.mark.long
 def test_a_handler_that_is_not_idempotent_is_found_out_with_the_fault_and_its_step(run_inside: Any) -> None:
     done = run_inside(NOT_IDEMPOTENT)
     done.assert_outcomes(failed=1)
@@ -65,6 +66,7 @@ def test_a_handler_that_is_not_idempotent_is_found_out_with_the_fault_and_its_st
     )
 
 
+@pytest.mark.long
 def test_the_same_run_breaks_at_the_same_steps_each_time(run_inside: Any) -> None:
     def said() -> list[str]:
         lines: list[str] = run_inside(NOT_IDEMPOTENT).stdout.str().splitlines()
@@ -74,6 +76,7 @@ def test_the_same_run_breaks_at_the_same_steps_each_time(run_inside: Any) -> Non
     assert first and first == said()
 
 
+@pytest.mark.long
 def test_a_handler_that_is_idempotent_passes_every_run(run_inside: Any) -> None:
     done = run_inside(
         """
@@ -95,11 +98,13 @@ def test_it_was_run_once_for_each_step_with_a_broker_of_its_own():
     done.assert_outcomes(passed=2)
 
 
+@pytest.mark.long
 def test_only_the_faults_that_were_asked_for_happen(run_inside: Any) -> None:
     crashes = NOT_IDEMPOTENT.replace("tfmq_faults", 'tfmq_faults(faults=("crash", "lost_reply"))')
     run_inside(crashes).assert_outcomes(passed=1)
 
 
+@pytest.mark.long
 def test_a_fault_while_a_consumer_holds_messages_shows_what_it_commits_too_late(run_inside: Any) -> None:
     done = run_inside(
         """
@@ -230,6 +235,7 @@ def test_it(tfmq_broker, account):
     done.stdout.fnmatch_lines(["*came again at call*"])
 
 
+@pytest.mark.long
 def test_the_page_shows_what_is_said_of_its_handler(run_inside: Any) -> None:
     page = (paths.ROOT / "docs" / "testing.md").read_text()
     shown = re.search(r"```py\n(.*?)```.*?```\n(.*?)```", page, re.DOTALL)
@@ -301,6 +307,7 @@ BY_ITS_FAULT = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", BY_ITS_FAULT)
 def test_each_fault_finds_the_program_that_it_breaks_and_names_the_step(run_inside: Any, fault: str) -> None:
     test, sentence = BY_ITS_FAULT[fault]

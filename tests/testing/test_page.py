@@ -18,6 +18,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ROWS = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
 
 
+@pytest.mark.long
 def test_every_example_passes_as_it_is_written(tmp_path: Path) -> None:
     assert len(EXAMPLES) > 4
     for number, example in enumerate(EXAMPLES):

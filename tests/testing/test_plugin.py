@@ -6,6 +6,8 @@ import sys
 from configparser import ConfigParser
 from pathlib import Path
 
+import pytest
+
 from tests import paths
 
 ROOT = paths.ROOT
@@ -79,6 +81,7 @@ def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_it_is_found_where_tfmq_is_installed_and_can_be_left_out(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import sys\ndef test_it():\n    assert 'tfmq.testing.plugin' not in sys.modules\n"
@@ -107,11 +110,13 @@ def test_nothing_is_imported_until_a_test_asks_for_a_broker(tmp_path: Path) -> N
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_real_server_may_be_had_too_one_for_the_whole_run(tmp_path: Path) -> None:
     done = run(tmp_path, REAL)
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_failing_test_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
     done = run(tmp_path, FAILING)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr

@@ -45,12 +45,14 @@ def test_a_marked_test_of_such_a_pytest_fails_and_says_so(
     done.stdout.fnmatch_lines(["*cannot run test_good again: it has no _pytest.runner.call_and_report*"])
 
 
+@pytest.mark.long
 def test_what_is_expected_to_fail_with_a_fault_is_an_expected_failure(run_inside: Any) -> None:
     for strict in (False, True):
         mark = f"@pytest.mark.xfail(strict={strict}, reason='not yet')"
         run_inside(f"{mark}{BAD}").assert_outcomes(xfailed=1)
 
 
+@pytest.mark.long
 def test_what_is_expected_to_fail_and_passes_every_run_is_told_as_ever(run_inside: Any) -> None:
     run_inside(f"@pytest.mark.xfail{GOOD}").assert_outcomes(xpassed=1)
     strict = run_inside(f"@pytest.mark.xfail(strict=True, reason='not yet'){GOOD}")
@@ -68,6 +70,7 @@ def test_a_mark_that_skips_it_skips_it(run_inside: Any) -> None:
     run_inside(f"@pytest.mark.skipif(True, reason='here')\n{GOOD.strip()}").assert_outcomes(skipped=1)
 
 
+@pytest.mark.long
 def test_each_parameter_is_a_test_of_its_own(run_inside: Any) -> None:
     done = run_inside(
         """
@@ -90,6 +93,7 @@ def test_it(tfmq_broker, shop, careful):
     assert sorted("-".join(sorted(name.split("-"))) for name in failed) == ["a-careless", "b-careless"]
 
 
+@pytest.mark.long
 def test_in_a_class_with_fixtures_of_the_class(run_inside: Any) -> None:
     run_inside(
         """
@@ -121,6 +125,7 @@ def test_the_first_failure_ends_the_run_if_that_is_wanted(run_inside: Any) -> No
     done.stdout.fnmatch_lines(["*stopping after 1 failures*"])
 
 
+@pytest.mark.long
 def test_what_failed_last_can_be_run_alone(run_inside: Any) -> None:
     keep = ("-p", "cacheprovider")
     run_inside(GOOD + BAD, *keep).assert_outcomes(passed=1, failed=1)
@@ -128,6 +133,7 @@ def test_what_failed_last_can_be_run_alone(run_inside: Any) -> None:
     again.assert_outcomes(failed=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("add", "outcome"), [("append", {"failed": 1}), ("insert_once", {"passed": 1})])
 def test_an_asynchronous_one(run_inside: Any, add: str, outcome: dict[str, int]) -> None:
     run_inside(

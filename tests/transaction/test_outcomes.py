@@ -78,6 +78,7 @@ def test_a_week_is_remembered_and_not_much_more() -> None:
     assert len(outcomes) < 300 * 24 * 20
 
 
+@pytest.mark.long
 def test_it_knows_below_which_epoch_it_may_have_forgotten_one() -> None:
     """Nothing that it has forgotten lies above, whether it went by its age or because there were too many."""
     for outcomes in (make(64, keep_ms=10_000), make(64)):
@@ -108,6 +109,7 @@ def test_a_dump_of_an_earlier_release_does_not_say_what_it_has_forgotten() -> No
     assert outcomes.expired_epoch == ALL_EPOCHS
 
 
+@pytest.mark.long
 def test_900_000_outcomes_take_at_most_40_bytes_each() -> None:
     count = scaled(900_000)
     outcomes = make(outcomes_max=1_000_000)

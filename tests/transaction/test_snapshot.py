@@ -219,6 +219,7 @@ def test_a_later_version_is_refused_and_more_fields_are_not() -> None:
         snapshot.decode(msgpack.packb((snapshot.VERSION + 1, *head[1:])))
 
 
+@pytest.mark.long
 def test_capturing_makes_no_object_for_each_transaction() -> None:
     """It is done between two turns, and 100,000 new objects would set off the garbage collector."""
     transactions = [made(epoch) for epoch in range(1, scaled(100_000) + 1)]

@@ -77,6 +77,7 @@ class Deeds:
         return [self.random.randbytes(self.random.randrange(200)) for _ in range(self.random.randrange(1, 4))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["kill", "power cut", "torn power cut", "close"])
 def test_recovery_gives_the_same_after_1_2_and_10_runs(way: str) -> None:
     """Items 20 and 22: opened again and again, killed each time."""
@@ -486,6 +487,7 @@ def _ignore(*_: Any) -> None:
     """Nobody waits."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["killed", "closed"])
 def test_a_start_with_100_000_prepared_reads_every_byte_about_once(many: tuple[Store, int], end: str) -> None:
     """So it takes seconds: tools/bench measures them."""
@@ -559,6 +561,7 @@ def test_100_000_prepared_are_listed_without_scanning(many: tuple[Store, int]) -
     assert set(looked) <= set(epochs[count // 2 + 1 : count // 2 + 102])
 
 
+@pytest.mark.long
 def test_100_000_prepared_take_about_a_kilobyte_each(many: tuple[Store, int]) -> None:
     store, count = many
     data = store.ledger.dump()()

@@ -51,6 +51,7 @@ def test_packed_locations_are_the_same_on_every_machine() -> None:
         unpack_locations(data[:17])
 
 
+@pytest.mark.long
 def test_a_2_gb_transaction_takes_little_memory() -> None:
     """200,000 batches of 10 KiB: the limit of batches, and 2 GB of messages."""
     count = scaled(200_000)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tfmq
 from tests.scale import SEED, scaled
 from tests.tutorial.pages import ROOT, Page
@@ -12,6 +14,7 @@ from tests.tutorial.pages import ROOT, Page
 SECONDS = 110.0
 
 
+@pytest.mark.long
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
     Page("django.md", tmp_path).follow()
 
@@ -28,6 +31,7 @@ def shop(folder: Path) -> dict[str, str]:
     return {**page.environment, "DJANGO_SETTINGS_MODULE": "shop.settings", "PYTHONPATH": f"{ROOT}:{folder}"}
 
 
+@pytest.mark.long
 def test_killed_at_any_line_both_are_there_or_neither(tmp_path: Path) -> None:
     settings = {"transaction.check_seconds": 0.2}
     with tfmq.local_server(tmp_path / "data", settings=settings) as servers:

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.tutorial.pages import Page
 
 
+@pytest.mark.long
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
     Page("pytest.md", tmp_path).follow()
 
 
+@pytest.mark.long
 def test_a_handler_that_is_not_idempotent_is_found_out(tmp_path: Path) -> None:
     page = Page("pytest.md", tmp_path)
     line = "            self.unpaid.discard(message.text)\n"

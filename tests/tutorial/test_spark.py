@@ -13,6 +13,7 @@ SECONDS = 400.0
 QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
     if reason := spark_session.missing():

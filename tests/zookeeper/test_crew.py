@@ -80,6 +80,7 @@ def kill_one(crew: Crew) -> None:
     until(partial(crew.working, {"b", "c"}, at))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(scaled(ROUNDS)))
 def test_cuts_freezes_and_kills_leave_one_owner_and_no_offset_goes_back(

@@ -28,6 +28,7 @@ def archive_run(server: LiveServer, folder: Path, *arguments: str) -> int:
     return run_command(archive, "archive", [*arguments, "--to", str(folder), "--servers", server.address])
 
 
+@pytest.mark.long
 def test_it_says_what_it_did_and_that_nothing_is_new(
     spark: Any, spark_server: LiveServer, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_broker_that_is_away_has_its_own_exit_code(
     assert "Nothing listens at 127.0.0.1:1" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_spark_that_is_killed_and_run_again_archives_every_message_once(
     spark: Any, spark_server: LiveServer, topic: str, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_step_that_was_begun_is_made_again_as_it_was_planned(
     assert by_listing(folder) == rows
 
 
+@pytest.mark.long
 def test_killed_at_any_call_the_next_run_gives_the_same(
     spark_server: LiveServer, topic: str, folder: Path
 ) -> None:
@@ -207,6 +208,7 @@ def test_another_brokers_topic_of_that_name_is_refused(
         archived(folder, topic, wire(spark_server), node="b")
 
 
+@pytest.mark.long
 def test_damaged_blocks_end_the_run_and_once_they_are_repaired_it_goes_on(
     spark_server: LiveServer, topic: str, folder: Path, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def data(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "data"))
 
 
+@pytest.mark.long
 def test_all_that_is_planted_is_found_and_nothing_else(spark: Any, data: Path) -> None:
     context = spark.sparkContext
     progress = Progress("auditing", None)
@@ -127,6 +128,7 @@ def journal_id(data: Path) -> int:
     return broken.blocks_of(segments(data / f"{PAID}-0")[0])[-1].control.source_id
 
 
+@pytest.mark.long
 def test_the_command_prints_json_and_says_by_its_exit_code_what_it_found(
     spark: Any, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,8 @@ import threading
 from pathlib import Path
 from random import Random
 
+import pytest
+
 import tfmq
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from tests.scale import scaled, seeded
@@ -61,6 +63,7 @@ def ended(workers: list[Work]) -> None:
         worker.thread.join()
 
 
+@pytest.mark.long
 def test_nothing_is_found_in_what_kill_9_leaves(tmp_path: Path) -> None:
     random = seeded("audit", "kill")
     data = tmp_path / "data"

@@ -107,6 +107,7 @@ def test_without_pyspark_it_says_how_to_install_it(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_without_java_it_says_what_it_needs(capfd: pytest.CaptureFixture[str]) -> None:
     program = (
         "from tfmq.spark.pipelines.command import start_session\n"

@@ -19,6 +19,7 @@ def listed(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 def test_it_lists_the_pipelines_with_a_line_each() -> None:
     ran = listed("--help")
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -80,6 +80,7 @@ def table(store: Path) -> str:
     return str(name)
 
 
+@pytest.mark.long
 def test_it_adds_up_until_something_is_changed(
     spark: Any, spark_server: LiveServer, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,7 @@ def replay_run(server: LiveServer, folder: Path, *arguments: str) -> int:
     return run_command(replay, "replay", [*arguments, "--from", str(folder), "--servers", server.address])
 
 
+@pytest.mark.long
 def test_it_says_what_it_did_and_that_there_is_no_more(
     spark: Any, spark_server: LiveServer, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_second_run_sends_nothing_and_a_grown_archive_only_what_is_new(
     require_same(spark_server.address, topic, "again")
 
 
+@pytest.mark.long
 def test_another_broker_gets_the_topic_of_the_same_name(
     spark_server: LiveServer, topic: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -218,6 +219,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_told(
     require_same(spark_server.address, topic, "gone")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before the tasks", "behind the tasks", "behind the commit"])
 def test_a_run_that_fails_at_a_step_is_gone_on_with(
     spark_server: LiveServer, topic: str, folder: Path, when: str, monkeypatch: pytest.MonkeyPatch
@@ -252,6 +254,7 @@ def test_a_run_that_fails_at_a_step_is_gone_on_with(
     require_same(spark_server.address, topic, to)
 
 
+@pytest.mark.long
 def test_killed_at_any_point_the_next_run_gives_the_same(
     spark_server: LiveServer, topic: str, folder: Path
 ) -> None:

@@ -32,6 +32,7 @@ def sent(address: str, topic: str) -> list[int]:
     return [*sizes, 0]
 
 
+@pytest.mark.long
 def test_a_report_counts_what_was_sent(
     spark: Any, spark_server: LiveServer, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
