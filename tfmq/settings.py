@@ -5,12 +5,12 @@ docs/configuration.md are generated from this module. A key marked `later` only 
 but its default is rejected until a later release implements it.
 """
 
-import math
 import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints
 
 from tfmq import limits
+from tfmq.units import parse_duration, parse_size
 
 
 class Kind(Protocol):
@@ -27,43 +27,23 @@ class Kind(Protocol):
     def read(self, value: Any) -> Any: ...
 
 
-_UNITS_OF_BYTES: dict[str, float] = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
-_UNITS_OF_BYTES |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_UNITS_OF_SECONDS: dict[str, float] = {
-    "": 1,
-    "MS": 0.001,
-    "S": 1,
-    "M": 60,
-    "MIN": 60,
-    "H": 3600,
-    "D": 86_400,
-    "W": 604_800,
-}
-_MEASURE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
-
-
-def parse_measure(value: Any, units: dict[str, float]) -> float | None:
-    """Convert a number, or a text of number and unit; None for other values."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    found = _MEASURE.fullmatch(value) if isinstance(value, str) else None
-    if found is None or found[2].upper() not in units:
-        return None
-    number = float(found[1]) * units[found[2].upper()]
-    return int(number) if math.isfinite(number) and number == int(number) else number
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Integer:
-    """An integer, with a unit if `units` has any."""
+    """A whole number; of bytes, also as a text with a unit, if `is_size`."""
 
-    def __init__(self, low: int, high: int, units: dict[str, float] | None = None) -> None:
-        self.low, self.high, self.units = low, high, units or {"": 1}
-        kind = "a size in bytes, or like 64MiB," if units else "a whole number"
+    def __init__(self, low: int, high: int, *, is_size: bool = False) -> None:
+        self.low, self.high = low, high
+        kind = "a size in bytes, or like 64MiB," if is_size else "a whole number"
         self.text = f"{kind} from {low} to {high}"
-        self.is_text = bool(units)
+        self.is_text = is_size
 
     def read(self, value: Any) -> int:
-        number = parse_measure(value, self.units)
+        number = value if _is_number(value) else None
+        if isinstance(value, str) and (self.is_text or value.strip().isdecimal()):
+            number = parse_size(value)
         if number is None or not self.low <= number <= self.high or number != int(number):
             raise ValueError(self.text)
         return int(number)
@@ -85,7 +65,7 @@ class Duration:
         self.text = f"a time in seconds, or like 10s, 5min, 7d, {bounds}"
 
     def read(self, value: Any) -> float:
-        number = parse_measure(value, _UNITS_OF_SECONDS)
+        number = value if _is_number(value) else parse_duration(value) if isinstance(value, str) else None
         if number is None or not self.low <= number <= self.high:
             raise ValueError(self.text)
         return number
@@ -268,9 +248,7 @@ class Flush:
 class Log:
     segment_bytes: Annotated[
         int,
-        Setting(
-            Integer(1 << 16, 1 << 40, _UNITS_OF_BYTES), "A segment file is closed before it passes this."
-        ),
+        Setting(Integer(1 << 16, 1 << 40, is_size=True), "A segment file is closed before it passes this."),
     ] = GIB
     segment_seconds: Annotated[
         float,
@@ -283,7 +261,7 @@ class Log:
     state_bytes: Annotated[
         int,
         Setting(
-            Integer(1 << 16, 1 << 40, _UNITS_OF_BYTES),
+            Integer(1 << 16, 1 << 40, is_size=True),
             "Write a snapshot of the producers' state after this many bytes, for short starts.",
         ),
     ] = 64 << 20
@@ -309,7 +287,7 @@ class Retention:
     bytes: Annotated[
         int,
         Setting(
-            Integer(0, 1 << 60, _UNITS_OF_BYTES),
+            Integer(0, 1 << 60, is_size=True),
             "The oldest segments are deleted when a partition is larger than this; 0: never.",
         ),
     ] = 0
@@ -361,7 +339,7 @@ class Transaction:
     journal_file_bytes: Annotated[
         int,
         Setting(
-            Integer(1 << 16, 1 << 40, _UNITS_OF_BYTES),
+            Integer(1 << 16, 1 << 40, is_size=True),
             "Size after which a new file of the journal is started.",
         ),
     ] = 64 << 20
@@ -405,9 +383,11 @@ def _settings() -> dict[str, tuple[Setting, Any]]:
             found[f"{section}.{field.name}"] = (hints[field.name].__metadata__[0], field.default)
     for name, limit in limits.ALL.items():
         if limit.configurable:
-            units = _UNITS_OF_BYTES if limit.unit == "bytes" else None
             line = f"Limit in {limit.unit}. Reason: {limit.reason}."
-            found[f"limits.{name}"] = (Setting(Integer(1, limit.cap, units), line), int(limit))
+            found[f"limits.{name}"] = (
+                Setting(Integer(1, limit.cap, is_size=limit.unit == "bytes"), line),
+                int(limit),
+            )
     return found
 
 

@@ -66,7 +66,7 @@ def test_a_wrong_value_is_refused_by_name(name: str, text: str, sentence: str) -
         parse_options({name: text}, "source", "batch")
 
 
-@pytest.mark.parametrize("text", ["0", "m", "1x", "-5", "1.5g", "9999999999999t"])
+@pytest.mark.parametrize("text", ["0", "m", "1x", "-5", "1.5b", "9999999999999t"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(BadRequest, match="maxBytesPerTrigger must be a size"):
         parse_options({"maxBytesPerTrigger": text}, "source", "stream")

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-DURATION_PART = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d|w) ?", re.ASCII)
-DURATION = re.compile(rf"(?:{DURATION_PART.pattern})+", re.ASCII)
+from tfmq.units import parse_duration
+
 SINCE_1970 = re.compile(r"\d{10}(\d{3})?", re.ASCII)
 BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 UNITLESS = re.compile(rf"[+-] ?{BARE.pattern}", re.ASCII)
@@ -22,13 +21,8 @@ def duration_seconds(text: str) -> float:
 
     Raises ValueError with advice.
     """
-    text = text.strip()
-    seconds = float("inf")
-    if BARE.fullmatch(text):
-        seconds = float(text)
-    elif DURATION.fullmatch(text):
-        seconds = sum(float(number) * SECONDS[unit] for number, unit in DURATION_PART.findall(text))
-    if seconds == float("inf"):
+    seconds = parse_duration(text)
+    if seconds is None:
         raise ValueError(
             f"{text[:40]!r} is no duration: write a number and ms, s, m (or min), h, d or w, as in 30s or 1h30m"
         )

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+from tfmq import units
 from tfmq.errors import BadRequest
 from tfmq.limits import is_valid_name
 
@@ -117,33 +118,25 @@ def _parse_integer(value: str, what: str) -> int:
     return int(digits)
 
 
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"([0-9]{1,19})\s*(b|[kmgt]?)(?:i?b)?", re.IGNORECASE)
-
-
-def parse_size(value: str) -> int:
-    """Parse bytes, also with a unit as in Spark: 64m, 1g; or 64MiB. All units are binary."""
-    found = _SIZE.fullmatch(value.strip())
-    number = int(found[1]) * _UNITS[found[2].lower()] if found else 0
-    if not 0 < number <= NUMBER_MAX:
+def size_option(value: str) -> int:
+    """Parse a size in bytes from 1 to NUMBER_MAX, like 64m as Spark writes it, or 64MiB."""
+    size = units.parse_size(value)
+    if size is None or not 0 < size <= NUMBER_MAX:
         raise ValueError("a size in bytes from 1 on, or like 64m, 64MiB, 1g")
-    return number
+    return size
 
 
-_TIMES = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_TIME = re.compile(r"([0-9]{1,19}(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)?", re.IGNORECASE)
-_TIME_MAX = 1e9
+_DURATION_MAX = 1e9
 
 
-def parse_seconds(value: str) -> float:
-    """Parse seconds, also with a unit: 500ms, 30s, 15m."""
-    found = _TIME.fullmatch(value.strip())
-    number = float(found[1]) * _TIMES[(found[2] or "").lower()] if found else 0.0
-    if number >= _TIME_MAX:
+def duration_option(value: str) -> float:
+    """Parse a duration above 0 s, like 500ms, 30s, 15m."""
+    seconds = units.parse_duration(value)
+    if seconds is not None and seconds >= _DURATION_MAX:
         raise ValueError("a time in seconds above 0, or like 500ms, 30s, 15m, of less than 11000 days")
-    if not number > 0:
+    if not seconds:
         raise ValueError("a time in seconds above 0, or like 500ms, 30s, 15m")
-    return number
+    return seconds
 
 
 def choice_parser(*words: str) -> Callable[[str], str]:
@@ -361,7 +354,7 @@ OPTIONS: tuple[Option, ...] = (
         "no limit",
         "source",
         "stream",
-        parse_size,
+        size_option,
         "Approximate bytes in a micro-batch: each partition ends with the message in which its share ends. Instead of"
         " `maxOffsetsPerTrigger`.",
     ),
@@ -380,7 +373,7 @@ OPTIONS: tuple[Option, ...] = (
         "15m",
         "source",
         "stream",
-        parse_seconds,
+        duration_option,
         "How long `minOffsetsPerTrigger` waits.",
     ),
     Option(
@@ -435,7 +428,7 @@ OPTIONS: tuple[Option, ...] = (
         "`transaction.group_ttl_seconds` of the broker",
         "sink",
         "both",
-        parse_seconds,
+        duration_option,
         "How long the rows of a finished task wait in the broker for the commit. It must be longer than a whole batch"
         " may take. Rows of a query that never restarts are discarded after it.",
     ),
@@ -474,7 +467,7 @@ OPTIONS: tuple[Option, ...] = (
         "30s",
         "both",
         "both",
-        parse_seconds,
+        duration_option,
         "How long to wait for a broker that does not respond.",
     ),
 )

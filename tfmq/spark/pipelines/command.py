@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import signal
 import sys
 import threading
@@ -28,6 +27,7 @@ from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.errors import BadRequest, NotSupported
 from tfmq.spark.log_reader import SourceAddress
 from tfmq.spark.pipelines.spark_jobs import Progress, java_reason, show_progress
+from tfmq.units import parse_size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -231,30 +231,13 @@ def resolve_broker(servers: str | None) -> str:
     return servers or os.environ.get("TFMQ_SERVERS") or "127.0.0.1:8367"
 
 
-SIZE_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-SIZE_PATTERN: Final = re.compile(r"(\d+) ?([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
-
-
-def parse_size(text: str) -> int:
-    """Parse a size like '64M', '64 MiB', '4g' or '65536'; units are powers of 1024.
-
-    Raises ValueError with an example of valid input.
-    """
-    found = SIZE_PATTERN.fullmatch(text.strip())
-    if found is None or not int(found[1]):
-        raise ValueError(f"{text!r} is no size: write a number above 0 and K, M, G or T, as in 64M")
-    return int(found[1]) * SIZE_UNITS[found[2].upper()]
-
-
 class SizeType(click.ParamType):  # type: ignore[type-arg]
     """Click parameter type of a size in bytes."""
 
     name = "SIZE"
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, context)
+        size = value if isinstance(value, int) else parse_size(value)
+        if not size:
+            self.fail(f"{value!r} is no size: write a number above 0 and a unit, as in 64MiB", param, context)
+        return size
