@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -20,8 +21,15 @@ from zlib import crc32
 from journal import filenames
 from journal.disk import Disk, File
 from journal.errors import Corrupt, NewerFormat
-from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, read_log_id, read_snapshot
+from journal.log.checkpoint import (
+    LogCheckpoint,
+    LogCheckpointFile,
+    SnapshotFiles,
+    read_log_id,
+    read_snapshot,
+)
 from journal.log.index import SegmentIndex
+from journal.log.recovery_rules import TailAction, TailFacts, decide_tail
 from journal.log.segment import SCAN_SIZE, Segment
 from journal.record.block import BLOCK_SPAN_MAX, Block, trailer_position
 from journal.record.block_trailer import (
@@ -190,6 +198,9 @@ NOTE = "note"
 
 NO_SEGMENT: Final = "bytes are missing: there is no segment file, and there was one"
 
+NOT_CLOSED: Final = "the log was not closed, and messages acknowledged in the last second before the server ended may be"
+    " missing"
+
 STOPPED = "stopped: "
 """Before the reason, in what is told of a log that takes no writes."""
 
@@ -200,6 +211,7 @@ class Finding:
 
     `first <= x < next` are offsets in a segment, positions in any other file. `field` names what is
     inconsistent. `weight` is "damage" (written data is unreliable) or "note" (the next start corrects it).
+    `may_lose`, of a note: acknowledged data may be lost there, and the files do not say whether any is.
     """
 
     file: str
@@ -208,6 +220,7 @@ class Finding:
     what: str
     field: str
     weight: str = DAMAGE
+    may_lose: bool = False
 
 
 @dataclass
@@ -285,29 +298,46 @@ class _FolderVerifier:
         self.ordinal: int | None = None
         self.previous: BlockTrailer | None = None
         self.end: int | None = None
+        self.append_end = 0
+        """Offset after the last whole append, or after damage that valid blocks follow."""
+        self.trailers_durable = 0
+        """The highest offset that a block trailer says to be durable."""
         self.described = 0
         """The highest offset of a snapshot: one is written only of what is forced."""
 
     def verify(self, children: list[str], is_whole: bool = True) -> None:
-        bases = sorted(b for c in children if (b := filenames.parse_segment_name(c, self.suffix)) is not None)
+        bases = self._bases_in(children)
+        newest = bases[-1:] if is_whole else self._bases_in(self.disk.list(self.folder))[-1:]
         for base in bases:
-            self._verify_segment(base, last=base == bases[-1])
+            self._verify_segment(base, last=[base] == newest)
         for child in children:
             self._verify_other_file(child)
         if is_whole:
             self._verify_checkpoint(bases, any(map(filenames.is_trace, children)))
 
+    def _bases_in(self, children: list[str]) -> list[int]:
+        found = (filenames.parse_segment_name(child, self.suffix) for child in children)
+        return sorted(base for base in found if base is not None)
+
     def add_finding(
-        self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE
+        self,
+        file: str,
+        first: int,
+        next: int,
+        what: str,
+        field: str,
+        weight: str = DAMAGE,
+        may_lose: bool = False,
     ) -> None:
         self.report.findings.append(
-            Finding(filenames.join(self.folder, file), first, next, what, field, weight)
+            Finding(filenames.join(self.folder, file), first, next, what, field, weight, may_lose)
         )
 
     def _verify_segment(self, base: int, last: bool) -> None:
         file = filenames.segment_name(base, self.suffix)
         path = filenames.join(self.folder, file)
         self.report.segments += 1
+        self.append_end = base
         if self.end is not None and base != self.end:
             what = (
                 "bytes are missing before this file"
@@ -334,9 +364,10 @@ class _FolderVerifier:
 
     def _verify_without_trailer(self, file: str, base: int, last: bool) -> None:
         size = self.disk.size(filenames.join(self.folder, file))
-        if size:
-            weight = NOTE if last else DAMAGE
-            self.add_finding(file, base, base + size, "no valid block trailer", "control record", weight)
+        if size and last:
+            self._report_tail(file, base, base, base + size, "no valid block trailer", "control record")
+        elif size:
+            self.add_finding(file, base, base + size, "no valid block trailer", "control record")
         self.end = base + size
 
     def _verify_blocks(self, file: str, segment: Segment, last: bool) -> None:
@@ -353,21 +384,50 @@ class _FolderVerifier:
                 done = item.next - segment.base
             if self.progress is not None:
                 self.progress(segment.path, done, segment.size)
-        if last and sound and self.previous is not None and self.previous.more_follows:
-            offset = self.previous.offset
-            self.add_finding(
-                file, offset, segment.end, "the last append is not finished", "more follows", NOTE
-            )
+        if last and sound and self.append_end < segment.end:
+            what = "the last append is not finished"
+            self._report_tail(file, self.append_end, segment.end, segment.end, what, "more follows")
         if sound:
             self._verify_index(segment, built)
 
     def _report_damage(self, file: str, segment: Segment, stretch: DamagedRange, last: bool) -> None:
-        torn = last and stretch.next_ordinal is None
-        what = "a tail that a start truncates unless it is durable" if torn else "cannot be read"
         first, next = segment.base + stretch.first, segment.base + stretch.next
-        self.add_finding(file, first, next, f"{what}: {stretch.reason}", "block", NOTE if torn else DAMAGE)
+        if last and stretch.next_ordinal is None:
+            self._report_tail(file, first, first, next, stretch.reason, "block")
+        else:
+            self.add_finding(file, first, next, f"cannot be read: {stretch.reason}", "block")
+            self.append_end = next  # as a start does, which applies the appends before it
         self.ordinal = stretch.next_ordinal
         self.previous = None
+
+    def _report_tail(self, file: str, first: int, position: int, end: int, reason: str, field: str) -> None:
+        """Report what follows the last whole append, from `first` on, as a start decides on it.
+
+        Valid blocks end at `position`, the file at `end`.
+        """
+        append_end = min(self.append_end, position)
+        row = decide_tail(TailFacts(position, append_end, end, self._known_durable(), None, False))
+        if row.decision is TailAction.LOST:
+            self.add_finding(file, first, end, f"cannot be read, and was durable: {reason}", field)
+            return
+        what = (
+            f"a tail that a start truncates; whether anything in it was acknowledged is not known: {reason}"
+        )
+        self.add_finding(file, first, end, what, field, NOTE, may_lose=True)
+
+    def _known_durable(self) -> int:
+        """The highest offset that is known to be durable, as a start knows it: by the checkpoint, a snapshot or a block
+        trailer."""
+        durable = self.trailers_durable
+        # What is wrong with these files has findings of its own.
+        with suppress(Corrupt, NewerFormat):
+            log_id = self.log_id if self.log_id is not None else read_log_id(self.disk, self.folder)
+            if log_id is not None:
+                checkpoint = LogCheckpointFile(self.disk, self.folder, log_id).read()
+                durable = max(durable, checkpoint.durable if checkpoint is not None else 0)
+                snapshot, _ = SnapshotFiles(self.disk, self.folder, log_id).load_newest(filenames.OFFSET_MAX)
+                durable = max(durable, snapshot.offset if snapshot is not None else 0)
+        return durable
 
     def _verify_block(self, file: str, block: Block) -> None:
         trailer, previous = block.control, self.previous
@@ -395,6 +455,9 @@ class _FolderVerifier:
         if self.records:
             self._verify_records(file, block)
         self.ordinal, self.previous = trailer.next_ordinal, trailer
+        self.trailers_durable = max(self.trailers_durable, min(trailer.durable_offset, block.offset))
+        if not trailer.more_follows:
+            self.append_end = block.next
         self.report.blocks += 1
         self.report.records += trailer.records
         self.report.bytes += block.next - block.offset
@@ -488,6 +551,12 @@ class _FolderVerifier:
         elif self.described > end:
             what = f"it describes the log up to {self.described}, the segments end at {end}"
             self.add_finding(filenames.log_snapshot_name(self.described), end, self.described, what, "offset")
+        elif not marks.clean and marks.first < end and end in (bases[-1], self.described):
+            # A roll makes the next file before it writes the snapshot at its begin.
+            empty = end == bases[-1]
+            name = filenames.segment_name(end, self.suffix) if empty else file
+            what = "the newest file is empty" if empty else f"no file follows the snapshot at {end}"
+            self.add_finding(name, end, end, f"{what}; {NOT_CLOSED}", "end", NOTE, may_lose=True)
         if marks.first < bases[0]:
             self.add_finding(
                 file, marks.first, bases[0], "bytes are missing before the first segment", "first"

@@ -89,10 +89,17 @@ class _JournalVerifier:
         return self.report
 
     def add_finding(
-        self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE
+        self,
+        file: str,
+        first: int,
+        next: int,
+        what: str,
+        field: str,
+        weight: str = DAMAGE,
+        may_lose: bool = False,
     ) -> None:
         path = filenames.join(self.scan.folder, file)
-        self.report.findings.append(Finding(path, first, next, what, field, weight))
+        self.report.findings.append(Finding(path, first, next, what, field, weight, may_lose))
 
     def _verify_checkpoint(self) -> None:
         scan = self.scan
@@ -167,11 +174,16 @@ class _JournalVerifier:
 
     def _report_gap(self, name: str, file: JournalFile, gap: JournalGap, forced: int) -> None:
         torn = gap.first >= forced
-        what = f"a tail that a start truncates: {gap.reason}" if torn else f"cannot be read: {gap.reason}"
+        what = f"cannot be read: {gap.reason}"
+        if torn:
+            what = (
+                "a tail that a start truncates; whether anything in it was acknowledged is not known:"
+                f" {gap.reason}"
+            )
         description = unverified_description(file, gap.first)
         what = f"{what} ({description})" if description and not torn else what
         first, next = gap.first - file.first, gap.next - file.first
-        self.add_finding(name, first, next, what, "entry", NOTE if torn else DAMAGE)
+        self.add_finding(name, first, next, what, "entry", NOTE if torn else DAMAGE, may_lose=torn)
 
     def _verify_entry(self, name: str, file: JournalFile, entry: JournalEntry) -> None:
         content = entry.content

@@ -121,6 +121,27 @@ def test_with_notes_alone_there_is_no_damage_and_the_sentence_counts_them(
     told = offline("log", "verify", str(partition))
     assert told.code == 0 and told.out.count(b"note ") == 2
     assert "no damage, 2 notes: what the next start" in told.err
+    assert "without losing a message" in told.err
+
+
+def test_a_tail_of_which_nothing_says_whether_it_was_acknowledged_is_not_said_to_lose_nothing(
+    offline: Cli, partition: Path
+) -> None:
+    (segment,) = partition.glob("*.zxQueue")
+    segment.write_bytes(segment.read_bytes() + b"torn")
+    told = offline("log", "verify", str(partition))
+    assert told.code == 0 and "without losing" not in told.err
+    assert "1 place where acknowledged messages may be lost" in told.err
+    (row,) = offline("log", "verify", str(partition), "--json").json["findings"]
+    assert (row["weight"], row["may_lose"]) == ("note", True)
+
+
+def test_damage_at_the_end_of_a_log_that_was_closed_is_damage(offline: Cli, partition: Path) -> None:
+    (segment,) = partition.glob("*.zxQueue")
+    data = segment.read_bytes()
+    segment.write_bytes(data[:-10] + bytes([data[-10] ^ 1]) + data[-9:])
+    told = offline("log", "verify", str(partition))
+    assert told.code == 4 and "was durable" in " ".join(told.out.decode().split())
 
 
 def test_what_cannot_be_looked_at_is_a_sentence(offline: Cli, tmp_path: Path, partition: Path) -> None:

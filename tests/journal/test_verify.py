@@ -109,11 +109,68 @@ def test_a_bad_tail_of_the_last_segment_is_a_note_unless_it_was_forced(disk: Sim
     path = segment_path(disk, 1)
     disk.write_file(path, disk.read_file(path) + records(1)[0])
     finding = only(verify(disk, DATA))
-    assert (finding.weight, finding.next - finding.first) == (NOTE, 30)
+    assert (finding.weight, finding.next - finding.first, finding.may_lose) == (NOTE, 30, True)
     disk.write_file(path, disk.read_file(path)[:1000])
     report = verify(disk, DATA)
     assert report.damaged
-    assert [finding.field for finding in report.findings if finding.weight == DAMAGE] == ["forced"]
+    assert {finding.field for finding in report.findings if finding.weight == DAMAGE} == {
+        "control record",
+        "forced",
+    }
+
+
+@pytest.mark.parametrize("path", [DATA, FOLDER, "segment"])
+@pytest.mark.parametrize("known_by", ["mark", "snapshot", "nothing"])
+@pytest.mark.parametrize("how", ["bit", "zeros", "all zeros", "unfinished"])
+def test_a_bad_tail_is_damage_as_far_as_a_start_knows_it_to_be_durable(
+    disk: SimulatedDisk, path: str, known_by: str, how: str
+) -> None:
+    segment = segment_path(disk, 1)
+    data = disk.read_file(segment)
+    base = int(segment.removeprefix(f"{FOLDER}/").split(".")[0])
+    end = base + len(data)
+    if known_by != "mark":
+        LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(LogCheckpoint(0, 0, 0, 0, 1001, 1))
+    if known_by == "snapshot":
+        state = encode_snapshot(LOG_ID, Snapshot(end, 1800, 1001, {}, b"state"))
+        disk.write_file(f"{FOLDER}/{log_snapshot_name(end)}", state)
+    if how == "bit":
+        spoil(disk, segment, len(data) - 10, bytes([data[-10] ^ 1]))
+    elif how == "zeros":
+        spoil(disk, segment, len(data) - 200, bytes(200))
+    elif how == "all zeros":
+        disk.write_file(segment, bytes(len(data)))
+    else:
+        disk.write_file(segment, closed(records(600), base, 1200, time=9000, more_follows=True)[: len(data)])
+    report = verify(disk, segment if path == "segment" else path)
+    (finding,) = (each for each in report.findings if each.file == segment)
+    assert (finding.first, report.damaged) == (base, known_by != "nothing")
+    assert finding.may_lose == ("a start truncates" in finding.what) == (known_by == "nothing")
+
+
+def test_the_end_of_a_lone_file_that_is_not_the_last_is_damage(disk: SimulatedDisk) -> None:
+    path = segment_path(disk, 0)
+    spoil(disk, path, len(disk.read_file(path)) - 90, bytes(90))
+    assert verify(disk, path).damaged
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+def test_a_log_that_was_not_closed_is_noted_where_its_newest_file_is_gone(
+    disk: SimulatedDisk, how: str
+) -> None:
+    path = segment_path(disk, 1)
+    base = int(path.removeprefix(f"{FOLDER}/").split(".")[0])
+    if how == "deleted":
+        disk.unlink(path)
+    else:
+        disk.write_file(path, b"")
+    marks = LogCheckpoint(0, 0, base, 1200, 1001, 1)
+    LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(marks)
+    finding = only(verify(disk, DATA))
+    assert (finding.weight, finding.may_lose, finding.first) == (NOTE, True, base)
+    assert "may be missing" in finding.what
+    LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(marks._replace(clean=True))
+    assert verify(disk, DATA).findings == []
 
 
 def test_an_append_that_does_not_end_is_a_note(disk: SimulatedDisk) -> None:
@@ -155,7 +212,7 @@ def test_a_count_of_records_that_is_wrong_is_found_on_request(disk: SimulatedDis
 def test_segments_that_do_not_follow_each_other_are_found(disk: SimulatedDisk) -> None:
     disk.rename(segment_path(disk, 1), f"{FOLDER}/{segment_name(200_000)}")
     fields = [finding.field for finding in verify(disk, DATA).findings if finding.weight == DAMAGE]
-    assert fields == ["name"]
+    assert fields == ["name", "block"]  # its blocks are those of other offsets
 
 
 def test_a_segment_of_another_log_is_found(disk: SimulatedDisk) -> None:

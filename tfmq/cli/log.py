@@ -239,8 +239,10 @@ def format_record(row: dict[str, Any]) -> str:
 def verify_command(path: Path, records: bool, output: Output) -> int:
     """Check every block, index and mark; exit code 4 when something is damaged.
 
-    A row with the weight "note" is no damage: an index, a snapshot, one of two slots or a torn tail, which the next
-    start or a repair settles without a loss. With notes alone the exit code is 0.
+    Damage is what is known to have been durable and cannot be read. A row with the weight "note" is something else that
+    the next start or a repair corrects: an index, a snapshot, one of two slots; no message is lost with it. After a
+    crash there may also be a torn tail, which a start truncates, or a newest file that is missing or empty: where
+    the files do not say whether acknowledged messages are lost, the note says so. With notes alone the exit code is 0.
     """
     with explain_path_errors(path):
         is_data = is_data_folder(RealDisk(), str(path))
@@ -304,10 +306,14 @@ def print_reports(output: Output, reports: list[VerifyReport], findings: list[di
     places = with_noun(bad, "damaged place")
     verdict = f"{places}; `tfmq log repair` repairs what can be repaired" if bad else "no damage"
     notes = len(findings) - bad
+    open_notes = sum(f["weight"] != "damage" and f["may_lose"] for f in findings)
     if notes:
-        verdict += (
-            f", {with_noun(notes, 'note')}: what the next start or `tfmq log repair` settles without a loss"
-        )
+        verdict += f", {with_noun(notes, 'note')}: what the next start or `tfmq log repair` corrects"
+        if open_notes:
+            places = with_noun(open_notes, "place")
+            verdict += f"; {places} where acknowledged messages may be lost, which the files do not say"
+        else:
+            verdict += " without losing a message"
     output.info(f"{with_noun(segments, 'segment')}, {size}, {with_noun(records, 'record')}: {verdict}")
 
 

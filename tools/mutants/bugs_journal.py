@@ -18,6 +18,7 @@ ENUMERATION: Final = (
 
 REPAIR: Final = "tests/journal/test_repair.py"
 SURVEY: Final = "tests/journal/test_survey.py"
+VERIFY: Final = "tests/journal/test_verify.py"
 
 CHECKS: Final = (
     Mutant(
@@ -50,6 +51,30 @@ CHECKS: Final = (
             "        path = filenames.join(self._folder, filenames.segment_name(forced, self._options.suffix))\n"
         ),
         [RECOVERY],
+    ),
+    Mutant(
+        "verify-takes-a-durable-tail-for-torn",
+        "`tfmq log verify` reports damage at the end of a log where a start knows that it was durable",
+        "journal/fsck/log_verify.py",
+        "                durable = max(durable, checkpoint.durable if checkpoint is not None else 0)\n",
+        "                durable = max(durable, checkpoint.first if checkpoint is not None else 0)\n",
+        [VERIFY],
+    ),
+    Mutant(
+        "verify-knows-what-a-torn-tail-costs",
+        "`tfmq log verify` says that messages may be lost with a tail of which nothing says that it was durable",
+        "journal/fsck/log_verify.py",
+        "        self.add_finding(file, first, end, what, field, NOTE, may_lose=True)\n",
+        "        self.add_finding(file, first, end, what, field, NOTE)\n",
+        [VERIFY],
+    ),
+    Mutant(
+        "verify-passes-an-empty-newest-file",
+        "`tfmq log verify` notes that the newest file of a log that was not closed is empty or may be gone",
+        "journal/fsck/log_verify.py",
+        "        elif not marks.clean and marks.first < end and end in (bases[-1], self.described):\n",
+        "        elif marks.stopped and marks.first < end and end in (bases[-1], self.described):\n",
+        [VERIFY],
     ),
     Mutant(
         "verify-passes-a-mark-without-a-file",
