@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -28,6 +28,7 @@ from journal.fsck.log_verify import NO_SEGMENT, DamagedRange, find_log_id, scan_
 from journal.log.checkpoint import (
     LogCheckpoint,
     LogCheckpointFile,
+    SnapshotFiles,
     read_log_id,
     read_snapshot,
     read_snapshot_log_id,
@@ -76,6 +77,32 @@ GONE_NOTE: Final = (
 )
 GIVEN_UP_NOTE: Final = "what was in them is given up: the next start takes messages again"
 UNCERTAIN = "ids and flags of the records kept here are as they were found, not verified"
+SOURCE_UNKNOWN = (
+    "; the source of their append is lost: what was applied here from {} may be applied again by the next start, so"
+    " that its messages are there twice"
+)
+SOURCE_DERIVED = (
+    "; the transaction journal says how far a transaction was applied here: nothing is applied again"
+)
+APPLIED_AGAIN = (
+    "; {} records of committed transactions that are not whole here are left out: the next start applies them again"
+    " from the transaction journal, with what is lost here"
+)
+DELAYED = "delayed messages and schedules"
+
+
+class PendingRecords(NamedTuple):
+    """Records that a source appends to a log at the next start, unless the log's position is at or above theirs.
+
+    `source`: (kind, id) as in block trailers. `records`: position in the source -> record id, by rising position.
+    """
+
+    source: tuple[int, int]
+    records: Mapping[tuple[int, int], int]
+
+
+FindPending = Callable[[int], PendingRecords | None]
+"""Returns what a transaction journal has for the log with this id; None if that cannot be known."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +111,7 @@ class RepairedRange:
 
     Of its ordinals, from `first_ordinal` on, `kept` are records that still exist and `lost` were replaced by
     `fillers`, as (offset, size, count). `source_lost`: the block trailer was lost, and with it the source of
-    the append, so a transaction or a delayed message that was being applied may be applied again.
+    the append. `note` says what that means for transactions and delayed messages that were being applied.
     """
 
     file: str
@@ -107,6 +134,7 @@ def repair(
     suffix: str = filenames.SEGMENT_SUFFIX,
     starts: Mapping[int, int] = NO_READ_POSITIONS,
     expected: int | None = None,
+    pending: FindPending | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[RepairedRange]:
     """Repair every damaged segment of a partition's folder.
@@ -116,7 +144,8 @@ def repair(
     the log as the caller knows it, which counts where the files of the folder name two equally often.
 
     `starts`: offsets at which a reader continues, all ends of appends, with their ordinals: no new block
-    extends over one. Those of the snapshots and the durable offset are added.
+    extends over one. Those of the snapshots and the durable offset are added. `pending`: what a start will apply to the
+    log, so that no record is kept that is then applied a second time.
 
     Raises Corrupt if a segment cannot be repaired (it has no valid block trailer), NewerFormat, Full,
     OSError; segments repaired before stay repaired.
@@ -184,6 +213,7 @@ def repair(
         disk.force_folder(folder)
         bases.insert(0, checkpoint.first)
     starts = known
+    applied = _Applied(disk, folder, bases, log_id, suffix, pending)
     edge = _ScanState(
         checkpoint.first_ordinal if checkpoint is not None and bases[0] <= checkpoint.first else None
     )
@@ -203,6 +233,10 @@ def repair(
             repeated = _find_repeated_ids(disk, folder, bases[number:], segment, plans, suffix)
             if repeated:
                 plans = [_plan_repair(segment, piece, before, repeated) for piece, before in pieces]
+            plans = [
+                applied.settle(segment, piece, before, repeated, plan)
+                for (piece, before), plan in zip(pieces, plans, strict=True)
+            ]
             if (plans or surplus) and not dry_run:
                 _replace_file(disk, segment, folder, plans, progress)
             done += [repaired for repaired, _ in plans] + surplus
@@ -565,6 +599,95 @@ def _find_repeated_ids(
     return found
 
 
+class _Applied:
+    """How far a transaction journal was applied to a log, for ranges that have lost the trailer that says it.
+
+    A start applies what is above the highest position of the trailers and the newest snapshot. Records of a lost
+    trailer are above it: kept as they are, they would be there twice.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        bases: list[int],
+        log_id: int,
+        suffix: str,
+        find_pending: FindPending | None,
+    ) -> None:
+        self._disk, self._folder, self._bases, self._log_id = disk, folder, bases, log_id
+        self._suffix = suffix
+        self._find_pending = find_pending
+        self._pending: PendingRecords | None = None
+        self._position: tuple[int, int] | None = None
+        self._read = False
+
+    def settle(
+        self,
+        segment: Segment,
+        stretch: DamagedRange,
+        before: BlockTrailer | None,
+        repeated: Collection[int],
+        plan: tuple[RepairedRange, RebuiltRange],
+    ) -> tuple[RepairedRange, RebuiltRange]:
+        """Return the plan with the source of what it keeps, or without what the next start applies again."""
+        repaired, rebuilt = plan
+        kept = [_id_at(rebuilt.data, piece.position) for piece in rebuilt.pieces if piece.kept]
+        kept = [record_id for record_id in kept if record_id >> SEQUENCE_BITS >= LEASED_ID_FIRST]
+        if not repaired.source_lost or not kept:
+            return plan
+        if not self._read:
+            self._read_pending()
+        is_partition = self._suffix == filenames.SEGMENT_SUFFIX
+        if self._pending is None:
+            sources = f"transactions, {DELAYED}" if is_partition else "transactions"
+            return replace(repaired, note=UNCERTAIN + SOURCE_UNKNOWN.format(sources)), rebuilt
+        ids = set(kept)
+        waiting = {
+            position: record_id
+            for position, record_id in self._pending.records.items()
+            if self._position is None or position > self._position
+        }
+        here = [position for position, record_id in waiting.items() if record_id in ids]
+        # Of delayed messages nothing here says which were being applied.
+        others = is_partition and len(here) < len(kept)
+        note = UNCERTAIN + (SOURCE_UNKNOWN.format(DELAYED) if others else "")
+        if not here:
+            return replace(repaired, note=note), rebuilt
+        last = max(here)
+        # A delayed message without its arrival header is no longer delivered, so those are always applied again.
+        if is_partition and len(here) == sum(position <= last for position in waiting):
+            self._position = last
+            source = (*self._pending.source, *last)
+            plan = _plan_repair(segment, stretch, before, repeated, source)
+            return replace(plan[0], note=note + SOURCE_DERIVED), plan[1]
+        dropped = {waiting[position] for position in here}
+        plan = _plan_repair(segment, stretch, before, {*repeated, *dropped})
+        return replace(plan[0], note=note + APPLIED_AGAIN.format(len(here))), plan[1]
+
+    def _read_pending(self) -> None:
+        self._read = True
+        self._pending = self._find_pending(self._log_id) if self._find_pending is not None else None
+        if self._pending is None or not self._pending.records:
+            return
+        source = self._pending.source
+        snapshot, _ = SnapshotFiles(self._disk, self._folder, self._log_id).load_newest(filenames.OFFSET_MAX)
+        found = [snapshot.sources[source]] if snapshot is not None and source in snapshot.sources else []
+        for base in self._bases:
+            segment = Segment.open(
+                self._disk, self._folder, base, self._log_id, writable=False, suffix=self._suffix
+            )
+            try:
+                for item in scan_segment(segment):
+                    # A damaged range keeps the trailer that is its own.
+                    trailer = item.trailer if isinstance(item, DamagedRange) else item.control
+                    if trailer is not None and (trailer.source_kind, trailer.source_id) == source:
+                        found.append((trailer.source_high, trailer.source_low))
+            finally:
+                segment.close()
+        self._position = max(found, default=None)
+
+
 def _id_at(data: bytes, position: int) -> int:
     return int(HEADER.unpack_from(data, position)[2])
 
@@ -579,11 +702,16 @@ def _blank_records(data: bytes, pieces: list[RangePiece], ids: set[int]) -> byte
 
 
 def _plan_repair(
-    segment: Segment, stretch: DamagedRange, before: BlockTrailer | None, repeated: Collection[int] = ()
+    segment: Segment,
+    stretch: DamagedRange,
+    before: BlockTrailer | None,
+    repeated: Collection[int] = (),
+    source: tuple[int, int, int, int] | None = None,
 ) -> tuple[RepairedRange, RebuiltRange]:
     """Plan the repair of one range.
 
-    Records with `repeated` ids are dropped if its trailer is lost.
+    Records with `repeated` ids are dropped if its trailer is lost. `source`: (kind, id, position) of the new trailer,
+    if the old one is lost and something else says it.
 
     Raises Corrupt if the range cannot be repaired.
     """
@@ -599,12 +727,15 @@ def _plan_repair(
     data = _range_bytes(segment, stretch)
     data = without_foreign(data, first, segment.log_id, stretch.ordinal, stretch.next_ordinal)
     closing = _new_trailer(stretch, before, first, ordinal)
+    if source is not None:
+        kind, source_id, high, low = source
+        closing = closing._replace(source_kind=kind, source_id=source_id, source_high=high, source_low=low)
     salvaged = rebuild_range(data, count, segment.log_id, closing)
     if repeated and stretch.trailer is None:
         data = _blank_records(data, salvaged.pieces, set(repeated))
         salvaged = rebuild_range(data, count, segment.log_id, closing)
     fillers = tuple((first + p.position, p.size, p.count) for p in salvaged.pieces if not p.kept)
-    lost_source = stretch.trailer is None
+    lost_source = stretch.trailer is None and source is None
     repaired = RepairedRange(
         segment.path, first, next, stretch.reason, ordinal, salvaged.kept, salvaged.lost, fillers, lost_source
     )

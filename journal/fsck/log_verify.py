@@ -198,8 +198,10 @@ NOTE = "note"
 
 NO_SEGMENT: Final = "bytes are missing: there is no segment file, and there was one"
 
-NOT_CLOSED: Final = "the log was not closed, and messages acknowledged in the last second before the server ended may be"
+NOT_CLOSED: Final = (
+    "the log was not closed, and messages acknowledged in the last second before the server ended may be"
     " missing"
+)
 
 STOPPED = "stopped: "
 """Before the reason, in what is told of a log that takes no writes."""

@@ -10,12 +10,22 @@ from collections.abc import Callable
 import pytest
 
 from journal.errors import Corrupt
+from journal.filenames import segment_name
+from journal.fsck.log_repair import repair
 from journal.fsck.log_verify import NO_SEGMENT
+from journal.log.log import Log
+from journal.record.format import HEADER_SIZE
 from journal.testing import Moment, SimulatedDisk
 from tests.broker.helpers import DATA, Broker, after
 from tests.scale import scaled, seeded
 from tfmq.broker.catalog_state import LOST_IDS_MAX
-from tfmq.broker.data_repair import DataRepairResult, RepairedFile, repair_data, verify_data
+from tfmq.broker.data_repair import (
+    DataRepairResult,
+    PendingTransactions,
+    RepairedFile,
+    repair_data,
+    verify_data,
+)
 from tfmq.data_dir import encode_version
 from tfmq.protocol import commands
 from tfmq.server.main import startup_sentence
@@ -380,3 +390,88 @@ def test_a_folder_that_is_gone_as_a_whole_is_damage_and_has_the_advice_of_the_st
     word = "new-journal" if name == "transactions" else "new-delay"
     disk.write_file(f"{META}/{word}", b"")
     assert not any(report.damaged for report in verify_data(disk, DATA))
+
+
+def crashed_after_a_transaction(count: int = 30) -> tuple[SimulatedDisk, Broker, list[bytes]]:
+    """The disk after a crash right after a commit whose messages are durable in the partition, and known to be."""
+    broker = Broker()
+    broker.create()
+    broker.produce(broker.lease(), 0, [b"plain"])
+    payloads = [b"%04d" % number * 20 for number in range(count)]
+    broker.transact(broker.stream(), [("orders", 0, payloads)])
+    broker.advance(1.5)
+    return broker.disk.crash(keep="everything"), broker, [b"plain", *payloads]
+
+
+def spoiled(disk: SimulatedDisk, log: Log, *from_end: tuple[int, int]) -> None:
+    """Zero these (position from the end, size) of the partition's only file."""
+    path = f"{log.folder}/{segment_name(0)}"
+    data = bytearray(disk.read_file(path))
+    for position, size in from_end:
+        data[len(data) - position : len(data) - position + size] = bytes(size)
+    disk.write_file(path, bytes(data))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "kept", "said"),
+    [
+        ([(90, 90)], 30, "nothing is applied again"),
+        ([(500, 500)], 26, "nothing is applied again"),
+        ([(1000, 90), (90, 90)], 0, "are left out"),
+    ],
+)
+def test_a_transaction_is_there_once_after_the_repair_of_a_block_that_lost_its_source(
+    damage: list[tuple[int, int]], kept: int, said: str, alone: bool
+) -> None:
+    disk, broker, payloads = crashed_after_a_transaction()
+    spoiled(disk, broker.log(), *damage)
+    assert any(report.damaged for report in verify_data(disk, DATA))
+    if alone:
+        (repaired,) = repair(disk, broker.log().folder, pending=PendingTransactions(disk, DATA))
+    else:
+        (repaired,) = repair_data(disk, DATA).logs
+    assert (repaired.kept, said in repaired.note) == (kept, True)
+    after_it = broker.crashed(disk)
+    assert [each for each in after_it.payloads() if each.strip(b"\0")] == payloads  # a filler has zeros
+    after_it.stop()
+    assert not any(report.damaged for report in verify_data(disk, DATA))
+
+
+def test_a_repair_without_the_journal_says_that_messages_may_be_there_twice() -> None:
+    disk, broker, _ = crashed_after_a_transaction()
+    spoiled(disk, broker.log(), (500, 500))
+    (repaired,) = repair(disk, broker.log().folder)
+    assert repaired.source_lost and "may be applied again" in repaired.note
+
+
+def test_what_later_trailers_have_applied_is_kept_where_a_block_lost_its_source() -> None:
+    broker = Broker()
+    broker.create()
+    stream = broker.stream()
+    broker.transact(stream, [("orders", 0, [b"lost", b"kept"])])
+    broker.transact(stream, [("orders", 0, [b"second"])])
+    broker.advance(1.5)
+    disk, log = broker.disk.crash(keep="everything"), broker.log()
+    payload, trailer = log.end_offset - HEADER_SIZE, log.end_offset - log.read(0, 1).next + 90
+    spoiled(disk, log, (payload, 4), (trailer, 90))
+    (repaired,) = repair_data(disk, DATA).logs
+    assert (repaired.kept, repaired.lost, "left out" in repaired.note) == (1, 1, False)
+    assert broker.crashed(disk).payloads()[1:] == [b"kept", b"second"]
+
+
+def test_delayed_messages_of_a_transaction_are_there_once_after_the_repair_of_their_arrivals() -> None:
+    broker = Broker()
+    broker.create()
+    broker.transact(broker.stream(), [("orders", 0, [b"later %d" % n for n in range(4)], after(5000))])
+    broker.advance(1.5)
+    disk = broker.disk.crash(keep="everything")
+    folder = f"{DATA}/delay/arrivals"
+    (name,) = [name for name in disk.list(folder) if name.endswith(".arrivals")]
+    data = disk.read_file(f"{folder}/{name}")
+    disk.write_file(f"{folder}/{name}", data[:-90] + bytes(90))
+    (repaired,) = repair_data(disk, DATA).logs
+    assert (repaired.kept, "are left out" in repaired.note) == (1, True), "the arrival header alone"
+    after_it = broker.crashed(disk)
+    after_it.advance(10)
+    assert after_it.payloads() == [b"later %d" % n for n in range(4)]

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, JournalError
-from journal.fsck.log_repair import RepairedRange, repair
+from journal.fsck.log_repair import PendingRecords, RepairedRange, repair
 from journal.fsck.log_verify import (
     DAMAGE,
     STOPPED,
@@ -31,7 +31,7 @@ from journal.fsck.log_verify import (
     verify,
 )
 from journal.fsck.wal_repair import NO_LSN, RepairedJournalRange, repair_journal
-from journal.fsck.wal_verify import JournalScan, is_journal, verify_journal
+from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, verify_journal
 from journal.log.checkpoint import (
     LogCheckpoint,
     LogCheckpointFile,
@@ -43,7 +43,9 @@ from journal.log.checkpoint import (
 from journal.log.segment import Segment
 from journal.record.block import Block
 from journal.record.block_trailer import SOURCE_TRANSACTION
-from journal.record.format import FLAG_FILLER, HEADER_SIZE, make_log_id, records_of
+from journal.record.format import FLAG_FILLER, HEADER_SIZE, make_id, make_log_id, records_of
+from journal.wal.checkpoint import JournalSnapshotFiles
+from journal.wal.entry import AppendMsg, JournalEntry
 from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
 from tfmq.broker.catalog_state import (
     CREATE,
@@ -81,6 +83,11 @@ from tfmq.delay.buckets.fsck import (
 )
 from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.delay.buckets.recovery import is_bucket_file_name
+from tfmq.transaction.commit_groups import CommitGroups
+from tfmq.transaction.model import ROW_WORDS
+from tfmq.transaction.outcomes import Outcomes
+from tfmq.transaction.producer_state import ProducerStates
+from tfmq.transaction.transaction_table import TransactionTable
 
 META_NAMES: Final = frozenset({VERSION_NAME, "reserve", "new-journal", "new-delay"})
 """Names of files in DATA/meta other than the catalog's."""
@@ -718,6 +725,79 @@ def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int
     return place
 
 
+class PendingTransactions:
+    """What the transaction journal of the data folder `data` applies to a log at a start."""
+
+    def __init__(self, disk: Disk, data: str) -> None:
+        self._disk = disk
+        self._folder = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
+
+    def __call__(self, log_id: int) -> PendingRecords | None:
+        """Return the records of all decisions in the journal for a log; None if the journal is missing or damaged.
+
+        Raises NewerFormat, OSError.
+        """
+        if not is_journal(self._disk, self._folder):
+            return None
+        scan = JournalScan(self._disk, self._folder)
+        try:
+            table = _read_table(scan)
+            if table is None or scan.identity is None:
+                return None
+            source = (SOURCE_TRANSACTION, scan.identity[0])
+            decisions = {each.decision for each in table.transactions.values() if each.decision is not None}
+            found: dict[tuple[int, int], int] = {}
+            for decision in sorted(decisions, key=lambda each: each.lsn):
+                rows = decision.partition_rows(log_id)
+                for at in range(0, len(rows), ROW_WORDS):
+                    lsn, ordinal = rows[at : at + 2]
+                    batch = _batch_at(scan, lsn)
+                    if batch is None:
+                        return None
+                    first_id = make_id(batch.producer_id, batch.sequence)
+                    found.update(((decision.lsn, ordinal + n), first_id + n) for n in range(batch.count))
+            return PendingRecords(source, found)
+        finally:
+            scan.close()
+
+
+def _read_table(scan: JournalScan) -> TransactionTable | None:
+    """Return the transactions as a start finds them in the journal; None if damage leaves them uncertain."""
+    head = scan.start_snapshot
+    if head is None or scan.identity is None or scan.head_faults:
+        return None
+    table = TransactionTable(
+        outcomes=Outcomes(outcomes_max=1, retention_ms=1),
+        local_outcomes=Outcomes(outcomes_max=1, retention_ms=1),
+        producer_states=ProducerStates(producers_max=1 << 30, idle_ms=1 << 60, lease_time=lambda _: 1 << 60),
+        commit_groups=CommitGroups(groups_max=1 << 30, fences_max=1 << 30),
+    )
+    try:
+        snapshots = JournalSnapshotFiles(scan.disk, scan.folder, scan.identity[0])
+        table.load(snapshots.read(head.number).state)
+        for file in scan.files:
+            durable_lsn = scan.durable_lsn(file)
+            for entry in scan.scan_file(file, head.lsn) if file.end > head.lsn else ():
+                if not isinstance(entry, JournalGap):
+                    table.apply(entry)
+                elif entry.first < durable_lsn:
+                    return None
+                else:
+                    break  # a start truncates it
+    except (Corrupt, ValueError):
+        return None
+    return table
+
+
+def _batch_at(scan: JournalScan, lsn: int) -> AppendMsg | None:
+    for file in scan.files:
+        if file.first <= lsn < file.end:
+            entry = next(scan.scan_file(file, lsn), None)
+            content = entry.content if isinstance(entry, JournalEntry) and entry.lsn == lsn else None
+            return content if isinstance(content, AppendMsg) else None
+    return None
+
+
 def _arrivals_in_buckets(disk: Disk, data: str) -> dict[int, int]:
     """Return {offset: number} up to which arrivals are in the buckets.
 
@@ -824,12 +904,19 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairRe
     hidden = frozenset(mended.file for mended in done.folder)
     view = cast(Disk, DiskWithoutPaths(disk, hidden)) if dry_run else disk
     log_ids = _log_ids(view, data)
+    pending = PendingTransactions(view, data)
     for folder, suffix in logs_of(view, data):
         try:
             starts = _arrivals_in_buckets(view, data) if suffix == ARRIVALS_SUFFIX else {}
             expected = log_ids.get(os.path.basename(folder))
             done.logs += repair(
-                view, folder, dry_run=dry_run, suffix=suffix, starts=starts, expected=expected
+                view,
+                folder,
+                dry_run=dry_run,
+                suffix=suffix,
+                starts=starts,
+                expected=expected,
+                pending=pending,
             )
             done.failed += filter(None, [lost_partition(view, folder)])
         except Corrupt as error:

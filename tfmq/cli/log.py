@@ -38,6 +38,7 @@ from journal.wal.entry import OPERATION_NAMES, AppendMsg, JournalEntry, LostEntr
 from tfmq import ids
 from tfmq.broker.data_repair import (
     DataRepairResult,
+    PendingTransactions,
     RepairedFile,
     is_data_folder,
     lost_is_damage,
@@ -368,7 +369,17 @@ def repair_path(disk: Disk, path: str, *, dry_run: bool) -> DataRepairResult:
         return DataRepairResult([*catalog, *repair_version(disk, data, dry_run=dry_run)])
     folders = [place] if is_log_folder(place) else partitions_of(place)
     journal, delay = journal_of(place), delay_of(place)
-    logs = [each for f in folders for each in repair(disk, str(f), dry_run=dry_run, suffix=suffix_of(f))]
+    logs = [
+        each
+        for f in folders
+        for each in repair(
+            disk,
+            str(f),
+            dry_run=dry_run,
+            suffix=suffix_of(f),
+            pending=PendingTransactions(disk, str(f.parent.parent if f.name == ARRIVALS_NAME else f.parent)),
+        )
+    ]
     entries = repair_journal(disk, str(journal), dry_run=dry_run) if journal is not None else []
     buckets = repair_buckets(disk, str(delay), dry_run=dry_run) if delay is not None else []
     lost = [each for folder in folders if (each := lost_partition(disk, str(folder))) is not None]

@@ -19,6 +19,7 @@ ENUMERATION: Final = (
 REPAIR: Final = "tests/journal/test_repair.py"
 SURVEY: Final = "tests/journal/test_survey.py"
 VERIFY: Final = "tests/journal/test_verify.py"
+DATA_REPAIR: Final = "tests/broker/test_data_repair.py"
 
 CHECKS: Final = (
     Mutant(
@@ -51,6 +52,30 @@ CHECKS: Final = (
             "        path = filenames.join(self._folder, filenames.segment_name(forced, self._options.suffix))\n"
         ),
         [RECOVERY],
+    ),
+    Mutant(
+        "a-repair-keeps-what-is-applied-again",
+        "a repair leaves out messages of a transaction that the next start applies again",
+        "journal/fsck/log_repair.py",
+        "        plan = _plan_repair(segment, stretch, before, {*repeated, *dropped})\n",
+        "        plan = _plan_repair(segment, stretch, before, repeated)\n",
+        [DATA_REPAIR],
+    ),
+    Mutant(
+        "a-repair-forgets-how-far-a-transaction-was-applied",
+        "a repair gives a block that lost its source that of the transaction journal",
+        "journal/fsck/log_repair.py",
+        "            plan = _plan_repair(segment, stretch, before, repeated, source)\n",
+        "            plan = _plan_repair(segment, stretch, before, repeated)\n",
+        [DATA_REPAIR],
+    ),
+    Mutant(
+        "a-repair-leaves-out-what-later-blocks-have-applied",
+        "a repair keeps messages of a transaction that no start applies again",
+        "journal/fsck/log_repair.py",
+        "            if self._position is None or position > self._position\n",
+        "",
+        [DATA_REPAIR],
     ),
     Mutant(
         "verify-takes-a-durable-tail-for-torn",
