@@ -731,6 +731,8 @@ class PendingTransactions:
     def __init__(self, disk: Disk, data: str) -> None:
         self._disk = disk
         self._folder = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
+        self._table: TransactionTable | None = None
+        self._is_read = False
 
     def __call__(self, log_id: int) -> PendingRecords | None:
         """Return the records of all decisions in the journal for a log; None if the journal is missing or damaged.
@@ -741,7 +743,10 @@ class PendingTransactions:
             return None
         scan = JournalScan(self._disk, self._folder)
         try:
-            table = _read_table(scan)
+            if not self._is_read:
+                # The whole journal is read, so once for all logs.
+                self._table, self._is_read = _read_table(scan), True
+            table = self._table
             if table is None or scan.identity is None:
                 return None
             source = (SOURCE_TRANSACTION, scan.identity[0])
