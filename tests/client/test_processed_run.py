@@ -28,7 +28,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def monkeypatched_pause(seconds: float) -> Iterator[None]:
     """Between two calls of a message."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runner, "backoff_seconds", lambda failures, chance: seconds)
+        patched.setattr(runner, "handler_pause_seconds", lambda failures, chance: seconds)
         yield
 
 

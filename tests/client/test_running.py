@@ -553,7 +553,7 @@ def test_a_store_that_another_process_locks_is_waited_for_and_nobody_is_called_a
             other.execute("ROLLBACK")
         return 0.1
 
-    monkeypatch.setattr(runner, "backoff_seconds", pause)
+    monkeypatch.setattr(runner, "handler_pause_seconds", pause)
     bench.run(fail_on("b", error=tfmq.Reject("no")), until=1)
     assert bench.handled == ["a", "b"] and pauses == [1, 2, 3]
     assert {text: each.state for text, each in bench.letters().items()} == {"a": "dead", "b": "dead"}

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import click
 
+from tfmq.backoff import Backoff
 from tfmq.cli.output import Output, did_you_mean, output_options
 from tfmq.cli.values import client_id_option
 from tfmq.client.connection.factory import CLIENT_ID_VARIABLE
@@ -72,7 +73,7 @@ class WorkerSlot:
         self.process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
         self.start_at = 0.0
-        self.pause = PAUSE_SECONDS
+        self.backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         self.has_ended = self.has_started = False
 
 
@@ -135,7 +136,8 @@ class Supervisor:
         if self._restarting and all(place.process is None for place in self._slots):
             self._restarting = False
             for place in self._slots:
-                place.has_ended, place.start_at, place.pause = False, 0.0, PAUSE_SECONDS
+                place.has_ended, place.start_at = False, 0.0
+                place.backoff.reset()
 
     def _forward_signal(self, number: int) -> None:
         for place in self._slots:
@@ -179,10 +181,10 @@ class Supervisor:
                 self._forward_signal(signal.SIGTERM)
             return
         if lived:
-            place.pause = PAUSE_SECONDS
-        self._print(f"Process {pid} ended with {code}; it is restarted in {place.pause:g} s.")
-        place.start_at = self._clock() + place.pause
-        place.pause = min(PAUSE_SECONDS_MAX, 2 * place.pause)
+            place.backoff.reset()
+        pause = place.backoff.advance()
+        self._print(f"Process {pid} ended with {code}; it is restarted in {pause:g} s.")
+        place.start_at = self._clock() + pause
 
 
 ORDERS = ("partition", "key", "none")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from tfmq.backoff import Backoff
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import Event, Operation, Wait
 from tfmq.client.worker.dead_letter_store import (
@@ -65,7 +66,7 @@ class Retrying:
         self._call_handler = handle
         self._now = now
         self._wall_clock = wall_clock
-        self._store_pause = PAUSE_SECONDS
+        self._store_backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         self._expiry_due_at = now()
 
     def stop(self) -> None:
@@ -84,15 +85,14 @@ class Retrying:
                     yield from self._wait_until_due((yield from self.store.seconds_until_due()))
                 else:
                     yield from self._handle_leased(due)
-                self._store_pause = PAUSE_SECONDS
+                self._store_backoff.reset()
             except Closed:
                 return
             except StoreUnusable:
                 raise
             except TfmqError as error:
                 log.error("Dead letters wait: %s", error)
-                yield Wait((self.stop_asked,), self._store_pause)
-                self._store_pause = min(PAUSE_SECONDS_MAX, 2 * self._store_pause)
+                yield Wait((self.stop_asked,), self._store_backoff.advance())
 
     def renewing(self) -> Operation[None]:
         """Renew the lease of the letter in progress, until `stop` and the end of its handling."""
@@ -139,7 +139,7 @@ class Retrying:
         """Repeat a store operation until it succeeds.
 
         Otherwise a full disk would cause another call of the handler."""
-        pause = PAUSE_SECONDS
+        backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         while True:
             try:
                 yield from tell()
@@ -150,8 +150,7 @@ class Retrying:
                 if self.stop_asked.done:
                     raise
                 log.error("The result of a retried message could not be recorded yet: %s", error)
-            yield Wait((self.stop_asked,), pause)
-            pause = min(PAUSE_SECONDS_MAX, 2 * pause)
+            yield Wait((self.stop_asked,), backoff.advance())
 
     def _create_failure(self, error: Exception) -> Failure:
         """Create the failure for an exception, with the current time."""

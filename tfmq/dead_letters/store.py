@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq import limits
+from tfmq.backoff import backoff_seconds
 from tfmq.client.consumer.message import Codec, ReceivedMessage
 from tfmq.client.operation import Operation
 from tfmq.client.worker.dead_letter_store import Failure, LeasedLetter
@@ -465,12 +466,10 @@ MAX_MS: Final = 3_600_000
 
 `tfmq dlq retry` does not wait at all.
 """
-DOUBLINGS_MAX: Final = 20
 JITTER: Final = 0.2
 """Maximum random addition to a delay, so that messages which failed together are spread."""
 
 
 def retry_delay_ms(calls: int, chance: float) -> int:
     """Return the delay after the `calls`-th call: doubled each time; `chance` is from 0 to 1."""
-    wait = min(MAX_MS, FIRST_MS << min(DOUBLINGS_MAX, max(0, calls - 1)))
-    return round(wait * (1 + JITTER * chance))
+    return round(backoff_seconds(calls, FIRST_MS, MAX_MS, JITTER * chance))

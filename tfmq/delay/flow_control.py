@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from tfmq.apply_target import AppendResult
+from tfmq.backoff import Backoff
 from tfmq.delay.requests import Timers, Turn
 
 IN_FLIGHT_BYTES_MAX: Final = 512 << 10
@@ -107,7 +108,7 @@ class RetryTimer:
 
     def __init__(self, timers: Timers, retry: Callable[[], None]) -> None:
         self._timers, self._retry = timers, retry
-        self._pause = RETRY_SECONDS
+        self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._timer: Any = None
 
     @property
@@ -123,8 +124,7 @@ class RetryTimer:
     def back_off(self) -> None:
         """Start a pause twice as long as the one before."""
         self.cancel()
-        self._timer = self._timers.after(self._pause, self.retry_now)
-        self._pause = min(2 * self._pause, RETRY_SECONDS_MAX)
+        self._timer = self._timers.after(self._backoff.advance(), self.retry_now)
 
     def retry_now(self) -> None:
         """End the pause and call `retry()` now."""
@@ -139,7 +139,7 @@ class RetryTimer:
 
     def reset(self) -> None:
         """Reset the pause to the shortest."""
-        self._pause = RETRY_SECONDS
+        self._backoff.reset()
 
 
 RecheckCallback: TypeAlias = Callable[[], None]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from tfmq.backoff import Backoff
 from tfmq.delay.arrivals.pending import WheelRows, WrittenArrival
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.bucket import Bucket
@@ -109,7 +110,7 @@ class StorageScheduler:
         self._spill_waiters: list[Callback] = []
         self._window_loader = WindowLoader(window, buckets, loader, timers=timers, run=run)
         self._queue_reloader = QueueReloader(target_queues, buckets, loader)
-        self._pause, self._write_after = WORK_RETRY_SECONDS, 0.0
+        self._backoff, self._write_after = Backoff(WORK_RETRY_SECONDS, WORK_RETRY_SECONDS_MAX), 0.0
         self._stopped: Callable[[], None] | None = None
 
     # Arrivals
@@ -239,13 +240,13 @@ class StorageScheduler:
     def _step_ended(self, error: BaseException | None = None) -> None:
         """End a piece of work. After an error nothing is written for a while."""
         if error is None:
-            self._pause = WORK_RETRY_SECONDS
+            self._backoff.reset()
         else:
             what = self.running_step.value if self.running_step is not None else "work"
             logger.error("delayed messages: the %s failed and is tried again: %s", what, error)
-            self._write_after = self._timers.now() + self._pause
-            self._timers.after(self._pause, self.run_due)
-            self._pause = min(2 * self._pause, WORK_RETRY_SECONDS_MAX)
+            pause = self._backoff.advance()
+            self._write_after = self._timers.now() + pause
+            self._timers.after(pause, self.run_due)
         self.running_step = None
         self._cancelled_rows.end_file_work()
         # A spill replies only to requests made before it began. Afterwards there may be nothing left to spill, so no
@@ -497,7 +498,7 @@ class WindowLoader:
     ) -> None:
         self._window, self._buckets, self._loader = window, buckets, loader
         self._timers, self._run = timers, run
-        self._pause = LOAD_RETRY_SECONDS
+        self._backoff = Backoff(LOAD_RETRY_SECONDS, LOAD_RETRY_SECONDS_MAX)
         self._stopping = False
         self._done: Callable[[], None] | None = None
 
@@ -534,14 +535,13 @@ class WindowLoader:
         The old window cannot be restored, because later arrivals were compared with its new end.
         """
         if found is not None:
-            self._pause = LOAD_RETRY_SECONDS
+            self._backoff.reset()
             self._add_rows([rows for rows in found if len(rows.dues)])
         elif self._stopping:
             self._finish()
         else:
             logger.error("delayed messages that are soon due cannot be loaded, tried again: %s", error)
-            self._timers.after(self._pause, partial(self._load, area, pending))
-            self._pause = min(2 * self._pause, LOAD_RETRY_SECONDS_MAX)
+            self._timers.after(self._backoff.advance(), partial(self._load, area, pending))
 
     def _add_rows(self, found: list[WheelRows]) -> None:
         """Add a limited number of rows in each turn of the broker, to not delay other work."""

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from journal.record.format import make_log_id
+from tfmq.backoff import Backoff
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import request_with_retries
@@ -225,15 +226,14 @@ class RangeFetch:
     def next_blocks(self) -> Operation[BlockRun | None]:
         """Return the next blocks; None after the last ones. Raises as `LogReader.read_blocks`."""
         deadline = self._link.now() + self._timeout
-        pause = BUSY_SECONDS
+        backoff = Backoff(BUSY_SECONDS, BUSY_SECONDS_MAX)
         while self._offset < self._end:
             call = self._call or self._send_fetch()
             yield from self._wait_for(call, deadline)
             self._call = None
-            if not isinstance(call.error, Busy) or self._link.now() + pause >= deadline:
+            if not isinstance(call.error, Busy) or self._link.now() + backoff.seconds >= deadline:
                 return self._complete(call)
-            yield Wait((), pause)
-            pause = min(2 * pause, BUSY_SECONDS_MAX)
+            yield Wait((), backoff.advance())
         return None
 
     def close(self) -> None:
@@ -294,7 +294,7 @@ def send_requests(
     deadline = link.now() + seconds
     calls: dict[int, PendingRequest] = {}
     due = dict(enumerate(requests))
-    pause = BUSY_SECONDS
+    backoff = Backoff(BUSY_SECONDS, BUSY_SECONDS_MAX)
     try:
         while True:
             left = max(0.0, deadline - link.now())
@@ -305,10 +305,9 @@ def send_requests(
                 while not calls[number].done:
                     yield Wait((calls[number],))
             due = {number: requests[number] for number in due if isinstance(calls[number].error, Busy)}
-            if not due or link.now() + pause >= deadline:
+            if not due or link.now() + backoff.seconds >= deadline:
                 break
-            yield Wait((), pause)
-            pause = min(2 * pause, BUSY_SECONDS_MAX)
+            yield Wait((), backoff.advance())
     finally:
         for call in calls.values():
             link.abandon(call)

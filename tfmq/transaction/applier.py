@@ -30,6 +30,7 @@ from tfmq.apply_target import (
     SourceId,
     StoredDelayedBatch,
 )
+from tfmq.backoff import Backoff
 from tfmq.errors import NOT_DONE, StorageStopped, UnknownTopic
 from tfmq.transaction.apply_progress import ApplyProgress, ApplyTask, FlushTracker
 from tfmq.transaction.journal_writer import RunInWorker
@@ -388,7 +389,7 @@ class TargetQueue:
         self._chunked_apply: ChunkedApply | None = None
         self._position_known = False
         self._applied_ordinal = 0
-        self._retry_seconds = RETRY_SECONDS
+        self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._timer: Any = None
 
     def _read_slice_bytes(self) -> int:
@@ -426,7 +427,7 @@ class TargetQueue:
     def retry(self) -> None:
         """Retry now: the target may have become writable or been deleted."""
         self._position_known = False
-        self._retry_seconds = RETRY_SECONDS
+        self._backoff.reset()
         self._retry_now()
 
     def close(self) -> None:
@@ -631,8 +632,7 @@ class TargetQueue:
             name = self._applier.target_name(self.key)
             logger.error("Committed transactions wait for %s: %s", name, reason)
         self.blocked_reason = reason
-        self._timer = self._applier.timers.after(self._retry_seconds, self._retry_now)
-        self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
+        self._timer = self._applier.timers.after(self._backoff.advance(), self._retry_now)
         for part in self._queue:
             part.progress.notify_late()
         self._applier.target_blocked(self)
@@ -649,7 +649,7 @@ class TargetQueue:
     def _unblock(self) -> None:
         logger.info("%s accepts committed transactions again", self._applier.target_name(self.key))
         self.blocked_reason = ""
-        self._retry_seconds = RETRY_SECONDS
+        self._backoff.reset()
 
 
 CONTIGUOUS_BYTES: Final = 64 << 20

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from tfmq.backoff import backoff_seconds
 from tfmq.errors import Busy
 from tfmq.transaction.deadlines import Deadlines
 from tfmq.transaction.requests import Caller, CheckBackQuery, DoneCallback, Timers
@@ -171,9 +172,9 @@ class CheckBack:
             del due[epoch]
             asked = self._watched[epoch]
             self._deadlines.set_deadline(
-                epoch, min(self._check_seconds * 2.0**asked.query_count, QUERY_PAUSE_SECONDS_MAX)
+                epoch, backoff_seconds(asked.query_count + 1, self._check_seconds, QUERY_PAUSE_SECONDS_MAX)
             )
-            asked.query_count = min(asked.query_count + 1, 1000)
+            asked.query_count += 1
             asked.last_client = wait.session.identity
         if not due:
             del self._due_epochs[wait.group]

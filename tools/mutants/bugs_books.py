@@ -174,7 +174,7 @@ TRANSACTION_BOOKS: Final = (
         "asked-about-once",
         "a transaction is asked about again until it ends",
         "tfmq/transaction/check_back.py",
-        "                epoch, min(self._check_seconds * 2.0**asked.query_count, QUERY_PAUSE_SECONDS_MAX)\n",
+        "                epoch, backoff_seconds(asked.query_count + 1, self._check_seconds, QUERY_PAUSE_SECONDS_MAX)\n",
         "",
         [CHECKS],
     ),

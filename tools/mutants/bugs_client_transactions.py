@@ -311,7 +311,7 @@ _REQUESTS: Final = (
         "busy-broker-asked-for-ever",
         "a step ends when its time is over, however busy the broker",
         "tfmq/client/connection/requests.py",
-        "        if not isinstance(call.error, Busy) or link.now() + pause >= until:\n",
+        "        if not isinstance(call.error, Busy) or link.now() + backoff.seconds >= until:\n",
         "        if not isinstance(call.error, Busy):\n",
         [ASKING],
     ),

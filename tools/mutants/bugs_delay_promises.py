@@ -206,7 +206,7 @@ _WAITING: Final = (
         "a-full-disk-is-never-tried-again",
         "what a full disk held up comes when there is space",
         "tfmq/delay/flow_control.py",
-        "        self._timer = self._timers.after(self._pause, self.retry_now)\n",
+        "        self._timer = self._timers.after(self._backoff.advance(), self.retry_now)\n",
         "        self._timer = self._timers.after(1e9, self.retry_now)\n",
         [DELAY],
     ),

@@ -20,7 +20,7 @@ PROGRAMS: Final = (
         "dead-process-stays-dead",
         "a process of `tfmq run` that dies is started again",
         _PROCESSES,
-        "        place.start_at = self._clock() + place.pause\n",
+        "        place.start_at = self._clock() + pause\n",
         "        place.has_ended = True\n",
         [PROCESSES],
     ),

@@ -9,11 +9,11 @@ from tools.mutants.mutant import Mutant
 RUNNING: Final = "tests/client/test_running.py"
 PROCESSED: Final = "tests/client/test_processed_run.py"
 LANES: Final = "tests/client/test_handler_lanes.py"
-BACKOFF: Final = "tests/client/test_backoff.py"
+BACKOFF: Final = "tests/test_backoff.py"
 
 _RUNNING = "tfmq/client/worker/runner.py"
 _LANES = "tfmq/client/worker/ordered_queues.py"
-_BACKOFF = "tfmq/client/backoff.py"
+_BACKOFF = "tfmq/backoff.py"
 
 LANES_AND_CALLS: Final = (
     Mutant(
@@ -224,24 +224,24 @@ LANES_AND_CALLS: Final = (
         "pauses-do-not-grow",
         "pauses between calls grow",
         _BACKOFF,
-        "FIRST_SECONDS * (1 << min(DOUBLINGS_MAX, max(0, failures - 1)))",
-        "FIRST_SECONDS * failures",
+        "first * 2.0 ** min(_DOUBLINGS_MAX, max(0, failures - 1))",
+        "first * failures",
         [BACKOFF],
     ),
     Mutant(
         "pauses-without-an-end",
         "a lane waits for half a minute at most",
         _BACKOFF,
-        "    pause = min(MAX_SECONDS, ",
-        "    pause = max(0.0, ",
+        "    return min(maximum, ",
+        "    return max(0.0, ",
         [BACKOFF],
     ),
     Mutant(
         "all-come-back-together",
         "what failed together does not come back together",
         _BACKOFF,
-        "    return pause * (1 + JITTER * jitter)\n",
-        "    return pause\n",
+        " * (1 + spread)\n",
+        "\n",
         [BACKOFF],
     ),
 )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfmq import limits
+from tfmq.backoff import backoff_seconds
 from tfmq.bounded_msgpack import Buffer
 from tfmq.client.connection.addresses import BrokerAddress, LocalBrokerAddress
 from tfmq.client.operation import Future
@@ -538,7 +539,7 @@ class ClientConnection:
             return
         rounds = self._attempts // len(self.servers)
         most = BACK_OFF_SECONDS_MAX if self.connection_count else BACK_OFF_SECONDS_FIRST
-        pause = min(most, BACK_OFF_SECONDS * 2 ** min(rounds - 1, 10))
+        pause = backoff_seconds(rounds, BACK_OFF_SECONDS, most)
         self._retry_at = now + pause * (0.75 + 0.5 * self._jitter())
 
     def _shorten_back_off(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from tfmq.backoff import Backoff
 from tfmq.bounded_msgpack import Buffer
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
 from tfmq.client.operation import Future, Operation, Wait
@@ -44,7 +45,7 @@ def request_with_retries(
     `in_background`: no caller waits; the background thread reads the reply. The request may be executed more than once,
     so do not use this for PRODUCE.
     """
-    pause = PAUSE_SECONDS
+    backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
     while True:
         seconds = max(0.0, min(ATTEMPT_TIMEOUT_SECONDS, until - link.now()))
         call = link.send_request(request, seconds=seconds, in_background=in_background)
@@ -58,12 +59,11 @@ def request_with_retries(
                 or not link.connection_count
                 or (isinstance(error, Busy) and not while_busy)
             )
-            if give_up or link.now() + pause >= until:
+            if give_up or link.now() + backoff.seconds >= until:
                 raise
         finally:
             link.abandon(call)
-        yield Wait((), pause)
-        pause = min(pause * 2, PAUSE_SECONDS_MAX)
+        yield Wait((), backoff.advance())
 
 
 REFRESH_SECONDS = 60.0
@@ -253,7 +253,7 @@ def request_until_not_busy(
     error of `UNCHECKED_ERRORS` gets the outcome "unknown". `send_count` of the result includes the earlier sending.
     Raises `UNCHECKED_ERRORS` if the request cannot be sent.
     """
-    pause = TRANSACTION_PAUSE_SECONDS
+    backoff = Backoff(TRANSACTION_PAUSE_SECONDS, TRANSACTION_PAUSE_SECONDS_MAX)
     while True:
         seconds = max(0.0, until - link.now())
         try:
@@ -269,12 +269,11 @@ def request_until_not_busy(
             link.abandon(call)
         call.send_count += maybe_sent
         maybe_sent = maybe_sent or call.send_count > 1
-        if not isinstance(call.error, Busy) or link.now() + pause >= until:
+        if not isinstance(call.error, Busy) or link.now() + backoff.seconds >= until:
             if maybe_sent and isinstance(call.error, UNCHECKED_ERRORS):
                 call.error = _with_unknown_outcome(call.error)
             return call
-        yield Wait((), pause)
-        pause = min(pause * 2, TRANSACTION_PAUSE_SECONDS_MAX)
+        yield Wait((), backoff.advance())
 
 
 def _with_unknown_outcome(error: TfmqError) -> TfmqError:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from tfmq.backoff import Backoff
 from tfmq.client.connection.connection import ClientConnection, PendingRequest
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.decoder import Decoder
@@ -88,7 +89,7 @@ class Assignment:
 
         Raises errors that are not retriable.
         """
-        pause, due, again = MISSING_SECONDS, 0.0, True
+        backoff, due, again = Backoff(MISSING_SECONDS, MISSING_SECONDS_MAX), 0.0, True
         while True:
             self._wake_event = Event()
             late, anyhow, again = self._link.now() >= due, again, True
@@ -111,10 +112,9 @@ class Assignment:
             self._changed()
             wait = due - self._link.now()
             if again:
-                wait, due = min(pause, self._options.refresh_interval), self._link.now()
-                pause = min(pause * 2, MISSING_SECONDS_MAX)
+                wait, due = min(backoff.advance(), self._options.refresh_interval), self._link.now()
             else:
-                pause = MISSING_SECONDS
+                backoff.reset()
             yield Wait((self._wake_event,), max(0.0, wait))
 
     def _is_notified_of_changes(self) -> bool:

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from journal.record.format import tag_hash
+from tfmq.backoff import backoff_seconds
 from tfmq.client.connection.connection import ClientConnection, PendingRequest
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
@@ -279,7 +280,7 @@ class Fetcher:
             return
         if error.retriable or isinstance(error, Abandoned):
             feed.retries += 1
-            feed.retry_at = now + min(RETRY_SECONDS_MAX, RETRY_SECONDS * 2 ** min(feed.retries, 16))
+            feed.retry_at = now + backoff_seconds(feed.retries + 1, RETRY_SECONDS, RETRY_SECONDS_MAX)
             return
         if isinstance(error, Damaged) and self._skip_damage and error.next > plan.offset:
             self._record_skipped(feed, max(error.first, plan.offset), error.next, str(error))

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any, Final, TypeVar
 
+from tfmq.backoff import Backoff
 from tfmq.client.operation import BackgroundTasks, Event, Operation, Task, Wait, run_work
 from tfmq.client.producer.outbox import NEVER_SENT, Outbox, SentAs, StoredBatch
 from tfmq.client.send.accumulator import ProducerContext
@@ -205,7 +206,7 @@ class PartitionOutbox:
 
     def _forward_stored(self) -> Operation[None]:
         """Forward stored batches until there are none, with a pause after errors."""
-        pause, told = PAUSE_SECONDS, ""
+        backoff, told = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX), ""
         while True:
             while not self.has_stored:
                 yield Wait((self._changed,))
@@ -218,10 +219,10 @@ class PartitionOutbox:
                 if told != error.sentence:
                     told = error.sentence
                     log.warning("Messages to %s/%d are kept: %s", self.topic, self.partition, error)
-                yield Wait((), pause)
-                pause = min(2 * pause, PAUSE_SECONDS_MAX)
+                yield Wait((), backoff.advance())
                 continue
-            pause, told = PAUSE_SECONDS, ""
+            told = ""
+            backoff.reset()
             if not some and not self._storing:
                 self.has_stored = False
                 self.wake()

@@ -18,6 +18,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from journal.record.format import FLAG_TOMBSTONE, tag_flag
+from tfmq.backoff import Backoff
 from tfmq.bounded_msgpack import Buffer
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
 from tfmq.client.connection.requests import PAUSE_SECONDS, PAUSE_SECONDS_MAX, request_with_retries
@@ -191,7 +192,7 @@ def _request_with_retry(
     link: ClientConnection, request: Any, *body: Buffer, until: float
 ) -> Operation[PendingRequest]:
     """Send a request and return the completed one; retriable errors are repeated until `until`."""
-    pause = PAUSE_SECONDS
+    backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
     while True:
         call = link.send_request(
             request, *body, seconds=max(0.0, min(REQUEST_TIMEOUT_SECONDS, until - link.now()))
@@ -202,12 +203,11 @@ def _request_with_retry(
             call.result()
             return call
         except TfmqError as error:
-            if not error.retriable or not link.connection_count or link.now() + pause >= until:
+            if not error.retriable or not link.connection_count or link.now() + backoff.seconds >= until:
                 raise
         finally:
             link.abandon(call)
-        yield Wait((), pause)
-        pause = min(pause * 2, PAUSE_SECONDS_MAX)
+        yield Wait((), backoff.advance())
 
 
 def _encode_contents(

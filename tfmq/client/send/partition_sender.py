@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar, Final, Protocol, cast
 
+from tfmq.backoff import Backoff
 from tfmq.client.connection.connection import ClientConnection, PendingRequest
 from tfmq.client.connection.requests import Topic
 from tfmq.client.send.batch import Batch, DelayedBatch
@@ -199,7 +200,7 @@ class PartitionSender:
         """The last sequence of what was answered, by the durability that the answer promised."""
         self._has_gap = False
         self._outcome_unknown = False
-        self._pause_seconds = PAUSE_SECONDS
+        self._backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         self._busy_since = float("inf")
         """When the broker first reported "busy"; inf if it is not busy, -inf once that is logged."""
 
@@ -389,7 +390,7 @@ class PartitionSender:
 
     def _handle_stored(self, call: PendingRequest, batch: Batch) -> None:
         self._remove_in_flight(batch)
-        self._pause_seconds = PAUSE_SECONDS
+        self._backoff.reset()
         self._busy_since = float("inf")
         positions, durability = (), ACKS_NONE
         if call.wants_reply:
@@ -410,8 +411,7 @@ class PartitionSender:
         if not self._has_gap and isinstance(first, Busy):
             self.state = "pausing"
             self._log_busy(first)
-            self._accumulator.call_later(self._pause_seconds, self._resume_after_pause)
-            self._pause_seconds = min(PAUSE_SECONDS_MAX, 2 * self._pause_seconds)
+            self._accumulator.call_later(self._backoff.advance(), self._resume_after_pause)
         elif max(self._stored_through) < 0 and not self._outcome_unknown and not self._id_may_be_closed():
             self._restart(self.producer_id)  # nothing was ever stored under it, so it is as good as new
         else:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from tfmq.backoff import Backoff
 from tfmq.client.connection.connection import ClientConnection, PendingRequest
 from tfmq.client.connection.requests import (
     TRANSACTION_PAUSE_SECONDS,
@@ -525,17 +526,19 @@ class Pipeline:
 
     def _process_replies(self) -> Operation[None]:
         """Process the replies. Send again what was rejected with a retriable error."""
-        pause = TRANSACTION_PAUSE_SECONDS
+        backoff = Backoff(TRANSACTION_PAUSE_SECONDS, TRANSACTION_PAUSE_SECONDS_MAX)
         self._progress_at = self._link.now()
         while (refusal := self._ack_in_order()) is not None:
             yield from self._requeue_in_flight()
             if isinstance(refusal, SEQUENCE_ERRORS) and self._sequence_unused:
                 yield from self._change_sequence()
-            elif isinstance(refusal, Busy) and self._link.now() + pause < self._progress_at + self._seconds:
+            elif (
+                isinstance(refusal, Busy)
+                and self._link.now() + backoff.seconds < self._progress_at + self._seconds
+            ):
                 self.state = "pausing"
-                yield Wait((), pause)
+                yield Wait((), backoff.advance())
                 self.state = "flowing"
-                pause = min(pause * 2, TRANSACTION_PAUSE_SECONDS_MAX)
             else:
                 raise self._with_reason(refusal)
             self._send()

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final
 
-from tfmq.client.backoff import backoff_seconds
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import Operation, Wait
 from tfmq.client.worker.dead_letter_store import EXPIRY_SECONDS, DeadLetterStore, Failure
 from tfmq.client.worker.listeners import Reject, RetryLater, handler_context, log_failure
-from tfmq.client.worker.runner import FAILING
+from tfmq.client.worker.runner import FAILING, handler_pause_seconds
 from tfmq.errors import DecodeFailed, Fenced, NotAllowed, TfmqError
 
 log = logging.getLogger("tfmq.consumer")
@@ -123,7 +122,7 @@ class MessageContextFactory:
                 self._failing_message = None
                 return True
         self._failing_message = (message, calls)
-        pause = backoff_seconds(calls, self._chance())
+        pause = handler_pause_seconds(calls, self._chance())
         log_failure(message, error, f"; it is called again in {pause:.1f} s", tracebacks=tracebacks)
         yield Wait((core.stop_requested,), pause)
         core.redeliver_from(message)

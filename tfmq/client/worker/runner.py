@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
-from tfmq.client.backoff import backoff_seconds
+from tfmq.backoff import backoff_seconds
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
@@ -160,6 +160,18 @@ Result = TypeVar("Result")
 
 FAILING: Final = "failing"
 """State of a stored message whose handler is to be called again."""
+HANDLER_PAUSE_SECONDS: Final = 0.1
+"""Long enough for short failures, such as a database lock or a lost connection, to be over."""
+HANDLER_PAUSE_SECONDS_MAX: Final = 30.0
+"""The following messages of the ordered queue wait, too.
+
+A failure that needs longer is a case for the dead letter store or for `RetryLater`.
+"""
+HANDLER_PAUSE_JITTER: Final = 0.2
+"""Maximum fraction of the pause that is added at random.
+
+Handlers that failed together then do not retry together.
+"""
 COUNT_BEFORE_CALL_MAX: Final = 16
 """First messages of a partition whose calls are counted in the store before they start.
 
@@ -180,6 +192,13 @@ The next heartbeats would report that, within half a minute. After that it is a 
 """
 IDLE_CHECK_SECONDS: Final = 60.0
 """Maximum time between two checks of an idle worker."""
+
+
+def handler_pause_seconds(failures: int, chance: float) -> float:
+    """Return the pause after the `failures`-th consecutive failure of a handler. `chance` is from 0 to 1."""
+    return backoff_seconds(
+        failures, HANDLER_PAUSE_SECONDS, HANDLER_PAUSE_SECONDS_MAX, HANDLER_PAUSE_JITTER * chance
+    )
 
 
 class RetryLoop(Protocol):
@@ -447,7 +466,7 @@ class HandlerRunner:
             return None
         if isinstance(error, Fenced) and job.fenced_count < FENCED_RETRIES_MAX:
             job.fenced_count += 1
-            return backoff_seconds(job.fenced_count, self._chance())
+            return handler_pause_seconds(job.fenced_count, self._chance())
         job.failures += 1
         if store is None:
             return self._fail_without_store(job, error)
@@ -503,7 +522,7 @@ class HandlerRunner:
 
     def _log_retry(self, job: HandlerJob, error: Exception) -> float:
         """Log the failure, and return the pause before the next call."""
-        pause = backoff_seconds(job.failures, self._chance())
+        pause = handler_pause_seconds(job.failures, self._chance())
         self._log_failure(job, error, f"; it is called again in {pause:.1f} s")
         return pause
 
@@ -556,7 +575,7 @@ class HandlerRunner:
                 if not error.retriable or self.is_stopping:
                     raise
                 tries += 1
-                pause = backoff_seconds(tries, self._chance())
+                pause = handler_pause_seconds(tries, self._chance())
                 log.error("%s, and its store is tried again in %.1f s: %s", waits, pause, error)
             yield Wait((self._core.stop_requested,), pause)
 

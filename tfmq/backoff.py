@@ -1,0 +1,33 @@
+"""Pauses between repeated attempts, doubled after each failure up to a maximum. Pure."""
+
+from __future__ import annotations
+
+_DOUBLINGS_MAX = 60
+"""Enough for any maximum; a larger exponent would overflow a float."""
+
+
+def backoff_seconds(failures: int, first: float, maximum: float, spread: float = 0.0) -> float:
+    """Return the pause after the `failures`-th consecutive failure, from 1 on.
+
+    `spread` is the fraction of the pause that is added: those that fail together then do not all retry together.
+    """
+    return min(maximum, first * 2.0 ** min(_DOUBLINGS_MAX, max(0, failures - 1))) * (1 + spread)
+
+
+class Backoff:
+    """The pauses of one repeated operation. `seconds` is the next pause."""
+
+    __slots__ = ("_first", "_maximum", "seconds")
+
+    def __init__(self, first: float, maximum: float) -> None:
+        self._first, self._maximum = first, maximum
+        self.seconds = first
+
+    def advance(self) -> float:
+        """Return the next pause, and double the one after it."""
+        seconds, self.seconds = self.seconds, min(self._maximum, 2 * self.seconds)
+        return seconds
+
+    def reset(self) -> None:
+        """Begin with the first pause again, after a success."""
+        self.seconds = self._first
