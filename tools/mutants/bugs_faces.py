@@ -14,6 +14,7 @@ TWISTED: Final = "tests/client/drivers/test_twisted.py"
 HOOKS: Final = "tests/test_hooks.py"
 CODECS: Final = "tests/test_codecs.py"
 
+_DELIVERY = "tfmq/client/producer/delivery.py"
 _FOLDERS = "tfmq/client/connection/addresses.py"
 _IDLE = "tfmq/server/server.py"
 _TWISTED = "tfmq/client/drivers/twisted.py"
@@ -280,4 +281,15 @@ AROUND: Final = (
     ),
 )
 
-FACES: Final = LOCAL_BROKERS + PROCESSES + REACTORS + AROUND
+EXITS: Final = (
+    Mutant(
+        "failed-sends-are-forgotten-at-exit",
+        "a failed send whose result was not read is logged when a program ends without closing its producer",
+        _DELIVERY,
+        "        unread = accumulator.pop_failures()\n        count = len(unread) - accumulator.failed_messages\n",
+        "        unread: list[Delivery] = []\n        count = -accumulator.failed_messages\n",
+        ["tests/client/test_exiting.py"],
+    ),
+)
+
+FACES: Final = EXITS + LOCAL_BROKERS + PROCESSES + REACTORS + AROUND

@@ -1,7 +1,8 @@
 """Waiting for deliveries, and the closing of open producers when the interpreter exits.
 
 A producer that goes out of scope still delivers its messages: it is referenced here until it is closed. At exit all
-open producers are flushed for a limited time, and undelivered messages are logged.
+open producers are flushed for a limited time, and undelivered messages are logged: those that fail then, and those
+that failed before without that anything read their result.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tfmq.client.drivers.callbacks import check_not_in_callback
 from tfmq.client.operation import Operation
-from tfmq.errors import NotAllowed, TfmqError, TimedOut, TransactionRolledBack
+from tfmq.errors import DeliveryFailed, NotAllowed, TfmqError, TimedOut, TransactionRolledBack
 
 if TYPE_CHECKING:
     from tfmq.client.producer.core import ProducerCore
-    from tfmq.client.send.batch import Batch
+    from tfmq.client.send.batch import Batch, Delivery
 
 
 log = logging.getLogger("tfmq.producer")
@@ -26,11 +27,18 @@ EXIT_SECONDS = 5.0
 """Time limit for all open producers together: an unreachable broker must not block the exit."""
 
 
+class Undelivered(NamedTuple):
+    """The failed messages of a producer whose result was not read."""
+
+    count: int
+    first_error: TfmqError | None
+
+
 class OpenProducer(Protocol):
     """A producer that can be closed at exit."""
 
-    def close_at_exit(self, seconds: float) -> int:
-        """Flush for at most `seconds` and close. Return the number of undelivered messages."""
+    def close_at_exit(self, seconds: float) -> Undelivered:
+        """Flush for at most `seconds` and close. Return what was not delivered, and no caller has inspected."""
         ...
 
 
@@ -52,10 +60,12 @@ def _close_all_at_exit() -> None:
         except Exception:
             log.exception("A producer could not be flushed at the end of the program.")
             continue
-        if lost:
+        if lost.count:
             log.error(
-                "%s not delivered when the program ended: close producers, or use `with`.",
-                "1 message was" if lost == 1 else f"{lost} messages were",
+                "%s not delivered when the program ended: close producers, or use `with`. %s: %s",
+                "1 message was" if lost.count == 1 else f"{lost.count} messages were",
+                "Its error" if lost.count == 1 else "The first error",
+                lost.first_error,
             )
 
 
@@ -114,16 +124,25 @@ class BlockingDeliveryOwner:
         finally:
             self._core.driver.close()
 
-    def close_at_exit(self, seconds: float) -> int:
-        """Close when the interpreter exits. Return the number of undelivered messages."""
-        before = self._core.accumulator.failed_messages
+    def close_at_exit(self, seconds: float) -> Undelivered:
+        """Close when the interpreter exits. Return what was not delivered, and no caller has inspected."""
+        accumulator = self._core.accumulator
+        unread = accumulator.pop_failures()
+        count = len(unread) - accumulator.failed_messages
         try:
             self.close(seconds)
         except TransactionRolledBack as lost:
             log.error("%s", lost)
+        except DeliveryFailed as lost:
+            unread += lost.deliveries
         except TfmqError:
-            pass  # The caller logs the number of undelivered messages.
-        return self._core.accumulator.failed_messages - before
+            pass  # What failed is in `failed_messages`.
+        return _undelivered(unread, count + accumulator.failed_messages)
+
+
+def _undelivered(unread: list[Delivery], count: int) -> Undelivered:
+    """`count`: may be higher than the length of `unread`, because only the last failed batches are remembered."""
+    return Undelivered(count, unread[0].peek()) if unread else Undelivered(0, None)
 
 
 class AsyncDeliveryOwner(BlockingDeliveryOwner):
@@ -155,11 +174,13 @@ class AsyncDeliveryOwner(BlockingDeliveryOwner):
         """Run `work` in the loop's thread pool. An `Executor`."""
         self._core.driver.run_in_threads(work, done)
 
-    def close_at_exit(self, seconds: float) -> int:
-        """Fail what is not delivered; the event loop no longer runs. Return the number of messages."""
+    def close_at_exit(self, seconds: float) -> Undelivered:
+        """Fail what is not delivered; the event loop no longer runs. Return what no caller has inspected."""
         self._core.transactions.drop_all()
-        lost = self._core.accumulator.fail_outstanding(
-            TimedOut("The program ended before the message was delivered.")
-        )
+        accumulator = self._core.accumulator
+        unread = accumulator.pop_failures()
+        lost = accumulator.fail_outstanding(TimedOut("The program ended before the message was delivered."))
+        count = len(unread) + lost
+        unread += accumulator.pop_failures()
         self._core.driver.close_now()
-        return lost
+        return _undelivered(unread, count)
