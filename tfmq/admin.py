@@ -79,6 +79,9 @@ class Admin:
         """Create a topic. Raises `TopicExists`.
 
         `partitions` None: the broker's setting `topics.partitions`.
+
+        If the connection is lost before the reply: `ConnectionFailed` with the outcome "unknown". It is not repeated,
+        because `TopicExists` would not tell who made the topic; look whether it is there with `topic`.
         """
         return self._driver.run(self._operations.create_topic(name, partitions, settings))
 
@@ -98,7 +101,10 @@ class Admin:
         return self._driver.run(self._operations.set_topic(name, settings))
 
     def delete_topic(self, name: str) -> bool:
-        """Delete the topic with all its messages. Raises `UnknownTopic`."""
+        """Delete the topic with all its messages. Raises `UnknownTopic`.
+
+        Returns False if another client deleted it at the same time.
+        """
         return self._driver.run(self._operations.delete_topic(name))
 
     def resume(self, topic: str, partition: int) -> str:
@@ -117,8 +123,9 @@ class Admin:
         """Remove the messages before a position, of one partition or of all.
 
         Messages are removed by block, never more than requested. An offset or an `Ordinal` needs a partition; after its
-        end it is rejected with `OffsetOutOfRange`. Groups whose next message is removed continue at the first remaining
-        one, unless they have a live member: those are in `left` of the result.
+        end it is rejected with `OffsetOutOfRange`, a time in the future, by the broker's clock, with `BadRequest`. Groups
+        whose next message is removed continue at the first remaining one, unless they have a live member: those are in
+        `left` of the result.
         """
         return self._driver.run(self._operations.purge(topic, partition, before))
 

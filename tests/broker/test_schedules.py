@@ -60,6 +60,11 @@ def test_added_again_in_the_same_words_it_is_the_same_and_in_others_refused(brok
         ({"timezone": "Europe/Atlantis"}, "bad_request", "no time zone"),
         ({"misfire": "maybe"}, "bad_request", "one, all, skip"),
         ({"topic": "nowhere"}, "unknown_topic", "no topic nowhere"),
+        (
+            {"topic": "nowhere", "partition": 9},
+            "unknown_partition",
+            "gets 1 partition (topics.partitions), no number 9",
+        ),
         ({"partition": 3}, "unknown_partition", "1 partition, no number 3"),
         ({"properties": {"schedule": "x"}}, "bad_request", "schedule's own"),
         ({"payload": bytes(70_000)}, "message_too_large", "limits.schedule_payload_bytes"),

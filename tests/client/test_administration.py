@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.fake_broker import CUT, FakeBroker
+from tests.client.fake_broker import CUT, LOSE, FakeBroker
 from tests.client.fake_delays import NOW_MS, Waiting
 from tests.client.in_doubt_broker import InDoubtBroker, row
 from tests.client.rig import Rig
@@ -36,7 +36,7 @@ class Operated(FakeBroker):
         return commands.CreateTopicReply(9, request.partitions or 1)
 
     def delete_topic(self, request: commands.DeleteTopic) -> object:
-        return commands.DeleteTopicReply(self.incarnations.pop(request.topic) == request.incarnation)
+        return commands.DeleteTopicReply(self.incarnations.pop(request.topic, None) == request.incarnation)
 
     def grow_topic(self, request: commands.GrowTopic) -> object:
         return commands.GrowTopicReply(request.partitions)
@@ -94,6 +94,38 @@ def test_creating_is_not_repeated_by_itself(rig: Rig, admin: AdminCore) -> None:
     with pytest.raises(ConnectionFailed) as caught:
         rig.run(admin.create_topic("orders", 2, None))
     assert caught.value.outcome == "unknown"
+
+
+def test_creating_on_an_idle_connection_that_the_broker_has_closed_works(rig: Rig, admin: AdminCore) -> None:
+    rig.run(admin.ping())
+    rig.broker.plan(commands.Ping, CUT)  # The next request after the broker was restarted, whatever it is.
+    assert rig.run(admin.create_topic("orders", 2, None)).name == "orders"
+    assert [type(each) for each in rig.broker.requests].count(commands.CreateTopic) == 1
+
+
+def test_a_deletion_whose_first_reply_is_lost_is_one(rig: Rig, admin: AdminCore) -> None:
+    rig.run(admin.create_topic("orders", 2, None))
+    rig.broker.plan(commands.DeleteTopic, LOSE)
+    assert rig.run(admin.delete_topic("orders")) is True
+    assert [type(each) for each in rig.broker.requests].count(commands.DeleteTopic) == 2
+
+
+def test_the_limit_in_force_is_named_for_any_number_of_partitions() -> None:
+    rig = Rig(Operated(limits={"partitions_per_topic": 7}))
+    admin = AdminCore(rig.link, 5.0)
+    for operation in (admin.create_topic("orders", 99_999, None), admin.grow_topic("orders", 8)):
+        with pytest.raises(BadRequest, match=r"above the limit of 7 \(limits\.partitions_per_topic\)"):
+            rig.run(operation)
+    assert rig.broker.incarnations == {}
+
+
+def test_a_purge_before_a_time_in_the_future_removes_nothing(rig: Rig, admin: AdminCore) -> None:
+    rig.run(admin.create_topic("orders", 2, None))
+    now = rig.run(admin.ping()) / 1000
+    with pytest.raises(BadRequest, match="in the future by the broker's clock, and nothing was removed"):
+        rig.run(admin.purge("orders", None, datetime.fromtimestamp(now + 1, UTC)))
+    assert not any(isinstance(each, commands.Truncate) for each in rig.broker.requests)
+    assert rig.run(admin.purge("orders", 0, datetime.fromtimestamp(now - 1, UTC))).first_offsets
 
 
 def test_a_group_is_put_to_one_place_in_all_partitions_or_one(rig: Rig, admin: AdminCore) -> None:

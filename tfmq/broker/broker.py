@@ -116,7 +116,7 @@ class Broker:
             folders=self.partition_dirs,
             run=self.topic_executor.run,
             limits=self.limits,
-            partitions_default=lambda name, own: self.settings(name, own)["topics.partitions"],
+            partitions_default=self._partitions_default,
             auto_create=lambda: self.config.topics.auto_create,
             deleted=self._topic_deleted,
             resumed=self._partition_resumed,
@@ -173,7 +173,13 @@ class Broker:
             clock=self.clock,
             run=self.topic_executor.run,
             limits=self.limits,
+            partitions_default=self._partitions_default,
         )
+
+    def _partitions_default(self, name: str, own: Mapping[str, Any] | None = None) -> int:
+        """Return how many partitions a new topic gets; `own`: its own settings."""
+        count: int = self.settings(name, own or {})["topics.partitions"]
+        return count
 
     def _topic_created(self, topic: Topic) -> None:
         self.schedule_commands.topic_created(topic)

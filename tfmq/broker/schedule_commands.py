@@ -50,8 +50,11 @@ class ScheduleCommands:
         clock: Clock,
         run: Run,
         limits: Mapping[str, int],
+        partitions_default: Callable[[str], int],
     ) -> None:
+        """`partitions_default(name)`: how many partitions a topic gets when it is created on first use."""
         self._catalog, self._topics, self._leases = catalog, topics, leases
+        self._partitions_default = partitions_default
         self._clock, self._limits = clock, limits
         self._table = catalog.state.schedules
         self._running: dict[str, RunningSchedule] = {}
@@ -122,9 +125,10 @@ class ScheduleCommands:
             reply.ok(self._describe_fully(known), False)
             end()
             return
+        self._check_limits(row, known)
+        self._check_new_topic(row)
         topic = self._topics.topic(row.topic)
         number = chosen_partition(asked, topic)
-        self._check_limits(row, known)
         self._adding[row.name] = row.size_bytes
         finish = partial(self._reply_fields, reply, end, row.name)
 
@@ -141,6 +145,22 @@ class ScheduleCommands:
             self._catalog.submit(run.add_entry(), partial(self._added, run, finish))
 
         self._leases.allocate(1, leased)
+
+    def _check_new_topic(self, row: ScheduleRow) -> None:
+        """Raises UnknownPartition if the topic does not exist and would be created without the wanted partition.
+
+        After UnknownTopic a client creates the topic and adds the schedule again.
+        """
+        if self._topics.find(row.topic) is not None or row.partition_wanted is None:
+            return
+        count, wanted = self._partitions_default(row.topic), row.partition_wanted
+        if wanted >= count:
+            with_count = "1 partition" if count == 1 else f"{count} partitions"
+            raise UnknownPartition(
+                f"There is no topic {row.topic}, and a new one gets {with_count} (topics.partitions), no number"
+                f" {wanted}. Create it first: tfmq topic create {row.topic} --partitions {wanted + 1}.",
+                partitions=count,
+            )
 
     def _added(self, run: RunningSchedule, finish: Callable[..., None], error: BaseException | None) -> None:
         if error is not None:

@@ -11,7 +11,41 @@ RETENTION: Final = "tests/broker/test_retention.py"
 
 DELAYED: Final = "tests/broker/test_delayed_transactions.py"
 
+ASKED: Final = "tests/client/test_administration.py"
+
 OPERATING: Final = (
+    Mutant(
+        "purge-before-the-future",
+        "a purge before a time in the future removes nothing",
+        "tfmq/client/admin/admin.py",
+        "        if before_ms > now_ms:\n",
+        "        if before_ms > 2 * now_ms:\n",
+        [ASKED],
+    ),
+    Mutant(
+        "a-repeated-deletion-deleted-nothing",
+        "a deletion whose first reply was lost returns True",
+        "tfmq/client/admin/admin.py",
+        "        return bool(call.result().deleted) or call.send_count > 1\n",
+        "        return bool(call.result().deleted)\n",
+        [ASKED],
+    ),
+    Mutant(
+        "creates-on-whatever-connection",
+        "a topic can be created on an idle connection that the broker has closed",
+        "tfmq/client/admin/admin.py",
+        "        yield from self._request(commands.Ping())\n        most",
+        "        most",
+        [ASKED],
+    ),
+    Mutant(
+        "schedule-of-a-partition-that-will-not-be",
+        "a schedule that is refused creates no topic",
+        "tfmq/broker/schedule_commands.py",
+        "        self._check_new_topic(row)\n",
+        "",
+        ["tests/broker/test_schedules.py"],
+    ),
     Mutant(
         "handles-told-before-the-force",
         "the handle of a delayed message in a transaction never names another one behind a power cut",

@@ -44,7 +44,14 @@ from tfmq.client.admin.models import (
     transaction_description,
 )
 from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.connection.requests import MetadataCache, Topic, fetch_topics, get_topic, request
+from tfmq.client.connection.requests import (
+    MetadataCache,
+    Topic,
+    fetch_topics,
+    get_topic,
+    request,
+    wait_for_reply,
+)
 from tfmq.client.operation import Operation
 from tfmq.client.send.delivery_time import Delay, Moment
 from tfmq.errors import BadRequest, Busy, NotAllowed, OffsetOutOfRange, UnknownTransaction
@@ -94,10 +101,25 @@ class AdminCore:
             raise BadRequest(
                 f"A topic has 1 partition or more, up to limits.partitions_per_topic, not {partitions}."
             )
+        yield from self._check_partitions(partitions)
         yield from self._request(commands.CreateTopic(name, partitions, dict(settings or {})), repeat=False)
         return (yield from self.topic(name))
 
+    def _check_partitions(self, count: int | None) -> Operation[None]:
+        """Raises `BadRequest` for more partitions than the broker allows.
+
+        The request for that connects, which tells the limit. It may be repeated, so an idle connection that the broker
+        has closed, for example at a restart, is noticed here and not by a request that may be sent only once.
+        """
+        yield from self._request(commands.Ping())
+        most = self._link.limits["partitions_per_topic"]
+        if type(count) is int and count > most:
+            raise BadRequest(
+                f"{count} partitions are above the limit of {most} (limits.partitions_per_topic)."
+            )
+
     def grow_topic(self, name: str, partitions: int) -> Operation[int]:
+        yield from self._check_partitions(partitions)
         reply = yield from self._request(commands.GrowTopic(name, partitions))
         self._metadata.invalidate(name)
         return int(reply.partitions)
@@ -118,11 +140,13 @@ class AdminCore:
         """Delete the current incarnation of the topic.
 
         The request names the incarnation, so that a repeated request cannot delete a re-created topic of the same name.
+        Returns whether it was deleted here. If the reply was lost, this request may have been the one, so True.
         """
         topic = yield from self._current_topic(name)
-        reply = yield from self._request(commands.DeleteTopic(name, topic.incarnation))
+        call = self._link.send_request(commands.DeleteTopic(name, topic.incarnation), seconds=self._seconds)
+        yield from wait_for_reply(self._link, call)
         self._metadata.invalidate(name)
-        return bool(reply.deleted)
+        return bool(call.result().deleted) or call.send_count > 1
 
     def resume(self, topic: str, partition: int) -> Operation[str]:
         reply = yield from self._request(commands.ResumePartition(topic, partition))
@@ -150,6 +174,8 @@ class AdminCore:
         """
         found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, before)
+        if isinstance(before, datetime):
+            yield from self._refuse_future(before)
         located = {}
         for number in numbers:
             located[number] = yield from self.locate(topic, number, before)
@@ -165,6 +191,13 @@ class AdminCore:
             if outcome is not None:
                 (moved if outcome else left).append(each.group)
         return PurgeResult(first, tuple(moved), tuple(left))
+
+    def _refuse_future(self, before: datetime) -> Operation[None]:
+        """Raises `BadRequest` for a time after the broker's: all messages are before it."""
+        _, before_ms = locate_fields(before)
+        now_ms = yield from self.ping()
+        if before_ms > now_ms:
+            raise BadRequest(f"{before} is in the future by the broker's clock, and {NOTHING_REMOVED}.")
 
     def _advance_group(
         self, group: str, topic: str, incarnation: int, first: Mapping[int, int]
