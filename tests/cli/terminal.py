@@ -62,17 +62,19 @@ def in_terminal(
     environment: Mapping[str, str],
     typed: Sequence[tuple[str, str]] = (),
     output: str | None = None,
+    bar_after: float = 0.0,
 ) -> Shown:
     """`tfmq ARGUMENTS` with a terminal of so many columns; `typed`: (text that is waited for, text typed then).
 
-    `output`: a file that standard output goes to instead. The process is forked from one that has the modules loaded.
+    `output`: a file that standard output goes to instead. `bar_after`: seconds until a progress bar is shown.
+    The process is forked from one that has the modules loaded.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
     process = context.Process(
-        target=_command, args=(os.ttyname(slave), tuple(arguments), dict(environment), output)
+        target=_command, args=(os.ttyname(slave), tuple(arguments), dict(environment), output, bar_after)
     )
     process.start()
     try:
@@ -88,7 +90,11 @@ def in_terminal(
 
 
 def _command(
-    terminal: str, arguments: Sequence[str], environment: Mapping[str, str], output: str | None
+    terminal: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    output: str | None,
+    bar_after: float,
 ) -> None:
     """In the new process: its standard streams are the terminal, then the command line as the shell begins it."""
     os.setsid()
@@ -102,8 +108,10 @@ def _command(
     os.environ.update(environment)
     os.chdir(environment["PWD"])
     time.tzset()
+    from tfmq.cli import output as cli_output
     from tfmq.cli.main import main
 
+    cli_output.BAR_AFTER_SECONDS = bar_after
     main(arguments)
 
 

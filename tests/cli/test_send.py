@@ -3,13 +3,16 @@
 import base64
 import io
 import json
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Cli
+from tfmq.cli.main import run
 from tfmq.cli.output import Output
 from tfmq.cli.send import SharedOptions, message_of, print_result, split_stream
 from tfmq.message import SendResult
@@ -32,6 +35,24 @@ def test_arguments_are_messages_and_the_answer_says_where(cli: Cli, topic: str) 
 def test_lines_of_standard_input_are_messages(cli: Cli, topic: str) -> None:
     cli("send", topic, given=b"one\n\nthree")
     assert payloads(cli, topic) == ["one", "", "three"]
+
+
+class InterruptedStream(io.BytesIO):
+    """Ctrl-C while the third line is waited for."""
+
+    def __iter__(self) -> Iterator[bytes]:  # type: ignore[override]
+        yield b"a\n"
+        yield b"b\n"
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_says_how_many_messages_were_delivered(
+    cli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(InterruptedStream()))
+    assert run(["send", topic]) == 130
+    assert capsysbinary.readouterr().err.decode() == f"interrupted: 2 messages were delivered to {topic}\n\n"
+    assert payloads(cli, topic) == ["a", "b"]
 
 
 def test_nul_may_end_messages(cli: Cli, topic: str) -> None:

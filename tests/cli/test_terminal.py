@@ -93,8 +93,8 @@ CASES: Mapping[str, str] = {
 """Each command, in an order in which each finds what it needs."""
 REFUSED = ("tx forget-group",)
 """Their errors are output too."""
-WITH_BAR = ("send", "dlq redrive", "log verify", "bench")
-"""They show a bar, which is gone before they print anything."""
+WITH_BAR = ("dlq redrive", "log verify", "bench")
+"""They show a bar, which is gone before they print anything, if they take longer than `bar_after`."""
 
 
 LISTS: Mapping[str, tuple[str, ...]] = {
@@ -261,6 +261,17 @@ def test_what_goes_into_a_file_has_a_bar_on_the_terminal_and_only_messages_in_th
     assert path.read_text().splitlines() == [f"message {number}" for number in range(200)]
     followed = in_terminal(["read", names["topic"], "--follow", "-n", "3"], 80, environment, output=str(path))
     assert followed.code == 0 and not followed.bars, "it may wait for hours"
+
+
+@pytest.mark.parametrize("names", [80], indirect=True)
+def test_short_work_shows_no_bar(names: dict[str, Any], environment: dict[str, str]) -> None:
+    lines = Path(environment["PWD"]) / "lines"
+    lines.write_text("one\ntwo\n")
+    for line in (f"send {names['topic']} --lines {lines}", f"log verify {names['partition']}"):
+        shown = in_terminal(line.split(), 80, environment, bar_after=60)
+        assert shown.code == 0 and not shown.bars
+    shown = in_terminal(["send", names["topic"], "one"], 80, environment)
+    assert shown.code == 0 and not shown.bars, "one message"
 
 
 def test_who_types_messages_is_told_how_and_sees_them_alone(environment: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ PIPE_WIDTH = 200
 """Minimum width of a table if the output is no terminal."""
 BAR_TEXT_WIDTH = 26
 """Columns beside a progress bar for the number, the time, and the blanks between them."""
+BAR_AFTER_SECONDS = 1.0
+"""Work that ends before has no progress bar."""
 SEPARATOR = "  "
 """Separates the values of a row that is not printed as a table, and indents its further lines."""
 
@@ -361,6 +364,9 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on a terminal's standard error; yields a function that adds completed items.
 
+    The bar is shown after `BAR_AFTER_SECONDS`. Short work needs none, and the next program that writes to the terminal,
+    such as a server in the background, would continue its line.
+
     `shares_terminal`: the command writes to standard output, or reads input, while the bar is shown. If these
     are a terminal too, no bar is shown, because a bar and other lines cannot share a terminal.
     """
@@ -370,8 +376,26 @@ def progress(
     bar = make_bar()
     room = max(10, bar.console.width - bar_width(bar.console.width) - BAR_TEXT_WIDTH)
     task = bar.add_task(text if len(text) <= room else f"{text[: room - 1]}…", total=total)
-    with bar:
+    ended, starts = False, threading.Lock()
+
+    def start() -> None:
+        with starts:
+            if not ended:
+                bar.start()
+
+    timer = threading.Timer(BAR_AFTER_SECONDS, start)
+    timer.daemon = True
+    if BAR_AFTER_SECONDS:
+        timer.start()
+    else:
+        start()
+    try:
         yield lambda done: bar.advance(task, done)
+    finally:
+        timer.cancel()
+        with starts:
+            ended = True
+            bar.stop()
 
 
 def bar_width(columns: int) -> int:

@@ -97,7 +97,8 @@ def send(
 
     Without PAYLOAD and file: one message per line of standard input. With --json, standard input is the objects that
     `tfmq read --json` prints, of which payload, key, tag and properties are sent; plain lines are then `--lines -`.
-    Messages without a key go to one partition after the other, in turn; those of one key to one.
+    Messages without a key go to one partition after the other, in turn; those of one key to one. After Ctrl-C, what was
+    read is delivered, and its number is printed.
     """
     from tfmq.producer import Producer
 
@@ -115,15 +116,26 @@ def send(
         if from_objects
         else map(shared.make_message, named_payloads(payloads, file, lines, b"\0" if null else b"\n"))
     )
-    typed = not payloads and file is None and (lines or sys.stdin).isatty()
+    is_stream = not payloads and file is None
+    typed = is_stream and (lines or sys.stdin).isatty()
     if typed:
         end = "NUL after each" if null else "one per line"
         output.info(f"type the messages, {end}; Ctrl-D at the start of a line ends")
-    with (
-        Producer(output.servers, acks=acks, selector=RoundRobinSelector(), client_id=client_id) as producer,
-        progress(output, f"sending to {topic}", None, typed) as advance,
-    ):
-        count, last, delayed = send_all(producer, topic, messages, advance, shared.is_delayed and output.json)
+    producer = Producer(output.servers, acks=acks, selector=RoundRobinSelector(), client_id=client_id)
+    try:
+        with producer, progress(output, f"sending to {topic}", None, typed or not is_stream) as advance:
+            count, last, delayed = send_all(
+                producer, topic, messages, advance, shared.is_delayed and output.json
+            )
+    except KeyboardInterrupt:
+        # `with` has delivered what was read; a second Ctrl-C ends that.
+        if not output.quiet:
+            count = producer.stats()["messages"]
+            delivered = (
+                f"{with_noun(count, 'message')} {'was' if count == 1 else 'were'} delivered to {topic}"
+            )
+            click.echo(f"interrupted: {delivered}", err=True)
+        raise
     print_result(output, topic, count, last, shared.is_delayed, delayed)
 
 

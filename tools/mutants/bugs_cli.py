@@ -29,6 +29,22 @@ COMMAND_LINE: Final = (
         [f"{OUTPUT}::test_no_word_time_or_number_of_a_list_is_broken_however_narrow_the_terminal_is"],
     ),
     Mutant(
+        "bar-at-once",
+        "work that takes less than a second shows no progress bar",
+        "tfmq/cli/output.py",
+        "    if BAR_AFTER_SECONDS:\n",
+        "    if not BAR_AFTER_SECONDS:\n",
+        [f"{TERMINAL}::test_short_work_shows_no_bar"],
+    ),
+    Mutant(
+        "interrupted-send-counts-nothing",
+        "tfmq send that is interrupted says how many messages were delivered",
+        "tfmq/cli/send.py",
+        '            count = producer.stats()["messages"]\n',
+        '            count = producer.stats()["lost_messages"]\n',
+        ["tests/cli/test_send.py::test_ctrl_c_says_how_many_messages_were_delivered"],
+    ),
+    Mutant(
         "bar-shares-the-terminal",
         "a progress bar never stands on a line with output",
         "tfmq/cli/read.py",
