@@ -35,7 +35,6 @@ from tfmq.testing.broker import SimulatedBroker
         ({}, {"workers": True}, "workers=True"),
         ({}, {"order": "time"}, 'it takes "partition", "key", "none"'),
         ({"commits": "before"}, {"order": "none"}, 'needs order="partition"'),
-        ({"group": None, "dead_letters": "dead.db"}, {}, "needs a group"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_happens(

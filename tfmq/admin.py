@@ -123,7 +123,7 @@ class Admin:
         """Remove the messages before a position, of one partition or of all.
 
         Messages are removed by block, never more than requested. An offset or an `Ordinal` needs a partition; after its
-        end it is rejected with `OffsetOutOfRange`, a time in the future, by the broker's clock, with `BadRequest`. Groups
+        end it is rejected with `OffsetOutOfRange`, a time in the future (of the broker) with `BadRequest`. Groups
         whose next message is removed continue at the first remaining one, unless they have a live member: those are in
         `left` of the result.
         """

@@ -77,15 +77,13 @@ def create_run(
 def open_dead_letter_store(
     options: ConsumerOptions, beside: Executor, core: ConsumerCore, wall_clock: Callable[[], float]
 ) -> DeadLetterStore | None:
-    """Open the dead-letter store of the consumer's options; None if it has none.
+    """Open the dead-letter store of the consumer's options; None if it has none, or no group.
 
     Raises BadRequest.
     """
     where = options.dead_letters
-    if where is None or (options.group is None and where == DEFAULT_STORE):
+    if where is None or options.group is None:
         return None
-    if options.group is None:
-        raise BadRequest("dead_letters= needs a group: the dead letters of a store belong to a group.")
     return open_dead_letters(
         where,
         group=options.group,

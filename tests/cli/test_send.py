@@ -40,7 +40,7 @@ def test_lines_of_standard_input_are_messages(cli: Cli, topic: str) -> None:
 class InterruptedStream(io.BytesIO):
     """Ctrl-C while the third line is waited for."""
 
-    def __iter__(self) -> Iterator[bytes]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[bytes]:
         yield b"a\n"
         yield b"b\n"
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +123,13 @@ def test_a_machine_that_is_named_is_named_as_a_group_is() -> None:
     with pytest.raises(BadRequest, match="broadcast='a b'"):
         consumer_options(**arguments, broadcast="a b")
     assert consumer_options(**arguments, broadcast="a_b").group == "prices-a_b"
+
+
+@pytest.mark.parametrize("where", ["dead.db", Path("dead.db"), "topic:dead"])
+def test_a_store_of_dead_letters_without_a_group_is_refused(where: Any) -> None:
+    with pytest.raises(BadRequest, match="dead_letters= needs a group"):
+        consumer_options(topics="orders", dead_letters=where)
+    assert consumer_options(topics="orders", dead_letters=None).dead_letters is None
 
 
 @pytest.mark.parametrize(

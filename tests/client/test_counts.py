@@ -10,7 +10,7 @@ def test_it_says_where_each_partition_and_the_group_stand(tmp_path: Path) -> Non
     with SimulatedBroker() as broker:
         bench = Bench(broker, tmp_path)
         bench.send("a", "b")
-        alone, member = bench.open(group=None), bench.open()
+        alone, member = bench.open(group=None, dead_letters=None), bench.open()
         for consumer in (alone, member):
             with consumer:
                 assert len(consumer.poll()) == 2

@@ -1,7 +1,10 @@
 """docs/protocol.md, errors.md, limits.md and configuration.md name everything that the code has."""
 
+import re
+
 import pytest
 
+import tfmq
 from tests import paths
 from tfmq import limits
 from tfmq.errors import CLASSES
@@ -28,6 +31,31 @@ def test_the_page_has_every_error() -> None:
     assert [
         each.code for each in CLASSES if f"| `{each.code}` | {each.number} |" not in page("errors.md")
     ] == []
+
+
+CLASS = re.compile(r"^class (\w+)\((\w+)[\w, ]*\):", re.MULTILINE)
+INTERNAL = {"UnreadableAttribute"}
+"""Never leave the package: tfmq.arrow converts them."""
+
+
+def test_the_page_has_every_error_class_that_is_defined_elsewhere_or_exported() -> None:
+    bases = {
+        name: base
+        for path in paths.ROOT.glob("tfmq/**/*.py")
+        for name, base in CLASS.findall(path.read_text())
+    }
+
+    def is_error(name: str) -> bool:
+        return name == "TfmqError" or (name in bases and is_error(bases[name]))
+
+    found = {name for name in bases if is_error(name) and not name.startswith("_")} - INTERNAL
+    assert {"StoreUnusable", "NotARecord"} <= found
+    exported = {name for name in dir(tfmq) if is_exception(getattr(tfmq, name))}
+    assert [name for name in sorted(found | exported) if f"`{name}`" not in page("errors.md")] == []
+
+
+def is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
 
 
 def test_the_page_has_every_limit() -> None:

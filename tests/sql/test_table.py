@@ -103,8 +103,8 @@ def test_old_rows_go_and_those_in_doubt_stay(engine: Engine, monkeypatch: pytest
     for number in range(10):
         written(engine, f"old-{number}", NOW - timedelta(days=8))
     written(engine, "young", NOW - timedelta(days=6))
-    gone = rows.delete_rows_before(engine, TABLE, NOW - timedelta(days=7), {"old-3", "old-9"})
     with engine.connect() as connection:
+        gone = rows.delete_rows_before(connection, TABLE, NOW - timedelta(days=7), {"old-3", "old-9"})
         left = list(connection.scalars(select(TABLE.c.xid).order_by(TABLE.c.xid)))
     assert (gone, left) == (8, ["database", "old-3", "old-9", "young"])
 
@@ -112,8 +112,10 @@ def test_old_rows_go_and_those_in_doubt_stay(engine: Engine, monkeypatch: pytest
 def test_times_compare_in_every_time_zone(sqlite_engine: Engine) -> None:
     """SQLite keeps no zone: what is written and what is compared must both be UTC."""
     written(sqlite_engine, "now", rows.utc_now())
-    assert rows.delete_rows_before(sqlite_engine, TABLE, rows.utc_now() - timedelta(minutes=1), ()) == 0
-    assert rows.delete_rows_before(sqlite_engine, TABLE, rows.utc_now() + timedelta(minutes=1), ()) == 1
+    with sqlite_engine.connect() as connection:
+        for minutes, gone in ((-1, 0), (1, 1)):
+            before = rows.utc_now() + timedelta(minutes=minutes)
+            assert rows.delete_rows_before(connection, TABLE, before, ()) == gone
 
 
 def test_the_clock_tells_utc() -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Column, DateTime, MetaData, String, Table, delete, insert
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
-from tfmq.errors import NotAllowed
+from tfmq.errors import BadRequest, NotAllowed
 from tfmq.limits import XID_BYTES
 
 PREFIX = "tfmq.sql"
@@ -220,7 +220,13 @@ def create_table(bind: Engine | Connection, table: Table = TABLE) -> None:
     """Create the table if it does not exist.
 
     With an asyncio engine: `await connection.run_sync(create_table)`.
+    Raises: BadRequest for anything else.
     """
+    if not isinstance(bind, Engine | Connection):
+        raise BadRequest(
+            f"create_table takes an Engine or a Connection of SQLAlchemy, not {bind!r}. With an asyncio engine:"
+            " await connection.run_sync(tfmq.sql.create_table)."
+        )
     table.create(bind, checkfirst=True)
     if isinstance(bind, Engine):
         ensure_identity(bind, table)
@@ -275,28 +281,28 @@ def read_state(connection: Connection, table: Table, xid: str) -> str | None:
     return None if state is None else str(state)
 
 
-def delete_rows_before(engine: Engine, table: Table, before: datetime, keep: Collection[str]) -> int:
+def delete_rows_before(connection: Connection, table: Table, before: datetime, keep: Collection[str]) -> int:
     """Delete rows older than `before`, except those in `keep`, in short transactions.
 
-    Return the count.
+    Return the count. `connection` must not be in a transaction.
     """
     gone = 0
-    for page in _old_xid_pages(engine, table, before):
+    for page in _old_xid_pages(connection, table, before):
         xids = [xid for xid in page if xid not in keep]
-        with engine.begin() as connection:
+        with connection.begin():
             connection.execute(delete(table).where(table.c.xid.in_(xids)))
         gone += len(xids)
     return gone
 
 
-def _old_xid_pages(engine: Engine, table: Table, before: datetime) -> Iterator[Sequence[str]]:
+def _old_xid_pages(connection: Connection, table: Table, before: datetime) -> Iterator[Sequence[str]]:
     """Yield the old xids in pages, in key order, so that kept rows are skipped only once."""
     last = ""
     while True:
         old = select(table.c.xid).where(
             table.c.xid > last, table.c.time < before, table.c.xid != IDENTITY_XID
         )
-        with engine.connect() as connection:
+        with connection.begin():
             page = connection.scalars(old.order_by(table.c.xid).limit(ROWS_PER_DELETE)).all()
         if not page:
             return

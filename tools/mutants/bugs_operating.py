@@ -35,7 +35,8 @@ OPERATING: Final = (
         "a topic can be created on an idle connection that the broker has closed",
         "tfmq/client/admin/admin.py",
         "        yield from self._request(commands.Ping())\n        most",
-        "        most",
+        "        if not self._link.connection_count:\n"
+        "            yield from self._request(commands.Ping())\n        most",
         [ASKED],
     ),
     Mutant(

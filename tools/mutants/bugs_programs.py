@@ -78,11 +78,11 @@ PROGRAMS: Final = (
     Mutant(
         "store-without-a-group",
         "a store of dead letters needs a group",
-        _RUNS,
-        "    if options.group is None:\n        raise BadRequest(",
-        "    if options.group is None and not where:\n        raise BadRequest(",
+        "tfmq/client/consumer/options.py",
+        "    if group is None and where not in (None, DEFAULT_STORE):\n",
+        "    if group is None and not where:\n",
         [
-            RUNS,
+            "tests/client/test_consumer_options.py",
             "tests/client/test_running.py::test_without_a_group_there_is_no_store_and_one_that_is_named_is_refused",
         ],
     ),

@@ -18,6 +18,14 @@ TABLE: Final = "tests/sql/test_table.py"
 
 SQL: Final = (
     Mutant(
+        "pruned-with-any-admin",
+        "wrong objects for prune are refused in a sentence",
+        "tfmq/sql/decision.py",
+        "        if not isinstance(admin, kinds):\n",
+        "        if not kinds:\n",
+        ["tests/sql/test_pruning.py::test_wrong_objects_are_refused_in_a_sentence"],
+    ),
+    Mutant(
         "database-decides-before-the-broker-is-prepared",
         "the broker keeps its part before the database decides",
         "tfmq/sql/commit_protocol.py",

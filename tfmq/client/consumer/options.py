@@ -148,7 +148,7 @@ def check_arguments(given: ConsumerArguments, *, awaits: bool = True) -> Consume
     by_broker = _is_broker_coordinated(given.coordinator)
     _check_values(given, by_broker)
     _check_functions(given, awaits)
-    _check_dead_letters(given.dead_letters, subscription)
+    _check_dead_letters(given.dead_letters, subscription, given.group)
     for topic in given.codec if isinstance(given.codec, Mapping) else ():
         if not subscription.reads(topic):
             raise BadRequest(f"codec= has one for the topic {topic}, which this consumer does not read.")
@@ -250,8 +250,8 @@ def _matches(function: Any, kind: Callable[[Any], bool]) -> bool:
     return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _check_dead_letters(where: Any, subscription: Subscription) -> None:
-    """Validate `dead_letters`. Raises BadRequest.
+def _check_dead_letters(where: Any, subscription: Subscription, group: str | None) -> None:
+    """Validate `dead_letters`. Raises BadRequest, also for a store without a group: letters belong to a group.
 
     The consumer must not read the dead-letter topic itself, because letters would be delivered as messages
     and fail again.
@@ -260,6 +260,8 @@ def _check_dead_letters(where: Any, subscription: Subscription) -> None:
         raise BadRequest(
             f"dead_letters={where!r} names no store: it takes a path, a SQLAlchemy URL or topic:NAME."
         )
+    if group is None and where not in (None, DEFAULT_STORE):
+        raise BadRequest("dead_letters= needs a group: the dead letters of a store belong to a group.")
     if not isinstance(where, str) or not where.startswith(TOPIC_PREFIX):
         return
     topic = where.removeprefix(TOPIC_PREFIX)

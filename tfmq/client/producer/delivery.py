@@ -30,7 +30,7 @@ EXIT_SECONDS = 5.0
 class Undelivered(NamedTuple):
     """The failed messages of a producer whose result was not read."""
 
-    count: int
+    messages: int
     first_error: TfmqError | None
 
 
@@ -60,11 +60,11 @@ def _close_all_at_exit() -> None:
         except Exception:
             log.exception("A producer could not be flushed at the end of the program.")
             continue
-        if lost.count:
+        if lost.messages:
             log.error(
                 "%s not delivered when the program ended: close producers, or use `with`. %s: %s",
-                "1 message was" if lost.count == 1 else f"{lost.count} messages were",
-                "Its error" if lost.count == 1 else "The first error",
+                "1 message was" if lost.messages == 1 else f"{lost.messages} messages were",
+                "Its error" if lost.messages == 1 else "The first error",
                 lost.first_error,
             )
 
