@@ -146,9 +146,9 @@ class LogDurability:
     def _start_epoch(self) -> None:
         """Start a new epoch at the first append after a start."""
         # The folder may be an older copy of one that was written to elsewhere: readers of the other copy know
-        # different records from here on.
+        # different records from here on. That is also true if the log was empty when the copy was made.
         segment_set = self._segment_set
-        if segment_set.end > 0:
+        if not segment_set.is_new:
             epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=False)
             with segment_set.lock:
                 segment_set.starts = add_epoch_start(segment_set.starts, epoch, segment_set.end)

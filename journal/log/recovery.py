@@ -220,6 +220,7 @@ class LogRecovery:
         segment_set.durable = segment_set.end = forced
         segment_set.durable_ordinal = segment_set.end_ordinal = ordinal
         segment_set.epoch = max(FIRST_EPOCH, marks.epoch)
+        segment_set.is_new = not marks.epoch and not forced
         if forced > marks.first:
             segment_set.epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=True)
             segment_set.starts = add_epoch_start(marks.starts, segment_set.epoch, forced)

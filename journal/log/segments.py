@@ -47,6 +47,8 @@ class SegmentSet:
         self.starts: tuple[tuple[int, int], ...] = ()
         self.stopped: str | None = None
         self.clean = False
+        self.is_new = False
+        """Whether the log was created at this start: nothing was ever appended to a copy of its folder."""
         self.pending_recovery: Callable[[], None] | None = None
         """Recovery work that failed on a full disk and must be done before the next write. Until then the log
         ends at its durable offset.

@@ -82,10 +82,15 @@ class LogWriter:
         """Append checked batches atomically. Raises TooLarge, BadBatch, Full, Stopped."""
         if self._segment_set.pending_recovery is not None:
             self._durability.complete_recovery()
-        append = build_append(batches, source, self._append_position(self._append_time()))
+        position = self._append_position(self._append_time())
+        append = build_append(batches, source, position)
         work = self.prepare(append.end - self._segment_set.end, source)
         if work is not None:
             work()
+            if self._segment_set.epoch != position.epoch:
+                # The first append of a start has started an epoch, which its block trailers must name.
+                position = position._replace(epoch=self._segment_set.epoch)
+                append = build_append(batches, source, position)
         self._write(append)
         self._advance(append)
         self._record_source(source)

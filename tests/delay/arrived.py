@@ -71,6 +71,7 @@ class Desk:
         self.log = Log.open(
             self.disk, FOLDER, log_id=log.LOG_ID, clock=self.clock, options=options, state=self.state
         )
+        self.state.epochs.finish_recovery(self.log.whole_end[1])
 
     @property
     def producers(self) -> ProducerState:
@@ -107,6 +108,7 @@ class Desk:
 
     def _landed(self, written: ArrivalHeader, body: bytes, answer: Appended, topic: str) -> None:
         self.state.apply_header(written, answer.first_ordinal)
+        self.state.epochs.record(answer.first_ordinal, self.log.epoch)
         start = 0
         for n, (due, flag) in enumerate(zip(written.dues.times, written.dues.absolute, strict=True)):
             end = start + 20 + int.from_bytes(body[start : start + 4], "big")

@@ -69,8 +69,12 @@ def random_batch(desk: Desk, generator: random.Random) -> Wanted:
 
 
 def said(desk: Desk) -> list[Any]:
-    """The whole state, without where the append of an answer ends: behind a recovery all of it is forced."""
-    version, producers, *rest = msgpack.unpackb(desk.state.dump())
+    """The whole state, without where the append of an answer ends: behind a recovery all of it is forced.
+
+    Also without the number up to which handles have no epoch, which only a snapshot tells.
+    """
+    version, producers, *rest, epochs = msgpack.unpackb(desk.state.dump())
+    rest.append(epochs[8:])
     streams = msgpack.unpackb(producers)
     for *_, answers in streams[2]:
         for answer in answers:

@@ -271,6 +271,19 @@ def test_a_reader_of_a_folder_is_told_when_an_older_copy_of_it_went_on_in_its_pl
     assert log.read(cut, 1000, epoch=epoch).data
 
 
+@pytest.mark.parametrize("sent", [0, 3], ids=["empty", "with records"])
+def test_the_first_append_of_a_start_names_its_new_epoch(bench: Bench, sent: int) -> None:
+    if sent:
+        bench.send(sent)
+    bench.log.close()
+    before, place = bench.log.epoch, bench.log.end_offset
+    log = bench.open()
+    bench.send(3)
+    log.force()
+    (block,) = blocks_of(log.read(place, 1 << 20).data, place, LOG_ID)
+    assert block.control.epoch == log.epoch > before
+
+
 def test_the_highest_position_of_a_source_is_kept_over_snapshots_and_retention() -> None:
     bench = Bench(segment_bytes=1000, retention_bytes=1000)
     log = bench.open()

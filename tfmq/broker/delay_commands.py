@@ -23,6 +23,7 @@ from tfmq.broker.partition import Partition, PendingAppend
 from tfmq.broker.produce import REQUEST_BYTES, ProduceHandler
 from tfmq.broker.reply import Body, Reply, Session, client_error
 from tfmq.broker.topics import Topics, no_partition
+from tfmq.delay.arrivals.state import NumberEpochs
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
 from tfmq.delay.requests import (
@@ -75,6 +76,7 @@ class DelayCommands:
         partition: ArrivalPartition,
         queue: DelayQueue,
         buckets: BucketStore,
+        epochs: NumberEpochs,
         node: str,
         topics: Topics,
         register: CatalogState,
@@ -86,7 +88,9 @@ class DelayCommands:
     ) -> None:
         self.partition, self.queue, self.store_id = partition, queue, buckets.store_id
         self._buckets, self._levels = buckets, levels
-        self.issuer = issuer(node, buckets.store_id)
+        self._node, self._epochs = node, epochs
+        self._issuers: dict[int | None, int] = {}
+        """Issuers by epoch, as far as they were needed."""
         self._topics, self._register, self._writes, self._quotas = topics, register, writes, quotas
         self._limits, self._lost_messages = limits, lost
         self.stopped = False
@@ -135,7 +139,7 @@ class DelayCommands:
             session,
             self._writes,
             queue=self.queue,
-            store_id=self.issuer,
+            issuer_of=self.issuer_of,
             log_id=target.log.log_id,
         )
         self._quotas.acquire(session, work.size_bytes + REQUEST_BYTES)
@@ -246,8 +250,21 @@ class DelayCommands:
             known["handle_now"] = self._handle_text(handle.log_id, found.turn)
         return (known,)
 
+    def issuer_of(self, number: int) -> int:
+        """Return the issuer in the handle of the message with this number."""
+        return self._issuer_in(self._epochs.epoch_of(number))
+
+    def _issuer_in(self, epoch: int | None) -> int:
+        found = self._issuers.get(epoch)
+        if found is None:
+            found = self._issuers[epoch] = issuer(self._node, self.store_id, epoch)
+        return found
+
     def _is_own(self, handle: Handle) -> bool:
-        return handle.store_id == self.issuer
+        """Return whether this broker issued the handle, and its number was not given again since."""
+        if handle.store_id == self.issuer_of(handle.number):
+            return True
+        return handle.number < self._epochs.unmarked_end and handle.store_id == self._issuer_in(None)
 
     # Several delayed messages
 
@@ -312,7 +329,7 @@ class DelayCommands:
         return done
 
     def _handle_text(self, log_id: int, turn: Turn) -> str:
-        return format_handle(Handle(self.issuer, log_id, turn.due, turn.number))
+        return format_handle(Handle(self.issuer_of(turn.number), log_id, turn.due, turn.number))
 
     def _list_row(self, pending: PendingMessage) -> dict[str, Any]:
         """Return a waiting message as a list row."""

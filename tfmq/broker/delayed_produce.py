@@ -172,7 +172,7 @@ class DelayedProduceAppend(ProduceAppend):
     fails, so that it fires nothing later in between.
     """
 
-    __slots__ = ("_expected", "_first_number", "_header", "_log_id", "_queue", "_store_id")
+    __slots__ = ("_expected", "_first_number", "_header", "_issuer_of", "_log_id", "_queue")
 
     def __init__(
         self,
@@ -183,11 +183,11 @@ class DelayedProduceAppend(ProduceAppend):
         writes: ProduceHandler,
         *,
         queue: ArrivalQueue,
-        store_id: int,
+        issuer_of: Callable[[int], int],
         log_id: int,
     ) -> None:
         super().__init__(request, body, reply, session, writes)
-        self._queue, self._store_id, self._log_id = queue, store_id, log_id
+        self._queue, self._issuer_of, self._log_id = queue, issuer_of, log_id
         self.size_bytes = len(body) + DUE_WORDS * len(request.due or b"") + HEADER_BYTES_MAX
         self._expected: ExpectedArrival | None = None
         self._header: ArrivalHeader | None = None
@@ -255,7 +255,8 @@ class DelayedProduceAppend(ProduceAppend):
         note = self._header
         if note is None:
             return None
-        return DelayedBatch(self._store_id, note.log_id, self._first_number, encode_words(note.dues.times))
+        first = self._first_number
+        return DelayedBatch(self._issuer_of(first), note.log_id, first, encode_words(note.dues.times))
 
     def rejected(self, error: BaseException) -> None:
         self._withdraw()

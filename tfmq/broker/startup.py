@@ -468,6 +468,7 @@ def _open_arrival_log(house: Broker, path: str) -> tuple[Log, ArrivalLogState]:
     )
     if opened.stopped is not None:
         _resume_arrivals(opened)
+    state.epochs.finish_recovery(opened.whole_end[1])
     return opened, state
 
 
@@ -593,6 +594,7 @@ def create_delay(house: Broker, store: DelayStore) -> None:
         partition=partition,
         queue=queue,
         buckets=buckets,
+        epochs=state.epochs,
         node=house.node,
         topics=house.topics,
         register=house.catalog.state,

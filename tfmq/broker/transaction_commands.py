@@ -175,7 +175,11 @@ class TransactionCommands:
     def _delayed_rows(self, ended: CommitResult) -> list[TransactionDelayed]:
         return [
             TransactionDelayed(
-                batch, self._delay.issuer, each.log_id, each.first_number, encode_due_times(each.dues)
+                batch,
+                self._delay.issuer_of(each.first_number),
+                each.log_id,
+                each.first_number,
+                encode_due_times(each.dues),
             )
             for batch, each in sorted(ended.delayed.items())
         ]

@@ -256,6 +256,7 @@ class DelayQueue:
         call.
         """
         first, dues = answer.first_ordinal, header.dues
+        self._state.epochs.record(first, self._arrival_log.log.epoch)
         del self._append_after_stop[ticket]
         if ABSOLUTE_FLAG in dues.absolute:
             self._broker_clock.record_offset(first, header.ahead_ms)

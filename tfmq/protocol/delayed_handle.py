@@ -4,8 +4,10 @@
     store id u64 · log id u64 · due u64 · number u64 · CRC-32 of these 32 bytes u32, big-endian
 
 `due` and `number` are the message's position in the delay queue, so that the broker finds it with one lookup; `log id`
-identifies its partition. The checksum ensures that a typing error is rejected instead of naming another message: it
-detects every wrong character, every two swapped ones, and all but one in 2^32 of other errors.
+identifies its partition. `store id` also identifies the epoch in which the number was given: an older copy of the data
+folder gives the same numbers again, in another epoch. The checksum ensures that a typing error is rejected instead of
+naming another message: it detects every wrong character, every two swapped ones, and all but one in 2^32 of other
+errors.
 """
 
 from __future__ import annotations
@@ -85,12 +87,15 @@ def _reject(text: str) -> NoReturn:
     )
 
 
-def issuer(node: str, store_id: int) -> int:
+def issuer(node: str, store_id: int, epoch: int | None = None) -> int:
     """Return the issuer of handles.
 
-    It is a hash of the broker's random id and its store's id, which is a small number on every broker. u64, not 0.
+    It is a hash of the broker's random id, its store's id, which is a small number on every broker, and the epoch of
+    the arrival log in which the messages got their numbers. None: without an epoch, as in handles of earlier releases.
+    u64, not 0.
     """
-    digest = blake2b(f"{node}/{store_id}".encode(), digest_size=_NUMBER.size).digest()
+    words = (node, store_id) if epoch is None else (node, store_id, epoch)
+    digest = blake2b("/".join(map(str, words)).encode(), digest_size=_NUMBER.size).digest()
     return int(_NUMBER.unpack(digest)[0]) or 1
 
 

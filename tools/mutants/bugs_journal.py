@@ -169,6 +169,22 @@ CHECKS: Final = (
         [LOG],
     ),
     Mutant(
+        "an-empty-log-starts-no-epoch",
+        "a copy that was made while the log was empty goes on in another epoch",
+        "journal/log/durability.py",
+        "        if not segment_set.is_new:\n",
+        "        if segment_set.end > 0:\n",
+        [LOG, "tests/broker/test_delay_promises.py"],
+    ),
+    Mutant(
+        "first-append-in-the-former-epoch",
+        "the block trailers of a start's first append name its epoch",
+        "journal/log/writer.py",
+        "            if self._segment_set.epoch != position.epoch:\n",
+        "            if False:\n",
+        [LOG],
+    ),
+    Mutant(
         "batch-block-checksum-unchecked",
         "bytes damaged on the way to the broker are refused before the first is written",
         "journal/record/batch.py",

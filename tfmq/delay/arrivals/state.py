@@ -1,15 +1,15 @@
 """State derived from the arrival log.
 
-Producer sequences, cancelled messages and rescheduled messages. Recovery applies the blocks of the log
-(`journal.log.checkpoint.State`). While the broker runs, `apply_header` and the recorder of the producers' batches have
-the same effect as a recovery from the same blocks.
+Producer sequences, cancelled messages, rescheduled messages, and the epochs of the messages' numbers. Recovery applies
+the blocks of the log (`journal.log.checkpoint.State`). While the broker runs, `apply_header`, `epochs.record` and the
+recorder of the producers' batches have the same effect as a recovery from the same blocks.
 """
 
 from __future__ import annotations
 
 import logging
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from struct import Struct
 from typing import Any, Final, Protocol
@@ -69,6 +69,7 @@ class ArrivalLogState:
         self.producers = producers
         self.cancelled = CancelledMessages()
         self.rescheduled = RescheduledMessages()
+        self.epochs = NumberEpochs()
         self._expiry_checked_to = 0
         """Due time up to which expiry was checked."""
         self._copies_left = 0
@@ -121,7 +122,7 @@ class ArrivalLogState:
     def load(self, data: bytes) -> None:
         """Restore a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""
         self._copies_left, self._next_offset = 0, -1
-        producers = cancelled = rescheduled = b""
+        producers = cancelled = rescheduled = epochs = b""
         if data:
             try:
                 version, *fields = msgpack.unpackb(data, use_list=False)
@@ -130,17 +131,18 @@ class ArrivalLogState:
                 raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
             if newer:
                 raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
-            producers, cancelled, rescheduled = _snapshot_parts(fields)
+            producers, cancelled, rescheduled, epochs = _snapshot_parts(fields)
         self.producers.load(producers)
         self.cancelled.load(cancelled)
         self.rescheduled.load(rescheduled)
+        self.epochs.load(epochs)
 
     def dump(self) -> bytes:
         """Return a snapshot.
 
-        Version, then those of the producers, cancelled and rescheduled messages.
+        Version, then those of the producers, cancelled and rescheduled messages, and of the epochs.
         """
-        parts = (self.producers.dump(), self.cancelled.dump(), self.rescheduled.dump())
+        parts = (self.producers.dump(), self.cancelled.dump(), self.rescheduled.dump(), self.epochs.dump())
         return bytes(msgpack.packb((SNAPSHOT_VERSION, *parts)))
 
     def apply(self, block: Block) -> None:
@@ -168,6 +170,8 @@ class ArrivalLogState:
             logger.error("invalid arrival header at offset %d: %s", offset, error.reason)
             return
         self.apply_header(header, ordinal + 1)
+        if header.record_count:
+            self.epochs.record(ordinal + 1, block.control.epoch)
         self._copies_left = header.record_count if header.kind == RESCHEDULE else 0
 
 
@@ -196,16 +200,80 @@ def _numbered_by_walk(block: Block, found: list[ProducerRun]) -> list[tuple[int,
     return [(ordinals[run.offset], run) for run in found]
 
 
-def _snapshot_parts(fields: list[Any]) -> tuple[bytes, bytes, bytes]:
+def _snapshot_parts(fields: list[Any]) -> tuple[bytes, bytes, bytes, bytes]:
     """Return the parts of a snapshot; those that a later version adds are ignored.
 
-    Raises ValueError.
+    Earlier releases wrote no epochs. Raises ValueError.
     """
-    parts = fields[:3]
-    if len(parts) != 3 or not all(isinstance(part, bytes) for part in parts):
+    parts = [*fields, b""][:4] if len(fields) == 3 else fields[:4]
+    if len(parts) != 4 or not all(isinstance(part, bytes) for part in parts):
         raise ValueError(f"{SNAPSHOT_NAME} has other parts than it should have")
-    producers, cancelled, rescheduled = parts
-    return producers, cancelled, rescheduled
+    producers, cancelled, rescheduled, epochs = parts
+    return producers, cancelled, rescheduled, epochs
+
+
+UNMARKED_END_UNKNOWN: Final = (1 << 64) - 1
+"""In a snapshot that is written during a start, before the end of the log is known."""
+EPOCHS_MAX: Final = 65_536
+"""Maximum of remembered epochs, 1 MiB in a snapshot: a start each minute for 45 days."""
+
+
+class NumberEpochs:
+    """The epochs of the arrival log in which the messages' numbers were given.
+
+    An older copy of the data folder gives numbers again that the original gave after the copy was taken, but in
+    another epoch (`journal.log.checkpoint.next_epoch`). So number and epoch together identify a message, and handles
+    contain both.
+    """
+
+    def __init__(self) -> None:
+        self._firsts = array("Q")
+        """The first number of each epoch, rising."""
+        self._epochs = array("Q")
+        self._unmarked_end: int | None = None
+
+    @property
+    def unmarked_end(self) -> int:
+        """Messages with lower numbers may have handles without an epoch, as earlier releases gave them."""
+        return self._unmarked_end or 0
+
+    def record(self, number: int, epoch: int) -> None:
+        """Record that a message got `number` in `epoch`; numbers rise."""
+        if self._epochs and epoch <= self._epochs[-1]:
+            return
+        self._firsts.append(number)
+        self._epochs.append(epoch)
+        if len(self._firsts) > EPOCHS_MAX:
+            del self._firsts[0], self._epochs[0]
+            self._unmarked_end = max(self.unmarked_end, self._firsts[0])
+
+    def epoch_of(self, number: int) -> int | None:
+        """Return the epoch of a number; None if it is not known."""
+        at = bisect_right(self._firsts, number)
+        return self._epochs[at - 1] if at else None
+
+    def finish_recovery(self, end_number: int) -> None:
+        """Mark all numbers below `end_number` as from an earlier release, unless a snapshot has told which are."""
+        if self._unmarked_end is None:
+            self._unmarked_end = end_number
+
+    def load(self, data: bytes) -> None:
+        """Restore the result of `dump`. Raises ValueError."""
+        if len(data) % WORD:
+            raise ValueError("the epochs of the numbers end inside a word")
+        words = decode_words(data)
+        firsts, epochs = words[1::2], words[2::2]
+        rising = all(list(column) == sorted(set(column)) for column in (firsts, epochs))
+        if len(firsts) != len(epochs) or not rising:
+            raise ValueError("the epochs of the numbers are not in order")
+        self._unmarked_end = words[0] if words and words[0] != UNMARKED_END_UNKNOWN else None
+        self._firsts, self._epochs = firsts, epochs
+
+    def dump(self) -> bytes:
+        """Encode `unmarked_end` and rows of first number and epoch, all u64, big-endian."""
+        end = UNMARKED_END_UNKNOWN if self._unmarked_end is None else self._unmarked_end
+        pairs = zip(self._firsts, self._epochs, strict=True)
+        return encode_words(array("Q", (end, *(word for pair in pairs for word in pair))))
 
 
 SPAN_BITS: Final = 16
