@@ -75,6 +75,11 @@ class Shelf:
         yield from ()
         return min((time for time, _ in self._times()), default=None)
 
+    def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
+        yield from ()
+        place = (FAILING, incarnation, partition)
+        return [e.offset for e in self.letters.values() if (e.state, e.incarnation, e.partition) == place]
+
     def get(self, id: str) -> Operation[Letter | None]:
         yield from ()
         return self.letters.get(id)

@@ -485,6 +485,38 @@ def test_calls_far_behind_the_start_are_noted_over_a_kill_too(bench: Bench) -> N
     assert bench.letters()[late].state == "dead"
 
 
+@pytest.mark.parametrize("again", [0, 1], ids=["handled at once", "fails once more"])
+def test_what_failed_far_behind_the_start_is_handled_when_the_next_consumer_handles_it(
+    bench: Bench, again: int
+) -> None:
+    """The consumer that failed with it was killed in the pause before its next call; the first failed, too."""
+    texts = [str(number) for number in range(runner.COUNT_BEFORE_CALL_MAX + 4)]
+    bench.send(*texts)
+    late = texts[-2]
+
+    def killed(message: Any) -> None:
+        if message.text == texts[-1]:
+            raise KeyboardInterrupt
+        if message.text in (texts[0], late):
+            raise ValueError("once")
+
+    assert not lives(bench, killed, run={"order": "none"})
+    assert bench.letters()[late].state == "failing" and bench.saved() in (None, bench.place(texts[0]))
+    before = len(bench.handled)
+
+    def handler(message: Any) -> None:
+        assert bench.consumer is not None
+        if message.text == late and bench.handled[before:].count(late) <= again:
+            raise ValueError("again")
+        if message.text == texts[-1]:
+            bench.consumer.stop()
+
+    assert lives(bench, handler)
+    assert bench.handled[before:] == [*texts[:-1], *[late] * again, texts[-1]]
+    letter = bench.letters()[late]
+    assert (letter.state, letter.calls) == ("handled", 2 + again)
+
+
 def test_the_place_is_saved_before_messages_ever_further_behind_a_start_begin(bench: Bench) -> None:
     """So a process that one of them ends comes back in front of it, half as far away, until its calls are counted."""
     bench.send(*(str(number) for number in range(40)))

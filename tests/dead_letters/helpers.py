@@ -127,6 +127,9 @@ class Mortal:
     def get(self, id: str) -> Operation[Letter | None]:
         return self._shelf.get(id)
 
+    def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
+        return self._shelf.failing_offsets(group, incarnation, partition)
+
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
         return self._shelf.count_by_state()
 

@@ -63,6 +63,21 @@ def test_item_31_a_store_that_is_opened_again_has_what_was_kept_twice_once(stand
     assert found.body.payload == b"payload 1"
 
 
+def test_failing_letters_are_found_by_group_and_partition(stand: Stand) -> None:
+    def note(number: int, group: str = "billing") -> Step:
+        id, event = keeping(number, group=group)
+        return id, model.NoteEvent(10, replace(event.letter, calls_left=3), False)
+
+    stand.run(stand.shelf.apply([note(1), note(2), note(3), note(4, "other"), keeping(5)]))
+    stand.run(stand.shelf.apply([(note(2)[0], model.PassEvent(20))]))
+    shelf, run = stand.open()
+    first, third = (letter_from_message(message(number), "billing") for number in (1, 3))
+    place = (first.incarnation, first.partition)
+    assert sorted(run(shelf.failing_offsets("billing", *place))) == sorted((first.offset, third.offset))
+    assert run(shelf.failing_offsets("billing", place[0] + 1, place[1])) == []
+    assert run(shelf.failing_offsets("billing", place[0], place[1] + 1)) == []
+
+
 def test_two_who_want_the_same_are_told_who_was_first(stand: Stand) -> None:
     id, event = keeping(1)
     stand.run(stand.shelf.apply([(id, event)]))

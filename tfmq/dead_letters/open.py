@@ -185,6 +185,9 @@ class DefaultLetterStore:
     def get(self, id: str) -> Operation[Letter | None]:
         return self._open().get(id)
 
+    def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
+        return self._open().failing_offsets(group, incarnation, partition)
+
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
         return self._open().count_by_state()
 

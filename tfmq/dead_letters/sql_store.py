@@ -601,6 +601,17 @@ class BlockingSqlStore:
         with self.database.read_connection() as connection:
             return [_decode_row(row) for row in connection.execute(query).mappings()]
 
+    def failing_offsets(self, group: str, incarnation: int, partition: int) -> list[int]:
+        """Return the offsets of the group's failing letters of one partition."""
+        query = select(COLUMNS.message_offset).where(
+            COLUMNS.group_name == group,
+            COLUMNS.state == FAILING,
+            COLUMNS.incarnation == incarnation,
+            COLUMNS.partition_number == partition,
+        )
+        with self.database.read_connection() as connection:
+            return [int(offset) for offset in connection.scalars(query)]
+
     def count_by_state(self) -> dict[tuple[str, str], int]:
         """Return the number of letters by (group, state)."""
         query = select(COLUMNS.group_name, COLUMNS.state, func.count()).where(HAS_FAILED)
@@ -720,6 +731,9 @@ class SqlLetterStore:
 
     def get(self, id: str) -> Operation[Letter | None]:
         return run_work(self._run, partial(self.store.get, id))
+
+    def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
+        return run_work(self._run, partial(self.store.failing_offsets, group, incarnation, partition))
 
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
         return run_work(self._run, self.store.count_by_state)

@@ -229,6 +229,12 @@ class GroupDeadLetterStore:
         self._log_if_dead(found)
         return found.state
 
+    def failing_offsets(self, message: ReceivedMessage[Any]) -> Operation[frozenset[int]]:
+        """Return the offsets of failing messages in the partition of `message`."""
+        letter = self._letter_of(message)
+        found = yield from self.letters.failing_offsets(self._group, letter.incarnation, letter.partition)
+        return frozenset(found)
+
     def record_success(self, message: ReceivedMessage[Any]) -> Operation[None]:
         """Record that a message with recorded failures was handled."""
         id = self._letter_of(message).id
@@ -440,6 +446,10 @@ class LetterStore(Protocol):
 
         At most a page, as `find`.
         """
+        ...
+
+    def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
+        """Return the offsets of the group's failing letters of one partition."""
         ...
 
     def get(self, id: str) -> Operation[Letter | None]:

@@ -28,6 +28,7 @@ from tfmq.client.send.idempotent_send import (
 from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import (
+    FAILING,
     FIRST_PAGE,
     PAGE_LETTERS,
     RETRYING,
@@ -366,6 +367,16 @@ class TopicLetterStore:
         """Return waiting letters of the group that belong to other brokers; at most a page."""
         yield from self._refresh_index()
         return self._index.find_foreign_waiting(group, broker, after, PAGE_LETTERS)
+
+    def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
+        """Return the offsets of the group's failing letters of one partition."""
+        yield from self._refresh_index()
+        place = (FAILING, group, incarnation, partition)
+        return [
+            each.offset
+            for each in self._index.letters.values()
+            if (each.state, each.group, each.incarnation, each.partition) == place
+        ]
 
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
         """Return the number of letters by (group, state)."""

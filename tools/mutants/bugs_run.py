@@ -115,6 +115,14 @@ LANES_AND_CALLS: Final = (
         [f"{RUNNING}::test_what_ends_its_process_each_time_is_not_called_for_ever"],
     ),
     Mutant(
+        "failing-letters-of-a-killed-consumer-not-looked-up",
+        "a failing message whose consumer was killed is handled once the next consumer handles it",
+        _RUNNING,
+        "            job.count_before_call = message.offset in ledger.failing_offsets\n",
+        "            job.count_before_call = False\n",
+        [f"{RUNNING}::test_what_failed_far_behind_the_start_is_handled_when_the_next_consumer_handles_it"],
+    ),
+    Mutant(
         "success-behind-failures-stays-noted",
         "a message that succeeds behind failures is no dead letter",
         _RUNNING,

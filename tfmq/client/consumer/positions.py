@@ -492,6 +492,8 @@ class AckTracker:
         """Number of running handlers."""
         self.delivered_count = self.acked_count = 0
         """Numbers of messages delivered and acked so far."""
+        self.failing_offsets: frozenset[int] | None = None
+        """Offsets of messages of which the dead-letter store has failed calls; None: not looked up yet."""
         self._unacked: deque[ReceivedMessage] = deque()
         self._acked_offsets: set[int] = set()
         self._positions_after: dict[int, ReadPosition] = {}

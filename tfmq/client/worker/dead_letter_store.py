@@ -133,6 +133,10 @@ class DeadLetterStore(Protocol):
         """
         ...
 
+    def failing_offsets(self, message: ReceivedMessage[Any]) -> Operation[frozenset[int]]:
+        """Return the offsets of failing messages in the partition of `message`."""
+        ...
+
     def record_success(self, message: ReceivedMessage[Any]) -> Operation[None]:
         """Record that a message with recorded failures was handled."""
         ...

@@ -175,7 +175,8 @@ Handlers that failed together then do not retry together.
 COUNT_BEFORE_CALL_MAX: Final = 16
 """First messages of a partition whose calls are counted in the store before they start.
 
-One of these may have crashed the process in a former run. Each costs two commits of the store.
+One of these may have crashed the process in a former run. Each costs two commits of the store. Further on, the calls
+of messages are counted that the store has as failing, which is looked up once per partition.
 """
 EARLY_COMMIT_MAX: Final = 4096
 """Limit of the early offset commits, before the 16th, 32nd, 64th ... message of a partition.
@@ -411,6 +412,13 @@ class HandlerRunner:
             yield from self._commit_early()
             if ledger.invalid:
                 return False
+        if store is not None and not job.count_before_call and not job.in_store:
+            if ledger.failing_offsets is None:
+                ledger.failing_offsets = yield from self._retry_store(
+                    lambda: store.failing_offsets(message), "A message waits to be handled"
+                )
+            # A consumer that was killed has failed with it: its success is to be recorded, too.
+            job.count_before_call = message.offset in ledger.failing_offsets
         if store is not None and job.count_before_call and not job.counted:
             state = yield from self._retry_store(
                 lambda: store.count_call(message), "A message waits to be handled"
