@@ -50,6 +50,32 @@ def test_a_dead_member_is_not_named_as_the_owner_of_partitions(broker: Broker) -
     assert described(broker) == {} and set(owners().values()) == {""}
 
 
+@pytest.mark.parametrize("how", ["leave", "disconnect"])
+def test_partitions_without_an_offset_count_also_when_the_members_are_gone(how: str) -> None:
+    broker = Broker()
+    broker.create(partitions=4)
+    producer = broker.lease()
+    for number in range(4):
+        broker.produce(producer, 0, [b"x"] * 10, partition=number)
+    (seat,) = seats(broker, "ada")
+    end = broker.log(partition=0).end_offset
+    seat.commit(end, ("orders", broker.incarnation(), 0))
+
+    def lags() -> dict[int, int]:
+        offsets = broker.ask(DescribeGroup("billing")).description["offsets"]
+        return {each["partition"]: each["lag"] for each in offsets}
+
+    assert lags() == {0: 0, 1: 10, 2: 10, 3: 10}
+    if how == "leave":
+        seat.leave()
+    else:
+        seat.disconnect()
+        broker.advance(31)
+    assert described(broker) == {} and lags() == {0: 0, 1: 10, 2: 10, 3: 10}
+    broker = broker.restart()
+    assert lags() == {0: 0, 1: 10, 2: 10, 3: 10}
+
+
 def test_members_of_other_topics_are_not_counted_against_its_partitions() -> None:
     broker = Broker()
     broker.create(partitions=2)

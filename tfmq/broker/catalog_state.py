@@ -93,14 +93,31 @@ class PartitionOwner(NamedTuple):
 
 
 class GroupState:
-    """The last generation of a group, the owners of its partitions, and its offsets."""
+    """The last generation of a group, the owners of its partitions, and its offsets.
 
-    __slots__ = ("generation", "offsets", "owners")
+    `released`: partitions that its members released, which have no owner and no committed offset, in topics of which
+    another partition has one. They belong to the group's lag.
+    """
+
+    __slots__ = ("generation", "offsets", "owners", "released")
 
     def __init__(self, generation: int = 0) -> None:
         self.generation = generation
         self.owners: dict[Key, PartitionOwner] = {}
         self.offsets: dict[Key, CommittedOffset] = {}
+        self.released: set[Key] = set()
+
+    @property
+    def owners_count(self) -> int:
+        """Number of owned and released partitions."""
+        return len(self.owners) + len(self.released)
+
+    def release(self, keys: Iterable[Key]) -> None:
+        """Remove the owners of partitions."""
+        topics = {incarnation for incarnation, _ in self.offsets}
+        for key in keys:
+            if self.owners.pop(key, None) is not None and key[0] in topics and key not in self.offsets:
+                self.released.add(key)
 
 
 class CatalogState:
@@ -117,7 +134,7 @@ class CatalogState:
         self.groups: dict[str, GroupState] = {}
         self.offsets_count = 0
         self.owners_count = 0
-        """Counts over all groups."""
+        """Counts over all groups; that of the owners with released partitions."""
         self.applied_lsns: dict[int, tuple[int, int]] = {}
         """Highest applied LSN (high, low) of each transaction journal whose offsets are included, by the journal's
         id."""
@@ -197,6 +214,9 @@ class CatalogState:
             for key in [key for key in group.owners if key[0] == incarnation]:
                 del group.owners[key]
                 self.owners_count -= 1
+            self.owners_count -= len(group.released)
+            group.released = {key for key in group.released if key[0] != incarnation}
+            self.owners_count += len(group.released)
 
     def _generation(self, group: str, generation: int, member: str) -> None:
         """Start a new generation without owners.
@@ -204,27 +224,30 @@ class CatalogState:
         `member` is ignored: in older catalogs it owned the whole group.
         """
         row = self._set_generation(group, generation)
-        self.owners_count -= len(row.owners)
-        row.owners.clear()
+        self.owners_count -= row.owners_count
+        row.release(list(row.owners))
+        self.owners_count += row.owners_count
 
     def _group_owners(self, group: str, generation: int, changes: Sequence[Sequence[Any]]) -> None:
         """Assign partitions to members. The member "" releases them."""
         row = self._set_generation(group, generation)
-        self.owners_count -= len(row.owners)
+        self.owners_count -= row.owners_count
         for member, session_ms, keys in changes:
+            if not member:
+                row.release((incarnation, partition) for incarnation, partition in keys)
+                continue
             for incarnation, partition in keys:
-                if not member:
-                    row.owners.pop((incarnation, partition), None)
-                elif incarnation in self.topics:
+                if incarnation in self.topics:
                     row.owners[incarnation, partition] = PartitionOwner(member, generation, session_ms)
-        self.owners_count += len(row.owners)
+                    row.released.discard((incarnation, partition))
+        self.owners_count += row.owners_count
 
     def _group_gone(self, group: str) -> None:
         """Delete the group; no error if it does not exist. Generations are never reused."""
         row = self.groups.pop(group, None)
         if row is not None:
             self.offsets_count -= len(row.offsets)
-            self.owners_count -= len(row.owners)
+            self.owners_count -= row.owners_count
 
     def _set_generation(self, group: str, generation: int) -> GroupState:
         row = self.groups.setdefault(group, GroupState())
@@ -235,10 +258,13 @@ class CatalogState:
     def _offsets(self, group: str, generation: int, places: Sequence[Sequence[int]]) -> None:
         row = self.groups.setdefault(group, GroupState())
         self.offsets_count -= len(row.offsets)
+        self.owners_count -= row.owners_count
         for incarnation, partition, offset, index, epoch in places:
             if incarnation in self.topics:
                 row.offsets[incarnation, partition] = CommittedOffset(offset, index, epoch, generation)
+                row.released.discard((incarnation, partition))
         self.offsets_count += len(row.offsets)
+        self.owners_count += row.owners_count
 
     def _tx_offsets(self, journal_id: int, high: int, low: int, groups: Sequence[Sequence[Any]]) -> None:
         """Apply offsets that a transaction committed, unless they are applied already."""
@@ -308,7 +334,6 @@ class CatalogState:
                 if version >= SNAPSHOT_WITH_OWNERS:
                     row.owners = {(each[0], each[1]): PartitionOwner(*each[2:]) for each in owners}
                 self.offsets_count += len(row.offsets)
-                self.owners_count += len(row.owners)
             if version >= SNAPSHOT_WITH_JOURNAL:
                 self.journal_id, places, *later = later
                 self.applied_lsns = {journal_id: (high, low) for journal_id, high, low in places}
@@ -317,7 +342,10 @@ class CatalogState:
                 self.schedules = ScheduleTable(ScheduleRow(*fields) for fields in schedules)
             if version >= SNAPSHOT_WITH_NODE:
                 self.node, *later = later
-        except (TypeError, IndexError) as error:
+            for name, keys in later[0] if later else ():
+                self.groups[name].released = {(incarnation, partition) for incarnation, partition in keys}
+            self.owners_count = sum(row.owners_count for row in self.groups.values())
+        except (TypeError, IndexError, KeyError) as error:
             raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
 
     def dump(self) -> bytes:
@@ -328,8 +356,9 @@ class CatalogState:
         topics = list(self.topics.values())
         applied = [(journal_id, *place) for journal_id, place in self.applied_lsns.items()]
         before = (SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups)
+        released = [(name, sorted(row.released)) for name, row in self.groups.items() if row.released]
         return encode_entry(
-            (*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node)
+            (*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node, released)
         )
 
     def apply(self, block: Block) -> None:

@@ -211,7 +211,8 @@ def delete(name: str, yes: bool, output: Output) -> None:
     with Admin(output.existing) as admin:
         found = find_group(admin, name)
         if not yes:
-            confirm(f"delete the group {name} with {with_noun(len(found.offsets), 'saved offset')}")
+            saved = sum(committed_offset(each) is not None for each in found.offsets)
+            confirm(f"delete the group {name} with {with_noun(saved, 'saved offset')}")
         admin.delete_group(name)
     if output.json:
         output.print_object({"group": name, "deleted": True})

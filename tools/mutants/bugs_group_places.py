@@ -24,6 +24,14 @@ _CONSUMING = "tfmq/client/consumer/core.py"
 
 PLACES: Final = (
     Mutant(
+        "lag-without-the-partitions-of-members-that-left",
+        "the lag of a group counts partitions without an offset also when its members are gone",
+        "tfmq/broker/groups/offsets.py",
+        "        for key in (group.owners.keys() | group.released) - group.offsets.keys():\n",
+        "        for key in group.owners.keys() - group.offsets.keys():\n",
+        ["tests/broker/test_group_descriptions.py"],
+    ),
+    Mutant(
         "partition-read-before-it-is-claimed",
         "a storage takes nothing of the former owner once the next one reads",
         _ASSIGNMENT,

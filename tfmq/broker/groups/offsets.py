@@ -169,15 +169,17 @@ class GroupOffsetStore:
     def describe(
         self, group: GroupState, member_of: Callable[[Key], str], reply: Reply, description: dict[str, Any]
     ) -> None:
-        """Answers `description` with the group's offsets and their lag in messages; partitions that a member has and
-        that nothing is saved of are there, too. `member_of`: which member has the partition, "" for none. The catalog
-        alone does not know: it names a dead member until another one has the partition.
+        """Reply with `description`, and the group's offsets with their lag in messages.
+
+        Partitions without a committed offset are included if a member owns them, or owned them until the group had no
+        members. `member_of` returns the living owner of a partition, "" if there is none. The catalog alone does not
+        suffice: it names a dead member until another one owns the partition.
         """
         rows: list[MeasuredOffset] = [
             (name, key[1], member_of(key), place, self._topics.find_partition(*key))
             for key, place, name in self.in_existing_topics(group)
         ]
-        for key in group.owners.keys() - group.offsets.keys():
+        for key in (group.owners.keys() | group.released) - group.offsets.keys():
             name = self._topics.by_incarnation(key[0])
             if name is not None:
                 rows.append((name, key[1], member_of(key), None, self._topics.find_partition(*key)))
