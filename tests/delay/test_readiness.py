@@ -21,8 +21,8 @@ def lines(
     known = CancelledMessages()
     for turn in cancelled:
         known.add(*turn)
-    time = SimpleNamespace(steady=early is None, early_ms=lambda due, number: (early or {}).get(number, 0))
-    return SimpleNamespace(locked=set(blocked), cancelled=known, time=time)
+    time = SimpleNamespace(is_steady=early is None, early_ms=lambda due, number: (early or {}).get(number, 0))
+    return SimpleNamespace(locked=set(blocked), cancelled=known, broker_clock=time)
 
 
 def numbers(found: RowColumns) -> list[int]:
