@@ -15,6 +15,7 @@ from tfmq.broker.data_repair import repair_data, verify_data
 from tfmq.broker.startup import ARRIVALS_NAME, DELAY_FOLDER, NEW_DELAY_MARKER
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
 from tfmq.protocol.delayed_handle import decode_due_times
+from tfmq.server.main import startup_sentence
 
 FOLDER = f"{DATA}/{DELAY_FOLDER}"
 ARRIVALS = f"{FOLDER}/{ARRIVALS_NAME}"
@@ -115,6 +116,44 @@ def test_a_missing_store_ends_the_start_with_a_sentence_and_changes_nothing(fold
     assert raised.value.path == FOLDER
     put(broker.disk, kept)
     assert delivered(Broker(broker.disk, broker.clock)) == [b"soon", b"later"]
+
+
+@pytest.mark.parametrize("how", ["emptied", "deleted"])
+def test_a_checkpoint_lost_before_the_first_bucket_is_made_again_for_what_is_in_the_arrivals(
+    how: str,
+) -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"soon"], due=after(1000))
+    broker.advance(2)
+    answer = broker.delay(producer, 1, [b"later"], due=after(3_600_000))
+    disk = broker.disk.crash(keep="everything")
+    checkpoint = f"{FOLDER}/checkpoint"
+    store_id = broker.engine.broker.delay_commands.store_id
+    assert not [name for name in disk.list(FOLDER) if name.endswith(".bucket")]
+    disk.unlink(checkpoint)
+    if how == "emptied":
+        disk.write_file(checkpoint, b"")
+    named = [
+        each for report in verify_data(disk, DATA) for each in report.findings if each.weight == "damage"
+    ]
+    assert [each.file for each in named] == [checkpoint]
+    with pytest.raises(Corrupt) as refused:
+        Broker(disk, broker.clock)
+    assert refused.value.path == checkpoint
+    said = startup_sentence(refused.value, DATA)
+    assert said is not None and "`tfmq log repair" in said and "new-delay" not in said
+    planned = repair_data(disk, DATA, dry_run=True)
+    done = repair_data(disk, DATA)
+    assert not done.failed and done.buckets == planned.buckets
+    (mended,) = done.buckets
+    assert (mended.file, mended.lost) == (checkpoint, 0) and "messages in the arrivals" in mended.note
+    assert not any(report.damaged for report in verify_data(disk, DATA))
+    again = Broker(disk, broker.clock)
+    assert again.engine.broker.delay_commands.store_id == store_id
+    assert [row["handle"] for row in again.delayed()] == handles(answer)
+    assert delivered(again) == [b"soon", b"later"]
 
 
 def test_buckets_without_their_arrivals_are_refused() -> None:
@@ -430,7 +469,8 @@ def test_arrivals_cut_below_what_is_in_buckets_lose_only_what_is_in_none(size: i
     else:
         disk.write_file(path, disk.read_file(path)[:size])
     again = Broker(disk.crash(keep="everything"), broker.clock)
-    assert again.engine.broker.delay_commands.status()["damaged"] >= 2
+    # Two messages and the header of their send; what is in the bucket is not lost.
+    assert again.engine.broker.delay_commands.status()["damaged"] == 3
     assert delivered(again) == [b"in a bucket"]
     done = repair_data(disk, DATA)
     assert sum(each.lost for each in done.logs) >= 2 and not done.failed

@@ -13,8 +13,8 @@ from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.delay.bucketing import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, everything, flip, record_of
 from tests.scale import seeded
 from tfmq.delay.arrivals.log import LOG_ID, arrival_options
-from tfmq.delay.buckets.format import CHUNK_SIZE, HEAD_SIZE
-from tfmq.delay.buckets.fsck import repair_buckets, verify_buckets
+from tfmq.delay.buckets.format import CHUNK_SIZE, HEAD_SIZE, ChunkHead
+from tfmq.delay.buckets.fsck import BucketScan, is_bucket_folder, repair_buckets, verify_buckets
 
 
 @pytest.fixture
@@ -97,6 +97,31 @@ def test_one_that_lost_its_end_and_one_that_is_missing(bench: Bench) -> None:
     assert sorted(bench.crash().contents()) == [0, 1, 5]
 
 
+@pytest.mark.parametrize("left", ["all but a byte", "half", "the columns"])
+def test_a_chunk_cut_off_by_the_end_of_the_file_keeps_every_record_before_that(left: str) -> None:
+    bench = Bench()
+    bench.put(*range(NOW + 1, NOW + 41))
+    whole, name = bench.contents(), first_file(bench)
+    ((_, bucket),) = BucketScan(bench.disk, FOLDER).buckets()
+    with bench.buckets.files.opened(bucket.path) as file:
+        (chunk,) = bucket.chunks(file)
+    assert isinstance(chunk, ChunkHead)
+    sizes = {
+        "all but a byte": bucket.size - 1,
+        "half": bucket.size * 3 // 4,
+        "the columns": chunk.records_position,
+    }
+    bench.damage_file(name, lambda data: data.__delitem__(slice(sizes[left], None)))
+    assert not is_whole(bench)
+    served = bench.crash("everything")
+    found = {number: kept for number, kept in served.contents().items() if kept.record is not None}
+    assert served.buckets.damage and found == {number: whole[number] for number in found}
+    assert len(found) == {"all but a byte": 39, "the columns": 0}.get(left, len(found)) and len(found) < 40
+    assert left != "half" or len(found) > 5
+    assert mend(bench) == [(name, len(found), 40 - len(found))]
+    assert is_whole(bench) and bench.crash().contents() == found
+
+
 def test_one_with_nothing_whole_in_it_goes(bench: Bench) -> None:
     name = bench.buckets.live_buckets[1].path.rpartition("/")[2]
     bench.damage_file(
@@ -144,6 +169,23 @@ def test_without_a_checkpoint_and_without_arrivals_nothing_is_guessed(bench: Ben
     bench.disk.unlink(f"{FOLDER}/checkpoint")
     with pytest.raises(Corrupt, match="arrivals"):
         repair_buckets(bench.disk, FOLDER)
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_without_a_checkpoint_and_without_buckets_what_is_in_the_arrivals_counts(
+    bench: Bench, first: int
+) -> None:
+    for name in [*bench.files(), "checkpoint"]:
+        bench.disk.unlink(f"{FOLDER}/{name}")
+    arrivals(bench, first)
+    assert is_bucket_folder(bench.disk, FOLDER) and not is_whole(bench)
+    with pytest.raises(Corrupt, match="identifies the store"):
+        repair_buckets(bench.disk, FOLDER)
+    (done,) = repair_buckets(bench.disk, FOLDER, store_id=7)
+    assert ("cannot be told apart" in done.note) == (first > 0)
+    assert is_whole(bench) and repair_buckets(bench.disk, FOLDER, store_id=7) == []
+    again = bench.crash().buckets
+    assert (again.store_id, again.spilled_number, again.live_buckets) == (7, first, ())
 
 
 def test_where_nothing_says_whose_they_are_nothing_is_made_of_it(bench: Bench) -> None:

@@ -938,7 +938,8 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairRe
             done.failed.append(error)
     if is_bucket_folder(view, delay):
         try:
-            done.buckets += repair_buckets(view, delay, dry_run=dry_run)
+            store_id = CatalogSurvey(view, data).state.delay_store
+            done.buckets += repair_buckets(view, delay, dry_run=dry_run, store_id=store_id)
         except Corrupt as error:
             done.failed.append(error)
     if _had_broker(view, data):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple, cast
 
 from journal.disk import not_a_folder_error
 from journal.errors import Corrupt, Full, JournalError, NewerFormat
 from journal.filenames import (
+    CHECKPOINT_NAME,
     DAMAGED_SUFFIX,
     LOCK_NAME,
     TRANSACTIONS_FOLDER,
@@ -399,8 +400,18 @@ def open_delay(house: Broker) -> DelayStore:
 
 def _require_new_delay(house: Broker, folder: str) -> None:
     """Raise Corrupt unless there never was a delay store, or the operator discarded it."""
-    if house.catalog.state.delay_store and not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):
-        raise Corrupt(folder, 0, 0, f"the store of delayed messages is missing. {_delay_advice(house)}")
+    if not house.catalog.state.delay_store or house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):
+        return
+    arrivals = join(folder, ARRIVALS_NAME)
+    if house.disk.exists(arrivals) and house.disk.list(arrivals):
+        # The checkpoint is written before the arrival log is created.
+        raise Corrupt(
+            join(folder, CHECKPOINT_NAME),
+            0,
+            0,
+            "the checkpoint of the delayed messages is missing, and the log in which they arrive is there",
+        )
+    raise Corrupt(folder, 0, 0, f"the store of delayed messages is missing. {_delay_advice(house)}")
 
 
 def _delay_advice(house: Broker) -> str:
@@ -449,7 +460,7 @@ def _open_arrivals(house: Broker, folder: str, buckets: BucketStore) -> DelaySto
         return DelayStore(opened, state, buckets)
     opened.abandon("it is damaged")
     log_recovery(opened, damage=False)  # what comes of the damage is told below, once
-    lost = _repair_arrivals(house, path, {buckets.spilled_offset: buckets.spilled_number})
+    lost = _repair_arrivals(house, path, buckets.spilled_offset, buckets.spilled_number)
     opened, state = _open_arrival_log(house, path)
     log_recovery(opened)
     return DelayStore(opened, state, buckets, lost)
@@ -472,16 +483,16 @@ def _open_arrival_log(house: Broker, path: str) -> tuple[Log, ArrivalLogState]:
     return opened, state
 
 
-def _repair_arrivals(house: Broker, path: str, starts: Mapping[int, int]) -> int:
+def _repair_arrivals(house: Broker, path: str, offset: int, number: int) -> int:
     """Repair the arrival log where it is damaged and not in the buckets yet.
 
     This is the same repair as in `tfmq log repair`.
 
-    Skipping the part would lose its undamaged records for good. Return how many messages are lost. Raises OSError,
-    Full.
+    Skipping the part would lose its undamaged records for good. Records before `offset`, which have lower numbers than
+    `number`, are in the buckets or done. Return how many of the other ones are lost. Raises OSError, Full.
     """
     try:
-        repaired = repair(house.disk, path, suffix=ARRIVALS_SUFFIX, starts=starts, expected=LOG_ID)
+        repaired = repair(house.disk, path, suffix=ARRIVALS_SUFFIX, starts={offset: number}, expected=LOG_ID)
     except (Corrupt, NewerFormat) as error:
         log.error(
             "delayed messages are lost where the arrivals are damaged; they cannot be repaired: %s", error
@@ -499,7 +510,10 @@ def _repair_arrivals(house: Broker, path: str, starts: Mapping[int, int]) -> int
             "%s was damaged from %d to %d (%s): %d records are kept, %d lost; the file as it was is kept as %s",
             each.file, each.first, each.next, each.reason, each.kept, each.lost, each.file + DAMAGED_SUFFIX,
         )  # fmt: skip
-    return sum(each.lost for each in repaired)
+    # Of a range that reaches from records in the buckets to later ones, the most that it lost of the later ones.
+    return sum(
+        min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for each in repaired
+    )
 
 
 def _segment_bytes(house: Broker) -> int:

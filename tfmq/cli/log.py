@@ -37,6 +37,7 @@ from journal.record.format import (
 from journal.wal.entry import OPERATION_NAMES, AppendMsg, JournalEntry, LostEntries, Operation
 from tfmq import ids
 from tfmq.broker.data_repair import (
+    CatalogSurvey,
     DataRepairResult,
     PendingTransactions,
     RepairedFile,
@@ -381,7 +382,10 @@ def repair_path(disk: Disk, path: str, *, dry_run: bool) -> DataRepairResult:
         )
     ]
     entries = repair_journal(disk, str(journal), dry_run=dry_run) if journal is not None else []
-    buckets = repair_buckets(disk, str(delay), dry_run=dry_run) if delay is not None else []
+    buckets = []
+    if delay is not None:
+        store_id = CatalogSurvey(disk, str(delay.parent)).state.delay_store
+        buckets = repair_buckets(disk, str(delay), dry_run=dry_run, store_id=store_id)
     lost = [each for folder in folders if (each := lost_partition(disk, str(folder))) is not None]
     return DataRepairResult([], logs, entries, buckets, lost)
 

@@ -132,43 +132,45 @@ class Bucket:
     def chunks(self, file: File) -> Iterator[ChunkHead | Corrupt]:
         """Yield the heads of all chunks, and ranges of the file without a head.
 
-        Raises NewerFormat, OSError.
+        A chunk whose records are cut off by the end of the file is yielded: what is left of them can be read. Raises
+        NewerFormat, OSError.
         """
-        size = self.size
+        # A chunk may be added meanwhile, so that `self.size` grows.
+        listed_size = self.size
         try:
             self._check_head(file.pread(HEAD_SIZE, 0))
         except Corrupt as error:
             yield error
-        if file.size() < size:
-            size = file.size()
+        size = min(listed_size, file.size())
         position = HEAD_SIZE
         while position < size:
             try:
-                chunk = self._read_chunk_head(file, position, size)
+                chunk = self._read_chunk_head(file, position, size, listed_size)
             except Corrupt as error:
-                following = self._find_chunk(file, position + 1, size)
+                following = self._find_chunk(file, position + 1, size, listed_size)
                 yield Corrupt(self.path, position, following, error.reason)
                 position = following
             else:
                 yield chunk
                 position = chunk.next_position
-        if position < self.size:
-            yield Corrupt(self.path, position, self.size, "the file is shorter than its listed size")
+        if size < listed_size:
+            yield Corrupt(self.path, size, listed_size, "the file is shorter than its listed size")
 
     def _check_head(self, data: bytes) -> None:
         found = decode_head(data, self.path)
         if found != (self.identity, self.span):
             raise Corrupt(self.path, 0, HEAD_SIZE, "its head is that of another bucket")
 
-    def _read_chunk_head(self, file: File, position: int, size: int) -> ChunkHead:
+    def _read_chunk_head(self, file: File, position: int, size: int, listed_size: int) -> ChunkHead:
+        """Read the head of a chunk in a file of `size` bytes, of which the checkpoint lists `listed_size`."""
         chunk = decode_chunk(file.pread(CHUNK_SIZE, position), position, self.seed, self.path)
-        if chunk.next_position > size:
+        if chunk.records_position > size or chunk.next_position > listed_size:
             raise Corrupt(
                 self.path, position, size, f"the file ends inside a chunk of {chunk.count} messages"
             )
         return chunk
 
-    def _find_chunk(self, file: File, position: int, size: int) -> int:
+    def _find_chunk(self, file: File, position: int, size: int, listed_size: int) -> int:
         """Return the position of the next valid chunk head from `position` on.
 
         `size` if there is none.
@@ -178,7 +180,7 @@ class Bucket:
             at = data.find(CHUNK_MAGIC)
             while at >= 0:
                 try:
-                    self._read_chunk_head(file, position + at, size)
+                    self._read_chunk_head(file, position + at, size, listed_size)
                 except Corrupt:
                     at = data.find(CHUNK_MAGIC, at + 1)
                 else:

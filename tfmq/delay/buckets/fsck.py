@@ -6,6 +6,7 @@ The caller holds the lock of the data folder: nothing else may write there meanw
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,7 +20,7 @@ from journal.filenames import DAMAGED_SUFFIX, REPAIRED_SUFFIX
 from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Progress, VerifyReport
 from journal.log.checkpoint import LogCheckpointFile
 from journal.record.format import BadRecord, checksum_matches, records_of
-from tfmq.delay.arrivals.log import LOG_ID
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
 from tfmq.delay.buckets.bucket import SCAN_BYTES, Bucket, OpenFileCache
 from tfmq.delay.buckets.format import (
     CHUNK_BYTES,
@@ -45,6 +46,7 @@ from tfmq.delay.buckets.format import (
 )
 from tfmq.delay.buckets.recovery import (
     MAGIC,
+    SALT_SIZE,
     BucketCheckpoint,
     BucketCheckpointFile,
     Decision,
@@ -147,7 +149,7 @@ class _Verification:
     def _verify_chunk(self, bucket: Bucket, chunk: ChunkHead) -> int:
         """Verify a chunk; return its count of messages."""
         with self.survey.files.opened(bucket.path) as file:
-            data = file.pread(chunk.size, chunk.position)
+            data = bytes(file.pread(chunk.size, chunk.position)).ljust(chunk.size, b"\0")
         begins = CHUNK_SIZE + chunk.columns_size
         try:
             columns = decode_columns(data[CHUNK_SIZE:begins], chunk, bucket.span, bucket.seed, bucket.path)
@@ -201,13 +203,16 @@ class RepairedBucket:
     note: str = ""
 
 
-def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False) -> list[RepairedBucket]:
-    """Repair the buckets in `folder`.
+def repair_buckets(
+    disk: Disk, folder: str, *, dry_run: bool = False, store_id: int = 0
+) -> list[RepairedBucket]:
+    """Repair the buckets in `folder`; `store_id`: the id of the store in the catalog, 0 if unknown.
 
     Return what was done, or with `dry_run` what would be done. A bucket with damage is rewritten with all its intact
     messages; a missing one is removed from the checkpoint. A lost checkpoint is rebuilt from the buckets: messages
     that are still in the arrival log do not count in them, and a message in several buckets, as a split may leave,
-    counts once. Originals are kept as `<name>.damaged` until
+    counts once. Where no bucket exists, every message that waits is in the arrival log, and the checkpoint is made for
+    the store `store_id`. Originals are kept as `<name>.damaged` until
     `journal.fsck.log_repair.remove_originals`.
 
     New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair
@@ -215,16 +220,20 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False) -> list[Re
     """
     survey = BucketScan(disk, folder)
     try:
-        if survey.identity is None:
-            if survey.fault is None:
-                return []
+        identity = survey.identity
+        if identity is None and survey.fault is None:
+            return []
+        if identity is None and store_id and not any(map(parse_bucket_name, survey.sizes)):
+            # The salt protects buckets only, and there are none.
+            identity = StoreIdentity(store_id, int.from_bytes(os.urandom(SALT_SIZE), "big"))
+        if identity is None:
             raise Corrupt(
                 survey.checkpoint_file.path,
                 0,
                 0,
                 "neither the checkpoint nor a bucket head identifies the store",
             )
-        return _RepairRun(disk, survey, survey.identity, dry_run).run()
+        return _RepairRun(disk, survey, identity, dry_run).run()
     finally:
         survey.close()
 
@@ -293,6 +302,13 @@ class _RepairRun:
         fault = self.survey.fault
         reason = fault.reason if fault is not None else ""
         remark = "rebuilt from the buckets; it may list delivered messages, which are not delivered again"
+        if not buckets:
+            remark = "rebuilt for the messages in the arrivals, which are all there; no bucket is there"
+            if offset:
+                remark += (
+                    f". The arrivals before offset {offset} were removed from their log: these messages were delivered,"
+                    " or were in buckets that are lost, which cannot be told apart"
+                )
         self.done.append(RepairedBucket(self.survey.checkpoint_file.path, kept, lost, reason, remark))
         return BucketCheckpoint(self.identity, offset, number, 0, ())
 
@@ -473,11 +489,21 @@ def is_bucket_folder(disk: Disk, folder: str) -> bool:
     if not disk.is_folder(folder):
         return False
     children = disk.list(folder)
-    if any(parse_bucket_name(name) is not None for name in children):
+    if any(parse_bucket_name(name) is not None for name in children) or has_arrivals(disk, folder):
         return True
     return (
         filenames.CHECKPOINT_NAME in children
         and _magic(disk, filenames.join(folder, filenames.CHECKPOINT_NAME)) == MAGIC
+    )
+
+
+def has_arrivals(disk: Disk, folder: str) -> bool:
+    """Return whether the arrival log is in `folder`. It is created after the checkpoint of the buckets."""
+    path = filenames.join(folder, ARRIVALS_NAME)
+    return disk.is_folder(path) and any(
+        name == filenames.log_checkpoint_name()
+        or filenames.parse_segment_name(name, ARRIVALS_SUFFIX) is not None
+        for name in disk.list(path)
     )
 
 
@@ -509,7 +535,8 @@ class BucketScan:
             self.checkpoint = self.checkpoint_file.read()
         except Corrupt as error:
             self.fault = error
-        if self.checkpoint is None and self.fault is None and any(map(parse_bucket_name, self.sizes)):
+        is_used = any(map(parse_bucket_name, self.sizes)) or has_arrivals(disk, folder)
+        if self.checkpoint is None and self.fault is None and is_used:
             self.fault = Corrupt(self.checkpoint_file.path, 0, 0, "the checkpoint is missing")
         self.identity = self._identity()
 

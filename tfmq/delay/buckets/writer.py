@@ -387,7 +387,9 @@ def chunk_messages(
             except Corrupt as error:
                 bucket.record_damage(error)
                 continue
+            # Zeros in place of the records that the end of the file cuts off: they fail their checksums.
             records = bytes(data[CHUNK_SIZE + part.columns_size :])
+            records = records.ljust(part.next_position - part.records_position, b"\0")
             messages = MessageColumns(
                 columns.dues, columns.numbers, columns.targets, columns.sizes, columns.flags, columns.table,
                 [records],
