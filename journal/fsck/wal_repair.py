@@ -2,12 +2,12 @@
 
 Other LSNs do not change.
 
-Unreadable bytes become a filler of the same size, so that everything valid keeps its LSN; headers, missing
-files and the checkpoint are created again from the other files. What a start truncates by itself is left to
-it. Each repaired file is written beside the old one, fsynced and renamed; the original is kept as
-`<name>.damaged` until `journal.fsck.log_repair.remove_originals`. A power loss at any time leaves the
-complete original or the complete result, and the repair can be repeated. No other process may write in the
-folder.
+A file ends where the next one starts: bytes after that place are removed. Unreadable bytes become a filler of
+the same size, so that everything valid keeps its LSN; headers, missing files and the checkpoint are created
+again from the other files. What a start truncates by itself is left to it. Each repaired file is written beside
+the old one, fsynced and renamed; the original is kept as `<name>.damaged` until
+`journal.fsck.log_repair.remove_originals`. A power loss at any time leaves the complete original or the
+complete result, and the repair can be repeated. No other process may write in the folder.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ NO_LSN: Final = -1
 UNCERTAIN: Final = (
     "the content of the lost entries is unknown: check the transactions in doubt before you decide any"
 )
+SURPLUS_REMOVED: Final = "they are not part of the journal, and were removed"
 STATE_LOST: Final = "both snapshots are lost: outcomes, and what was prepared before this LSN, are unknown"
 
 
@@ -227,6 +228,12 @@ class _JournalRepairer:
                 found,
             )
             at = end
+        surplus = self.scan.surplus.get(number, 0)
+        if file is not None and surplus:
+            reason = f"{surplus} bytes are after the end of the file, where the next one starts"
+            found.append(
+                RepairedJournalRange(path, file.size, file.size + surplus, 0, reason, SURPLUS_REMOVED)
+            )
         if found and not self.dry_run:
             self._replace_file(path, file, patches)
         self.done += found
@@ -286,7 +293,9 @@ class _JournalRepairer:
         The original is copied aside first; the new file is fsynced and renamed.
         """
         if file is not None and not self.disk.exists(path + filenames.DAMAGED_SUFFIX):
-            self._copy(path + filenames.DAMAGED_SUFFIX + filenames.REPAIRED_SUFFIX, file, [])
+            # The original is kept with its surplus bytes.
+            whole = JournalFile(file.file, file.number, file.first, file.file.size())
+            self._copy(path + filenames.DAMAGED_SUFFIX + filenames.REPAIRED_SUFFIX, whole, [])
             self.disk.rename(
                 path + filenames.DAMAGED_SUFFIX + filenames.REPAIRED_SUFFIX, path + filenames.DAMAGED_SUFFIX
             )

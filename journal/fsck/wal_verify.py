@@ -37,12 +37,21 @@ from journal.wal.entry import (
     possible_headers,
 )
 from journal.wal.file import FILE_HEADER_SIZE, SCAN_SIZE, JournalFile, JournalFileHeader, decode_header
-from journal.wal.recovery_rules import FilesAction, FilesFacts, JournalFileFacts, decide_files
+from journal.wal.recovery_rules import (
+    FilesAction,
+    FilesFacts,
+    JournalFileFacts,
+    decide_files,
+    without_surplus,
+)
 
 LEASED_ID_MIN: Final = 16
 """Smaller producer ids are the broker's own. Its records precede a producer's (the arrival header before a
 delayed batch) and are not counted by a piece.
 """
+
+
+SURPLUS: Final = "{} bytes are after the end of the file, where the next one starts; a start ignores them"
 
 
 def is_journal(disk: Disk, folder: str) -> bool:
@@ -66,6 +75,23 @@ def verify_journal(
         return _JournalVerifier(scan, records, progress).run()
     finally:
         scan.close()
+
+
+def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
+    """Return damage in `folder` for which a start is refused; None if there is none.
+
+    For use after a repair, which must leave none. Raises NewerFormat, OSError.
+    """
+    if not is_journal(disk, folder):
+        return None
+    # Messages that fail the checksum of their block are refused by the commit, not by a start.
+    found = [each for each in verify_journal(disk, folder).findings if each.weight == DAMAGE]
+    left = next((each for each in found if each.field != "block"), None)
+    if left is None:
+        return None
+    return Corrupt(
+        left.file, left.first, left.next, f"{left.what}; no repair mends it, and a start is refused"
+    )
 
 
 class _JournalVerifier:
@@ -171,6 +197,9 @@ class _JournalVerifier:
                 done = part.next
             if self.progress is not None:
                 self.progress(file.path, done - file.first, file.size)
+        surplus = self.scan.surplus.get(file.number, 0)
+        if surplus:
+            self.add_finding(name, file.size, file.size + surplus, SURPLUS.format(surplus), "end", NOTE)
 
     def _report_gap(self, name: str, file: JournalFile, gap: JournalGap, forced: int) -> None:
         torn = gap.first >= forced
@@ -256,11 +285,15 @@ class JournalScan:
         """Valid snapshots by number."""
         self.snapshot_faults: dict[int, Corrupt] = {}
         self.files: tuple[JournalFile, ...] = ()
-        """Files whose position in the journal is known."""
+        """Files whose position in the journal is known, without surplus bytes."""
+        self.surplus: dict[int, int] = {}
+        """Bytes after the end of a file, by number. They do not belong to the journal."""
         self.head_faults: dict[int, str] = {}
         """Why the header of a file cannot be used, by number."""
         self.identity: tuple[int, int] | None = None
         """(journal id, salt), if any file still has them."""
+        self._misplaced: set[int] = set()
+        """Numbers of files with the valid header, and so the entries, of another file."""
         self._read_checkpoint()
         firsts = self._read_heads()
         self._read_snapshots()
@@ -358,6 +391,7 @@ class JournalScan:
             self.identity = self.identity or (head.journal_id, head.salt)
             if (head.journal_id, head.salt, head.number) != (*self.identity, number):
                 self.head_faults[number] = f"it is file {head.number} of journal {head.journal_id:#x}"
+                self._misplaced.add(number)
         return {number: head.first for number, head in heads.items() if number not in self.head_faults}
 
     def _locate_files(self, firsts: dict[int, int]) -> None:
@@ -368,7 +402,7 @@ class JournalScan:
         listed = {file.number: file.first for head in self.snapshots.values() for file in head.files}
         sizes = {number: self.disk.size(self.path(number)) for number in self.numbers}
         for number in self.head_faults:
-            inside = self._first_lsn_of(number)
+            inside = self._first_lsn_of(number) if number not in self._misplaced else None
             if inside is not None:
                 firsts[number] = inside
             elif number in listed or number == 1:
@@ -378,10 +412,18 @@ class JournalScan:
                 firsts[number] = firsts[number - 1] + sizes[number - 1]
             elif number not in firsts and number + 1 in firsts:
                 firsts[number] = max(0, firsts[number + 1] - sizes[number])
-        self.files = tuple(
-            JournalFile(self.disk.open_read(self.path(number)), number, firsts[number], sizes[number])
+        found = [
+            JournalFileFacts(number, firsts[number], sizes[number])
             for number in self.numbers
             if number in firsts
+        ]
+        facts = without_surplus(found, [head.files for head in self.snapshots.values()])
+        self.surplus = {
+            file.number: sizes[file.number] - file.size for file in facts if file.size < sizes[file.number]
+        }
+        self.files = tuple(
+            JournalFile(self.disk.open_read(self.path(file.number)), file.number, file.first, file.size)
+            for file in facts
         )
 
     def _first_lsn_of(self, number: int) -> int | None:

@@ -38,6 +38,7 @@ from journal.wal.recovery_rules import (
     decide_files,
     decide_start,
     decide_tail,
+    without_surplus,
 )
 
 SALT_SIZE: Final = 8
@@ -242,7 +243,14 @@ class JournalRecovery:
 
     def _check_files(self, numbers: list[int], head: SnapshotHead) -> FilesFacts:
         """Examine the files, and return the facts if the rules accept them. Raises Corrupt."""
-        files = [self._file_facts(number) for number in numbers]
+        found_files = [self._file_facts(number) for number in numbers]
+        files = list(without_surplus(found_files, self.file_lists))
+        for there, file in zip(found_files, files, strict=True):
+            if there.end > file.end:
+                surplus = there.end - file.end
+                self.report.warnings.append(
+                    f"{self._path(file.number)}: {surplus} bytes after its end, LSN {file.end}, are ignored"
+                )
         fallback = self.file_lists[-1]
         while True:
             found = FilesFacts(
@@ -319,6 +327,7 @@ class JournalRecovery:
                 self.checkpoint.journal_id, self.checkpoint.salt, file.number, file.first
             )
             opened = JournalFile.open(self._disk, self._folder, head, writable=file is kept[-1])
+            opened.size = file.size
             self.files.files = (*self.files.files, opened)
 
     def _replay(self, found: FilesFacts) -> JournalTail:

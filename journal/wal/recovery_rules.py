@@ -13,6 +13,7 @@ refused with its LSN, and nothing is changed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -94,7 +95,7 @@ class JournalFileFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class FilesFacts:
-    """Facts about the journal's files.
+    """Facts about the journal's files, without bytes after their ends (`without_surplus`).
 
     `files` is sorted by number. `listed` are listed by the snapshot, `fallback` by the previous one. `lsn`:
     where replay starts; `durable_lsn`, `file_number`: from the checkpoint.
@@ -162,6 +163,29 @@ class FilesFacts:
         """Obsolete files whose removal was interrupted."""
         kept = RequiredFiles.from_lists(self.listed, self.fallback)
         return tuple(file for file in self.files if not kept.contains(file.number))
+
+
+def without_surplus(
+    files: Sequence[JournalFileFacts], lists: Iterable[tuple[ListedFile, ...]]
+) -> tuple[JournalFileFacts, ...]:
+    """Return the files without bytes after their ends; `lists`: the file lists of the snapshots.
+
+    A file ends where the next one starts, as the header of the next one says. Without the next file, the end of a
+    file that was complete when a snapshot was made is in the list of the snapshot.
+    """
+    # The header of a file is written after the file before it is complete and durable, so bytes after that place were
+    # added by something that is not the journal.
+    firsts = {file.number: file.first for file in files if not file.fault}
+    listed = [files for files in lists if files]
+    complete = {file.number: file.end for files in listed for file in files[:-1]}
+    known = {file.number: file.end for files in listed for file in files}
+
+    def end_of(file: JournalFileFacts) -> int:
+        end = firsts.get(file.number + 1, complete.get(file.number, file.end))
+        least = max(file.first + FILE_HEADER_SIZE, known.get(file.number, 0))
+        return end if not file.fault and least <= end < file.end else file.end
+
+    return tuple(file._replace(size=end_of(file) - file.first) for file in files)
 
 
 class FilesAction(Enum):

@@ -155,6 +155,18 @@ def test_damage_is_found_named_and_mended(offline: Cli, journal: Path) -> None:
     assert offline("log", "repair", str(journal)).err == "nothing to repair\n"
 
 
+def test_a_repair_that_leaves_damage_has_exit_code_4(
+    offline: Cli, data: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(journal)
+    for module in ("tfmq.cli.log", "tfmq.broker.data_repair"):
+        monkeypatch.setattr(f"{module}.repair_journal", lambda *_, **__: [])
+    for folder in (data, journal):
+        for options in ((), ("--dry-run",)):
+            ran = offline("log", "repair", str(folder), *options)
+            assert ran.code == 4 and "a start is refused" in ran.err and "nothing to repair" not in ran.err
+
+
 def test_a_checkpoint_that_is_gone_is_told_and_made_anew(offline: Cli, journal: Path) -> None:
     (journal / "checkpoint").unlink()
     assert offline("log", "verify", str(journal)).code == 4

@@ -22,6 +22,7 @@ from journal.wal.recovery_rules import (
     decide_files,
     decide_start,
     decide_tail,
+    without_surplus,
 )
 from tests.journal.journals import CHECKPOINT, ONE, Journal, opened
 
@@ -61,6 +62,24 @@ def files(
     number: int = 0,
 ) -> str:
     return decide_files(FilesFacts(found, live, fallback or live, place, forced, number)).label
+
+
+def test_a_file_ends_where_the_next_one_starts_or_where_a_snapshot_has_its_end() -> None:
+    one, two, three = file(1, 0, 100), file(2, 100, 100), file(3, 200, 50)
+    live = (ListedFile(1, 0, 100), ListedFile(3, 200, 230))
+
+    def sizes(*found: JournalFileFacts) -> list[int]:
+        return [each.size for each in without_surplus(found, [(), live])]
+
+    assert sizes(one, two, three) == [100, 100, 50]
+    assert sizes(one._replace(size=170), two._replace(size=101), three) == [100, 100, 50]
+    assert sizes(one._replace(size=350), three._replace(size=500)) == [100, 500]
+    damaged = two._replace(fault="damaged")
+    assert sizes(file(2, 100, 120), file(3, 0, 500, "damaged")) == [120, 500]
+    assert sizes(one._replace(size=170), damaged._replace(first=0), three) == [100, 100, 50]
+    # Nothing that a snapshot has is cut off because of a header.
+    assert sizes(file(1, 0, 170), file(2, 90, 100)) == [170, 100]
+    assert sizes(file(1, 100, 170), file(2, 90, 100)) == [170, 100]
 
 
 def test_the_rows_of_the_files_table() -> None:

@@ -16,9 +16,10 @@ from journal.fsck.wal_repair import (
     _filler_sizes,
     repair_journal,
 )
-from journal.fsck.wal_verify import verify_journal
+from journal.fsck.wal_verify import unrepaired_damage, verify_journal
 from journal.testing import SimulatedDisk, crash_states
-from journal.wal.file import FILE_HEADER_SIZE
+from journal.wal.entry import encode_filler
+from journal.wal.file import FILE_HEADER_SIZE, decode_header, encode_header
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, SMALL, Journal, Seen, opened
 from tests.scale import scaled, seeded
 
@@ -163,6 +164,19 @@ def test_several_missing_files_behind_each_other_are_made_again(missing: tuple[i
     assert journal.store.end_offset == end
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_file_in_the_place_of_another_one_is_not_taken_for_it(journal: Journal, number: int) -> None:
+    rows, end = list(journal.state.seen), journal.store.end_offset
+    lost = journal.store.files[number - 1]
+    other = journal.file(1 if number > 1 else 2)
+    journal.disk.write_file(journal.file(number), journal.disk.read_file(other))
+    mended(journal)
+    assert kept(journal) == [
+        row for row in rows if not lost.first <= row[0] < lost.first + lost.size or row[0] < rows[12][0]
+    ]
+    assert journal.store.end_offset >= end
+
+
 def test_a_file_that_is_shorter_than_it_was_is_filled_up(journal: Journal) -> None:
     rows = list(journal.state.seen)
     for number in (2, journal.numbers[-1]):
@@ -171,6 +185,61 @@ def test_a_file_that_is_shorter_than_it_was_is_filled_up(journal: Journal) -> No
     mended(journal)
     assert [row for row in kept(journal) if row[0] < rows[12][0]] == rows[:12], "the snapshot still says it"
     assert journal.store.end_offset >= rows[-1][0]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("added", ["garbage", "entries", "filler", "zeros"])
+def test_bytes_after_the_end_of_a_complete_file_cost_no_entry(number: int, added: str) -> None:
+    journal = opened().sent(19)
+    journal.checkpoint()
+    journal.kill()
+    rows, path, end = list(journal.state.seen), journal.file(number), journal.store.files[number - 1]
+    whole, lsn = journal.disk.read_file(path), end.first + end.size
+    surplus = {
+        "garbage": bytes(range(1, 200)) * 3,
+        "entries": whole[FILE_HEADER_SIZE + ONE // 2 :],
+        # What an earlier release's repair wrote.
+        "filler": encode_filler(3 * ONE, lsn, 0, journal.store._seed),
+        "zeros": bytes(2 * ONE),
+    }[added]
+    journal.disk.write_file(path, whole + surplus)
+    assert not verify_journal(journal.disk, FOLDER).damaged
+    journal.open()
+    assert kept(journal) == rows and not journal.state.lost
+    assert any(f"{len(surplus)} bytes after its end" in text for text in journal.store.recovery.warnings)
+    (done,) = mended(journal)
+    assert (done.file, done.first, done.lost) == (path, len(whole), 0)
+    assert journal.disk.read_file(path) == whole
+    assert journal.disk.read_file(path + ".damaged") == whole + surplus
+    assert kept(journal) == rows and not journal.state.lost
+
+
+def test_damage_before_surplus_bytes_is_filled_up_to_the_next_file_and_no_further() -> None:
+    journal = opened().sent(12)
+    journal.checkpoint()
+    journal.kill()
+    rows, path = list(journal.state.seen), journal.file(1)
+    whole = journal.disk.read_file(path)
+    journal.disk.write_file(path, whole[: -ONE // 2] + b"?" * 2 * ONE)
+    assert [done.lost for done in mended(journal)] == [ONE, 0]
+    assert kept(journal) == rows and journal.state.lost == {rows[4][0]}
+    assert len(journal.disk.read_file(path)) == len(whole)
+
+
+def test_what_a_repair_leaves_refused_is_named() -> None:
+    journal = opened().sent(19)
+    journal.checkpoint()
+    path, file = journal.file(3), journal.store.files[2]
+    assert unrepaired_damage(journal.disk, FOLDER) is None
+    header = decode_header(journal.disk.read_file(path), path)
+    journal.disk.damage(path, 0, encode_header(header._replace(first=file.first - 7)))
+    with pytest.raises(Corrupt):
+        journal.open()
+    repair_journal(journal.disk, FOLDER)
+    with pytest.raises(Corrupt) as refused:
+        journal.open()
+    left = unrepaired_damage(journal.disk, FOLDER)
+    assert left is not None and left.path == refused.value.path
 
 
 def test_a_lost_checkpoint_is_made_anew_from_the_snapshots(journal: Journal) -> None:

@@ -31,7 +31,7 @@ from journal.fsck.log_verify import (
     verify,
 )
 from journal.fsck.wal_repair import NO_LSN, RepairedJournalRange, repair_journal
-from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, verify_journal
+from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, unrepaired_damage, verify_journal
 from journal.log.checkpoint import (
     LogCheckpoint,
     LogCheckpointFile,
@@ -934,6 +934,8 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairRe
         try:
             known = applied_lsn(view, data)
             done.journal += repair_journal(view, transactions, dry_run=dry_run, known_lsn=known)
+            if not (dry_run and done.journal):
+                done.failed += filter(None, [unrepaired_damage(view, transactions)])
         except Corrupt as error:
             done.failed.append(error)
     if is_bucket_folder(view, delay):

@@ -22,7 +22,7 @@ from journal.errors import Corrupt, Locked, NewerFormat
 from journal.fsck.log_repair import remove_originals, repair
 from journal.fsck.log_verify import DamagedRange, VerifyReport, find_log_id, scan_segment, verify
 from journal.fsck.wal_repair import RepairedJournalRange, repair_journal
-from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, verify_journal
+from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, unrepaired_damage, verify_journal
 from journal.log.segment import Segment
 from journal.record.block import Block
 from journal.record.format import (
@@ -387,6 +387,8 @@ def repair_path(disk: Disk, path: str, *, dry_run: bool) -> DataRepairResult:
         store_id = CatalogSurvey(disk, str(delay.parent)).state.delay_store
         buckets = repair_buckets(disk, str(delay), dry_run=dry_run, store_id=store_id)
     lost = [each for folder in folders if (each := lost_partition(disk, str(folder))) is not None]
+    if journal is not None and not (dry_run and entries):
+        lost += filter(None, [unrepaired_damage(disk, str(journal))])
     return DataRepairResult([], logs, entries, buckets, lost)
 
 
