@@ -50,7 +50,6 @@ LEASED_ID_MIN: Final = 16
 delayed batch) and are not counted by a piece.
 """
 
-
 SURPLUS: Final = "{} bytes are after the end of the file, where the next one starts; a start ignores them"
 
 
@@ -84,9 +83,17 @@ def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
     """
     if not is_journal(disk, folder):
         return None
-    # Messages that fail the checksum of their block are refused by the commit, not by a start.
-    found = [each for each in verify_journal(disk, folder).findings if each.weight == DAMAGE]
-    left = next((each for each in found if each.field != "block"), None)
+    scan = JournalScan(disk, folder)
+    try:
+        found = _JournalVerifier(scan, False, None).run().findings
+        facts = scan.files_facts()
+        obsolete = {scan.path(file.number) for file in facts.obsolete} if facts is not None else ()
+    finally:
+        scan.close()
+    # Messages that fail the checksum of their block are refused by the commit, not by a start, which removes obsolete
+    # files without reading them.
+    refused = [each for each in found if each.weight == DAMAGE and each.field != "block"]
+    left = next((each for each in refused if each.file not in obsolete), None)
     if left is None:
         return None
     return Corrupt(

@@ -242,6 +242,23 @@ def test_what_a_repair_leaves_refused_is_named() -> None:
     assert left is not None and left.path == refused.value.path
 
 
+def test_damage_of_an_obsolete_file_that_the_next_start_removes_is_not_left_by_a_repair() -> None:
+    journal = opened().sent(12)
+    obsolete = journal.disk.read_file(journal.file(1))
+    journal.settle(1)
+    for epoch in range(2, 5):
+        journal.sent(6, epoch)
+        journal.settle(epoch)
+        journal.store.force()
+        journal.checkpoint()
+    assert 1 not in journal.numbers
+    journal.disk.write_file(journal.file(1), obsolete[: -ONE // 2])
+    repair_journal(journal.disk, FOLDER)
+    assert unrepaired_damage(journal.disk, FOLDER) is None
+    journal.open()
+    assert 1 not in journal.numbers
+
+
 def test_a_lost_checkpoint_is_made_anew_from_the_snapshots(journal: Journal) -> None:
     rows = list(journal.state.seen)
     for data in (None, b"?" * 8192):
