@@ -187,8 +187,8 @@ _STORE: Final = (
         "a-missing-store-is-begun-anew",
         "a start without the store that its partitions know is refused",
         "tfmq/broker/startup.py",
-        "    if house.catalog.state.delay_store and not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):\n",
-        "    if not house.catalog.state.next_id:\n",
+        "    if not house.catalog.state.delay_store or house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):\n",
+        "    if house.catalog.state.next_id:\n",
         [OPENING],
     ),
     Mutant(
