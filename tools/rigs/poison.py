@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import tfmq
-from tfmq.client import backoff
 from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.worker import runner
 from tfmq.dead_letters import store as waits
 from tfmq.dead_letters.admin import Desk
 from tfmq.dead_letters.model import RETRYING, WAITING
@@ -120,7 +120,7 @@ def kind_of(number: int) -> str:
 
 
 def main() -> None:
-    backoff.FIRST_SECONDS = PAUSE_SECONDS  # type: ignore[misc]
+    runner.HANDLER_PAUSE_SECONDS = PAUSE_SECONDS  # type: ignore[misc]
     waits.FIRST_MS, waits.MAX_MS = WAIT_MS, WAIT_MS_MAX  # type: ignore[misc]
     GroupDeadLetterStore.lease_seconds = LEASE_SECONDS
     address, topic, store, folder, number = sys.argv[1:]
