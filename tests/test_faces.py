@@ -1,7 +1,5 @@
 """Three faces, one contract: blocking, asyncio and Twisted have the same names, parameters and docs."""
 
-import asyncio
-import contextlib
 import inspect
 import re
 from typing import Any
@@ -10,6 +8,7 @@ import pytest
 
 import tfmq
 from tfmq import aio, twisted
+from tfmq.client.admin.admin import AdminCore
 
 FACES = {
     "Producer": (tfmq.Producer, aio.Producer, twisted.Producer),
@@ -147,54 +146,21 @@ def returned(member: Any) -> str:
     return found if isinstance(found, str) else inspect.formatannotation(found)
 
 
-class Told:
-    """Stands for what does the work: every call of it gives back itself, as (name, arguments)."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments, **named: (name, arguments, named)
+def operation(member: Any) -> Any:
+    """The function that a derived method runs."""
+    return inspect.unwrap(member)
 
 
-class Straight:
-    """A driver that gives what it is to run."""
-
-    lock = contextlib.nullcontext()
-
-    def run(self, call: Any) -> Any:
-        return call
-
-    async def awaited(self, call: Any) -> Any:
-        return call
+@pytest.mark.parametrize("face", FACES["Admin"], ids=lambda face: face.__module__)
+def test_each_method_of_an_admin_runs_the_operation_of_its_name(face: type) -> None:
+    for name, member in public(face).items():
+        if name != "close":
+            assert operation(member) is vars(AdminCore)[name], name
+            assert (member.__module__, member.__qualname__) == (face.__module__, f"Admin.{name}")
 
 
-def passed_on(face: type, name: str) -> Any:
-    """What a method of `face` asks for, with arguments that cannot be taken for each other."""
-    made = face.__new__(face)
-    driver = Straight()
-    if face is not tfmq.Admin:
-        driver.run = driver.awaited  # type: ignore[method-assign]
-    made._operations, made._driver = Told(), driver
-    places = [each for each in parameters(vars(face)[name])[1:] if each.kind is not each.VAR_KEYWORD]
-    positional = [f"<{each.name}>" for each in places if each.kind is not each.KEYWORD_ONLY]
-    named = {each.name: f"<{each.name}>" for each in places if each.kind is each.KEYWORD_ONLY}
-    found = getattr(made, name)(*positional, **named)
-    if face is twisted.Admin:
-        results: list[Any] = []
-        found.addBoth(results.append)
-        (found,) = results
-    elif inspect.isawaitable(found):
-        found = asyncio.run(found)  # type: ignore[arg-type]
-    return found
-
-
-def asked_for(name: str) -> bool:
-    """Whether the blocking face only passes its arguments on."""
-    return f"self._driver.run(self._operations.{name}(" in inspect.getsource(vars(tfmq.Admin)[name])
-
-
-@pytest.mark.parametrize("name", sorted(filter(asked_for, public(tfmq.Admin))))
-@pytest.mark.parametrize("face", [aio.Admin, twisted.Admin], ids=["aio", "twisted"])
-def test_admins_of_all_faces_pass_on_the_same_arguments_in_the_same_order(face: type, name: str) -> None:
-    assert passed_on(face, name) == passed_on(tfmq.Admin, name)
-    told, *arguments = passed_on(tfmq.Admin, name)
-    wanted = [each.name for each in parameters(vars(tfmq.Admin)[name])[1:]]
-    assert told == name and [each for each in wanted if f"<{each}>" not in str(arguments)] == []
+def test_wrong_arguments_are_refused_in_the_words_of_python() -> None:
+    with pytest.raises(
+        TypeError, match=r"^Admin\.create_topic\(\) missing 1 required positional argument: 'name'"
+    ):
+        tfmq.Admin("127.0.0.1:1").create_topic()  # type: ignore[call-arg]

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import tzinfo
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 import tfmq.admin
-from tfmq.client.admin.admin import AdminCore, PartitionPosition
-from tfmq.client.admin.delayed import (
-    DelayedCounts,
-    DelayedDescription,
-    DelayedQuery,
-    Rescheduled,
-    ScheduleDescription,
-    ScheduleRequest,
-)
-from tfmq.client.admin.models import (
-    CommitGroupDescription,
-    CommitGroupEnd,
-    GroupDescription,
-    GroupSummary,
-    LocatedPosition,
-    PurgeResult,
-    TopicDescription,
-    TransactionDescription,
-    TransactionEnd,
-)
+from tfmq.client.admin.admin import AdminCore
 from tfmq.client.connection.addresses import describe_client
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.client.connection.factory import make_client_parts
-from tfmq.client.connection.requests import Topic
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.faces import copy_docs_from
-from tfmq.client.send.delivery_time import Delay, Moment
+from tfmq.client.faces import awaitable, copy_docs_from
 
 
 @copy_docs_from(tfmq.admin.Admin)
@@ -51,211 +29,44 @@ class Admin:
     ) -> None:
         _, self._driver, _ = make_client_parts(servers, DeferredDriver, client_id=client_id, operator=True)
         self._driver.reactor = reactor
-        self._operations = AdminCore(self._driver.link, timeout)
+        self._core = AdminCore(self._driver.link, timeout)
 
-    @deferred
-    async def ping(self) -> int:
-        return await self._driver.run(self._operations.ping())
-
-    @deferred
-    async def status(self) -> dict[str, Any]:
-        return await self._driver.run(self._operations.status())
-
-    @deferred
-    async def topics(self) -> list[Topic]:
-        return await self._driver.run(self._operations.topics())
-
-    @deferred
-    async def topic(self, name: str) -> TopicDescription:
-        return await self._driver.run(self._operations.topic(name))
-
-    @deferred
-    async def create_topic(
-        self, name: str, partitions: int | None = None, settings: Mapping[str, Any] | None = None
-    ) -> TopicDescription:
-        return await self._driver.run(self._operations.create_topic(name, partitions, settings))
-
-    @deferred
-    async def grow_topic(self, name: str, partitions: int) -> int:
-        return await self._driver.run(self._operations.grow_topic(name, partitions))
-
-    @deferred
-    async def set_topic(self, name: str, settings: Mapping[str, Any]) -> TopicDescription:
-        return await self._driver.run(self._operations.set_topic(name, settings))
-
-    @deferred
-    async def delete_topic(self, name: str) -> bool:
-        return await self._driver.run(self._operations.delete_topic(name))
-
-    @deferred
-    async def resume(self, topic: str, partition: int) -> str:
-        return await self._driver.run(self._operations.resume(topic, partition))
-
-    @deferred
-    async def truncate_before(self, topic: str, partition: int, offset: int) -> int:
-        return await self._driver.run(self._operations.truncate_before(topic, partition, offset))
-
-    @deferred
-    async def purge(
-        self, topic: str, partition: int | None = None, before: PartitionPosition = "latest"
-    ) -> PurgeResult:
-        return await self._driver.run(self._operations.purge(topic, partition, before))
-
-    @deferred
-    async def locate(self, topic: str, partition: int, place: PartitionPosition) -> LocatedPosition:
-        return await self._driver.run(self._operations.locate(topic, partition, place))
-
-    @deferred
-    async def groups(self) -> list[GroupSummary]:
-        return await self._driver.run(self._operations.groups())
-
-    @deferred
-    async def group(self, name: str) -> GroupDescription:
-        return await self._driver.run(self._operations.group(name))
-
-    @deferred
-    async def reset_group(
-        self,
-        name: str,
-        topic: str,
-        place: PartitionPosition,
-        partition: int | None = None,
-        *,
-        create: bool = False,
-    ) -> dict[int, int]:
-        return await self._driver.run(self._operations.reset_group(name, topic, place, partition, create))
-
-    @deferred
-    async def delete_group(self, name: str) -> bool:
-        return await self._driver.run(self._operations.delete_group(name))
-
-    @deferred
-    async def transactions(
-        self,
-        states: Sequence[str] | None = None,
-        *,
-        group: str | None = None,
-        after: int = 0,
-        limit: int | None = None,
-    ) -> list[TransactionDescription]:
-        return await self._driver.run(self._operations.transactions(states, group, after, limit))
-
-    @deferred
-    async def transaction(self, xid: str, epoch: int = 0) -> TransactionDescription:
-        return await self._driver.run(self._operations.transaction(xid, epoch))
-
-    @deferred
-    async def commit_transaction(
-        self, xid: str, epoch: int = 0, *, heuristic: bool = True, force: bool = False
-    ) -> TransactionEnd:
-        return await self._driver.run(self._operations.commit_transaction(xid, epoch, heuristic, force))
-
-    @deferred
-    async def rollback_transaction(
-        self, xid: str, epoch: int = 0, *, heuristic: bool = True
-    ) -> TransactionEnd:
-        return await self._driver.run(self._operations.rollback_transaction(xid, epoch, heuristic))
-
-    @deferred
-    async def forget_transaction(self, xid: str, epoch: int = 0) -> bool:
-        return await self._driver.run(self._operations.forget_transaction(xid, epoch))
-
-    @deferred
-    async def commit_groups(self) -> list[CommitGroupDescription]:
-        return await self._driver.run(self._operations.commit_groups())
-
-    @deferred
-    async def commit_group(
-        self,
-        name: str,
-        sequence: int,
-        run: str,
-        transactions: Sequence[tuple[str, int]],
-        rows: int,
-        *,
-        other_total: bool = False,
-    ) -> CommitGroupEnd:
-        operation = self._operations.commit_group(name, sequence, run, transactions, rows, other_total)
-        return await self._driver.run(operation)
-
-    @deferred
-    async def abort_commit_group(self, name: str, sequence: int, run: str) -> str:
-        return await self._driver.run(self._operations.abort_commit_group(name, sequence, run))
-
-    @deferred
-    async def forget_commit_group(self, name: str) -> bool:
-        return await self._driver.run(self._operations.forget_commit_group(name))
-
-    @deferred
-    async def delayed(
-        self,
-        topic: str | None = None,
-        *,
-        partition: int | None = None,
-        key: str | bytes | None = None,
-        first: Moment | None = None,
-        end: Moment | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-    ) -> list[DelayedDescription]:
-        asked = DelayedQuery(topic, partition, key, first, end)
-        return await self._driver.run(self._operations.delayed(asked, after, limit))
-
-    @deferred
-    async def delayed_histogram(self, edges: Sequence[Moment], topic: str | None = None) -> DelayedCounts:
-        return await self._driver.run(self._operations.delayed_histogram(edges, topic))
-
-    @deferred
-    async def describe_delayed(self, handle: str) -> DelayedDescription:
-        return await self._driver.run(self._operations.describe_delayed(handle))
-
-    @deferred
-    async def cancel(self, handle: str) -> str:
-        return await self._driver.run(self._operations.cancel(handle))
-
-    @deferred
-    async def reschedule(
-        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
-    ) -> Rescheduled:
-        return await self._driver.run(self._operations.reschedule(handle, delay, deliver_at))
-
-    @deferred
-    async def schedule(
-        self,
-        cron: str,
-        topic: str,
-        payload: Any,
-        *,
-        name: str | None = None,
-        timezone: str | tzinfo = "UTC",
-        key: bytes | str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        partition: int | None = None,
-        misfire: str = "one",
-    ) -> ScheduleDescription:
-        wish = ScheduleRequest(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
-        return await self._driver.run(self._operations.schedule(wish))
-
-    @deferred
-    async def schedules(self) -> list[ScheduleDescription]:
-        return await self._driver.run(self._operations.schedules())
-
-    @deferred
-    async def describe_schedule(self, name: str) -> ScheduleDescription:
-        return await self._driver.run(self._operations.describe_schedule(name))
-
-    @deferred
-    async def pause_schedule(self, name: str) -> ScheduleDescription:
-        return await self._driver.run(self._operations.pause_schedule(name))
-
-    @deferred
-    async def resume_schedule(self, name: str) -> ScheduleDescription:
-        return await self._driver.run(self._operations.resume_schedule(name))
-
-    @deferred
-    async def remove_schedule(self, name: str) -> bool:
-        return await self._driver.run(self._operations.remove_schedule(name))
+    ping = deferred(awaitable(AdminCore.ping))
+    status = deferred(awaitable(AdminCore.status))
+    topics = deferred(awaitable(AdminCore.topics))
+    topic = deferred(awaitable(AdminCore.topic))
+    create_topic = deferred(awaitable(AdminCore.create_topic))
+    grow_topic = deferred(awaitable(AdminCore.grow_topic))
+    set_topic = deferred(awaitable(AdminCore.set_topic))
+    delete_topic = deferred(awaitable(AdminCore.delete_topic))
+    resume = deferred(awaitable(AdminCore.resume))
+    truncate_before = deferred(awaitable(AdminCore.truncate_before))
+    purge = deferred(awaitable(AdminCore.purge))
+    locate = deferred(awaitable(AdminCore.locate))
+    groups = deferred(awaitable(AdminCore.groups))
+    group = deferred(awaitable(AdminCore.group))
+    reset_group = deferred(awaitable(AdminCore.reset_group))
+    delete_group = deferred(awaitable(AdminCore.delete_group))
+    transactions = deferred(awaitable(AdminCore.transactions))
+    transaction = deferred(awaitable(AdminCore.transaction))
+    commit_transaction = deferred(awaitable(AdminCore.commit_transaction))
+    rollback_transaction = deferred(awaitable(AdminCore.rollback_transaction))
+    forget_transaction = deferred(awaitable(AdminCore.forget_transaction))
+    commit_groups = deferred(awaitable(AdminCore.commit_groups))
+    commit_group = deferred(awaitable(AdminCore.commit_group))
+    abort_commit_group = deferred(awaitable(AdminCore.abort_commit_group))
+    forget_commit_group = deferred(awaitable(AdminCore.forget_commit_group))
+    delayed = deferred(awaitable(AdminCore.delayed))
+    delayed_histogram = deferred(awaitable(AdminCore.delayed_histogram))
+    describe_delayed = deferred(awaitable(AdminCore.describe_delayed))
+    cancel = deferred(awaitable(AdminCore.cancel))
+    reschedule = deferred(awaitable(AdminCore.reschedule))
+    schedule = deferred(awaitable(AdminCore.schedule))
+    schedules = deferred(awaitable(AdminCore.schedules))
+    describe_schedule = deferred(awaitable(AdminCore.describe_schedule))
+    pause_schedule = deferred(awaitable(AdminCore.pause_schedule))
+    resume_schedule = deferred(awaitable(AdminCore.resume_schedule))
+    remove_schedule = deferred(awaitable(AdminCore.remove_schedule))
 
     @deferred
     async def close(self) -> None:

@@ -10,7 +10,6 @@ from tests.client.fake_delays import NOW_MS, Waiting
 from tests.client.in_doubt_broker import InDoubtBroker, row
 from tests.client.rig import Rig
 from tfmq.client.admin.admin import AdminCore, locate_fields
-from tfmq.client.admin.delayed import DelayedQuery
 from tfmq.errors import (
     BadRequest,
     ConnectionFailed,
@@ -131,8 +130,8 @@ def test_a_purge_before_a_time_in_the_future_removes_nothing(rig: Rig, admin: Ad
 
 def test_a_group_is_put_to_one_place_in_all_partitions_or_one(rig: Rig, admin: AdminCore) -> None:
     rig.run(admin.create_topic("orders", 2, None))
-    assert rig.run(admin.reset_group("g", "orders", "latest", None, False)) == {0: 1, 1: 1}
-    assert rig.run(admin.reset_group("g", "orders", "earliest", 1, False)) == {1: 0}
+    assert rig.run(admin.reset_group("g", "orders", "latest", None)) == {0: 1, 1: 1}
+    assert rig.run(admin.reset_group("g", "orders", "earliest", 1)) == {1: 0}
     (offset,) = rig.broker.reset.offsets  # type: ignore[attr-defined]
     assert offset == ("orders", 9, 1, 0, 0, 2)
 
@@ -144,7 +143,7 @@ def test_one_offset_or_ordinal_for_several_partitions_is_refused(
     rig.run(admin.create_topic("orders", 2, None))
     for operation in (
         admin.purge("orders", None, place),
-        admin.reset_group("g", "orders", place, None, False),
+        admin.reset_group("g", "orders", place, None),
     ):
         with pytest.raises(BadRequest, match=f"has 2 partitions, and {what} belongs to one of them"):
             rig.run(operation)
@@ -165,8 +164,8 @@ def test_no_offset_after_the_end_is_one_to_truncate_at_or_to_go_on_at(rig: Rig, 
     rig.run(admin.create_topic("orders", 2, None))
     for operation, outcome in (
         (admin.truncate_before("orders", 0, 10**9), "nothing was removed"),
-        (admin.reset_group("g", "orders", 10**9, 0, False), "no offset was changed"),
-        (admin.reset_group("g", "orders", Ordinal(7), 0, False), "no offset was changed"),
+        (admin.reset_group("g", "orders", 10**9, 0), "no offset was changed"),
+        (admin.reset_group("g", "orders", Ordinal(7), 0), "no offset was changed"),
     ):
         with pytest.raises(
             OffsetOutOfRange, match=rf"Partition 0 of orders ends at .* is not there, and {outcome}"
@@ -186,8 +185,8 @@ def test_a_topic_has_a_partition_at_least(rig: Rig, admin: AdminCore) -> None:
 def test_a_group_that_is_not_there_is_set_only_where_that_is_meant(rig: Rig, admin: AdminCore) -> None:
     rig.run(admin.create_topic("orders", 2, None))
     with pytest.raises(NotAllowed, match=r"no group 'gg'\. Did you mean 'g'\? With create=True it is made"):
-        rig.run(admin.reset_group("gg", "orders", "earliest", None, False))
-    assert rig.run(admin.reset_group("gg", "orders", "earliest", None, True)) == {0: 0, 1: 0}
+        rig.run(admin.reset_group("gg", "orders", "earliest", None))
+    assert rig.run(admin.reset_group("gg", "orders", "earliest", None, create=True)) == {0: 0, 1: 0}
 
 
 @pytest.mark.parametrize("settings", [None, "retention.seconds=7d", ["retention.seconds"]])
@@ -207,11 +206,11 @@ def test_the_rest(rig: Rig, admin: AdminCore) -> None:
 
 def test_what_waits_is_listed_counted_described_moved_and_taken_back(rig: Rig, admin: AdminCore) -> None:
     rig.broker.waiting = [Waiting(NOW_MS + 1000 * n, n, "orders", 0, b"r" * 20) for n in range(5)]
-    found = rig.run(admin.delayed(DelayedQuery("orders", first=NOW_MS / 1000 + 1), None, 3))
+    found = rig.run(admin.delayed("orders", first=NOW_MS / 1000 + 1, limit=3))
     assert [each.due_ms - NOW_MS for each in found] == [1000, 2000, 3000]
     assert rig.run(admin.delayed_histogram([0, NOW_MS / 1000 + 2, 1 << 40], "orders")).counts == (2, 3)
     assert rig.run(admin.describe_delayed(found[0].handle)) == found[0]
-    moved = rig.run(admin.reschedule(found[0].handle, None, 1 << 37))
+    moved = rig.run(admin.reschedule(found[0].handle, deliver_at=1 << 37))
     assert rig.run(admin.describe_delayed(moved.handle)).due_ms == 1000 << 37
     assert rig.run(admin.cancel(moved.handle)) == "cancelled"
     assert [each.number for each in rig.broker.waiting] == [0, 2, 3, 4]
@@ -225,10 +224,10 @@ def in_doubt(*rows: tuple[str, int]) -> tuple[Rig, InDoubtBroker, AdminCore]:
 
 def test_pages_on_which_nothing_is_wanted_are_passed() -> None:
     rig, _, admin = in_doubt(*((f"x-{number}", number) for number in range(1, 2502)))
-    assert [each.epoch for each in rig.run(admin.transactions(["open"], None, 0, None))] == []
+    assert [each.epoch for each in rig.run(admin.transactions(["open"]))] == []
     rig, broker, admin = in_doubt(*((f"x-{number}", number) for number in range(1, 2502)))
     broker.rows[2200]["state"] = "applying"
-    assert [each.epoch for each in rig.run(admin.transactions(["applying"], None, 0, None))] == [2201]
+    assert [each.epoch for each in rig.run(admin.transactions(["applying"]))] == [2201]
 
 
 @pytest.mark.parametrize(
@@ -251,29 +250,29 @@ def test_states_and_limits_that_are_none_are_told(
 ) -> None:
     rig, broker, admin = in_doubt(("x", 1))
     with pytest.raises(error, match=sentence):
-        rig.run(admin.transactions(states, None, 0, limit))
+        rig.run(admin.transactions(states, limit=limit))
     assert not any(isinstance(each, commands.ListTransactions) for each in broker.requests)
 
 
 def test_all_transactions_are_listed_however_many_pages_they_fill() -> None:
     rig, broker, admin = in_doubt(*((f"x-{number}", number) for number in range(1, 2502)))
-    found = rig.run(admin.transactions(None, None, 0, None))
+    found = rig.run(admin.transactions())
     assert [each.epoch for each in found] == list(range(1, 2502))
     asked = [request for request in broker.requests if isinstance(request, commands.ListTransactions)]
     assert [request.after for request in asked] == [0, 1000, 2000]
-    assert len(rig.run(admin.transactions(["prepared"], "shop", 0, 1500))) == 1500
+    assert len(rig.run(admin.transactions(["prepared"], group="shop", limit=1500))) == 1500
     assert broker.requests[-1] == commands.ListTransactions(["prepared"], 1000, 500, "shop")
-    assert [each.epoch for each in rig.run(admin.transactions(None, None, 2499, 7))] == [2500, 2501]
-    assert rig.run(admin.transactions(None, None, 0, 0)) == []
+    assert [each.epoch for each in rig.run(admin.transactions(after=2499, limit=7))] == [2500, 2501]
+    assert rig.run(admin.transactions(limit=0)) == []
 
 
 def test_a_decision_names_the_very_transaction_that_bears_the_xid() -> None:
     rig, broker, admin = in_doubt(("order", 3), ("other", 5), ("order", 8))
     broker.rows[-1]["dropped"] = 2
     assert rig.run(admin.transaction("order", 3)).epoch == 3
-    assert rig.run(admin.commit_transaction("order", 0, True)) == ("order", 8, "committed", 2, 0)
-    assert rig.run(admin.commit_transaction("order", 3, False)).state == "committed"
-    assert rig.run(admin.rollback_transaction("other", 0, True)).state == "heuristic_rolled_back"
+    assert rig.run(admin.commit_transaction("order", 0)) == ("order", 8, "committed", 2, 0)
+    assert rig.run(admin.commit_transaction("order", 3, heuristic=False)).state == "committed"
+    assert rig.run(admin.rollback_transaction("other", 0)).state == "heuristic_rolled_back"
     assert rig.run(admin.forget_transaction("order", 0)) is True
     assert broker.decided == [
         commands.CommitTransaction("order", 8, False, True, []),
@@ -287,8 +286,8 @@ def test_nothing_is_decided_of_a_transaction_that_is_not_known() -> None:
     rig, broker, admin = in_doubt(("order", 3))
     assert rig.run(admin.transaction("ordre", 0)).state == "unknown"
     for operation in (
-        admin.commit_transaction("ordre", 0, True),
-        admin.rollback_transaction("ordre", 0, True),
+        admin.commit_transaction("ordre", 0),
+        admin.rollback_transaction("ordre", 0),
         admin.forget_transaction("ordre", 0),
     ):
         with pytest.raises(UnknownTransaction, match="'ordre'"):
@@ -302,10 +301,10 @@ def test_commit_groups_are_listed_committed_aborted_and_forgotten() -> None:
     assert [(each.group, each.sequence, each.details) for each in found] == [
         (f"query-{number}", number, {"members": 4}) for number in range(3)
     ]
-    ended = rig.run(admin.commit_group("query-1", 7, "run", [("a", 1), ("b", 2)], 10, False))
+    ended = rig.run(admin.commit_group("query-1", 7, "run", [("a", 1), ("b", 2)], 10))
     assert ended == ("committed", False, 10, 1)
     with pytest.raises(GroupIncomplete):
-        rig.run(admin.commit_group("query-1", 7, "run", [("a", 1)], 10, False))
+        rig.run(admin.commit_group("query-1", 7, "run", [("a", 1)], 10))
     assert rig.run(admin.abort_commit_group("query-1", 8, "run")) == "aborted"
     assert [rig.run(admin.forget_commit_group("query-1")) for _ in range(2)] == [True, False]
 

@@ -1,6 +1,98 @@
-"""One description for both faces."""
+"""Methods that are derived from operations, and one description for all API variants."""
 
-from tfmq.client.faces import copy_docs_from
+import asyncio
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tfmq.client.drivers.twisted import deferred
+from tfmq.client.faces import awaitable, blocking, copy_docs_from, name_methods
+from tfmq.client.operation import Operation, Wait
+
+
+class Core:
+    def join(self, first: str, second: int = 2, *, third: bool = False) -> Operation[list[Any]]:
+        """Join them."""
+        yield Wait(())
+        return [first, second, third]
+
+
+class Driver:
+    """Runs an operation to its end at once."""
+
+    def run(self, operation: Operation[Any]) -> Any:
+        try:
+            while True:
+                next(operation)
+        except StopIteration as end:
+            return end.value
+
+
+class AsyncDriver(Driver):
+    async def run(self, operation: Operation[Any]) -> Any:
+        return super().run(operation)
+
+
+def count(found: list[Any]) -> int:
+    return len(found)
+
+
+class Face:
+    _core, _driver = Core(), Driver()
+
+
+@name_methods
+class Blocking(Face):
+    join = blocking(Core.join)
+    length = blocking(Core.join, count)
+
+
+@name_methods
+class Awaitable(Face):
+    _driver = AsyncDriver()
+    join = awaitable(Core.join)
+    length = awaitable(Core.join, count)
+
+
+@name_methods
+class Later(Awaitable):
+    join = deferred(awaitable(Core.join))
+    length = deferred(awaitable(Core.join, count))
+
+
+def results(call: Any) -> Iterator[Any]:
+    """What a method gives in each variant; a coroutine and a Deferred that need no loop end at once."""
+    yield call(Blocking())
+    yield asyncio.run(call(Awaitable()))
+    found: list[Any] = []
+    call(Later()).addBoth(found.append)
+    yield found[0]
+
+
+def test_a_derived_method_passes_its_arguments_on_and_gives_the_result() -> None:
+    assert list(results(lambda face: face.join("a"))) == [["a", 2, False]] * 3
+    assert list(results(lambda face: face.join("a", 3, third=True))) == [["a", 3, True]] * 3
+    assert list(results(lambda face: face.join(second=4, first="b"))) == [["b", 4, False]] * 3
+    assert list(results(lambda face: face.length("a"))) == [3] * 3
+
+
+@pytest.mark.parametrize(
+    ("face", "shown"),
+    [(Blocking, "{}"), (Awaitable, "{}"), (Later, "Deferred[{}]")],
+    ids=lambda each: str(each),
+)
+def test_a_derived_method_is_shown_as_a_written_one(face: type, shown: str) -> None:
+    for name, result in {"join": "list[Any]", "length": "int"}.items():
+        method: Any = getattr(face, name)
+        assert (method.__name__, method.__qualname__) == (name, f"{face.__name__}.{name}")
+        assert (method.__module__, method.__doc__) == (__name__, "Join them.")
+        parameters = inspect.signature(method).parameters
+        assert parameters == inspect.signature(Core.join).parameters
+        told = inspect.signature(method).return_annotation
+        assert str(told).replace("typing.", "") == shown.format(result)
+        assert inspect.iscoroutinefunction(method) == (face is Awaitable)
 
 
 class First:

@@ -30,7 +30,7 @@ WISH = ScheduleRequest("0 9 * * mon-fri", "reports", "go", "morning", "Europe/Be
 
 
 def test_a_schedule_is_made_and_its_topic_with_it(rig: Rig, admin: AdminCore) -> None:
-    found = rig.run(admin.schedule(WISH))
+    found = rig.run(admin.schedule(**WISH._asdict()))
     assert (found.name, found.state, found.next_ms, found.size_bytes) == ("morning", "active", NEXT_MS, 2)
     assert "reports" in rig.broker.incarnations
     (_, sent) = rig.broker.schedules["morning"]
@@ -41,17 +41,17 @@ def test_a_schedule_is_made_and_its_topic_with_it(rig: Rig, admin: AdminCore) ->
 
 def test_a_wish_that_makes_no_sense_makes_no_topic(rig: Rig, admin: AdminCore) -> None:
     with pytest.raises(BadRequest, match="no cron"):
-        rig.run(admin.schedule(WISH._replace(cron="daily")))
+        rig.run(admin.schedule(**WISH._replace(cron="daily")._asdict()))
     assert rig.broker.incarnations == {}
-    rig.run(admin.schedule(WISH))
+    rig.run(admin.schedule(**WISH._asdict()))
     rig.broker.plan(commands.AddSchedule, UnknownPartition("There is no partition 9."))
     with pytest.raises(UnknownPartition):
-        rig.run(admin.schedule(WISH._replace(name="other", partition=9)))
+        rig.run(admin.schedule(**WISH._replace(name="other", partition=9)._asdict()))
 
 
 def test_a_time_zone_may_be_its_name_or_the_zone_itself(rig: Rig, admin: AdminCore) -> None:
     for name, zone in (("a", ZoneInfo("Europe/Berlin")), ("b", "Europe/Berlin"), ("c", UTC)):
-        rig.run(admin.schedule(WISH._replace(name=name, timezone=zone)))
+        rig.run(admin.schedule(**WISH._replace(name=name, timezone=zone)._asdict()))
     assert [rig.broker.schedules[name][1].timezone for name in "abc"] == [
         "Europe/Berlin",
         "Europe/Berlin",
@@ -59,21 +59,21 @@ def test_a_time_zone_may_be_its_name_or_the_zone_itself(rig: Rig, admin: AdminCo
     ]
     for wrong in (timezone(timedelta(hours=1)), None, 1):
         with pytest.raises(TypeError, match="A time zone is its name"):
-            rig.run(admin.schedule(WISH._replace(timezone=wrong)))
+            rig.run(admin.schedule(**WISH._replace(timezone=wrong)._asdict()))
 
 
 def test_what_no_broker_takes_does_not_travel(rig: Rig, admin: AdminCore) -> None:
     with pytest.raises(MessageTooLarge, match="schedule's payload has 1048577 bytes"):
-        rig.run(admin.schedule(WISH._replace(payload=bytes((1 << 20) + 1))))
+        rig.run(admin.schedule(**WISH._replace(payload=bytes((1 << 20) + 1))._asdict()))
     with pytest.raises(BadRequest, match="field topic must be a name"):
-        rig.run(admin.schedule(WISH._replace(topic="../etc", name=None)))
+        rig.run(admin.schedule(**WISH._replace(topic="../etc", name=None)._asdict()))
     assert not rig.broker.requests
 
 
 def test_where_topics_are_not_made_by_themselves_that_is_said(rig: Rig, admin: AdminCore) -> None:
     rig.broker.auto_create = False
     with pytest.raises(UnknownTopic, match="tfmq topic create"):
-        rig.run(admin.schedule(WISH))
+        rig.run(admin.schedule(**WISH._asdict()))
 
 
 @pytest.mark.parametrize("action", [LOSE, CUT])
@@ -82,9 +82,9 @@ def test_an_answer_that_was_lost_is_asked_for_again_and_makes_no_second_one(
 ) -> None:
     rig.broker.plan(commands.AddSchedule, action)
     wish = WISH._replace(name=None)
-    found = rig.run(admin.schedule(wish))
+    found = rig.run(admin.schedule(**wish._asdict()))
     assert list(rig.broker.schedules) == [found.name]
-    assert rig.run(admin.schedule(wish)) == found
+    assert rig.run(admin.schedule(**wish._asdict())) == found
 
 
 def test_without_a_name_the_same_words_have_the_same_one_and_others_another() -> None:
@@ -121,12 +121,12 @@ def test_a_payload_is_bytes_text_or_none_for_a_tombstone() -> None:
 def test_all_are_listed_in_pages(rig: Rig, admin: AdminCore) -> None:
     assert rig.run(admin.schedules()) == []
     for name in "cabed":
-        rig.run(admin.schedule(WISH._replace(name=name)))
+        rig.run(admin.schedule(**WISH._replace(name=name)._asdict()))
     assert [each.name for each in rig.run(admin.schedules())] == list("abcde")
 
 
 def test_one_is_described_paused_resumed_and_removed(rig: Rig, admin: AdminCore) -> None:
-    rig.run(admin.schedule(WISH))
+    rig.run(admin.schedule(**WISH._asdict()))
     found = rig.run(admin.describe_schedule("morning"))
     assert found.cron == WISH.cron and found.message == Message(b"go", "k", "t", {})
     assert rig.run(admin.pause_schedule("morning")).state == "paused"
@@ -138,7 +138,7 @@ def test_one_is_described_paused_resumed_and_removed(rig: Rig, admin: AdminCore)
 
 
 def test_a_repeated_removal_cannot_hit_one_that_was_made_anew(rig: Rig, admin: AdminCore) -> None:
-    rig.run(admin.schedule(WISH))
+    rig.run(admin.schedule(**WISH._asdict()))
     broker = rig.broker
     removed = broker.remove_schedule
 
@@ -157,7 +157,7 @@ def test_a_repeated_removal_cannot_hit_one_that_was_made_anew(rig: Rig, admin: A
 def test_a_name_that_is_none_is_refused(rig: Rig, admin: AdminCore) -> None:
     for name in ("", "../etc", "a b"):
         with pytest.raises(BadRequest):
-            rig.run(admin.schedule(WISH._replace(name=name)))
+            rig.run(admin.schedule(**WISH._replace(name=name)._asdict()))
 
 
 def test_moments_are_told_as_the_clocks_of_the_zone_show_them() -> None:

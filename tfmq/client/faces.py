@@ -1,21 +1,122 @@
-"""Shared documentation of the API variants.
+"""Methods of the API variants, derived from the operations of `tfmq.client`.
 
-The asyncio and Twisted classes copy the docstrings of the blocking classes.
+    class Admin:
+        grow_topic = blocking(AdminCore.grow_topic)   # awaitable(...) for asyncio, deferred(awaitable(...)) for Twisted
+
+A derived method has the parameters and the docstring of the operation, and returns its result. It calls the operation
+with `self._core` in place of `self`, and runs it with `self._driver`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import cleandoc
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from inspect import cleandoc, formatannotation, signature
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, overload
+
+from tfmq.client.operation import Operation
 
 Variant = TypeVar("Variant")
+Core = TypeVar("Core")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Converted = TypeVar("Converted")
+
+
+@overload
+def blocking(
+    operation: Callable[Concatenate[Core, Parameters], Operation[Result]],
+) -> Callable[Concatenate[Any, Parameters], Result]: ...
+
+
+@overload
+def blocking(
+    operation: Callable[Concatenate[Core, Parameters], Operation[Result]],
+    convert: Callable[[Result], Converted],
+) -> Callable[Concatenate[Any, Parameters], Converted]: ...
+
+
+def blocking(operation: Callable[..., Operation[Any]], convert: Callable[[Any], Any] | None = None) -> Any:
+    """Return a method that runs `operation` to its end. `convert` is called with the result, outside of locks."""
+
+    @wraps(operation)
+    def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
+        result = self._driver.run(operation(self._core, *arguments, **named))
+        return result if convert is None else convert(result)
+
+    return set_result(method, converted_annotation(operation, convert))
+
+
+@overload
+def awaitable(
+    operation: Callable[Concatenate[Core, Parameters], Operation[Result]],
+) -> Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]]: ...
+
+
+@overload
+def awaitable(
+    operation: Callable[Concatenate[Core, Parameters], Operation[Result]],
+    convert: Callable[[Result], Converted],
+) -> Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Converted]]: ...
+
+
+def awaitable(operation: Callable[..., Operation[Any]], convert: Callable[[Any], Any] | None = None) -> Any:
+    """Return a coroutine method like `blocking`."""
+
+    @wraps(operation)
+    async def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
+        result = await self._driver.run(operation(self._core, *arguments, **named))
+        return result if convert is None else convert(result)
+
+    return set_result(method, converted_annotation(operation, convert))
+
+
+def set_result(method: Variant, annotation: str) -> Variant:
+    """Set the signature of a wrapper to that of the wrapped function, with another return annotation."""
+    wrapped: Any = method.__wrapped__  # type: ignore[attr-defined]
+    method.__annotations__ = {**wrapped.__annotations__, "return": annotation}
+    method.__signature__ = signature(wrapped).replace(return_annotation=annotation)  # type: ignore[attr-defined]
+    return method
+
+
+def converted_annotation(operation: Callable[..., Any], convert: Callable[[Any], Any] | None) -> str:
+    """Return the annotation of the result of a derived method."""
+    if isinstance(convert, type):
+        return convert.__name__
+    if convert is not None:
+        return return_annotation(convert)
+    found = signature(operation).return_annotation
+    if not isinstance(found, str):
+        return formatannotation(get_args(found)[-1])
+    return found.removeprefix("Operation[").removesuffix("]")
+
+
+def return_annotation(function: Callable[..., Any]) -> str:
+    """Return the annotation of a function's result, as text."""
+    found = signature(function).return_annotation
+    return found if isinstance(found, str) else formatannotation(found)
+
+
+def name_methods(face: type[Variant]) -> type[Variant]:
+    """Class decorator: give derived methods the names that they have in `face`.
+
+    Python's `TypeError` for wrong arguments shows these names.
+    """
+    for name, member in vars(face).items():
+        module, qualname = face.__module__, f"{face.__qualname__}.{name}"
+        function = member if hasattr(member, "__wrapped__") else None
+        if function is not None:
+            function.__name__, function.__module__ = name, module
+        while function is not None:
+            function.__qualname__ = qualname
+            function = getattr(function, "__wrapped__", None)
+    return face
 
 
 def copy_docs_from(other: type) -> Callable[[type[Variant]], type[Variant]]:
     """Return a class decorator that copies method docstrings from `other`.
 
-    A method's own docstring is appended to the copied one.
+    A method's own docstring is appended to the copied one. Also names the methods as `name_methods`.
     """
 
     def describe(face: type[Variant]) -> type[Variant]:
@@ -23,9 +124,9 @@ def copy_docs_from(other: type) -> Callable[[type[Variant]], type[Variant]]:
             theirs = getattr(other, name, None)
             if name.startswith("_") or not callable(member) or theirs is None:
                 continue
-            own = f"\n\n{member.__doc__}" if member.__doc__ else ""
+            own = f"\n\n{member.__doc__}" if member.__doc__ not in (None, theirs.__doc__) else ""
             member.__doc__ = f"{theirs.__doc__}{own}"
         face.__doc__ = f"{cleandoc(face.__doc__ or '')}\n\n{cleandoc(other.__doc__ or '')}"
-        return face
+        return name_methods(face)
 
     return describe

@@ -102,4 +102,20 @@ PROGRAMS: Final = (
         "        face.__doc__ = cleandoc(face.__doc__ or '')\n",
         ["tests/test_faces.py::test_every_argument_has_a_line_of_its_own_in_the_docs"],
     ),
+    Mutant(
+        "keyword-arguments-are-lost-in-coroutines",
+        "a derived method passes all its arguments to the operation",
+        "tfmq/client/faces.py",
+        "        result = await self._driver.run(operation(self._core, *arguments, **named))\n",
+        "        result = await self._driver.run(operation(self._core, *arguments))\n",
+        ["tests/client/test_documented.py::test_a_derived_method_passes_its_arguments_on_and_gives_the_result"],
+    ),
+    Mutant(
+        "another-operation-in-one-api-variant",
+        "the methods of all API variants do the same",
+        "tfmq/aio_admin.py",
+        "    pause_schedule = awaitable(AdminCore.pause_schedule)\n",
+        "    pause_schedule = awaitable(AdminCore.resume_schedule)\n",
+        ["tests/test_faces.py::test_each_method_of_an_admin_runs_the_operation_of_its_name"],
+    ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Any, Final
 
 from tfmq.client.admin import delayed as asked_schedules
@@ -76,10 +76,12 @@ class AdminCore:
         self._metadata = MetadataCache(link.now)
 
     def ping(self) -> Operation[int]:
+        """Return the broker's wall clock, in ms since 1970."""
         reply = yield from self._request(commands.Ping())
         return int(reply.time_ms)
 
     def status(self) -> Operation[dict[str, Any]]:
+        """Return the broker's version, uptime, topics, connections, memory, settings and more."""
         reply = yield from self._request(commands.Status())
         found: dict[str, Any] = reply.status
         return found
@@ -87,16 +89,25 @@ class AdminCore:
     # Topics
 
     def topics(self) -> Operation[list[Topic]]:
+        """Return all topics by name: incarnation, partitions with their states, settings."""
         found = yield from fetch_topics(self._link, self._metadata, None, seconds=self._seconds)
         return sorted(found)
 
     def topic(self, name: str) -> Operation[TopicDescription]:
+        """Return the description of one topic. Raises `UnknownTopic`."""
         reply = yield from self._request(commands.DescribeTopic(name))
         return topic_description(reply.description)
 
     def create_topic(
-        self, name: str, partitions: int | None, settings: Mapping[str, Any] | None
+        self, name: str, partitions: int | None = None, settings: Mapping[str, Any] | None = None
     ) -> Operation[TopicDescription]:
+        """Create a topic. Raises `TopicExists`.
+
+        `partitions` None: the broker's setting `topics.partitions`.
+
+        If the connection is lost before the reply: `ConnectionFailed` with the outcome "unknown". It is not repeated,
+        because `TopicExists` would not tell who made the topic; look whether it is there with `topic`.
+        """
         if type(partitions) is int and partitions < 1:
             raise BadRequest(
                 f"A topic has 1 partition or more, up to limits.partitions_per_topic, not {partitions}."
@@ -119,12 +130,21 @@ class AdminCore:
             )
 
     def grow_topic(self, name: str, partitions: int) -> Operation[int]:
+        """Raise the number of partitions to `partitions`; keys may move to other ones.
+
+        Returns the number.
+        """
         yield from self._check_partitions(partitions)
         reply = yield from self._request(commands.GrowTopic(name, partitions))
         self._metadata.invalidate(name)
         return int(reply.partitions)
 
     def set_topic(self, name: str, settings: Mapping[str, Any]) -> Operation[TopicDescription]:
+        """Change the topic's own settings, at once and permanently; None restores the server's value.
+
+        Raises `UnknownTopic`, `BadRequest` for an unknown setting or an invalid value, `NotAllowed` if the server's
+        configuration sets it for the topic, which takes precedence.
+        """
         if not isinstance(settings, Mapping):
             raise BadRequest(
                 f'The settings of a topic are a mapping, as {{"retention.seconds": "7d"}}, not {settings!r}.'
@@ -137,11 +157,12 @@ class AdminCore:
         return (yield from self.topic(name))
 
     def delete_topic(self, name: str) -> Operation[bool]:
-        """Delete the current incarnation of the topic.
+        """Delete the topic with all its messages. Raises `UnknownTopic`.
 
-        The request names the incarnation, so that a repeated request cannot delete a re-created topic of the same name.
-        Returns whether it was deleted here. If the reply was lost, this request may have been the one, so True.
+        Returns False if another client deleted it at the same time.
         """
+        # The request names the incarnation, so that a repeated request cannot delete a re-created topic of this name.
+        # If the reply was lost, this request may have been the one that deleted it: then the result is True.
         topic = yield from self._current_topic(name)
         call = self._link.send_request(commands.DeleteTopic(name, topic.incarnation), seconds=self._seconds)
         yield from wait_for_reply(self._link, call)
@@ -149,10 +170,14 @@ class AdminCore:
         return bool(call.result().deleted) or call.send_count > 1
 
     def resume(self, topic: str, partition: int) -> Operation[str]:
+        """Resume a partition that was stopped by a disk failure. Returns its state."""
         reply = yield from self._request(commands.ResumePartition(topic, partition))
         return str(reply.state)
 
     def truncate_before(self, topic: str, partition: int, offset: int) -> Operation[int]:
+        """Remove the messages before `offset` of one partition, block by block, never more than was asked. Returns the
+        first offset that is left. Raises `OffsetOutOfRange` for an offset after the end. `purge` also moves groups.
+        """
         if type(offset) is not int:
             raise BadRequest(
                 f'An offset is a whole number, not {offset!r}: purge also takes "latest" and times.'
@@ -167,10 +192,15 @@ class AdminCore:
         reply = yield from self._request(message)
         return int(reply.first_offset)
 
-    def purge(self, topic: str, partition: int | None, before: PartitionPosition) -> Operation[PurgeResult]:
-        """Delete the messages before `before`, and move consumer groups to the remaining ones.
+    def purge(
+        self, topic: str, partition: int | None = None, before: PartitionPosition = "latest"
+    ) -> Operation[PurgeResult]:
+        """Remove the messages before a position, of one partition or of all.
 
-        `partition` None: all partitions. Raises `BadRequest` for an offset without a partition.
+        Messages are removed by block, never more than requested. An offset or an `Ordinal` needs a partition; after its
+        end it is rejected with `OffsetOutOfRange`, a time in the future (of the broker) with `BadRequest`. Groups
+        whose next message is removed continue at the first remaining one, unless they have a live member: those are in
+        `left` of the result.
         """
         found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, before)
@@ -223,6 +253,10 @@ class AdminCore:
         return True
 
     def locate(self, topic: str, partition: int, place: PartitionPosition) -> Operation[LocatedPosition]:
+        """Return the position of "earliest", "latest", a datetime (append time) or an `Ordinal`.
+
+        For an offset: the message at or before it.
+        """
         by, value = locate_fields(place)
         found = yield from self._current_topic(topic)
         reply = yield from self._request(commands.Locate(topic, found.incarnation, partition, by, value))
@@ -231,17 +265,32 @@ class AdminCore:
     # Groups
 
     def groups(self) -> Operation[list[GroupSummary]]:
+        """Return all groups, by name."""
         reply = yield from self._request(commands.ListGroups())
         return [group_summary(each) for each in reply.groups]
 
     def group(self, name: str) -> Operation[GroupDescription]:
+        """Return a group's members and their partitions, offsets and lag; empty for an unused group."""
         reply = yield from self._request(commands.DescribeGroup(name))
         return group_description(reply.description)
 
     def reset_group(
-        self, name: str, topic: str, place: PartitionPosition, partition: int | None, create: bool
+        self,
+        name: str,
+        topic: str,
+        place: PartitionPosition,
+        partition: int | None = None,
+        *,
+        create: bool = False,
     ) -> Operation[dict[int, int]]:
-        """Move the group to `place` and return the new offsets. `partition` None: all partitions."""
+        """Put a group to `place` in one partition or all of a topic. Returns the new offset of each partition. An
+        offset, and an `Ordinal`, belongs to one partition; after its end it is refused with `OffsetOutOfRange`. With
+        `create` a group that is not there is made.
+
+        An offset or an `Ordinal` needs a partition. `create` creates a group that does not exist.
+
+        Raises `NotAllowed` while the group has a live member, and for a group that does not exist.
+        """
         found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, place)
         if not create:
@@ -266,18 +315,30 @@ class AdminCore:
             raise NotAllowed(f"There is no group {name!r}.{hint} With create=True it is made.")
 
     def delete_group(self, name: str) -> Operation[bool]:
+        """Delete a group with all its offsets. Returns whether it existed.
+
+        Raises `NotAllowed` while the group has a live member.
+        """
         reply = yield from self._request(commands.DeleteGroup(name))
         return bool(reply.deleted)
 
     # Transactions
 
     def transactions(
-        self, states: Sequence[str] | None, group: str | None, after: int, limit: int | None
+        self,
+        states: Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        after: int = 0,
+        limit: int | None = None,
     ) -> Operation[list[TransactionDescription]]:
-        """Return the transactions, read page by page.
+        """Return unfinished transactions in the order of their begin, after epoch `after`.
 
-        Transactions that begin or end during the call may be missing or included.
+        `states` None: those that need somebody: prepared, applying, ended by an operator; others are "open" and
+        the like. `group`: only those of one producer group. `limit`: at most so many; None: all, however many. Raises
+        `BadRequest` for a state or limit that is none.
         """
+        # Read page by page: transactions that begin or end during the call may be missing or included.
         _check_states(states)
         check_limit(limit)
         found: list[TransactionDescription] = []
@@ -296,28 +357,54 @@ class AdminCore:
             after = behind
         return found
 
-    def transaction(self, xid: str, epoch: int) -> Operation[TransactionDescription]:
+    def transaction(self, xid: str, epoch: int = 0) -> Operation[TransactionDescription]:
+        """Return one transaction, live or ended; `epoch` 0: the latest of that xid.
+
+        A transaction that the broker does not have gets the state "unknown".
+        """
         reply = yield from self._request(commands.DescribeTransaction(xid, epoch))
         return transaction_description({"xid": xid, **reply.description})
 
     def commit_transaction(
-        self, xid: str, epoch: int, heuristic: bool, force: bool = False
+        self, xid: str, epoch: int = 0, *, heuristic: bool = True, force: bool = False
     ) -> Operation[TransactionEnd]:
+        """Commit a prepared transaction by hand: a heuristic outcome, which its owner gets later.
+
+        `heuristic` False: in its owner's name, without a heuristic outcome. `epoch` 0: the latest of that xid. The
+        outcome is kept until `forget_transaction`.
+
+        A transaction that lost messages to damage of the transaction journal is rejected (`Damaged`); with `force`,
+        which needs `heuristic`, its remaining messages are committed, and `lost` is the number of lost ones.
+
+        Raises `UnknownTransaction`, `TransactionState` if it is not prepared, `TransactionRolledBack`,
+        `HeuristicOutcome` if another operator ended it before.
+        """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.CommitTransaction(xid, number, False, heuristic, [], force))
         return TransactionEnd(xid, number, reply.state, reply.dropped, reply.lost)
 
-    def rollback_transaction(self, xid: str, epoch: int, heuristic: bool) -> Operation[TransactionEnd]:
+    def rollback_transaction(
+        self, xid: str, epoch: int = 0, *, heuristic: bool = True
+    ) -> Operation[TransactionEnd]:
+        """Roll back a transaction by hand, like `commit_transaction`.
+
+        Raises `TransactionCommitted` too.
+        """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.RollbackTransaction(xid, number, heuristic))
         return TransactionEnd(xid, number, reply.state, 0)
 
-    def forget_transaction(self, xid: str, epoch: int) -> Operation[bool]:
+    def forget_transaction(self, xid: str, epoch: int = 0) -> Operation[bool]:
+        """Discard the outcome of a transaction that an operator ended. Returns whether there was one.
+
+        Call it after the transaction's owner has got the outcome.
+        """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.ForgetTransaction(xid, number))
         return bool(reply.forgotten)
 
     def commit_groups(self) -> Operation[list[CommitGroupDescription]]:
+        """Return all commit groups by name, with their last sequence and their prepared members."""
         found: list[CommitGroupDescription] = []
         more = True
         while more:
@@ -333,59 +420,137 @@ class AdminCore:
         run: str,
         transactions: Sequence[tuple[str, int]],
         rows: int,
-        other_total: bool,
+        *,
+        other_total: bool = False,
     ) -> Operation[CommitGroupEnd]:
+        """Commit prepared members atomically, as `sequence` of the commit group.
+
+        `transactions`: (xid, epoch) of each member. The same sequence again gets the first reply; a different total of
+        `rows` is accepted only with `other_total`. Other members with a sequence up to it are rolled back.
+
+        Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`.
+        """
         names = [commands.TransactionName(xid, epoch) for xid, epoch in transactions]
         reply = yield from self._request(commands.CommitGroup(name, sequence, run, names, rows, other_total))
         return CommitGroupEnd(*reply)
 
     def abort_commit_group(self, name: str, sequence: int, run: str) -> Operation[str]:
+        """Roll back the members of one run for one sequence, and reject later requests of that run.
+
+        Returns "aborted", or "committed" if the sequence was committed before and nothing was changed.
+        """
         reply = yield from self._request(commands.AbortCommitGroup(name, sequence, run))
         return str(reply.state)
 
     def forget_commit_group(self, name: str) -> Operation[bool]:
+        """Discard the last sequence of a commit group, so that it can restart.
+
+        Returns whether it had one.
+        """
         reply = yield from self._request(commands.ForgetCommitGroup(name))
         return bool(reply.forgotten)
 
     # Delayed messages
 
     def delayed(
-        self, asked: DelayedQuery, after: str | None, limit: int | None
+        self,
+        topic: str | None = None,
+        *,
+        partition: int | None = None,
+        key: str | bytes | None = None,
+        first: Moment | None = None,
+        end: Moment | None = None,
+        after: str | None = None,
+        limit: int | None = None,
     ) -> Operation[list[DelayedDescription]]:
+        """Return pending delayed messages in the order of delivery, without payloads.
+
+        `topic`, `partition`, `key`: only messages with these · `first`, `end`: only messages due from `first` on and
+        before `end` (aware datetimes, or seconds since 1970) · `after`: only messages after this handle · `limit`: the
+        maximum number; None: all.
+        """
+        asked = DelayedQuery(topic, partition, key, first, end)
         return list_delayed(self._link, asked, after, limit, self._seconds)
 
-    def delayed_histogram(self, edges: Sequence[Moment], topic: str | None) -> Operation[DelayedCounts]:
+    def delayed_histogram(
+        self, edges: Sequence[Moment], topic: str | None = None
+    ) -> Operation[DelayedCounts]:
+        """Count the messages due between each of `edges` and the next, and all.
+
+        Counts messages of one topic, or of all topics.
+
+        `edges` are aware datetimes, or seconds since 1970. Raises `BadRequest` for edges that do not ascend.
+        """
         return count_delayed(self._link, edges, topic, self._seconds)
 
     def describe_delayed(self, handle: str) -> Operation[DelayedDescription]:
+        """Return one delayed message, pending or not, as long as the broker has it.
+
+        Raises `BadRequest` for a mistyped handle.
+        """
         return describe_delayed_message(self._link, handle, self._seconds)
 
     def cancel(self, handle: str) -> Operation[str]:
+        """See `Producer.cancel`."""
         return cancel_delayed_message(self._link, handle, self._seconds)
 
     def reschedule(
-        self, handle: str, delay: Delay | None, deliver_at: Moment | None
+        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Operation[Rescheduled]:
+        """See `Producer.reschedule`."""
         return reschedule_delayed_message(self._link, handle, delay, deliver_at, self._seconds)
 
     # Schedules
 
-    def schedule(self, wish: ScheduleRequest) -> Operation[ScheduleDescription]:
+    def schedule(
+        self,
+        cron: str,
+        topic: str,
+        payload: Any,
+        *,
+        name: str | None = None,
+        timezone: str | tzinfo = "UTC",
+        key: bytes | str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        misfire: str = "one",
+    ) -> Operation[ScheduleDescription]:
+        """Add a schedule, which sends a message at each time of a cron expression.
+
+        The expression has five fields as in crontab, or is @daily or similar, in a time zone such as "Europe/Berlin". A
+        call with the same arguments adds no second schedule. Without a `name`, the name is derived from the arguments.
+        The topic is created on first use.
+
+        `misfire`: the messages for times that were missed because the broker was down or the partition stopped: "one",
+        only the latest; "all", each, at most the newest 1,000; "skip", none. Messages also have the properties
+        `schedule` and `scheduled_for`. Raises `BadRequest` for an invalid expression or zone, `NotAllowed` if another
+        schedule has the name.
+        """
+        wish = ScheduleRequest(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
         return asked_schedules.add_schedule(self._link, self._metadata, wish, self._seconds)
 
     def schedules(self) -> Operation[list[ScheduleDescription]]:
+        """Return all schedules, by name."""
         return asked_schedules.list_schedules(self._link, self._seconds)
 
     def describe_schedule(self, name: str) -> Operation[ScheduleDescription]:
+        """Return one schedule. Raises `UnknownSchedule`."""
         return asked_schedules.describe_schedule(self._link, name, self._seconds)
 
     def pause_schedule(self, name: str) -> Operation[ScheduleDescription]:
+        """Pause a schedule until it is resumed. Raises `UnknownSchedule`."""
         return asked_schedules.pause_schedule(self._link, name, self._seconds)
 
     def resume_schedule(self, name: str) -> Operation[ScheduleDescription]:
+        """Resume a schedule with its next time; times that passed meanwhile do not count as missed.
+
+        Raises `UnknownSchedule`.
+        """
         return asked_schedules.resume_schedule(self._link, name, self._seconds)
 
     def remove_schedule(self, name: str) -> Operation[bool]:
+        """Remove a schedule. Raises `UnknownSchedule`."""
         return asked_schedules.remove_schedule(self._link, name, self._seconds)
 
     # Internal

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial, wraps
-from inspect import formatannotation, signature
 from typing import Any, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -19,6 +18,7 @@ from zope.interface import implementer
 
 from tfmq.client.drivers.event_loop import EventDriver
 from tfmq.client.drivers.socket import resolve_address
+from tfmq.client.faces import return_annotation, set_result
 from tfmq.client.operation import Event, Future
 from tfmq.errors import NotAllowed
 
@@ -39,12 +39,7 @@ def deferred(
         begun: Deferred[Result] = ensureDeferred(method(*arguments, **named))
         return begun
 
-    told = signature(method)
-    result = told.return_annotation
-    gives = f"Deferred[{result if isinstance(result, str) else formatannotation(result)}]"
-    begin.__annotations__ = {**method.__annotations__, "return": gives}
-    begin.__signature__ = told.replace(return_annotation=gives)  # type: ignore[attr-defined]
-    return begin
+    return set_result(begin, f"Deferred[{return_annotation(method)}]")
 
 
 def start_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
