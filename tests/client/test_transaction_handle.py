@@ -41,7 +41,7 @@ def test_one_that_is_forgotten_is_rolled_back_and_told(caplog: pytest.LogCapture
 
 def test_one_that_is_held_by_its_name_is_not_forgotten() -> None:
     rig = TransactionRig()
-    core = rig.run(XaBranches(rig.transactions).start("branch", None, False))
+    core = rig.run(XaBranches(rig.transactions).start("branch"))
     handle = Handle(core)
     del handle
     gc.collect()

@@ -17,7 +17,7 @@ class Resource(TransactionRig):
         self.branches = XaBranches(self.core.transactions)
 
     def start(self, xid: str, resume: bool = False) -> TransactionCore:
-        branch: TransactionCore = self.run(self.branches.start(xid, None, resume))
+        branch: TransactionCore = self.run(self.branches.start(xid, resume=resume))
         return branch
 
     def work(self, xid: str) -> None:
@@ -31,7 +31,7 @@ class Resource(TransactionRig):
         return str(self.run(self.branches.commit(xid, one_phase)).state)
 
     def rollback_branch(self, xid: str) -> str:
-        return str(self.run(self.branches.roll_back(xid)))
+        return str(self.run(self.branches.rollback(xid)))
 
     def recover(self, group: str | None = None) -> list[str]:
         found: list[str] = self.run(self.branches.recover(group))

@@ -28,8 +28,18 @@ def check_xa_producer(producer: Any, driver: type, face: str) -> Any:
     raise TypeError(f"{face}.XAResource needs a {face}.Producer, not {kind.__module__}.{kind.__qualname__}.")
 
 
+def notify_committed(branch: TransactionCore) -> str:
+    """Notify the consumers whose offsets were committed, and return the state.
+
+    Call it outside of the producer's lock: consumers have locks of their own.
+    """
+    for each in branch.pop_committed_offsets():
+        each.mark_committed()
+    return branch.state
+
+
 class XaBranches:
-    """The XA branches started by this producer and not finished.
+    """The operations of `XAResource`, with the branches that this producer has started and not finished.
 
     Others are loaded from the broker.
     """
@@ -38,8 +48,16 @@ class XaBranches:
         self._transactions = transactions
         self._branches: dict[str, TransactionCore] = {}
 
-    def start(self, xid: str, timeout: float | None, resume: bool) -> Operation[TransactionCore]:
-        """Begin a branch, or resume one that was ended here. Raises `UnknownTransaction`."""
+    def start(
+        self, xid: str, timeout: float | None = None, *, resume: bool = False
+    ) -> Operation[TransactionCore]:
+        """Begin a branch, or with `resume` continue one that was ended here.
+
+        Raises `TransactionExists`.
+
+        Messages that are sent in the returned transaction belong to the branch. A branch that is not prepared
+        is rolled back after `timeout` seconds (None: the broker's setting).
+        """
         if resume:
             branch = self._branches.get(check_xid(xid))
             if branch is None or branch.state != OPEN:
@@ -62,13 +80,21 @@ class XaBranches:
         branch.suspend()
 
     def prepare(self, xid: str) -> Operation[str]:
+        """Run the first phase.
+
+        Return "prepared", or "read_only" for an empty branch, which is then ended.
+        """
         branch = yield from self._get_ended(xid)
         state = yield from branch.prepare()
         if state == READ_ONLY:
             self._branches.pop(xid, None)
         return state
 
-    def commit(self, xid: str, one_phase: bool) -> Operation[TransactionCore]:
+    def commit(self, xid: str, one_phase: bool = False) -> Operation[TransactionCore]:
+        """Run the second phase, or with `one_phase` both phases for a branch that is not prepared.
+
+        Returns "committed" or "applying". Raises `HeuristicOutcome` if an operator ended the branch before.
+        """
         branch = yield from self._get_ended(xid)
         if branch.state == OPEN and not one_phase:
             raise TransactionState(
@@ -80,16 +106,17 @@ class XaBranches:
         self._branches.pop(xid, None)
         return branch
 
-    def roll_back(self, xid: str) -> Operation[str]:
+    def rollback(self, xid: str) -> Operation[str]:
+        """Roll the branch back. Raises `HeuristicOutcome` if an operator ended the branch before."""
         branch = yield from self._get_ended(xid)
         state = yield from branch.roll_back()
         self._branches.pop(xid, None)
         return state
 
-    def recover(self, group: str | None) -> Operation[list[str]]:
-        """Return the xids of prepared and heuristically ended branches, oldest first.
+    def recover(self, group: str | None = None) -> Operation[list[str]]:
+        """Return the xids of all prepared or operator-ended branches, oldest first.
 
-        `group`: a producer group; None: all groups.
+        `group`: only those of producers of this group.
         """
         found: list[str] = []
         after, more = 0, True
@@ -103,7 +130,10 @@ class XaBranches:
         return found
 
     def forget(self, xid: str) -> Operation[bool]:
-        """XA forget: discard a heuristic outcome. Return True if there was one."""
+        """XA forget: discard the outcome of a branch that an operator ended.
+
+        Returns whether there was one.
+        """
         branch = yield from self._transactions.resume(xid)
         reply = yield from self._transactions.send_request(ForgetTransaction(xid, branch.requests.epoch))
         self._branches.pop(xid, None)
