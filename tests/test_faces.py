@@ -9,6 +9,8 @@ import pytest
 import tfmq
 from tfmq import aio, twisted
 from tfmq.client.admin.admin import AdminCore
+from tfmq.client.consumer.core import ConsumerCore
+from tfmq.client.producer.xa import XaBranches
 
 FACES = {
     "Producer": (tfmq.Producer, aio.Producer, twisted.Producer),
@@ -30,7 +32,9 @@ REACTOR = {"reactor"}
 
 
 def public(face: type) -> dict[str, Any]:
-    return {name: each for name, each in vars(face).items() if not name.startswith("_") and callable(each)}
+    """Methods, inherited ones included."""
+    members = {name: inspect.getattr_static(face, name) for name in dir(face) if not name.startswith("_")}
+    return {name: each for name, each in members.items() if callable(each)}
 
 
 def parameters(member: Any) -> list[inspect.Parameter]:
@@ -146,17 +150,30 @@ def returned(member: Any) -> str:
     return found if isinstance(found, str) else inspect.formatannotation(found)
 
 
-def operation(member: Any) -> Any:
-    """The function that a derived method runs."""
-    return inspect.unwrap(member)
+@pytest.mark.parametrize(
+    ("name", "core", "written"),
+    [
+        ("Admin", AdminCore, {"close"}),
+        ("XAResource", XaBranches, {"end"}),
+        ("Consumer", ConsumerCore, {"close", "on", "poll", "run", "stats", "stop"}),
+    ],
+)
+def test_each_derived_method_runs_the_operation_of_its_name(name: str, core: type, written: set[str]) -> None:
+    for face in FACES[name]:
+        for method, member in public(face).items():
+            if method not in written:
+                assert inspect.unwrap(member) is vars(core)[method], method
+                assert (member.__module__, member.__qualname__) == (face.__module__, f"{name}.{method}")
 
 
-@pytest.mark.parametrize("face", FACES["Admin"], ids=lambda face: face.__module__)
-def test_each_method_of_an_admin_runs_the_operation_of_its_name(face: type) -> None:
-    for name, member in public(face).items():
-        if name != "close":
-            assert operation(member) is vars(AdminCore)[name], name
-            assert (member.__module__, member.__qualname__) == (face.__module__, f"Admin.{name}")
+def test_the_twisted_client_runs_the_coroutines_of_the_asyncio_client() -> None:
+    shared = {"Producer": {"send", "send_many", "cancel", "reschedule", "flush", "close", "stats"}}
+    shared["Transaction"] = {"send", "send_many", "prepare", "commit", "rollback"}
+    shared["Consumer"] = {"run", "close"}
+    for name, methods in shared.items():
+        for method in methods:
+            coroutine = inspect.unwrap(getattr(aio, name).__dict__[method])
+            assert inspect.unwrap(getattr(twisted, name).__dict__[method]) is coroutine, method
 
 
 def test_wrong_arguments_are_refused_in_the_words_of_python() -> None:

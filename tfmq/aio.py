@@ -18,10 +18,9 @@ from tfmq.aio_consumer import Consumer as Consumer
 from tfmq.aio_transactions import Transaction as Transaction
 from tfmq.aio_transactions import checked_in
 from tfmq.aio_xa import XAResource as XAResource
-from tfmq.client.admin.delayed import Rescheduled
 from tfmq.client.connection.addresses import describe_client
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.faces import copy_docs_from
+from tfmq.client.faces import awaitable, copy_docs_from
 from tfmq.client.producer import delivery
 from tfmq.client.producer.core import (
     BATCH_BYTES,
@@ -61,19 +60,7 @@ class Producer:
         hooks: Sequence[Hook] = (),
         client_id: str | None = None,
     ) -> None:
-        settings = ProducerSettings(
-            servers,
-            group,
-            acks,
-            linger_ms,
-            batch_bytes,
-            buffer_bytes,
-            selector,
-            codec,
-            timeout,
-            hooks,
-            client_id,
-        )
+        settings = ProducerSettings.from_mapping(locals())
         self._core = ProducerCore(AsyncDeliveryOwner, AsyncDriver, settings)
         self._driver: AsyncDriver = self._core.driver
         delivery.register_open(self._core.owner)
@@ -136,16 +123,9 @@ class Producer:
         )
         return await deliveries
 
-    async def cancel(self, handle: str) -> str:
-        return await self._driver.run(self._core.cancel_delayed(handle))
-
-    async def reschedule(
-        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
-    ) -> Rescheduled:
-        return await self._driver.run(self._core.reschedule_delayed(handle, delay, deliver_at))
-
-    async def flush(self, timeout: float | None = None) -> None:
-        await self._driver.run(self._core.flush(timeout))
+    cancel = awaitable(ProducerCore.cancel)
+    reschedule = awaitable(ProducerCore.reschedule)
+    flush = awaitable(ProducerCore.flush)
 
     async def close(self, timeout: float | None = None) -> None:
         seconds = self._core.options.timeout if timeout is None else timeout

@@ -1,16 +1,12 @@
 """The asyncio consumer: one method a line over `tfmq.client.consumer.core`; a cancelled call leaves it usable."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from functools import partial
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal
+from typing import Generic, Literal
 
 import tfmq.consumer
-from tfmq.client.connection.addresses import describe_client
-from tfmq.client.connection.factory import make_client_parts
-from tfmq.client.consumer.core import ConsumerCore, Lag, log
+from tfmq.client.consumer.core import ConsumerCore, log
 from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
 from tfmq.client.consumer.options import (
     DEFAULT_STORE,
@@ -21,32 +17,31 @@ from tfmq.client.consumer.options import (
     SAVE_SECONDS,
     SESSION_SECONDS,
     TIMEOUT_SECONDS,
-    ConsumerArguments,
     MessageFilter,
     PartitionCallback,
     Partitions,
     Start,
     Topics,
-    check_arguments,
     check_poll,
-    seek_position,
 )
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.faces import copy_docs_from
+from tfmq.client.faces import awaitable, copy_docs_from
 from tfmq.client.worker.asyncio_runner import TaskRunner
-from tfmq.client.worker.listeners import Function, Listener, Listeners
-from tfmq.client.worker.message_context import MessageContextFactory
+from tfmq.client.worker.listeners import Listener
 from tfmq.hooks import Hook
-from tfmq.offsets.storage import OffsetStorage, PartitionName
-from tfmq.runs import create_run, open_dead_letter_store
+from tfmq.offsets.storage import OffsetStorage
+from tfmq.runs import ConsumerHandle
 
 
 @copy_docs_from(tfmq.consumer.Consumer)
-class Consumer(Generic[Value]):
+class Consumer(ConsumerHandle, Generic[Value]):
     """`tfmq.Consumer` for asyncio: methods that wait are coroutines, and messages are read in `async for`.
 
     Making one touches neither network nor event loop; it belongs to the loop that first waits for it.
     """
+
+    _driver: AsyncDriver
+    _runner_type = TaskRunner
 
     def __init__(
         self,
@@ -80,30 +75,7 @@ class Consumer(Generic[Value]):
         prefetch_bytes: int = PREFETCH_BYTES,
         client_id: str | None = None,
     ) -> None:
-        options = check_arguments(ConsumerArguments.from_mapping(locals()))
-        link, self._driver, self._wall_clock = make_client_parts(servers, AsyncDriver, client_id=client_id)
-        self._core = ConsumerCore(
-            options,
-            link,
-            self._driver.run_in_threads,
-            wake_driver=self._driver.wake,
-            flush=self._driver.flush,
-            raise_flag=self._driver.set_event,
-        )
-        self._driver.tickers.append(self._core.tasks)
-        self._driver.on_fork.append(self._core.reset_after_fork)
-        self._listeners = Listeners()
-        self._handling = MessageContextFactory(
-            self._core,
-            self._driver.run,
-            partial(
-                open_dead_letter_store, options, self._driver.run_in_threads, self._core, self._wall_clock
-            ),
-            wall_clock=self._wall_clock,
-            is_async=True,
-        )
-        self._core.fetcher.failure_handler = self._handling
-        self._loop: AsyncIterator[ReceivedMessage[Value]] | None = None
+        self._connect(locals(), AsyncDriver, awaits=True)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
         """Every message in turn, without end; until `stop` is called."""
@@ -129,39 +101,13 @@ class Consumer(Generic[Value]):
         check_poll(timeout, max_messages)
         return await self._driver.run(self._core.poll(timeout, max_messages))
 
-    async def commit(self, message: ReceivedMessage[Any] | None = None) -> None:
-        await self._driver.run(self._core.commit(message))
-
-    async def seek(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        offset: int | None = None,
-        ordinal: int | None = None,
-        time: datetime | None = None,
-        to: Literal["earliest", "latest"] | None = None,
-    ) -> None:
-        question = seek_position(offset, ordinal, time, to)
-        await self._driver.run(self._core.seek(PartitionName(topic, partition), question))
-
-    async def pause(self, topic: str, partition: int) -> None:
-        await self._driver.run(self._core.pause(PartitionName(topic, partition)))
-
-    async def resume(self, topic: str, partition: int) -> None:
-        await self._driver.run(self._core.resume(PartitionName(topic, partition)))
-
-    async def lag(self) -> Lag:
-        return await self._driver.run(self._core.lag())
-
-    async def position(self, topic: str, partition: int) -> int:
-        return await self._driver.run(self._core.position(PartitionName(topic, partition)))
-
-    async def committed(self, topic: str, partition: int) -> int | None:
-        return await self._driver.run(self._core.committed(PartitionName(topic, partition)))
-
-    def stats(self) -> dict[str, Any]:
-        return self._core.stats()
+    commit = awaitable(ConsumerCore.commit)
+    seek = awaitable(ConsumerCore.seek)
+    pause = awaitable(ConsumerCore.pause)
+    resume = awaitable(ConsumerCore.resume)
+    lag = awaitable(ConsumerCore.lag)
+    position = awaitable(ConsumerCore.position)
+    committed = awaitable(ConsumerCore.committed)
 
     async def run(
         self,
@@ -172,28 +118,14 @@ class Consumer(Generic[Value]):
         signals: bool = True,
         tracebacks: bool = True,
     ) -> None:
-        running = create_run(
-            self._core,
-            self._listeners,
-            listener,
-            workers=workers,
-            order=order,
-            tracebacks=tracebacks,
-            beside=self._driver.run_in_threads,
-            wall_clock=self._wall_clock,
-        )
+        running = self._create_run(listener, workers, order, tracebacks)
         hooks = self._core.options.hooks
         try:
-            await TaskRunner(running, self._driver, self._listeners, hooks, self.stop).run(workers, signals)
+            await self._runner_type(running, self._driver, self._listeners, hooks, self.stop).run(
+                workers, signals
+            )
         finally:
             await self._driver.close()
-
-    def on(self, topic: str) -> Callable[[Function], Function]:
-        return self._listeners.on(topic)
-
-    def stop(self) -> None:
-        self._core.stop()
-        self._driver.set_event(self._core.stop_requested)
 
     async def close(self) -> None:
         await self._close(processed=False)
@@ -204,12 +136,6 @@ class Consumer(Generic[Value]):
         finally:
             self._handling.close()
             await self._driver.close()
-
-    def __repr__(self) -> str:
-        options = self._core.options
-        return describe_client(
-            self, self._core.link.servers, topics=options.subscription.shown, group=options.group
-        )
 
     async def __aenter__(self) -> "Consumer[Value]":
         return self

@@ -4,15 +4,11 @@ All waits are in the calling thread.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal
+from typing import Generic, Literal
 
-from tfmq.client.connection.addresses import describe_client
-from tfmq.client.connection.factory import make_client_parts
-from tfmq.client.consumer.core import ConsumerCore, Lag, log
+from tfmq.client.consumer.core import ConsumerCore, log
 from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
 from tfmq.client.consumer.options import (
     DEFAULT_STORE,
@@ -23,26 +19,24 @@ from tfmq.client.consumer.options import (
     SAVE_SECONDS,
     SESSION_SECONDS,
     TIMEOUT_SECONDS,
-    ConsumerArguments,
     MessageFilter,
     PartitionCallback,
     Partitions,
     Start,
     Topics,
-    check_arguments,
     check_poll,
-    seek_position,
 )
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.worker.listeners import Function, Listener, Listeners
-from tfmq.client.worker.message_context import MessageContextFactory
+from tfmq.client.faces import blocking, name_methods
+from tfmq.client.worker.listeners import Listener
 from tfmq.client.worker.thread_runner import ThreadRunner
 from tfmq.hooks import Hook
-from tfmq.offsets.storage import OffsetStorage, PartitionName
-from tfmq.runs import create_run, open_dead_letter_store
+from tfmq.offsets.storage import OffsetStorage
+from tfmq.runs import ConsumerHandle
 
 
-class Consumer(Generic[Value]):
+@name_methods
+class Consumer(ConsumerHandle, Generic[Value]):
     """Reads topics, in a loop or by `poll`.
 
     The constructor does not connect. Leave `with`, or call `close`, at the end.
@@ -88,6 +82,8 @@ class Consumer(Generic[Value]):
     Raises `BadRequest` for invalid arguments.
     """
 
+    _driver: BlockingDriver
+
     def __init__(
         self,
         servers: str | Sequence[str] | None = None,
@@ -120,30 +116,7 @@ class Consumer(Generic[Value]):
         prefetch_bytes: int = PREFETCH_BYTES,
         client_id: str | None = None,
     ) -> None:
-        options = check_arguments(ConsumerArguments.from_mapping(locals()), awaits=False)
-        link, self._driver, self._wall_clock = make_client_parts(servers, BlockingDriver, client_id=client_id)
-        self._core = ConsumerCore(
-            options,
-            link,
-            self._driver.run_in_thread,
-            wake_driver=self._driver.wake,
-            flush=self._driver.flush,
-            raise_flag=self._driver.set_event,
-        )
-        self._driver.tickers.append(self._core.tasks)
-        self._driver.on_fork.append(self._core.reset_after_fork)
-        self._listeners = Listeners()
-        self._handling = MessageContextFactory(
-            self._core,
-            self._driver.run,
-            partial(
-                open_dead_letter_store, options, self._driver.run_in_thread, self._core, self._wall_clock
-            ),
-            wall_clock=self._wall_clock,
-            is_async=False,
-        )
-        self._core.fetcher.failure_handler = self._handling
-        self._loop: Iterator[ReceivedMessage[Value]] | None = None
+        self._connect(locals(), BlockingDriver, awaits=False)
 
     def __iter__(self) -> Iterator[ReceivedMessage[Value]]:
         """Iterate over the messages without end, until `stop` is called."""
@@ -171,61 +144,13 @@ class Consumer(Generic[Value]):
         check_poll(timeout, max_messages)
         return self._driver.run(self._core.poll(timeout, max_messages))
 
-    def commit(self, message: ReceivedMessage[Any] | None = None) -> None:
-        """Commit all delivered messages, the current one included.
-
-        With `message`: only those up to and including it.
-
-        The offsets are durable when it returns. Raises Fenced, with their names, if some of the partitions
-        are now assigned to another member; the offsets of all others are committed, and the consumer
-        continues with them.
-        """
-        self._driver.run(self._core.commit(message))
-
-    def seek(
-        self,
-        topic: str,
-        partition: int,
-        *,
-        offset: int | None = None,
-        ordinal: int | None = None,
-        time: datetime | None = None,
-        to: Literal["earliest", "latest"] | None = None,
-    ) -> None:
-        """Set the read position in one partition.
-
-        A partition that had stopped with an error is read again.
-
-        The new position is the record at or before `offset`, the `ordinal`-th message, the first message
-        appended at or after `time`, or an end of the log.
-        """
-        question = seek_position(offset, ordinal, time, to)
-        self._driver.run(self._core.seek(PartitionName(topic, partition), question))
-
-    def pause(self, topic: str, partition: int) -> None:
-        """Deliver no messages of the partition until `resume`."""
-        self._driver.run(self._core.pause(PartitionName(topic, partition)))
-
-    def resume(self, topic: str, partition: int) -> None:
-        """Deliver messages of the partition again."""
-        self._driver.run(self._core.resume(PartitionName(topic, partition)))
-
-    def lag(self) -> Lag:
-        """Return the number of undelivered messages, with `.partitions` for each partition."""
-        return self._driver.run(self._core.lag())
-
-    def position(self, topic: str, partition: int) -> int:
-        """Return the offset after the last delivered message of the partition."""
-        return self._driver.run(self._core.position(PartitionName(topic, partition)))
-
-    def committed(self, topic: str, partition: int) -> int | None:
-        """Return the offset that the group has committed for the partition, or None."""
-        return self._driver.run(self._core.committed(PartitionName(topic, partition)))
-
-    def stats(self) -> dict[str, Any]:
-        """Return counters since the start, and the state of each partition."""
-        with self._driver.lock:
-            return self._core.stats()
+    commit = blocking(ConsumerCore.commit)
+    seek = blocking(ConsumerCore.seek)
+    pause = blocking(ConsumerCore.pause)
+    resume = blocking(ConsumerCore.resume)
+    lag = blocking(ConsumerCore.lag)
+    position = blocking(ConsumerCore.position)
+    committed = blocking(ConsumerCore.committed)
 
     def run(
         self,
@@ -252,34 +177,12 @@ class Consumer(Generic[Value]):
             signals: SIGTERM and SIGINT finish the current messages; a second one ends at once (main thread only).
             tracebacks: log the traceback of each failed call (logger `tfmq.consumer`); False: only the error's class.
         """
-        running = create_run(
-            self._core,
-            self._listeners,
-            listener,
-            workers=workers,
-            order=order,
-            tracebacks=tracebacks,
-            beside=self._driver.run_in_thread,
-            wall_clock=self._wall_clock,
-            raise_flag=self._driver.set_event,
-        )
+        running = self._create_run(listener, workers, order, tracebacks)
         hooks = self._core.options.hooks
         try:
             ThreadRunner(running, self._driver, self._listeners, hooks, self.stop).run(workers, signals)
         finally:
             self._driver.close()
-
-    def on(self, topic: str) -> Callable[[Function], Function]:
-        """Decorator: register a listener for `run`, as `@consumer.on("orders")`."""
-        return self._listeners.on(topic)
-
-    def stop(self) -> None:
-        """Stop iteration after the current message. `poll` returns [] afterwards.
-
-        Safe in any thread and in signal handlers.
-        """
-        self._core.stop()
-        self._driver.set_event(self._core.stop_requested)
 
     def close(self) -> None:
         """Commit the acknowledged messages, without the current one, and leave the group.
@@ -294,12 +197,6 @@ class Consumer(Generic[Value]):
         finally:
             self._handling.close()
             self._driver.close()
-
-    def __repr__(self) -> str:
-        options = self._core.options
-        return describe_client(
-            self, self._core.link.servers, topics=options.subscription.shown, group=options.group
-        )
 
     def __enter__(self) -> "Consumer[Value]":
         return self

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tfmq.client.admin.delayed import Rescheduled
 from tfmq.client.connection.addresses import describe_client
 from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.faces import blocking, name_methods
 from tfmq.client.producer import delivery
 from tfmq.client.producer.core import (
     BATCH_BYTES,
@@ -33,6 +33,7 @@ from tfmq.xa import XAResource
 _new = tuple.__new__
 
 
+@name_methods
 class Producer:
     """Sends messages in batches, in order for each partition, stored once even if repeated.
 
@@ -76,19 +77,7 @@ class Producer:
         hooks: Sequence[Hook] = (),
         client_id: str | None = None,
     ) -> None:
-        settings = ProducerSettings(
-            servers,
-            group,
-            acks,
-            linger_ms,
-            batch_bytes,
-            buffer_bytes,
-            selector,
-            codec,
-            timeout,
-            hooks,
-            client_id,
-        )
+        settings = ProducerSettings.from_mapping(locals())
         self._core = ProducerCore(BlockingDeliveryOwner, BlockingDriver, settings)
         self._driver: BlockingDriver = self._core.driver
         delivery.register_open(self._core.owner)
@@ -179,34 +168,9 @@ class Producer:
         self._driver.wake()
         return deliveries
 
-    def cancel(self, handle: str) -> str:
-        """Cancel a delayed message of any sender. `handle` is `SendResult.delayed`.
-
-        Returns "cancelled": the message will never be delivered; "delivered": it was delivered before;
-        "unknown": the broker does not know the handle, or no longer. The result is durable, and the same when
-        the call is repeated. Raises `BadRequest` for a mistyped handle, `TimedOut` and `ConnectionFailed` if
-        there was no reply: then repeat the call.
-        """
-        return self._driver.run(self._core.cancel_delayed(handle))
-
-    def reschedule(
-        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
-    ) -> Rescheduled:
-        """Change the due time of a delayed message, to a time from now or an absolute one.
-
-        The change is atomic: the message is never lost and never delivered twice. The result's `handle` is
-        the new handle, which replaces the old one, or "" if nothing was changed; its `state` is
-        "rescheduled", or "delivered", "cancelled", "unknown". Raises like `cancel`, and `TypeError` like
-        `send` for the time.
-        """
-        return self._driver.run(self._core.reschedule_delayed(handle, delay, deliver_at))
-
-    def flush(self, timeout: float | None = None) -> None:
-        """Wait until all messages sent so far are acknowledged, at most `timeout` seconds.
-
-        Raises `DeliveryFailed` (`.deliveries`) for failures whose results were not read, `TimedOut`.
-        """
-        self._driver.run(self._core.flush(timeout))
+    cancel = blocking(ProducerCore.cancel)
+    reschedule = blocking(ProducerCore.reschedule)
+    flush = blocking(ProducerCore.flush)
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (None: the producer's timeout), then disconnect.

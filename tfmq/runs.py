@@ -1,20 +1,25 @@
-"""Setup of `consumer.run`, shared by the blocking, asyncio and Twisted APIs.
+"""What the blocking, asyncio and Twisted consumers have in common.
 
-Checks the arguments, opens the dead-letter store, and creates a `HandlerRunner` on the consumer's core.
+Their parts, the methods that do not wait, and the setup of `run`: it checks the arguments, opens the dead-letter store,
+and creates a `HandlerRunner` on the consumer's core.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
 
-from tfmq.client.connection.factory import in_process_state_folder
+from tfmq.client.connection.addresses import describe_client
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.factory import in_process_state_folder, make_client_parts
 from tfmq.client.consumer.core import ConsumerCore
-from tfmq.client.consumer.options import DEFAULT_STORE, ConsumerOptions
+from tfmq.client.consumer.options import DEFAULT_STORE, ConsumerArguments, ConsumerOptions, check_arguments
 from tfmq.client.operation import Event, Executor
 from tfmq.client.worker.dead_letter_store import DeadLetterStore
-from tfmq.client.worker.listeners import Listener, Listeners, check_listener
+from tfmq.client.worker.listeners import Function, Listener, Listeners, check_listener
+from tfmq.client.worker.message_context import MessageContextFactory
 from tfmq.client.worker.ordered_queues import ORDERS
 from tfmq.client.worker.runner import HandlerRunner
 from tfmq.dead_letters import Retrying, open_dead_letters
@@ -24,6 +29,86 @@ log = logging.getLogger("tfmq.consumer")
 
 WORKERS_MAX: Final = 1000
 """More threads in one process only wait for each other."""
+
+
+class ConsumerHandle:
+    """A consumer without the ways to wait."""
+
+    _core: ConsumerCore
+    _driver: Any
+
+    def _connect(
+        self, arguments: Mapping[str, Any], driver_type: Callable[[ClientConnection], Any], *, awaits: bool
+    ) -> None:
+        """Create the parts from the arguments of the constructor. Does no network I/O.
+
+        `awaits`: the driver is that of an event loop. Raises `BadRequest`, `NotSupported`.
+        """
+        options = check_arguments(ConsumerArguments.from_mapping(arguments), awaits=awaits)
+        link, driver, self._wall_clock = make_client_parts(
+            arguments["servers"], driver_type, client_id=arguments["client_id"]
+        )
+        self._driver = driver
+        self._executor: Executor = driver.run_in_threads if awaits else driver.run_in_thread
+        self._core = ConsumerCore(
+            options,
+            link,
+            self._executor,
+            wake_driver=driver.wake,
+            flush=driver.flush,
+            raise_flag=driver.set_event,
+        )
+        driver.tickers.append(self._core.tasks)
+        driver.on_fork.append(self._core.reset_after_fork)
+        self._listeners = Listeners()
+        self._handling = MessageContextFactory(
+            self._core,
+            driver.run,
+            partial(open_dead_letter_store, options, self._executor, self._core, self._wall_clock),
+            wall_clock=self._wall_clock,
+            is_async=awaits,
+        )
+        self._core.fetcher.failure_handler = self._handling
+        self._loop: Any = None
+
+    def _create_run(
+        self, listener: Listener | None, workers: int, order: str, tracebacks: bool
+    ) -> HandlerRunner:
+        """Create a run of this consumer, as `create_run`."""
+        return create_run(
+            self._core,
+            self._listeners,
+            listener,
+            workers=workers,
+            order=order,
+            tracebacks=tracebacks,
+            beside=self._executor,
+            wall_clock=self._wall_clock,
+            raise_flag=Event.complete if self._handling.is_async else self._driver.set_event,
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters since the start, and the state of each partition."""
+        with self._driver.lock:
+            return self._core.stats()
+
+    def on(self, topic: str) -> Callable[[Function], Function]:
+        """Decorator: register a listener for `run`, as `@consumer.on("orders")`."""
+        return self._listeners.on(topic)
+
+    def stop(self) -> None:
+        """Stop iteration after the current message. `poll` returns [] afterwards.
+
+        Safe in any thread and in signal handlers.
+        """
+        self._core.stop()
+        self._driver.set_event(self._core.stop_requested)
+
+    def __repr__(self) -> str:
+        options = self._core.options
+        return describe_client(
+            self, self._core.link.servers, topics=options.subscription.shown, group=options.group
+        )
 
 
 def create_run(

@@ -11,15 +11,13 @@ Deferred too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tfmq.aio
 import tfmq.producer
-from tfmq.client.admin.delayed import Rescheduled
-from tfmq.client.connection.addresses import describe_client
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.faces import copy_docs_from
+from tfmq.client.faces import awaitable, copy_docs_from, shared
 from tfmq.client.producer import delivery
 from tfmq.client.producer.core import (
     BATCH_BYTES,
@@ -31,13 +29,12 @@ from tfmq.client.producer.core import (
 )
 from tfmq.client.producer.delivery import AsyncDeliveryOwner
 from tfmq.client.send.batch import Delivery
-from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
+from tfmq.client.send.delivery_time import Delay, Moment
 from tfmq.client.send.partitioner import PartitionSelector
 from tfmq.client.transaction.check_back import Check
 from tfmq.codecs import Codec
-from tfmq.errors import Busy, TfmqError
+from tfmq.errors import Busy
 from tfmq.hooks import Hook
-from tfmq.message import SendResult
 from tfmq.twisted_admin import Admin as Admin
 from tfmq.twisted_consumer import Consumer as Consumer
 from tfmq.twisted_transactions import Transaction as Transaction
@@ -69,44 +66,18 @@ class Producer:
         client_id: str | None = None,
         reactor: Any = None,
     ) -> None:
-        settings = ProducerSettings(
-            servers,
-            group,
-            acks,
-            linger_ms,
-            batch_bytes,
-            buffer_bytes,
-            selector,
-            codec,
-            timeout,
-            hooks,
-            client_id,
-        )
+        settings = ProducerSettings.from_mapping(locals())
         self._core = ProducerCore(AsyncDeliveryOwner, DeferredDriver, settings)
         self._driver: DeferredDriver = self._core.driver
         self._driver.reactor = reactor
         delivery.register_open(self._core.owner)
 
-    @deferred
-    async def send(
-        self,
-        topic: str,
-        payload: Any,
-        key: bytes | bytearray | memoryview | str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        delay: Delay | None = None,
-        partition: int | None = None,
-        *,
-        deliver_at: Moment | None = None,
-    ) -> SendResult:
+    send = deferred(
+        tfmq.aio.Producer.send,
         """Here the Deferred gives the acknowledged `SendResult`; sends of many callers share batches. What is cancelled
         has been sent all the same.
-        """
-        core = self._core
-        message = core.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
-        delivery = await self._driver.run(core.send(topic, message, core.encode_payload(topic, message)))
-        return await delivery
+        """,
+    )
 
     def send_nowait(
         self,
@@ -132,46 +103,16 @@ class Producer:
         self._driver.wake()
         return delivery
 
-    @deferred
-    async def send_many(
-        self,
-        topic: str,
-        payloads: Iterable[Any],
-        delay: Delay | None = None,
-        *,
-        deliver_at: Moment | None = None,
-    ) -> list[SendResult]:
-        """Here the Deferred waits for all acknowledgements and gives the list of results."""
-        deliveries = await self._driver.run(
-            self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at))
-        )
-        return await deliveries
+    send_many = deferred(
+        tfmq.aio.Producer.send_many,
+        """Here the Deferred waits for all acknowledgements and gives the list of results.""",
+    )
+    cancel = deferred(awaitable(ProducerCore.cancel))
+    reschedule = deferred(awaitable(ProducerCore.reschedule))
+    flush = deferred(awaitable(ProducerCore.flush))
 
-    @deferred
-    async def cancel(self, handle: str) -> str:
-        return await self._driver.run(self._core.cancel_delayed(handle))
-
-    @deferred
-    async def reschedule(
-        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
-    ) -> Rescheduled:
-        return await self._driver.run(self._core.reschedule_delayed(handle, delay, deliver_at))
-
-    @deferred
-    async def flush(self, timeout: float | None = None) -> None:
-        await self._driver.run(self._core.flush(timeout))
-
-    @deferred
-    async def close(self, timeout: float | None = None) -> None:
-        seconds = self._core.options.timeout if timeout is None else timeout
-        delivery.unregister_open(self._core.owner)
-        try:
-            await self._driver.run(self._core.close(seconds))
-        finally:
-            await self._driver.close()
-
-    def stats(self) -> dict[str, Any]:
-        return self._core.stats()
+    close = deferred(tfmq.aio.Producer.close)
+    stats = shared(tfmq.aio.Producer.stats)
 
     def transaction(self) -> Transaction:
         """Here, in coroutines: `async with producer.transaction() as tx: await tx.send(...)`."""
@@ -196,18 +137,8 @@ class Producer:
     def xa(self) -> XAResource:
         return XAResource(self)
 
-    def __repr__(self) -> str:
-        return describe_client(self, self._core.link.servers, group=self._core.group)
+    __repr__ = shared(tfmq.aio.Producer.__repr__)
+    __aexit__ = shared(tfmq.aio.Producer.__aexit__)
 
     async def __aenter__(self) -> Producer:
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self.close()
-        except TfmqError as failure:
-            if error is None:
-                raise
-            error.add_note(f"Besides: {failure}")

@@ -7,7 +7,6 @@ import pytest
 from tests.client.blocks import Bytes
 from tests.client.scripted import Broker, Script
 from tfmq.client.consumer.core import POLL_CHECKS_MAX
-from tfmq.client.consumer.options import seek_position
 from tfmq.errors import (
     BadRequest,
     Busy,
@@ -332,7 +331,7 @@ def test_lost_offsets_are_raised_behind_what_was_read_and_the_partition_stays_st
         with pytest.raises(OffsetOutOfRange, match=f"offsets {old} to {old + 1000}") as caught:
             script.poll(60)
         assert caught.value.first == old + 1000
-    script.run(script.core.seek(NAME, seek_position(offset=caught.value.first)))
+    script.run(script.core.seek(*NAME, offset=caught.value.first))
     assert script.poll() == [b"late"]
 
 
@@ -527,7 +526,7 @@ def test_an_interrupt_in_the_middle_of_decoding_loses_nothing(
     filled(broker)
     script = Script(broker)
     assert script.poll(count=2) == [b"0", b"1"]
-    script.run(script.core.seek(NAME, seek_position(ordinal=1)))
+    script.run(script.core.seek(*NAME, ordinal=1))
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -561,7 +560,7 @@ def test_a_seek_in_a_partition_that_goes_to_another_member_meanwhile_is_refused(
 
     broker.on_locate = lost  # type: ignore[method-assign]
     with pytest.raises(UnknownPartition, match="orders-0"):
-        script.run(script.core.seek(NAME, seek_position(to="earliest")))
+        script.run(script.core.seek(*NAME, to="earliest"))
     assert NAME not in script.core.positions
 
 
@@ -569,7 +568,7 @@ def test_a_forked_child_of_a_member_has_nothing_of_it_and_begins_where_the_group
     """Nothing of it may go out before the child is a member itself: it is the parent's."""
     log = filled(broker)
     script = Script(broker, group="g", commits="manual", start="latest")
-    script.run(script.core.seek(NAME, seek_position(to="earliest")))
+    script.run(script.core.seek(*NAME, to="earliest"))
     first = script.messages(count=2)
     script.commit(first[0])
     script.link.open.clear()

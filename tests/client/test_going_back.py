@@ -15,7 +15,6 @@ from tests.client.scripted import Broker
 from tests.client.test_consuming import filled, offset_of
 from tests.client.test_transaction_offsets import consuming, standing
 from tfmq import twisted
-from tfmq.client.consumer.options import seek_position
 from tfmq.dead_letters.store import GroupDeadLetterStore
 from tfmq.errors import Busy, DiskFull, NotAllowed
 from tfmq.offsets.storage import PartitionName
@@ -227,7 +226,7 @@ def test_a_seek_meanwhile_has_its_way(broker: Broker) -> None:
     broker.offsets["g"] = {("orders", 0): wire.SavedOffset(*row[:3], offset_of(log, 2), *row[4:], 1)}
     broker.fail[wire.ReadOffsets] = [Busy("planted")] * 3
     taken.mark_rolled_back()
-    script.run(script.core.seek(NAME, seek_position(offset_of(log, 3), None, None, None)))
+    script.run(script.core.seek(*NAME, offset=offset_of(log, 3)))
     assert script.poll() == [b"3", b"4"]
     script.pass_time(60)
     assert script.poll() == []

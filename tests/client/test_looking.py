@@ -7,7 +7,6 @@ import pytest
 
 from tests.client.scripted import Broker, Script
 from tfmq.client.consumer.assignment import NOTIFIED_REFRESH_SECONDS
-from tfmq.offsets.storage import PartitionName
 from tfmq.protocol import commands as wire
 
 SECONDS = 100
@@ -48,7 +47,7 @@ def test_who_asks_the_broker_for_nothing_looks_in_time() -> None:
     broker.create("orders").append(b"x")
     script = Script(broker, fetch_bytes=1, prefetch_bytes=1)
     script.poll(1)
-    script.run(script.core.pause(PartitionName("orders", 0)))
+    script.run(script.core.pause("orders", 0))
     broker.topics["orders"][1][0].append(b"y")
     script.pass_time(40)
     assert SECONDS / 5 - 2 <= looks(broker, script) <= SECONDS / 5 + 2

@@ -194,6 +194,6 @@ def test_an_unknown_time_among_many_is_refused_where_it_stands() -> None:
 def test_a_closed_producer_takes_nothing_back() -> None:
     rig = CoreRig()
     rig.core.closed = True
-    for ask in (lambda: rig.core.cancel_delayed("d"), lambda: rig.core.reschedule_delayed("d", 5, None)):
+    for ask in (lambda: rig.core.cancel("d"), lambda: rig.core.reschedule("d", 5)):
         with pytest.raises(Closed):
             ask()

@@ -129,23 +129,23 @@ def test_seek_goes_back_and_forward(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker)
     script.poll()
-    script.run(script.core.seek(NAME, seek_position(ordinal=3)))
+    script.run(script.core.seek(*NAME, ordinal=3))
     assert script.poll() == [b"3", b"4"]
-    script.run(script.core.seek(NAME, seek_position(offset=log.pieces[1].offset + 5)))
+    script.run(script.core.seek(*NAME, offset=log.pieces[1].offset + 5))
     assert script.poll(count=2) == [b"1", b"2"]
-    script.run(script.core.seek(NAME, LATEST))
+    script.run(script.core.seek(*NAME, to="latest"))
     assert script.poll() == []
 
 
 def test_a_seek_before_the_first_poll_and_in_the_middle_of_a_loop(broker: Broker) -> None:
     filled(broker)
     script = Script(broker)
-    script.run(script.core.seek(NAME, seek_position(ordinal=2)))
+    script.run(script.core.seek(*NAME, ordinal=2))
     seen = []
     for message in script.loop():
         seen.append(message.payload)
         if len(seen) == 2:
-            script.run(script.core.seek(NAME, seek_position(ordinal=0)))
+            script.run(script.core.seek(*NAME, ordinal=0))
         if len(seen) == 4:
             break
     assert seen == [b"2", b"3", b"0", b"1"]
@@ -156,7 +156,7 @@ def test_a_seek_back_is_saved_as_it_is(broker: Broker) -> None:
     script = Script(broker, group="g")
     script.poll()
     script.commit()
-    script.run(script.core.seek(NAME, seek_position(ordinal=0)))
+    script.run(script.core.seek(*NAME, ordinal=0))
     script.close(processed=True)
     assert broker.saved("g") == 0
 
@@ -165,7 +165,7 @@ def test_a_seek_tells_the_broker_that_the_parked_fetch_is_void(broker: Broker) -
     filled(broker)
     script = Script(broker)
     script.poll(), script.poll(0.1)
-    script.run(script.core.seek(NAME, LATEST))
+    script.run(script.core.seek(*NAME, to="latest"))
     assert len(broker.sent(wire.Cancel)) == 1
 
 
@@ -175,9 +175,9 @@ def test_pause_keeps_back_what_was_ready_and_resume_brings_it(broker: Broker) ->
     script = Script(broker)
     loop = script.loop()
     assert next(loop).payload == b"0"
-    script.run(script.core.pause(NAME))
+    script.run(script.core.pause(*NAME))
     assert script.poll(1) == []
-    script.run(script.core.resume(NAME))
+    script.run(script.core.resume(*NAME))
     assert script.poll() == [b"1", b"2", b"3"]
 
 
@@ -185,7 +185,7 @@ def test_partitions_that_it_does_not_read_are_refused(broker: Broker) -> None:
     filled(broker)
     script = Script(broker)
     with pytest.raises(UnknownPartition, match="orders-7"):
-        script.run(script.core.pause(PartitionName("orders", 7)))
+        script.run(script.core.pause("orders", 7))
 
 
 def test_lag_counts_messages(broker: Broker) -> None:
@@ -203,8 +203,8 @@ def test_lag_counts_messages(broker: Broker) -> None:
 def test_position_and_committed(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker, group="g")
-    assert script.run(script.core.committed(NAME)) is None
+    assert script.run(script.core.committed(*NAME)) is None
     script.poll(count=2)
-    assert script.run(script.core.position(NAME)) == offset_of(log, 2)
+    assert script.run(script.core.position(*NAME)) == offset_of(log, 2)
     script.commit()
-    assert script.run(script.core.committed(NAME)) == offset_of(log, 2)
+    assert script.run(script.core.committed(*NAME)) == offset_of(log, 2)

@@ -10,7 +10,6 @@ from tests.client.scripted import Broker, Script
 from tests.client.test_consuming import filled, offset_of
 from tests.client.transaction_rig import TransactionRig
 from tfmq.client.consumer.external_offsets import TransactionPositions, transaction_positions
-from tfmq.client.consumer.options import seek_position
 from tfmq.errors import BadRequest, Closed, Fenced, TransactionState
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import CommitOffsets, CommitTransaction, PrepareTransaction
@@ -87,7 +86,7 @@ def test_a_seek_back_between_taking_and_commit_is_kept(broker: Broker) -> None:
     script = consuming(broker)
     script.poll(count=3)
     taken = standing(script)
-    script.run(script.core.seek(NAME, seek_position(0, None, None, None)))
+    script.run(script.core.seek(*NAME, offset=0))
     taken.mark_committed()
     assert script.poll(count=1) == [b"0"]
     script.commit()

@@ -71,6 +71,13 @@ def awaitable(operation: Callable[..., Operation[Any]], convert: Callable[[Any],
     return set_result(method, converted_annotation(operation, convert))
 
 
+def shared(
+    method: Callable[Concatenate[Core, Parameters], Result],
+) -> Callable[Concatenate[Any, Parameters], Result]:
+    """Return `method` itself, for another class with the same parts."""
+    return method
+
+
 def set_result(method: Variant, annotation: str) -> Variant:
     """Set the signature of a wrapper to that of the wrapped function, with another return annotation."""
     wrapped: Any = method.__wrapped__  # type: ignore[attr-defined]

@@ -108,7 +108,9 @@ PROGRAMS: Final = (
         "tfmq/client/faces.py",
         "        result = await self._driver.run(operation(self._core, *arguments, **named))\n",
         "        result = await self._driver.run(operation(self._core, *arguments))\n",
-        ["tests/client/test_documented.py::test_a_derived_method_passes_its_arguments_on_and_gives_the_result"],
+        [
+            "tests/client/test_documented.py::test_a_derived_method_passes_its_arguments_on_and_gives_the_result"
+        ],
     ),
     Mutant(
         "another-operation-in-one-api-variant",
@@ -116,6 +118,6 @@ PROGRAMS: Final = (
         "tfmq/aio_admin.py",
         "    pause_schedule = awaitable(AdminCore.pause_schedule)\n",
         "    pause_schedule = awaitable(AdminCore.resume_schedule)\n",
-        ["tests/test_faces.py::test_each_method_of_an_admin_runs_the_operation_of_its_name"],
+        ["tests/test_faces.py::test_each_derived_method_runs_the_operation_of_its_name"],
     ),
 )

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, Literal
 
 from tfmq.client.connection.connection import NEVER, ClientConnection, PendingRequest
 from tfmq.client.consumer.assignment import Assignment, GroupParts, read_position_of
@@ -22,7 +23,7 @@ from tfmq.client.consumer.fetcher import Fetcher, FetchSession, PartitionFetchSt
 from tfmq.client.consumer.membership import Membership, create_membership
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.offset_commit import GroupOffsets, OffsetCommitter
-from tfmq.client.consumer.options import ConsumerOptions, StartPosition
+from tfmq.client.consumer.options import ConsumerOptions, seek_position
 from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition, partition_of
 from tfmq.client.consumer.rebalance import Rebalance
 from tfmq.client.operation import BackgroundTasks, Event, Executor, Operation, Task, Wait, run_inline
@@ -284,11 +285,24 @@ class ConsumerCore:
             if feed.failure is None:
                 self.fetcher.seek(name, self.positions.delivered_position(name))
 
-    def seek(self, name: PartitionName, start: StartPosition) -> Operation[None]:
-        """Continue at the position that `start` names; also restarts a stopped partition.
+    def seek(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        offset: int | None = None,
+        ordinal: int | None = None,
+        time: datetime | None = None,
+        to: Literal["earliest", "latest"] | None = None,
+    ) -> Operation[None]:
+        """Set the read position in one partition.
 
-        Raises UnknownPartition if the partition is not read here, TimedOut.
+        A partition that had stopped with an error is read again.
+
+        The new position is the record at or before `offset`, the `ordinal`-th message, the first message
+        appended at or after `time`, or an end of the log.
         """
+        name, start = PartitionName(topic, partition), seek_position(offset, ordinal, time, to)
         feed = yield from self._require_partition(name)
         place = yield from self.assignment.locate(name, feed.incarnation, start)
         # also if the partition was revoked and assigned again: it has another position now
@@ -296,8 +310,9 @@ class ConsumerCore:
             raise UnknownPartition(f"{name} was assigned to another member of the group meanwhile.")
         self.set_position(name, place)
 
-    def pause(self, name: PartitionName) -> Operation[None]:
-        """Deliver nothing of the partition until `resume`. Raises UnknownPartition, TimedOut."""
+    def pause(self, topic: str, partition: int) -> Operation[None]:
+        """Deliver no messages of the partition until `resume`."""
+        name = PartitionName(topic, partition)
         yield from self._require_partition(name)
         if (ready := self.positions.ready) is not None and ready.name == name:
             self.positions.drop_ready_batch()
@@ -305,8 +320,9 @@ class ConsumerCore:
             self.fetcher.seek(name, self.positions.delivered_position(name))
         self.fetcher.pause(name)
 
-    def resume(self, name: PartitionName) -> Operation[None]:
-        """Deliver messages of the partition again. Raises UnknownPartition, TimedOut."""
+    def resume(self, topic: str, partition: int) -> Operation[None]:
+        """Deliver messages of the partition again."""
+        name = PartitionName(topic, partition)
         yield from self._require_partition(name)
         self.fetcher.resume(name)
         self._change_event.complete()
@@ -336,17 +352,19 @@ class ConsumerCore:
     # Queries
 
     def lag(self) -> Operation[Lag]:
-        """Return the number of stored messages not delivered yet, including those not fsynced."""
+        """Return the number of undelivered messages, with `.partitions` for each partition."""
         yield from self._wait_for_partitions(self.link.now() + self.options.timeout)
         return (yield from measure_lag(self.link, self.fetcher, self.positions, self.options.timeout))
 
-    def position(self, name: PartitionName) -> Operation[int]:
+    def position(self, topic: str, partition: int) -> Operation[int]:
         """Return the offset after the last delivered message of the partition."""
+        name = PartitionName(topic, partition)
         yield from self._require_partition(name)
         return self.positions.delivered_position(name).offset
 
-    def committed(self, name: PartitionName) -> Operation[int | None]:
-        """Return the committed offset of the partition, or None if the group has none."""
+    def committed(self, topic: str, partition: int) -> Operation[int | None]:
+        """Return the offset that the group has committed for the partition, or None."""
+        name = PartitionName(topic, partition)
         self.require_membership()
         feed = yield from self._require_partition(name)
         stored = (yield from self.offsets.read([name])).get(name)
@@ -358,10 +376,14 @@ class ConsumerCore:
 
     # Commits
 
-    def commit(self, message: ReceivedMessage | None = None) -> Operation[None]:
-        """Commit all delivered messages, or one partition up to and including `message`.
+    def commit(self, message: ReceivedMessage[Any] | None = None) -> Operation[None]:
+        """Commit all delivered messages, the current one included.
 
-        Raises Fenced if one of these partitions belongs to another member by now; the others are committed.
+        With `message`: only those up to and including it.
+
+        The offsets are durable when it returns. Raises Fenced, with their names, if some of the partitions
+        are now assigned to another member; the offsets of all others are committed, and the consumer
+        continues with them.
         """
         self.require_membership()
         self.positions.ack_trackers.check_commit_method("commit")

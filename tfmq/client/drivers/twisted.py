@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IReadDescriptor, IWriteDescriptor
@@ -27,18 +27,21 @@ Result = TypeVar("Result")
 
 
 def deferred(
-    method: Callable[Parameters, Coroutine[Any, Any, Result]],
-) -> Callable[Parameters, Deferred[Result]]:
-    """Decorator for coroutine methods: the call starts the coroutine and returns a Deferred.
+    method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]], doc: str | None = None
+) -> Callable[Concatenate[Any, Parameters], Deferred[Result]]:
+    """Return a method that starts the coroutine of `method` and returns a Deferred. Also a decorator.
 
-    Cancelling the Deferred cancels the coroutine.
+    `method` may be one of another class with the same parts. `doc` replaces its docstring. Cancelling the Deferred
+    cancels the coroutine.
     """
 
     @wraps(method)
-    def begin(*arguments: Parameters.args, **named: Parameters.kwargs) -> Deferred[Result]:
-        begun: Deferred[Result] = ensureDeferred(method(*arguments, **named))
+    def begin(self: Any, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Deferred[Result]:
+        begun: Deferred[Result] = ensureDeferred(method(self, *arguments, **named))
         return begun
 
+    if doc is not None:
+        begin.__doc__ = doc
     return set_result(begin, f"Deferred[{return_annotation(method)}]")
 
 

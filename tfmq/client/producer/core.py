@@ -49,6 +49,11 @@ class ProducerSettings(NamedTuple):
     hooks: Sequence[Hook]
     client_id: str | None = None
 
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> ProducerSettings:
+        """Return the settings among the arguments of a constructor."""
+        return cls(**{name: given[name] for name in cls._fields})
+
     def send_options(self) -> SendOptions:
         """Validate the arguments and return the send options. Raises `BadRequest`."""
         if self.acks is not None and self.acks not in ACKS:
@@ -348,15 +353,27 @@ class ProducerCore:
             if entry.error is not None:
                 raise type(entry.error)(entry.error.sentence, outcome="not done")
 
-    def cancel_delayed(self, handle: Any) -> Operation[str]:
-        """Cancel a delayed message."""
+    def cancel(self, handle: str) -> Operation[str]:
+        """Cancel a delayed message of any sender. `handle` is `SendResult.delayed`.
+
+        Returns "cancelled": the message will never be delivered; "delivered": it was delivered before;
+        "unknown": the broker does not know the handle, or no longer. The result is durable, and the same when
+        the call is repeated. Raises `BadRequest` for a mistyped handle, `TimedOut` and `ConnectionFailed` if
+        there was no reply: then repeat the call.
+        """
         self.check_open()
         return cancel_delayed_message(self.link, handle, self.options.timeout)
 
-    def reschedule_delayed(
-        self, handle: Any, delay: Delay | None, deliver_at: Moment | None
+    def reschedule(
+        self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Operation[Rescheduled]:
-        """Change the due time of a delayed message."""
+        """Change the due time of a delayed message, to a time from now or an absolute one.
+
+        The change is atomic: the message is never lost and never delivered twice. The result's `handle` is
+        the new handle, which replaces the old one, or "" if nothing was changed; its `state` is
+        "rescheduled", or "delivered", "cancelled", "unknown". Raises like `cancel`, and `TypeError` like
+        `send` for the time.
+        """
         self.check_open()
         return reschedule_delayed_message(self.link, handle, delay, deliver_at, self.options.timeout)
 
@@ -380,10 +397,10 @@ class ProducerCore:
             f"The broker has not replied within {timeout:g} s; the messages are still being sent."
         )
 
-    def flush(self, timeout: float | None) -> Operation[None]:
-        """Wait until all messages sent so far are acked or failed.
+    def flush(self, timeout: float | None = None) -> Operation[None]:
+        """Wait until all messages sent so far are acknowledged, at most `timeout` seconds.
 
-        Raises `DeliveryFailed`, `TimedOut`.
+        Raises `DeliveryFailed` (`.deliveries`) for failures whose results were not read, `TimedOut`.
         """
         waited = self.accumulator.close_open_batches()
         done = yield from wait_for_all(waited, timeout, self.link)
