@@ -248,7 +248,10 @@ class Flush:
 class Log:
     segment_bytes: Annotated[
         int,
-        Setting(Integer(1 << 16, 1 << 40, is_size=True), "A segment file is closed before it passes this."),
+        Setting(
+            Integer(1 << 16, 1 << 40, is_size=True),
+            "A segment file is closed before it passes this; a batch that is larger gets a file of its own.",
+        ),
     ] = GIB
     segment_seconds: Annotated[
         float,

@@ -283,17 +283,17 @@ class Log(LogStatus):
 
     # Writing.
 
-    def before_append(self, size_bytes: int, source: Source = PLAIN) -> Callable[[], None] | None:
+    def before_append(self, size_bytes: int) -> Callable[[], None] | None:
         """Return the file work that an append of `size_bytes` of records needs first.
 
         None: append at once.
 
         The work (a roll with its fsync and snapshot, or clearing `clean`) may run in a worker; no append may
         run until it returns, reads may. The work raises Stopped or Full, and the append then fails with the
-        same error. `append` does the work inline if the caller did not. Raises Stopped, Closed, TooLarge.
+        same error. `append` does the work inline if the caller did not. Raises Stopped, Closed.
         """
         self._writable()
-        return self._writer.prepare(size_bound(size_bytes), source)
+        return self._writer.prepare(size_bound(size_bytes))
 
     def check(self, batch: Batch, before: bytes = b"") -> None:
         """Check all limits, flags, ids and block checksums of `batch`. Any thread. Raises BadBatch.
@@ -313,8 +313,9 @@ class Log(LogStatus):
     ) -> list[Appended]:
         """Append all batches in one atomic write and return one result per batch.
 
-        `checked`: the caller has already called `check`. Raises BadBatch, TooLarge, Full (nothing was
-        appended; continue when there is space), Stopped, Closed.
+        An append that is larger than `segment_bytes` gets a segment of its own. `checked`: the caller has
+        already called `check`. Raises BadBatch, Full (nothing was appended;
+        continue when there is space), Stopped, Closed.
         """
         self._writable()
         if not batches:

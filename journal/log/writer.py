@@ -8,7 +8,7 @@ from zlib import crc32
 
 from journal.clock import Clock
 from journal.disk import Bytes
-from journal.errors import BadBatch, Full, JournalError, Stopped, TooLarge
+from journal.errors import BadBatch, Full, JournalError, Stopped
 from journal.log.checkpoint import Snapshot, State
 from journal.log.durability import LogDurability
 from journal.log.segments import LogOptions, SegmentSet
@@ -48,15 +48,14 @@ class LogWriter:
         is none.
         """
 
-    def prepare(self, size: int, source: Source = PLAIN) -> Callable[[], None] | None:
-        """Return the file work needed before `size` bytes are appended; None: none. Raises TooLarge."""
-        # An append with a source was decided before, perhaps when segments were larger: it may get a segment
-        # of its own.
+    def prepare(self, size: int) -> Callable[[], None] | None:
+        """Return the file work needed before `size` bytes are appended; None: none.
+
+        An append that is larger than a segment gets one of its own.
+        """
         segment_set, active = self._segment_set, self._segment_set.active
-        if size > self.options.segment_bytes and source.kind == PLAIN.kind:
-            raise TooLarge("the append", size, self.options.segment_bytes)
         if segment_set.pending_recovery is not None:
-            return lambda: self._complete_recovery(size, source)
+            return lambda: self._complete_recovery(size)
         full = active.sealed or (active.size > 0 and active.size + size > self.options.segment_bytes)
         if not full and not segment_set.clean and active.has_index:
             return None
@@ -72,19 +71,19 @@ class LogWriter:
 
         return work
 
-    def _complete_recovery(self, size: int, source: Source) -> None:
+    def _complete_recovery(self, size: int) -> None:
         self._durability.complete_recovery()
-        work = self.prepare(size, source)
+        work = self.prepare(size)
         if work is not None:
             work()
 
     def append(self, batches: Sequence[Batch], source: Source) -> PreparedAppend:
-        """Append checked batches atomically. Raises TooLarge, BadBatch, Full, Stopped."""
+        """Append checked batches atomically. Raises BadBatch, Full, Stopped."""
         if self._segment_set.pending_recovery is not None:
             self._durability.complete_recovery()
         position = self._append_position(self._append_time())
         append = build_append(batches, source, position)
-        work = self.prepare(append.end - self._segment_set.end, source)
+        work = self.prepare(append.end - self._segment_set.end)
         if work is not None:
             work()
             if self._segment_set.epoch != position.epoch:

@@ -42,7 +42,7 @@ def test_one_append_is_bounded_and_the_rest_follows_in_the_same_turn() -> None:
     assert len({answer.positions[0][1] for answer in answers}) == 5
 
 
-def test_appends_fit_small_segments_and_a_batch_that_cannot_is_too_large() -> None:
+def test_appends_fit_small_segments_and_a_batch_that_cannot_gets_a_segment_of_its_own() -> None:
     broker = Broker(log__segment_bytes=1 << 16)
     broker.create()
     producer = broker.lease()
@@ -50,8 +50,10 @@ def test_appends_fit_small_segments_and_a_batch_that_cannot_is_too_large() -> No
     broker.engine.end_turn()
     assert [answer.code for answer in answers] == ["ok"] * 6
     large = broker.produce(producer, 6, [bytes(30_000)] * 4)
-    assert large.code == "message_too_large"
-    assert broker.produce(producer, 6).code == "ok"
+    assert large.code == "ok"
+    assert broker.produce(producer, 10, [bytes(90_000)]).code == "ok"
+    assert broker.produce(producer, 11).code == "ok"
+    assert broker.log().end_ordinal == 12
 
 
 def test_a_full_disk_at_the_roll_is_an_error_and_the_next_try_rolls() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from journal.record.batch import split_blocks
+from journal.record.format import make_id, make_record
 from tests.broker.helpers import Broker, Session, batch, payloads_of
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Block, Produce
 
@@ -294,3 +295,20 @@ def test_every_request_gets_one_answer_whatever_the_disk_does(kind: str) -> None
         broker.work()
         assert all(answer.done for answer in answers), f"{kind} failed at call {nth}"
         assert broker.engine.broker.backpressure.pending_bytes == 0
+
+
+def test_a_message_above_the_limit_is_refused_and_one_at_the_limit_with_attributes_is_not() -> None:
+    broker = Broker(limits__message_bytes=50_000)
+    broker.create()
+    producer = broker.lease()
+    for payloads in ([bytes(50_001)], [bytes(90_000)], [b"small", bytes(50_001), b"small"]):
+        refused = broker.produce(producer, 0, payloads)
+        assert refused.code == "message_too_large" and "limits.message_bytes" in str(refused.failure)
+        assert refused.failure.details["max_bytes"] == 50_000
+    assert broker.produce(producer, 0, [bytes(50_000)]).code == "ok"
+    assert broker.produce(producer, 1, [b"small"] * 5000).code == "ok"
+    for payload, code in ((bytes(50_000), "ok"), (bytes(50_001), "message_too_large")):
+        id = make_id(broker.lease(), 0)
+        data = make_record(payload, id, attribute=bytes(10_000))
+        asked = Produce("orders", broker.incarnation(), 0, id >> 24, 0, 1, ACKS_WRITTEN, [])
+        assert broker.ask(asked, data).code == code

@@ -111,7 +111,7 @@ def test_one_that_is_too_large_is_refused_and_the_place_is_closed(broker: Simula
     run = Departing(broker)
     large = run.letter(1, bytes(400_000))
     fate = run.send([run.letters[0], large, run.letters[2]])
-    assert (fate.arrived, fate.returned) == (0, 3) and "larger" in fate.refused
+    assert (fate.arrived, fate.returned) == (0, 3) and "limits.message_bytes" in fate.refused
     assert run.send([run.letters[0]]).returned == 1
     assert texts(broker) == []
 

@@ -13,7 +13,7 @@ import pytest
 
 from journal.clock import SystemClock
 from journal.disk import RealDisk
-from journal.errors import BadBatch, BelowStart, Closed, Corrupt, CutAway, Full, NotARecord, Stopped, TooLarge
+from journal.errors import BadBatch, BelowStart, Closed, Corrupt, CutAway, Full, NotARecord, Stopped
 from journal.filenames import segment_name
 from journal.log.log import Log
 from journal.record.batch import Source, succession_source
@@ -95,13 +95,14 @@ def test_a_damaged_or_ill_formed_batch_is_refused_whole(bench: Bench) -> None:
     assert bench.log.end_offset == 0
 
 
-def test_an_append_larger_than_a_segment_is_refused() -> None:
+def test_an_append_larger_than_a_segment_gets_one_of_its_own() -> None:
     bench = Bench(segment_bytes=1000)
     bench.open()
-    with pytest.raises(TooLarge):
-        bench.send(20)
-    with pytest.raises(TooLarge):
-        bench.log.before_append(2000)
+    for count in (2, 20, 20, 2):
+        bench.send(count)
+    assert bench.log.segment_count == 4
+    assert bench.read_all() == bench.expected(0, 44)
+    assert bench.kill().count == 44
 
 
 def test_before_append_gives_the_roll_to_a_worker_and_append_need_not_do_it() -> None:

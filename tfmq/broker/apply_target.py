@@ -7,7 +7,6 @@ from typing import Final, Protocol
 
 from journal.disk import Disk
 from journal.log.log import Log
-from journal.log.writer import size_bound
 from journal.record.batch import Batch
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import split_id
@@ -33,7 +32,7 @@ from tfmq.broker.partition import TOPIC_DELETED, EffectAppend, Partition, Pendin
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.reply import Session
 from tfmq.broker.topics import Topics
-from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, MessageTooLarge, StorageStopped, TfmqError, UnknownTopic
+from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
 from tfmq.protocol.commands import TransactionOffsets
 
 OFFSETS_NAME: Final = "the offsets of groups"
@@ -144,12 +143,8 @@ class BrokerApplyTarget:
     def check_batch(self, partition: Partition, batch: Batch) -> None:
         """Check everything that could make the append fail after the transaction is decided.
 
-        Raises BadBatch, MessageTooLarge.
+        Raises BadBatch.
         """
-        most = partition.log.options.segment_bytes
-        size = size_bound(len(batch.data))
-        if size > most:
-            raise MessageTooLarge(size_bytes=size, max_bytes=most)
         partition.log.check(batch)
 
     def append_bytes_max(self, key: int) -> int:

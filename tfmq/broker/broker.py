@@ -18,7 +18,6 @@ from journal.fsync import Forcer, FsyncTarget, Waiter
 from journal.linux_aio import AioFsync, FsyncCallback, StartFsync
 from journal.log.log import Log
 from journal.log.segments import LogOptions
-from journal.record.format import HEADER_SIZE
 from tfmq.broker import log_offsets
 from tfmq.broker.admission import Backpressure, BoundedExecutor
 from tfmq.broker.apply_target import BrokerApplyTarget
@@ -127,7 +126,8 @@ class Broker:
         self.produce_handler = ProduceHandler(
             partition=self.topics.partition,
             quotas=self.backpressure,
-            record_bytes_max=self.limits["message_bytes"] + self.limits["attribute_bytes"] + HEADER_SIZE,
+            message_bytes_max=self.limits["message_bytes"],
+            attribute_bytes_max=self.limits["attribute_bytes"],
             run=self.read_executor.run,
             now_ms=self.clock.wall_ms,
             lease=partial(self.id_allocator.allocate, 1),

@@ -6,7 +6,6 @@ from itertools import accumulate
 from typing import Any, Final
 
 from journal.errors import BadBatch
-from journal.log.writer import size_bound
 from journal.record.batch import Batch
 from journal.record.block_trailer import contains_trailer_header
 from journal.record.format import HEADER_SIZE, split_id
@@ -36,7 +35,7 @@ from tfmq.delay.requests import (
     RescheduleResult,
     Turn,
 )
-from tfmq.errors import BadRequest, Busy, DecodeFailed, MessageTooLarge
+from tfmq.errors import BadRequest, Busy, DecodeFailed
 from tfmq.message import Attribute, decode_attribute
 from tfmq.protocol.commands import (
     CancelDelayed,
@@ -156,9 +155,6 @@ class DelayCommands:
         batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
         self.partition.log.check(batch)
         wrapped = wrap_batch(target.log.log_id, request.topic, request.due or b"", batch)
-        most = self.partition.log.options.segment_bytes
-        if size_bound(len(wrapped.data)) > most:
-            raise MessageTooLarge(size_bytes=size_bound(len(wrapped.data)), max_bytes=most)
         return IncomingBatch(
             ARRIVALS_KEY,
             TRANSACTION_TOPIC,
@@ -178,12 +174,8 @@ class DelayCommands:
             )
         if request.count * HEADER_SIZE > len(data):
             raise BadBatch(f"{request.count} records cannot be in {len(data)} bytes")
-        self._writes.check_record_size(request.blocks, len(data))
+        self._writes.check_record_size(request.blocks, data)
         target = self._topics.partition(request.topic, request.incarnation, request.partition)
-        size = size_bound(max([block[0] for block in request.blocks], default=len(data)))
-        most = target.log.options.segment_bytes
-        if size > most:
-            raise MessageTooLarge(size_bytes=size, max_bytes=most)
         if contains_trailer_header(bytes(data), target.log.log_id):
             raise BadBatch("it holds a control record of the partition that it is for")
         self._require_room(request.count, len(data))

@@ -140,7 +140,7 @@ class Partition:
         Return None if it was appended or rejected immediately.
         """
         try:
-            work = self.log.before_append(staged.size_bytes, staged.source)
+            work = self.log.before_append(staged.size_bytes)
         except Exception as error:
             self._reject_staged(staged, reply.not_done_error(error))
             return None

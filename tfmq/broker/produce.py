@@ -5,11 +5,14 @@ Appends are queued during a turn. `ProduceHandler.write` writes them at its end,
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from struct import Struct
+from struct import error as StructError
 from typing import Any, Final
 
 from journal.log.log import Log
 from journal.record.batch import PLAIN, Appended, Batch, succession_source
 from journal.record.block_trailer import TRAILER_SIZE
+from journal.record.format import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER_SIZE
 from tfmq.broker.admission import Backpressure
 from tfmq.broker.log_offsets import record_offset
 from tfmq.broker.partition import FlushStagedFirst, Partition, PendingAppend, StagedAppends
@@ -20,6 +23,7 @@ from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce
 
 REQUEST_BYTES: Final = 512
 """Approximate memory of a pending request besides its body."""
+_LENGTH_FLAG: Final = Struct(">I12xI")
 
 
 class ProduceAppend:
@@ -186,13 +190,15 @@ class ProduceHandler:
         *,
         partition: Callable[[str, int, int], Partition],
         quotas: Backpressure,
-        record_bytes_max: int,
+        message_bytes_max: int,
+        attribute_bytes_max: int,
         run: Any,
         now_ms: Callable[[], int],
         lease: Callable[[Callable[[int, BaseException | None], None]], None],
     ) -> None:
         self.quotas, self.run, self.now_ms = quotas, run, now_ms
-        self._record_bytes_max = record_bytes_max
+        self._message_bytes_max = message_bytes_max
+        self._record_bytes_max = message_bytes_max + attribute_bytes_max + HEADER_SIZE
         self._partition = partition
         self._lease = lease
         self._due: list[Partition] = []
@@ -202,19 +208,42 @@ class ProduceHandler:
 
         Raises UnknownTopic, UnknownPartition, StorageStopped, MessageTooLarge, Busy.
         """
-        self.check_record_size(request.blocks, len(body))
+        self.check_record_size(request.blocks, body)
         partition = self._partition(request.topic, request.incarnation, request.partition)
         self.quotas.acquire(session, len(body) + REQUEST_BYTES)
         self.enqueue(partition, ProduceAppend(request, body, reply, session, self))
 
-    def check_record_size(self, blocks: Sequence[tuple[int, int, int]], size_bytes: int) -> None:
-        """Raise MessageTooLarge if a record is too large.
+    def check_record_size(self, blocks: Sequence[tuple[int, int, int]], data: Body) -> None:
+        """Raise MessageTooLarge if a record or its payload is too large.
 
-        A block above the block size contains a single record. A batch without blocks is limited to the same size.
+        A block above the block size contains a single record. A batch without blocks is limited to the same size. So
+        the records are iterated over only where one may be too large.
         """
-        size = max([block[0] for block in blocks], default=size_bytes)
+        size = max([block[0] for block in blocks], default=len(data))
+        if size > self._message_bytes_max:
+            self._check_payloads(memoryview(data))
         if size > self._record_bytes_max:
             raise MessageTooLarge(size_bytes=size, max_bytes=self._record_bytes_max)
+
+    def _check_payloads(self, data: memoryview) -> None:
+        position, most = 0, self._message_bytes_max
+        try:
+            while position < len(data):
+                length, flag = _LENGTH_FLAG.unpack_from(data, position)
+                position += HEADER_SIZE
+                size = length
+                if flag & FLAG_ATTRIBUTE and length > most:
+                    size -= ATTRIBUTE_SIZE.size + ATTRIBUTE_SIZE.unpack_from(data, position)[0]
+                if size > most:
+                    raise MessageTooLarge(
+                        f"A message has {size} bytes, the broker takes {most}: send it in parts, or raise"
+                        " limits.message_bytes there.",
+                        size_bytes=size,
+                        max_bytes=most,
+                    )
+                position += length
+        except StructError:
+            return  # no whole records, which `Log.check` rejects
 
     def succeed(self, request: SucceedProducer, reply: Reply) -> None:
         """Close a producer id and reply with its successor.

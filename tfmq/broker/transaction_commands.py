@@ -147,7 +147,7 @@ class TransactionCommands:
     ) -> IncomingBatch:
         if request.due is not None:
             return self._delay.transaction_batch(request, producer_id, data)
-        self._writes.check_record_size(request.blocks, len(data))
+        self._writes.check_record_size(request.blocks, data)
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
         self._destination.check_batch(partition, batch)

@@ -438,6 +438,16 @@ APPENDS_AND_READS: Final = (
         [CONFORMANCE],
     ),
     Mutant(
+        "a-batch-larger-than-a-segment-refused",
+        "a batch that is larger than a segment gets one of its own",
+        "journal/log/writer.py",
+        "        full = active.sealed or (active.size > 0 and",
+        "        if size > self.options.segment_bytes:\n"
+        '            raise Full("the append")\n'
+        "        full = active.sealed or (active.size > 0 and",
+        [LOG, "tests/broker/test_partition.py"],
+    ),
+    Mutant(
         "append-times-go-back",
         "append times never go back, whatever the clock does",
         "journal/log/writer.py",
