@@ -36,3 +36,12 @@ def test_connections_leave_room_for_other_files(monkeypatch: pytest.MonkeyPatch)
     assert limit == [2356, 4096]
     assert listener.connections_max(10_000, 100) == 4096 - 100 - listener.DESCRIPTORS_KEPT
     assert limit == [4096, 4096]
+
+
+@pytest.mark.parametrize(("open_files_max", "connections"), [(64, 23), (256, 119), (600, 326), (1024, 750)])
+def test_a_low_limit_of_open_files_leaves_half_of_them_to_connections(
+    monkeypatch: pytest.MonkeyPatch, open_files_max: int, connections: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (open_files_max, open_files_max))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: None)
+    assert listener.connections_max(10_000, 18) == connections

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from tfmq.server.reactor import HOOK_ROUNDS_MAX, Turn, TurnReactor
+from tfmq.server.reactor import HOOK_ROUNDS_MAX, TURN_SECONDS, Turn, TurnReactor
 
 
 @pytest.fixture
@@ -46,6 +46,30 @@ def test_the_turn_ends_behind_the_poll_that_brought_something(reactor: Any) -> N
     assert ends == [2], "once, for both"
     reactor.doPoll(0)
     assert ends == [2], "nobody wanted the second turn's end"
+
+
+def test_a_turn_that_was_too_short_ends_and_the_next_one_begins_with_the_least_served(reactor: Any) -> None:
+    turn = Turn(reactor)
+    order: list[float] = []
+
+    class Expensive(Reader):
+        served_until = 0.0
+
+        def doRead(self) -> None:
+            super().doRead()
+            order.append(self.served_until)
+            turn.handling_seconds += TURN_SECONDS * 0.6
+            self.served_until += 100.0
+
+    readers = [Expensive(turn) for _ in range(4)]
+    for number, reader in enumerate(readers):
+        reader.served_until = float(9 - number)
+        reactor.addReader(reader)
+        os.write(reader.write_end, b"x")
+    for polls in range(1, 3):
+        reactor.doPoll(1)
+        assert len(order) == 2 * polls
+    assert sorted(order[2:]) == order[2:] and sorted(order) == [6.0, 7.0, 8.0, 9.0]
 
 
 def test_what_a_timer_wants_runs_before_the_poll_waits(reactor: Any) -> None:

@@ -10,7 +10,8 @@ from journal.buffers import Pool
 from tests.server.fakes import Failed, Net
 from tfmq.errors import BadFrame
 from tfmq.limits import KIB, MIB
-from tfmq.server.transport import LINGER_SECONDS, TURN_SHARE_SECONDS, UNSENT_BYTES_PAUSE, address_text
+from tfmq.server.reactor import TURN_SECONDS
+from tfmq.server.transport import LINGER_SECONDS, UNSENT_BYTES_PAUSE, address_text
 
 
 def frame(content: bytes) -> bytes:
@@ -360,9 +361,9 @@ def test_many_busy_connections_share_what_one_may_take_of_a_turn() -> None:
     net.reactor.calls = []
     for call in calls:  # the next turn
         call.func(*call.args)
-    assert net.reactor.seconds() - begun <= TURN_SHARE_SECONDS + len(sinks) * COST_SECONDS
+    assert net.reactor.seconds() - begun <= TURN_SECONDS + 2 * COST_SECONDS
     net.reactor.advance(0)
-    assert [len(sink.frames) for sink in sinks] == [40] * 30 and net.traffic.deferred_connections == 0
+    assert [len(sink.frames) for sink in sinks] == [40] * 30 and not net.traffic.deferred
 
 
 def test_one_busy_connection_takes_no_more_than_its_slice_of_a_turn() -> None:
@@ -370,7 +371,7 @@ def test_one_busy_connection_takes_no_more_than_its_slice_of_a_turn() -> None:
     connection, socket, sink = *net.connect(slow := Slow()), slow
     socket.incoming.append(frame(b"abcd") * 40)
     connection.doRead()
-    assert len(sink.frames) * COST_SECONDS <= TURN_SHARE_SECONDS + COST_SECONDS
+    assert len(sink.frames) * COST_SECONDS <= TURN_SECONDS + COST_SECONDS
     net.reactor.advance(0)
     assert len(sink.frames) == 40
 
@@ -383,4 +384,119 @@ def test_a_connection_that_is_lost_while_its_requests_are_put_off_is_forgotten()
     connection.connectionLost(Failed(ConnectionResetError()))
     before = len(sink.frames)
     net.reactor.advance(0)
-    assert len(sink.frames) == before and net.traffic.deferred_connections == 0
+    assert len(sink.frames) == before and not net.traffic.deferred
+
+
+def request(code: int, header_bytes: int = 0) -> bytes:
+    """A request's frame, of which only the size of the header and the command are read."""
+    header = bytes([0x93, code, 1]) + bytes(header_bytes)
+    return frame(len(header).to_bytes(4, "big") + header)
+
+
+class Costly(Sink):
+    """Each frame takes 60 ms; `order` has the connections in the order in which they were served."""
+
+    def __init__(self, name: str, order: list[str], seconds: float = 0.06) -> None:
+        super().__init__()
+        self.name, self.order, self.seconds = name, order, seconds
+
+    def frame_received(self, view: memoryview, hold: Any) -> None:
+        super().frame_received(view, hold)
+        self.order.append(self.name)
+        self.transport.reactor.rightNow += self.seconds
+
+
+def one_turn(net: Net) -> None:
+    """What the reactor calls before the next poll."""
+    calls, net.reactor.calls = net.reactor.calls, []
+    for call in calls:
+        call.func(*call.args)
+
+
+LIST_SCHEDULES, PING, PRODUCE, METADATA = 71, 2, 21, 10
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request(LIST_SCHEDULES),
+        request(44, 5000),
+        request(44, 300_000),
+        frame((6).to_bytes(4, "big") + bytes([0x93, 0xCC, LIST_SCHEDULES, 1, 0, 0])),
+        frame((4).to_bytes(4, "big") + bytes([0x93, METADATA, 1, 0x90])),
+    ],
+)
+def test_expensive_requests_of_many_connections_wait_for_the_cheap_one_of_another(asked: bytes) -> None:
+    net = Net()
+    order: list[str] = []
+    for number in range(40):
+        connection, socket = net.connect(Costly(f"hostile {number}", order))
+        socket.incoming.append(asked)
+        while socket.incoming:
+            connection.doRead()
+    neighbour, socket = net.connect(Costly("neighbour", order, 0.0001))
+    for turn in range(1, 6):
+        socket.incoming.append(request(PING))
+        neighbour.doRead()
+        assert order.count("neighbour") == turn and len(order) == 2 * turn - 1
+        one_turn(net)
+    net.reactor.advance(0)
+    assert len(order) == 45 and not net.traffic.deferred
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request(PING),
+        frame((7).to_bytes(4, "big") + bytes([0x93, PRODUCE, 1, 0, 0, 0, 0]) + bytes(100_000)),
+        frame((6).to_bytes(4, "big") + bytes([0x93, METADATA, 1, 0x91, 0xA1, 0x74])),
+    ],
+)
+def test_a_cheap_request_is_handled_with_its_read(asked: bytes) -> None:
+    net = Net()
+    connection, socket, sink = connected(net)
+    socket.incoming.append(asked)
+    connection.doRead()
+    assert len(sink.frames) == 1
+
+
+def test_of_deferred_connections_the_one_that_was_served_least_is_the_next() -> None:
+    net = Net()
+    order: list[str] = []
+    many, one = Costly("many", order), Costly("one", order)
+    for sink, count in ((many, 3), (one, 1)):
+        connection, socket = net.connect(sink)
+        socket.incoming.append(request(LIST_SCHEDULES) * count)
+        connection.doRead()
+    for _ in range(4):
+        one_turn(net)
+    assert order == ["many", "one", "many", "many"]
+
+
+def test_a_connection_with_cheap_requests_left_is_served_before_idle_ones_with_an_expensive_one() -> None:
+    net = Net()
+    order: list[str] = []
+    for number in range(10):
+        connection, socket = net.connect(Costly(f"idle {number}", order))
+        socket.incoming.append(request(LIST_SCHEDULES))
+        connection.doRead()
+    neighbour, socket = net.connect(Costly("neighbour", order, 0.01))
+    socket.incoming.append(request(PING) * 2)
+    neighbour.doRead()
+    one_turn(net)
+    assert order[:3] == ["neighbour", "neighbour", "idle 0"]
+
+
+def test_a_connection_without_memory_for_its_deferred_request_is_cut_off_and_the_others_are_served() -> None:
+    net = Net()
+    order: list[str] = []
+    sinks = [Costly(f"{number}", order) for number in range(3)]
+    connections = [net.connect(sink) for sink in sinks]
+    for connection, socket in connections:
+        socket.incoming.append(request(LIST_SCHEDULES))
+        connection.doRead()
+    sinks[0].frame_received = lambda *_: (_ for _ in ()).throw(MemoryError())  # type: ignore[method-assign]
+    sinks[1].frame_received = lambda *_: 1 // 0  # type: ignore[method-assign]
+    net.reactor.advance(0)
+    assert order == ["2"] and not net.traffic.deferred
+    assert [sink.lost for sink in sinks] == [1, 1, 0]

@@ -9,7 +9,7 @@ from typing import Protocol
 from journal.buffers import Pool
 from journal.clock import Clock
 from tfmq.limits import MIB
-from tfmq.server.reactor import Turn
+from tfmq.server.reactor import TURN_SECONDS, Turn
 
 ARENA_BYTES = 8 << 20
 """Memory for the reads of one turn: 32 full reads."""
@@ -152,7 +152,9 @@ class LimitedConnection(Protocol):
     """The part of a connection that `ConnectionLimits` uses."""
 
     unsent_bytes: int
+    served_until: float
 
+    def continue_deferred(self) -> None: ...
     def flush(self) -> None: ...
     def cut_off(self, why: str) -> None: ...
     def pause(self, reason: str) -> None: ...
@@ -188,8 +190,9 @@ class ConnectionLimits:
         self.clock = clock
         self.arena = ReceiveArena(pool)
         self.unsent_bytes = 0
-        self.deferred_connections = 0
+        self.deferred: dict[LimitedConnection, None] = {}
         """Connections with requests deferred to the next turn; they share the time of a turn."""
+        self._deferred_scheduled = False
         self.set_limits(limits)
         self._call_later = call_later
         self.receiving_bytes = 0
@@ -209,6 +212,37 @@ class ConnectionLimits:
         self._to_flush.append(connection)
         if not self.turn.is_ending:
             self.turn.request_end()
+
+    def defer(self, connection: LimitedConnection) -> None:
+        """Let the connection `continue_deferred` in a later turn."""
+        self.deferred[connection] = None
+        self._schedule_deferred()
+
+    def _schedule_deferred(self) -> None:
+        if not self._deferred_scheduled:
+            self._deferred_scheduled = True
+            self._call_later(0, self._run_deferred)
+
+    def _run_deferred(self) -> None:
+        """Continue deferred connections, the least served first, for the time of one turn; at least one.
+
+        The others wait for the next turn, in which all that is cheap is handled before them.
+        """
+        self._deferred_scheduled = False
+        deadline = self.clock.monotonic() + TURN_SECONDS
+        waiting = sorted(self.deferred, key=lambda connection: connection.served_until)
+        for number, connection in enumerate(waiting):
+            if number and self.clock.monotonic() > deadline:
+                break
+            if connection in self.deferred:
+                del self.deferred[connection]
+                try:
+                    connection.continue_deferred()
+                except Exception:
+                    logger.exception("a deferred request failed")
+                    connection.cut_off("a request failed")
+        if self.deferred:
+            self._schedule_deferred()
 
     def end_turn(self) -> None:
         """Send the replies of this turn, and reuse the arena from its start."""
@@ -255,6 +289,7 @@ class ConnectionLimits:
     def remove(self, connection: LimitedConnection) -> None:
         """Stop monitoring a closed connection."""
         self._monitored.discard(connection)
+        self.deferred.pop(connection, None)
 
     def close(self) -> None:
         """Release the memory, after all connections are closed."""

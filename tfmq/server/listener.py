@@ -11,7 +11,8 @@ from tfmq.protocol import commands, frames
 from tfmq.server.transport import address_text
 
 DESCRIPTORS_KEPT = 256
-"""File descriptors not used for connections: logs opened after the start, folders, threads."""
+"""File descriptors not used for connections: logs opened after the start, folders, threads. With a low limit of open
+files it is half of those that are free at the start."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -66,7 +67,8 @@ def connections_max(wanted: int, open_files: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY:
         return wanted
-    return max(1, min(wanted, soft - open_files - DESCRIPTORS_KEPT))
+    free = soft - open_files
+    return max(1, min(wanted, free - min(DESCRIPTORS_KEPT, free // 2)))
 
 
 PROBE_SECONDS = 0.4

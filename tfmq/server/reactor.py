@@ -16,6 +16,10 @@ from twisted.python import log
 
 from journal.linux_aio import AioFsyncQueue, StartFsync
 
+TURN_SECONDS = 0.05
+"""Time of a turn for requests. When it is used up, the connections not served yet wait for the next turn, in which the
+least served ones are first. It limits how long a short request waits for others, however many connections send
+expensive ones."""
 HOOK_ROUNDS_MAX = 16
 """Rounds in which hooks may request another round in the same turn; more would be an endless loop."""
 
@@ -33,6 +37,8 @@ class Turn:
         self._hooks: list[Callable[[], None]] = []
         self._has_turn_reactor = isinstance(reactor, TurnReactor)
         self._requested = False
+        self.handling_seconds = 0.0
+        """Time that requests of this poll took."""
         self.is_ending = False
         """The hooks are running: a later hook in the order need not be requested with `request_end`."""
         if self._has_turn_reactor:
@@ -78,6 +84,8 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
 
     turn: Turn | None = None
     seconds = staticmethod(time.monotonic)
+    _was_too_short = False
+    """The last turn ended before all that was ready was handled."""
 
     def doPoll(self, timeout: float | None) -> None:
         """Poll once. Like the base class, but without its logging context (3 us per event)."""
@@ -86,12 +94,26 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
             timeout = min(timeout or 0, self.timeout() or 0) if timeout is not None else self.timeout()
         events = self._poller.poll(-1 if timeout is None else timeout, max(len(self._selectables), 1))
         selectables = self._selectables
+        if self._was_too_short:
+            self._was_too_short = False
+            events.sort(key=self._served_until)
+        if turn is not None:
+            turn.handling_seconds = 0.0
         for descriptor, event in events:
             selectable = selectables.get(descriptor)
             if selectable is not None:
                 self._doReadOrWrite(selectable, descriptor, event)
+                if turn is not None and turn.handling_seconds > TURN_SECONDS:
+                    # What remains is still ready at the next poll: the system reports levels, not edges.
+                    self._was_too_short = True
+                    break
         if turn is not None:
             turn.run_hooks()
+
+    def _served_until(self, event: tuple[int, int]) -> float:
+        """Return the account of an event's connection; 0, before all of them, for what is no connection."""
+        account: float = getattr(self._selectables.get(event[0]), "served_until", 0.0)
+        return account
 
     doIteration = doPoll
 

@@ -17,8 +17,11 @@ from twisted.python.failure import Failure
 
 from journal.buffers import Buffer
 from tfmq.errors import BadFrame
-from tfmq.protocol.frames import check_size
+from tfmq.protocol import commands
+from tfmq.protocol.commands import BY_REQUEST
+from tfmq.protocol.frames import SIZE, UNSIGNED, check_size
 from tfmq.server.connection_limits import ConnectionLimits, PartialFrame, allocates_at_once
+from tfmq.server.reactor import TURN_SECONDS
 
 logger = logging.getLogger("tfmq.server")
 
@@ -34,9 +37,39 @@ LINGER_SECONDS = 2.0
 """Time that a closed connection waits for its client to close too, so that a reset does not discard the last reply."""
 CROWDED_READ_BYTES = 4096
 """Maximum of one read while memory for incomplete frames is short, so that their first bytes do not exhaust it."""
-TURN_SHARE_SECONDS = 0.05
-"""Time per turn for the connections whose reads take more than one turn, shared among them; each gets at least one
-request. A read may contain thousands of requests that take a tenth of a second each."""
+CHARGE_FACTOR = 20.0
+"""A connection whose requests take more than one part in this of the time is served after the others when a turn was
+too short for all."""
+CREDIT_SECONDS = 1.0
+"""How far before the present the account of an idle connection is at most: that much it may catch up with others."""
+DEBT_SECONDS = 2.0
+"""How far after the present the account of a busy connection is at most: longer than that, and CREDIT_SECONDS, it is
+not served after others."""
+EXPENSIVE_HEADER_BYTES = 4096
+"""A request with a longer header names so much that it may take a tenth of a second."""
+EXPENSIVE_SECONDS = 0.05
+"""Expected time of such a request."""
+LISTS = frozenset(
+    BY_REQUEST[request].code
+    for request in (
+        commands.DescribeTopic,
+        commands.JoinGroup,
+        commands.ListGroups,
+        commands.DescribeGroup,
+        commands.ListTransactions,
+        commands.DescribeTransaction,
+        commands.ListDelayed,
+        commands.DelayedHistogram,
+        commands.ListSchedules,
+        commands.ListCommitGroups,
+    )
+)
+"""Commands whose requests may take as long with a short header: their replies name what the broker has."""
+METADATA = BY_REQUEST[commands.Metadata].code
+TO_CHECK = LISTS | UNSIGNED.keys() | {0, METADATA}
+"""Values of a header's second byte for which `is_expensive` is asked: commands, and the start of a command or list
+that is written longer than necessary, which hides the command."""
+EMPTY_LIST = 0x90
 PAUSED_FOR_TURN = "slice"
 """Pause reason of connections that exceeded their time in a turn."""
 PAUSED_FOR_UNSENT = "unsent"
@@ -94,7 +127,11 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._ending = False
         self._progress_at = 0.0
         self._pauses: set[str] = set()
+        self._deferred_rest = b""
         self.unsent_bytes = 0
+        self.served_until = traffic.clock.monotonic()
+        """Account of the time that its requests took: the least one is served first when a turn was too short for all.
+        It advances CHARGE_FACTOR as fast as that time, and is never far from the present."""
         super().__init__(sock, protocol, client, server, number, reactor)
 
     # Receiving
@@ -106,8 +143,11 @@ class Connection(tcp.Server):  # type: ignore[misc]
         try:
             return self._do_read()
         except MemoryError as error:
-            self.cut_off(f"out of memory ({str(error) or 'no more is given'})")
+            self._cut_off_without_memory(error)
             return None
+
+    def _cut_off_without_memory(self, error: MemoryError) -> None:
+        self.cut_off(f"out of memory ({str(error) or 'no more is given'})")
 
     def _do_read(self) -> Any:
         if self._ending:
@@ -149,15 +189,24 @@ class Connection(tcp.Server):  # type: ignore[misc]
         size = tail.buffer.size
         tail.mark_filled(fitted)
         traffic.receiving_bytes += tail.buffer.size - size
+        rest = behind[: count - fitted] if behind is not None and count > fitted else None
         if tail.is_complete:
-            try:
-                self.protocol.frame_received(tail.buffer.view, tail.buffer)
-            finally:
-                self._drop_partial()
-        if behind is not None and count > fitted:
-            arena.mark_filled(count - fitted)
-            self._handle_frames(behind[: count - fitted], arena.buffer)
+            if is_expensive(tail.buffer.view, 0, tail.needed):
+                self._defer(b"" if rest is None else bytes(rest), EXPENSIVE_SECONDS)
+                return None
+            self._handle_partial(tail)
+        if rest is not None:
+            arena.mark_filled(len(rest))
+            self._handle_frames(rest, arena.buffer)
         return None
+
+    def _handle_partial(self, tail: PartialFrame) -> None:
+        began = self._limits.clock.monotonic()
+        try:
+            self.protocol.frame_received(tail.buffer.view, tail.buffer)
+        finally:
+            self._drop_partial()
+            self._charge(began, self._limits.clock.monotonic())
 
     def _discard(self) -> Any:
         try:
@@ -168,10 +217,15 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def _read_failed(self, error: OSError) -> Any:
         return None if error.errno in WOULD_BLOCK else main.CONNECTION_LOST
 
-    def _handle_frames(self, view: memoryview, hold: Buffer) -> None:
+    def _handle_frames(self, view: memoryview, hold: Buffer, *, expensive: bool = False) -> None:
+        """Handle the frames of a read, and at most this connection's share of a turn.
+
+        The rest is deferred, from the first expensive request on unless `expensive` is set.
+        """
         position, end = 0, len(view)
         protocol, now = self.protocol, self._limits.clock.monotonic
-        deadline = now() + TURN_SHARE_SECONDS / (1 + self._limits.deferred_connections)
+        began = ended = now()
+        deadline = began + TURN_SECONDS / (1 + len(self._limits.deferred))
         while end - position >= 4:
             if self._ending or self.disconnecting or self._aborting or self.disconnected:
                 return
@@ -182,28 +236,67 @@ class Connection(tcp.Server):  # type: ignore[misc]
                 return
             if position + whole > end:
                 self._start_partial(view[position:], whole)
-                return
+                break
+            if (
+                not expensive
+                and whole > 9
+                and (whole > EXPENSIVE_HEADER_BYTES or view[position + 9] in TO_CHECK)
+                and is_expensive(view, position, whole)
+            ):
+                self._defer(bytes(view[position:]), EXPENSIVE_SECONDS)
+                break
             protocol.frame_received(view[position : position + whole], hold)
             position += whole
-            if now() > deadline:
-                self._defer_rest(bytes(view[position:]))
-                return
-        self._leftover = bytes(view[position:])
+            ended = now()
+            if ended > deadline and position < end:
+                self._defer(bytes(view[position:]))
+                break
+        else:
+            self._leftover = bytes(view[position:])
+        # As `_charge`, without the call.
+        account, least = self.served_until, began - CREDIT_SECONDS
+        account = (account if account > least else least) + (ended - began) * CHARGE_FACTOR
+        self.served_until = account if account < ended + DEBT_SECONDS else ended + DEBT_SECONDS
+        self._limits.turn.handling_seconds += ended - began
 
-    def _defer_rest(self, rest: bytes) -> None:
-        """Defer the rest of a read until other connections were served."""
+    def _charge(self, began: float, ended: float) -> None:
+        """Charge the time of a request to the connection and to the turn."""
+        account = max(self.served_until, began - CREDIT_SECONDS) + (ended - began) * CHARGE_FACTOR
+        self.served_until = min(account, ended + DEBT_SECONDS)
+        self._limits.turn.handling_seconds += ended - began
+
+    def _defer(self, rest: bytes, cost_seconds: float = 0.0) -> None:
+        """Defer the rest of a read, after the incomplete frame that it has completed, until others were served.
+
+        What its first request is expected to cost is charged now, so that an idle connection with an expensive request
+        is not served before a busy one with cheap requests.
+        """
+        now = self._limits.clock.monotonic()
+        self.served_until = max(self.served_until, now - CREDIT_SECONDS) + cost_seconds * CHARGE_FACTOR
         self.pause(PAUSED_FOR_TURN)
-        self._limits.deferred_connections += 1
-        self.reactor.callLater(0, self._continue_deferred, rest)
+        self._deferred_rest = rest
+        self._limits.defer(self)
 
-    def _continue_deferred(self, rest: bytes) -> None:
-        self._limits.deferred_connections -= 1
+    def continue_deferred(self) -> None:
+        """Handle what was deferred, at least one request of it."""
+        rest, self._deferred_rest = self._deferred_rest, b""
         self.resume(PAUSED_FOR_TURN)
-        if rest and not self.disconnected:
+        if self._ending or self.disconnecting or self._aborting or self.disconnected:
+            return
+        try:
+            self._do_deferred(rest)
+        except MemoryError as error:
+            self._cut_off_without_memory(error)
+
+    def _do_deferred(self, rest: bytes) -> None:
+        tail = self._partial
+        if tail is not None:
+            self._handle_partial(tail)
+        if rest:
             buffer = self._limits.pool.allocate(len(rest))
             buffer.view[:] = rest
             try:
-                self._handle_frames(buffer.view, buffer)
+                self._handle_frames(buffer.view, buffer, expensive=tail is None)
             finally:
                 buffer.release()
 
@@ -400,6 +493,22 @@ class Listener(tcp.Port):  # type: ignore[misc]
         assert self._preexistingSocket is not None
         self._preexistingSocket.listen(BACKLOG)
         super().startListening()
+
+
+def is_expensive(view: memoryview, position: int, whole: int) -> bool:
+    """Return whether the request at `position`, a frame of `whole` bytes, may take much longer than most.
+
+    Only its first bytes are read: to decode a header of thousands of names is a part of what takes long.
+    """
+    if whole < 12:
+        return whole > 9 and view[position + 9] in LISTS
+    if SIZE.unpack_from(view, position + 4)[0] > EXPENSIVE_HEADER_BYTES:
+        return True
+    code = view[position + 9]
+    if code == METADATA:  # expensive if it is about all topics
+        names = position + 11 + UNSIGNED.get(view[position + 10], 0)
+        return names >= position + whole or view[names] == EMPTY_LIST
+    return code in TO_CHECK
 
 
 def address_text(host: str, port: int) -> str:

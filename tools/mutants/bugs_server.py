@@ -239,4 +239,61 @@ SERVER: Final = (
         "    except (OSError, JournalError) as error:\n",
         ["tests/broker/test_house.py::test_a_stop_without_memory_ends_and_the_next_start_has_everything"],
     ),
+    Mutant(
+        "expensive-requests-served-with-their-read",
+        "expensive requests of many connections do not keep a cheap one of another waiting",
+        "tfmq/server/transport.py",
+        "                and is_expensive(view, position, whole)\n",
+        "                and whole < 0\n",
+        [f"{TRANSPORT}::test_expensive_requests_of_many_connections_wait_for_the_cheap_one_of_another"],
+    ),
+    Mutant(
+        "a-long-form-hides-a-list-command",
+        "a list command in a longer form than necessary is as expensive",
+        "tfmq/server/transport.py",
+        "TO_CHECK = LISTS | UNSIGNED.keys() | {0, METADATA}\n",
+        "TO_CHECK = LISTS | {METADATA}\n",
+        [f"{TRANSPORT}::test_expensive_requests_of_many_connections_wait_for_the_cheap_one_of_another"],
+    ),
+    Mutant(
+        "a-turn-without-a-bound",
+        "a turn over all connections is bounded in time",
+        "tfmq/server/reactor.py",
+        "                if turn is not None and turn.handling_seconds > TURN_SECONDS:\n",
+        "                if turn is None:\n",
+        [
+            "tests/server/test_reactor.py::"
+            "test_a_turn_that_was_too_short_ends_and_the_next_one_begins_with_the_least_served"
+        ],
+    ),
+    Mutant(
+        "deferred-in-the-order-of-their-reads",
+        "a connection with cheap requests left is served before idle ones with an expensive one",
+        "tfmq/server/connection_limits.py",
+        "        waiting = sorted(self.deferred, key=lambda connection: connection.served_until)\n",
+        "        waiting = list(self.deferred)\n",
+        [
+            f"{TRANSPORT}::"
+            "test_a_connection_with_cheap_requests_left_is_served_before_idle_ones_with_an_expensive_one"
+        ],
+    ),
+    Mutant(
+        "a-fixed-reserve-of-descriptors",
+        "with a low limit of open files there are connections all the same",
+        "tfmq/server/listener.py",
+        "free - min(DESCRIPTORS_KEPT, free // 2)",
+        "free - DESCRIPTORS_KEPT",
+        ["tests/server/test_listening.py::test_a_low_limit_of_open_files_leaves_half_of_them_to_connections"],
+    ),
+    Mutant(
+        "a-message-above-the-limit-stored",
+        "no message above limits.message_bytes is stored, whatever the client has learnt",
+        "tfmq/broker/produce.py",
+        "        if size > self._message_bytes_max:\n",
+        "        if size > self._record_bytes_max:\n",
+        [
+            "tests/broker/test_writes.py::"
+            "test_a_message_above_the_limit_is_refused_and_one_at_the_limit_with_attributes_is_not"
+        ],
+    ),
 )
