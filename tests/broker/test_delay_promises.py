@@ -9,7 +9,7 @@ import pytest
 from journal.errors import Corrupt
 from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.broker.helpers import Broker, after, at, handles
-from tests.broker.test_delay_opening import ARRIVALS, files, put
+from tests.broker.test_startup import ARRIVALS, files, put
 from tests.scale import SEED
 from tfmq.broker import startup
 from tfmq.delay import memory_window

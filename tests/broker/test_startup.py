@@ -1,16 +1,35 @@
 """The start: everything before the listener, or a clear sentence why not."""
 
+from __future__ import annotations
+
+import errno
 import gc
 import json
 
 import pytest
 
-from journal.errors import Corrupt, Locked, NewerFormat
+from journal.errors import Corrupt, Full, Locked, NewerFormat
 from journal.filenames import segment_name
-from tests.broker.helpers import DATA, Broker
-from tfmq.broker.startup import STEPS
+from journal.record.block import blocks_of
+from journal.record.block_trailer import SOURCE_DELAY, TRAILER_SIZE
+from journal.testing import Moment, SimulatedClock, SimulatedDisk
+from tests.broker.helpers import DATA, Answer, Broker, after, handles
+from tests.scale import scaled, seeded
+from tfmq.apply_target import ARRIVALS_KEY
+from tfmq.broker.data_repair import repair_data, verify_data
+from tfmq.broker.startup import (
+    ARRIVALS_NAME,
+    DELAY_FOLDER,
+    NEW_DELAY_MARKER,
+    NEW_JOURNAL_MARKER,
+    STEPS,
+    TRANSACTION_FOLDER,
+)
 from tfmq.data_dir import decode_version, encode_version
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
 from tfmq.protocol.commands import Metadata, ResumePartition
+from tfmq.protocol.delayed_handle import decode_due_times
+from tfmq.server.main import startup_sentence
 
 VERSION = f"{DATA}/meta/version"
 
@@ -252,3 +271,683 @@ def test_the_collector_is_as_it_was_after_a_start_whether_it_succeeds_or_not() -
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+# The store of delayed messages that belongs to the data folder, and no other; a start that fails changes nothing.
+
+FOLDER = f"{DATA}/{DELAY_FOLDER}"
+ARRIVALS = f"{FOLDER}/{ARRIVALS_NAME}"
+WORD = f"{DATA}/meta/{NEW_DELAY_MARKER}"
+
+Kept = dict[str, bytes]
+
+
+def with_one_waiting() -> tuple[Broker, Answer]:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"soon"], due=after(1000))
+    broker.advance(2)
+    answer = broker.delay(producer, 1, [b"later"], due=after(3_600_000))
+    broker.stop()
+    return broker, answer
+
+
+def files(disk: SimulatedDisk) -> Kept:
+    """Everything of the store, by path."""
+    kept = {}
+    for folder in (FOLDER, ARRIVALS):
+        for name in disk.list(folder):
+            path = f"{folder}/{name}"
+            if path != ARRIVALS:
+                kept[path] = disk.read_file(path)
+    return kept
+
+
+def remove(disk: SimulatedDisk, *, folder_too: bool = True) -> None:
+    for path in files(disk):
+        disk.unlink(path)
+    disk.remove_folder(ARRIVALS)
+    if folder_too:
+        disk.remove_folder(FOLDER)
+
+
+def put(disk: SimulatedDisk, kept: Kept) -> None:
+    for folder in (FOLDER, ARRIVALS):
+        if not disk.exists(folder):
+            disk.make_folder(folder)
+    for path in files(disk):
+        disk.unlink(path)
+    for path, data in kept.items():
+        disk.write_file(path, data)
+
+
+def delivered(broker: Broker, seconds: float = 4000) -> list[bytes]:
+    broker.advance(seconds)
+    return broker.payloads()
+
+
+def test_the_log_of_arrivals_has_one_id_in_all_parts() -> None:
+    assert LOG_ID == ARRIVALS_KEY
+
+
+def test_the_first_start_makes_a_store_and_the_catalog_knows_it() -> None:
+    broker = Broker()
+    store_id = broker.engine.broker.delay_commands.store_id
+    assert broker.engine.broker.catalog.state.delay_store == store_id
+    assert not broker.disk.exists(WORD)
+    left = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert left.engine.broker.delay_commands.store_id == store_id
+    assert left.lease() > store_id
+
+
+def test_a_data_folder_of_the_release_before_gets_its_store() -> None:
+    broker = Broker()
+    broker.create()
+    broker.produce(broker.lease(), 0, [b"old"])
+    broker.engine.broker.catalog.state.delay_store = 0
+    broker.stop()
+    remove(broker.disk)
+    again = Broker(broker.disk, broker.clock)
+    assert again.payloads() == [b"old"]
+    assert again.engine.broker.catalog.state.delay_store > 0
+    assert again.delay(again.lease(), 0).code == "ok"
+
+
+def test_what_waits_is_delivered_by_the_next_start_and_nothing_twice() -> None:
+    broker, answer = with_one_waiting()
+    again = Broker(broker.disk, broker.clock)
+    assert again.payloads() == [b"soon"]
+    assert [row["handle"] for row in again.delayed()] == handles(answer)
+    assert delivered(again) == [b"soon", b"later"]
+    last = again.restart()
+    assert delivered(last) == [b"soon", b"later"]
+
+
+@pytest.mark.parametrize("folder_too", [True, False])
+def test_a_missing_store_ends_the_start_with_a_sentence_and_changes_nothing(folder_too: bool) -> None:
+    broker, _ = with_one_waiting()
+    kept = files(broker.disk)
+    remove(broker.disk, folder_too=folder_too)
+    with pytest.raises(Corrupt, match=r"delayed messages is missing.*Put back.*new-delay") as raised:
+        Broker(broker.disk, broker.clock)
+    assert raised.value.path == FOLDER
+    put(broker.disk, kept)
+    assert delivered(Broker(broker.disk, broker.clock)) == [b"soon", b"later"]
+
+
+@pytest.mark.parametrize("how", ["emptied", "deleted"])
+def test_a_checkpoint_lost_before_the_first_bucket_is_made_again_for_what_is_in_the_arrivals(
+    how: str,
+) -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"soon"], due=after(1000))
+    broker.advance(2)
+    answer = broker.delay(producer, 1, [b"later"], due=after(3_600_000))
+    disk = broker.disk.crash(keep="everything")
+    checkpoint = f"{FOLDER}/checkpoint"
+    store_id = broker.engine.broker.delay_commands.store_id
+    assert not [name for name in disk.list(FOLDER) if name.endswith(".bucket")]
+    disk.unlink(checkpoint)
+    if how == "emptied":
+        disk.write_file(checkpoint, b"")
+    named = [
+        each for report in verify_data(disk, DATA) for each in report.findings if each.weight == "damage"
+    ]
+    assert [each.file for each in named] == [checkpoint]
+    with pytest.raises(Corrupt) as refused:
+        Broker(disk, broker.clock)
+    assert refused.value.path == checkpoint
+    said = startup_sentence(refused.value, DATA)
+    assert said is not None and "`tfmq log repair" in said and "new-delay" not in said
+    planned = repair_data(disk, DATA, dry_run=True)
+    done = repair_data(disk, DATA)
+    assert not done.failed and done.buckets == planned.buckets
+    (mended,) = done.buckets
+    assert (mended.file, mended.lost) == (checkpoint, 0) and "messages in the arrivals" in mended.note
+    assert not any(report.damaged for report in verify_data(disk, DATA))
+    again = Broker(disk, broker.clock)
+    assert again.engine.broker.delay_commands.store_id == store_id
+    assert [row["handle"] for row in again.delayed()] == handles(answer)
+    assert delivered(again) == [b"soon", b"later"]
+
+
+def test_buckets_without_their_arrivals_are_refused() -> None:
+    broker, _ = with_one_waiting()
+    kept = files(broker.disk)
+    for path in kept:
+        if path.startswith(ARRIVALS):
+            broker.disk.unlink(path)
+    broker.disk.remove_folder(ARRIVALS)
+    with pytest.raises(Corrupt, match=r"arrive is missing.*new-delay") as raised:
+        Broker(broker.disk, broker.clock)
+    assert raised.value.path == ARRIVALS
+    put(broker.disk, kept)
+    assert delivered(Broker(broker.disk, broker.clock)) == [b"soon", b"later"]
+
+
+def test_the_operator_s_word_begins_a_new_store_once() -> None:
+    broker, _ = with_one_waiting()
+    old = broker.engine.broker.delay_commands.store_id
+    remove(broker.disk)
+    broker.disk.write_file(WORD, b"")
+    again = Broker(broker.disk, broker.clock)
+    assert again.engine.broker.delay_commands.store_id > old and not again.disk.exists(WORD)
+    assert again.delayed() == []
+    again.delay(again.lease(), 0, [b"new"])
+    assert delivered(again) == [b"soon", b"new"]
+    again.stop()
+    remove(again.disk)
+    with pytest.raises(Corrupt, match="missing"):
+        Broker(again.disk, again.clock)
+
+
+def test_another_one_s_store_is_refused_by_its_number() -> None:
+    broker, _ = with_one_waiting()
+    own = broker.engine.broker.delay_commands.store_id
+    other = Broker()
+    other.lease(100)
+    other.create()
+    other.stop()
+    remove(other.disk)
+    other.disk.write_file(WORD, b"")
+    other = Broker(other.disk, other.clock)
+    another = other.engine.broker.delay_commands.store_id
+    other.stop()
+    kept = files(broker.disk)
+    put(broker.disk, files(other.disk))
+    with pytest.raises(Corrupt, match=rf"of store {another}, and store {own} belongs") as raised:
+        Broker(broker.disk, broker.clock)
+    assert raised.value.path == FOLDER
+    put(broker.disk, kept)
+    assert delivered(Broker(broker.disk, broker.clock)) == [b"soon", b"later"]
+
+
+def test_a_store_that_is_older_than_a_partition_is_refused() -> None:
+    broker, _ = with_one_waiting()
+    old = files(broker.disk)
+    broker = Broker(broker.disk, broker.clock)
+    broker.delay(broker.lease(), 0, [b"newer"])
+    broker.advance(2)
+    broker.stop()
+    new = files(broker.disk)
+    put(broker.disk, old)
+    with pytest.raises(Corrupt, match=r"older than orders-0.*new-delay"):
+        Broker(broker.disk, broker.clock)
+    put(broker.disk, new)
+    assert delivered(Broker(broker.disk, broker.clock)) == [b"soon", b"newer", b"later"]
+
+
+def test_arrivals_that_are_older_than_the_buckets_are_refused_and_the_reverse() -> None:
+    broker, _ = with_one_waiting()
+    old = files(broker.disk)
+    broker = Broker(broker.disk, broker.clock)
+    producer = broker.lease()
+    for sequence in range(3):
+        broker.delay(producer, 4 * sequence, [bytes(1000)] * 4, due=after(10_000_000))
+        broker.advance(61)
+    broker.stop()
+    new = files(broker.disk)
+    mixed = {path: data for path, data in new.items() if not path.startswith(ARRIVALS)}
+    put(broker.disk, mixed | {path: data for path, data in old.items() if path.startswith(ARRIVALS)})
+    with pytest.raises(Corrupt, match=r"older than the buckets.*new-delay"):
+        Broker(broker.disk, broker.clock)
+    put(broker.disk, new)
+    again = Broker(broker.disk, broker.clock)
+    assert again.engine.broker.status()["delay"]["pending"] == 13
+
+
+def test_a_journal_that_is_older_than_the_arrivals_is_refused() -> None:
+    broker = Broker()
+    broker.create()
+    stream = broker.stream()
+    broker.transact(stream, [("orders", 0, [b"now"])])
+    broker.stop()
+    folder = f"{DATA}/transactions"
+    old = {name: broker.disk.read_file(f"{folder}/{name}") for name in broker.disk.list(folder)}
+    broker = Broker(broker.disk, broker.clock)
+    broker.transact(broker.stream(), [("orders", 0, [b"later"], after(3_600_000))])
+    broker.stop()
+    for name in broker.disk.list(folder):
+        broker.disk.unlink(f"{folder}/{name}")
+    for name, data in old.items():
+        broker.disk.write_file(f"{folder}/{name}", data)
+    with pytest.raises(Corrupt, match="older than the store of delayed messages"):
+        Broker(broker.disk, broker.clock)
+
+
+def test_a_catalog_that_is_older_than_the_store_gives_out_no_id_twice() -> None:
+    broker = Broker()
+    meta = f"{DATA}/meta"
+    broker.create()
+    broker.stop()
+    old = {name: broker.disk.read_file(f"{meta}/{name}") for name in broker.disk.list(meta)}
+    broker = Broker(broker.disk, broker.clock)
+    ids = [broker.lease(1024) for _ in range(3)]
+    broker.delay(ids[-1], 0, due=after(3_600_000))
+    broker.stop()
+    for name in broker.disk.list(meta):
+        broker.disk.unlink(f"{meta}/{name}")
+    for name, data in old.items():
+        broker.disk.write_file(f"{meta}/{name}", data)
+    again = Broker(broker.disk, broker.clock)
+    assert again.lease() > ids[-1]
+
+
+def test_broker_time_begins_where_a_partition_has_been_also_behind_a_wall_clock_that_went_back() -> None:
+    broker, _ = with_one_waiting()
+    (fired, _) = broker.log().applied(SOURCE_DELAY, broker.engine.broker.delay_commands.store_id)
+    broker.clock.jump_wall(-86_400)
+    again = Broker(broker.disk, broker.clock)
+    assert again.engine.broker.delay_commands.queue.now_ms() >= fired
+    later = again.delay(again.lease(), 0, [b"behind"], due=after(1000))
+    assert min(decode_due_times(later.delayed.dues)) >= fired + 1000
+    assert delivered(again, 2) == [b"soon", b"behind"]
+
+
+@pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
+def test_a_power_cut_at_any_moment_of_the_first_start_leaves_a_folder_that_starts(keep: str) -> None:
+    generator = seeded("first start with a store", keep)
+    first = Broker(start=False)
+    moments = []
+    first.disk.after = lambda kind, path: moments.append((kind, path, Moment(first.disk)))
+    first.engine.start()
+    first.disk.after = None
+    for kind, path, moment in moments[:: max(1, len(moments) // scaled(len(moments)))]:
+        left = Broker(moment.crash(generator, keep=keep), first.clock)
+        assert left.create().code == "ok", f"after {kind} of {path}"
+        assert left.delay(left.lease(), 0).code == "ok", f"after {kind} of {path}"
+        again = left.crashed(left.disk.crash(keep="nothing"))
+        assert delivered(again) == [b"later"], f"after {kind} of {path}"
+
+
+@pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
+def test_a_power_cut_at_any_moment_while_a_new_store_is_begun_leaves_one_that_is_begun(keep: str) -> None:
+    generator = seeded("new store", keep)
+    broker, _ = with_one_waiting()
+    remove(broker.disk)
+    broker.disk.force_folder(DATA)
+    broker.disk.write_file(WORD, b"")
+    broker.disk.force_folder(f"{DATA}/meta")
+    moments = []
+    broker.disk.after = lambda kind, path: moments.append((kind, path, Moment(broker.disk)))
+    begun = Broker(broker.disk, broker.clock)
+    broker.disk.after = None
+    assert begun.payloads() == [b"soon"]
+    for kind, path, moment in moments[:: max(1, len(moments) // scaled(len(moments)))]:
+        left = Broker(moment.crash(generator, keep=keep), broker.clock)
+        assert left.delay(left.lease(), 0, [b"new"]).code == "ok", f"after {kind} of {path}"
+        assert delivered(left) == [b"soon", b"new"], f"after {kind} of {path}"
+        assert left.restart().payloads() == [b"soon", b"new"], f"after {kind} of {path}"
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["fired", "spilled"])
+def test_arrivals_of_which_a_full_disk_keeps_the_end_back_are_not_taken_for_older(spilled: bool) -> None:
+    broker = Broker()
+    broker.create()
+    broker.delay(broker.lease(), 0, [b"soon", b"later"], due=after(10) + after(60_000))
+    broker.advance(1)
+    if spilled:
+        assert len(broker.delayed()) == 1
+    disk = broker.disk.crash(keep="everything")
+    disk.faults.fail("write", error=errno.ENOSPC, times=None, path=ARRIVALS)
+    again = Broker(disk, broker.clock)
+    assert again.arrivals.waits_for_space
+    again.advance(5)
+    disk.faults.clear()
+    again.advance(60)
+    assert again.payloads() == [b"soon", b"later"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at", ["note", "records"])
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_arrivals_in_which_a_byte_is_wrong_lose_no_more_than_it_hit(at: str, end: str) -> None:
+    """As a repair before the start would have it: what is whole beside it is kept, what is not is told."""
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"one", b"two", b"three"], due=after(3_600_000))
+    broker.delay(producer, 3, [b"four"], due=after(3_600_000))
+    disk = broker.disk
+    if end == "stopped":
+        broker.stop()
+    else:
+        disk = disk.crash(keep="everything")
+    name = next(each for each in disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX))
+    data = disk.read_file(f"{ARRIVALS}/{name}")
+    place = data.index(b"two") if at == "records" else data.index(b"orders")
+    disk.damage(f"{ARRIVALS}/{name}", place, b"#")
+    again = Broker(disk, broker.clock)
+    expected = [b"one", b"three", b"four"] if at == "records" else [b"four"]
+    assert again.engine.broker.delay_commands.status()["damaged"] >= 1
+    assert f"{name}.damaged" in again.disk.list(ARRIVALS)
+    again.advance(3_601)
+    assert again.payloads() == expected
+
+
+def test_arrivals_in_which_a_checksum_alone_is_wrong_lose_nothing() -> None:
+    broker, answer = with_one_waiting()
+    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX))
+    size = broker.disk.size(f"{ARRIVALS}/{name}")
+    broker.disk.damage(f"{ARRIVALS}/{name}", size - 30, b"#")
+    again = Broker(broker.disk, broker.clock)
+    again.advance(3_600)
+    assert again.engine.broker.delay_commands.status()["damaged"] == 0 and answer.fields
+    assert again.payloads() == [b"soon", b"later"]
+
+
+def test_arrivals_that_lost_their_end_are_told_once_as_mended(caplog: pytest.LogCaptureFixture) -> None:
+    broker, _ = with_one_waiting()
+    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX))
+    whole = broker.disk.read_file(f"{ARRIVALS}/{name}")
+    broker.disk.write_file(f"{ARRIVALS}/{name}", whole[:-3])
+    again = Broker(broker.disk, broker.clock)
+    (told,) = [each.getMessage() for each in caplog.records if "damaged" in each.getMessage()]
+    assert "2 records are kept, 0 lost" in told and "log repair" not in told
+    again.advance(3_600)
+    assert again.payloads() == [b"soon", b"later"]
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_flipped_bit_in_a_trailer_of_the_arrivals_loses_no_message_and_delivers_none_early(
+    which: int,
+) -> None:
+    """Nor one that was cancelled: every note proves itself, though all notes have one id."""
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    first = broker.delay(producer, 0, [b"cancelled"], due=after(20_000))
+    for number, payload in enumerate((b"one", b"two"), start=1):
+        broker.delay(producer, number, [payload], due=after(20_000 * number))
+    assert broker.cancel_delayed(handles(first)[0]).code == "ok"
+    broker.advance(2)  # the mark says that all of it was forced
+    disk = broker.disk.crash(keep="everything")
+    (name,) = [each for each in disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX)]
+    data = disk.read_file(f"{ARRIVALS}/{name}")
+    blocks = list(blocks_of(data, 0, LOG_ID))
+    assert len(blocks) == 4
+    kept = files(disk)
+    rng = seeded("trailer of the arrivals", which)
+    for byte in rng.sample(range(TRAILER_SIZE), max(12, scaled(40))):
+        put(disk, kept)
+        at = blocks[which].next - TRAILER_SIZE + byte
+        disk.write_file(
+            f"{ARRIVALS}/{name}", data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+        )
+        again = Broker(disk.crash(keep="everything"), SimulatedClock(broker.clock.wall_ms()))
+        assert again.engine.broker.delay_commands.status()["damaged"] == 0, byte
+        again.advance(17)
+        assert again.payloads() == [], byte
+        again.advance(2)
+        assert again.payloads() == [b"one"], byte
+        again.advance(20)
+        assert again.payloads() == [b"one", b"two"], byte
+
+
+@pytest.mark.parametrize("kind", ["create", "write", "force", "rename"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "error"])
+def test_a_start_that_cannot_mend_the_arrivals_ends_and_gives_up_nothing(kind: str, error: int) -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"one", b"two", b"three"], due=after(3_600_000))
+    broker.delay(producer, 3, [b"four"], due=after(3_600_000))
+    broker.stop()
+    name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX))
+    place = broker.disk.read_file(f"{ARRIVALS}/{name}").index(b"two")
+    broker.disk.damage(f"{ARRIVALS}/{name}", place, b"#")
+    broker.disk.faults.fail(kind, error=error, path=f"{ARRIVALS}/{name}")
+    with pytest.raises((OSError, Full)):
+        Broker(broker.disk, broker.clock)
+    broker.disk.faults.clear()
+    again = Broker(broker.disk, broker.clock)
+    assert again.engine.broker.delay_commands.status()["damaged"] == 1
+    again.advance(3_601)
+    assert again.payloads() == [b"one", b"three", b"four"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [None, 0, 100], ids=["deleted", "empty", "cut"])
+def test_arrivals_cut_below_what_is_in_buckets_lose_only_what_is_in_none(size: int | None) -> None:
+    """The start mends them, as a repair before it would: what is in the buckets is served, the rest is told as lost."""
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    broker.delay(producer, 0, [b"in a bucket"], due=after(3_600_000))
+    broker.advance(300)
+    broker.delay(producer, 1, [b"lost", b"lost"], due=after(3_600_000))
+    broker.stop()
+    disk = broker.disk
+    (path,) = [f"{ARRIVALS}/{name}" for name in disk.list(ARRIVALS) if name.endswith(ARRIVALS_SUFFIX)]
+    if size is None:
+        disk.unlink(path)
+    else:
+        disk.write_file(path, disk.read_file(path)[:size])
+    again = Broker(disk.crash(keep="everything"), broker.clock)
+    # Two messages and the header of their send; what is in the bucket is not lost.
+    assert again.engine.broker.delay_commands.status()["damaged"] == 3
+    assert delivered(again) == [b"in a bucket"]
+    done = repair_data(disk, DATA)
+    assert sum(each.lost for each in done.logs) >= 2 and not done.failed
+    assert not any(report.damaged for report in verify_data(disk, DATA))
+    assert delivered(Broker(disk, broker.clock)) == [b"in a bucket"]
+
+
+# The journal that belongs to the data folder, and no other; a start that fails leaves everything as it was.
+
+FOLDER_TRANSACTION_OPENING = f"{DATA}/{TRANSACTION_FOLDER}"
+WORD_TRANSACTION_OPENING = f"{DATA}/meta/{NEW_JOURNAL_MARKER}"
+
+
+def with_one_prepared() -> tuple[Broker, Answer]:
+    broker = Broker()
+    broker.create()
+    stream = broker.stream()
+    broker.transact(stream, [("orders", 0, [b"committed"])])
+    began = broker.begin(stream, "order-42")
+    broker.send(stream, began, [b"prepared"])
+    broker.prepare(began)
+    broker.stop()
+    return broker, began
+
+
+def files_of_transaction_opening(disk: SimulatedDisk, folder: str) -> dict[str, bytes]:
+    return {name: disk.read_file(f"{folder}/{name}") for name in disk.list(folder)}
+
+
+def put_of_transaction_opening(disk: SimulatedDisk, kept: dict[str, bytes]) -> None:
+    """The folder of the journal with these files and no others."""
+    for name in disk.list(FOLDER_TRANSACTION_OPENING) if disk.exists(FOLDER_TRANSACTION_OPENING) else ():
+        disk.unlink(f"{FOLDER_TRANSACTION_OPENING}/{name}")
+    for name, data in kept.items():
+        disk.write_file(f"{FOLDER_TRANSACTION_OPENING}/{name}", data)
+
+
+def test_the_first_start_makes_a_journal_and_the_catalog_knows_it() -> None:
+    broker = Broker()
+    store = broker.engine.broker.transaction_commands.store
+    assert broker.engine.broker.catalog.state.journal_id == store.journal_id
+    left = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert left.engine.broker.transaction_commands.store.journal_id == store.journal_id
+    assert left.lease() > store.journal_id
+
+
+def test_a_data_folder_of_the_release_before_gets_its_journal() -> None:
+    broker = Broker()
+    broker.create()
+    broker.produce(broker.lease(), 0, [b"old"])
+    register = broker.engine.broker.catalog.state
+    register.journal_id = 0
+    broker.stop()
+    put_of_transaction_opening(broker.disk, {})
+    broker.disk.remove_folder(FOLDER_TRANSACTION_OPENING)
+    again = Broker(broker.disk, broker.clock)
+    assert again.payloads() == [b"old"]
+    assert again.engine.broker.catalog.state.journal_id > 0
+    assert again.transact(again.stream(), [("orders", 0, [b"new"])]).state == "committed"
+
+
+def test_a_missing_journal_ends_the_start_with_a_sentence_and_changes_nothing() -> None:
+    broker, began = with_one_prepared()
+    kept = files_of_transaction_opening(broker.disk, FOLDER_TRANSACTION_OPENING)
+    for folder_left in (True, False):
+        put_of_transaction_opening(broker.disk, {})
+        if not folder_left:
+            broker.disk.remove_folder(FOLDER_TRANSACTION_OPENING)
+        with pytest.raises(Corrupt, match=r"missing.*new-journal") as raised:
+            Broker(broker.disk, broker.clock)
+        assert raised.value.path == FOLDER_TRANSACTION_OPENING
+    broker.disk.make_folder(FOLDER_TRANSACTION_OPENING)
+    put_of_transaction_opening(broker.disk, kept)
+    again = Broker(broker.disk, broker.clock)
+    assert again.decide(began).state == "committed"
+    assert again.payloads() == [b"committed", b"prepared"]
+
+
+def test_the_operator_s_word_begins_a_new_journal_once() -> None:
+    broker, began = with_one_prepared()
+    put_of_transaction_opening(broker.disk, {})
+    broker.disk.write_file(WORD_TRANSACTION_OPENING, b"")
+    again = Broker(broker.disk, broker.clock)
+    assert not again.disk.exists(WORD_TRANSACTION_OPENING)
+    assert again.decide(began).code == "unknown_transaction"
+    assert again.payloads() == [b"committed"]
+    assert again.transact(again.stream(), [("orders", 0, [b"new"])]).state == "committed"
+    left = again.crashed(again.disk.crash(keep="nothing"))
+    assert left.payloads() == [b"committed", b"new"]
+
+
+def test_another_broker_s_journal_is_refused() -> None:
+    broker, _ = with_one_prepared()
+    first = Broker()
+    first.stop()
+    put_of_transaction_opening(first.disk, {})
+    first.disk.write_file(WORD_TRANSACTION_OPENING, b"")
+    second = Broker(first.disk, first.clock)
+    known = broker.engine.broker.catalog.state.journal_id
+    assert second.engine.broker.transaction_commands.store.journal_id != known
+    second.stop()
+    put_of_transaction_opening(
+        broker.disk, files_of_transaction_opening(second.disk, FOLDER_TRANSACTION_OPENING)
+    )
+    for given_up in (False, True):
+        if given_up:
+            broker.disk.write_file(WORD_TRANSACTION_OPENING, b"")
+        with pytest.raises(Corrupt, match="belongs to this data"):
+            Broker(broker.disk, broker.clock)
+        assert {file.path for file in broker.disk.open_files} <= {DATA}, "it holds no file of the journal"
+
+
+def test_the_word_beside_a_whole_journal_is_taken_back_and_changes_nothing() -> None:
+    broker, began = with_one_prepared()
+    broker.disk.write_file(WORD_TRANSACTION_OPENING, b"")
+    again = Broker(broker.disk, broker.clock)
+    assert not again.disk.exists(WORD_TRANSACTION_OPENING) and again.decide(began).state == "committed"
+
+
+def test_a_journal_from_an_older_backup_is_refused() -> None:
+    """It would number new decisions like those that the partitions have applied, and they would be skipped."""
+    broker = Broker()
+    broker.create()
+    stream = broker.stream()
+    broker.transact(stream, [("orders", 0, [b"first"])])
+    broker.stop()
+    old = files_of_transaction_opening(broker.disk, FOLDER_TRANSACTION_OPENING)
+    later = Broker(broker.disk, broker.clock)
+    for n in range(10):
+        later.transact(later.stream(), [("orders", 0, [b"%d" % n])])
+    later.stop()
+    put_of_transaction_opening(broker.disk, old)
+    with pytest.raises(Corrupt, match="older than orders-0"):
+        Broker(broker.disk, broker.clock)
+
+
+def test_no_id_is_given_out_that_the_journal_knows() -> None:
+    """A catalog from an older backup than the journal would lease the ids of its streams again."""
+    broker = Broker()
+    broker.create()
+    broker.stop()
+    old = files_of_transaction_opening(broker.disk, f"{DATA}/meta")
+    later = Broker(broker.disk, broker.clock)
+    later.lease(4000)
+    stream = later.stream()
+    began = later.begin(stream, "order-42")
+    later.send(stream, began)
+    later.prepare(began)
+    later.stop()
+    for name in later.disk.list(f"{DATA}/meta"):
+        later.disk.unlink(f"{DATA}/meta/{name}")
+    for name, data in old.items():
+        later.disk.write_file(f"{DATA}/meta/{name}", data)
+    again = Broker(later.disk, later.clock)
+    assert again.lease() > stream.id
+    assert [row["xid"] for row in again.listed()] == ["order-42"]
+
+
+@pytest.mark.parametrize("kind", ["write", "force", "create", "force_folder", "open"])
+def test_a_start_that_fails_lets_everything_go_and_the_next_one_succeeds(kind: str) -> None:
+    for nth in range(1, 6):
+        broker, began = with_one_prepared()
+        broker.disk.faults.fail(kind, nth=nth, path="/transactions/")
+        try:
+            again = Broker(broker.disk, broker.clock)
+        except (OSError, Exception) as error:
+            assert not isinstance(error, AssertionError)
+            broker.disk.faults.clear()
+            again = Broker(broker.disk, broker.clock)
+        broker.disk.faults.clear()
+        if again.engine.status_fields()["transactions"]["journal"] != "open":
+            again.engine.broker.lock.release()
+            again = again.crashed(again.disk.crash(keep="everything"))
+        assert [row["xid"] for row in again.listed()] == ["order-42"], f"{kind} failed at call {nth}"
+        assert again.decide(began).state == "committed"
+        assert again.payloads() == [b"committed", b"prepared"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
+def test_a_power_cut_at_any_moment_of_the_first_start_leaves_a_data_folder_that_starts(keep: str) -> None:
+    generator = seeded("first start", keep)
+    first = Broker(start=False)
+    moments = []
+    first.disk.after = lambda kind, path: moments.append((kind, path, Moment(first.disk)))
+    first.engine.start()
+    first.disk.after = None
+    for kind, path, moment in moments:
+        left = Broker(moment.crash(generator, keep=keep), first.clock)
+        assert left.create().code == "ok", f"after {kind} of {path}"
+        assert left.transact(left.stream(), [("orders", 0, [b"x"])]).state == "committed"
+        again = left.crashed(left.disk.crash(keep="nothing"))
+        assert again.payloads() == [b"x"], f"after {kind} of {path}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("keep", ["nothing", "everything", "some"])
+def test_a_power_cut_at_any_moment_while_a_new_journal_is_begun_leaves_one_that_is_begun(keep: str) -> None:
+    generator = seeded("new journal", keep)
+    broker, _ = with_one_prepared()
+    put_of_transaction_opening(broker.disk, {})
+    broker.disk.force_folder(FOLDER_TRANSACTION_OPENING)
+    broker.disk.write_file(WORD_TRANSACTION_OPENING, b"")
+    broker.disk.force_folder(f"{DATA}/meta")
+    moments = []
+    broker.disk.after = lambda kind, path: moments.append((kind, path, Moment(broker.disk)))
+    begun = Broker(broker.disk, broker.clock)
+    broker.disk.after = None
+    assert begun.payloads() == [b"committed"]
+    for kind, path, moment in moments:
+        left = Broker(moment.crash(generator, keep=keep), broker.clock)
+        assert left.transact(left.stream(), [("orders", 0, [b"x"])]).state == "committed"
+        assert left.payloads() == [b"committed", b"x"], f"after {kind} of {path}"
+        assert left.restart().payloads() == [b"committed", b"x"], f"after {kind} of {path}"
+
+
+def test_what_the_opening_of_the_journal_found_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    broker, _ = with_one_prepared()
+    newest = max(name for name in broker.disk.list(FOLDER_TRANSACTION_OPENING) if name.endswith(".snapshot"))
+    broker.disk.damage(f"{FOLDER_TRANSACTION_OPENING}/{newest}", 5, b"\xff")
+    Broker(broker.disk, broker.clock)
+    assert [record for record in caplog.records if newest in record.message]

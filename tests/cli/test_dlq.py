@@ -7,20 +7,39 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click import Command
 
 import tfmq
 from tests.cli.conftest import Cli
 from tests.dead_letters.helpers import Process, failure, finished, group_of, message, sql_shelf
-from tests.dead_letters.test_shelf import keeping
-from tfmq.cli.dlq import export_row
+from tests.dead_letters.test_store import keeping
+from tfmq.cli.dlq import (
+    COLUMNS,
+    ERROR_CHARACTERS,
+    PENDING_STATES,
+    STATES,
+    LetterChoice,
+    add,
+    dlq,
+    export_row,
+    json_row,
+    redrive_stores,
+    table_row,
+)
+from tfmq.cli.output import Output
 from tfmq.dead_letters import model
-from tfmq.dead_letters.model import Letter
+from tfmq.dead_letters import model as letters
+from tfmq.dead_letters.model import Letter, RedrivePosition, letter_from_message
+from tfmq.dead_letters.redrive import Report, Wish
 from tfmq.dead_letters.sql_store import BlockingSqlStore
 from tfmq.dead_letters.store import StoreAddress, default_path
+from tfmq.errors import BadRequest, TfmqError, TimedOut, UnknownTopic
 from tools.rigs.live_server import LiveServer
 
 
@@ -339,3 +358,179 @@ def test_a_topic_as_the_store(cli: Cli, topic: str, broker: LiveServer) -> None:
         cli("dlq", "show", row["id"], "--store", f"topic:{topic}-dead", "--json").json["state"] == "redriven"
     )
     process.kill()
+
+
+# How letters are chosen and shown.
+
+LETTER = replace(
+    letter_from_message(message(1, b"x", key=b"\xff", born_ms=1_763_000_000_000), "billing"),
+    failures=(failure(0, f"E: {'long ' * 100}\x1b"),),
+    kept_ms=1_763_700_000_000,
+)
+
+
+def test_the_words_of_states_are_the_stores() -> None:
+    assert STATES == letters.STATES
+    assert set(PENDING_STATES) == set(letters.STATES) - set(letters.FINAL_STATES)
+
+
+def test_a_choice_becomes_a_selection() -> None:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    choice = LetterChoice(None, "billing", {"topic": "orders", "key": None, "since": moment, "states": ()})
+    found = choice.selection(("dead",), ("3f",))
+    assert (found.states, found.group, found.topic, found.ids) == (("dead",), "billing", "orders", ("3f",))
+    assert found.since_ms == round(moment.timestamp() * 1000) and found.until_ms is None
+    assert LetterChoice(None, None, {"states": ("waiting",)}).selection(("dead",)).states == ("waiting",)
+
+
+def test_a_choice_narrows_or_does_not() -> None:
+    assert not LetterChoice("dead.db", None, {"topic": None, "states": ()}).has_filters
+    assert (
+        LetterChoice(None, "billing", {}).has_filters
+        and LetterChoice(None, None, {"partition": 0}).has_filters
+    )
+
+
+def test_a_row_has_plain_values_and_none_for_what_is_not() -> None:
+    row = json_row(LETTER)
+    assert (row["key"], row["next_at"], row["sent_to"], row["sent_offset"]) == ("\ufffd", None, None, None)
+    assert row["kept_at"] == "2025-11-21T04:40:00.000+00:00"
+    sent = json_row(
+        replace(LETTER, journey=RedrivePosition("again", 8, 3, 99, 5, 0), sent_offset=0, next_ms=1)
+    )
+    assert (sent["sent_to"], sent["sent_offset"], bool(sent["next_at"])) == ("again-3", 0, True)
+
+
+def test_a_table_is_narrow_and_steers_no_terminal() -> None:
+    found = table_row(LETTER)
+    assert set(found) == set(COLUMNS)
+    assert len(found["error"]) == ERROR_CHARACTERS and "\x1b" not in found["error"]
+    assert table_row(replace(LETTER, key=None))["key"] == "-"
+    strange = table_row(replace(LETTER, id="\x1b[2J", group="\x1b[2J", topic="\x1b[2J", broker="\x1b[2J"))
+    assert not any("\x1b" in each for each in strange.values()), (
+        "who may write to the topic may write anything"
+    )
+
+
+def test_whole_it_is_what_send_reads() -> None:
+    row = export_row(LETTER)
+    assert export_row(replace(LETTER, body=None)).keys() < row.keys(), "its body is gone: the rest is shown"
+    assert (row["id"], row["payload"], row["key"], row["key_base64"]) == (LETTER.id, "x", None, "/w==")
+    assert row["born_at"].startswith("2025-11-13") and "at_ms" not in row["failures"][0]
+
+
+def test_an_error_that_is_cut_shows_it() -> None:
+    whole, longer = "x" * ERROR_CHARACTERS, "y" * (ERROR_CHARACTERS + 1)
+    for error, shown in ((whole, whole), (longer, longer[: ERROR_CHARACTERS - 3] + "...")):
+        row = table_row(replace(LETTER, failures=(failure(0, error),)))
+        assert row["error"] == shown and len(shown) == ERROR_CHARACTERS
+
+
+@pytest.mark.parametrize("name", ["list", "show", "retry", "drop", "export", "redrive"])
+def test_every_command_has_store_group_and_json(name: str) -> None:
+    command: Command = dlq.commands[name]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {"--store", "--group", "--json", "--quiet", "--servers"} <= options
+    assert command.epilog and "Example" in command.epilog
+
+
+# What is said of a redrive over several stores, and its exit codes.
+
+
+class Scripted:
+    """A desk that says what a redrive came to, and how it ended."""
+
+    def __init__(self, report: Report, error: Exception | None = None) -> None:
+        self.report = report
+        self.error = error
+        self.wishes: list[Wish] = []
+
+    def redrive(self, wish: Wish, told: Any, report: Report) -> Report:
+        self.wishes.append(wish)
+        add(report, self.report)
+        if self.error is not None:
+            raise self.error
+        return report
+
+
+OUTPUT = Output(None, False, False)
+
+
+def test_stores_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    desks: Any = [Scripted(Report(3, 1, 2, targets={"a": 3})), Scripted(Report(2, targets={"a": 1, "b": 1}))]
+    assert redrive_stores(desks, Wish(), OUTPUT) == 0
+    said = capsys.readouterr().err
+    assert "5 dead letters sent: 4 to a, 1 to b" in said
+    assert "1 of these had been sent by an interrupted redrive" in said and "2 dead letters skipped" in said
+
+
+def test_letters_of_another_broker_are_named_with_both_brokers(capsys: pytest.CaptureFixture[str]) -> None:
+    desks: Any = [
+        Scripted(Report(1, targets={"a": 1}, foreign={"0b1c": 2}, broker="2d3e")),
+        Scripted(Report(foreign={"0b1c": 1, "": 1}, broker="2d3e")),
+    ]
+    assert redrive_stores(desks, Wish(), OUTPUT) == 1
+    said = capsys.readouterr().err
+    assert (
+        "3 dead letters left, of the broker 0b1c: --servers is the broker 2d3e;" in said and "--force" in said
+    )
+    assert "1 dead letter left, of an unknown broker" in said
+    assert redrive_stores(desks, Wish(), Output(None, True, False)) == 1
+    assert '"foreign": {"0b1c": 3, "": 1}' in capsys.readouterr().out
+
+
+def test_what_strangers_wrote_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    clear = "\x1b[2J"
+    report = Report(targets={clear: 1}, foreign={clear: 1}, broker="2d3e", unsure=[clear], unsendable=[clear])
+    desks: Any = [Scripted(report)]
+    assert redrive_stores(desks, Wish(), OUTPUT) == 1
+    said = capsys.readouterr()
+    assert "\x1b" not in said.err + said.out and said.err.count("[2J") == 4
+
+
+def test_a_limit_counts_over_all_stores() -> None:
+    desks: Any = [
+        Scripted(Report(3, 1, targets={"a": 3})),
+        Scripted(Report(3, targets={"a": 3})),
+        Scripted(Report()),
+    ]
+    redrive_stores(desks, Wish(limit=5), OUTPUT)
+    assert [[wish.limit for wish in each.wishes] for each in desks] == [[5], [3], []]
+
+
+def test_what_nobody_knows_is_said_and_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    desks: Any = [Scripted(Report(unsure=["x may be there"], unsendable=["y cannot be sent"]))]
+    assert redrive_stores(desks, Wish(), OUTPUT) == 1
+    said = capsys.readouterr().err
+    assert "x may be there" in said and "y cannot be sent" in said
+    for report in (Report(unsure=["x may be there"]), Report(unsendable=["y cannot be sent"])):
+        alone: Any = [Scripted(report)]
+        assert redrive_stores(alone, Wish(), OUTPUT) == 1
+
+
+def test_one_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+    cut = Scripted(Report(7, targets={"a": 7}), TimedOut("no answer"))
+    desks: Any = [cut, Scripted(Report(9))]
+    with pytest.raises(TimedOut):
+        redrive_stores(desks, Wish(), OUTPUT)
+    said = capsys.readouterr().err
+    assert "7 dead letters sent" in said and "run the same command again" in said
+    assert desks[1].wishes == []
+
+
+@pytest.mark.parametrize(
+    ("error", "dry", "told"),
+    [
+        (BadRequest("no topic name"), False, ""),
+        (UnknownTopic("no topic nosuch"), True, ""),
+        (UnknownTopic("no topic nosuch"), False, "correct the cause and run the same command again"),
+    ],
+)
+def test_what_cannot_succeed_is_not_to_be_run_again(
+    capsys: pytest.CaptureFixture[str], error: TfmqError, dry: bool, told: str
+) -> None:
+    desks: Any = [Scripted(Report(), error)]
+    with pytest.raises(TfmqError):
+        redrive_stores(desks, Wish(dry=dry), OUTPUT)
+    said = capsys.readouterr().err
+    assert told in said and ("the same command again" in said) == bool(told)

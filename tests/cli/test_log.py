@@ -1,12 +1,25 @@
 """`tfmq log`: a partition on the disk is dumped, verified, mended."""
 
+from __future__ import annotations
+
+import json
+from array import array
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from journal import Log, RealDisk, SystemClock
-from journal.record.format import make_log_id
+from journal.record.batch import Batch, split_blocks
+from journal.record.format import make_id, make_log_id, make_record
 from tests.cli.conftest import Cli
+from tfmq.cli.log import FileProgress, bucket_files_of, format_delayed, segments_of, verify_path
+from tfmq.cli.output import time_text
+from tfmq.delay.arrivals import header
+from tfmq.delay.arrivals.header import TurnColumns
+from tfmq.delay.arrivals.log import LOG_ID, ArrivalBatch, arrival_batches, arrival_options, header_batch
+from tfmq.delay.buckets.store import BucketStore
+from tfmq.delay.due_time import due_times_of
 
 PAYLOADS = [b"message %03d" % n for n in range(9)]
 
@@ -189,3 +202,189 @@ def test_a_link_to_nothing_is_named_and_left_alone(offline: Cli, partition: Path
         ran = offline("log", "repair", str(path))
         assert ran.code == 1 and f"{mark} is a link to {data / 'elsewhere'}, which is not there" in ran.err
     assert mark.is_symlink()
+
+
+# `tfmq log dump` says what a note says: for which messages it is, when they are due, which are cancelled.
+
+DUE = 1_700_000_060_000
+
+
+@pytest.fixture
+def arrivals(tmp_path: Path) -> Path:
+    """A batch of two, one of them given another turn, the other cancelled, and a record that is no note."""
+    folder = tmp_path / "delay" / "arrivals"
+    folder.mkdir(parents=True)
+    log = Log.open(
+        RealDisk(), str(folder), log_id=LOG_ID, clock=SystemClock(), options=arrival_options(1, 1.0)
+    )
+    records = [make_record(b"message %d" % n, make_id(70, n)) for n in range(2)]
+    body = b"".join(records)
+    made = header.arrival_header(
+        0x1000_0001, "orders", due_times_of(array("Q", (DUE, DUE + 1500)), b"\x00\x01"), len(body)
+    )
+    log.append(arrival_batches(made, body, split_blocks(body), 70, 0, 2))
+    moved = due_times_of(array("Q", (DUE + 9000,)), b"\x00")
+    old = TurnColumns(array("Q", (DUE,)), array("Q", (1,)))
+    again = header.reschedule_header(0x1000_0001, "orders", moved, len(records[0]), old)
+    log.append([header_batch(again), Batch(records[0], (), 70, 0, 1)])
+    log.append([header_batch(header.cancel_header(TurnColumns(array("Q", (DUE + 1500,)), array("Q", (2,)))))])
+    log.append([Batch(make_record(b"no note", header.HEADER_ID), (), 2, 0, 1)])
+    log.close()
+    return folder
+
+
+def test_a_person_reads_what_a_note_says(offline: Cli, arrivals: Path) -> None:
+    at = partial(time_text, exact=True)
+    lines = offline("log", "dump", str(arrivals)).lines
+    assert [line.split("arrival: ")[1] for line in lines if "arrival: " in line] == [
+        f"arrival of 2 messages for orders, due {at(DUE)} to {at(DUE + 1500)}",
+        f"reschedule of 1 message for orders, due {at(DUE + 9000)} instead of 1 message, the first with number 1",
+        "cancel of 1 message, the first with number 2",
+    ]
+    assert [line.split()[-1] for line in lines if "message 0" in line or "no note" in line] == [
+        "0",
+        "0",
+        "note",
+    ]
+
+
+def test_a_program_reads_it_too(offline: Cli, arrivals: Path) -> None:
+    rows = [json.loads(line) for line in offline("log", "dump", str(arrivals), "--json").lines]
+    assert [(row["kind"], row["ordinal"]) for row in rows] == [
+        ("note", 0), ("record", 1), ("record", 2), ("note", 3), ("record", 4), ("note", 5), ("record", 6),
+    ]  # fmt: skip
+    first, again, cancel = (row for row in rows if row["kind"] == "note")
+    assert {key: first[key] for key in ("what", "topic", "count", "first_due", "last_due", "absolute")} == {
+        "what": "arrival", "topic": "orders", "count": 2, "first_due": DUE, "last_due": DUE + 1500, "absolute": 1,
+    }  # fmt: skip
+    assert (again["what"], again["cancelled"]) == ("reschedule", [[DUE, 1]])
+    assert (cancel["what"], cancel["cancelled"]) == ("cancel", [[DUE + 1500, 2]])
+
+
+# `tfmq log` of the delayed messages: dumped, verified, mended, alone and in their data folder.
+
+NOW = 1_700_000_000_000
+HOUR, DAY = 3_600_000, 86_400_000
+
+
+def batch(*dues: int) -> ArrivalBatch:
+    records = [make_record(b"message %d" % n, make_id(70, n)) for n in range(len(dues))]
+    sizes = array("I", map(len, records))
+    column = array("Q", dues)
+    offsets = array("Q", range(len(dues)))
+    data = [b"".join(records)]
+    log_id = make_log_id(16, 2)
+    return ArrivalBatch(
+        log_id, "orders", 0, column, bytes(len(dues)), min(dues), max(dues), offsets, sizes, data
+    )
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A data folder with a partition, arrivals and three buckets."""
+    (tmp_path / "orders-0").mkdir()
+    log = Log.open(RealDisk(), str(tmp_path / "orders-0"), log_id=make_log_id(1, 0), clock=SystemClock())
+    log.append_payloads([b"plain"])
+    log.close()
+    (tmp_path / "delay" / "arrivals").mkdir(parents=True)
+    folder = str(tmp_path / "delay")
+    arrivals = Log.open(
+        RealDisk(), f"{folder}/arrivals", log_id=LOG_ID, clock=SystemClock(), options=arrival_options(1, 1.0)
+    )
+    arrivals.append_payloads([b"arrived"])
+    arrivals.close()
+    buckets = BucketStore.open(RealDisk(), folder, new_id=lambda: 33, randomness=bytes)
+    buckets.spill([batch(NOW + 5, NOW + 2, NOW + 9 * HOUR, NOW + 30 * DAY)], 900, 4, NOW, lambda *_: True)
+    buckets.close(NOW)
+    return tmp_path
+
+
+def damage_of_log_delay(data: Path, position: int) -> Path:
+    file = sorted((data / "delay").glob("*.bucket"))[0]
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1
+    file.write_bytes(content)
+    return file
+
+
+def test_a_dump_shows_every_message_by_buckets(offline: Cli, data: Path) -> None:
+    ran = offline("log", "dump", str(data / "delay"), "--json")
+    rows = [row for row in ran.objects if row["kind"] == "delayed"]
+    assert ran.code == 0
+    assert [row["payload"] for row in rows] == ["message 1", "message 0", "message 2", "message 3"]
+    assert rows[0]["due"] == NOW + 2 and rows[0]["number"] == 1
+    assert (rows[0]["topic"], rows[0]["partition"], rows[0]["absolute"]) == ("orders", 2, False)
+    later = offline("log", "dump", str(data / "delay"), "--from", str(NOW + HOUR), "--json").objects
+    assert [row["payload"] for row in later if row["kind"] == "delayed"] == ["message 2", "message 3"]
+    (file, *_) = sorted((data / "delay").glob("*.bucket"))
+    assert len(offline("log", "dump", str(file), "--json").objects) == 2
+    kinds = [
+        row["kind"] for row in offline("log", "dump", str(data / "delay"), "--control", "--json").objects
+    ]
+    assert kinds.count("bucket") == 3 and kinds.count("chunk") == 3 and kinds.count("checkpoint") == 1
+
+
+def test_a_dump_of_a_data_folder_names_arrivals_and_buckets(offline: Cli, data: Path) -> None:
+    lines = offline("log", "dump", str(data)).lines
+    assert [line for line in lines if line.endswith(":")] == ["arrivals:", "orders-0:", "delay:"]
+    assert lines[-1].endswith("message 3") and "orders-2" in lines[-1]
+    control = offline("log", "dump", str(data / "delay"), "--control").out.decode()
+    assert "checkpoint of store 33: 3 buckets" in control and "bucket up to" in control
+
+
+def test_what_is_whole_has_no_damage_of_log_delay(offline: Cli, data: Path) -> None:
+    for path in (data, data / "delay"):
+        told = offline("log", "verify", str(path), "--records", "--json")
+        assert (told.code, told.json["damaged"], told.json["findings"]) == (0, False, [])
+    assert offline("log", "repair", str(data)).err == "nothing to repair\n"
+
+
+@pytest.mark.parametrize("position", [40, 80, -3], ids=["chunk", "columns", "record"])
+def test_damage_is_found_named_and_mended_of_log_delay(offline: Cli, data: Path, position: int) -> None:
+    file = damage_of_log_delay(data, position)
+    told = offline("log", "verify", str(data), "--json")
+    assert told.code == 4 and told.json["findings"][0]["file"] == str(file)
+    dumped = offline("log", "dump", str(data / "delay"))
+    assert dumped.code == 4 and "DAMAGED" in dumped.out.decode() and dumped.err == ""
+    assert "would be lost" in offline("log", "repair", str(data), "--dry-run").err
+    mended = offline("log", "repair", str(data), "--json")
+    lost = 1 if position == -3 else 2
+    assert [(row["kept"], row["lost"]) for row in mended.json] == [(2 - lost, lost)]
+    assert offline("log", "verify", str(data), "--records").code == 0
+    assert (
+        "removed 1 kept original" in offline("log", "repair", str(data / "delay"), "--remove-originals").err
+    )
+
+
+def test_a_lost_checkpoint_is_damage_and_made_anew(offline: Cli, data: Path) -> None:
+    (data / "delay" / "checkpoint").unlink()
+    assert offline("log", "verify", str(data / "delay")).code == 4
+    assert "DAMAGED" in offline("log", "dump", str(data / "delay")).out.decode()
+    assert "delayed: 1 file" in offline("log", "repair", str(data)).err
+    assert offline("log", "verify", str(data)).code == 0
+
+
+def test_a_running_server_is_not_disturbed(offline: Cli, data: Path) -> None:
+    lock = RealDisk().lock(str(data / "lock"))
+    try:
+        for path in (data / "delay", data / "delay" / "arrivals", next((data / "delay").glob("*.bucket"))):
+            ran = offline("log", "verify", str(path))
+            assert ran.code == 1 and "a server is running" in ran.err
+    finally:
+        lock.release()
+
+
+def test_a_bucket_that_cannot_be_read_is_named() -> None:
+    row = {"kind": "damaged", "due": 0, "file": "f", "position": 1, "next": 9, "reason": "rotten"}
+    assert format_delayed(row).endswith("DAMAGED from 1 to 9 of f: rotten")
+
+
+def test_the_bar_of_a_verification_moves_by_each_file_once(data: Path) -> None:
+    steps: list[int] = []
+    assert len(list(verify_path(RealDisk(), data, False, FileProgress(steps.append)))) == 3
+    files = (*segments_of(data), *bucket_files_of(data))
+    assert sum(steps) == sum(file.stat().st_size for file in files) and min(steps) > 0
+    moved, far = FileProgress(steps.append), len(steps)
+    for path, done in (("a", 10), ("a", 30), ("b", 5)):
+        moved(path, done, 100)
+    assert steps[far:] == [10, 20, 5]

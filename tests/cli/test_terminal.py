@@ -22,7 +22,7 @@ import tfmq
 from journal import Log, RealDisk, SystemClock
 from journal.record.format import make_log_id
 from tests.cli.terminal import Shown, in_terminal
-from tests.dead_letters.test_shelf import keeping
+from tests.dead_letters.test_store import keeping
 from tfmq.cli.main import commands
 from tfmq.cli.output import time_text
 from tfmq.dead_letters.sql_store import BlockingSqlStore

@@ -1,5 +1,7 @@
 """`tfmq topic` on a live broker."""
 
+from __future__ import annotations
+
 import re
 from typing import Any
 
@@ -8,8 +10,10 @@ import pytest
 from tests.cli.conftest import Cli
 from tfmq.admin import Admin
 from tfmq.cli.output import Output
-from tfmq.cli.topic import print_problem
+from tfmq.cli.topic import find_topic, print_problem
+from tfmq.errors import UnknownTopic
 from tfmq.producer import Producer
+from tools.rigs.live_server import LiveServer
 
 
 def test_a_topic_is_made_shown_grown_and_deleted(cli: Cli, topic: str) -> None:
@@ -178,3 +182,16 @@ def test_an_offset_of_several_partitions_is_none_to_purge_before(cli: Cli, topic
     cli("topic", "create", topic, "--partitions", "2")
     ran = cli("topic", "purge", topic, "--before", "10", "--yes")
     assert ran.code == 2 and "an offset needs --partition" in ran.err
+
+
+# A topic by the name that a person typed.
+
+
+def test_the_nearest_name_is_offered(cli: Cli, broker: LiveServer) -> None:
+    cli("topic", "create", "invoices")
+    with Admin(broker.address) as admin:
+        assert find_topic(admin, "invoices").name == "invoices"
+        with pytest.raises(UnknownTopic, match=r"no topic 'invoice'\. Did you mean 'invoices'\?"):
+            find_topic(admin, "invoice")
+        with pytest.raises(UnknownTopic, match=r"no topic 'zzzzzzzzz'\. `tfmq topic list` has all\.$"):
+            find_topic(admin, "zzzzzzzzz")

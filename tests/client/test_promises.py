@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from journal.testing import SimulatedDisk
+from tests.client.consumer.test_core import filled
+from tests.client.consumer.test_fetcher import NAME, Reader
 from tests.client.fake_broker import LOSE, SWALLOW
 from tests.client.rig import SenderRig
-from tests.client.scripted import Broker
-from tests.client.test_consuming import Script, filled
-from tests.client.test_fetcher import NAME, Reader
+from tests.client.scripted import Broker, Script
 from tfmq.client.consumer.positions import ReadPosition
 from tfmq.client.producer.core import ProducerCore, ProducerSettings
 from tfmq.client.producer.delivery import BlockingDeliveryOwner

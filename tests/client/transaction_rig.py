@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.client.fake_broker import FakeBroker
-from tests.client.test_producing import DEFAULTS, CoreRig
+from tests.client.producer.test_core import DEFAULTS, CoreRig
 from tfmq.client.drivers.callbacks import CallbackQueue
 from tfmq.client.operation import Operation
 from tfmq.client.send.batch import Delivery

@@ -10,7 +10,7 @@ import pytest
 from examples.order_payment import accidents
 from tests import paths
 from tests.scale import SCALE
-from tests.sql.test_course import STEPS
+from tests.sql.test_commit_protocol import STEPS
 
 ROOT = paths.ROOT
 ACCOUNT = re.compile(r"^(orders|told|payments|confirmed) +(\[.*\])$", re.MULTILINE)

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from tests.transaction.desk import Desk
-from tests.transaction.test_group_commits import member
+from tests.transaction.test_commit_group_commands import member
 from tfmq.errors import NOT_DONE
 
 

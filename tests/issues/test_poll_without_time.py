@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.client.scripted import Broker
-from tests.client.test_consuming import Script, filled
+from tests.client.consumer.test_core import filled
+from tests.client.scripted import Broker, Script
 from tfmq.errors import BadRequest
 
 

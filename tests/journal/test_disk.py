@@ -6,17 +6,22 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from journal import disk as disk_module
-from journal.disk import Disk, RealDisk, write_all
+from journal.disk import BUFFERS_MAX, Bytes, Disk, FileReferences, RealDisk, RealFile, write_all
 from journal.errors import Full, Locked
-from journal.testing import SimulatedDisk
+from journal.testing import SimulatedDisk, SimulatedFile
 from tests import paths
+from tests.scale import scaled
 
 
 @pytest.fixture(params=["real", "simulated"])
@@ -215,3 +220,229 @@ def test_a_path_that_cannot_be_looked_at_is_not_taken_for_missing(
             finally:
                 broken.undo()  # before pytest looks at files to show a failure
         assert caught.value.errno == code
+
+
+# One file on a real disk, and the loop behind short writes.
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> RealFile:
+    return RealDisk().create(f"{tmp_path}/file")
+
+
+def test_what_was_written_is_read(file: RealFile) -> None:
+    assert file.pwritev([b"hello ", memoryview(b"wide "), bytearray(b"world")], 3) == 16
+    assert file.size() == 19
+    assert file.pread(100, 0) == b"\0\0\0hello wide world"
+    assert file.pread(4, 9) == b"wide"
+    assert file.pread(4, 19) == b""
+    buffer = bytearray(30)
+    assert file.pread_into(buffer, 14) == 5
+    assert buffer[:5] == b"world"
+    file.force()
+    file.truncate(5)
+    assert file.pread(100, 0) == b"\0\0\0he"
+
+
+def test_a_cached_read_answers_or_says_that_it_would_wait(file: RealFile) -> None:
+    file.pwritev([b"x" * 10_000], 0)
+    assert file.pread_cached(10_000, 0) in (b"x" * 10_000, None)
+    assert file.pread_cached(10, 9_995) in (b"x" * 5, None)
+
+
+def test_a_cached_read_never_takes_a_part_for_the_whole(
+    file: RealFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.pwritev([b"x" * 10_000], 0)
+    monkeypatch.setattr(os, "preadv", lambda *_: 4096)
+    assert file.pread_cached(10_000, 0) is None
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EOPNOTSUPP])
+def test_a_cached_read_is_none_where_the_system_says_so(
+    file: RealFile, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "preadv", _failing(number))
+    assert file.pread_cached(1, 0) is None
+
+
+def test_a_read_error_is_not_hidden(file: RealFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "preadv", _failing(errno.EIO))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        file.pread_cached(1, 0)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_no_space_is_full(file: RealFile, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(os, "pwritev", _failing(number))
+    with pytest.raises(Full, match="file"):
+        write_all(file, [b"x"], 0)
+
+
+def test_no_space_at_a_force_is_a_lost_write_and_not_full(
+    file: RealFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fdatasync", _failing(errno.ENOSPC))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        file.force()
+
+
+def test_a_closed_file_answers_an_error(file: RealFile) -> None:
+    file.close()
+    file.close()
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        file.pread(1, 0)
+
+
+def test_more_buffers_than_the_system_takes_at_once(file: RealFile) -> None:
+    buffers = [bytes([n % 251]) * (n % 5) for n in range(3 * BUFFERS_MAX + 7)]
+    assert write_all(file, buffers, 10) == sum(map(len, buffers))
+    assert file.pread(1 << 20, 10) == b"".join(buffers)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=20), st.integers(1, 40), st.integers(0, 100))
+def test_short_writes_are_gone_on_with(buffers: list[bytes], step: int, position: int) -> None:
+    disk = SimulatedDisk()
+    file = disk.create("file")
+    disk.faults.short_write(step, times=None)
+    assert write_all(file, buffers, position) == len(b"".join(buffers))
+    assert file.pread(10_000, position) == b"".join(buffers)
+
+
+def test_a_short_write_may_end_in_a_full_disk() -> None:
+    disk = SimulatedDisk(space_bytes=10)
+    file = disk.create("file")
+    with pytest.raises(Full):
+        write_all(file, [b"x" * 6, b"y" * 6], 0)
+    assert file.pread(100, 0) == b"x" * 6 + b"y" * 4
+
+
+def test_a_system_that_writes_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(file: SimulatedFile, buffers: Sequence[Bytes], position: int) -> int:
+        return 0
+
+    file = SimulatedDisk().create("file")
+    monkeypatch.setattr(SimulatedFile, "pwritev", nothing)
+    with pytest.raises(OSError, match="wrote nothing"):
+        write_all(file, [b"x"], 0)
+
+
+def _failing(number: int):  # type: ignore[no-untyped-def]
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+# A file that left the set is closed when nobody uses the set, not before, and once.
+
+
+class Counted:
+    """A file that counts how often it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_with_nothing_pinned_it_is_closed_at_once() -> None:
+    pins, file = FileReferences(), Counted()
+    pins.retire([file])
+    assert file.closed == 1
+
+
+def test_it_is_closed_once_when_the_last_pin_is_taken_back() -> None:
+    pins, file = FileReferences(), Counted()
+    pins.acquire()
+    with pins:
+        pins.retire([file])
+        with pins:
+            pass
+        assert file.closed == 0
+    assert file.closed == 0, "pins are counted"
+    pins.release()
+    assert file.closed == 1
+    with pins:
+        pins.retire([])
+    assert file.closed == 1
+
+
+def test_a_pin_that_comes_behind_keeps_it_open_too() -> None:
+    """Nobody can say whose hand it is in, so the last one of all closes it."""
+    pins, file = FileReferences(), Counted()
+    pins.acquire()
+    pins.retire([file])
+    pins.acquire()
+    pins.release()
+    assert file.closed == 0
+    pins.release()
+    assert file.closed == 1
+
+
+def test_a_block_that_ends_with_an_error_takes_its_pin_back() -> None:
+    pins, file = FileReferences(), Counted()
+    with pytest.raises(OSError, match="to see"), pins:
+        pins.retire([file])
+        raise OSError("to see")
+    assert file.closed == 1
+
+
+def test_a_close_may_use_the_pins_itself() -> None:
+    pins = FileReferences()
+
+    class Nested(Counted):
+        def close(self) -> None:
+            super().close()
+            with pins:
+                assert self.closed == 1
+
+    file = Nested()
+    pins.retire([file])
+    assert file.closed == 1
+
+
+def test_a_pin_that_is_taken_back_while_files_are_told_leaves_none_open() -> None:
+    """A generator that is collected there does that."""
+    pins, files = FileReferences(), [Counted(), Counted()]
+
+    def told() -> Iterator[Counted]:
+        yield files[0]
+        pins.release()
+        yield files[1]
+
+    pins.acquire()
+    pins.retire(told())
+    assert [file.closed for file in files] == [1, 1]
+
+
+def test_whoever_pins_before_he_takes_the_list_never_has_a_closed_file() -> None:
+    pins, rounds = FileReferences(), scaled(5_000)
+    current = [Counted()]
+    old: list[Counted] = []
+    seen: list[int] = []
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            with pins:
+                file = current[0]
+                # Others run now, with the file in this one's hand.
+                time.sleep(0)
+                seen.append(file.closed)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in range(rounds):
+        gone, current[0] = current[0], Counted()
+        old.append(gone)
+        pins.retire([gone])
+        time.sleep(0)
+    over.set()
+    for reader in readers:
+        reader.join(10)
+        assert not reader.is_alive()
+    assert seen and not any(seen)
+    assert [file.closed for file in old] == [1] * rounds and current[0].closed == 0

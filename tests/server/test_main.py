@@ -1,5 +1,9 @@
 """`tfmq-server`: the readiness line, what stands in the way of a start, each as one sentence and no traceback."""
 
+from __future__ import annotations
+
+import errno
+import io
 import json
 import os
 import signal
@@ -8,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
 from tests.server.wire import Process, Wire, running
+from tfmq.errors import ConfigError, NotAllowed
 from tfmq.protocol import commands
+from tfmq.server.main import exit_code, notify_systemd, print_ready, startup_sentence
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
@@ -200,3 +207,85 @@ def test_a_folder_with_other_things_in_it_is_not_taken_for_data(tmp_path: Path) 
     assert code == 2
     assert "(todo.txt and 1 more)" in line and "empty folder" in line
     assert sorted(os.listdir(tmp_path)) == ["todo.txt", "zebra.txt"]
+
+
+# The line on standard output, and systemd's datagram.
+
+
+def test_the_line_is_exactly_that() -> None:
+    out = io.StringIO()
+    print_ready(out, "127.0.0.1:8367")
+    assert out.getvalue() == "ready 127.0.0.1:8367\n"
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_told_where_it_asks(tmp_path: Path, abstract: bool) -> None:
+    path = f"@tfmq-test-{tmp_path.name}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + path[1:] if abstract else path)
+        manager.settimeout(10)
+        assert notify_systemd("READY=1", {"NOTIFY_SOCKET": path})
+        assert manager.recv(100) == b"READY=1"
+
+
+@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "/nowhere/at/all"}])
+def test_nobody_is_told_where_nobody_asks(environment: dict[str, str]) -> None:
+    assert not notify_systemd("READY=1", environment)
+
+
+# Every reason not to start is one sentence that says what to do.
+
+
+def system(number: int, path: str = "/data/x") -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Locked("/data/lock", "4711"), ["/data", "process 4711", "--data"]),
+        (Locked("/data/lock"), ["another tfmq server", "--data"]),
+        (NewerFormat("/data/meta/format", 9, 1), ["newer version", "9", "up to 1"]),
+        (Full("no space"), ["no space left", "Make some"]),
+        (
+            Corrupt("/data/meta/node", 0, 9, "its checksum"),
+            ["damaged", "/data/meta/node", "tfmq log repair /data", "backup"],
+        ),
+        (
+            Corrupt("/data/transactions/0000000000000003.journal", 64, 96, "its checksum"),
+            [
+                "journal of transactions",
+                "from 64 to 96",
+                "tfmq log verify /data/transactions",
+                "Nothing was changed",
+            ],
+        ),
+        (JournalError("odd"), ["cannot start", "odd"]),
+        (system(errno.EACCES), ["/data/x", "no rights"]),
+        (system(errno.EROFS), ["read-only"]),
+        (system(errno.ENOSPC), ["no space left"]),
+        (system(errno.ENOTDIR), ["no folder"]),
+        (system(errno.EISDIR), ["/data/x is a folder", "Move it away", "tfmq log repair /data"]),
+        (
+            Corrupt("/data/delay", 0, 0, "it is missing. Put it back, then start again"),
+            ["not whole", "start again"],
+        ),
+        (system(errno.EMFILE), ["ulimit -n"]),
+        (system(errno.EIO), ["cannot start", "/data/x"]),
+        (NotAllowed("The port is taken."), ["The port is taken."]),
+    ],
+)
+def test_a_reason_is_one_sentence_or_two_with_what_to_do(error: BaseException, words: list[str]) -> None:
+    said = startup_sentence(error, "/data")
+    assert said is not None
+    assert all(word in said for word in words), said
+    assert "\n" not in said
+    assert exit_code(error) == 1
+
+
+def test_a_wrong_configuration_is_wrong_usage() -> None:
+    assert exit_code(ConfigError("x")) == 2
+
+
+def test_a_mistake_of_ours_keeps_its_traceback() -> None:
+    assert startup_sentence(ZeroDivisionError(), "/data") is None

@@ -11,8 +11,18 @@ from tfmq import errors, limits
 from tfmq.errors import BadRequest, DiskFull
 from tfmq.limits import KIB
 from tfmq.protocol import commands, frames
-from tfmq.protocol.commands import BY_REQUEST
-from tfmq.server.session import Reply, Session, SessionContext, allow_all, allow_none
+from tfmq.protocol.commands import BY_REQUEST, COMMANDS
+from tfmq.server.session import (
+    HANDLERS,
+    HELLO,
+    METHODS,
+    Reply,
+    Session,
+    SessionContext,
+    allow_all,
+    allow_none,
+    unknown_command,
+)
 
 
 class Engine:
@@ -345,3 +355,20 @@ def test_people_see_who_a_session_is() -> None:
     forger.say_hello(client="x\nERROR forged" + "y" * 200)
     assert forger.session.identity.startswith("x?ERROR forgedyyy")
     assert len(forger.session.identity) < 130
+
+
+# Every command of the protocol's table has its method.
+
+
+def test_every_command_but_hello_is_served_by_the_method_of_its_name() -> None:
+    assert {command.code for command in COMMANDS} - {HELLO.code} == set(HANDLERS)
+    for command, method in HANDLERS.values():
+        assert method.__name__ == command.name.lower()
+    assert len(HANDLERS) == len(METHODS)
+
+
+def test_a_code_of_a_later_release_is_told_from_one_that_nobody_knows() -> None:
+    assert unknown_command(79).code == "not_supported"
+    assert "more commands about schedules" in str(unknown_command(79))
+    assert unknown_command(4711).code == "unknown_command"
+    assert "4711" in str(unknown_command(4711))

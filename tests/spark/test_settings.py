@@ -1,11 +1,21 @@
 """What options add up to."""
 
+from __future__ import annotations
+
 import pickle
 
 import pytest
 
-from tfmq.errors import BadRequest
-from tfmq.spark.settings import SourceSettings, parse_source_settings
+from tfmq.errors import BadRequest, ConfigError
+from tfmq.limits import is_valid_name
+from tfmq.spark.settings import (
+    SinkSettings,
+    SourceSettings,
+    commit_group_name,
+    parse_sink_settings,
+    parse_source_settings,
+    require_one_broker,
+)
 
 LEAST = {"servers": "127.0.0.1:8367", "subscribe": "orders"}
 
@@ -84,3 +94,114 @@ def test_a_broker_or_a_folder_must_be_named() -> None:
 def test_progress_is_the_brokers_and_a_folder_has_none() -> None:
     with pytest.raises(BadRequest, match="groupId and path exclude each other"):
         parse_source_settings({"path": "/tmp", "subscribe": "orders", "groupId": "g"}, streaming=True)
+
+
+# One broker, and no list of them.
+
+
+@pytest.mark.parametrize("servers", ["127.0.0.1:8367", "tfmq://broker", "localhost,"])
+def test_one_address(servers: str) -> None:
+    require_one_broker(servers)
+
+
+def test_several_are_refused() -> None:
+    with pytest.raises(BadRequest, match="servers must be one broker, HOST:PORT, not "):
+        require_one_broker("127.0.0.1:1,127.0.0.1:2")
+
+
+def test_what_is_no_address() -> None:
+    with pytest.raises(BadRequest):
+        require_one_broker("127.0.0.1:99999")
+
+
+# Options of a sink, checked.
+
+SERVERS = {"servers": "127.0.0.1:8367"}
+
+
+def test_options_become_settings() -> None:
+    given = {**SERVERS, "topic": "orders", "timeout": "5s", "transactionTTL": "2h", "allowOtherTotal": "true"}
+    assert parse_sink_settings(given, streaming=True) == SinkSettings(
+        "127.0.0.1:8367", "orders", 5.0, 7_200_000, True
+    )
+    assert parse_sink_settings(SERVERS, streaming=True) == SinkSettings("127.0.0.1:8367")
+
+
+def test_an_application_and_its_version_name_a_commit_group() -> None:
+    for version in (0, 7):
+        given = {**SERVERS, "txnAppId": "nightly", "txnVersion": str(version)}
+        settings = parse_sink_settings(given, streaming=False)
+        assert (settings.group, settings.sequence) == ("spark-batch-nightly", version)
+    assert commit_group_name("stream", "nightly") != settings.group
+
+
+def test_each_topic_of_an_application_is_a_commit_group_of_its_own() -> None:
+    def group(name: str, topic: str) -> str:
+        given = {**SERVERS, "topic": topic, "txnAppId": name, "txnVersion": "1"}
+        return parse_sink_settings(given, streaming=False).group
+
+    assert group("nightly", "orders") == "spark-batch-nightly..orders"
+    pairs = [("a", "b-c"), ("a-b", "c"), ("a", ".b"), ("a.b", "c"), ("a", "b..c"), ("n" * 200, "t" * 249)]
+    pairs += [("n" * 200, "t" * 248), ("n" * 199, "nt" * 100), ("a", "x" * 249), ("a", "x" * 248)]
+    names = [group(*each) for each in pairs]
+    assert len(set(names)) == len(pairs) and all(is_valid_name(name) for name in names)
+    assert is_valid_name(commit_group_name("stream", "0" * 36, "t" * 249))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, 'Give the broker to write to: option("servers", "HOST:PORT").'),
+        (
+            {**SERVERS, "topic": "a/b"},
+            "topic must be a topic's name, 1 to 249 of A-Z a-z 0-9 . _ -, not 'a/b'.",
+        ),
+        (
+            {"servers": "127.0.0.1:1,127.0.0.1:2"},
+            "servers must be one broker, HOST:PORT, not '127.0.0.1:1,127",
+        ),
+        ({**SERVERS, "transactionTtl": "1000d"}, "transactionTtl must be at most 365 days"),
+        ({**SERVERS, "txnAppId": "x"}, "txnAppId needs txnVersion, too: give both, or none."),
+        ({**SERVERS, "txnVersion": "1"}, "txnVersion needs txnAppId, too: give both, or none."),
+        (
+            {**SERVERS, "txnAppId": "my app", "txnVersion": "1"},
+            "txnAppId must be a name, 1 to 200 of A-Z a-z 0-9 . _ -, without '..' and not with a '.' at its end, not"
+            " 'my app'.",
+        ),
+        ({**SERVERS, "txnAppId": "a..b", "txnVersion": "1"}, "txnAppId must be a name, 1 to 200 of"),
+        ({**SERVERS, "txnAppId": "a.", "txnVersion": "1"}, "txnAppId must be a name, 1 to 200 of"),
+        ({**SERVERS, "txnAppId": "a" * 201, "txnVersion": "1"}, "txnAppId must be a name, 1 to 200 of"),
+        (
+            {**SERVERS, "txnAppId": "x", "txnVersion": "-1"},
+            "txnVersion must be a whole number from 0 on, not '-1'.",
+        ),
+        ({**SERVERS, "transactionTtl": "long"}, "transactionTtl must be a time in seconds above 0, or like"),
+        (
+            {**SERVERS, "transactionTtl": "10000h"},
+            "transactionTtl must be at most 365 days, 3.6e+07 s are more.",
+        ),
+        ({**SERVERS, "subscribe": "orders"}, "subscribe is an option of the source, not of the sink"),
+        ({**SERVERS, "topik": "orders"}, "tfmq has no option 'topik'. Did you mean 'topic'?"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_sentence(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_sink_settings(given, streaming=False)
+    assert sentence in str(caught.value)
+
+
+def test_versions_are_of_batch_writes_only() -> None:
+    with pytest.raises(BadRequest, match="txnAppId is an option of"):
+        parse_sink_settings({**SERVERS, "txnAppId": "x", "txnVersion": "1"}, streaming=True)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises((BadRequest, ConfigError)):
+        parse_sink_settings({"servers": "::nowhere::"}, streaming=True)
+
+
+def test_a_name_is_so_long_at_most_that_a_topic_fits_beside_it() -> None:
+    given = {**SERVERS, "txnAppId": "x" * 200, "txnVersion": "1"}
+    assert parse_sink_settings(given, streaming=False).group.endswith("x" * 200)
+    with pytest.raises(BadRequest):
+        parse_sink_settings({**given, "txnAppId": "x" * 201}, streaming=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.test_commit_group import batch
+from tests.client.transaction.test_commit_group import batch
 from tests.spark.drivers import Drivers
 from tests.spark.trial import Trial, trial_of
 from tests.spark.wiretap import Exchange

@@ -1,14 +1,25 @@
 """The name of a database: the same for all who use it, and without what nobody else may know."""
 
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy.engine import make_url
+from sqlalchemy import MetaData, create_engine, inspect, select
+from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.exc import IntegrityError
 
+from tests.sql.conftest import made
+from tests.sql.helpers import identity, put
+from tfmq.errors import NotAllowed
 from tfmq.limits import is_valid_name
 from tfmq.sql import database
+from tfmq.sql import database as rows
+from tfmq.sql.database import ABORTED, COMMITTED, TABLE, create_table, transaction_table
 from tfmq.sql.decision import prepared_name
+from tools.rigs.postgresql import PostgresServer
 
 SERVER = "postgresql+psycopg://shop:secret@db.example:5432/shop"
 
@@ -83,3 +94,193 @@ def test_a_name_fits_where_postgresql_keeps_it() -> None:
 )
 def test_who_prepares(url: str, can: bool) -> None:
     assert database.has_two_phase_driver(create_engine(url)) is can
+
+
+# What is learned of a database: once, and only what is so.
+
+
+def learned(engine: Engine) -> database.DatabaseCapabilities:
+    with engine.connect() as connection:
+        return database.read_capabilities(connection, TABLE)
+
+
+def test_sqlite_prepares_nothing(sqlite_engine: Engine) -> None:
+    found = learned(sqlite_engine)
+    assert not found.two_phase
+    assert "sqlite" in found.why_not
+
+
+def test_postgresql_prepares_where_its_administrator_lets_it(
+    postgres_engine: Engine, plain_postgres: PostgresServer
+) -> None:
+    assert learned(postgres_engine).two_phase
+    plain = made(plain_postgres.url())
+    assert not learned(plain).two_phase
+    assert "max_prepared_transactions" in learned(plain).why_not
+    plain.dispose()
+
+
+def test_a_commit_that_answers_early_is_seen(postgres_engine: Engine) -> None:
+    eager = create_engine(postgres_engine.url, connect_args={"options": "-c synchronous_commit=off"})
+    assert learned(eager).commits_early
+    eager.dispose()
+
+
+def test_a_table_of_the_users_migrations_gets_its_identity(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(TABLE.delete())
+    assert learned(engine).identity == identity(engine)
+
+
+def test_what_is_known_is_not_asked_again(engine: Engine) -> None:
+    assert database.cached_capabilities(engine, TABLE) is None
+    found = learned(engine)
+    assert database.cached_capabilities(engine, TABLE) == found
+    database.discard_capabilities(engine)
+    assert database.cached_capabilities(engine, TABLE) is None
+
+
+def test_what_is_known_of_one_table_is_not_said_of_another(engine: Engine) -> None:
+    other = transaction_table(MetaData(), name="other_transaction")
+    found = learned(engine)
+    assert database.cached_capabilities(engine, other) is None
+    with engine.connect() as connection, pytest.raises(NotAllowed, match="other_transaction"):
+        database.read_capabilities(connection, other)
+    create_table(engine, other)
+    try:
+        with engine.connect() as connection:
+            assert database.read_capabilities(connection, other).identity != found.identity
+        assert (
+            database.cached_capabilities(engine, other)
+            != database.cached_capabilities(engine, TABLE)
+            == found
+        )
+    finally:
+        other.drop(engine)
+
+
+def test_a_missing_table_is_asked_about_again(engine: Engine) -> None:
+    TABLE.drop(engine)
+    for _ in range(2):
+        with pytest.raises(NotAllowed, match="create_table"):
+            learned(engine)
+    create_table(engine)
+    learned(engine)
+
+
+# The table whose rows decide: one row a name, looked up, pruned.
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+def written(engine: Engine, xid: str, time: datetime = NOW) -> None:
+    with engine.begin() as connection:
+        put(connection, xid, COMMITTED, time)
+
+
+def test_a_row_says_how_it_ended(engine: Engine) -> None:
+    written(engine, "a")
+    with engine.connect() as connection:
+        assert rows.read_state(connection, TABLE, "a") == "committed"
+        assert rows.read_state(connection, TABLE, "b") is None
+
+
+def test_a_name_is_decided_once(engine: Engine) -> None:
+    written(engine, "a")
+    with pytest.raises(IntegrityError), engine.begin() as connection:
+        put(connection, "a", ABORTED)
+
+
+def test_it_is_made_where_it_is_missing(engine: Engine) -> None:
+    TABLE.drop(engine)
+    with engine.connect() as connection:
+        assert not rows.table_exists(connection, TABLE)
+    rows.create_table(engine)
+    rows.create_table(engine)
+    with engine.connect() as connection:
+        assert rows.table_exists(connection, TABLE)
+
+
+def test_it_joins_the_tables_that_migrations_look_at(engine: Engine) -> None:
+    metadata = MetaData()
+    mine = rows.transaction_table(metadata, name="shop_transaction")
+    metadata.create_all(engine)
+    rows.ensure_identity(engine, mine)
+    columns = {each["name"] for each in inspect(engine).get_columns("shop_transaction")}
+    assert columns == {"xid", "state", "time"}
+    with engine.begin() as connection:
+        put(connection, "a", COMMITTED, NOW, mine)
+        assert rows.read_state(connection, mine, "a") == "committed"
+    mine.drop(engine)
+
+
+def test_it_has_an_identity_that_stays(engine: Engine) -> None:
+    first = identity(engine)
+    rows.create_table(engine)
+    with engine.begin() as connection:
+        rows.create_table(connection)
+    rows.ensure_identity(engine, TABLE)
+    assert identity(engine) == first
+    TABLE.drop(engine)
+    rows.create_table(engine)
+    assert identity(engine) != first
+
+
+def test_of_many_who_identify_it_one_does(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(TABLE.delete())
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(rows.ensure_identity, engine, TABLE) for _ in range(8)]:
+            done.result(30)
+    with engine.connect() as connection:
+        assert len(connection.scalars(select(TABLE.c.state)).all()) == 1
+
+
+def test_who_comes_second_to_identify_it_leaves_the_first_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = identity(engine)
+    monkeypatch.setattr(rows, "read_identity", lambda connection, table: None)
+    rows.ensure_identity(engine, TABLE)
+    monkeypatch.undo()
+    assert identity(engine) == first
+
+
+def test_nothing_is_written_into_a_table_of_another_identity(engine: Engine) -> None:
+    with engine.begin() as connection:
+        assert not rows.insert_row(connection, TABLE, "another", "a", COMMITTED, NOW)
+        assert rows.read_state(connection, TABLE, "a") is None
+
+
+def test_the_longest_name_fits(engine: Engine) -> None:
+    written(engine, "x" * 249)
+
+
+def test_old_rows_go_and_those_in_doubt_stay(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "ROWS_PER_DELETE", 3)
+    for number in range(10):
+        written(engine, f"old-{number}", NOW - timedelta(days=8))
+    written(engine, "young", NOW - timedelta(days=6))
+    with engine.connect() as connection:
+        gone = rows.delete_rows_before(connection, TABLE, NOW - timedelta(days=7), {"old-3", "old-9"})
+        left = list(connection.scalars(select(TABLE.c.xid).order_by(TABLE.c.xid)))
+    assert (gone, left) == (8, ["database", "old-3", "old-9", "young"])
+
+
+def test_times_compare_in_every_time_zone(sqlite_engine: Engine) -> None:
+    """SQLite keeps no zone: what is written and what is compared must both be UTC."""
+    written(sqlite_engine, "now", rows.utc_now())
+    with sqlite_engine.connect() as connection:
+        for minutes, gone in ((-1, 0), (1, 1)):
+            before = rows.utc_now() + timedelta(minutes=minutes)
+            assert rows.delete_rows_before(connection, TABLE, before, ()) == gone
+
+
+def test_the_clock_tells_utc() -> None:
+    assert rows.utc_now().tzinfo is UTC
+
+
+def test_making_it_needs_no_rights_where_it_is_there(sqlite_engine: Engine) -> None:
+    read_only = create_engine(f"sqlite:///file:{sqlite_engine.url.database}?mode=ro&uri=true")
+    rows.create_table(read_only)
+    read_only.dispose()

@@ -1,26 +1,42 @@
 """The row decides: who finds it, who finds none, and both at the same moment."""
 
+from __future__ import annotations
+
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
+import tfmq
+import tfmq.aio
 from tests.scale import scaled, seeded
 from tests.sql.conftest import prepared_names
 from tests.sql.helpers import named, put, some_xid
 from tests.sql.shop import Order, orders
+from tfmq.errors import BadRequest, NotSupported
 from tfmq.sql import database as rows
 from tfmq.sql import decision as decisions
-from tfmq.sql.database import ABORTED, TABLE, create_table, new_xid
-from tfmq.sql.decision import Decision, decide, finish_prepared, prepared_name
+from tfmq.sql.database import ABORTED, COMMITTED, TABLE, create_table, new_xid
+from tfmq.sql.decision import (
+    Decision,
+    PreparedTransaction,
+    decide,
+    find_prepared,
+    finish_prepared,
+    prepared_name,
+    set_prepared_name,
+)
 from tools.rigs.postgresql import PostgresServer
 
 
@@ -329,3 +345,154 @@ def test_a_row_that_is_not_committed_decides_nothing_at_any_isolation_level(tmp_
         begun.rollback()
         assert decide(asked, rows.TABLE, xid, "commit") == "rollback"
     engine.dispose()
+
+
+# What PostgreSQL holds prepared: found by name, finished by whoever comes first.
+
+
+def prepare(engine: Engine, gid: str, number: int) -> None:
+    """A transaction that nobody finishes."""
+    with engine.connect() as connection:
+        begun = connection.begin_twophase("another name")
+        set_prepared_name(connection, gid)
+        connection.exec_driver_sql(f'INSERT INTO "order" (number) VALUES ({number})')
+        begun.prepare()
+        connection.invalidate()
+
+
+def found(engine: Engine, *xid: str) -> list[PreparedTransaction]:
+    with engine.connect() as connection:
+        return find_prepared(connection, *xid)
+
+
+def test_it_bears_the_name_that_it_is_given(postgres_engine: Engine) -> None:
+    prepare(postgres_engine, prepared_name("tfmq.sql.x", "node"), 1)
+    assert prepared_names(postgres_engine) == ["tfmq.sql.x@node"]
+    assert found(postgres_engine, "tfmq.sql.x") == [
+        PreparedTransaction("tfmq.sql.x@node", "tfmq.sql.x", "node")
+    ]
+
+
+def test_only_ours_are_found(postgres_engine: Engine) -> None:
+    for number, gid in enumerate(["tfmq.sql.a@n", "tfmq.sql.ab@n", "_sa_1", "tfmq.sql.strange", "other@n"]):
+        prepare(postgres_engine, gid, number)
+    assert [each.xid for each in found(postgres_engine)] == ["tfmq.sql.a", "tfmq.sql.ab"]
+    assert [each.xid for each in found(postgres_engine, "tfmq.sql.a")] == ["tfmq.sql.a"]
+
+
+def test_a_strangers_name_finishes_nothing_else(postgres_engine: Engine) -> None:
+    """A statement with this name in it would end the first one: the quote closes the name, the rest is a comment."""
+    prepare(postgres_engine, "tfmq.sql.a@n", 1)
+    with postgres_engine.connect() as connection:
+        connection.exec_driver_sql('INSERT INTO "order" (number) VALUES (2)')
+        connection.exec_driver_sql("PREPARE TRANSACTION 'tfmq.sql.a@n'' --@n'")
+        connection.rollback()
+    assert [each.gid for each in found(postgres_engine)] == ["tfmq.sql.a@n"]
+
+
+def test_where_nothing_can_be_prepared_nothing_is_looked_for(sqlite_engine: Engine) -> None:
+    assert found(sqlite_engine) == []
+
+
+@pytest.mark.parametrize(("decision", "kept"), [("commit", [1]), ("rollback", [])])
+def test_it_is_finished_by_somebody_else(
+    postgres_engine: Engine, decision: Decision, kept: list[int]
+) -> None:
+    prepare(postgres_engine, "tfmq.sql.x@n", 1)
+    with postgres_engine.connect() as connection:
+        finish_prepared(connection, "tfmq.sql.x@n", decision)
+        finish_prepared(connection, "tfmq.sql.x@n", decision)  # that it is gone is no error
+    assert orders(postgres_engine) == kept
+
+
+def test_what_cannot_be_finished_says_why(postgres_engine: Engine) -> None:
+    with postgres_engine.connect() as connection:
+        driver = connection.connection.dbapi_connection
+        assert driver is not None
+        driver.close()
+        with pytest.raises(SQLAlchemyError, match="cannot be finished"):
+            finish_prepared(connection, "tfmq.sql.x@n", "commit")
+
+
+def test_a_transaction_of_one_phase_has_no_name(postgres_engine: Engine) -> None:
+    with postgres_engine.connect() as connection, connection.begin(), pytest.raises(NotSupported):
+        set_prepared_name(connection, "tfmq.sql.x@n")
+
+
+# Housekeeping: old rows go, unless the broker has not ended their transaction.
+
+
+@pytest.mark.long
+def test_rows_that_the_broker_may_still_ask_for_stay(engine: Engine, tmp_path: Path) -> None:
+    old = rows.utc_now() - timedelta(days=30)
+    with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
+        in_doubt = producer.begin("prepared")
+        in_doubt.send("orders", "1")
+        in_doubt.prepare()
+        is_open = producer.begin("open", timeout=100)
+        is_open.send("orders", "2")
+        with engine.begin() as connection:
+            for xid in ("prepared", "open", "over"):
+                put(connection, xid, COMMITTED, old)
+            put(connection, "young", COMMITTED, rows.utc_now() - timedelta(days=6))
+        with tfmq.Admin(servers) as admin:
+            assert tfmq.sql.prune(engine, admin) == 1
+            in_doubt.commit()
+            is_open.rollback()
+            assert tfmq.sql.prune(engine, admin) == 2
+            assert tfmq.sql.prune(engine, admin) == 0
+    with engine.connect() as connection:
+        assert rows.read_state(connection, TABLE, "young") == COMMITTED
+
+
+def test_without_the_broker_nothing_goes(sqlite_engine: Engine) -> None:
+    with sqlite_engine.begin() as connection:
+        put(connection, "x", COMMITTED, rows.utc_now() - timedelta(days=30))
+    with tfmq.Admin("127.0.0.1:1", timeout=0.2) as admin, pytest.raises(tfmq.TfmqError):
+        tfmq.sql.prune(sqlite_engine, admin)
+    with pytest.raises(BadRequest):
+        tfmq.sql.prune(sqlite_engine)
+    with sqlite_engine.connect() as connection:
+        assert rows.read_state(connection, TABLE, "x") == COMMITTED
+
+
+def test_an_asyncio_program_prunes_with_its_own_engine_and_admin(
+    sqlite_engine: Engine, tmp_path: Path
+) -> None:
+    with sqlite_engine.begin() as connection:
+        put(connection, "open", COMMITTED, rows.utc_now() - timedelta(days=30))
+        put(connection, "over", COMMITTED, rows.utc_now() - timedelta(days=30))
+
+    async def program(servers: str) -> None:
+        engine = create_async_engine(sqlite_engine.url.set(drivername="sqlite+aiosqlite"))
+        async with tfmq.aio.Producer(servers) as producer, tfmq.aio.Admin(servers) as admin:
+            is_open = await producer.begin("open", timeout=100)
+            await is_open.send("orders", "1")
+            assert await tfmq.aio.sql.prune(engine, admin) == 1
+            await is_open.rollback()
+            assert await tfmq.aio.sql.prune(engine, admin) == 1
+        await engine.dispose()
+
+    with tfmq.local_server(tmp_path / "data") as servers:
+        asyncio.run(program(servers))
+
+
+def test_wrong_objects_are_refused_in_a_sentence(sqlite_engine: Engine) -> None:
+    asynchronous = create_async_engine("sqlite+aiosqlite://")
+    admin, asyncio_admin = tfmq.Admin("127.0.0.1:1"), tfmq.aio.Admin("127.0.0.1:1")
+    for engine, given, sentence in (
+        (admin, admin, "takes an engine of SQLAlchemy first"),
+        (sqlite_engine, asyncio_admin, "takes a tfmq.Admin for each broker"),
+        (sqlite_engine, sqlite_engine, "takes a tfmq.Admin for each broker"),
+        (asynchronous, admin, "takes a tfmq.aio.Admin for each broker"),
+    ):
+        with pytest.raises(BadRequest, match=sentence):
+            tfmq.sql.prune(engine, given)  # type: ignore[call-overload]
+    for wrong in ("x", asynchronous, admin):
+        with pytest.raises(BadRequest, match=r"await connection\.run_sync\(tfmq\.sql\.create_table\)"):
+            tfmq.sql.create_table(wrong)  # type: ignore[arg-type]
+
+
+def test_some_time_is_kept(sqlite_engine: Engine) -> None:
+    with pytest.raises(BadRequest, match="older"):
+        tfmq.sql.prune(sqlite_engine, older_than=timedelta(0))

@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from tests.scale import scaled, seeded
 from tests.sql.conftest import prepared_names
 from tests.sql.shop import Order
-from tests.sql.test_course import STEPS, Shop, Way, kill_sessions
+from tests.sql.test_commit_protocol import STEPS, Shop, Way, kill_sessions
 from tfmq.errors import (
     NOT_DONE,
     StorageStopped,

@@ -16,7 +16,7 @@ from sqlalchemy.schema import CreateTable
 import tfmq
 import tfmq.sql
 from tests.sql.shop import Customer, Order, orders
-from tests.sql.test_course import async_engine_of
+from tests.sql.test_commit_protocol import async_engine_of
 from tests.sql.test_offsets import url_of
 from tests.zookeeper.conftest import until
 from tfmq.errors import Fenced, NotAllowed, NotSupported, StoreFailed

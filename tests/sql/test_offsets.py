@@ -18,7 +18,7 @@ from tests.offsets.contract import PLACE, A, Contract, Open
 from tests.offsets.shaky import ShakySql
 from tests.offsets.struggle import OpenShaky
 from tests.sql.shop import Order, orders
-from tests.sql.test_course import async_engine_of
+from tests.sql.test_commit_protocol import async_engine_of
 from tfmq.errors import BadRequest, Busy, Fenced, NotAllowed, StoreFailed
 from tfmq.offsets import sql
 from tfmq.offsets.sql import SqlOffsets

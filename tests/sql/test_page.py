@@ -17,7 +17,7 @@ import tfmq.aio
 from tests import paths
 from tests.sql.settling import messages
 from tests.sql.shop import Order, orders
-from tests.sql.test_course import async_engine_of
+from tests.sql.test_commit_protocol import async_engine_of
 
 PAGE = paths.ROOT / "docs" / "database-transactions.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

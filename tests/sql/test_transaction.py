@@ -18,7 +18,7 @@ import tfmq.aio
 from tests.sql.conftest import prepared_names
 from tests.sql.settling import SETTINGS, messages
 from tests.sql.shop import Order, orders
-from tests.sql.test_course import async_engine_of
+from tests.sql.test_commit_protocol import async_engine_of
 from tfmq.errors import BadRequest, Busy, ConnectionFailed, NotAllowed, TransactionError
 from tfmq.sql.database import TABLE
 from tools.rigs.live_server import LiveServer

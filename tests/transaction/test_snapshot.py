@@ -14,7 +14,7 @@ from journal.wal.entry import AppendMsg
 from tests import paths
 from tests.scale import scaled, seeded
 from tests.transaction.stores import BILLS, ORDERS, Store, decided, picture, piece, row
-from tests.transaction.test_ledger import make_ledger
+from tests.transaction.test_transaction_table import make_ledger
 from tfmq.apply_target import GroupPositions
 from tfmq.transaction import journal_records, snapshot, states
 from tfmq.transaction.journal_records import Origin

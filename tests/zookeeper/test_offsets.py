@@ -1,5 +1,7 @@
 """Offsets in a real ZooKeeper."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,10 +15,10 @@ from tests.offsets.contract import PLACE, A, B, Contract, Open
 from tests.offsets.struggle import OpenShaky
 from tests.zookeeper.conftest import until
 from tfmq.errors import Damaged, Fenced, StoreFailed
-from tfmq.offsets.storage import StoredOffset
+from tfmq.offsets.storage import NO_OFFSET, StoredOffset
 from tfmq.testing.broker import SimulatedBroker
 from tfmq.zookeeper import connection
-from tfmq.zookeeper.offsets import ZooKeeperOffsets
+from tfmq.zookeeper.offsets import ZooKeeperOffsets, offset_data, row_data, stored_offset
 from tools.rigs.zookeeper import ZooKeeperServer
 
 
@@ -188,3 +190,27 @@ def test_a_zookeeper_that_is_gone_is_passing_trouble(monkeypatch: pytest.MonkeyP
         storage.read("billing", [A])
     assert caught.value.retriable
     storage.close()
+
+
+# The nodes of an offset, to and from bytes.
+
+STORED = StoredOffset(5, 1, 2, 3, 1 << 62)
+
+
+def test_a_row_comes_back_as_it_was() -> None:
+    assert stored_offset("/o", offset_data(STORED), row_data(STORED)) == STORED
+    claimed = StoredOffset(NO_OFFSET, generation=4)
+    assert offset_data(claimed) == b""
+    assert stored_offset("/o", offset_data(claimed), row_data(claimed)) == claimed
+
+
+def test_nothing_is_nothing() -> None:
+    assert stored_offset("/o", None, None) is None
+
+
+def test_an_offset_alone_is_of_no_incarnation_that_is_known() -> None:
+    assert stored_offset("/o", b"17-5", None) == StoredOffset(5, 0, 0, -1, 0)
+
+
+def test_the_offset_that_is_shown_wins() -> None:
+    assert stored_offset("/o", b"0-9", row_data(STORED)) == StoredOffset(9, 0, 2, -1, 1 << 62)

@@ -6,15 +6,15 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-APPLYING: Final = "tests/transaction/test_applying.py"
-CONVOY: Final = "tests/transaction/test_convoy.py"
-COURSE: Final = "tests/transaction/test_course.py"
-ENDING: Final = "tests/transaction/test_ending.py"
-HANDLER: Final = "tests/transaction/test_handler.py"
+APPLYING: Final = "tests/transaction/test_applier.py"
+CONVOY: Final = "tests/transaction/test_applier.py"
+COURSE: Final = "tests/transaction/test_apply_progress.py"
+ENDING: Final = "tests/transaction/test_commands.py"
+HANDLER: Final = "tests/transaction/test_coordinator.py"
 HAZARDS: Final = "tests/transaction/test_hazards.py"
-LINE: Final = "tests/transaction/test_line.py"
-LISTING: Final = "tests/transaction/test_listing.py"
-SETTLING: Final = "tests/transaction/test_settling.py"
+LINE: Final = "tests/transaction/test_applier.py"
+LISTING: Final = "tests/transaction/test_queries.py"
+SETTLING: Final = "tests/transaction/test_apply_progress.py"
 
 APPLIED: Final = (
     Mutant(

@@ -6,18 +6,18 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-APPLYING: Final = "tests/transaction/test_applying.py"
-BEGINNING: Final = "tests/transaction/test_beginning.py"
-BOOKS: Final = "tests/transaction/test_books.py"
-CHECKS: Final = "tests/transaction/test_checks.py"
-ENDING: Final = "tests/transaction/test_ending.py"
-HANDLER: Final = "tests/transaction/test_handler.py"
+APPLYING: Final = "tests/transaction/test_applier.py"
+BEGINNING: Final = "tests/transaction/test_commands.py"
+BOOKS: Final = "tests/transaction/test_active_transactions.py"
+CHECKS: Final = "tests/transaction/test_check_back.py"
+ENDING: Final = "tests/transaction/test_commands.py"
+HANDLER: Final = "tests/transaction/test_coordinator.py"
 HAZARDS: Final = "tests/transaction/test_hazards.py"
-PREPARING: Final = "tests/transaction/test_preparing.py"
-RESERVATIONS: Final = "tests/transaction/test_reservations.py"
-SESSIONS: Final = "tests/transaction/test_sessions.py"
-TIMEOUTS: Final = "tests/transaction/test_timeouts.py"
-TRANSACTING: Final = "tests/transaction/test_transacting.py"
+PREPARING: Final = "tests/transaction/test_commands.py"
+RESERVATIONS: Final = "tests/transaction/test_active_transactions.py"
+SESSIONS: Final = "tests/transaction/test_active_transactions.py"
+TIMEOUTS: Final = "tests/transaction/test_deadlines.py"
+TRANSACTING: Final = "tests/transaction/test_commands.py"
 
 TRANSACTION_BOOKS: Final = (
     Mutant(

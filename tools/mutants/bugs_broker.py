@@ -6,12 +6,12 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-WRITES: Final = "tests/broker/test_writes.py"
-PRODUCERS: Final = "tests/broker/test_producers.py"
-POLLS: Final = "tests/broker/test_polls.py"
-OFFSETS: Final = "tests/broker/test_offsets.py"
-LEASES: Final = "tests/broker/test_leases.py"
-CHANGES: Final = "tests/broker/test_topic_changes.py"
+WRITES: Final = "tests/broker/test_produce.py"
+PRODUCERS: Final = "tests/broker/test_producer_state.py"
+POLLS: Final = "tests/broker/test_fetch.py"
+OFFSETS: Final = "tests/broker/groups/test_offsets.py"
+LEASES: Final = "tests/broker/test_catalog.py"
+CHANGES: Final = "tests/broker/test_topic_admin.py"
 CATALOG: Final = "tests/broker/test_catalog.py"
 RESERVE: Final = "tests/broker/test_reserve.py"
 
@@ -88,7 +88,7 @@ ANSWERS: Final = (
         "tfmq/broker/partition.py",
         "        known.outcome = UNKNOWN\n",
         "        known.outcome = NOT_DONE\n",
-        [WRITES, "tests/broker/test_faults.py", "tests/broker/test_promises.py"],
+        [WRITES, "tests/broker/test_reply.py", "tests/broker/test_promises.py"],
     ),
     Mutant(
         "broker-skips-the-check-of-batches",
@@ -104,7 +104,7 @@ ANSWERS: Final = (
         "tfmq/broker/partition.py",
         "        if due is None:\n            return\n        if due",
         "        if due is None or due:\n            return\n        if due",
-        ["tests/broker/test_engine.py"],
+        ["tests/broker/test_request_handler.py"],
     ),
     Mutant(
         "append-while-the-roll-runs",
@@ -247,7 +247,7 @@ STREAMS: Final = (
         "tfmq/broker/partition.py",
         "        if applied is not None and place <= applied:\n",
         "        if applied is None and place < (0, 0):\n",
-        ["tests/broker/test_effect_work.py"],
+        ["tests/broker/test_partition.py"],
     ),
     Mutant(
         "older-copy-gives-ids-again",

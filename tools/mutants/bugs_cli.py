@@ -66,7 +66,7 @@ COMMAND_LINE: Final = (
         "tfmq/client/send/partition_sender.py",
         '        if float("-inf") < self._busy_since <= now - BUSY_LOG_SECONDS:\n',
         '        if self._busy_since <= float("-inf"):\n',
-        ["tests/client/test_stream.py::test_one_line_says_what_a_send_waits_for_once_it_waits_for_long"],
+        ["tests/client/send/test_stream.py::test_one_line_says_what_a_send_waits_for_once_it_waits_for_long"],
     ),
     Mutant(
         "negative-delay-is-at-once",
@@ -74,7 +74,9 @@ COMMAND_LINE: Final = (
         "tfmq/client/send/delivery_time.py",
         "    if is_negative:\n",
         "    if is_negative and not isinstance(delay, timedelta):\n",
-        ["tests/client/test_dues.py::test_a_delay_below_0_is_refused_and_a_moment_that_is_over_is_not"],
+        [
+            "tests/client/send/test_delivery_time.py::test_a_delay_below_0_is_refused_and_a_moment_that_is_over_is_not"
+        ],
     ),
     Mutant(
         "histogram-begins-anywhere",
@@ -98,7 +100,7 @@ COMMAND_LINE: Final = (
         "tfmq/client/admin/admin.py",
         "    if type(before) is int and before > located.end_offset:\n",
         "    if type(before) is int and before > located.end_offset << 40:\n",
-        ["tests/client/test_administration.py::test_a_purge_before_what_is_not_there_yet_removes_nothing"],
+        ["tests/client/admin/test_admin.py::test_a_purge_before_what_is_not_there_yet_removes_nothing"],
     ),
     Mutant(
         "reset-of-a-misspelled-group",
@@ -106,9 +108,7 @@ COMMAND_LINE: Final = (
         "tfmq/client/admin/admin.py",
         "        if not create:\n",
         "        if not create and not name:\n",
-        [
-            "tests/client/test_administration.py::test_a_group_that_is_not_there_is_set_only_where_that_is_meant"
-        ],
+        ["tests/client/admin/test_admin.py::test_a_group_that_is_not_there_is_set_only_where_that_is_meant"],
     ),
     Mutant(
         "delay-of-a-thousand-years",
@@ -116,7 +116,7 @@ COMMAND_LINE: Final = (
         "tfmq/client/send/delivery_time.py",
         "    if delay_ms > DELAY_DAYS_MAX * 86_400_000:\n",
         "    if delay_ms > DELAY_DAYS_MAX * 864_000_000:\n",
-        ["tests/client/test_dues.py::test_a_delay_above_the_limit_is_refused_with_the_limit"],
+        ["tests/client/send/test_delivery_time.py::test_a_delay_above_the_limit_is_refused_with_the_limit"],
     ),
     Mutant(
         "rate-that-is-no-number",
@@ -132,7 +132,7 @@ COMMAND_LINE: Final = (
         "tfmq/dead_letters/store.py",
         ("        noted(found.state)\n        self._log_if_dead(found)\n"),
         ("        self._log_if_dead(found)\n        noted(found.state)\n"),
-        ["tests/client/test_running.py", "tests/client/test_handling.py"],
+        ["tests/client/worker/test_running.py", "tests/client/worker/test_message_context.py"],
     ),
     Mutant(
         "dead-owner-is-shown",
@@ -140,7 +140,7 @@ COMMAND_LINE: Final = (
         "tfmq/broker/groups/coordinator.py",
         '            return "" if holder is None else holder.id\n',
         '            return (row.owners[key].member if key in row.owners else "") if holder is None else holder.id\n',
-        ["tests/broker/test_group_descriptions.py"],
+        ["tests/broker/groups/test_group.py"],
     ),
     Mutant(
         "percent-at-the-end",
@@ -176,6 +176,6 @@ COMMAND_LINE: Final = (
         "tfmq/broker/broker.py",
         '        if partition_state(each) == "stopped"\n',
         '        if partition_state(each) == "stopped" and not isinstance(each, str)\n',
-        ["tests/broker/test_status.py::test_it_names_what_is_not_served"],
+        ["tests/broker/test_broker.py::test_it_names_what_is_not_served"],
     ),
 )

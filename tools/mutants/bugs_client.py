@@ -6,16 +6,16 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-STREAM: Final = "tests/client/test_stream.py"
-SENDER: Final = "tests/client/test_sender.py"
-LINK: Final = "tests/client/test_link.py"
-DECODER: Final = "tests/client/test_decoder.py"
-FETCHER: Final = "tests/client/test_fetcher.py"
-POSITIONS: Final = "tests/client/test_positions.py"
-CONSUMING: Final = "tests/client/test_consuming.py"
-START: Final = "tests/client/test_start.py"
+STREAM: Final = "tests/client/send/test_stream.py"
+SENDER: Final = "tests/client/send/test_accumulator.py"
+LINK: Final = "tests/client/connection/test_connection.py"
+DECODER: Final = "tests/client/consumer/test_decoder.py"
+FETCHER: Final = "tests/client/consumer/test_fetcher.py"
+POSITIONS: Final = "tests/client/consumer/test_positions.py"
+CONSUMING: Final = "tests/client/consumer/test_core.py"
+START: Final = "tests/client/consumer/test_options.py"
 STORAGE: Final = "tests/offsets/test_file.py"
-MEMBERSHIP: Final = "tests/client/test_membership.py"
+MEMBERSHIP: Final = "tests/client/consumer/test_membership.py"
 PROMISES: Final = "tests/client/test_promises.py"
 
 PRODUCER: Final = (
@@ -42,7 +42,7 @@ PRODUCER: Final = (
         "                before.block_replacement(stream)\n",
         "                pass\n",
         [
-            "tests/client/test_stream.py::test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later"
+            "tests/client/send/test_stream.py::test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later"
         ],
     ),
     Mutant(
@@ -198,7 +198,7 @@ PRODUCER: Final = (
         "tfmq/client/send/partitioner.py",
         "        return partitions[zlib.crc32(data) % len(partitions)]\n",
         "        return self._without_key.get_partition(topic, partitions, message)\n",
-        [SENDER, "tests/client/test_partition_selector.py"],
+        [SENDER, "tests/client/send/test_partitioner.py"],
     ),
 )
 
@@ -358,7 +358,7 @@ READING: Final = (
         "tfmq/client/consumer/offset_commit.py",
         "        while self._commit_ended is not None:\n",
         "        while self._commit_ended is not None and until < 0:\n",
-        ["tests/client/test_saving.py"],
+        ["tests/client/consumer/test_offset_commit.py"],
     ),
     Mutant(
         "fenced-member-goes-on",
@@ -382,7 +382,7 @@ READING: Final = (
         "tfmq/client/consumer/assignment.py",
         "            if kept is not None and kept.incarnation == incarnation:\n",
         "            if kept is not None:\n",
-        ["tests/client/test_assignment.py", CONSUMING, START],
+        ["tests/client/consumer/test_assignment.py", CONSUMING, START],
     ),
     Mutant(
         "offset-file-not-forced",

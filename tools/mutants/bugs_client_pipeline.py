@@ -6,15 +6,15 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-CORE: Final = "tests/client/test_transaction.py"
-ENDING: Final = "tests/client/test_transaction_ending.py"
-BATCH: Final = "tests/client/test_transaction_batch.py"
-CHECKS: Final = "tests/client/test_transaction_checks.py"
-GATHERING: Final = "tests/client/test_transaction_gathering.py"
-OFFSETS: Final = "tests/client/test_transaction_offsets.py"
-PIPELINE: Final = "tests/client/test_transaction_pipeline.py"
-STREAMS: Final = "tests/client/test_transaction_streams.py"
-XA: Final = "tests/client/test_xa.py"
+CORE: Final = "tests/client/transaction/test_transaction.py"
+ENDING: Final = "tests/client/transaction/test_commit.py"
+BATCH: Final = "tests/client/transaction/test_pipeline.py"
+CHECKS: Final = "tests/client/transaction/test_check_back.py"
+GATHERING: Final = "tests/client/transaction/test_pipeline.py"
+OFFSETS: Final = "tests/client/consumer/test_transaction_offsets.py"
+PIPELINE: Final = "tests/client/transaction/test_transaction_pipeline.py"
+STREAMS: Final = "tests/client/transaction/test_pipeline.py"
+XA: Final = "tests/client/producer/test_xa.py"
 
 _WAY: Final = (
     Mutant(

@@ -6,15 +6,15 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-CORE: Final = "tests/client/test_transaction.py"
-ASKING: Final = "tests/client/test_transaction_asking.py"
-ENDING: Final = "tests/client/test_transaction_ending.py"
-HANDLE: Final = "tests/client/test_transaction_handle.py"
-OFFSETS: Final = "tests/client/test_transaction_offsets.py"
-PIPELINE: Final = "tests/client/test_transaction_pipeline.py"
-STEPS: Final = "tests/client/test_transaction_steps.py"
-ALL: Final = "tests/client/test_transactions.py"
-XA: Final = "tests/client/test_xa.py"
+CORE: Final = "tests/client/transaction/test_transaction.py"
+ASKING: Final = "tests/client/connection/test_requests.py"
+ENDING: Final = "tests/client/transaction/test_commit.py"
+HANDLE: Final = "tests/client/transaction/test_transaction.py"
+OFFSETS: Final = "tests/client/consumer/test_transaction_offsets.py"
+PIPELINE: Final = "tests/client/transaction/test_transaction_pipeline.py"
+STEPS: Final = "tests/client/transaction/test_states.py"
+ALL: Final = "tests/client/transaction/test_manager.py"
+XA: Final = "tests/client/producer/test_xa.py"
 
 _TAKEN: Final = (
     Mutant(

@@ -6,7 +6,7 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-GROUP_COMMITS: Final = "tests/transaction/test_group_commits.py"
+GROUP_COMMITS: Final = "tests/transaction/test_commit_group_commands.py"
 GROUPS: Final = "tests/transaction/test_commit_groups.py"
 
 COMMIT_GROUPS: Final = (

@@ -6,16 +6,16 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-COURSE: Final = "tests/dead_letters/test_course.py"
-SHELF: Final = "tests/dead_letters/test_shelf.py"
+COURSE: Final = "tests/dead_letters/test_state_machine.py"
+SHELF: Final = "tests/dead_letters/test_store.py"
 STORE: Final = "tests/dead_letters/test_sql_store.py"
-DATABASE: Final = "tests/dead_letters/test_database.py"
-KEEPING: Final = "tests/dead_letters/test_keeping.py"
-RETRYING: Final = "tests/dead_letters/test_retrying.py"
+DATABASE: Final = "tests/dead_letters/test_sql_store.py"
+KEEPING: Final = "tests/dead_letters/test_store.py"
+RETRYING: Final = "tests/dead_letters/test_retry_loop.py"
 REDRIVE: Final = "tests/dead_letters/test_redrive.py"
 DEPARTURE: Final = "tests/dead_letters/test_departure.py"
-TOPIC: Final = "tests/dead_letters/test_topic_shelf.py"
-NUMBERED: Final = "tests/client/test_numbered.py"
+TOPIC: Final = "tests/dead_letters/test_topic_store.py"
+NUMBERED: Final = "tests/client/send/test_idempotent_send.py"
 
 _COURSE = "tfmq/dead_letters/state_machine.py"
 _REDRIVE = "tfmq/dead_letters/redrive.py"
@@ -159,7 +159,7 @@ STORES: Final = (
         "tfmq/dead_letters/model.py",
         '{group}/{incarnation}/{partition}/{offset}/{appended_ms}"',
         '{group}/{incarnation}/{partition}/{offset}"',
-        ["tests/dead_letters/test_letter.py"],
+        ["tests/dead_letters/test_model.py"],
     ),
 )
 

@@ -6,11 +6,11 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-SET: Final = "tests/delay/test_buckets.py"
-BUCKET: Final = "tests/delay/test_bucket.py"
-FORMAT: Final = "tests/delay/test_bucket_file.py"
-ROWS: Final = "tests/delay/test_bucket_rows.py"
-REPAIR: Final = "tests/delay/test_bucket_repair.py"
+SET: Final = "tests/delay/buckets/test_store.py"
+BUCKET: Final = "tests/delay/buckets/test_bucket.py"
+FORMAT: Final = "tests/delay/buckets/test_format.py"
+ROWS: Final = "tests/delay/buckets/test_rows.py"
+REPAIR: Final = "tests/delay/buckets/test_bucket_repair.py"
 ENUMERATION: Final = "tests/crash/test_bucket_enumeration.py"
 
 ORDER: Final = (
@@ -52,7 +52,7 @@ ORDER: Final = (
         "tfmq/delay/buckets/recovery.py",
         "        self.checkpoint_file.fsync()\n",
         "",
-        [ENUMERATION, "tests/delay/test_bucket_opening.py"],
+        [ENUMERATION, "tests/delay/buckets/test_recovery.py"],
     ),
     Mutant(
         "settled-bucket-removed-while-it-is-listed",
@@ -84,7 +84,7 @@ ORDER: Final = (
         "tfmq/delay/buckets/recovery.py",
         '    FileState.LONGER: DecisionRow("unlisted chunks", Decision.CUT),\n',
         '    FileState.LONGER: DecisionRow("unlisted chunks", Decision.LEAVE),\n',
-        ["tests/delay/test_bucket_opening.py", "tests/delay/test_bucket_recovery.py"],
+        ["tests/delay/buckets/test_recovery.py", "tests/delay/buckets/test_recovery.py"],
     ),
     Mutant(
         "missing-bucket-starts-all-the-same",
@@ -92,7 +92,7 @@ ORDER: Final = (
         "tfmq/delay/buckets/recovery.py",
         "        self._require_listed_files(found)\n",
         "",
-        ["tests/delay/test_bucket_opening.py"],
+        ["tests/delay/buckets/test_recovery.py"],
     ),
     Mutant(
         "settled-bucket-that-gets-more-goes-all-the-same",
@@ -143,7 +143,7 @@ COUNTING: Final = (
         "tfmq/delay/buckets/store.py",
         "        while span in self._taken or self._overlaps(span):\n",
         "        while span in self._taken:\n",
-        ["tests/delay/test_leaves.py"],
+        ["tests/delay/buckets/test_leaves.py"],
     ),
     Mutant(
         "file-of-a-split-bucket-is-taken",
@@ -151,7 +151,7 @@ COUNTING: Final = (
         "tfmq/delay/buckets/store.py",
         "        while span in self._taken or self._overlaps(span):\n",
         "        while self._overlaps(span):\n",
-        [SET, "tests/delay/test_leaves.py"],
+        [SET, "tests/delay/buckets/test_leaves.py"],
     ),
     Mutant(
         "records-sealed-without-their-number",
@@ -159,7 +159,7 @@ COUNTING: Final = (
         "tfmq/delay/buckets/format.py",
         "    numbers = range(first_number, first_number + len(records))\n",
         "    numbers = range(first_number, first_number + 1) and [0] * len(records)\n",
-        ["tests/delay/test_columns.py", BUCKET],
+        ["tests/delay/buckets/test_format.py", BUCKET],
     ),
     Mutant(
         "record-of-a-bucket-unproven",
@@ -199,7 +199,7 @@ COUNTING: Final = (
         "tfmq/delay/buckets/format.py",
         "        order = sorted(range(self.length), key=self.dues.tolist().__getitem__)\n",
         "        order = sorted(range(self.length - 1, -1, -1), key=self.dues.tolist().__getitem__)\n",
-        ["tests/delay/test_columns.py"],
+        ["tests/delay/buckets/test_format.py"],
     ),
     Mutant(
         "repair-without-a-checkpoint-keeps-what-the-arrivals-have",
@@ -223,7 +223,7 @@ COUNTING: Final = (
         "tfmq/delay/buckets/fsck.py",
         "        is_used = any(map(parse_bucket_name, self.sizes)) or has_arrivals(disk, folder)\n",
         "        is_used = any(map(parse_bucket_name, self.sizes))\n",
-        ["tests/broker/test_delay_opening.py"],
+        ["tests/broker/test_startup.py"],
     ),
     Mutant(
         "arrivals-in-buckets-counted-as-lost",
@@ -231,7 +231,7 @@ COUNTING: Final = (
         "tfmq/broker/startup.py",
         "        min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for each in repaired\n",
         "        each.lost for each in repaired\n",
-        ["tests/broker/test_delay_opening.py"],
+        ["tests/broker/test_startup.py"],
     ),
     Mutant(
         "repair-removes-the-original",

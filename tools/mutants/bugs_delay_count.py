@@ -4,8 +4,8 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-LEAVING: Final = "tests/delay/test_leaving.py"
-COUNTING: Final = "tests/delay/test_counting.py"
+LEAVING: Final = "tests/delay/test_cancelled_rows.py"
+COUNTING: Final = "tests/delay/test_cancelled_rows.py"
 LINE_COUNT: Final = "tests/delay/test_line_count.py"
 BROKER: Final = "tests/broker/test_delay_count.py"
 
@@ -143,7 +143,7 @@ DELAY_COUNT: Final = (
             "            self._uncertain_to = self._in_flight_to\n"
         ),
         "",
-        ["tests/delay/test_line.py"],
+        ["tests/delay/test_target_queue.py"],
     ),
     Mutant(
         "what-a-spill-loses-is-not-counted",
@@ -151,7 +151,7 @@ DELAY_COUNT: Final = (
         "tfmq/delay/pending.py",
         "        return max(0, count - self.kept - self.dropped) if self.damage else 0\n",
         "        return 0\n",
-        ["tests/delay/test_keeper.py"],
+        ["tests/delay/test_storage_scheduler.py"],
     ),
     Mutant(
         "broker-time-begins-with-whole-milliseconds",
@@ -159,7 +159,7 @@ DELAY_COUNT: Final = (
         "tfmq/delay/due_time.py",
         "        self._start_monotonic = now - part_us / 1e6 if self._start_ms == wall_ms else now\n",
         "        self._start_monotonic = now\n",
-        ["tests/delay/test_broker_time.py"],
+        ["tests/delay/test_due_time.py"],
     ),
     Mutant(
         "what-passes-between-two-looks-is-forgotten",
@@ -167,6 +167,6 @@ DELAY_COUNT: Final = (
         "tfmq/delay/due_time.py",
         " + self._slack_ms\n",
         "\n",
-        ["tests/delay/test_broker_time.py"],
+        ["tests/delay/test_due_time.py"],
     ),
 )

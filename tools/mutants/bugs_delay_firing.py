@@ -7,8 +7,8 @@ from tools.mutants.mutant import Mutant
 CONTRACT: Final = "tests/broker/test_delay_contract.py"
 CRASHES: Final = "tests/crash/test_delay_enumeration.py"
 RANDOM: Final = "tests/delay/test_simulation_queue.py"
-DELAY: Final = "tests/broker/test_delay.py"
-LINE: Final = "tests/delay/test_line.py"
+DELAY: Final = "tests/broker/test_delay_commands.py"
+LINE: Final = "tests/delay/test_target_queue.py"
 
 DELAY_FIRING: Final = (
     Mutant(
@@ -126,7 +126,7 @@ DELAY_FIRING: Final = (
         "tfmq/delay/target_queue.py",
         ("        if mark is None:\n            self._owner.flow_control.release(size_bytes)\n"),
         ("        if mark is None:\n            self._owner.flow_control.release(0)\n"),
-        [CONTRACT, "tests/broker/test_delay.py"],
+        [CONTRACT, "tests/broker/test_delay_commands.py"],
     ),
     Mutant(
         "a-catch-up-takes-the-whole-turn",

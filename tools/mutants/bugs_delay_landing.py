@@ -8,7 +8,7 @@ from tools.mutants.mutant import Mutant
 
 SEND: Final = "tests/broker/test_delayed_send.py"
 TRANSACTIONS: Final = "tests/broker/test_delayed_transactions.py"
-LANDING: Final = "tests/broker/test_arrivals_landing.py"
+LANDING: Final = "tests/broker/test_delayed_produce.py"
 
 DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     Mutant(
@@ -49,7 +49,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
         "tfmq/transaction/slicer.py",
         "        if self._never_split or size <= self._slice_bytes:\n",
         "        if size <= self._slice_bytes:\n",
-        ["tests/transaction/test_slices.py", TRANSACTIONS],
+        ["tests/transaction/test_slicer.py", TRANSACTIONS],
     ),
     Mutant(
         "delayed-batch-not-held-to-its-partition",

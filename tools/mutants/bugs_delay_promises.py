@@ -6,14 +6,14 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-DELAY: Final = "tests/broker/test_delay.py"
+DELAY: Final = "tests/broker/test_delay_commands.py"
 SEND: Final = "tests/broker/test_delayed_send.py"
-OPENING: Final = "tests/broker/test_delay_opening.py"
-CHANGING: Final = "tests/delay/test_changing.py"
-DUES: Final = "tests/delay/test_dues.py"
-JUDGING: Final = "tests/delay/test_judging.py"
+OPENING: Final = "tests/broker/test_startup.py"
+CHANGING: Final = "tests/delay/test_cancellation.py"
+DUES: Final = "tests/delay/test_due_time.py"
+JUDGING: Final = "tests/delay/test_cancellation.py"
 TWO: Final = "tests/broker/test_delay_promises.py"
-LINE: Final = "tests/delay/test_line.py"
+LINE: Final = "tests/delay/test_target_queue.py"
 
 _HANDLES: Final = (
     Mutant(
@@ -146,7 +146,7 @@ _STORE: Final = (
         "tfmq/delay/arrivals/header.py",
         "    if crc32(payload) != checksum:\n",
         "    if checksum < 0:\n",
-        ["tests/delay/test_note.py"],
+        ["tests/delay/arrivals/test_header.py"],
     ),
     Mutant(
         "notes-are-repeated-records",
@@ -252,7 +252,7 @@ _WAITING: Final = (
         "journal/log/segments.py",
         "        while unsure and unsure[0][0] <= forced:\n",
         "        while unsure:\n",
-        ["tests/broker/test_destination.py", "tests/broker/test_schedule_firing.py", DELAY],
+        ["tests/broker/test_apply_target.py", "tests/broker/test_scheduler.py", DELAY],
     ),
     Mutant(
         "dropped-and-not-counted",
@@ -260,7 +260,7 @@ _WAITING: Final = (
         "tfmq/delay/target_queue.py",
         "        self._owner.dropped += count\n",
         "",
-        [LINE, "tests/delay/test_lines.py", DELAY],
+        [LINE, "tests/delay/test_target_queue.py", DELAY],
     ),
 )
 
@@ -271,7 +271,7 @@ _LISTS: Final = (
         "tfmq/delay/queries.py",
         "Turn(after.due, after.number + 1)",
         "Turn(after.due, after.number)",
-        ["tests/delay/test_listing.py", DELAY],
+        ["tests/delay/test_queries.py", DELAY],
     ),
     Mutant(
         "lists-have-what-was-cancelled",
@@ -279,7 +279,7 @@ _LISTS: Final = (
         "tfmq/delay/queries.py",
         "            if not _is_pending(pending, row):\n                continue\n",
         "",
-        ["tests/delay/test_listing.py", DELAY],
+        ["tests/delay/test_queries.py", DELAY],
     ),
     Mutant(
         "counts-have-what-was-cancelled",
@@ -290,7 +290,7 @@ _LISTS: Final = (
             " pending.may_have_cancelled(start, end - 1)\n"
         ),
         "            dirty = start < settled_below\n",
-        ["tests/delay/test_listing.py", DELAY],
+        ["tests/delay/test_queries.py", DELAY],
     ),
 )
 
@@ -301,7 +301,7 @@ _ORDER: Final = (
         "tfmq/delay/flow_control.py",
         "        return (self._releasing or not self._waiting) and self._has_room(size_bytes)\n",
         "        return self._has_room(size_bytes)\n",
-        ["tests/delay/test_pacing.py"],
+        ["tests/delay/test_flow_control.py"],
     ),
     Mutant(
         "a-split-keeps-what-nobody-waits-for",
@@ -309,7 +309,7 @@ _ORDER: Final = (
         "tfmq/delay/buckets/writer.py",
         '            keep = b"" if pending is None else pending_rows(columns, pending)\n',
         '            keep = b""\n',
-        ["tests/delay/test_splitting.py", "tests/delay/test_buckets.py"],
+        ["tests/delay/buckets/test_writer.py", "tests/delay/buckets/test_store.py"],
     ),
     Mutant(
         "a-start-does-not-learn-what-was-told",
@@ -317,7 +317,7 @@ _ORDER: Final = (
         "tfmq/delay/buckets/loader.py",
         "                ahead_steps.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))\n",
         "",
-        ["tests/delay/test_gathering.py", "tests/e2e/test_delay_page.py"],
+        ["tests/delay/buckets/test_loader.py", "tests/e2e/test_delay_page.py"],
     ),
     Mutant(
         "moved-again-and-again-fills-the-rest",
@@ -325,7 +325,7 @@ _ORDER: Final = (
         "tfmq/delay/arrivals/state.py",
         "        if 2 * self.cancelled.count < CANCELLED_MAX and 2 * self._size_bytes < BYTES_MAX:\n",
         "        if self.cancelled.count < CANCELLED_MAX:\n",
-        ["tests/delay/test_arrival_state.py", "tests/delay/test_rescheduled.py"],
+        ["tests/delay/arrivals/test_state.py", "tests/delay/arrivals/test_state.py"],
     ),
     Mutant(
         "a-stopped-partition-keeps-its-window",
@@ -333,7 +333,12 @@ _ORDER: Final = (
         "tfmq/delay/flow_control.py",
         "        size, self.size_bytes = self.size_bytes, 0\n",
         "        size = 0\n",
-        ["tests/delay/test_lines.py", "tests/delay/test_line.py", "tests/delay/test_settling.py", DELAY],
+        [
+            "tests/delay/test_target_queue.py",
+            "tests/delay/test_target_queue.py",
+            "tests/delay/test_flow_control.py",
+            DELAY,
+        ],
     ),
     Mutant(
         "what-cannot-be-read-ahead-holds-up-the-rest",
@@ -341,7 +346,7 @@ _ORDER: Final = (
         "tfmq/delay/record_reader.py",
         "            self._read(part, done)\n        elif life",
         "            done(None, error)\n        elif life",
-        ["tests/delay/test_supply.py", "tests/delay/test_line.py"],
+        ["tests/delay/test_record_reader.py", "tests/delay/test_target_queue.py"],
     ),
     Mutant(
         "what-was-not-sure-at-a-start-is-never-known",
@@ -349,7 +354,7 @@ _ORDER: Final = (
         "tfmq/delay/dispatcher.py",
         "                self._scheduler.load_tail(from_offset, end, done)\n",
         "                self._non_durable.append_failed(ticket)\n",
-        ["tests/delay/test_firing.py"],
+        ["tests/delay/test_dispatcher.py"],
     ),
 )
 

@@ -61,7 +61,7 @@ DELAY_STORE: Final = (
         "tfmq/delay/storage_scheduler.py",
         "        self._spilling = self.low, self.since\n",
         "        self._spilling = None, self.since\n",
-        ["tests/delay/test_unspilled.py", "tests/delay/test_keeper.py", CRASHES],
+        ["tests/delay/test_storage_scheduler.py", "tests/delay/test_storage_scheduler.py", CRASHES],
         scale=0.01,
     ),
     Mutant(
@@ -70,7 +70,7 @@ DELAY_STORE: Final = (
         "tfmq/delay/storage_scheduler.py",
         ("        self._tell_wanted()\n        self._more_fireable()\n"),
         "        self._more_fireable()\n",
-        ["tests/delay/test_keeper.py", "tests/delay/test_asking.py"],
+        ["tests/delay/test_storage_scheduler.py", "tests/delay/test_delay_queue.py"],
     ),
     Mutant(
         "a-line-gives-way-for-nothing",
@@ -78,7 +78,7 @@ DELAY_STORE: Final = (
         "tfmq/delay/storage_scheduler.py",
         "        if self._should_drop_blocked_rows and self._file_references.oldest_window_end <= needed:\n",
         "        if self._file_references.oldest_window_end:\n",
-        ["tests/delay/test_keeper.py"],
+        ["tests/delay/test_storage_scheduler.py"],
     ),
     Mutant(
         "late-to-the-disk-is-passed-by",
@@ -86,7 +86,7 @@ DELAY_STORE: Final = (
         "tfmq/delay/memory_window.py",
         "max(self.disk_arrivals.low, self.fires_below) if self.disk_arrivals.count > 0 else None\n",
         "max(self.disk_arrivals.low, self.end) if self.disk_arrivals.count > 0 else None\n",
-        ["tests/delay/test_shore.py"],
+        ["tests/delay/test_memory_window.py"],
     ),
     Mutant(
         "cancels-are-forgotten-while-they-count",
@@ -112,7 +112,7 @@ DELAY_STORE: Final = (
         "tfmq/delay/arrivals/state.py",
         "        self._copies_left = header.record_count if header.kind == RESCHEDULE else 0\n",
         "        self._copies_left = 0\n",
-        ["tests/delay/test_arrival_state.py", CRASHES],
+        ["tests/delay/arrivals/test_state.py", CRASHES],
         scale=0.01,
     ),
     Mutant(
@@ -139,6 +139,6 @@ DELAY_STORE: Final = (
         "tfmq/broker/startup.py",
         "        if turn is not None and turn[1] >= end_ordinal:\n",
         "        if turn is not None and turn[1] >= 1 << 62:\n",
-        ["tests/broker/test_delay_opening.py"],
+        ["tests/broker/test_startup.py"],
     ),
 )

@@ -4,8 +4,8 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-LINK: Final = "tests/client/test_link.py"
-DELAYS: Final = "tests/client/test_delayed_stream.py"
+LINK: Final = "tests/client/connection/test_connection.py"
+DELAYS: Final = "tests/client/send/test_partition_sender.py"
 
 DELAYED_SENDS: Final = (
     Mutant(
@@ -46,7 +46,7 @@ DELAYED_SENDS: Final = (
         "tfmq/client/transaction/pipeline.py",
         ("            batch.due_field,\n            self.epoch,\n"),
         ("            None,\n            self.epoch,\n"),
-        ["tests/client/test_transaction.py"],
+        ["tests/client/transaction/test_transaction.py"],
     ),
     Mutant(
         "due-lost-in-a-transaction-of-one-frame",
@@ -54,7 +54,7 @@ DELAYED_SENDS: Final = (
         "tfmq/client/transaction/commit.py",
         "                    batch.due_field,\n",
         "                    None,\n",
-        ["tests/client/test_transaction.py"],
+        ["tests/client/transaction/test_transaction.py"],
     ),
     Mutant(
         "delayed-and-plain-share-a-transaction-s-batch",
@@ -68,7 +68,7 @@ DELAYED_SENDS: Final = (
             "        batch = self._open_batch_for(topic, message, True)\n"
             '        size = length + batch.overhead_bytes + len(part or b"")\n'
         ),
-        ["tests/client/test_transaction_gathering.py"],
+        ["tests/client/transaction/test_pipeline.py"],
     ),
     Mutant(
         "one-hole-after-the-other-for-a-gone-topic",
@@ -84,7 +84,7 @@ DELAYED_SENDS: Final = (
         "tfmq/client/send/batch.py",
         "delayed=self.handles[first : first + count]",
         "delayed=self.handles[:count]",
-        ["tests/client/test_delayed_batch.py"],
+        ["tests/client/send/test_batch.py"],
     ),
     Mutant(
         "delay-rounded-down",
@@ -95,7 +95,7 @@ DELAYED_SENDS: Final = (
             " ROUNDING_TOLERANCE_MS)\n"
         ),
         "        milliseconds = int(seconds) * 1000 if whole else int(float(seconds) * 1000 + ROUNDING_TOLERANCE_MS)\n",
-        ["tests/client/test_dues.py"],
+        ["tests/client/send/test_delivery_time.py"],
     ),
     Mutant(
         "typo-in-a-handle-taken",
@@ -103,6 +103,6 @@ DELAYED_SENDS: Final = (
         "tfmq/protocol/delayed_handle.py",
         "    if _format_fields(fields) != text:\n",
         "    if len(fields) != _FIELDS.size:\n",
-        ["tests/protocol/test_handles.py"],
+        ["tests/protocol/test_delayed_handle.py"],
     ),
 )

@@ -6,16 +6,16 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-EFFECT_WORK: Final = "tests/broker/test_effect_work.py"
+EFFECT_WORK: Final = "tests/broker/test_partition.py"
 PARTITION: Final = "tests/broker/test_partition.py"
-WORK: Final = "tests/broker/test_work.py"
-DESTINATION: Final = "tests/broker/test_destination.py"
-OFFSET_EFFECTS: Final = "tests/broker/test_offset_effects.py"
-REGISTER: Final = "tests/broker/test_register.py"
+WORK: Final = "tests/broker/test_partition.py"
+DESTINATION: Final = "tests/broker/test_apply_target.py"
+OFFSET_EFFECTS: Final = "tests/broker/groups/test_offset_effects.py"
+REGISTER: Final = "tests/broker/test_catalog_state.py"
 CATALOG: Final = "tests/broker/test_catalog.py"
-TRANSACTIONS: Final = "tests/broker/test_transactions.py"
+TRANSACTIONS: Final = "tests/broker/test_transaction_commands.py"
 DECIDED: Final = "tests/broker/test_decided.py"
-OPENING: Final = "tests/broker/test_transaction_opening.py"
+OPENING: Final = "tests/broker/test_startup.py"
 
 PARTITIONS: Final = (
     Mutant(
@@ -230,7 +230,7 @@ OFFSETS_INSIDE: Final = (
         "tfmq/broker/groups/offsets.py",
         "            holders.pop(epoch, None)\n",
         "            holders.clear()\n",
-        ["tests/broker/test_offset_locks.py"],
+        ["tests/broker/groups/test_offsets.py"],
     ),
     Mutant(
         "unforced-catalog-read-as-sure",

@@ -6,9 +6,9 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-FOLDERS: Final = "tests/client/test_folders.py"
-IDLE: Final = "tests/server/test_idleness.py"
-ADDRESS: Final = "tests/server/test_address_file.py"
+FOLDERS: Final = "tests/client/connection/test_addresses.py"
+IDLE: Final = "tests/server/test_server.py"
+ADDRESS: Final = "tests//test_data_dir.py"
 FORKS: Final = "tests/client/drivers/test_fork.py"
 TWISTED: Final = "tests/client/drivers/test_twisted.py"
 HOOKS: Final = "tests/test_hooks.py"
@@ -288,7 +288,7 @@ EXITS: Final = (
         _DELIVERY,
         "        unread = accumulator.pop_failures()\n        count = len(unread) - accumulator.failed_messages\n",
         "        unread: list[Delivery] = []\n        count = -accumulator.failed_messages\n",
-        ["tests/client/test_exiting.py"],
+        ["tests/client/producer/test_exiting.py"],
     ),
 )
 

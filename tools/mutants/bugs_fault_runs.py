@@ -6,10 +6,10 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-TRIAL: Final = "tests/testing/test_trial.py"
-MARKER: Final = "tests/testing/test_fault_marker.py"
+TRIAL: Final = "tests/testing/test_fault_runs.py"
+MARKER: Final = "tests/testing/test_fault_runs.py"
 PLUGIN: Final = "tests/testing/test_plugin.py"
-TAKEOVER: Final = "tests/testing/test_takeover.py"
+TAKEOVER: Final = "tests/testing/test_fault_runs.py"
 
 _TRIAL = "tfmq/testing/fault_runs.py"
 _MARKER = "tfmq/testing/fault_runs.py"

@@ -6,13 +6,13 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-LOG: Final = "tests/journal/test_log.py"
-KEEPER: Final = "tests/journal/test_keeper.py"
-GATE: Final = "tests/journal/test_gate.py"
-OPENING: Final = "tests/journal/test_opening.py"
-RECOVERY: Final = "tests/journal/test_recovery.py"
-FORCE: Final = "tests/journal/test_force.py"
-STATE: Final = "tests/journal/test_state.py"
+LOG: Final = "tests/journal/log/test_log.py"
+KEEPER: Final = "tests/journal/log/test_durability.py"
+GATE: Final = "tests/journal/test_fsync.py"
+OPENING: Final = "tests/journal/log/test_recovery.py"
+RECOVERY: Final = "tests/journal/log/test_recovery_rules.py"
+FORCE: Final = "tests/journal/test_fsync.py"
+STATE: Final = "tests/journal/log/test_checkpoint.py"
 CONFORMANCE: Final = "tests/journal/test_conformance_storage.py"
 PROMISES: Final = "tests/journal/test_promises.py"
 FAULTS: Final = "tests/crash/test_faults.py"
@@ -36,7 +36,7 @@ FORCES: Final = (
         "journal/disk.py",
         "            os.fdatasync(self._descriptor)\n",
         "            os.fstat(self._descriptor)\n",
-        ["tests/journal/test_file.py", PROMISES],
+        ["tests/journal/test_disk.py", PROMISES],
     ),
     Mutant(
         "roll-skips-the-force-of-the-old-file",
@@ -78,7 +78,7 @@ FORCES: Final = (
             "        self._slots.write(payload, fsync=False)\n"
             "        self._slots.write(payload, fsync=False)\n"
         ),
-        ["tests/journal/test_mark.py", KEEPER],
+        ["tests/journal/log/test_checkpoint.py", KEEPER],
     ),
     Mutant(
         "marks-are-settled-in-one-slot",
@@ -86,7 +86,7 @@ FORCES: Final = (
         "journal/log/checkpoint.py",
         ("        self._slots.write(payload, fsync=True)\n        self._slots.write(payload, fsync=True)\n"),
         "        self._slots.write(payload, fsync=True)\n",
-        ["tests/journal/test_mark.py"],
+        ["tests/journal/log/test_checkpoint.py"],
     ),
     Mutant(
         "a-stop-is-not-written",
@@ -301,7 +301,7 @@ FORCES: Final = (
         "journal/dual_slot_file.py",
         ("        if fsync:\n            self._next_slot = 1 - self._next_slot\n"),
         "        self._next_slot = 1 - self._next_slot\n",
-        ["tests/journal/test_checkpoint.py", "tests/journal/test_mark.py"],
+        ["tests/journal/test_dual_slot_file.py", "tests/journal/log/test_checkpoint.py"],
     ),
     Mutant(
         "snapshot-written-before-its-force",
@@ -363,6 +363,6 @@ FORCES: Final = (
         "journal/log/retention.py",
         "    new.force()\n    new.close()\n",
         "    new.close()\n",
-        ["tests/journal/test_retention.py"],
+        ["tests/journal/log/test_retention.py"],
     ),
 )

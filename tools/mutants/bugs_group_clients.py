@@ -6,9 +6,9 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-HANDOVER: Final = "tests/client/test_handover.py"
-MEMBERSHIP: Final = "tests/client/test_membership.py"
-CONSUMING: Final = "tests/client/test_consuming.py"
+HANDOVER: Final = "tests/client/consumer/test_rebalance.py"
+MEMBERSHIP: Final = "tests/client/consumer/test_membership.py"
+CONSUMING: Final = "tests/client/consumer/test_core.py"
 PROCESSED: Final = "tests/client/test_processed.py"
 SCENARIOS: Final = "tests/client/test_group_scenarios.py"
 
@@ -77,7 +77,7 @@ HANDING_OVER: Final = (
             "        self._positions.ack_trackers.revoke(name)\n"
         ),
         "        self._revoked[name] = self._link.now()\n",
-        ["tests/client/test_running.py::test_nothing_more_of_a_partition_that_is_to_go_begins"],
+        ["tests/client/worker/test_running.py::test_nothing_more_of_a_partition_that_is_to_go_begins"],
     ),
     Mutant(
         "loss-not-told-to-on-revoked",
@@ -129,7 +129,7 @@ HANDING_OVER: Final = (
         _ASSIGNMENT,
         "                    self._stop_reading(name)\n                    handover.revoke(name)\n",
         "                    handover.revoke(name)\n",
-        [HANDOVER, SCENARIOS, "tests/client/test_running.py"],
+        [HANDOVER, SCENARIOS, "tests/client/worker/test_running.py"],
     ),
     Mutant(
         "lost-partition-is-read-on",
@@ -337,7 +337,7 @@ MEMBERS: Final = (
         _ASSIGNMENT,
         "        if self._options.start_latest:\n            stored |= ",
         "        if self._options.start_latest and False:\n            stored |= ",
-        ["tests/client/test_assignment.py"],
+        ["tests/client/consumer/test_assignment.py"],
     ),
     Mutant(
         "latest-is-when-a-partition-comes",
@@ -345,7 +345,7 @@ MEMBERS: Final = (
         _ASSIGNMENT,
         "            elif name in self._latest_positions and not self._is_new_partition(name, incarnation):\n",
         "            elif name not in self._latest_positions and not self._is_new_partition(name, incarnation):\n",
-        ["tests/client/test_assignment.py"],
+        ["tests/client/consumer/test_assignment.py"],
     ),
     Mutant(
         "growth-is-not-told",
@@ -353,7 +353,7 @@ MEMBERS: Final = (
         "tfmq/client/consumer/assignment.py",
         "        self.count_changed = not self._notified_by_group and self._counts.get(topic, count) != count\n",
         "",
-        ["tests/client/test_looking.py"],
+        ["tests/client/consumer/test_assignment.py"],
     ),
 )
 

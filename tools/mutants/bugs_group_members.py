@@ -6,14 +6,14 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-GROUPS: Final = "tests/broker/test_groups.py"
-OFFSETS: Final = "tests/broker/test_group_offsets.py"
-ROLL: Final = "tests/broker/test_group_roll.py"
-WAITS: Final = "tests/broker/test_group_waits.py"
-WATCH: Final = "tests/broker/test_group_watch.py"
-MEMBER: Final = "tests/broker/test_group_member.py"
-STRATEGIES: Final = "tests/broker/test_group_strategies.py"
-DESCRIPTIONS: Final = "tests/broker/test_group_descriptions.py"
+GROUPS: Final = "tests/broker/groups/test_groups.py"
+OFFSETS: Final = "tests/broker/groups/test_offset_commands.py"
+ROLL: Final = "tests/broker/groups/test_coordinator.py"
+WAITS: Final = "tests/broker/groups/test_group_waits.py"
+WATCH: Final = "tests/broker/groups/test_group_watch.py"
+MEMBER: Final = "tests/broker/groups/test_group.py"
+STRATEGIES: Final = "tests/broker/groups/test_assignors.py"
+DESCRIPTIONS: Final = "tests/broker/groups/test_group.py"
 
 _GROUPS = "tfmq/broker/groups/coordinator.py"
 _OFFSETS = "tfmq/broker/groups/offset_commands.py"
@@ -188,7 +188,7 @@ SAVED: Final = (
         _OFFSETS,
         "        places = [place for _, place in known.values()]\n        self._offsets.require_free(name, places)\n",
         "        places = [place for _, place in known.values()]\n",
-        [OFFSETS, "tests/broker/test_offset_effects.py"],
+        [OFFSETS, "tests/broker/groups/test_offset_effects.py"],
     ),
     Mutant(
         "reset-under-live-members",

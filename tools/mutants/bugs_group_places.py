@@ -6,15 +6,15 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-HANDOVER: Final = "tests/client/test_handover.py"
-ASSIGNMENT: Final = "tests/client/test_assignment.py"
-CONSUMING: Final = "tests/client/test_consuming.py"
-OFFSETS: Final = "tests/client/test_group_offsets.py"
+HANDOVER: Final = "tests/client/consumer/test_rebalance.py"
+ASSIGNMENT: Final = "tests/client/consumer/test_assignment.py"
+CONSUMING: Final = "tests/client/consumer/test_core.py"
+OFFSETS: Final = "tests/client/consumer/test_offset_commit.py"
 SCENARIOS: Final = "tests/client/test_group_scenarios.py"
-START: Final = "tests/client/test_start.py"
-POSITIONS: Final = "tests/client/test_positions.py"
-OPTIONS: Final = "tests/client/test_consumer_options.py"
-GOING: Final = "tests/client/test_going_back.py"
+START: Final = "tests/client/consumer/test_options.py"
+POSITIONS: Final = "tests/client/consumer/test_positions.py"
+OPTIONS: Final = "tests/client/consumer/test_options.py"
+GOING: Final = "tests/client/consumer/test_going_back.py"
 
 _ASSIGNMENT = "tfmq/client/consumer/assignment.py"
 _OFFSETS = "tfmq/client/consumer/offset_commit.py"
@@ -29,7 +29,7 @@ PLACES: Final = (
         "tfmq/broker/groups/offsets.py",
         "        for key in (group.owners.keys() | group.released) - group.offsets.keys():\n",
         "        for key in group.owners.keys() - group.offsets.keys():\n",
-        ["tests/broker/test_group_descriptions.py"],
+        ["tests/broker/groups/test_group.py"],
     ),
     Mutant(
         "partition-read-before-it-is-claimed",
@@ -111,7 +111,7 @@ PLACES: Final = (
         _SAVING,
         "                if not error.retriable:\n                    raise\n                log.warning(\n",
         "                if error:\n                    raise\n                log.warning(\n",
-        ["tests/client/test_saving.py"],
+        ["tests/client/consumer/test_offset_commit.py"],
     ),
     Mutant(
         "lost-partition-saved-at-close",
@@ -179,7 +179,7 @@ CONSUMERS: Final = (
         "tfmq/client/consumer/fetcher.py",
         "            return Batch(batch.name, kept, place), place\n",
         "            return Batch(batch.name, [], place), place\n",
-        ["tests/client/test_filtering.py"],
+        ["tests/client/consumer/test_fetcher.py"],
     ),
     Mutant(
         "filter-s-failure-passes-its-message",
@@ -187,7 +187,7 @@ CONSUMERS: Final = (
         "tfmq/client/consumer/fetcher.py",
         "            place = ReadPosition(message.offset, message.ordinal, message.origin.epoch)\n",
         "            place = ReadPosition(message.next_offset, message.ordinal + 1, message.origin.epoch)\n",
-        ["tests/client/test_filtering.py", CONSUMING],
+        ["tests/client/consumer/test_fetcher.py", CONSUMING],
     ),
     Mutant(
         "filter-keeps-what-it-says-no-to",
@@ -195,7 +195,7 @@ CONSUMERS: Final = (
         "tfmq/client/consumer/fetcher.py",
         "            if wanted:\n",
         "            if wanted or message:\n",
-        ["tests/client/test_filtering.py"],
+        ["tests/client/consumer/test_fetcher.py"],
     ),
     Mutant(
         "lag-of-what-was-read-ahead",
@@ -203,7 +203,7 @@ CONSUMERS: Final = (
         "tfmq/client/consumer/core.py",
         "    places = {name: positions.delivered_position(name) for name in fetcher.partitions}\n",
         "    places = {name: fetcher.partitions[name].position for name in fetcher.partitions}\n",
-        ["tests/client/test_lag.py", START],
+        ["tests/client/consumer/test_core.py", START],
     ),
     Mutant(
         "lag-counts-bytes",
@@ -211,7 +211,7 @@ CONSUMERS: Final = (
         "tfmq/client/consumer/core.py",
         "max(0, end - ordinal)",
         "max(0, ends[name].result().offset - place.offset)",
-        ["tests/client/test_lag.py", START],
+        ["tests/client/consumer/test_core.py", START],
     ),
 )
 

@@ -6,11 +6,11 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-GROUP: Final = "tests/broker/test_group.py"
-GROUPS: Final = "tests/broker/test_groups.py"
-OFFSETS: Final = "tests/broker/test_group_offsets.py"
-ROLL: Final = "tests/broker/test_group_roll.py"
-WATCH: Final = "tests/broker/test_group_watch.py"
+GROUP: Final = "tests/broker/groups/test_group.py"
+GROUPS: Final = "tests/broker/groups/test_groups.py"
+OFFSETS: Final = "tests/broker/groups/test_offset_commands.py"
+ROLL: Final = "tests/broker/groups/test_coordinator.py"
+WATCH: Final = "tests/broker/groups/test_group_watch.py"
 
 _GROUP = "tfmq/broker/groups/group.py"
 _GROUPS = "tfmq/broker/groups/coordinator.py"
@@ -164,7 +164,7 @@ GROUP_OWNERS: Final = (
         _REGISTER,
         "(name, row.generation, _rows_by_key(row.owners), _rows_by_key(row.offsets))",
         "(name, row.generation, _rows_by_key({}), _rows_by_key(row.offsets))",
-        ["tests/broker/test_register.py"],
+        ["tests/broker/test_catalog_state.py"],
     ),
     Mutant(
         "topic-that-went-keeps-its-owners",
@@ -172,7 +172,7 @@ GROUP_OWNERS: Final = (
         _REGISTER,
         "                del group.owners[key]\n                self.owners_count -= 1\n",
         "                self.owners_count -= 1\n",
-        ["tests/broker/test_register.py", GROUPS],
+        ["tests/broker/test_catalog_state.py", GROUPS],
     ),
     Mutant(
         "generation-given-twice",

@@ -6,20 +6,20 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-APPLYING: Final = "tests/transaction/test_applying.py"
-BEGINNING: Final = "tests/transaction/test_beginning.py"
-BOOKS: Final = "tests/transaction/test_books.py"
-ENDING: Final = "tests/transaction/test_ending.py"
-GROUP_COMMITS: Final = "tests/transaction/test_group_commits.py"
-HANDLER: Final = "tests/transaction/test_handler.py"
+APPLYING: Final = "tests/transaction/test_applier.py"
+BEGINNING: Final = "tests/transaction/test_commands.py"
+BOOKS: Final = "tests/transaction/test_active_transactions.py"
+ENDING: Final = "tests/transaction/test_commands.py"
+GROUP_COMMITS: Final = "tests/transaction/test_commit_group_commands.py"
+HANDLER: Final = "tests/transaction/test_coordinator.py"
 HAZARDS: Final = "tests/transaction/test_hazards.py"
-LISTING: Final = "tests/transaction/test_listing.py"
+LISTING: Final = "tests/transaction/test_queries.py"
 OUTCOMES: Final = "tests/transaction/test_outcomes.py"
-PREPARING: Final = "tests/transaction/test_preparing.py"
-TRANSACTING: Final = "tests/transaction/test_transacting.py"
-REFUSALS: Final = "tests/transaction/test_refusals.py"
+PREPARING: Final = "tests/transaction/test_commands.py"
+TRANSACTING: Final = "tests/transaction/test_commands.py"
+REFUSALS: Final = "tests/transaction/test_rejections.py"
 STATES: Final = "tests/transaction/test_states.py"
-STEPS: Final = "tests/transaction/test_steps.py"
+STEPS: Final = "tests/transaction/test_commands.py"
 
 HANDLING: Final = (
     Mutant(
@@ -326,7 +326,7 @@ HANDLING: Final = (
         "tfmq/transaction/transaction_table.py",
         "        self.epochs_end = max(self.epochs_end, epoch + 1)\n",
         "",
-        ["tests/transaction/test_ledger.py"],
+        ["tests/transaction/test_transaction_table.py"],
     ),
     Mutant(
         "repair-forgotten-by-the-next-snapshot",

@@ -6,19 +6,19 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-LOG: Final = "tests/journal/test_log.py"
-OPENING: Final = "tests/journal/test_opening.py"
-RECOVERY: Final = "tests/journal/test_recovery.py"
-STATE: Final = "tests/journal/test_state.py"
+LOG: Final = "tests/journal/log/test_log.py"
+OPENING: Final = "tests/journal/log/test_recovery.py"
+RECOVERY: Final = "tests/journal/log/test_recovery_rules.py"
+STATE: Final = "tests/journal/log/test_checkpoint.py"
 CONFORMANCE: Final = "tests/journal/test_conformance_storage.py"
 ENUMERATION: Final = (
     "tests/crash/test_enumeration.py"
     "::test_whatever_a_power_cut_leaves_of_a_log_opens_with_everything_that_was_promised"
 )
 
-REPAIR: Final = "tests/journal/test_repair.py"
-SURVEY: Final = "tests/journal/test_survey.py"
-VERIFY: Final = "tests/journal/test_verify.py"
+REPAIR: Final = "tests/journal/fsck/test_log_repair.py"
+SURVEY: Final = "tests/journal/fsck/test_log_verify.py"
+VERIFY: Final = "tests/journal/fsck/test_verify.py"
 DATA_REPAIR: Final = "tests/broker/test_data_repair.py"
 
 CHECKS: Final = (
@@ -110,7 +110,7 @@ CHECKS: Final = (
             " checkpoint.durable):\n"
         ),
         "            elif checkpoint is not None and checkpoint.first < checkpoint.durable:\n",
-        ["tests/journal/test_verify.py"],
+        ["tests/journal/fsck/test_verify.py"],
     ),
     Mutant(
         "a-trailer-s-id-is-believed-before-a-checksum",
@@ -190,7 +190,7 @@ CHECKS: Final = (
         "journal/record/batch.py",
         "        if crc32(view[position : position + block_size]) != crc:\n",
         "        if crc < 0:\n",
-        ["tests/journal/test_batch.py"],
+        ["tests/journal/record/test_batch.py"],
     ),
     Mutant(
         "batch-ids-unchecked",
@@ -198,7 +198,7 @@ CHECKS: Final = (
         "journal/record/batch.py",
         "                if found != id or flag & FLAG_REFUSED_MASK or length > length_max:\n",
         "                if flag & FLAG_REFUSED_MASK or length > length_max:\n",
-        ["tests/journal/test_batch.py"],
+        ["tests/journal/record/test_batch.py"],
     ),
     Mutant(
         "batch-flags-unchecked",
@@ -206,7 +206,7 @@ CHECKS: Final = (
         "journal/record/batch.py",
         "                if found != id or flag & FLAG_REFUSED_MASK or length > length_max:\n",
         "                if found != id or length > length_max:\n",
-        ["tests/journal/test_batch.py"],
+        ["tests/journal/record/test_batch.py"],
     ),
     Mutant(
         "batch-flags-unchecked-by-columns",
@@ -214,7 +214,7 @@ CHECKS: Final = (
         "journal/record/format.py",
         "    if data[start + _FLAG_HIGH : end : size] != bytes(count):\n        return False\n",
         "",
-        ["tests/journal/test_batch.py", "tests/journal/test_columns.py"],
+        ["tests/journal/record/test_batch.py", "tests/journal/record/test_format.py"],
     ),
     Mutant(
         "block-checksum-unchecked-when-read",
@@ -222,7 +222,7 @@ CHECKS: Final = (
         "journal/record/block.py",
         "        if verify and crc32(records) != trailer.crc:\n",
         "        if verify and trailer.crc < 0:\n",
-        ["tests/journal/test_block.py"],
+        ["tests/journal/record/test_block.py"],
     ),
     Mutant(
         "recovery-does-not-check-blocks",
@@ -238,7 +238,7 @@ CHECKS: Final = (
         "journal/record/block_trailer.py",
         "    if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:\n",
         "    if checksum < 0:\n",
-        ["tests/journal/test_control.py"],
+        ["tests/journal/record/test_block_trailer.py"],
     ),
     Mutant(
         "offset-field-ignored",
@@ -246,7 +246,7 @@ CHECKS: Final = (
         "journal/record/block.py",
         "    if trailer.offset != offset + start:\n",
         "    if trailer.offset < 0:\n",
-        ["tests/journal/test_block.py"],
+        ["tests/journal/record/test_block.py"],
     ),
     Mutant(
         "log-id-ignored",
@@ -260,7 +260,7 @@ CHECKS: Final = (
             "    if id < 0:\n"
             '        raise BadBlockTrailer(position, f"the block trailer is of log {id:#x}, this is log {log_id:#x}")\n'
         ),
-        ["tests/journal/test_block.py", "tests/journal/test_control.py"],
+        ["tests/journal/record/test_block.py", "tests/journal/record/test_block_trailer.py"],
     ),
     Mutant(
         "first-ordinal-ignored",
@@ -268,7 +268,7 @@ CHECKS: Final = (
         "journal/record/block.py",
         "        if trailer.first_ordinal != ordinal and ordinal >= 0:\n",
         "        if ordinal < -1:\n",
-        ["tests/journal/test_block.py", "tests/journal/test_segment.py"],
+        ["tests/journal/record/test_block.py", "tests/journal/log/test_segment.py"],
     ),
     Mutant(
         "more-follows-ignored",
@@ -276,7 +276,7 @@ CHECKS: Final = (
         "journal/log/recovery.py",
         ("        if not block.control.more_follows:\n            self._apply_append(block.next)\n"),
         "        self._apply_append(block.next)\n",
-        ["tests/journal/test_replay.py", RECOVERY],
+        ["tests/journal/log/test_recovery.py", RECOVERY],
     ),
     Mutant(
         "more-follows-never-set",
@@ -284,7 +284,7 @@ CHECKS: Final = (
         "journal/log/writer.py",
         "        more = more_follows or block is not blocks[-1]\n",
         "        more = False\n",
-        ["tests/journal/test_appender.py"],
+        ["tests/journal/log/test_writer.py"],
     ),
     Mutant(
         "rot-cut-off",
@@ -316,7 +316,7 @@ CHECKS: Final = (
         "journal/log/recovery.py",
         "        for block in segment.valid_blocks(next_valid.position, verify=True):\n",
         "        for block in ():\n",
-        ["tests/journal/test_replay.py", RECOVERY, CONFORMANCE],
+        ["tests/journal/log/test_recovery.py", RECOVERY, CONFORMANCE],
     ),
     Mutant(
         "control-record-of-its-own-log-accepted",
@@ -332,7 +332,7 @@ CHECKS: Final = (
         "journal/log/recovery.py",
         "        if not self.durable < durable <= control.offset:\n",
         "        if durable <= self.durable:\n",
-        ["tests/issues/test_forged_control.py", "tests/journal/test_replay.py"],
+        ["tests/issues/test_forged_control.py", "tests/journal/log/test_recovery.py"],
     ),
     Mutant(
         "torn-bytes-not-kept",
@@ -352,7 +352,7 @@ CHECKS: Final = (
         "                crc32(data[place : place + ENTRY_SIZE - _CRC.size], self._seed) != crc\n"
         "                or log_id != self._log_id\n",
         "                crc < 0 or log_id != self._log_id\n",
-        ["tests/journal/test_index.py"],
+        ["tests/journal/log/test_index.py"],
     ),
     Mutant(
         "stale-index-entries-believed",
@@ -360,7 +360,7 @@ CHECKS: Final = (
         "journal/log/segment.py",
         "            self._drop_stale_entries(index)\n",
         "",
-        ["tests/journal/test_segment.py"],
+        ["tests/journal/log/test_segment.py"],
     ),
     Mutant(
         "mark-checksum-unchecked",
@@ -368,7 +368,7 @@ CHECKS: Final = (
         "journal/dual_slot_file.py",
         "        if zlib.crc32(CHECKSUMMED.pack(sequence, size) + payload) != crc:\n",
         "        if crc < 0:\n",
-        ["tests/journal/test_checkpoint.py"],
+        ["tests/journal/test_dual_slot_file.py"],
     ),
     Mutant(
         "snapshot-checksum-unchecked",
@@ -392,7 +392,7 @@ CHECKS: Final = (
         "journal/log/checkpoint.py",
         "    if found_id != log_id:\n",
         "    if found_id < 0:\n",
-        ["tests/journal/test_mark.py", RECOVERY],
+        ["tests/journal/log/test_checkpoint.py", RECOVERY],
     ),
 )
 
@@ -403,7 +403,7 @@ APPENDS_AND_READS: Final = (
         "journal/log/segment.py",
         ("        except Full:\n            self._undo_write(buffers)\n            raise\n"),
         ("        except Full:\n            raise\n"),
-        [LOG, "tests/journal/test_segment.py"],
+        [LOG, "tests/journal/log/test_segment.py"],
     ),
     Mutant(
         "write-error-does-not-stop-the-log",
@@ -419,7 +419,7 @@ APPENDS_AND_READS: Final = (
         "journal/log/writer.py",
         ("        except (JournalError, OSError):\n            self._undo_append(size)\n            raise\n"),
         ("        except (JournalError, OSError):\n            raise\n"),
-        ["tests/journal/test_stream.py", "tests/journal/test_writer.py"],
+        ["tests/journal/log/test_log.py", "tests/journal/log/test_writer.py"],
     ),
     Mutant(
         "short-write-taken-for-whole",
@@ -427,7 +427,7 @@ APPENDS_AND_READS: Final = (
         "journal/disk.py",
         "    if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) == total:\n",
         "    if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) > 0:\n",
-        [LOG, "tests/journal/test_file.py"],
+        [LOG, "tests/journal/test_disk.py"],
     ),
     Mutant(
         "roll-after-the-limit",
@@ -515,7 +515,7 @@ APPENDS_AND_READS: Final = (
         "journal/log/reader.py",
         "            if stop == start:\n                raise\n            return stop\n",
         "            raise\n",
-        ["tests/journal/test_reader.py"],
+        ["tests/journal/log/test_reader.py"],
     ),
     Mutant(
         "large-block-never-given",

@@ -6,15 +6,15 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-AUDIT: Final = "tests/journal/test_journal_audit.py"
-ENTRY: Final = "tests/journal/test_entry.py"
-FILE: Final = "tests/journal/test_journal_file.py"
-FILES: Final = "tests/journal/test_journal_files.py"
+AUDIT: Final = "tests/journal/fsck/test_wal_verify.py"
+ENTRY: Final = "tests/journal/wal/test_entry.py"
+FILE: Final = "tests/journal/wal/test_file.py"
+FILES: Final = "tests/journal/wal/test_file.py"
 HAZARDS: Final = "tests/journal/test_journal_hazards.py"
-KEEPER: Final = "tests/journal/test_journal_keeper.py"
-OPENING: Final = "tests/journal/test_journal_opening.py"
-RECOVERY: Final = "tests/journal/test_journal_recovery.py"
-STORE: Final = "tests/journal/test_journal_store.py"
+KEEPER: Final = "tests/journal/wal/test_store.py"
+OPENING: Final = "tests/journal/wal/test_recovery.py"
+RECOVERY: Final = "tests/journal/wal/test_recovery_rules.py"
+STORE: Final = "tests/journal/wal/test_store.py"
 
 _ENTRIES: Final = (
     Mutant(
@@ -142,7 +142,7 @@ _DUE: Final = (
         "journal/wal/store.py",
         "            if type(entry.content) is LostEntries:\n",
         "            if type(entry) is LostEntries:\n",
-        [STORE, "tests/journal/test_journal_repair.py"],
+        [STORE, "tests/journal/fsck/test_wal_repair.py"],
     ),
     Mutant(
         "hold-released-once-too-often",

@@ -6,12 +6,12 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-POLLS: Final = "tests/broker/test_polls.py"
-GROUPS: Final = "tests/broker/test_groups.py"
-OFFSETS: Final = "tests/broker/test_offsets.py"
-CHANGES: Final = "tests/broker/test_topic_changes.py"
+POLLS: Final = "tests/broker/test_fetch.py"
+GROUPS: Final = "tests/broker/groups/test_groups.py"
+OFFSETS: Final = "tests/broker/groups/test_offsets.py"
+CHANGES: Final = "tests/broker/test_topic_admin.py"
 STARTUP: Final = "tests/broker/test_startup.py"
-FOLDERS: Final = "tests/broker/test_folders.py"
+FOLDERS: Final = "tests/broker/test_partition_dirs.py"
 
 TOPICS: Final = (
     Mutant(
@@ -154,7 +154,7 @@ READERS_AND_GROUPS: Final = (
         "tfmq/broker/fetch.py",
         "            elif flag >> FLAG_TAG_SHIFT in wanted:\n                matches = True\n",
         "            elif flag >> FLAG_TAG_SHIFT in wanted:\n                matches = position < size // 2\n",
-        ["tests/broker/test_tags.py"],
+        ["tests/broker/test_fetch.py"],
     ),
     Mutant(
         "filter-hides-damage",
@@ -162,7 +162,7 @@ READERS_AND_GROUPS: Final = (
         "tfmq/broker/fetch.py",
         "                elif not _is_valid_block(data, start, position, offset, log_id):\n",
         "                elif position > size:\n",
-        ["tests/broker/test_tags.py"],
+        ["tests/broker/test_fetch.py"],
     ),
     Mutant(
         "last-segment-never-closed-by-age",
@@ -170,7 +170,7 @@ READERS_AND_GROUPS: Final = (
         "journal/log/log.py",
         "            self._writer.roll_by_age(now_ms)\n",
         "            pass\n",
-        ["tests/broker/test_retention.py"],
+        ["tests/broker/test_log_offsets.py"],
     ),
     Mutant(
         "age-of-a-segment-counted-from-its-last-append",
@@ -178,7 +178,7 @@ READERS_AND_GROUPS: Final = (
         "journal/log/writer.py",
         "        oldest_ms = active.oldest_ms if seconds else None\n",
         "        oldest_ms = self._segment_set.append_time if seconds and active.size else None\n",
-        ["tests/broker/test_retention.py"],
+        ["tests/broker/test_log_offsets.py"],
     ),
     Mutant(
         "full-disk-floods-the-log",
@@ -206,7 +206,7 @@ READERS_AND_GROUPS: Final = (
             "        ):\n"
         ),
         "        if self.pending_requests >= self.pending_requests_max:\n",
-        ["tests/broker/test_quotas.py"],
+        ["tests/broker/test_admission.py"],
     ),
     Mutant(
         "offsets-answered-before-the-force",
@@ -238,7 +238,7 @@ READERS_AND_GROUPS: Final = (
         "tfmq/broker/groups/group.py",
         "        return owner is not None and owner.member == member_id and owner.generation <= generation\n",
         "        return owner is not None and owner.member == member_id\n",
-        ["tests/broker/test_group_offsets.py"],
+        ["tests/broker/groups/test_offset_commands.py"],
     ),
     Mutant(
         "partition-given-away-under-its-owner",
@@ -265,7 +265,7 @@ READERS_AND_GROUPS: Final = (
         "tfmq/broker/groups/offset_commands.py",
         '            before=[(GENERATION, request.group, generation, "")],\n',
         "            before=[],\n",
-        ["tests/broker/test_group_offsets.py"],
+        ["tests/broker/groups/test_offset_commands.py"],
     ),
 )
 
@@ -321,7 +321,7 @@ DATA_FOLDERS: Final = (
         "journal/log/recovery.py",
         "        self._require_files()\n        checkpoint, status",
         "        checkpoint, status",
-        ["tests/journal/test_recovery.py"],
+        ["tests/journal/log/test_recovery_rules.py"],
     ),
     Mutant(
         "bytes-before-a-snapshot-are-not-missed",
@@ -329,7 +329,7 @@ DATA_FOLDERS: Final = (
         "journal/log/recovery.py",
         "        if last.end < snapshot.offset:\n",
         "        if last.end < 0:\n",
-        ["tests/journal/test_recovery.py"],
+        ["tests/journal/log/test_recovery_rules.py"],
     ),
 )
 

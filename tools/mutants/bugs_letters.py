@@ -6,17 +6,17 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-COURSE: Final = "tests/dead_letters/test_course.py"
-SHELF: Final = "tests/dead_letters/test_shelf.py"
+COURSE: Final = "tests/dead_letters/test_state_machine.py"
+SHELF: Final = "tests/dead_letters/test_store.py"
 STORE: Final = "tests/dead_letters/test_sql_store.py"
-TABLE: Final = "tests/dead_letters/test_table.py"
-KEEPING: Final = "tests/dead_letters/test_keeping.py"
-RUNNING: Final = "tests/client/test_running.py"
-RETRYING: Final = "tests/dead_letters/test_retrying.py"
+TABLE: Final = "tests/dead_letters/test_sql_store.py"
+KEEPING: Final = "tests/dead_letters/test_store.py"
+RUNNING: Final = "tests/client/worker/test_running.py"
+RETRYING: Final = "tests/dead_letters/test_retry_loop.py"
 REDRIVE: Final = "tests/dead_letters/test_redrive.py"
-TOPIC: Final = "tests/dead_letters/test_topic_shelf.py"
-LETTER: Final = "tests/dead_letters/test_letter.py"
-WAITS: Final = "tests/dead_letters/test_waits.py"
+TOPIC: Final = "tests/dead_letters/test_topic_store.py"
+LETTER: Final = "tests/dead_letters/test_model.py"
+WAITS: Final = "tests/dead_letters/test_store.py"
 
 _KEEPING = "tfmq/dead_letters/store.py"
 _STORE = "tfmq/dead_letters/sql_store.py"
@@ -39,7 +39,9 @@ KEPT: Final = (
             "        if job.ack_tracker is not None:\n"
             "            job.ack_tracker.ack(message)\n"
         ),
-        ["tests/client/test_running.py::test_a_store_that_fails_holds_the_offset_and_calls_nobody_again"],
+        [
+            "tests/client/worker/test_running.py::test_a_store_that_fails_holds_the_offset_and_calls_nobody_again"
+        ],
     ),
     Mutant(
         "message-can-be-two-letters",
@@ -155,7 +157,7 @@ KEPT: Final = (
         "tfmq/dead_letters/store.py",
         "found, earlier = default_path(group, broker=broker), default_path(group)",
         "found, earlier = default_path(group), default_path(group)",
-        ["tests/dead_letters/test_opening.py::test_who_is_told_of_none_has_the_groups_own"],
+        ["tests/dead_letters/test_open.py::test_who_is_told_of_none_has_the_groups_own"],
     ),
     Mutant(
         "waits-between-calls-do-not-grow",

@@ -13,9 +13,9 @@ SESSIONS: Final = "tests/sql/test_offsets.py"
 CONFLICTS: Final = "tests/sql/test_offset_conflicts.py"
 NODES: Final = "tests/zookeeper/test_offsets.py"
 MEMBER: Final = "tests/zookeeper/test_coordinator.py"
-RUNNER: Final = "tests/zookeeper/test_runner.py"
-REQUESTS: Final = "tests/zookeeper/test_requests.py"
-REGISTRY: Final = "tests/zookeeper/test_registry.py"
+RUNNER: Final = "tests/zookeeper/test_session.py"
+REQUESTS: Final = "tests/zookeeper/test_session.py"
+REGISTRY: Final = "tests/zookeeper/test_registration.py"
 
 IN_STORAGES: Final = (
     Mutant(

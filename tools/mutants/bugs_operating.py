@@ -7,11 +7,11 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 ACTS: Final = "tests/broker/test_acts.py"
-RETENTION: Final = "tests/broker/test_retention.py"
+RETENTION: Final = "tests/broker/test_log_offsets.py"
 
 DELAYED: Final = "tests/broker/test_delayed_transactions.py"
 
-ASKED: Final = "tests/client/test_administration.py"
+ASKED: Final = "tests/client/admin/test_admin.py"
 
 OPERATING: Final = (
     Mutant(
@@ -45,7 +45,7 @@ OPERATING: Final = (
         "tfmq/broker/schedule_commands.py",
         "        self._check_new_topic(row)\n",
         "",
-        ["tests/broker/test_schedules.py"],
+        ["tests/broker/test_schedule_commands.py"],
     ),
     Mutant(
         "handles-told-before-the-force",
@@ -125,7 +125,7 @@ OPERATING: Final = (
         "tfmq/broker/topic_admin.py",
         "            self._apply(topic, has_archives=True)\n",
         "",
-        ["tests/broker/test_topic_changes.py"],
+        ["tests/broker/test_topic_admin.py"],
     ),
     Mutant(
         "configuration-not-for-a-new-log",
@@ -133,7 +133,7 @@ OPERATING: Final = (
         "tfmq/broker/topic_admin.py",
         "        self._apply(there)  # the configuration may have been reloaded while the logs were opened\n",
         "",
-        ["tests/broker/test_topic_changes.py"],
+        ["tests/broker/test_topic_admin.py"],
     ),
     Mutant(
         "peer-writes-lines-of-the-log",
@@ -152,7 +152,7 @@ OPERATING: Final = (
             "        if not self._groups.exists(request.group):\n"
         ),
         "        if not self._groups.exists(request.group):\n",
-        ["tests/broker/test_group_offsets.py"],
+        ["tests/broker/groups/test_offset_commands.py"],
     ),
     Mutant(
         "deleted-group-keeps-its-count",
@@ -160,7 +160,7 @@ OPERATING: Final = (
         "tfmq/broker/catalog_state.py",
         "        if row is not None:\n            self.offsets_count -= len(row.offsets)\n",
         "        if row is not None:\n",
-        ["tests/broker/test_register.py"],
+        ["tests/broker/test_catalog_state.py"],
     ),
     Mutant(
         "folder-gone-is-no-damage",
@@ -195,7 +195,7 @@ OPERATING: Final = (
         "tfmq/server/server.py",
         "            if self._rejecting >= REJECTED_MAX:\n",
         "            if self._rejecting < 0:\n",
-        ["tests/server/test_service.py"],
+        ["tests/server/test_server.py"],
     ),
     Mutant(
         "refused-connections-counted-for-ever",
@@ -203,7 +203,7 @@ OPERATING: Final = (
         "tfmq/server/server.py",
         "        self._rejecting -= 1\n",
         "        pass\n",
-        ["tests/server/test_service.py"],
+        ["tests/server/test_server.py"],
     ),
     Mutant(
         "doubtful-batch-sent-to-the-new-topic",
@@ -214,7 +214,7 @@ OPERATING: Final = (
             "            moving.append(batch)\n"
         ),
         ("        if not batch.rerouted_from_partitions:\n            moving.append(batch)\n"),
-        ["tests/client/test_stream.py"],
+        ["tests/client/send/test_stream.py"],
     ),
     Mutant(
         "keys-sent-to-other-partitions",
@@ -222,7 +222,7 @@ OPERATING: Final = (
         "tfmq/client/send/accumulator.py",
         "            if batch.rerouted_from_partitions not in (0, len(topic.partitions)):\n",
         "            if batch.rerouted_from_partitions < 0:\n",
-        ["tests/client/test_stream.py"],
+        ["tests/client/send/test_stream.py"],
     ),
     Mutant(
         "hang-up-ends-the-server",

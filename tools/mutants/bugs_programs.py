@@ -6,8 +6,8 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-PROCESSES: Final = "tests/cli/test_processes.py"
-REDRIVING: Final = "tests/cli/test_redriving.py"
+PROCESSES: Final = "tests/cli/test_worker.py"
+REDRIVING: Final = "tests/cli/test_dlq.py"
 RUNS: Final = "tests/test_runs.py"
 
 
@@ -71,7 +71,7 @@ PROGRAMS: Final = (
         "        calls_max=options.retries + 1,\n",
         "        calls_max=options.retries,\n",
         [
-            "tests/client/test_running.py::"
+            "tests/client/worker/test_running.py::"
             "test_a_failing_message_is_called_again_with_growing_pauses_then_it_is_a_dead_letter"
         ],
     ),
@@ -82,8 +82,8 @@ PROGRAMS: Final = (
         "    if group is None and where not in (None, DEFAULT_STORE):\n",
         "    if group is None and not where:\n",
         [
-            "tests/client/test_consumer_options.py",
-            "tests/client/test_running.py::test_without_a_group_there_is_no_store_and_one_that_is_named_is_refused",
+            "tests/client/consumer/test_options.py",
+            "tests/client/worker/test_running.py::test_without_a_group_there_is_no_store_and_one_that_is_named_is_refused",
         ],
     ),
     Mutant(
@@ -108,9 +108,7 @@ PROGRAMS: Final = (
         "tfmq/client/faces.py",
         "        result = await self._driver.run(operation(self._core, *arguments, **named))\n",
         "        result = await self._driver.run(operation(self._core, *arguments))\n",
-        [
-            "tests/client/test_documented.py::test_a_derived_method_passes_its_arguments_on_and_gives_the_result"
-        ],
+        ["tests/client/test_faces.py::test_a_derived_method_passes_its_arguments_on_and_gives_the_result"],
     ),
     Mutant(
         "another-operation-in-one-api-variant",

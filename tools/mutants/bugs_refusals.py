@@ -54,7 +54,7 @@ HANDLERS: Final = (
         _LISTENERS,
         "    if _matches_any(listener, inspect.isgeneratorfunction, inspect.isasyncgenfunction):\n",
         "    if _matches_any(listener, inspect.isasyncgenfunction):\n",
-        ["tests/client/test_listeners.py"],
+        ["tests/client/worker/test_listeners.py"],
     ),
     Mutant(
         "what-nobody-runs-counts-as-done",
@@ -62,7 +62,7 @@ HANDLERS: Final = (
         _LISTENERS,
         "        found.close()  # its body never started\n",
         "        return found.close()\n",
-        ["tests/client/test_listeners.py"],
+        ["tests/client/worker/test_listeners.py"],
     ),
     Mutant(
         "what-a-thread-was-given-back-is-not-looked-at",
@@ -70,7 +70,7 @@ HANDLERS: Final = (
         "tfmq/client/worker/thread_runner.py",
         "                check_result(found)\n",
         "",
-        ["tests/client/test_running.py::test_a_handler_whose_body_did_not_run_has_failed"],
+        ["tests/client/worker/test_running.py::test_a_handler_whose_body_did_not_run_has_failed"],
     ),
     Mutant(
         "messages-taken-from-the-handlers-of-a-run",
@@ -78,7 +78,7 @@ HANDLERS: Final = (
         "tfmq/client/consumer/positions.py",
         ("        if self.is_run_active:\n            raise NotAllowed(\n"),
         ("        if self.is_run_active and False:\n            raise NotAllowed(\n"),
-        ["tests/client/test_running.py::test_within_a_run_nobody_else_is_handed_messages"],
+        ["tests/client/worker/test_running.py::test_within_a_run_nobody_else_is_handed_messages"],
     ),
     Mutant(
         "what-is-to-be-awaited-is-a-yes",
@@ -86,7 +86,7 @@ HANDLERS: Final = (
         "tfmq/client/consumer/fetcher.py",
         "                _raise_if_awaitable(wanted)\n",
         "                pass\n",
-        ["tests/client/test_filtering.py"],
+        ["tests/client/consumer/test_fetcher.py"],
     ),
     Mutant(
         "on-assigned-awaited-by-nobody",
@@ -94,7 +94,7 @@ HANDLERS: Final = (
         "tfmq/client/consumer/rebalance.py",
         "        self.start_await: StartAwait = start_task if options.awaits else refuse_await\n",
         "        self.start_await: StartAwait = start_task\n",
-        ["tests/client/test_handover.py"],
+        ["tests/client/consumer/test_rebalance.py"],
     ),
 )
 
@@ -105,7 +105,7 @@ CONSUMERS: Final = (
         _OPTIONS,
         "    if subscription.reads(topic):\n",
         "    if topic in subscription.topics:\n",
-        ["tests/client/test_consumer_options.py"],
+        ["tests/client/consumer/test_options.py"],
     ),
     Mutant(
         "a-single-bar-is-part-of-a-tag",
@@ -113,7 +113,7 @@ CONSUMERS: Final = (
         _OPTIONS,
         '    if isinstance(tags, str) and any("|" in part for part in tags.split(TAG_SEPARATOR)):\n',
         '    if isinstance(tags, str) and any("||" in part for part in tags.split(TAG_SEPARATOR)):\n',
-        ["tests/client/test_consumer_options.py"],
+        ["tests/client/consumer/test_options.py"],
     ),
     Mutant(
         "a-run-ends-well-with-places-unsaved",
@@ -121,7 +121,7 @@ CONSUMERS: Final = (
         _AWAY,
         "        if unsaved:\n",
         "        if unsaved and self._link.state == 'ready':\n",
-        ["tests/client/test_away.py"],
+        ["tests/client/worker/test_runner.py"],
     ),
     Mutant(
         "a-broker-that-came-back-is-still-away",
@@ -133,7 +133,7 @@ CONSUMERS: Final = (
             "        elif self._disconnected_since is None:\n"
         ),
         "        if self._disconnected_since is None:\n",
-        ["tests/client/test_away.py"],
+        ["tests/client/worker/test_runner.py"],
     ),
     Mutant(
         "stop-of-a-coroutine-that-awaits-nothing-comes-too-late",
@@ -141,7 +141,9 @@ CONSUMERS: Final = (
         "tfmq/client/worker/runner.py",
         "        return core.stop_requested.done or core.positions.stopped or core.closed\n",
         "        return core.stop_requested.done or core.closed\n",
-        ["tests/client/test_run_tasks.py::test_behind_stop_in_a_handler_that_awaits_nothing_no_other_begins"],
+        [
+            "tests/client/worker/test_asyncio_runner.py::test_behind_stop_in_a_handler_that_awaits_nothing_no_other_begins"
+        ],
     ),
     Mutant(
         "a-lease-stands-still-while-the-machine-sleeps",
@@ -160,7 +162,7 @@ PLACES: Final = (
         "tfmq/dead_letters/sql_store.py",
         "        if is_permanent_error(error, self.path):\n",
         "        if is_permanent_error(error):\n",
-        ["tests/dead_letters/test_database.py::test_where_no_letter_can_ever_be_kept_nobody_waits"],
+        ["tests/dead_letters/test_sql_store.py::test_where_no_letter_can_ever_be_kept_nobody_waits"],
     ),
     Mutant(
         "a-run-goes-on-with-a-store-without-hope",
@@ -176,7 +178,7 @@ PLACES: Final = (
         _HOPELESS,
         '        return path is not None and not str(path).startswith("file:") and not _is_accessible(Path(path))\n',
         '        return path is not None and not str(path).startswith("file:")\n',
-        ["tests/offsets/test_hopeless.py"],
+        ["tests/offsets/test_storage.py"],
     ),
     Mutant(
         "a-strangers-folder-is-taken-for-data",
@@ -212,7 +214,7 @@ DERIVED: Final = (
         "    if checkpoint is None and (bases or has_traces) and not mark_fault:\n",
         "    if checkpoint is None and (bases or has_traces) and mark_fault:\n",
         [
-            "tests/journal/test_repair.py::test_what_is_made_from_the_segments_is_written_anew_where_it_is_wrong"
+            "tests/journal/fsck/test_log_repair.py::test_what_is_made_from_the_segments_is_written_anew_where_it_is_wrong"
         ],
     ),
     Mutant(
@@ -232,7 +234,7 @@ DERIVED: Final = (
         "tfmq/broker/startup.py",
         "    log_recovery(opened, damage=False)  # what comes of the damage is told below, once\n",
         "    log_recovery(opened)  # what comes of the damage is told below, once\n",
-        ["tests/broker/test_delay_opening.py::test_arrivals_that_lost_their_end_are_told_once_as_mended"],
+        ["tests/broker/test_startup.py::test_arrivals_that_lost_their_end_are_told_once_as_mended"],
     ),
 )
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-DATABASE: Final = "tests/dead_letters/test_database.py"
-STORE: Final = "tests/client/test_local_store.py"
+DATABASE: Final = "tests/dead_letters/test_sql_store.py"
+STORE: Final = "tests/client/producer/test_outbox.py"
 
 _DATABASE = "tfmq/dead_letters/sql_store.py"
 _STORE = "tfmq/client/producer/outbox.py"

@@ -6,9 +6,9 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-RUNNING: Final = "tests/client/test_running.py"
+RUNNING: Final = "tests/client/worker/test_running.py"
 PROCESSED: Final = "tests/client/test_processed_run.py"
-LANES: Final = "tests/client/test_handler_lanes.py"
+LANES: Final = "tests/client/worker/test_ordered_queues.py"
 BACKOFF: Final = "tests/test_backoff.py"
 
 _RUNNING = "tfmq/client/worker/runner.py"

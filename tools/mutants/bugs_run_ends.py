@@ -6,14 +6,14 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-RUNNING: Final = "tests/client/test_running.py"
+RUNNING: Final = "tests/client/worker/test_running.py"
 PROCESSED: Final = "tests/client/test_processed_run.py"
-TASKS: Final = "tests/client/test_run_tasks.py"
-DEFERREDS: Final = "tests/client/test_run_deferreds.py"
-SIGNALS: Final = "tests/client/test_run_signals.py"
-HANDLING: Final = "tests/client/test_handling.py"
-LISTENERS: Final = "tests/client/test_listeners.py"
-STEERING: Final = "tests/client/test_steering.py"
+TASKS: Final = "tests/client/worker/test_asyncio_runner.py"
+DEFERREDS: Final = "tests/client/worker/test_twisted_runner.py"
+SIGNALS: Final = "tests/client/worker/test_runner.py"
+HANDLING: Final = "tests/client/worker/test_message_context.py"
+LISTENERS: Final = "tests/client/worker/test_listeners.py"
+STEERING: Final = "tests/client/worker/test_listeners.py"
 
 _RUNNING = "tfmq/client/worker/runner.py"
 _HANDLING = "tfmq/client/worker/message_context.py"

@@ -6,10 +6,10 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-RUNNING: Final = "tests/client/test_running.py"
+RUNNING: Final = "tests/client/worker/test_running.py"
 PROCESSED: Final = "tests/client/test_processed_run.py"
-LEDGER: Final = "tests/client/test_ledger.py"
-POSITIONS: Final = "tests/client/test_positions.py"
+LEDGER: Final = "tests/client/consumer/test_positions.py"
+POSITIONS: Final = "tests/client/consumer/test_positions.py"
 
 _RUNNING = "tfmq/client/worker/runner.py"
 _LEDGER = "tfmq/client/consumer/positions.py"

@@ -7,12 +7,12 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 CRON: Final = "tests/delay/test_cron.py"
-MISFIRE: Final = "tests/delay/test_misfire.py"
-WATCH: Final = "tests/broker/test_schedule_watch.py"
-FIRING: Final = "tests/broker/test_schedule_firing.py"
-SCHEDULES_TEST: Final = "tests/broker/test_schedules.py"
-RUN: Final = "tests/broker/test_schedule_run.py"
-BOOK: Final = "tests/broker/test_schedule_book.py"
+MISFIRE: Final = "tests/delay/test_cron.py"
+WATCH: Final = "tests/broker/test_scheduler.py"
+FIRING: Final = "tests/broker/test_scheduler.py"
+SCHEDULES_TEST: Final = "tests/broker/test_schedule_commands.py"
+RUN: Final = "tests/broker/test_scheduler.py"
+BOOK: Final = "tests/broker/test_catalog_state.py"
 
 TIMES: Final = (
     Mutant(

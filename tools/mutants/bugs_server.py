@@ -9,7 +9,7 @@ from tools.mutants.mutant import Mutant
 FRAMES: Final = "tests/protocol/test_frames.py"
 SESSION: Final = "tests/server/test_session.py"
 TRANSPORT: Final = "tests/server/test_transport.py"
-SERVICE: Final = "tests/server/test_service.py"
+SERVICE: Final = "tests/server/test_server.py"
 PACKING: Final = "tests/test_packing.py"
 
 SERVER: Final = (
@@ -155,7 +155,7 @@ SERVER: Final = (
         "tfmq/server/connection_limits.py",
         "    return min(needed, max(PARTIAL_FRAME_BYTES_MIN, PARTIAL_FRAME_GROWTH * arrived))\n",
         "    return needed\n",
-        ["tests/server/test_receiving.py"],
+        ["tests/server/test_connection_limits.py"],
     ),
     Mutant(
         "arena-reused-while-held",
@@ -163,7 +163,7 @@ SERVER: Final = (
         "tfmq/server/connection_limits.py",
         "        if self._position and self.buffer.holds == 1:\n",
         "        if self._position:\n",
-        ["tests/server/test_receiving.py"],
+        ["tests/server/test_connection_limits.py"],
     ),
     Mutant(
         "split-frame-lost",
@@ -187,7 +187,7 @@ SERVER: Final = (
         "journal/buffers/arena.py",
         "            best = level if whole else min(left, right)\n",
         "            best = level if whole else min(left, right) - 1\n",
-        ["tests/journal/buffers/test_chunk.py"],
+        ["tests/journal/buffers/test_arena.py"],
     ),
     Mutant(
         "double-release-accepted",
@@ -195,7 +195,7 @@ SERVER: Final = (
         "journal/buffers/arena.py",
         "        if rest or number < 0 or not bit & self._all or bit & self._free:\n",
         "        if rest or number < 0 or not bit & self._all:\n",
-        ["tests/journal/buffers/test_page.py"],
+        ["tests/journal/buffers/test_arena.py"],
     ),
     Mutant(
         "stop-does-not-force",
@@ -237,7 +237,7 @@ SERVER: Final = (
         "tfmq/broker/broker.py",
         "    except (OSError, JournalError, MemoryError) as error:\n",
         "    except (OSError, JournalError) as error:\n",
-        ["tests/broker/test_house.py::test_a_stop_without_memory_ends_and_the_next_start_has_everything"],
+        ["tests/broker/test_broker.py::test_a_stop_without_memory_ends_and_the_next_start_has_everything"],
     ),
     Mutant(
         "expensive-requests-served-with-their-read",
@@ -283,7 +283,7 @@ SERVER: Final = (
         "tfmq/server/listener.py",
         "free - min(DESCRIPTORS_KEPT, free // 2)",
         "free - DESCRIPTORS_KEPT",
-        ["tests/server/test_listening.py::test_a_low_limit_of_open_files_leaves_half_of_them_to_connections"],
+        ["tests/server/test_listener.py::test_a_low_limit_of_open_files_leaves_half_of_them_to_connections"],
     ),
     Mutant(
         "a-message-above-the-limit-stored",
@@ -292,7 +292,7 @@ SERVER: Final = (
         "        if size > self._message_bytes_max:\n",
         "        if size > self._record_bytes_max:\n",
         [
-            "tests/broker/test_writes.py::"
+            "tests/broker/test_produce.py::"
             "test_a_message_above_the_limit_is_refused_and_one_at_the_limit_with_attributes_is_not"
         ],
     ),

@@ -6,14 +6,13 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-TESTS: Final = "tests/spark/pipelines"
-ARCHIVING: Final = f"{TESTS}/test_archiving.py"
-REPLAYING: Final = f"{TESTS}/test_replaying.py"
-REPLAY_PLAN: Final = f"{TESTS}/test_replay_plan.py"
-HOUR_FILES: Final = f"{TESTS}/test_hour_files.py"
-MANIFEST: Final = f"{TESTS}/test_manifest.py"
-PLANNING: Final = f"{TESTS}/test_planning.py"
-DURABLE: Final = f"{TESTS}/test_durable.py"
+ARCHIVING: Final = "tests/spark/pipelines/test_archive.py"
+REPLAYING: Final = "tests/spark/pipelines/test_replaying.py"
+REPLAY_PLAN: Final = "tests/spark/pipelines/test_replay.py"
+HOUR_FILES: Final = "tests/spark/pipelines/test_parquet_files.py"
+MANIFEST: Final = "tests/spark/pipelines/test_manifest.py"
+PLANNING: Final = "tests/spark/pipelines/test_archive.py"
+DURABLE: Final = "tests/spark/pipelines/test_archive_layout.py"
 ANEW: Final = f"{ARCHIVING}::test_a_step_that_was_begun_is_made_again_as_it_was_planned"
 
 ARCHIVED: Final = (
@@ -199,7 +198,7 @@ ARCHIVED: Final = (
         "tfmq/spark/pipelines/parquet_files.py",
         "    if crc != file.crc:\n",
         "    if crc == 0:\n",
-        [f"{TESTS}/test_archive_files.py"],
+        ["tests/spark/pipelines/test_parquet_files.py"],
     ),
     Mutant(
         "failed-task-passed-over",
@@ -207,7 +206,7 @@ ARCHIVED: Final = (
         "tfmq/spark/pipelines/spark_jobs.py",
         ("        if isinstance(done, TaskFailure):\n            raise done.to_error()\n"),
         ("        if isinstance(done, TaskFailure):\n            continue\n"),
-        [f"{TESTS}/test_tasks.py::test_an_error_travels_as_a_value_with_its_details"],
+        ["tests/spark/pipelines/test_spark_jobs.py::test_an_error_travels_as_a_value_with_its_details"],
     ),
 )
 

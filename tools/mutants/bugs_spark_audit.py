@@ -6,17 +6,16 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-TESTS: Final = "tests/spark/pipelines"
-PIECE: Final = f"{TESTS}/test_audit_piece.py"
-CHAIN: Final = f"{TESTS}/test_audit_chain.py"
-JUDGING: Final = f"{TESTS}/test_audit_judging.py"
-JOURNAL: Final = f"{TESTS}/test_audit_journal.py"
-PLAN: Final = f"{TESTS}/test_audit_plan.py"
-LOCATING: Final = f"{TESTS}/test_audit_locating.py"
-FACTS: Final = f"{TESTS}/test_audit_facts.py"
-CATALOG: Final = f"{TESTS}/test_audit_catalog.py"
-ROWS: Final = f"{TESTS}/test_reconcile_rows.py"
-FIGURES: Final = f"{TESTS}/test_report_figures.py"
+PIECE: Final = "tests/spark/pipelines/test_audit_piece.py"
+CHAIN: Final = "tests/spark/pipelines/test_audit_check.py"
+JUDGING: Final = "tests/spark/pipelines/test_audit_compare.py"
+JOURNAL: Final = "tests/spark/pipelines/test_audit_journal.py"
+PLAN: Final = "tests/spark/pipelines/test_audit_plan.py"
+LOCATING: Final = "tests/spark/pipelines/test_audit_locating.py"
+FACTS: Final = "tests/spark/pipelines/test_audit_check.py"
+CATALOG: Final = "tests/spark/pipelines/test_audit_plan.py"
+ROWS: Final = "tests/spark/pipelines/test_reconcile.py"
+FIGURES: Final = "tests/spark/pipelines/test_report_render.py"
 
 SEGMENTS: Final = (
     Mutant(
@@ -41,7 +40,7 @@ SEGMENTS: Final = (
         "tfmq/spark/pipelines/command.py",
         "            signal.signal(signal.SIGINT, before)\n",
         "            pass\n",
-        [f"{TESTS}/test_command.py::test_a_ctrl_c_is_taken_back_from_whoever_takes_it"],
+        ["tests/spark/pipelines/test_command.py::test_a_ctrl_c_is_taken_back_from_whoever_takes_it"],
     ),
     Mutant(
         "audit-damage-is-a-tail",
@@ -253,7 +252,7 @@ BALANCES: Final = (
         "tfmq/spark/pipelines/report_render.py",
         '"".join(f"<td>{escape(cell)}</td>" for cell in row)',
         '"".join(f"<td>{cell}</td>" for cell in row)',
-        [f"{TESTS}/test_report_page.py::test_names_of_users_stay_text"],
+        ["tests/spark/pipelines/test_report_render.py::test_names_of_users_stay_text"],
     ),
 )
 

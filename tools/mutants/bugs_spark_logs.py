@@ -6,11 +6,11 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-WIRE: Final = "tests/spark/test_wire_logs.py"
-FOLDER: Final = "tests/spark/test_folder_logs.py"
-TOPICS: Final = "tests/spark/test_folder_topics.py"
-ONLOOKER: Final = "tests/journal/test_onlooker.py"
-RUNS: Final = "tests/journal/test_run_index.py"
+WIRE: Final = "tests/spark/test_wire_reader.py"
+FOLDER: Final = "tests/spark/test_file_reader.py"
+TOPICS: Final = "tests/spark/test_file_reader.py"
+ONLOOKER: Final = "tests/journal/log/test_readonly.py"
+RUNS: Final = "tests/journal/log/test_run_index.py"
 
 SPARK_LOGS: Final = (
     Mutant(
@@ -111,7 +111,7 @@ SPARK_LOGS: Final = (
         "tfmq/broker/log_offsets.py",
         "        if not chunk.data:\n            return ORDINAL_UNKNOWN\n",
         "",
-        ["tests/broker/test_places.py"],
+        ["tests/broker/test_log_offsets.py"],
     ),
     Mutant(
         "mark-not-looked-at-again",
@@ -186,7 +186,7 @@ SPARK_LOGS: Final = (
         "journal/log/segment.py",
         "                raise Incomplete(position, FILE_TOO_SHORT)\n",
         "                return\n",
-        ["tests/journal/test_foreign.py"],
+        ["tests/journal/log/test_readonly.py"],
     ),
     Mutant(
         "index-of-another-time-believed",
@@ -218,6 +218,6 @@ SPARK_LOGS: Final = (
         "journal/log/readonly.py",
         "            while len(self._pool) >= OPEN_MAX:\n",
         "            while len(self._pool) >= OPEN_MAX * 1000:\n",
-        [ONLOOKER, "tests/journal/test_foreign.py"],
+        [ONLOOKER, "tests/journal/log/test_readonly.py"],
     ),
 )

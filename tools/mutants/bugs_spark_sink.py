@@ -6,13 +6,13 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-BATCH_SINK: Final = "tests/spark/test_batch_sink.py"
-CLIENT: Final = "tests/spark/test_group_commit.py"
+BATCH_SINK: Final = "tests/spark/test_sinks.py"
+CLIENT: Final = "tests/spark/test_sink_task.py"
 COLUMNS: Final = "tests/spark/test_sink_columns.py"
 GROUPS: Final = "tests/cli/test_tx_groups.py"
-OUTGOING: Final = "tests/spark/test_outgoing.py"
-PART: Final = "tests/client/test_commit_group.py"
-SETTINGS: Final = "tests/spark/test_sink_settings.py"
+OUTGOING: Final = "tests/spark/test_sink_task.py"
+PART: Final = "tests/client/transaction/test_commit_group.py"
+SETTINGS: Final = "tests/spark/test_settings.py"
 STOPPING: Final = "tests/spark/test_stopping_broker.py::test_so_are_the_tasks_of_a_sink_and_the_verdict"
 STREAM_SINK: Final = "tests/spark/test_stream_sink.py"
 TASK: Final = "tests/spark/test_task_writing.py"

@@ -6,9 +6,9 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-PLANNING: Final = "tests/spark/test_planning.py"
+PLANNING: Final = "tests/spark/test_planner.py"
 GAPS: Final = "tests/spark/test_planning_gaps.py"
-PLACES: Final = "tests/spark/test_places.py"
+PLACES: Final = "tests/spark/test_offsets.py"
 STREAM: Final = "tests/spark/test_stream_reader.py"
 TASKS: Final = "tests/spark/test_tasks.py"
 
@@ -159,7 +159,7 @@ SPARK_SOURCE: Final = (
         "tfmq/spark/planner.py",
         "    if limit <= len(names):\n",
         "    if limit < 1:\n",
-        ["tests/spark/test_shares.py"],
+        ["tests/spark/test_planner.py"],
     ),
     Mutant(
         "the-same-partition-every-turn",
@@ -191,7 +191,7 @@ SPARK_SOURCE: Final = (
         "tfmq/spark/errors.py",
         '            log.warning(\n                "%s The query continues',
         '            log.debug(\n                "%s The query continues',
-        ["tests/spark/test_sentences.py", PLANNING],
+        ["tests/spark/test_errors.py", PLANNING],
     ),
     Mutant(
         "frames-of-ours",
@@ -199,7 +199,7 @@ SPARK_SOURCE: Final = (
         "tfmq/spark/errors.py",
         '        os.environ["SPARK_HIDE_TRACEBACK"] = "1"\n',
         "        pass\n",
-        ["tests/spark/test_sentences.py"],
+        ["tests/spark/test_errors.py"],
     ),
     Mutant(
         "stream-errors-lost-by-spark",
@@ -263,7 +263,7 @@ SPARK_SOURCE: Final = (
         "tfmq/spark/stream_reader.py",
         "        if self._pause > 0:\n",
         "        if self._pause > IDLE_SECONDS_MAX:\n",
-        ["tests/spark/test_pace.py"],
+        ["tests/spark/test_stream_reader.py"],
     ),
     Mutant(
         "good-rows-of-a-damaged-chunk",

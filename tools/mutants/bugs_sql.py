@@ -7,14 +7,14 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 ASKING: Final = "tests/sql/test_asking.py"
-BROKER: Final = "tests/sql/test_broker.py"
+BROKER: Final = "tests/sql/test_session.py"
 LOST: Final = "tests/sql/test_lost_answers.py"
-COURSE: Final = "tests/sql/test_course.py"
+COURSE: Final = "tests/sql/test_commit_protocol.py"
 DATABASE: Final = "tests/sql/test_database.py"
 DECISION: Final = "tests/sql/test_decision.py"
-JOINING: Final = "tests/sql/test_joining.py"
-PRUNING: Final = "tests/sql/test_pruning.py"
-TABLE: Final = "tests/sql/test_table.py"
+JOINING: Final = "tests/sql/test_session.py"
+PRUNING: Final = "tests/sql/test_decision.py"
+TABLE: Final = "tests/sql/test_database.py"
 
 SQL: Final = (
     Mutant(
@@ -23,7 +23,7 @@ SQL: Final = (
         "tfmq/sql/decision.py",
         "        if not isinstance(admin, kinds):\n",
         "        if not kinds:\n",
-        ["tests/sql/test_pruning.py::test_wrong_objects_are_refused_in_a_sentence"],
+        ["tests/sql/test_decision.py::test_wrong_objects_are_refused_in_a_sentence"],
     ),
     Mutant(
         "database-decides-before-the-broker-is-prepared",

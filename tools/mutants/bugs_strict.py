@@ -6,9 +6,9 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-FORWARDING: Final = "tests/client/test_forwarding.py"
-STORE: Final = "tests/client/test_local_store.py"
-SELECTOR: Final = "tests/client/test_strict_partitions.py"
+FORWARDING: Final = "tests/client/producer/test_store_and_forward.py"
+STORE: Final = "tests/client/producer/test_outbox.py"
+SELECTOR: Final = "tests/client/send/test_partitioner.py"
 
 _FORWARDING = "tfmq/client/producer/store_and_forward.py"
 _STORE = "tfmq/client/producer/outbox.py"

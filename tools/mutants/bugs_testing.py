@@ -6,7 +6,7 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-WORLD: Final = "tests/testing/test_world.py"
+WORLD: Final = "tests/testing/test_simulation.py"
 BROKER: Final = "tests/testing/test_broker.py"
 DRAINING: Final = "tests/testing/test_draining.py"
 LOOPS: Final = "tests/testing/test_asynchronous.py"
@@ -160,7 +160,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
         "tfmq/testing/broker.py",
         "    streams = [partition_messages(topic, each) for each in partitions]\n",
         "    streams = [partition_messages(topic, each) for each in partitions[:1]]\n",
-        ["tests/testing/test_sent.py"],
+        ["tests/testing/test_broker.py"],
     ),
     Mutant(
         "an-answer-that-is-lost-was-never-due",

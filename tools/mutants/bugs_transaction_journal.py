@@ -6,20 +6,20 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-ENTRY: Final = "tests/journal/test_entry.py"
-FILE: Final = "tests/journal/test_journal_file.py"
-FILES: Final = "tests/journal/test_journal_files.py"
-SNAPSHOT: Final = "tests/journal/test_journal_snapshot.py"
-CHECKPOINT: Final = "tests/journal/test_journal_checkpoint.py"
-RECOVERY: Final = "tests/journal/test_journal_recovery.py"
-OPENING: Final = "tests/journal/test_journal_opening.py"
-TAIL: Final = "tests/journal/test_journal_tail.py"
-GATE: Final = "tests/journal/test_gate.py"
-KEEPER: Final = "tests/journal/test_journal_keeper.py"
-PINS: Final = "tests/journal/test_pins.py"
-STORE: Final = "tests/journal/test_journal_store.py"
+ENTRY: Final = "tests/journal/wal/test_entry.py"
+FILE: Final = "tests/journal/wal/test_file.py"
+FILES: Final = "tests/journal/wal/test_file.py"
+SNAPSHOT: Final = "tests/journal/wal/test_journal_snapshot.py"
+CHECKPOINT: Final = "tests/journal/wal/test_checkpoint.py"
+RECOVERY: Final = "tests/journal/wal/test_recovery_rules.py"
+OPENING: Final = "tests/journal/wal/test_recovery.py"
+TAIL: Final = "tests/journal/wal/test_recovery.py"
+GATE: Final = "tests/journal/test_fsync.py"
+KEEPER: Final = "tests/journal/wal/test_store.py"
+PINS: Final = "tests/journal/test_disk.py"
+STORE: Final = "tests/journal/wal/test_store.py"
 HAZARDS: Final = "tests/journal/test_journal_hazards.py"
-REPAIR: Final = "tests/journal/test_journal_repair.py"
+REPAIR: Final = "tests/journal/fsck/test_wal_repair.py"
 CRASHES: Final = "tests/crash/test_journal_enumeration.py"
 
 _WRITING: Final = (

@@ -6,11 +6,9 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-TESTS: Final = "tests/transaction/test_"
-
 
 def _bug(name: str, promise: str, file: str, old: str, new: str, *tests: str) -> Mutant:
-    return Mutant(name, promise, file, old, new, [f"{TESTS}{test}.py" for test in tests])
+    return Mutant(name, promise, file, old, new, list(tests))
 
 
 QUEUE: Final = (
@@ -20,7 +18,7 @@ QUEUE: Final = (
         "tfmq/transaction/journal_writer.py",
         ("        for item in (*items, *self._queue):\n            item.copy_data()\n"),
         "",
-        "queue",
+        "tests/transaction/test_journal_writer.py",
     ),
     _bug(
         "later-ones-are-borrowed",
@@ -28,7 +26,7 @@ QUEUE: Final = (
         "tfmq/transaction/journal_writer.py",
         ("        if self.starting_file:\n            item.copy_data()\n"),
         "",
-        "queue",
+        "tests/transaction/test_journal_writer.py",
     ),
     _bug(
         "what-came-behind-is-written",
@@ -36,7 +34,7 @@ QUEUE: Final = (
         "tfmq/transaction/journal_writer.py",
         "        refused = [*items, *self._queue]\n        self._queue.clear()\n",
         "        refused = items\n",
-        "queue",
+        "tests/transaction/test_journal_writer.py",
     ),
     _bug(
         "holds-do-not-follow-the-roll",
@@ -44,7 +42,7 @@ QUEUE: Final = (
         "tfmq/transaction/journal_writer.py",
         "            self._table.file_references.refresh_files()\n",
         "",
-        "holds",
+        "tests/transaction/test_transaction_table.py",
     ),
     _bug(
         "a-cached-transaction-is-borrowed",
@@ -52,7 +50,7 @@ QUEUE: Final = (
         "tfmq/transaction/journal_writer.py",
         "Batch(bytes(data), blocks",
         "Batch(data, blocks",
-        "queue",
+        "tests/transaction/test_journal_writer.py",
     ),
     _bug(
         "the-cache-fills-up",
@@ -60,7 +58,7 @@ QUEUE: Final = (
         "tfmq/transaction/journal_writer.py",
         "            self.cached_bytes -= transaction.size_bytes\n",
         "",
-        "queue",
+        "tests/transaction/test_journal_writer.py",
     ),
     _bug(
         "told-before-it-is-forced",
@@ -68,7 +66,7 @@ QUEUE: Final = (
         "tfmq/transaction/journal_writer.py",
         "        if lsn < self._journal.forced_offset:\n",
         "        if lsn <= self._journal.forced_offset:\n",
-        "queue",
+        "tests/transaction/test_journal_writer.py",
     ),
     _bug(
         "sizes-without-blocks",
@@ -76,7 +74,7 @@ QUEUE: Final = (
         "tfmq/transaction/journal_writer.py",
         "BLOCK.size * len(message.blocks)",
         "BLOCK.size",
-        "queue",
+        "tests/transaction/test_journal_writer.py",
     ),
     _bug(
         "a-prepare-misses-what-is-queued",
@@ -84,7 +82,7 @@ QUEUE: Final = (
         "tfmq/transaction/store.py",
         ("            transaction.messages + transaction.queued_messages,\n            expires_ms,\n"),
         ("            transaction.messages,\n            expires_ms,\n"),
-        "recording",
+        "tests/transaction/test_store.py",
     ),
     _bug(
         "leftovers-stay",
@@ -92,7 +90,7 @@ QUEUE: Final = (
         "tfmq/transaction/store.py",
         "            [each.epoch for each in members],\n            [each.epoch for each in dropped],\n",
         "            [each.epoch for each in members],\n            [],\n",
-        "commit_groups",
+        "tests/transaction/test_commit_groups.py",
     ),
     _bug(
         "forgotten-before-it-is-settled",
@@ -100,7 +98,7 @@ QUEUE: Final = (
         "tfmq/transaction/store.py",
         "            or not transaction.obsolete\n",
         "",
-        "recording",
+        "tests/transaction/test_store.py",
     ),
 )
 KEEPING: Final = (
@@ -110,7 +108,7 @@ KEEPING: Final = (
         "tfmq/transaction/compaction.py",
         "file.number not in bad and ",
         "",
-        "relocation",
+        "tests/transaction/test_compaction.py",
     ),
     _bug(
         "old-places-stay-held",
@@ -118,7 +116,7 @@ KEEPING: Final = (
         "tfmq/transaction/compaction.py",
         "                holds.rebuild(transaction)\n",
         "                pass\n",
-        "relocation",
+        "tests/transaction/test_compaction.py",
     ),
     _bug(
         "full-files-are-moved",
@@ -126,7 +124,7 @@ KEEPING: Final = (
         "tfmq/transaction/compaction.py",
         "0 < EMPTY_FACTOR * alive[index] < file.size",
         "0 < alive[index] < file.size",
-        "relocation",
+        "tests/transaction/test_compaction.py",
     ),
     _bug(
         "fences-stay",
@@ -134,7 +132,7 @@ KEEPING: Final = (
         "tfmq/transaction/commit_groups.py",
         "            group.fenced = {run: at for run, at in group.fenced.items() if at > sequence}\n",
         "",
-        "commit_groups",
+        "tests/transaction/test_commit_groups.py",
     ),
     _bug(
         "another-total-is-always-refused",
@@ -142,7 +140,7 @@ KEEPING: Final = (
         "tfmq/transaction/commit_groups.py",
         "if rows != last.rows and not other_total:",
         "if rows != last.rows:",
-        "commit_groups",
+        "tests/transaction/test_commit_groups.py",
     ),
     _bug(
         "members-of-any-sequence",
@@ -150,7 +148,7 @@ KEEPING: Final = (
         "tfmq/transaction/commit_groups.py",
         " or members[epoch].sequence != sequence",
         "",
-        "commit_groups",
+        "tests/transaction/test_commit_groups.py",
     ),
     _bug(
         "an-older-outcome-is-told",
@@ -158,7 +156,7 @@ KEEPING: Final = (
         "tfmq/transaction/outcomes.py",
         "        for run in reversed(self._runs):",
         "        for run in self._runs:",
-        "outcomes",
+        "tests/transaction/test_outcomes.py",
     ),
     _bug(
         "merged-outcomes-go-early",
@@ -166,7 +164,7 @@ KEEPING: Final = (
         "tfmq/transaction/outcomes.py",
         "max(run.newest_ms for run in runs)",
         "min(run.newest_ms for run in runs)",
-        "outcomes",
+        "tests/transaction/test_outcomes.py",
     ),
     _bug(
         "pages-begin-at-the-beginning",
@@ -174,7 +172,7 @@ KEEPING: Final = (
         "tfmq/transaction/transaction_table.py",
         "bisect_right(epochs, epoch)",
         "0 * bisect_right(epochs, epoch)",
-        "order",
+        "tests/transaction/test_transaction_table.py",
     ),
     _bug(
         "a-failed-lease-counts",
@@ -182,7 +180,7 @@ KEEPING: Final = (
         "tfmq/transaction/store.py",
         "            if error is None:\n                self._end = end\n",
         "            self._end = end\n",
-        "epochs",
+        "tests/transaction/test_epochs.py",
     ),
 )
 

@@ -6,11 +6,9 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-TESTS: Final = "tests/transaction/test_"
-
 
 def _bug(name: str, promise: str, file: str, old: str, new: str, *tests: str) -> Mutant:
-    return Mutant(name, promise, file, old, new, [f"{TESTS}{test}.py" for test in tests])
+    return Mutant(name, promise, file, old, new, list(tests))
 
 
 LEDGER: Final = (
@@ -20,7 +18,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "max(self.latest_ms, operation.time_ms)",
         "operation.time_ms",
-        "ledger",
+        "tests/transaction/test_transaction_table.py",
     ),
     _bug(
         "copies-are-taken-for-new-messages",
@@ -28,7 +26,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "        if moved_from:\n",
         "        if moved_from < 0:\n",
-        "ledger",
+        "tests/transaction/test_transaction_table.py",
     ),
     _bug(
         "lost-messages-give-their-numbers-away",
@@ -36,7 +34,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "        if missing and self.fillers_seen:\n",
         "        if missing < 0:\n",
-        "ledger",
+        "tests/transaction/test_transaction_table.py",
     ),
     _bug(
         "a-loss-is-not-counted",
@@ -44,7 +42,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "                    transaction.lost_messages += count\n",
         "",
-        "ending",
+        "tests/transaction/test_commands.py",
     ),
     _bug(
         "what-was-never-prepared-must-be-whole",
@@ -52,7 +50,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "            if transaction.state != states.OPEN:\n                yield",
         "            if True:\n                yield",
-        "ending",
+        "tests/transaction/test_commands.py",
     ),
     _bug(
         "a-commit-of-the-rest-is-told-as-done",
@@ -60,7 +58,7 @@ LEDGER: Final = (
         "tfmq/transaction/commands.py",
         "            if transaction.lost_messages and not force:\n",
         "            if transaction.lost_messages and force:\n",
-        "ending",
+        "tests/transaction/test_commands.py",
     ),
     _bug(
         "a-loss-behind-the-decision-is-not-told",
@@ -68,7 +66,7 @@ LEDGER: Final = (
         "tfmq/transaction/commands.py",
         "    elif lost and not by_hand:\n",
         "    elif lost and by_hand:\n",
-        "ending",
+        "tests/transaction/test_commands.py",
     ),
     _bug(
         "damage-of-the-journal-is-told-as-a-stopped-partition",
@@ -76,7 +74,7 @@ LEDGER: Final = (
         "tfmq/transaction/applier.py",
         "            self._queue[0].progress.damage = str(error)\n",
         "            pass\n",
-        "applying",
+        "tests/transaction/test_applier.py",
     ),
     _bug(
         "a-group-commits-without-what-is-lost",
@@ -84,7 +82,7 @@ LEDGER: Final = (
         "tfmq/transaction/commit_group_commands.py",
         "                and not found.lost_messages\n",
         "",
-        "group_commits",
+        "tests/transaction/test_commit_group_commands.py",
     ),
     _bug(
         "missing-messages-are-not-noticed",
@@ -92,7 +90,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "            if missing < 0 or not self.fillers_seen:\n",
         "            if missing < 0:\n",
-        "ledger",
+        "tests/transaction/test_transaction_table.py",
     ),
     _bug(
         "epochs-go-back",
@@ -100,7 +98,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "        self.epochs_end = max(self.epochs_end, record.end)\n",
         "        self.epochs_end = record.end\n",
-        "ledger",
+        "tests/transaction/test_transaction_table.py",
     ),
     _bug(
         "the-latest-key-counts",
@@ -108,8 +106,8 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "            outcomes.key = outcomes.key or record.key\n",
         "            outcomes.key = record.key\n",
-        "ledger",
-        "store",
+        "tests/transaction/test_transaction_table.py",
+        "tests/transaction/test_store.py",
     ),
     _bug(
         "decided-members-stay-in-their-group",
@@ -117,8 +115,8 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "        if origin.member is not None and transaction.decision is None and not transaction.obsolete:\n",
         "        if origin.member is not None:\n",
-        "ledger",
-        "commit_groups",
+        "tests/transaction/test_transaction_table.py",
+        "tests/transaction/test_commit_groups.py",
     ),
     _bug(
         "open-ones-survive-a-start",
@@ -126,8 +124,8 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "if each.state == states.OPEN]",
         "if each.state == states.READ_ONLY]",
-        "ledger",
-        "store",
+        "tests/transaction/test_transaction_table.py",
+        "tests/transaction/test_store.py",
     ),
     _bug(
         "decided-ones-are-carried-forward",
@@ -135,8 +133,8 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "        if transaction is None or transaction.decision is not None or transaction.obsolete:\n",
         "        if transaction is None:\n",
-        "ledger",
-        "relocation",
+        "tests/transaction/test_transaction_table.py",
+        "tests/transaction/test_compaction.py",
     ),
     _bug(
         "an-older-one-takes-the-name-away",
@@ -144,8 +142,8 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "        if origin.xid and self.by_xid.get(origin.xid) is transaction:\n",
         "        if origin.xid in self.by_xid:\n",
-        "ledger",
-        "store",
+        "tests/transaction/test_transaction_table.py",
+        "tests/transaction/test_store.py",
     ),
     _bug(
         "by-hand-is-a-plain-outcome",
@@ -153,7 +151,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "            if event == states.COMMIT:\n",
         "            if event:\n",
-        "recording",
+        "tests/transaction/test_store.py",
     ),
     _bug(
         "local-outcomes-push-out-named-ones",
@@ -161,7 +159,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "self.local_outcomes if origin.local else self.outcomes",
         "self.outcomes",
-        "store",
+        "tests/transaction/test_store.py",
     ),
     _bug(
         "a-prepare-leaves-its-stream-behind",
@@ -169,7 +167,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "        self._record_producer_outcome(transaction, states.PREPARED)\n",
         "",
-        "streams",
+        "tests/transaction/test_producer_state.py",
     ),
     _bug(
         "prepared-ones-without-their-offsets",
@@ -177,7 +175,7 @@ LEDGER: Final = (
         "tfmq/transaction/transaction_table.py",
         "        transaction.offsets = record.offsets\n",
         "",
-        "recording",
+        "tests/transaction/test_store.py",
     ),
 )
 SNAPSHOTS: Final = (
@@ -187,8 +185,8 @@ SNAPSHOTS: Final = (
         "tfmq/transaction/transaction_table.py",
         "if transaction.epoch not in self._copied:",
         "if not transaction.epoch:",
-        "moves",
-        "ledger",
+        "tests/transaction/test_transaction_table.py",
+        "tests/transaction/test_transaction_table.py",
     ),
     _bug(
         "a-snapshot-has-what-came-later",
@@ -196,7 +194,7 @@ SNAPSHOTS: Final = (
         "tfmq/transaction/snapshot.py",
         "        pack_locations(locations[:words]),\n",
         "        pack_locations(BatchLocations(locations)),\n",
-        "snapshot",
+        "tests/transaction/test_snapshot.py",
     ),
     _bug(
         "an-open-one-comes-back-prepared",
@@ -204,7 +202,7 @@ SNAPSHOTS: Final = (
         "tfmq/transaction/snapshot.py",
         "        0 if opened else transaction.prepared_ms,\n",
         "        transaction.prepared_ms,\n",
-        "snapshot",
+        "tests/transaction/test_snapshot.py",
     ),
     _bug(
         "a-group-comes-back-apart",
@@ -212,8 +210,8 @@ SNAPSHOTS: Final = (
         "tfmq/transaction/snapshot.py",
         "            _share_decision([by_epoch[epoch] for epoch in epochs])\n",
         "            by_epoch[epochs[0]]\n",
-        "ledger",
-        "commit_groups",
+        "tests/transaction/test_transaction_table.py",
+        "tests/transaction/test_commit_groups.py",
     ),
     _bug(
         "an-applied-one-is-left-as-it-was",
@@ -221,7 +219,7 @@ SNAPSHOTS: Final = (
         "tfmq/transaction/snapshot.py",
         "    states.COMMITTED: states.APPLYING,\n",
         "",
-        "snapshot",
+        "tests/transaction/test_snapshot.py",
     ),
 )
 STREAMS: Final = (
@@ -231,7 +229,7 @@ STREAMS: Final = (
         "tfmq/transaction/producer_state.py",
         "        if number < last:\n",
         "        if number < NO_NUMBER:\n",
-        "streams",
+        "tests/transaction/test_producer_state.py",
     ),
     _bug(
         "a-late-end-hides-a-later-one",
@@ -239,7 +237,7 @@ STREAMS: Final = (
         "tfmq/transaction/producer_state.py",
         "        if number >= stream.last_number:\n",
         "        if number >= NO_NUMBER:\n",
-        "streams",
+        "tests/transaction/test_producer_state.py",
     ),
     _bug(
         "senders-are-idle",
@@ -247,7 +245,7 @@ STREAMS: Final = (
         "tfmq/transaction/producer_state.py",
         "            self._producers.move_to_end(producer_id)\n",
         "            pass\n",
-        "streams",
+        "tests/transaction/test_producer_state.py",
     ),
     _bug(
         "no-floor",
@@ -255,7 +253,7 @@ STREAMS: Final = (
         "tfmq/transaction/producer_state.py",
         "        self.expired_id = max(self.expired_id, producer_id)\n",
         "",
-        "streams",
+        "tests/transaction/test_producer_state.py",
     ),
     _bug(
         "another-transactions-piece-is-a-repeat",
@@ -263,7 +261,7 @@ STREAMS: Final = (
         "tfmq/transaction/producer_state.py",
         "if begin_epoch == epoch and begin <= sequence",
         "if begin <= sequence",
-        "streams",
+        "tests/transaction/test_producer_state.py",
     ),
     _bug(
         "an-earlier-piece-is-a-repeat",
@@ -271,7 +269,7 @@ STREAMS: Final = (
         "tfmq/transaction/producer_state.py",
         "begin <= sequence and sequence + count",
         "sequence + count",
-        "streams",
+        "tests/transaction/test_producer_state.py",
     ),
     _bug(
         "queued-pieces-are-forgotten",
@@ -279,7 +277,7 @@ STREAMS: Final = (
         "tfmq/transaction/producer_state.py",
         "        if staged is not None and staged[2] == stream.next_sequence:\n",
         "        if staged is not None:\n",
-        "streams",
+        "tests/transaction/test_producer_state.py",
     ),
 )
 SLICES: Final = (
@@ -293,7 +291,7 @@ SLICES: Final = (
             "    def _append(self, batch: Batch, number: int, index: int) -> None:\n"
         ),
         ("\n    def _append(self, batch: Batch, number: int, index: int) -> None:\n"),
-        "slices",
+        "tests/transaction/test_slicer.py",
     ),
     _bug(
         "a-cut-batch-keeps-its-sequence",
@@ -301,7 +299,7 @@ SLICES: Final = (
         "tfmq/transaction/slicer.py",
         "sequence + skipped, count - skipped",
         "sequence, count - skipped",
-        "slices",
+        "tests/transaction/test_slicer.py",
     ),
     _bug(
         "what-is-there-comes-again",
@@ -309,7 +307,7 @@ SLICES: Final = (
         "tfmq/transaction/slicer.py",
         "return (row + (last <= after)) * ROW_WORDS",
         "return row * ROW_WORDS",
-        "slices",
+        "tests/transaction/test_slicer.py",
     ),
     _bug(
         "lost-ones-stop-the-rest",
@@ -317,7 +315,7 @@ SLICES: Final = (
         "tfmq/transaction/slicer.py",
         "            slicing.skip_lost(number, count)\n",
         "",
-        "slices",
+        "tests/transaction/test_slicer.py",
     ),
     _bug(
         "a-target-ends-too-late",
@@ -325,7 +323,7 @@ SLICES: Final = (
         "tfmq/transaction/model.py",
         "last = plan[-3] + (plan[-2] >> SIZE_BITS) - 1",
         "last = plan[-3] + (plan[-2] >> SIZE_BITS)",
-        "transaction",
+        "tests/transaction/test_model.py",
     ),
 )
 

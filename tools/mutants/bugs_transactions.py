@@ -17,7 +17,7 @@ TORN: Final = f"{MATRIX}::test_a_torn_record_at_any_point_leaves_all_or_nothing"
 INPUT_OUTPUT: Final = f"{MATRIX}::test_an_input_output_error_at_any_point_leaves_all_or_nothing"
 REPEATED: Final = f"{MATRIX}::test_recovery_once_twice_and_ten_times_finds_the_same"
 INTERRUPTED: Final = f"{MATRIX}::test_a_recovery_that_is_killed_changes_nothing"
-PREPARING: Final = "tests/transaction/test_preparing.py"
+PREPARING: Final = "tests/transaction/test_commands.py"
 SIMULATION: Final = "tests/transaction/test_simulation.py"
 
 MANY: Final = 0.1

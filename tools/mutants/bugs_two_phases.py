@@ -7,12 +7,12 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 from tools.rigs.postgresql import programs
 
-COURSE: Final = "tests/sql/test_course.py"
+COURSE: Final = "tests/sql/test_commit_protocol.py"
 LOST: Final = "tests/sql/test_lost_answers.py"
 DECISION: Final = "tests/sql/test_decision.py"
-JOINING: Final = "tests/sql/test_joining.py"
-LEFTOVERS: Final = "tests/sql/test_leftovers.py"
-PREPARED: Final = "tests/sql/test_prepared.py"
+JOINING: Final = "tests/sql/test_session.py"
+LEFTOVERS: Final = "tests/sql/test_recovery.py"
+PREPARED: Final = "tests/sql/test_decision.py"
 WATCHING: Final = "tests/sql/test_watching.py"
 
 _TWO_PHASES: Final = (

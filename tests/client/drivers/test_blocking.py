@@ -1,7 +1,10 @@
 """Threads over one connection: whoever waits reads, nobody is forgotten, nothing stands still."""
 
+from __future__ import annotations
+
 import asyncio
 import os
+import select
 import signal
 import sys
 import threading
@@ -16,7 +19,7 @@ from tfmq.client.connection.addresses import parse_servers
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request, sleep
 from tfmq.client.drivers import blocking
-from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.drivers.blocking import BlockingDriver, WakePipe
 from tfmq.client.operation import Event, Operation, Wait
 from tfmq.errors import Abandoned, Closed, ConnectionFailed, NotAllowed, TimedOut
 from tfmq.protocol.commands import Metadata, Ping
@@ -270,3 +273,44 @@ def test_large_requests_of_many_threads_in_both_directions_never_stand_still(cli
             assert len(reply.topics) == len(names)
 
     in_threads(16, work)
+
+
+# The pipe that wakes whoever polls.
+
+
+def rings(pipe: WakePipe) -> bool:
+    poll = select.poll()
+    poll.register(pipe.descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def test_it_rings_until_it_is_drained() -> None:
+    pipe = WakePipe()
+    assert not rings(pipe)
+    pipe.notify()
+    pipe.notify()
+    assert rings(pipe)
+    pipe.drain()
+    assert not rings(pipe)
+    pipe.drain()
+    pipe.close()
+
+
+def test_a_full_pipe_wakes_as_well() -> None:
+    pipe = WakePipe()
+    assert not rings(pipe)
+    for _ in range(100_000):
+        pipe.notify()
+    assert rings(pipe)
+    pipe.drain()
+    assert not rings(pipe)
+    pipe.close()
+
+
+def test_nobody_polls_so_nobody_is_woken() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    pipe = WakePipe()
+    pipe.notify()
+    pipe.close()
+    pipe.close()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -5,6 +5,8 @@ counted exactly; what is taken is below twice what was asked for, and of 16 byte
 released and the pool trimmed, nothing is left.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 
@@ -13,7 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from journal.buffers import Buffer, Pool
+from journal.buffers import Buffer, Pool, Released
+from journal.buffers.arena import PAGE_BYTES, Arena
+from journal.buffers.pool import CACHE_BYTES_MAX, RUN_BYTES_MAX, RUN_COUNT_MAX, TRIM_INTERVAL, ThreadCache
 from tests.scale import SEED, scaled, seeded
 
 SIZES = st.one_of(
@@ -178,3 +182,98 @@ def test_untouched_memory_costs_nothing() -> None:
     assert resident_bytes() - before < 16 << 20
     for buffer in buffers:
         buffer.release()
+
+
+# Holds: the memory stays until the last one ends, and mistakes say so.
+
+
+def test_a_buffer_has_exactly_the_bytes_that_were_asked_for() -> None:
+    buffer = Pool().allocate(1000)
+    buffer.view[:] = b"a" * 1000
+    assert (len(buffer.view), buffer.size, buffer.capacity) == (1000, 1000, 1024)
+
+
+def test_the_memory_stays_until_the_last_hold_ends() -> None:
+    pool = Pool()
+    buffer = pool.allocate(100).retain().retain()
+    buffer.release()
+    buffer.release()
+    assert buffer.holds == 1
+    assert pool.stats().live_count == 1
+    buffer.release()
+    assert pool.stats().live_count == 0
+
+
+def test_use_after_the_last_release_says_so() -> None:
+    buffer = Pool().allocate(100)
+    view = buffer.view
+    buffer.release()
+    for mistake in (buffer.release, buffer.retain, lambda: buffer.view):
+        with pytest.raises(Released, match="100 bytes"):
+            mistake()
+    with pytest.raises(ValueError, match="released memoryview"):
+        view[0]
+
+
+def test_an_array_over_the_view_does_not_keep_the_memory_back() -> None:
+    pool = Pool()
+    buffer = pool.allocate(64)
+    over_it = bytearray().join([buffer.view]), memoryview(buffer.view)
+    buffer.release()
+    assert pool.stats().live_count == 0
+    assert len(over_it) == 2
+
+
+def test_a_traced_buffer_knows_who_asked_for_it() -> None:
+    buffer = Pool(debug=True).allocate(10)
+    assert buffer.allocated_at.startswith(__file__)
+    buffer.release()
+
+
+# What a thread keeps: bounded, of its own arena, and not longer than it is needed.
+
+
+def test_a_kept_place_is_given_again_and_only_for_its_size() -> None:
+    arena = Arena()
+    cache = ThreadCache(arena)
+    place = arena.allocate(1024)
+    assert cache.try_cache(place)
+    assert cache.allocate(2048) is None
+    assert cache.allocate(1024) is place
+    assert cache.allocate(1024) is None
+    assert (cache.counts.allocated, cache.counts.hits) == (3, 1)
+
+
+def test_the_count_of_one_size_and_the_bytes_of_all_are_bounded() -> None:
+    arena = Arena()
+    cache = ThreadCache(arena)
+    assert sum(cache.try_cache(arena.allocate(PAGE_BYTES)) for _ in range(100)) == RUN_COUNT_MAX
+    while cache.try_cache(arena.allocate(RUN_BYTES_MAX)):
+        pass
+    assert cache.cached_bytes <= CACHE_BYTES_MAX
+    assert not ThreadCache(arena).try_cache(arena.allocate(2 * RUN_BYTES_MAX))
+
+
+def test_another_arenas_place_is_not_kept() -> None:
+    assert not ThreadCache(Arena()).try_cache(Arena().allocate(64))
+
+
+def test_what_nobody_asked_for_goes_back() -> None:
+    arena = Arena()
+    cache = ThreadCache(arena)
+    for _ in range(10):
+        cache.try_cache(arena.allocate(1024))
+    for _ in range(2 * TRIM_INTERVAL):
+        place = cache.allocate(1024)
+        assert place is not None
+        cache.try_cache(place)
+    assert cache.cached_bytes == arena.used_bytes() == 1024, "one was in use at a time"
+
+
+def test_draining_gives_everything_back() -> None:
+    arena = Arena()
+    cache = ThreadCache(arena)
+    for size in (16, 1024, PAGE_BYTES):
+        cache.try_cache(arena.allocate(size))
+    cache.drain()
+    assert cache.cached_bytes == arena.used_bytes() == 0

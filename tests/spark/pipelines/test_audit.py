@@ -1,5 +1,7 @@
 """An audit of a real broker's folder: it is sound while it runs and afterwards, and all that is planted is found."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import threading
@@ -8,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tfmq
 from journal.record.batch import Source
 from tests.scale import SCALE, scaled
 from tests.spark.pipelines import broken
-from tests.spark.pipelines.audited import audit_here, batch, segments, told
+from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
 from tfmq.message import Message
 from tfmq.spark.pipelines import audit_plan as kinds
-from tfmq.spark.pipelines.audit import audit, command
+from tfmq.spark.pipelines.audit import AuditJobs, audit, command, group_pieces
+from tfmq.spark.pipelines.audit_check import RUN, make_facts
+from tfmq.spark.pipelines.audit_plan import AuditedLog, AuditPiece
 from tfmq.spark.pipelines.command import run_command
 from tfmq.spark.pipelines.spark_jobs import Progress
 from tools.rigs.live_server import LiveServer
@@ -159,3 +165,67 @@ def test_what_is_no_data_folder_is_told_before_spark_is_started(
     assert capsys.readouterr().err == (
         f"tfmq: {data} {sentence}; name the data folder of a broker (its --data).\n"
     )
+
+
+# What an audit says in the end.
+
+
+def test_sums_and_sentence(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "data", 0, [([batch(50, 40 * n, [80] * 40)], None) for n in range(20)])
+    result = audit_here(tmp_path / "data")
+    files = segments(folder)
+    assert (result.logs, result.segments, result.messages, result.blocks) == (1, len(files), 800, 20)
+    assert result.summary().startswith(f"1 data folder, 1 log, {len(files)} segments: 800 records in ")
+    assert result.summary().endswith("; nothing is wrong")
+    files[1].unlink()
+    result = audit_here(tmp_path / "data")
+    assert result.summary().endswith("; 1 finding")
+    row = result.to_json()
+    assert row["findings"][0]["kind"] == "missing segment" and row["messages"] == result.messages
+
+
+def test_findings_are_in_the_order_of_topics_and_offsets(tmp_path: Path) -> None:
+    for partition in (1, 0):
+        folder = write_log(
+            tmp_path / "data",
+            partition,
+            [([batch(50 + partition, 40 * n, [80] * 40)], None) for n in range(30)],
+        )
+        for path in segments(folder)[1:4:2]:
+            path.unlink()
+    findings = audit_here(tmp_path / "data").findings
+    assert [(each.partition, each.first) for each in findings] == [
+        (0, 20500),
+        (0, 61500),
+        (1, 20500),
+        (1, 61500),
+    ]
+
+
+# Work for Spark: even groups, and verdicts that do not depend on how facts are spread.
+
+SIZE = 100
+
+
+@given(sizes=st.lists(st.integers(1, 250), max_size=40))
+def test_every_piece_is_in_one_group_and_small_ones_share_one(sizes: list[int]) -> None:
+    pieces = [AuditPiece(n, 0, 0, size, False) for n, size in enumerate(sizes)]
+    groups = group_pieces(pieces, SIZE)
+    assert sorted(piece.log for group in groups for piece in group) == list(range(len(sizes)))
+    sums = [sum(piece.size for piece in group) for group in groups]
+    assert sums == sorted(sums, reverse=True)
+    assert all(len(group) == 1 or total <= SIZE for group, total in zip(groups, sums, strict=True))
+
+
+def test_facts_of_many_tasks_meet(spark: Any) -> None:
+    logs = [AuditedLog(n, "/data", f"orders-{n}", "orders", n, ".zxQueue", None, None, ()) for n in range(2)]
+    checked = AuditJobs(spark.sparkContext, logs, {"/data": 0})
+    checked.check_pieces([], Progress("auditing", None))
+    one = [make_facts(0, 0, [[producer << 24, RUN, 5, 100 * producer, 0, 0]]) for producer in range(50, 58)]
+    other = [make_facts(0, 1, [[(producer << 24) + 3, RUN, 5, 7, 0, 0]]) for producer in (51, 56)]
+    verdicts = checked.compare_facts([*one, *other], {}, {})
+    found = sorted(
+        (each.first_id >> 24, each.first_id & 0xFFFF, each.count) for v in verdicts for each in v.repeats
+    )
+    assert found == [(51, 3, 2), (56, 3, 2)]
+    checked.close()

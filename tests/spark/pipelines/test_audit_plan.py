@@ -1,13 +1,19 @@
 """What is audited: every log of a folder, cut into pieces at ends of blocks."""
 
+from __future__ import annotations
+
+import shutil
 from pathlib import Path
 
 import pytest
 
+import tfmq
 from journal.disk import RealDisk
 from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
+from tfmq.admin import Admin
 from tfmq.errors import BadRequest
-from tfmq.spark.pipelines.audit_plan import MARK, make_plan
+from tfmq.spark.pipelines import audit_plan
+from tfmq.spark.pipelines.audit_plan import ADVICE, FOLDER, MARK, Finding, make_plan, read_catalog_topics
 
 
 def written(data: Path) -> Path:
@@ -115,3 +121,67 @@ def test_what_is_no_data_folder_is_told_in_a_sentence(tmp_path: Path, there: boo
         (tmp_path / "data").mkdir()
     with pytest.raises(BadRequest, match=r"name the data folder of a broker \(its --data\)\.$"):
         make_plan(RealDisk(), [str(tmp_path / "data")])
+
+
+# Folders that the catalog of a real broker names and that are not there.
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = tmp_path_factory.mktemp("catalog") / "data"
+    with tfmq.local_server(data) as servers, Admin(servers) as admin, tfmq.Producer(servers) as producer:
+        for name, partitions in (("orders", 3), ("gone", 2), ("grown", 1)):
+            admin.create_topic(name, partitions)
+            producer.send_many(name, [b"x"] * 30)
+        producer.flush()
+        admin.delete_topic("gone")
+        admin.grow_topic("grown", 2)
+    return data
+
+
+def test_topics_are_those_that_are_there_with_all_their_partitions(sound: Path) -> None:
+    found = [(topic.name, topic.partitions) for topic in read_catalog_topics(RealDisk(), str(sound))]
+    assert sorted(found) == [("grown", 2), ("orders", 3)]
+    assert told(audit_here(sound)) == []
+
+
+def test_a_partitions_folder_that_is_missing_is_found(sound: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(sound, tmp_path / "data"))
+    shutil.rmtree(data / "orders-1")
+    (finding,) = audit_here(data).findings
+    assert (finding.kind, finding.topic, finding.partition) == (FOLDER, "orders", 1)
+    assert finding.text == "the folder orders-1 is missing; the catalog has the topic with 3 partitions"
+
+
+def test_a_folder_of_another_log_is_found(sound: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(sound, tmp_path / "data"))
+    shutil.rmtree(data / "orders-1")
+    shutil.copytree(data / "orders-2", data / "orders-1")
+    kinds = [each[:2] for each in told(audit_here(data))]
+    assert (FOLDER, 1) in kinds
+
+
+def test_a_catalog_that_cannot_be_read_names_no_topic(sound: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(sound, tmp_path / "data"))
+    (path,) = (data / "meta").glob("*.catalog")
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    for state in (data / "meta").glob("*.state"):
+        state.unlink()
+    assert read_catalog_topics(RealDisk(), str(data)) == []
+    assert {each[0] for each in told(audit_here(data))} == {"damaged block"}
+
+
+# Every kind of finding says what to do.
+
+
+def test_each_kind_has_its_advice() -> None:
+    words = {value for name, value in vars(audit_plan).items() if name.isupper() and isinstance(value, str)}
+    assert set(ADVICE) <= words and len(ADVICE) == 14
+
+
+def test_a_row_has_the_place_and_the_advice() -> None:
+    finding = Finding(audit_plan.CUT, "/data", "orders", 3, "x.zxQueue", 5, 9, "it was cut")
+    assert finding.to_json() == {
+        "kind": "cut file", "data": "/data", "topic": "orders", "partition": 3, "segment": "x.zxQueue",
+        "first": 5, "next": 9, "text": "it was cut", "do": ADVICE["cut file"],
+    }  # fmt: skip

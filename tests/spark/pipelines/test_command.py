@@ -15,8 +15,9 @@ import pytest
 
 from tests.paths import ROOT
 from tfmq.errors import BadRequest, ConnectionFailed, Damaged, TfmqError
+from tfmq.spark.log_reader import SourceAddress
 from tfmq.spark.pipelines import NAMES
-from tfmq.spark.pipelines.command import Job, pipeline_options, run_command, single_interrupt
+from tfmq.spark.pipelines.command import Job, parse_address, pipeline_options, run_command, single_interrupt
 
 
 def raising(error: Exception | None) -> click.Command:
@@ -128,3 +129,20 @@ def test_every_pipeline_has_its_section_and_its_help_on_the_page() -> None:
     there = [name for name in NAMES if find_spec(f"tfmq.spark.pipelines.{name}") is not None]
     helps = [f"Usage: python -m tfmq.spark.pipelines.{name} " for name in there]
     assert [text for text in helps if text not in page] == []
+
+
+# Which broker or folder is meant.
+
+
+def test_a_broker_is_named_or_in_the_environment_or_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TFMQ_SERVERS", raising=False)
+    assert parse_address(None, None, 5.0) == SourceAddress("127.0.0.1:8367", None, 5.0)
+    monkeypatch.setenv("TFMQ_SERVERS", "b:1")
+    assert parse_address(None, None, 5.0).servers == "b:1"
+    assert parse_address("c:2", None, 5.0).servers == "c:2"
+
+
+def test_a_folder_is_named_whole_and_never_beside_a_broker(tmp_path: Path) -> None:
+    assert parse_address(None, tmp_path / "x" / ".." / "data", 5.0).path == str(tmp_path / "data")
+    with pytest.raises(BadRequest, match="either --servers or --path"):
+        parse_address("b:1", tmp_path, 5.0)

@@ -1,5 +1,7 @@
 """The command `reconcile` against a real broker, a consumer's real letters, and what is planted between them."""
 
+from __future__ import annotations
+
 import json
 import sqlite3
 from pathlib import Path
@@ -12,10 +14,25 @@ from tests.scale import scaled
 from tfmq.admin import Admin
 from tfmq.cli.output import Output
 from tfmq.dead_letters.admin import Desk
-from tfmq.dead_letters.model import Selection
+from tfmq.dead_letters.model import DEAD, HANDLED, REDRIVEN, WAITING, Selection
 from tfmq.dead_letters.redrive import Wish
+from tfmq.spark.log_reader import SourceAddress
 from tfmq.spark.pipelines.command import Job, run_command
-from tfmq.spark.pipelines.reconcile import NOTE, Balance, Fault, print_balance, reconcile
+from tfmq.spark.pipelines.reconcile import (
+    CLAIMS_PER_TASK,
+    NOTE,
+    WRONG,
+    Balance,
+    Fault,
+    GroupPosition,
+    LetterSummary,
+    Row,
+    make_balance,
+    plan_claim_checks,
+    print_balance,
+    reconcile,
+)
+from tfmq.spark.ranges import PartitionLog
 from tools.rigs.live_server import LiveServer
 
 MESSAGES = 40 + scaled(4000)
@@ -169,3 +186,117 @@ def test_names_out_of_a_store_do_not_steer_the_terminal(capsys: pytest.CaptureFi
     print_balance(Job("reconcile", Output(None, False, False)), Balance([], faults))
     said = "".join(capsys.readouterr())
     assert "g\\x1b[31m" in said and not {"\x1b", "\x07"} & set(said)
+
+
+# Claims of letters, sorted by partition; what stands where they point is asked in test_reconcile.py.
+
+ADDRESS = SourceAddress("127.0.0.1:1")
+LOG, OTHER = PartitionLog("orders", 0, 20, 20 << 24), PartitionLog("again", 3, 30, 30 << 24 | 3)
+
+
+def test_a_letter_claims_its_own_place_and_that_where_it_was_sent_again() -> None:
+    sent = letter(9, sent=("again", 30, 3, 700, 55))
+    asked = {each.log: each.claims for each in plan_claim_checks(ADDRESS, [LOG, OTHER], [sent, letter(3)])}
+    assert [(claim.offset, claim.id, claim.resent) for claim in asked[LOG]] == [
+        (30, 7, False),
+        (90, 7, False),
+    ]
+    assert [(claim.offset, claim.id, claim.resent) for claim in asked[OTHER]] == [(700, 55, True)]
+
+
+def test_of_partitions_that_are_gone_nothing_is_asked() -> None:
+    assert plan_claim_checks(ADDRESS, [OTHER], [letter(3)]) == []
+
+
+def test_of_another_brokers_topic_with_the_same_number_nothing_is_asked() -> None:
+    namesake = LOG._replace(topic="payments")
+    assert (
+        plan_claim_checks(
+            ADDRESS, [namesake, OTHER._replace(topic="else")], [letter(9, sent=("again", 30, 3, 700, 55))]
+        )
+        == []
+    )
+
+
+def test_many_letters_are_many_tasks() -> None:
+    asked = plan_claim_checks(ADDRESS, [LOG], [letter(n) for n in range(CLAIMS_PER_TASK + 1)])
+    assert [len(each.claims) for each in asked] == [CLAIMS_PER_TASK, 1]
+    assert asked[1].claims[0].offset == 10 * CLAIMS_PER_TASK
+
+
+# Whether produced, consumed and dead-lettered add up, without a broker: every way in which they do not.
+
+TOPICS = {20: "orders"}
+
+
+def standing(consumed: int = 60, *, first: int = 0, end: int = 100, **changed: int) -> GroupPosition:
+    """Of a partition with 10 bytes a message."""
+    made = GroupPosition(
+        "broker", "billing", "orders", 20, 0, 10 * first, 10 * end, first, end, 10 * consumed, end - consumed
+    )
+    return made._replace(**changed)
+
+
+def letter(ordinal: int, state: str = DEAD, **changed: object) -> LetterSummary:
+    made = LetterSummary(
+        "dead.db", f"letter{ordinal}", "billing", "orders", 20, 0, 10 * ordinal, ordinal, 7, state
+    )
+    return made._replace(**changed)
+
+
+def only(found: Balance) -> tuple[str, str]:
+    (fault,) = found.faults
+    return fault.weight, fault.text
+
+
+def test_a_row_has_what_was_produced_consumed_and_kept() -> None:
+    states = (DEAD, WAITING, HANDLED, REDRIVEN, DEAD)
+    found = make_balance([standing(first=10)], [letter(n, state) for n, state in enumerate(states)], TOPICS)
+    assert found.rows == [Row("broker", "billing", "orders", 0, 100, 90, 60, 40, 55, 1, 2, 2)]
+    assert found.faults == []
+
+
+def test_a_group_that_saved_nothing_has_consumed_nothing() -> None:
+    (row,) = make_balance([standing(offset=-1, lag=100)], [], TOPICS).rows
+    assert (row.consumed, row.lag, row.handled) == (0, 100, 0)
+
+
+def test_what_nobody_can_tell_is_no_number() -> None:
+    (row,) = make_balance([standing(lag=-1)], [], TOPICS).rows
+    assert (row.consumed, row.handled) == (-1, -1)
+
+
+@pytest.mark.parametrize(
+    ("place", "letters", "weight", "text"),
+    [
+        (standing(offset=1001), [], WRONG, "goes on at offset 1001, and the partition ends at 1000"),
+        (standing(offset=90, first=10), [], WRONG, "retention took messages that it had not handled"),
+        (standing(), [letter(100)], WRONG, "of messages behind the partition's end"),
+        (standing(), [letter(60)], NOTE, "of messages that the group has not saved as done"),
+        (standing(), [letter(3, partition=1)], WRONG, "the broker knows of no such group here"),
+        (standing(), [letter(3, group="other")], WRONG, "the broker knows of no such group here"),
+        (standing(), [letter(3, incarnation=21)], NOTE, "of a topic that is not there any more"),
+        (
+            standing(),
+            [letter(3), letter(3, store="b.db")],
+            WRONG,
+            "letter letter3 is in dead.db (dead) and in b.db",
+        ),
+    ],
+)
+def test_each_thing_that_does_not_add_up_is_told_alone(
+    place: GroupPosition, letters: list[LetterSummary], weight: str, text: str
+) -> None:
+    found = only(make_balance([place], letters, TOPICS))
+    assert found[0] == weight and text in found[1]
+
+
+def test_the_last_message_consumed_and_the_first_one_not() -> None:
+    assert make_balance([standing()], [letter(59)], TOPICS).faults == []
+    assert make_balance([standing(100)], [letter(99)], TOPICS).faults == []
+    assert make_balance([standing(offset=1000, lag=0)], [], TOPICS).faults == []
+
+
+def test_json_has_all_rows_and_faults() -> None:
+    found = make_balance([standing()], [letter(60)], TOPICS).to_json()
+    assert found["rows"][0]["produced"] == 100 and found["faults"][0]["weight"] == NOTE

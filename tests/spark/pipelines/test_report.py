@@ -1,5 +1,7 @@
 """The command `report` against a real broker: what it counts is what was sent."""
 
+from __future__ import annotations
+
 import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -9,12 +11,25 @@ from typing import Any
 import pytest
 
 import tfmq
-from tests.scale import scaled
+from tests.dead_letters.test_store import keeping
+from tests.scale import scaled, seeded
 from tests.spark.pipelines.test_reconcile import work
+from tests.spark.pipelines.test_report_render import EMPTY, FULL
 from tfmq.admin import Admin
-from tfmq.message import Message
+from tfmq.dead_letters.sql_store import BlockingSqlStore
+from tfmq.dead_letters.store import StoreAddress as StoreAddress
+from tfmq.errors import TfmqError
+from tfmq.message import Message, decode_attribute, encode_attribute
+from tfmq.spark.log_reader import SourceAddress
 from tfmq.spark.pipelines.command import run_command
-from tfmq.spark.pipelines.report import report
+from tfmq.spark.pipelines.report import (
+    add_letters,
+    collect_figures,
+    combine_lags,
+    count_bins,
+    read_group_lags,
+    report,
+)
 from tools.rigs.live_server import LiveServer
 
 MESSAGES = 200 + scaled(20_000)
@@ -134,3 +149,89 @@ def test_what_is_not_there_is_told_before_spark_is_started(
         producer.send(topic, b"one")
     assert run_command(report, "report", [topic, "--servers", spark_server.address, *arguments]) == code
     assert capsys.readouterr().err.startswith(f"tfmq: {sentence}")
+
+
+# Dead letters by topic; groups' lags are asked of a broker in test_report.py.
+
+
+def test_letters_are_counted_by_topic_state_and_calls(tmp_path: Path) -> None:
+    store = BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db")))
+    store.apply([keeping(0), keeping(1), keeping(2, next_ms=10**15)])
+    store.close()
+    orders, empty = add_letters(
+        [FULL._replace(calls={}, letters={}), EMPTY], [str(tmp_path / "dead.db")], None
+    )
+    assert orders.letters == {"dead": 2, "waiting": 1} and sum(orders.calls.values()) == 3
+    assert (empty.letters, empty.calls) == ({}, {})
+
+
+def test_a_store_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TfmqError, match="There are no dead letters at"):
+        list(add_letters([FULL], [str(tmp_path / "no.db")], None))
+
+
+def test_a_folder_knows_no_groups(tmp_path: Path) -> None:
+    assert read_group_lags(SourceAddress(path=str(tmp_path)), ["orders"], 0) == {}
+
+
+def test_a_lag_that_nobody_can_tell_is_not_none() -> None:
+    assert combine_lags("g", [3, 0, 4], [1.5, 2.5]) == ("g", 7, 2.5)
+    assert combine_lags("g", [3, -1], []) == ("g", -1, 0.0)
+
+
+# Births are read out of attributes by Spark's own expressions: held against the attributes' own decoder.
+
+NOW = 1_763_700_000_000
+
+
+def rows() -> list[tuple[bytes | None, str, int, int, bytes | None]]:
+    """(value, topic, partition, append time ms, attributes): born, not born, with keys that look like a birth."""
+    random = seeded("births")
+    found: list[tuple[bytes | None, str, int, int, bytes | None]] = []
+    for n in range(200):
+        born = random.choice([None, NOW + n - 5, NOW + n + 9, NOW - 10**9])
+        key = random.choice([None, "k", bytes([1, 0xCF]) * 6])
+        attribute = encode_attribute(born, key, random.choice([None, "tag"])) or None
+        value = random.choice([None, b"", b"x" * n])
+        found.append((value, f"topic{n % 2}", n % 3, NOW + n, attribute))
+    return found
+
+
+def test_counts_births_and_sizes_are_those_of_each_message(spark: Any) -> None:
+    given = rows()
+    frame = spark.createDataFrame(
+        given, "value binary, topic string, partition int, at bigint, attributes binary"
+    ).selectExpr("value", "topic", "partition", "timestamp_millis(at) AS timestamp", "attributes")
+    widths = {"topic0": 1, "topic1": 60, "empty": 1}
+    found = {each.topic: each for each in collect_figures(count_bins(frame, widths), widths)}
+    assert found["empty"].messages == 0
+    for topic in ("topic0", "topic1"):
+        mine = [row for row in given if row[1] == topic]
+        assert {moment.seconds for moment in found[topic].moments} == {widths[topic]}
+        assert all(moment.at % widths[topic] == 0 for moment in found[topic].moments)
+        born = [None if row[4] is None else decode_attribute(row[4]).born_ms for row in mine]
+        latencies = [row[3] - time for row, time in zip(mine, born, strict=True) if time is not None]
+        each = found[topic]
+        assert each.messages == len(mine) and each.size_bytes == sum(len(row[0] or b"") for row in mine)
+        assert each.unborn == born.count(None) and each.early == sum(latency < 0 for latency in latencies)
+        assert each.latencies.count_values == sum(latency >= 0 for latency in latencies)
+        assert each.latencies.bins[-1].most == max(latencies)
+        assert sum(bin.total for bin in each.latencies.bins) == sum(
+            latency for latency in latencies if latency >= 0
+        )
+
+
+def test_births_that_no_sender_gives_end_no_report(spark: Any) -> None:
+    wrong = [b"\x81\x01\xcf" + bytes([255] * 8), b"\x81\x01\xcf\xff", b"\x81\x01", b"", b"\xc1"]
+    far = [b"\x81\x01\xcf\x7f" + bytes([255] * 7)] * 3
+    given = [(b"v", "hostile", 0, NOW, attribute) for attribute in wrong + far]
+    frame = spark.createDataFrame(
+        given, "value binary, topic string, partition int, at bigint, attributes binary"
+    ).selectExpr("value", "topic", "partition", "timestamp_millis(at) AS timestamp", "attributes")
+    (found,) = collect_figures(count_bins(frame, {"hostile": 1}), {"hostile": 1})
+    assert (found.messages, found.unborn, found.early, found.latencies.count_values) == (
+        8,
+        len(wrong),
+        len(far),
+        0,
+    )

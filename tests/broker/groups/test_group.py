@@ -1,0 +1,439 @@
+"""One group without a broker around it: plans, entries that are written or refused, and what is void meanwhile."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.broker.group_desk import Seat, seats
+from tests.broker.helpers import Answer, Broker, Session
+from tfmq.broker.catalog_state import GROUP_OWNERS, CatalogState, Key, PartitionOwner
+from tfmq.broker.groups.group import Group, GroupSubscription, Member, OwnerChanges, ParkedHeartbeat
+from tfmq.protocol.commands import DescribeGroup, ListGroups
+
+NOBODY = object()
+
+
+class Desk:
+    """A group on the topics and the register of a broker; entries go into the register when a test says so."""
+
+    def __init__(self, partitions: int = 4) -> None:
+        self.broker = Broker()
+        self.broker.create(partitions=partitions)
+        house = self.broker.engine.broker
+        self.register: CatalogState = house.catalog.state
+        self.group = Group("billing", self.register, house.topics)
+        self.generation = 10
+        self.inc = self.broker.incarnation()
+
+    def enter(self, name: str, topics: str = "orders") -> Member:
+        self.generation += 1
+        member = Member(name, self.generation, 9000, 0.0)
+        member.subscription = GroupSubscription(topics.split(), "sticky", None)
+        self.group.add_member(member)
+        return member
+
+    def plan(self, room: int = 100) -> OwnerChanges:
+        self.generation += 1
+        return self.group.changes(self.generation, room)
+
+    def write(self, changes: OwnerChanges) -> None:
+        generation = max((owner.generation for owner in changes.assigned.values()), default=self.generation)
+        self.register.apply_entry((GROUP_OWNERS, "billing", generation, changes.rows()))
+
+    def carry_out(self) -> OwnerChanges:
+        changes = self.plan()
+        self.write(changes)
+        self.group.changes_written(changes, forced=True)
+        return changes
+
+    def key(self, number: int) -> Key:
+        return self.inc, number
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def waiting(generation: int, held: dict[Key, bool]) -> ParkedHeartbeat:
+    return ParkedHeartbeat(NOBODY, NOBODY, generation, held)  # type: ignore[arg-type]
+
+
+def test_a_plan_is_one_row_a_member_and_one_for_what_is_free(desk: Desk) -> None:
+    changes = OwnerChanges(
+        {
+            (16, 0): PartitionOwner("ada", 5, 9000),
+            (16, 1): PartitionOwner("bob", 5, 8000),
+            (16, 2): PartitionOwner("ada", 5, 9000),
+        },
+        [(16, 3)],
+    )
+    assert changes.rows() == [
+        ("", 0, [(16, 3)]),
+        ("ada", 9000, [(16, 0), (16, 2)]),
+        ("bob", 8000, [(16, 1)]),
+    ]
+
+
+def test_what_is_planned_is_nobody_elses_and_is_told_when_it_is_written(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    changes = desk.plan()
+    key = desk.key(0)
+    assert desk.group.owns("ada", desk.generation, key) and not desk.group.owns("bob", 99, key)
+    assert desk.group.assignment(ada) == {} and desk.group.has_pending_assignment("ada")
+    assert desk.plan().assigned == {}
+    desk.write(changes)
+    assert desk.group.assignment(ada) == {}
+    desk.group.changes_written(changes, forced=True)
+    assert set(desk.group.assignment(ada)) == {desk.key(n) for n in range(4)}
+    assert ada.generation > ada.joined and not desk.group.target_outdated
+
+
+def test_what_was_refused_is_planned_again(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    desk.group.changes_written(desk.plan(), forced=False)
+    assert desk.group.assignment(ada) == {} and desk.group.target_outdated
+    assert not desk.group.owns("ada", 99, desk.key(0))
+    assert len(desk.carry_out().assigned) == 4 and len(ada.owned) == 4
+
+
+def test_what_may_be_on_the_disk_is_told_to_nobody_and_given_to_nobody(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    changes = desk.plan()
+    desk.write(changes)
+    desk.group.changes_written(changes, forced=False)
+    desk.group.remove_member("ada")
+    bob = desk.enter("bob")
+    assert desk.plan().assigned == {} and ada.owned == bob.owned == {}
+
+
+def test_what_is_planned_for_a_member_that_dies_goes_to_the_next_when_it_is_written(desk: Desk) -> None:
+    desk.enter("ada")
+    changes = desk.plan()
+    desk.group.expire_member("ada")
+    bob = desk.enter("bob")
+    assert desk.plan().assigned == {}
+    desk.write(changes)
+    desk.group.changes_written(changes, forced=True)
+    assert desk.group.target_outdated
+    desk.carry_out()
+    assert len(bob.owned) == 4
+
+
+def test_what_is_planned_for_an_earlier_life_of_a_member_is_not_its(desk: Desk) -> None:
+    desk.enter("ada")
+    changes = desk.plan()
+    again = desk.enter("ada")
+    desk.write(changes)
+    desk.group.changes_written(changes, forced=True)
+    assert again.owned == {} and not desk.group.owns("ada", 99, desk.key(0))
+    desk.carry_out()
+    assert len(again.owned) == 4 and min(again.owned.values()) > again.joined
+
+
+def test_what_is_given_up_is_free_in_the_catalog_too_if_nobody_takes_it(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    desk.carry_out()
+    ada.subscription = GroupSubscription([], "sticky", None)
+    desk.group.target_outdated = True
+    assert desk.plan().rows() == [] and desk.group.assignment(ada) == {} and len(ada.owned) == 4
+    assert desk.group.release(ada, [desk.key(0)], ada.generation)
+    changes = desk.carry_out()
+    assert sorted(changes.released) == [desk.key(n) for n in (1, 2, 3)]
+    assert set(desk.register.groups["billing"].owners) == {desk.key(0)}
+    assert desk.carry_out().rows() == []
+
+
+def test_what_a_member_has_not_heard_of_it_does_not_give_up(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    before = ada.generation
+    desk.carry_out()
+    assert not desk.group.release(ada, [], before) and len(ada.owned) == 4
+    assert desk.group.release(ada, [], ada.generation) and ada.owned == {}
+
+
+def test_a_member_is_to_be_told_what_it_does_not_know(desk: Desk) -> None:
+    ada = desk.enter("ada")
+    desk.carry_out()
+    keys = dict.fromkeys(ada.owned, False)
+    assert not desk.group.has_news_for(ada, waiting(ada.generation, keys))
+    assert desk.group.has_news_for(ada, waiting(ada.generation - 1, keys))
+    assert desk.group.has_news_for(ada, waiting(ada.generation, {**keys, desk.key(0): True}))
+    assert desk.group.has_news_for(ada, waiting(ada.generation, {desk.key(0): False}))
+    assert desk.group.has_news_for(ada, waiting(ada.generation, {**keys, (99, 0): False}))
+    assert not desk.group.has_news_for(ada, waiting(ada.generation, {**keys, (99, 0): True}))
+    ada.subscription = GroupSubscription([], "sticky", None)
+    desk.group.target_outdated = True
+    desk.plan()
+    assert desk.group.assignment(ada) == {}
+    assert desk.group.has_news_for(ada, waiting(ada.generation - 1, {})), (
+        "what it was never told of it must give up"
+    )
+    ada.subscription = GroupSubscription(["orders"], "sticky", None)
+    desk.enter("bob")
+    desk.carry_out()
+    share = desk.group.assignment(ada)
+    leaving = {key: key not in share for key in ada.owned}
+    assert len(share) == 2 and desk.group.has_news_for(ada, waiting(ada.generation, keys))
+    assert not desk.group.has_news_for(ada, waiting(ada.generation, leaving))
+
+
+def test_owners_from_before_the_start_keep_what_they_have_until_they_are_heard_of(desk: Desk) -> None:
+    rows = [("ada", 9000, [desk.key(0), desk.key(1)]), ("bob", 8000, [desk.key(2)])]
+    desk.register.apply_entry((GROUP_OWNERS, "billing", 5, rows))
+    ada, bob = desk.group.restore_all(0.0)
+    assert (ada.id, ada.session_ms, bob.id, bob.session_ms) == ("ada", 9000, "bob", 8000)
+    eve = desk.enter("eve")
+    desk.carry_out()
+    assert set(eve.owned) == {desk.key(3)}
+    ada.subscription = GroupSubscription(["orders"], "sticky", None)
+    desk.group.target_outdated = True
+    desk.carry_out()
+    assert len(desk.group.assignment(ada)) == 2 and desk.group.awaited_partitions("eve") == []
+    desk.group.expire_member("bob")
+    desk.carry_out()
+    assert len(eve.owned) == 2
+
+
+def test_nobody_has_anything_after_a_new_beginning(desk: Desk) -> None:
+    desk.enter("ada")
+    desk.carry_out()
+    desk.group.release_all()
+    assert not any(desk.group.owns("ada", 99, desk.key(n)) for n in range(4))
+
+
+def test_no_more_partitions_get_an_owner_than_there_is_room_for(desk: Desk) -> None:
+    desk.enter("ada")
+    assert len(desk.plan(room=3).assigned) == 3
+
+
+# What people are told of groups, and why a member has less than it asked for.
+
+
+@pytest.fixture
+def broker() -> Broker:
+    made = Broker()
+    made.create(partitions=10)
+    return made
+
+
+def described(broker: Broker, group: str = "billing") -> dict[str, dict[str, object]]:
+    """The members by name."""
+    found = broker.ask(DescribeGroup(group)).description["members"]
+    return {each["member"]: each for each in found}
+
+
+def test_more_members_than_partitions_leave_some_idle_and_they_are_told_why() -> None:
+    broker = Broker()
+    broker.create()
+    first, second = seats(broker, "ada bob")
+    assert (first.numbers, second.numbers) == ([0], [])
+    second.beat()
+    assert second.note == "2 members, 1 partition: tfmq topic grow orders"
+    early = Seat(broker, "eve", topics="bills")
+    early.join()
+    assert early.note == "No topic that it asks for is there yet: bills."
+
+
+def test_a_dead_member_is_not_named_as_the_owner_of_partitions(broker: Broker) -> None:
+    first, second = seats(broker, "ada bob")
+    first.commit(10)
+
+    def owners() -> dict[int, str]:
+        offsets = broker.ask(DescribeGroup("billing")).description["offsets"]
+        return {each["partition"]: each["member"] for each in offsets}
+
+    both = owners()
+    assert both == {number: seat.name for seat in (first, second) for number in seat.numbers}
+    second.leave()
+    first.disconnect()
+    broker.advance(31)
+    assert described(broker) == {} and set(owners().values()) == {""}
+
+
+@pytest.mark.parametrize("how", ["leave", "disconnect"])
+def test_partitions_without_an_offset_count_also_when_the_members_are_gone(how: str) -> None:
+    broker = Broker()
+    broker.create(partitions=4)
+    producer = broker.lease()
+    for number in range(4):
+        broker.produce(producer, 0, [b"x"] * 10, partition=number)
+    (seat,) = seats(broker, "ada")
+    end = broker.log(partition=0).end_offset
+    seat.commit(end, ("orders", broker.incarnation(), 0))
+
+    def lags() -> dict[int, int]:
+        offsets = broker.ask(DescribeGroup("billing")).description["offsets"]
+        return {each["partition"]: each["lag"] for each in offsets}
+
+    assert lags() == {0: 0, 1: 10, 2: 10, 3: 10}
+    if how == "leave":
+        seat.leave()
+    else:
+        seat.disconnect()
+        broker.advance(31)
+    assert described(broker) == {} and lags() == {0: 0, 1: 10, 2: 10, 3: 10}
+    broker = broker.restart()
+    assert lags() == {0: 0, 1: 10, 2: 10, 3: 10}
+
+
+def test_members_of_other_topics_are_not_counted_against_its_partitions() -> None:
+    broker = Broker()
+    broker.create(partitions=2)
+    broker.create("bills", partitions=9)
+    Seat(broker, "bookkeeper", topics="bills").join()
+    *_, third = seats(broker, "ada bob cleo")
+    third.beat()
+    assert third.note == "3 members, 2 partitions: tfmq topic grow orders"
+
+
+def test_more_partitions_are_advised_only_where_members_are_more() -> None:
+    """By ranges a member may have nothing of two topics of one partition each."""
+    broker = Broker()
+    broker.create(partitions=1)
+    broker.create("bills", partitions=1)
+    first, second = seats(broker, "ada bob", topics="orders bills", strategy="range")
+    second.beat()
+    assert first.numbers == [0, 0]
+    assert second.note == "Other members have the partitions that it asks for, by the strategy range."
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_members_that_join_enough_partitions_are_never_told_to_add_some(seed: int) -> None:
+    """Members join, beat and release in any order, before and after the broker has written who owns what."""
+    chance = random.Random(seed)
+    broker = Broker()
+    broker.create(partitions=6)
+    members = [Seat(broker, name) for name in ("ada", "bob", "cleo", "dan")]
+    asked: dict[Seat, Answer] = {}
+    for _ in range(80):
+        member = chance.choice(members)
+        if member in asked and asked[member].done:
+            answer = asked.pop(member)
+            (member.take if member.generation else member.take_join)(answer)
+            assert "grow" not in member.note and "strategy" not in member.note
+        if member not in asked:
+            turn = chance.random() < 0.5
+            if not member.generation:
+                asked[member] = member.ask_join(turn=turn)
+            else:
+                if chance.random() < 0.7:
+                    member.drop_leaving()
+                asked[member] = member.ask_beat(chance.choice([0, 1000]), turn=turn)
+        if chance.random() < 0.3:
+            broker.advance(chance.choice([0, 0.01, 1.5]))
+
+
+def test_groups_are_listed_and_described(broker: Broker) -> None:
+    producer = broker.lease()
+    ends = [broker.produce(producer, 2 * n, [b"x", b"y"]) for n in range(3)]
+    first, second = Seat(broker, "ada"), Seat(broker, "bob")
+    first.join()
+    second.join()
+    first.beat()
+    first.commit(ends[1].positions[0][1], ("orders", broker.incarnation(), 0))
+    (listed,) = broker.ask(ListGroups()).groups
+    assert (listed["group"], listed["live"], listed["members"], listed["partitions"]) == (
+        "billing",
+        True,
+        2,
+        1,
+    )
+    members = described(broker)
+    assert members["ada"]["partitions"] == {"orders": [0, 1, 2, 3, 4]}
+    assert members["ada"]["leaving"] == {"orders": [5, 6, 7, 8, 9]}
+    assert members["bob"]["partitions"] == {} and "waits for orders-5 and 4 more" in str(
+        members["bob"]["note"]
+    )
+    description = broker.ask(DescribeGroup("billing")).description
+    assert (description["strategy"], description["member_count"]) == ("sticky", 2)
+    assert description["offsets"][0]["lag"] == 4
+    empty = broker.ask(DescribeGroup("nobody")).description
+    assert (empty["members"], empty["offsets"], empty["strategy"]) == ([], [], "")
+
+
+def test_a_member_is_told_for_whom_it_waits_and_why(broker: Broker) -> None:
+    first, second = Seat(broker, "ada"), Seat(broker, "bob")
+    first.join()
+    second.join()
+    first.beat()
+    second.beat()
+    assert second.note == (
+        "waits for orders-5 and 4 more, which ada (ada at 127.0.0.1) releases when its messages in work are finished"
+    )
+    broker.advance(16)
+    second.beat()
+    assert second.note.endswith("ada (ada at 127.0.0.1) is silent for 16 of 30 s")
+    first.disconnect()
+    broker.advance(2)
+    second.beat()
+    assert second.note.endswith("the connection of ada is gone for 2 s")
+
+
+def test_of_single_partitions_that_others_have_it_is_said(broker: Broker) -> None:
+    first, second = (Seat(broker, name, only=[("orders", 3)]) for name in ("ada", "bob"))
+    first.join()
+    second.join()
+    assert second.note == "Other members have the partitions that it asks for."
+
+
+def test_long_lists_are_shown_in_part(broker: Broker) -> None:
+    seat = Seat(broker, "ada", topics=" ".join(f"t{n}" for n in range(500)))
+    seat.join()
+    assert 0 < len(described(broker)["ada"]["topics"]) < 100  # type: ignore[arg-type]
+
+
+# A member: how long it has, which number it goes by, what its wishes weigh.
+
+
+def member(**fields: float) -> Member:
+    made = Member("ada", 5, 30_000, 100.0)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_a_member_has_its_session_time_from_when_it_was_last_heard_of() -> None:
+    ada = member()
+    assert ada.expires_at() == 130.0
+    ada.connected(Session(), 110.0)
+    assert ada.expires_at() == 140.0
+
+
+def test_without_its_connection_it_has_a_tenth_of_that_and_never_more_than_before() -> None:
+    ada = member()
+    ada.connected(Session(), 110.0)
+    ada.disconnected(112.0)
+    assert ada.session is None and ada.expires_at() == pytest.approx(115.0)
+    ada.connected(Session(), 120.0)
+    ada.disconnected(149.0)
+    assert ada.expires_at() == 150.0
+    ada.connected(Session(), 149.5)
+    assert ada.expires_at() == 179.5
+
+
+def test_it_goes_by_its_join_or_its_last_grant() -> None:
+    ada = member()
+    assert ada.generation == 5
+    ada.owned = {(16, 0): 9, (16, 1): 7}
+    assert ada.generation == 9
+
+
+def test_wishes_are_compared_as_sets_and_weigh_what_they_name() -> None:
+    wishes = GroupSubscription(["b", "a"], "sticky", [("a", 0)])
+    assert wishes == GroupSubscription(["a", "b", "a"], "sticky", {("a", 0)}) and hash(wishes) == hash(wishes)
+    assert wishes.name_count == 4 and GroupSubscription([], "range", None).name_count == 1
+    for other in (
+        GroupSubscription(["a"], "sticky", [("a", 0)]),
+        GroupSubscription(["a", "b"], "range", [("a", 0)]),
+    ):
+        assert wishes != other
+    assert wishes != GroupSubscription(["a", "b"], "sticky", None)
+    ada = member()
+    assert ada.candidate is None
+    ada.subscription = wishes
+    assert (
+        ada.candidate is not None and ada.candidate.accepts(("a", 0)) and not ada.candidate.accepts(("b", 0))
+    )

@@ -1,0 +1,364 @@
+"""Fetches: what is there at once, what is not when it comes, nobody sees what a power cut can take back."""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.log.segment import Segment
+from journal.record.block import blocks_of
+from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
+from journal.record.format import make_id, make_record, tag_flag, tag_hash
+from tests.broker.helpers import Answer, Broker, Session, payloads_of
+from tfmq.broker.fetch import blocks_with
+from tfmq.protocol.commands import (
+    ACKS_SYNCED,
+    ACKS_WRITTEN,
+    READ_FORCED,
+    READ_WRITTEN,
+    Cancel,
+    Fetch,
+    GrowTopic,
+)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    made = Broker()
+    made.create()
+    return made
+
+
+def queued(**values: Any) -> Broker:
+    made = Broker(queued=True, **values)
+    made.create()
+    return made
+
+
+def test_a_fetch_gives_whole_blocks_and_where_to_go_on(broker: Broker) -> None:
+    producer = broker.lease()
+    broker.produce(producer, 0, [b"a"])
+    broker.produce(producer, 1, [b"b"])
+    answer = broker.fetch(0, max_bytes=1)
+    assert payloads_of(answer) == [b"a"]
+    assert (answer.start, answer.skip_to, answer.next) == (0, 0, 121)
+    assert (answer.first, answer.end, answer.forced) == (0, 242, 242)
+    assert answer.log_id == broker.incarnation() << 24
+    assert payloads_of(broker.fetch(answer.next)) == [b"b"]
+
+
+def test_an_offset_inside_a_block_is_answered_from_its_start(broker: Broker) -> None:
+    broker.produce(broker.lease(), 0, [b"a", b"b"])
+    answer = broker.fetch(21)
+    assert (answer.start, answer.skip_to) == (0, 21)
+    assert payloads_of(answer, 21) == [b"b"]
+
+
+def test_at_the_end_without_waiting_it_is_empty(broker: Broker) -> None:
+    answer = broker.fetch(0)
+    assert (answer.body, answer.next) == (b"", 0)
+
+
+def test_a_parked_fetch_is_answered_when_something_comes() -> None:
+    broker = queued()
+    producer = broker.lease()
+    fetch = broker.fetch(0, wait_ms=5000)
+    assert fetch.code == "waiting"
+    broker.produce(producer, 0, [b"a"])
+    broker.work()
+    assert payloads_of(fetch) == [b"a"]
+    assert broker.engine.broker.fetches.parked_count == 0
+
+
+def test_a_parked_fetch_ends_empty_when_its_time_is_up_not_before(broker: Broker) -> None:
+    fetch = broker.fetch(0, wait_ms=5000)
+    broker.advance(4.999)
+    assert fetch.code == "waiting"
+    broker.advance(0.002)
+    assert fetch.body == b"" and fetch.next == 0
+
+
+def test_an_item_39_reads_never_pass_the_forced_mark() -> None:
+    broker = queued()
+    producer = broker.lease()
+    broker.produce(producer, 0, [b"forced"])
+    broker.work()
+    forced = broker.log().forced_offset
+    broker.produce(producer, 1, [b"only written"], acks=ACKS_WRITTEN)
+    assert payloads_of(broker.fetch(0)) == [b"forced"]
+    assert payloads_of(broker.fetch(0, read=READ_WRITTEN)) == [b"forced", b"only written"]
+    assert broker.fetch(forced, read=READ_FORCED).next == forced
+
+
+def test_a_fetch_that_waits_at_the_forced_mark_asks_for_a_force() -> None:
+    broker = queued()
+    producer = broker.lease()
+    broker.produce(producer, 0, [b"a"])
+    broker.work()
+    broker.produce(producer, 1, [b"b"], acks=ACKS_WRITTEN)
+    assert not broker.jobs
+    fetch = broker.fetch(broker.log().forced_offset, wait_ms=5000)
+    broker.work()
+    assert payloads_of(fetch) == [b"b"]
+
+
+def test_what_is_written_while_somebody_waits_is_forced_for_him() -> None:
+    broker = queued()
+    producer = broker.lease()
+    fetch = broker.fetch(0, wait_ms=5000)
+    broker.produce(producer, 0, [b"a"], acks=ACKS_WRITTEN)
+    broker.work()
+    assert payloads_of(fetch) == [b"a"]
+
+
+def test_who_reads_what_is_written_does_not_wait_for_a_force() -> None:
+    broker = queued()
+    producer = broker.lease()
+    broker.produce(producer, 0, [b"a"])
+    broker.work()
+    fetch = broker.fetch(broker.log().end_offset, wait_ms=5000, read=READ_WRITTEN)
+    broker.produce(producer, 1, [b"b"], acks=ACKS_WRITTEN)
+    assert payloads_of(fetch) == [b"b"]
+
+
+def test_a_reader_ahead_of_the_forced_mark_waits() -> None:
+    broker = queued()
+    producer = broker.lease()
+    broker.produce(producer, 0, [b"a"])
+    broker.work()
+    broker.produce(producer, 1, [b"b"], acks=ACKS_WRITTEN)
+    ahead = broker.fetch(broker.log().end_offset, wait_ms=1000)
+    assert ahead.code == "waiting"
+
+
+@pytest.mark.parametrize(
+    "offset, code", [(1, "not_a_record"), (243, "offset_out_of_range"), (10**9, "offset_out_of_range")]
+)
+def test_item_13_an_offset_that_is_none_is_refused_with_what_there_is(
+    broker: Broker, offset: int, code: str
+) -> None:
+    producer = broker.lease()
+    broker.produce(producer, 0, [b"a"])
+    broker.produce(producer, 1, [b"b"])
+    answer = broker.fetch(offset, wait_ms=1000)
+    assert answer.code == code
+    if code == "offset_out_of_range":
+        assert answer.failure is not None
+        assert (answer.failure.details["first"], answer.failure.details["end"]) == (0, 242)
+
+
+def test_cold_data_is_read_in_a_worker() -> None:
+    broker = queued()
+    producer = broker.lease()
+    broker.produce(producer, 0, [b"a"])
+    broker.work()
+    broker.disk.is_cached = False
+    fetch = broker.fetch(0)
+    assert fetch.code == "waiting" and len(broker.jobs) == 1
+    broker.work()
+    assert payloads_of(fetch) == [b"a"]
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["at once", "in a worker"])
+def test_a_fetch_without_memory_is_busy_and_one_line_in_the_log(
+    cached: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = queued()
+    broker.produce(broker.lease(), 0, [b"a"])
+    broker.work()
+    broker.disk.is_cached = cached
+
+    def bytearray_of_too_much(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "pread", bytearray_of_too_much)
+        patch.setattr(Segment, "pread_cached", bytearray_of_too_much if cached else lambda *_: None)
+        fetches = [broker.fetch(0) for _ in range(3)]
+        broker.work()
+    assert [(each.code, each.failure.outcome) for each in fetches] == [("busy", "not done")] * 3
+    told = [each.getMessage() for each in caplog.records]
+    assert told == [f"out of memory, a fetch of orders-0 was refused; {count} so far" for count in (1, 2)]
+    assert all(each.exc_info is None for each in caplog.records)
+    again = broker.fetch(0)
+    broker.work()
+    assert payloads_of(again) == [b"a"]
+
+
+def test_a_cancelled_fetch_ends_empty_and_another_session_s_does_not(broker: Broker) -> None:
+    mine, other = broker.fetch(0, wait_ms=5000), Session()
+    assert not broker.ask(Cancel(mine.correlation), session=other).cancelled
+    assert broker.ask(Cancel(mine.correlation)).cancelled
+    assert mine.body == b"" and mine.next == 0
+    assert not broker.ask(Cancel(mine.correlation)).cancelled
+
+
+def test_fetches_of_a_closed_session_are_forgotten(broker: Broker) -> None:
+    session = Session()
+    fetch = broker.fetch(0, wait_ms=5000, session=session)
+    session.close()
+    assert fetch.code == "abandoned"
+    assert broker.engine.broker.fetches.parked_count == 0
+    late = broker.fetch(0, wait_ms=5000, session=session)
+    assert late.code == "abandoned"
+
+
+def test_a_cold_read_that_ends_after_its_session_answers_once() -> None:
+    broker = queued()
+    producer, session = broker.lease(), Session()
+    broker.produce(producer, 0, [b"a"])
+    broker.work()
+    end = broker.log().end_offset
+    fetch = broker.fetch(end, wait_ms=50, session=session)
+    broker.disk.is_cached = False
+    broker.produce(producer, 1, [b"b"])
+    broker.step()
+    session.close()
+    broker.work()
+    assert fetch.code == "abandoned" and fetch.calls == 1
+
+
+def test_too_many_parked_fetches_are_busy() -> None:
+    broker = Broker(limits__parked_fetches=3, limits__parked_fetches_per_session=2)
+    broker.create()
+    answers = [broker.fetch(0, wait_ms=5000) for _ in range(3)]
+    assert [answer.code for answer in answers] == ["waiting", "waiting", "busy"]
+    others = [broker.fetch(0, wait_ms=5000, session=Session()) for _ in range(2)]
+    assert [answer.code for answer in others] == ["waiting", "busy"]
+
+
+def test_another_incarnation_is_an_unknown_topic(broker: Broker) -> None:
+    assert broker.fetch(0, incarnation=999).code == "unknown_topic"
+    missing = broker.ask(Fetch("orders", broker.incarnation(), 7, 0))
+    assert missing.code == "unknown_partition"
+
+
+# Tags
+
+
+def test_blocks_without_a_wanted_tag_are_left_out(broker: Broker) -> None:
+    producer = broker.lease()
+    for number, tag in enumerate(["red", "blue", "red", ""]):
+        broker.produce(producer, number, [tag.encode() or b"none"], tag=tag)
+    answer = broker.fetch(0, tags=[tag_hash("red")])
+    assert payloads_of(answer) == [b"red", b"red"]
+    assert answer.next == broker.log().end_offset
+
+
+def test_item_14_a_filter_that_rejects_all_still_advances(broker: Broker) -> None:
+    producer = broker.lease()
+    for number in range(3):
+        broker.produce(producer, number, [b"x"], tag="blue")
+    answer = broker.fetch(0, tags=[tag_hash("red")])
+    assert answer.body == b"" and answer.next == broker.log().end_offset
+    first = broker.fetch(0, tags=[tag_hash("red")], max_bytes=1)
+    assert first.body == b"" and 0 < first.next < answer.next
+
+
+def test_item_14_a_parked_fetch_whose_filter_rejects_what_comes_waits_on_and_advances(broker: Broker) -> None:
+    producer = broker.lease()
+    fetch = broker.fetch(0, tags=[tag_hash("red")], wait_ms=1000)
+    broker.produce(producer, 0, [b"x"], tag="blue")
+    assert fetch.code == "waiting"
+    broker.advance(2)
+    assert fetch.body == b"" and fetch.next == broker.log().end_offset
+
+
+@pytest.mark.parametrize("read", [READ_WRITTEN, READ_FORCED])
+def test_who_waits_for_a_message_is_answered_before_its_sender(
+    read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = queued()
+    producer = broker.lease()
+    order: list[Answer] = []
+    ok = Answer.ok
+
+    def noted(self: Answer, *fields: Any, body: Any = b"") -> None:
+        order.append(self)
+        ok(self, *fields, body=body)
+
+    monkeypatch.setattr(Answer, "ok", noted)
+    fetch = broker.fetch(0, wait_ms=5000, read=read)
+    sent = broker.produce(producer, 0, [b"a"], acks=ACKS_WRITTEN if read == READ_WRITTEN else ACKS_SYNCED)
+    broker.work()
+    assert [each is fetch for each in order if each in (fetch, sent)] == [True, False]
+
+
+def test_each_answer_says_how_many_partitions_there_are_and_growth_is_told_at_once() -> None:
+    """To one fetch of a connection: it has one a partition, and knows by that one."""
+    broker = queued()
+    two = Session()
+    first, other = broker.fetch(0, wait_ms=5000), broker.fetch(0, wait_ms=5000)
+    second = broker.fetch(0, wait_ms=5000, session=two)
+    broker.ask(GrowTopic("orders", 3))
+    broker.work()
+    assert [first.code, other.code, second.code] == ["ok", "waiting", "ok"]
+    assert (first.partitions, second.partitions, first.next, first.body) == (3, 3, 0, b"")
+    broker.create("bills")
+    broker.work()
+    assert other.code == "waiting"
+
+
+# The filter keeps exactly the blocks that hold a wanted tag, and never hides damage.
+
+LOG_ID = 7 << 24
+
+
+def chunk(blocks: list[list[str]]) -> bytes:
+    """Control blocks whose records have the tags named."""
+    data, ordinal = b"", 0
+    for tags in blocks:
+        records = b"".join(make_record(b"x", make_id(9, n), tag_flag(tag)) for n, tag in enumerate(tags))
+        control = BlockTrailer(len(tags), len(records), crc32(records), 1, 0, 0, ordinal, len(data))
+        data += records + encode_trailer(LOG_ID, control)
+        ordinal += len(tags)
+    return data
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["", "a", "b", "c"]), max_size=4), max_size=6),
+    st.sets(st.sampled_from("abc")),
+)
+def test_exactly_the_blocks_with_a_wanted_tag_are_kept(blocks: list[list[str]], wanted: set[str]) -> None:
+    data = chunk(blocks)
+    kept = b"".join(blocks_with(data, {tag_hash(tag) for tag in wanted}, 0, LOG_ID))
+    offsets = [block.offset for block in blocks_of(data, 0, LOG_ID)]
+    sizes = [len(block.data) + TRAILER_SIZE for block in blocks_of(data, 0, LOG_ID)]
+    expected = b"".join(
+        data[offset : offset + size]
+        for offset, size, tags in zip(offsets, sizes, blocks, strict=True)
+        if wanted & set(tags)
+    )
+    assert kept == expected
+
+
+def test_neighbours_come_as_one_stretch() -> None:
+    data = chunk([["a"], ["a"], ["b"], ["a"]])
+    assert len(blocks_with(data, {tag_hash("a")}, 0, LOG_ID)) == 2
+
+
+def test_a_block_whose_lengths_do_not_add_up_is_left_to_the_reader() -> None:
+    data = bytearray(chunk([["b"], ["b"]]))
+    data[0:4] = b"\xff\xff\xff\xff"
+    assert b"".join(blocks_with(bytes(data), {tag_hash("a")}, 0, LOG_ID)) == data
+
+
+def test_a_wrong_byte_anywhere_hides_no_block() -> None:
+    """Blocks of a size that is a power of two: one wrong bit of a length leads from a block's start to another's."""
+    records = [make_record(b"." * (1024 - TRAILER_SIZE - 20), make_id(9, n)) for n in range(8)]
+    blocks = []
+    for n, record in enumerate(records):
+        control = BlockTrailer(1, len(record), crc32(record), 1, 0, 0, n, 1024 * n)
+        blocks.append(record + encode_trailer(LOG_ID, control))
+    data = b"".join(blocks)
+    assert blocks_with(data, {tag_hash("a")}, 0, LOG_ID) == []
+    for place in (*range(2048, 2048 + 24), *range(3072 - TRAILER_SIZE, 3072)):
+        for bit in range(8):
+            spoiled = bytearray(data)
+            spoiled[place] ^= 1 << bit
+            kept = b"".join(blocks_with(spoiled, {tag_hash("a")}, 0, LOG_ID))
+            assert kept == spoiled[2048:], (place, bit)

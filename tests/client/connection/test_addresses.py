@@ -1,0 +1,334 @@
+"""`file:PATH`: who is joined, who starts, and what is told; the locks are real, the brokers are made up."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tfmq.client.connection import addresses
+from tfmq.client.connection.addresses import (
+    ADDRESS_NAME,
+    LOCK_NAME,
+    LOG_NAME,
+    BrokerAddress,
+    LocalBrokerAddress,
+    data_folder_of,
+    parse_servers,
+)
+from tfmq.data_dir import STARTING_NAME
+from tfmq.errors import BadRequest, ConnectionFailed, NotSupported
+
+
+class Brokers:
+    """Starts nothing; holds what a broker would hold."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.started = 0
+        self.held: list[int] = []
+
+    def start(self, path: str, descriptor: int) -> None:
+        self.started += 1
+        self.held.append(os.dup(descriptor))  # as the process that inherits it
+
+    def lock(self) -> None:
+        descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(descriptor, b"4711\n", 0)
+        self.held.append(descriptor)
+
+    def ready(self, address: str = "127.0.0.1:1234", process: int = 4711) -> None:
+        (self.path / ADDRESS_NAME).write_text(f"{address} {process}\n")
+
+    def die(self) -> None:
+        for descriptor in self.held:
+            os.close(descriptor)
+        self.held.clear()
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Brokers:
+    return Brokers(tmp_path)
+
+
+def not_ready(folder: LocalBrokerAddress) -> str:
+    with pytest.raises(ConnectionFailed) as caught:
+        folder.resolve()
+    assert caught.value.retriable
+    return caught.value.sentence
+
+
+def test_one_that_runs_is_joined(brokers: Brokers) -> None:
+    brokers.lock()
+    brokers.ready()
+    folder = LocalBrokerAddress(str(brokers.path), brokers.start)
+    assert folder.resolve() == BrokerAddress("127.0.0.1", 1234)
+    assert brokers.started == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("0.0.0.0:5", BrokerAddress("127.0.0.1", 5)),
+        ("[::]:5", BrokerAddress("::1", 5)),
+        ("[::1]:5", BrokerAddress("::1", 5)),
+        ("here:5", BrokerAddress("here", 5)),
+    ],
+)
+def test_one_that_listens_everywhere_is_reached_on_this_machine(
+    brokers: Brokers, said: str, meant: BrokerAddress
+) -> None:
+    brokers.lock()
+    brokers.ready(said)
+    assert LocalBrokerAddress(str(brokers.path), brokers.start).resolve() == meant
+
+
+def test_the_first_starts_one_and_the_others_wait_for_it(brokers: Brokers) -> None:
+    folders = [LocalBrokerAddress(str(brokers.path), brokers.start) for _ in range(5)]
+    for _ in range(3):
+        for folder in folders:
+            assert "starts" in not_ready(folder)
+    assert brokers.started == 1
+    brokers.lock()
+    assert all("not ready" in not_ready(folder) for folder in folders)
+    brokers.ready()
+    assert {folder.resolve() for folder in folders} == {BrokerAddress("127.0.0.1", 1234)}
+    assert brokers.started == 1
+
+
+def test_what_a_kill_left_behind_is_not_believed(brokers: Brokers) -> None:
+    brokers.lock()
+    brokers.ready()
+    folder = LocalBrokerAddress(str(brokers.path), brokers.start)
+    folder.resolve()
+    brokers.die()
+    assert "starts" in not_ready(folder)
+    assert brokers.started == 1
+    assert not (brokers.path / ADDRESS_NAME).exists()
+    brokers.lock()
+    brokers.ready("127.0.0.1:77")
+    assert folder.resolve().port == 77
+
+
+def test_the_address_of_the_one_before_is_not_that_of_the_one_that_starts(brokers: Brokers) -> None:
+    brokers.ready(process=99)
+    brokers.lock()  # started by hand, on its way to be ready
+    assert "held by process 4711" in not_ready(LocalBrokerAddress(str(brokers.path), brokers.start))
+    assert brokers.started == 0
+
+
+def test_a_start_that_fails_is_told_with_its_last_words_and_tried_again_by_the_next(brokers: Brokers) -> None:
+    folder = LocalBrokerAddress(str(brokers.path), brokers.start)
+    not_ready(folder)
+    (brokers.path / LOG_NAME).write_text("tfmq-server: starting\ntfmq-server: the disk is on fire.\n")
+    brokers.die()
+    with pytest.raises(ConnectionFailed, match="the disk is on fire") as caught:
+        folder.resolve()
+    assert not caught.value.retriable
+    not_ready(folder)
+    assert brokers.started == 2
+
+
+def test_a_broker_that_cannot_be_started_frees_the_way_for_others(tmp_path: Path) -> None:
+    def refuse(path: str, descriptor: int) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with pytest.raises(ConnectionFailed, match="No such file") as caught:
+        LocalBrokerAddress(str(tmp_path), refuse).resolve()
+    assert not caught.value.retriable
+    brokers = Brokers(tmp_path)
+    not_ready(LocalBrokerAddress(str(tmp_path), brokers.start))
+    assert brokers.started == 1
+
+
+def test_a_path_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConnectionFailed, match="cannot be used for a broker") as caught:
+        LocalBrokerAddress(str(tmp_path / "file" / "below")).resolve()
+    assert not caught.value.retriable
+
+
+def test_a_path_is_that_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert str(LocalBrokerAddress("data")) == f"file:{tmp_path}/data"
+    assert str(LocalBrokerAddress("~/data")) == "file:/home/me/data"
+
+
+@pytest.mark.parametrize("said", ["127.0.0.1:99x", "127.0.0.1:", "", "127.0.0.1:70000"])
+def test_an_address_that_cannot_be_read_is_none(brokers: Brokers, said: str) -> None:
+    brokers.lock()
+    brokers.ready(said)
+    assert "has no address yet" in not_ready(LocalBrokerAddress(str(brokers.path), brokers.start))
+    assert brokers.started == 0
+
+
+def test_a_path_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(BadRequest, match="path"):
+        LocalBrokerAddress("a\0b")
+
+
+@pytest.mark.parametrize("name", [LOG_NAME, STARTING_NAME])
+def test_nothing_is_written_through_a_link_that_somebody_left_there(tmp_path: Path, name: str) -> None:
+    victim, data = tmp_path / "victim", tmp_path / "data"
+    victim.write_text("mine")
+    data.mkdir()
+    (data / name).symlink_to(victim)
+    with pytest.raises(ConnectionFailed, match="cannot be used") as caught:
+        LocalBrokerAddress(str(data)).resolve()
+    assert not caught.value.retriable
+    assert victim.read_text() == "mine"
+
+
+def test_a_folder_that_is_made_is_not_for_everybody(tmp_path: Path, brokers: Brokers) -> None:
+    before = os.umask(0)
+    try:
+        not_ready(LocalBrokerAddress(str(tmp_path / "new"), brokers.start))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o027 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="cannot be had here: another user")
+def test_a_folder_of_another_user_is_told_in_one_sentence() -> None:
+    with tempfile.TemporaryDirectory() as data:
+        folder = LocalBrokerAddress(data)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(ConnectionFailed, match="be used for a broker: Permission denied") as caught:
+                folder.resolve()
+        finally:
+            os.seteuid(0)
+    assert not caught.value.retriable
+
+
+def test_a_shell_that_starts_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no process can be had any more."""
+    monkeypatch.setattr(addresses, "_BACKGROUND_SCRIPT", "exit 2")
+    with pytest.raises(ConnectionFailed, match="cannot be started") as caught:
+        LocalBrokerAddress(str(tmp_path)).resolve()
+    assert not caught.value.retriable
+
+
+def test_a_folder_with_other_things_in_it_is_not_taken(brokers: Brokers) -> None:
+    (brokers.path / "todo.txt").write_text("water the flowers\n")
+    (brokers.path / "todo-1").mkdir()
+    with pytest.raises(ConnectionFailed, match=r"has other files in it \(todo-1 and 1 more\)") as caught:
+        LocalBrokerAddress(str(brokers.path), brokers.start).resolve()
+    assert not caught.value.retriable
+    assert brokers.started == 0
+    assert sorted(each.name for each in brokers.path.iterdir()) == ["todo-1", "todo.txt"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[], ["lost+found", "server.log"], ["starting", "lock"], ["meta", "a", "b"], ["orders-0/log.mark"]],
+)
+def test_an_empty_folder_is_taken_and_one_of_a_broker(brokers: Brokers, names: list[str]) -> None:
+    for name in names:
+        (brokers.path / name).parent.mkdir(exist_ok=True)
+        (brokers.path / name).touch()
+    assert "starts" in not_ready(LocalBrokerAddress(str(brokers.path / "."), brokers.start))
+    assert brokers.started == 1
+
+
+# Addresses as users write them.
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("broker:9000", [("broker", 9000)]),
+        ("broker", [("broker", 8367)]),
+        (":9000", [("127.0.0.1", 9000)]),
+        ("a:1, b:2,,a:1", [("a", 1), ("b", 2)]),
+        ("tfmq://broker:1/", [("broker", 1)]),
+        (["a:1", "b:2,c:3"], [("a", 1), ("b", 2), ("c", 3)]),
+        ("[::1]:99", [("::1", 99)]),
+        ("[::1]", [("::1", 8367)]),
+    ],
+)
+def test_what_is_understood(written: str | list[str], meant: list[tuple[str, int]]) -> None:
+    assert parse_servers(written) == tuple(BrokerAddress(*each) for each in meant)
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("", "list of servers is empty"),
+        ([], "list of servers is empty"),
+        ("broker:http", "'http' in 'broker:http' is not a port"),
+        ("broker:0", "1 to 65535"),
+        ("broker:70000", "1 to 65535"),
+        ("http://broker", "http:// is another protocol"),
+        ("::1:99", "more than one colon"),
+        ("[::1", "an IPv6 one"),
+        ("broker/path", "without a path"),
+    ],
+)
+def test_what_is_not(written: str | list[str], sentence: str) -> None:
+    with pytest.raises(BadRequest, match=sentence.replace("[", r"\[")):
+        parse_servers(written)
+
+
+def test_what_a_later_release_has() -> None:
+    with pytest.raises(NotSupported, match="TLS"):
+        parse_servers("tfmqs://broker")
+    for written in (
+        "tfmq://me:secret@broker",
+        "tfmqs://me:secret@broker",
+        "kafka://me:secret@broker",
+        "me:secret@:::",
+    ):
+        with pytest.raises(NotSupported, match="user and password") as caught:
+            parse_servers(written)
+        assert "secret" not in str(caught.value)
+
+
+def test_none_means_the_environment_then_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TFMQ_SERVERS", raising=False)
+    assert parse_servers() == (BrokerAddress("127.0.0.1", 8367),)
+    monkeypatch.setenv("TFMQ_SERVERS", "elsewhere:1")
+    assert parse_servers() == (BrokerAddress("elsewhere", 1),)
+
+
+def test_addresses_print_as_they_are_written() -> None:
+    assert [str(each) for each in parse_servers("a:1,[::1]:2")] == ["a:1", "[::1]:2"]
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("file:./data", "./data"),
+        ("file:/var/lib/a,b", "/var/lib/a,b"),
+        ("file:///var/lib/tfmq", "/var/lib/tfmq"),
+        ("file://localhost/data", "/data"),
+        (["file:~/data"], "~/data"),
+        ("host:1", None),
+        (["file", "host:1"], None),
+        (None, None),
+    ],
+)
+def test_a_folder_is_an_address(
+    monkeypatch: pytest.MonkeyPatch, written: str | list[str] | None, path: str | None
+) -> None:
+    monkeypatch.delenv("TFMQ_SERVERS", raising=False)
+    assert data_folder_of(written) == path
+
+
+def test_the_environment_may_name_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFMQ_SERVERS", "file:data")
+    assert data_folder_of(None) == "data"
+    assert data_folder_of("host:1") is None
+
+
+@pytest.mark.parametrize(
+    "written", ["file:", "file://elsewhere/data", ["file:a", "host:1"], ["file:a", "file:b"]]
+)
+def test_a_folder_stands_alone_and_has_a_path(written: str | list[str]) -> None:
+    with pytest.raises(BadRequest, match="the only address"):
+        data_folder_of(written)

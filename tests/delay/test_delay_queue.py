@@ -1,0 +1,97 @@
+"""Lists and counts run one after the other, whatever becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.delay.desk import BILLS, ORDERS, Answer, Desk
+from tfmq.delay.delay_queue import QueryQueue
+
+
+def test_one_at_a_time_in_order() -> None:
+    jobs: list[tuple[Callable[[], Any], Callable[..., None]]] = []
+    asking = QueryQueue(lambda work, done: jobs.append((work, done)))
+    told: list[Any] = []
+    for n in range(3):
+        asking.submit(lambda n=n: lambda: n, lambda result, error: told.append((result, error)))  # type: ignore[misc]
+    for n in range(3):
+        ((work, done),) = jobs
+        jobs.clear()
+        error = OSError("no") if n == 1 else None
+        done(None if error else work(), error)
+        assert told[-1] == (None if error else n, error)
+    assert not jobs
+
+
+def test_it_may_be_asked_again_from_the_answer() -> None:
+    asking = QueryQueue(lambda work, done: done(work(), None))
+    told: list[int] = []
+
+    def again(result: int, error: BaseException | None) -> None:
+        told.append(result)
+        if result < 5:
+            asking.submit(lambda: lambda: result + 1, again)
+
+    asking.submit(lambda: lambda: 0, again)
+    assert told == [0, 1, 2, 3, 4, 5]
+
+
+def test_lists_and_counts_of_the_queue_come_so() -> None:
+    desk = Desk(queued=True)
+    desk.send([b"a"], 100_000)
+    desk.work()
+    answers = [Answer() for _ in range(5)]
+    for answer in answers:
+        desk.queue.histogram([0, 1 << 60], None, answer)
+    desk.turn()
+    while desk.queue._scheduler.running_step is not None:
+        desk.step()
+    assert len(desk.jobs) == 1
+    desk.work()
+    assert [answer.known.pending for answer in answers] == [1] * 5
+
+
+# The queue as a whole: what arrives fires when it is due, in order, once, whatever happens meanwhile.
+
+
+def test_a_message_fires_when_it_is_due_and_not_before() -> None:
+    desk = Desk()
+    desk.send([b"a"], 1000)
+    desk.advance(0.999)
+    assert desk.visible() == []
+    desk.advance(0.011)
+    assert desk.visible() == [b"a"]
+
+
+def test_messages_fire_in_the_order_of_their_dues() -> None:
+    desk = Desk()
+    desk.send([b"c", b"a", b"b", b"a2"], [300, 100, 200, 100])
+    desk.advance(1)
+    assert desk.visible() == [b"a", b"a2", b"b", b"c"]
+
+
+def test_each_partition_gets_its_own() -> None:
+    desk = Desk()
+    desk.send([b"o1", b"o2"], [200, 100])
+    desk.send([b"b1", b"b2"], [150, 50], key=BILLS)
+    desk.advance(1)
+    assert desk.visible(ORDERS) == [b"o2", b"o1"]
+    assert desk.visible(BILLS) == [b"b2", b"b1"]
+
+
+YEAR_MS = 365 * 86_400_000
+
+
+def test_what_is_far_goes_to_the_disk_and_comes_back() -> None:
+    desk = Desk()
+    delays = [0, 1, 30_000, 65_536, 100_000, 3_600_000, 3 * 86_400_000, 400 * 86_400_000, 10 * YEAR_MS]
+    sent = [desk.send([b"%d" % number], delay)[0] for number, delay in enumerate(delays)]
+    for handle in sent:
+        desk.until(handle.due + 20)
+    assert [payload for _, payload in desk.fired] == [b"%d" % number for number in range(len(delays))]
+    for (at, _), handle in zip(desk.fired, sent, strict=True):
+        assert 0 <= at - handle.due <= 10
+    assert desk.queue.pending == 0
+    desk.advance(20)
+    assert desk.buckets.live_buckets == ()

@@ -1,0 +1,369 @@
+"""The oldest prepared transaction, whatever comes and goes."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from tests.scale import seeded
+from tests.transaction.desk import BILLS, ORDERS, Answer, Desk, Session
+from tests.transaction.targets import Row, Targets
+from tfmq import limits
+from tfmq.errors import Busy, DiskFull, StaleEpoch, StorageStopped, TransactionTooLarge, UnknownTopic
+from tfmq.transaction.active_transactions import (
+    DROPPED_COUNTS_KEPT,
+    READ_ONLY_KEPT,
+    STALE_ENTRIES_MIN,
+    ActiveTransactions,
+    PreparedByAge,
+    SessionTransactions,
+    SpaceReservations,
+    TransactionRuntimeState,
+)
+from tfmq.transaction.journal_records import Origin
+from tfmq.transaction.model import Transaction
+
+
+def test_without_any_there_is_no_oldest() -> None:
+    assert PreparedByAge().oldest_ms is None
+
+
+def test_the_oldest_is_by_time_and_not_by_epoch() -> None:
+    ages = PreparedByAge()
+    ages.add(1, 5000)
+    ages.add(2, 3000)
+    ages.add(3, 4000)
+    assert ages.oldest_ms == 3000
+    ages.remove(2)
+    assert ages.oldest_ms == 4000
+    assert len(ages) == 2
+    ages.remove(3)
+    ages.remove(3)
+    ages.remove(1)
+    assert ages.oldest_ms is None
+
+
+def test_it_agrees_with_a_plain_dict_over_many_changes_and_keeps_no_dead_ones() -> None:
+    generator = seeded("ages")
+    ages = PreparedByAge()
+    plain: dict[int, int] = {}
+    for epoch in range(6 * STALE_ENTRIES_MIN):
+        ages.add(epoch, plain.setdefault(epoch, generator.randrange(1 << 40)))
+        if generator.random() < 0.98:
+            gone = generator.choice(list(plain)[:50])
+            ages.remove(gone)
+            del plain[gone]
+        if epoch % 100 == 0:
+            assert ages.oldest_ms == min(plain.values(), default=None)
+    assert len(ages._heap) <= 2 * len(plain) + STALE_ENTRIES_MIN + 1
+
+
+# The books: what is done beside a record, and in which order.
+
+
+def books(desk: Desk) -> ActiveTransactions:
+    return desk.handler._active
+
+
+def test_a_transaction_is_found_by_name_and_epoch_only() -> None:
+    desk = Desk()
+    began = desk.begin("x")
+    assert books(desk).find_live("x", began.epoch) is not None
+    assert books(desk).find_live("y", began.epoch) is None
+    assert books(desk).find_live("x", began.epoch + 1) is None
+    with pytest.raises(StaleEpoch):
+        books(desk).find_live("x", began.epoch - 1)
+
+
+def test_decisions_start_in_the_order_of_their_places_whatever_order_their_forces_are_told_in() -> None:
+    desk = Desk()
+    waiters = []
+    desk.store.when_durable = lambda place, waiter: waiters.append(waiter)  # type: ignore[method-assign]
+    began = [desk.prepared_unforced(f"x{number}", [b"%d" % number]) for number in range(3)]
+    waiters.clear()
+    for each in began:
+        desk.commit(each)
+    waiters[2](None)
+    desk.turn()
+    assert desk.visible() == [b"0", b"1", b"2"]
+    waiters[0](None)
+    waiters[1](None)
+    desk.turn()
+    assert desk.visible() == [b"0", b"1", b"2"]
+
+
+def test_what_is_told_from_memory_waits_for_the_disk() -> None:
+    desk = Desk(queued=True)
+    told = Answer()
+    books(desk).when_all_durable(lambda error: told(error is None, None))
+    assert told.result is True, "nothing has happened yet"
+    desk.transact([(ORDERS, [b"m"])])
+    told = Answer()
+    books(desk).when_all_durable(lambda error: told(error is None, None))
+    assert told.code == "waiting"
+    desk.work()
+    assert told.result is True
+
+
+def test_steps_that_wait_go_on_in_their_order() -> None:
+    desk = Desk()
+    began = desk.begin("x")
+    transaction = desk.store.transactions[began.epoch]
+    went: list[int] = []
+    for number in range(3):
+        books(desk).run_after_pending(transaction, lambda number=number: went.append(number))  # type: ignore[misc]
+    books(desk).retry_waiting(transaction)
+    books(desk).retry_waiting(transaction)
+    assert went == [0, 1, 2]
+
+
+def test_memories_are_bounded() -> None:
+    desk = Desk()
+    began = desk.begin("first")
+    desk.prepare(began)
+    assert books(desk).ended_read_only("first", began.epoch)
+    for number in range(READ_ONLY_KEPT):
+        books(desk)._read_only["x", number] = None
+    desk.prepare(desk.begin("last"))
+    assert not books(desk).ended_read_only("first", began.epoch)
+    desk.targets.delete(16)
+    books(desk)._dropped_counts.update(dict.fromkeys(range(-DROPPED_COUNTS_KEPT, 0), 1))
+    kept = desk.begin("drop")
+    desk.send(kept, [b"m"], BILLS)
+    desk.prepare(kept)
+    desk.targets.delete(17)
+    desk.commit(kept)
+    assert books(desk).dropped_messages(kept.epoch) == 1
+    assert len(books(desk)._dropped_counts) == DROPPED_COUNTS_KEPT
+
+
+def test_nobody_is_asked_before_the_prepare_is_on_the_disk() -> None:
+    """Who is asked may commit his own part for it; a power cut would leave that alone."""
+    desk = Desk(queued=True, settings={"check_seconds": 1})
+    began = desk.begin("x", group="shop")
+    desk.work()
+    desk.send(began, [b"m"])
+    desk.prepare(began)
+    desk.advance(5)
+    early, late = Answer(), Answer()
+    desk.handler.await_check_back("shop", 0, desk.session, early)
+    assert early.result == []
+    desk.work()
+    desk.advance(5)
+    desk.handler.await_check_back("shop", 0, desk.session, late)
+    assert [check.xid for check in late.result] == ["x"]
+
+
+def test_a_prepare_that_is_rolled_back_before_its_force_is_never_asked_about() -> None:
+    desk = Desk(queued=True, settings={"check_seconds": 1})
+    began = desk.begin("x", group="shop")
+    desk.work()
+    desk.send(began, [b"m"])
+    desk.prepare(began)
+    desk.rollback(began)
+    desk.work()
+    desk.advance(5)
+    answer = Answer()
+    desk.handler.await_check_back("shop", 0, desk.session, answer)
+    assert answer.result == []
+
+
+@pytest.mark.parametrize("step", [Desk.commit, Desk.rollback])
+def test_a_prepare_is_asked_about_although_its_refused_end_was_under_way_when_it_was_forced(
+    step: Callable[..., Answer],
+) -> None:
+    desk = Desk(queued=True, settings={"check_seconds": 1})
+    began = desk.begin("x", group="shop")
+    desk.work()
+    desk.send(began, [b"m"])
+    desk.prepare(began)
+    ended = step(desk, began, turn=False)
+    desk.disk.faults.fail("write", times=None, error=errno.ENOSPC, path=".journal")
+    desk.work()
+    assert (ended.code, desk.state(began)) == ("disk_full", "prepared")
+    desk.disk.faults.clear()
+    desk.advance(5)
+    answer = Answer()
+    desk.handler.await_check_back("shop", 0, desk.session, answer)
+    assert [check.xid for check in answer.result] == ["x"]
+
+
+def test_a_start_has_everything_back_before_it_says_so() -> None:
+    """Hazard 15: prepared ones with space, locks, checks and times; decided ones applied."""
+    desk = Desk()
+    began = desk.begin("x", group="shop")
+    desk.send(began, [b"m" * 79])
+    desk.prepare(began, [Row("g", 1, 5)])
+    decided = desk.prepared("y", [b"decided"], BILLS)
+    desk.targets.stop(BILLS)
+    desk.commit(decided)
+    desk.advance(61)
+    again = desk.power_cut()
+    assert again.recovered
+    assert again.visible(BILLS) == [b"decided"]
+    assert (again.targets.reserved, list(again.targets.locks)) == (99, [began.epoch])
+    answer = Answer()
+    again.advance(0.1)
+    again.handler.await_check_back("shop", 0, again.session, answer)
+    assert [check.xid for check in answer.result] == ["x"]
+
+
+def test_a_start_locks_nothing_of_what_ended_by_hand_and_is_settled() -> None:
+    desk = Desk()
+    for xid, end in (("x", desk.commit), ("y", desk.rollback)):
+        began = desk.begin(xid)
+        desk.send(began, [b"m"])
+        desk.prepare(began, [Row(xid, 1, 5)])
+        end(began, by_hand=True)
+    desk.advance(1)
+    again = desk.power_cut()
+    assert (again.targets.locks, again.targets.reserved) == ({}, 0)
+    assert len(again.handler.list(None, 0, 10)[0]) == 2
+
+
+def test_an_offset_lock_of_a_prepared_one_stays_if_the_force_of_its_end_fails() -> None:
+    desk = Desk()
+    began = desk.begin("x")
+    desk.prepare(began, [Row("g", 1, 5)])
+    desk.disk.faults.fail("force", times=None)
+    desk.rollback(began)
+    assert list(desk.targets.locks) == [began.epoch], "a start may find it prepared"
+
+
+# What is known of a live transaction begins empty.
+
+
+def test_a_new_one_has_nothing_set_aside_and_nobody_waiting() -> None:
+    live = TransactionRuntimeState(60_000)
+    assert (live.timeout_ms, live.lsn, live.reserved_bytes, live.queued_batches) == (60_000, 0, 0, 0)
+    assert not (live.target_bytes or live.missing_batches or live.orphaned or live.waiting_commands)
+    assert live.apply_progress is None
+
+
+def test_two_share_nothing() -> None:
+    first, second = TransactionRuntimeState(), TransactionRuntimeState()
+    first.target_bytes[1] = 5
+    first.waiting_commands.append(lambda: None)
+    assert not second.target_bytes and not second.waiting_commands
+
+
+# Space: all of it is set aside before a decision, or none; the limits name themselves.
+
+
+def reservations(targets: Targets | None = None, **values: int) -> SpaceReservations:
+    return SpaceReservations(targets or Targets(), {**limits.effective_limits({}), **values})
+
+
+def transaction(size_bytes: int = 0, batches: int = 0) -> Transaction:
+    made = Transaction(1, Origin("x", False, 1, 1, 0))
+    made.size_bytes = size_bytes
+    for number in range(batches):
+        made.locations.add_batch(number, ORDERS, 1, 1)
+    return made
+
+
+def test_space_is_set_aside_for_every_target_together() -> None:
+    targets = Targets()
+    targets.space = 100
+    space = reservations(targets)
+    assert space.reserve({ORDERS: 40, BILLS: 60}) == 100
+    assert targets.reserved == space.reserved_bytes == 100
+    with pytest.raises(DiskFull):
+        space.reserve({ORDERS: 1})
+    space.release(60)
+    assert space.reserve({ORDERS: 60}) == 60
+
+
+@pytest.mark.parametrize("trouble", ["full", "stopped", "gone", "both too large"])
+def test_if_one_target_refuses_nothing_stays_set_aside(trouble: str) -> None:
+    targets = Targets()
+    targets.space = 100
+    if trouble == "full":
+        targets.target(BILLS).full = True
+    elif trouble == "stopped":
+        targets.stop(BILLS)
+    elif trouble == "gone":
+        targets.delete(17)
+    sizes = {ORDERS: 40, BILLS: 61 if trouble == "both too large" else 1}
+    with pytest.raises((DiskFull, StorageStopped, UnknownTopic)):
+        reservations(targets).reserve(sizes)
+    assert targets.reserved == 0
+
+
+def test_after_a_start_space_is_set_aside_whether_or_not_it_is_there() -> None:
+    targets = Targets()
+    targets.space = 10
+    space = reservations(targets)
+    space.restore(50)
+    assert targets.reserved == space.reserved_bytes == 50
+
+
+def test_a_transaction_above_its_bytes_is_refused_by_name() -> None:
+    space = reservations(transaction_bytes=100)
+    space.require_room(0, 0, transaction(60), 40, 1)
+    with pytest.raises(TransactionTooLarge, match=r"limits\.transaction_bytes"):
+        space.require_room(0, 0, transaction(60), 41, 1)
+
+
+def test_a_transaction_above_its_batches_is_refused_by_name() -> None:
+    space = reservations(transaction_pieces=3)
+    space.require_room(0, 0, transaction(batches=2), 1, 1)
+    with pytest.raises(TransactionTooLarge, match=r"limits\.transaction_pieces"):
+        space.require_room(0, 0, transaction(batches=2), 1, 2)
+
+
+def test_all_transactions_together_are_bounded_and_that_passes() -> None:
+    space = reservations(transactions_bytes=1000)
+    space.require_room(900, 0, transaction(), 100, 1)
+    with pytest.raises(Busy, match=r"limits\.transactions_bytes") as caught:
+        space.require_room(901, 0, transaction(), 100, 1)
+    assert caught.value.retriable
+
+
+def test_the_batches_of_all_together_are_bounded_however_small_they_are() -> None:
+    space = reservations(transactions_pieces=10)
+    space.require_room(0, 8, transaction(), 1, 2)
+    with pytest.raises(Busy, match=r"limits\.transactions_pieces") as caught:
+        space.require_room(0, 8, transaction(), 1, 3)
+    assert caught.value.retriable
+
+
+# Who began what: counted by session, and the local ones end with it.
+
+
+def test_a_lost_session_gives_up_its_local_transactions_only() -> None:
+    sessions, mine, other = SessionTransactions(), Session(), Session()
+    sessions.add_transaction(mine, 1, local=True)
+    sessions.add_transaction(mine, 2, local=False)
+    sessions.add_transaction(mine, 3, local=True)
+    sessions.add_transaction(other, 4, local=True)
+    assert sessions.remove_session(mine) == [1, 3]
+    assert sessions.open_count(mine) == 0
+    assert sessions.open_count(other) == 1
+    assert sessions.remove_session(mine) == []
+
+
+def test_what_is_open_no_more_is_not_counted_and_survives_its_session() -> None:
+    sessions, mine = SessionTransactions(), Session()
+    sessions.add_transaction(mine, 1, local=True)
+    sessions.add_transaction(mine, 2, local=True)
+    sessions.remove_transaction(1)
+    sessions.remove_transaction(1)
+    sessions.remove_transaction(99)
+    assert sessions.open_count(mine) == 1
+    assert sessions.remove_session(mine) == [2]
+
+
+def test_two_sessions_of_the_same_client_are_two() -> None:
+    sessions, first, second = SessionTransactions(), Session("a"), Session("a")
+    sessions.add_transaction(first, 1, local=True)
+    assert sessions.open_count(second) == 0
+
+
+def test_a_session_without_transactions_is_not_kept() -> None:
+    sessions, mine = SessionTransactions(), Session()
+    sessions.add_transaction(mine, 1, local=True)
+    sessions.remove_transaction(1)
+    assert not sessions._epochs and not sessions._session_by_epoch
