@@ -127,16 +127,13 @@ def test_what_is_wrong_with_one_batch_refuses_the_whole(broker: Broker) -> None:
     assert broker.ask(beyond, body).code == "unknown_partition"
 
 
-def test_a_batch_that_no_segment_takes_is_refused_when_it_lands() -> None:
+def test_a_batch_larger_than_a_segment_is_committed_with_the_others() -> None:
     broker = Broker(log__segment_bytes=1 << 16)
     broker.create()
-    large = broker.transact(broker.stream(), [("orders", 0, [bytes(30_000)] * 3)])
-    assert large.code == "message_too_large" and large.failure is not None
-    assert large.failure.outcome == "not done"
-    stream = broker.stream()
-    fits = [("orders", 0, [b"%d" % n * 30_000]) for n in range(9)]
-    assert broker.transact(stream, fits).state == "committed"
-    assert broker.payloads() == [b"%d" % n * 30_000 for n in range(9)]
+    payloads = [b"%d" % n * 30_000 for n in range(9)]
+    batches = [("orders", 0, payloads[:3]), *(("orders", 0, [payload]) for payload in payloads[3:])]
+    assert broker.transact(broker.stream(), batches).state == "committed"
+    assert broker.payloads() == payloads
 
 
 # Step by step
