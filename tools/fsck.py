@@ -63,7 +63,7 @@ class Bad(Exception):
 
 @dataclass
 class Control:
-    """The fields of a control record, in the page's order."""
+    """The fields of a block trailer, in the page's order."""
 
     version: int
     bits: int
@@ -125,11 +125,11 @@ class SegmentCheck:
             position = body + length
         control = self.control(position)
         if control.size != position - start or control.offset != self.base + start:
-            raise Bad(f"the control record says {control.size} bytes from offset {control.offset}")
+            raise Bad(f"the block trailer says {control.size} bytes from offset {control.offset}")
         if crc_32(self.data[start:position]) != control.crc:
             raise Bad("the block fails its checksum")
         if control.records != count:
-            raise Bad(f"{count} ordinals, the control record says {control.records}")
+            raise Bad(f"{count} ordinals, the block trailer says {control.records}")
         if self.ordinal not in (None, control.first_ordinal):
             raise Bad(f"first ordinal {control.first_ordinal}, {self.ordinal} was to come")
         if self.last is not None and control.epoch < self.last.epoch:
@@ -171,19 +171,19 @@ class SegmentCheck:
         length, checksum, id, _ = self.header(position)
         body = self.data[position + HEADER.size : position + CONTROL_SIZE]
         if length != BODY.size or crc_32(body) != checksum:
-            raise Bad(f"the control record at offset {self.base + position} fails its checksum")
+            raise Bad(f"the block trailer at offset {self.base + position} fails its checksum")
         control = Control(*BODY.unpack(body))
         if control.version != 1 or control.bits > 1 or control.kind >= KINDS:
             raise Bad(
                 f"control record with version {control.version}, bits {control.bits}, kind {control.kind}"
             )
         if self.log_id not in (None, id):
-            raise Bad(f"the control record is of log {id:#x}, not {self.log_id:#x}")
+            raise Bad(f"the block trailer is of log {id:#x}, not {self.log_id:#x}")
         self.log_id = id
         return control
 
     def resume(self, bad: int) -> int:
-        """Where a block begins behind the bad one at `bad`: the last control records' word counts."""
+        """Where a block begins behind the bad one at `bad`: the last block trailers' word counts."""
         place, found = BODY.size.to_bytes(4, "big"), len(self.data)
         bound = len(self.data) + 1
         position = self.data.rfind(place, bad)
@@ -197,7 +197,7 @@ class SegmentCheck:
         return found
 
     def claimed(self, position: int, bad: int) -> int | None:
-        """Where the block begins that a control record at `position` closes; None if there is none there."""
+        """Where the block begins that a block trailer at `position` closes; None if there is none there."""
         try:
             _, _, _, flag = self.header(position)
             if flag != CONTROL:
@@ -210,7 +210,7 @@ class SegmentCheck:
 
 
 def check_index(segment: SegmentCheck, result: Result) -> None:
-    """Every entry of the segment's index against the control records."""
+    """Every entry of the segment's index against the block trailers."""
     path = segment.path.with_suffix(".index")
     if not path.exists():
         return
@@ -229,7 +229,7 @@ def check_index(segment: SegmentCheck, result: Result) -> None:
             elif position != at or log_id != segment.log_id or end is None:
                 fault = "the entry covers no whole blocks of this segment"
             elif (ordinal + records, epoch) != (end.first_ordinal + end.records, end.epoch):
-                fault = "the entry disagrees with the control record at its end"
+                fault = "the entry disagrees with the block trailer at its end"
             at = position + size
         if fault is not None:
             result.problems.append(Problem(str(path), place, place + len(entry), fault))

@@ -160,7 +160,7 @@ def fetch_example() -> str:
     return (
         f"A FETCH of the same partition from offset 0, which waits up to 500 ms:\n`{json.dumps(header)}`\n\n"
         f"{hexadecimal(encode(header))}\n\n"
-        f"Its reply: `{json.dumps(reply)}`, and as its body the record and the control record that closes it:\n\n"
+        f"Its reply: `{json.dumps(reply)}`, and as its body the record and the block trailer that closes it:\n\n"
         f"{hexadecimal(encode(reply, record, control))}\n"
     )
 

@@ -257,7 +257,7 @@ def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | N
     """The id of the log, as most of its files say: one of them may be another log's. None if none says it.
 
     Of two that as many files name, `expected` counts, otherwise the one of the segments, unless it differs in one bit:
-    marks and snapshots have a checksum over it, control records have none.
+    marks and snapshots have a checksum over it, block trailers have none.
     """
     votes = Counter(id for path in segments if (id := find_log_id(disk, path)) is not None)
     checked: Counter[int] = Counter()
@@ -380,7 +380,7 @@ def _mend_index(disk: Disk, segment: Segment, built: SegmentIndex, dry_run: bool
         disk.unlink(path)
         built.write(disk)
         built.close()
-    reason = found.fault or "its entries disagree with the control records"
+    reason = found.fault or "its entries disagree with the block trailers"
     return [_file_repair(path, reason, "written again from the segment")]
 
 
@@ -497,7 +497,7 @@ def _next_known(
 
 
 class _ScanState:
-    """How far the segments were walked: the next ordinal, the last sound control record, and the index of the segment
+    """How far the segments were walked: the next ordinal, the last sound block trailer, and the index of the segment
     as it should be, unless something in it must be mended."""
 
     def __init__(self, ordinal: int | None) -> None:
@@ -835,7 +835,7 @@ class RangePiece(NamedTuple):
 
 
 class Trailer(NamedTuple):
-    """A control record whose own checksum holds, at `position` of the stretch. The checksum covers `control`, not the
+    """A block trailer whose own checksum holds, at `position` of the stretch. The checksum covers `control`, not the
     `log_id` in the header."""
 
     position: int
@@ -894,12 +894,12 @@ def without_foreign(
     of another log: their records are there, or were, and would be delivered twice. `ordinal` is that of the stretch's
     first record, `next_ordinal` that of the first after it.
 
-    Only a control record whose checksum holds says that its block is foreign, and only where the chain of lengths has
+    Only a block trailer whose checksum holds says that its block is foreign, and only where the chain of lengths has
     one: bytes of a payload that look like one say nothing. It speaks for the bytes that it covers if their CRC-32
     holds, otherwise for the records that follow each other without a gap up to it, and for those after it up to the
-    next gap or control record.
+    next gap or block trailer.
 
-    The checksum does not cover the log's id. A control record that names this place and these ordinals, and an id that
+    The checksum does not cover the log's id. A block trailer that names this place and these ordinals, and an id that
     differs in one bit and that no other here has, is this log's own, with a flipped bit.
     """
     room = len(stretch) - TRAILER_SIZE
@@ -924,7 +924,7 @@ def without_foreign(
 
     edges = [(p.position, p.position + p.size) for p in pieces if p.count == UNKNOWN]
     edges += [(trailer.position, trailer.position + TRAILER_SIZE) for trailer in trailers]
-    # Up to where an own control record says that its block begins, the bytes are not those of a foreign one.
+    # Up to where an own block trailer says that its block begins, the bytes are not those of a foreign one.
     begun = {trailer.position: trailer.control.offset - offset for trailer in trailers if is_own(trailer)}
     left = bytearray(stretch)
     for trailer in trailers:
@@ -933,7 +933,7 @@ def without_foreign(
         position, end = trailer.position, trailer.position + TRAILER_SIZE
         first = position - trailer.control.size
         if first < 0 or crc32(memoryview(stretch)[first:position]) != trailer.control.crc:
-            # A gap that ends with this control record is lost anyway; what lies before it is not this one's.
+            # A gap that ends with this block trailer is lost anyway; what lies before it is not this one's.
             floors = (after if after <= position else before for before, after in edges if before < position)
             first = max(0, first, *floors)
         following = min((before for before, _ in edges if before >= end), default=len(stretch))
@@ -943,7 +943,7 @@ def without_foreign(
 
 
 def _trailers(stretch: bytes, pieces: list[RangePiece]) -> list[Trailer]:
-    """The control records at places where the chain of lengths has one, or may have had one: between records, at the
+    """The block trailers at places where the chain of lengths has one, or may have had one: between records, at the
     end of a gap of unknown contents, at the end of the stretch."""
     ends = [p.position + p.size for p in pieces if p.count == UNKNOWN or (p.count == 0 and not p.kept)]
     found = (_trailer_at(stretch, end - TRAILER_SIZE) for end in [*ends, len(stretch)])
@@ -1066,7 +1066,7 @@ def _continues_at(data: bytes, position: int, log_id: int) -> bool:
 
 
 def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
-    """True for a control record of any log, also one with damage: then its length and two of its flag, its id and its
+    """True for a block trailer of any log, also one with damage: then its length and two of its flag, its id and its
     checksum say it."""
     if position + TRAILER_SIZE > len(data):
         return False

@@ -119,7 +119,7 @@ def scan_segment(segment: Segment) -> Iterator[Block | DamagedRange]:
 
 
 def find_log_id(disk: Disk, path: str) -> int | None:
-    """The id that most of the first control records of a segment file carry; None if none is whole.
+    """The id that most of the first block trailers of a segment file carry; None if none is whole.
 
     Those of the whole blocks that follow each other from the file's beginning count, so that no bytes of a payload do;
     where there are none, those that are found behind the damage.
@@ -139,7 +139,7 @@ def find_log_id(disk: Disk, path: str) -> int | None:
 
 
 def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
-    """(id of the log, whether all before is whole) of the control records of a file whose checksum holds."""
+    """(id of the log, whether all before is whole) of the block trailers of a file whose checksum holds."""
     position, span = 0, SCAN_SIZE
     is_proven, is_block_start = True, True
     while position < size:
@@ -177,7 +177,7 @@ def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
 
 
 def _named_control(data: bytes, position: int) -> tuple[int, BlockTrailer] | None:
-    """The log that the control record at `position` names, and what it says; None if its checksum does not hold. Raises
+    """The log that the block trailer at `position` names, and what it says; None if its checksum does not hold. Raises
     Incomplete."""
     log_id = int.from_bytes(data[position + TRAILER_KEY_POSITION :][:8], "big")
     try:

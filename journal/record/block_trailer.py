@@ -2,8 +2,8 @@
 
 It is written in the same write as the block. It is a record of exactly 100 bytes: flag 0x40, the id of its
 log, and a body of 80 bytes whose checksum is in the header. It has the size, the ordinals, the CRC-32 and the
-offset of its block, so that a block copied or moved elsewhere is invalid. docs/formats/record.md, where it is
-called control record, has the table.
+offset of its block, so that a block copied or moved elsewhere is invalid. docs/formats/record.md
+has the table.
 """
 
 from __future__ import annotations

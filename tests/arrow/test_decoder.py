@@ -202,7 +202,7 @@ def controls(body: bytes) -> BlockTrailers:
 
 
 def changed(name: str, value: Any, log_id: int | None = None) -> bool:
-    """Whether all hold after the second control record says something else."""
+    """Whether all hold after the second block trailer says something else."""
     made = log()
     at = 42 + TRAILER_SIZE + 21
     control = decode_trailer(made.body(), at, made.log_id)
@@ -360,7 +360,7 @@ def test_what_a_later_release_writes_is_named_with_its_place(flag: int, words: s
 def test_a_control_record_with_other_bits_is_no_record() -> None:
     log = Bytes()
     log.append_records([log.record(b"x", 0x40 | 0x1)])
-    assert "a control record stands inside a block" in str(raised(log))
+    assert "a block trailer stands inside a block" in str(raised(log))
 
 
 def test_a_tombstone_with_a_payload_is_refused() -> None:

@@ -178,7 +178,7 @@ def test_what_its_partition_would_refuse_is_refused_at_once(broker: Broker) -> N
 
 
 def control_header(log_id: int) -> bytes:
-    """The header of a control record of that log."""
+    """The header of a block trailer of that log."""
     return TRAILER.pack(80, 5, log_id, FLAG_TRAILER, *[0] * 14)[:HEADER_SIZE]
 
 

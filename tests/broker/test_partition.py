@@ -427,7 +427,7 @@ def test_effects_too_large_for_one_append_follow_in_the_same_turn() -> None:
 
 
 def test_a_spurious_control_header_between_two_effects_keeps_them_apart(broker: Broker) -> None:
-    """Two harmless batches, of which one ends and the other begins like a control record of this very log."""
+    """Two harmless batches, of which one ends and the other begins like a block trailer of this very log."""
     apply(broker, effect(broker, 1))
     log = broker.log()
     mark = trailer_key(log.log_id)

@@ -221,7 +221,7 @@ def test_it_ends_where_every_partition_ends_in_damage(
 
 
 def close_a_producer(broker: SimulatedBroker) -> None:
-    """The partition ends in a control record without records."""
+    """The partition ends in a block trailer without records."""
     log = Log.open(broker.disk, folder_of(0), log_id=log_id_of(broker, 0), clock=broker.clock)
     log.append_control(succession_source(77, 78, -1))
     log.close()

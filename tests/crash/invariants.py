@@ -31,7 +31,7 @@ from tests.journal.logs import CountingState, make_batch
 
 READ_BYTES = 1 << 20
 MORE_FOLLOWS_POSITION = 20 + 2
-"""Of the bits in a control record: behind its header and version."""
+"""Of the bits in a block trailer: behind its header and version."""
 
 
 class Broken(AssertionError):
@@ -116,7 +116,7 @@ def _check_bytes(outcome: Outcome, known: Known) -> None:
 
 
 def ends_whole(data: bytes) -> bool:
-    """True if the last control record closes an append."""
+    """True if the last block trailer closes an append."""
     if len(data) < TRAILER_SIZE:
         return not data
     (bits,) = unpack_from(">H", data, len(data) - TRAILER_SIZE + MORE_FOLLOWS_POSITION)

@@ -343,11 +343,11 @@ BLOCKS: Final = ("first", "middle", "last")
 TRAILER_KINDS: Final = tuple(
     f"{TRAILER}{field}, {which} block" for field in (*HEADER_FIELDS, *BODY_FIELDS) for which in BLOCKS
 )
-"""The checksum in the header of a control record covers its body, not the log id beside it."""
+"""The checksum in the header of a block trailer covers its body, not the log id beside it."""
 
 
 def trailer_fields() -> dict[str, tuple[int, int]]:
-    """(position, size) of each field of a control record."""
+    """(position, size) of each field of a block trailer."""
     found, position = {}, 0
     formats = (*HEADER.format[1:], *TRAILER_BODY.format[1:])
     for name, code in zip((*HEADER_FIELDS, *BODY_FIELDS), formats, strict=True):
@@ -358,7 +358,7 @@ def trailer_fields() -> dict[str, tuple[int, int]]:
 
 
 def with_trailer_bit(data: bytes, path: str, kind: str) -> bytes:
-    """One bit of one field of the control record of one block, both drawn by the names."""
+    """One bit of one field of the block trailer of one block, both drawn by the names."""
     log_id, base = log_of(path, data)
     blocks = list(blocks_of(data, base, log_id))
     field, which, _ = kind.removeprefix(TRAILER).replace(",", "").rsplit(" ", 2)

@@ -1,4 +1,4 @@
-"""A payload that is a control record: behind a torn end nothing tells it from a true one, so it is never taken."""
+"""A payload that is a block trailer: behind a torn end nothing tells it from a true one, so it is never taken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfmq.protocol.commands import Produce
 
 
 def forged_block(offset: int, ordinal: int, log_id: int, forced: int) -> bytes:
-    """One record of somebody else's, and the control record that closes it at `offset`."""
+    """One record of somebody else's, and the block trailer that closes it at `offset`."""
     record = make_record(b"forged", make_id(999, 0))
     control = BlockTrailer(1, len(record), crc32(record), 10**13, 7, forced, ordinal, offset)
     return record + encode_trailer(log_id, control)
@@ -70,7 +70,7 @@ def test_a_log_refuses_a_batch_with_a_control_record_of_its_own() -> None:
 
 
 def seam_batch(log_id: int) -> Batch:
-    """A sound batch whose first header is the end of a control record's."""
+    """A sound batch whose first header is the end of a block trailer's."""
     producer = FLAG_TRAILER << 8
     record = HEADER.pack(log_id >> 32, log_id & 0xFFFF_FFFF, make_id(producer, 0), 0)
     return Batch(record, (), producer, 0, 1)

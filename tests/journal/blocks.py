@@ -43,7 +43,7 @@ def batch(found: Sequence[bytes]) -> tuple[bytes, list[BatchBlock]]:
 def closed(
     found: Sequence[bytes], offset: int, ordinal: int, *, time: int = 1000, log_id: int = LOG_ID, **more: int
 ) -> bytes:
-    """One control block: the records and the control record behind them."""
+    """One control block: the records and the block trailer behind them."""
     data = b"".join(found)
     control = BlockTrailer(len(found), len(data), crc32(data), time, 1, 0, ordinal, offset, **more)  # type: ignore[arg-type]
     return data + encode_trailer(log_id, control)
@@ -73,5 +73,5 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def controls_of(data: bytes, starts: Sequence[int]) -> list[int]:
-    """Where the control records of `log_bytes` begin."""
+    """Where the block trailers of `log_bytes` begin."""
     return [end - TRAILER_SIZE for end in (*starts[1:], len(data))]

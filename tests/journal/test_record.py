@@ -18,7 +18,7 @@ LOG_ID = make_log_id(3, 1)
 
 
 def golden_block() -> bytes:
-    """Every kind of record there is, and control records of three kinds."""
+    """Every kind of record there is, and block trailers of three kinds."""
     group = b"".join(
         [
             make_record(b"hello", make_id(5, 0)),

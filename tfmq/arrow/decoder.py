@@ -69,7 +69,7 @@ class MessageRows(NamedTuple):
 class Decoder:
     """Decodes blocks of one partition.
 
-    `schema`: columns of SCHEMA, from `project`. `log_id`: as in `journal.record.make_log_id`. `verify`:
+    `schema`: columns of SCHEMA, from `project`. `log_id`: as in `journal.record.format.make_log_id`. `verify`:
     "chunk" checks every block by the CRC-32 in its trailer; "message" also checks each record's own CRC-32;
     "none" only checks that records and trailers are consistent. `lenient`: a message with an invalid
     attribute, which brokers do not check, has neither key nor tag; otherwise it raises DecodeFailed if one
@@ -492,7 +492,7 @@ def _describe_unknown_flag(kind: int) -> str:
     if kind & FLAG_VERSION_MASK:
         return f"a record of format version {kind >> 12}, which this release cannot read; use a newer client."
     if kind & FLAG_TRAILER:
-        return "a control record stands inside a block."
+        return "a block trailer stands inside a block."
     return f"the flag {kind:#06x} has bits that this release does not know; use a newer client."
 
 

@@ -1,6 +1,4 @@
-"""Where effects go: the broker's partitions and its groups' offsets, as `tfmq.apply_target.Destination` asks for
-them.
-"""
+"""The broker's partitions and group offsets as the apply target of decided transactions and schedules."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -54,7 +52,7 @@ class DelayedAppends(Protocol):
 
 
 class BrokerApplyTarget:
-    """Apply target for decided transactions and schedules. `Destination` specifies each method."""
+    """Apply target for decided transactions and schedules. `tfmq.apply_target.ApplyTarget` specifies each method."""
 
     def __init__(
         self,

@@ -260,7 +260,7 @@ class Broker:
         return {**self.config.values, **own, **self.config.topic.get(name, {})}
 
     def reload(self, config: Config) -> None:
-        """Use another configuration. Only the keys that `tfmq.config.reloaded` allows may differ."""
+        """Use another configuration. Only the keys that `tfmq.config.merge_reload` allows may differ."""
         self.config = config
         self.limits.update(config.limits)
         self.backpressure.set_limits(self.limits)
@@ -494,36 +494,36 @@ def close_cleanly(closing: Log | DelayCommands | TransactionStore, name: str) ->
         log.error("%s could not be closed cleanly: %s", name, str(error) or "out of memory")
 
 
-def broker_status(house: Broker) -> dict[str, Any]:
+def broker_status(broker: Broker) -> dict[str, Any]:
     """Return the fields of STATUS.
 
     Nothing is read from the disk; counters start with the broker.
     """
-    partitions = list(house.topics.partitions())
+    partitions = list(broker.topics.partitions())
     stopped = [
         {"topic": topic.name, "partition": number, "reason": stop_reason(each)}
-        for topic in house.topics.all()
+        for topic in broker.topics.all()
         for number, each in enumerate(topic.partitions)
         if partition_state(each) == "stopped"
     ]
     return {
-        "node": house.node,
-        "uptime_seconds": int(house.clock.monotonic() - house.started),
-        "data": house.data,
-        "topics": len(house.topics),
-        "partitions": house.topics.partition_count(),
-        "groups": len(house.catalog.state.groups),
+        "node": broker.node,
+        "uptime_seconds": int(broker.clock.monotonic() - broker.started),
+        "data": broker.data,
+        "topics": len(broker.topics),
+        "partitions": broker.topics.partition_count(),
+        "groups": len(broker.catalog.state.groups),
         "messages": sum(each.log.count for each in partitions),
         "bytes": sum(each.log.size_bytes for each in partitions),
         "stopped": stopped,
         "damaged": [{"topic": each.name, "partition": each.number} for each in partitions if each.log.damage],
-        "unknown_folders": house.unknown_folders,
-        "catalog": house.catalog.log.stopped or "open",
-        "free_bytes": house.disk.free_space(house.data),
-        "parked_fetches": house.fetches.parked_count,
-        "pending_bytes": house.backpressure.pending_bytes,
-        "forces": house.forcer.forces,
-        "transactions": house.transaction_commands.coordinator.status(),
-        "delay": house.delay_commands.status(),
-        "schedules": house.schedule_commands.status(),
+        "unknown_folders": broker.unknown_folders,
+        "catalog": broker.catalog.log.stopped or "open",
+        "free_bytes": broker.disk.free_space(broker.data),
+        "parked_fetches": broker.fetches.parked_count,
+        "pending_bytes": broker.backpressure.pending_bytes,
+        "forces": broker.forcer.forces,
+        "transactions": broker.transaction_commands.coordinator.status(),
+        "delay": broker.delay_commands.status(),
+        "schedules": broker.schedule_commands.status(),
     }

@@ -35,7 +35,7 @@ KIND_MAX: Final = NODE
 CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
 
 ID_FIRST: Final = LEASED_ID_FIRST
-"""Ids below are the house's own (the catalog's log and its records), never leased."""
+"""Ids below are the broker's own (the catalog's log and its records), never leased."""
 
 LOST_IDS_MAX: Final = 1 << 20
 """Ids skipped after the highest known one when the catalog has lost its counter: they may have been leased since.

@@ -177,7 +177,7 @@ class DelayCommands:
         self._writes.check_record_size(request.blocks, data)
         target = self._topics.partition(request.topic, request.incarnation, request.partition)
         if contains_trailer_header(bytes(data), target.log.log_id):
-            raise BadBatch("it holds a control record of the partition that it is for")
+            raise BadBatch("it holds a block trailer of the partition that it is for")
         self._require_room(request.count, len(data))
         return target
 

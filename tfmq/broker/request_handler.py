@@ -46,7 +46,7 @@ class RequestHandler:
     Appends are queued until `end_turn()`, so that the requests which one poll of the server received for a partition
     are one write. Call it at the end of every poll, and after `tick`.
 
-    `begin_force` (`journal.linux_aio.ForceQueue.begin`) fsyncs single files without a worker, where the system can.
+    `begin_force` (`journal.linux_aio.AioFsyncQueue.start`) fsyncs single files without a worker, where the system can.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RequestHandler:
         self.broker.end_turn()
 
     def reload(self, config: Config) -> None:
-        """Use another configuration. Only the keys that `tfmq.config.reloaded` allows may differ."""
+        """Use another configuration. Only the keys that `tfmq.config.merge_reload` allows may differ."""
         self.broker.reload(config)
 
     @property

@@ -64,25 +64,25 @@ from tfmq.transaction.store import TransactionStore
 log = logging.getLogger("tfmq.broker")
 
 
-def create_data_folder(house: Broker) -> None:
+def create_data_folder(broker: Broker) -> None:
     """Create the data folder and DATA/meta, with missing parent folders."""
     for name in FOLDER_NAMES:
-        path = join(house.data, name)
-        if house.disk.exists(path) and not house.disk.is_folder(path):
+        path = join(broker.data, name)
+        if broker.disk.exists(path) and not broker.disk.is_folder(path):
             raise not_a_folder_error(path)
-    if house.disk.exists(join(house.meta, VERSION_NAME)):
+    if broker.disk.exists(join(broker.meta, VERSION_NAME)):
         return
     # Until the version file exists, an earlier start may have ended between creating a folder and fsyncing its parent.
     # So all parents are fsynced again.
     missing = []
-    path = house.meta
-    while path not in ("", ".", "/") and not house.disk.exists(path):
+    path = broker.meta
+    while path not in ("", ".", "/") and not broker.disk.exists(path):
         missing.append(path)
         path = _above(path)
     for path in reversed(missing):
-        house.disk.make_folder(path)
-    for path in {*missing, house.meta, house.data}:
-        house.disk.force_folder(_above(path))
+        broker.disk.make_folder(path)
+    for path in {*missing, broker.meta, broker.data}:
+        broker.disk.force_folder(_above(path))
 
 
 def _above(path: str) -> str:
@@ -90,168 +90,168 @@ def _above(path: str) -> str:
     return head or ("/" if path.startswith("/") else ".")
 
 
-def lock_data_folder(house: Broker) -> None:
+def lock_data_folder(broker: Broker) -> None:
     """Lock the data folder: only one broker may use it."""
-    house.lock = house.disk.lock(join(house.data, LOCK_NAME))
+    broker.lock = broker.disk.lock(join(broker.data, LOCK_NAME))
 
 
-def version_file(house: Broker) -> None:
+def version_file(broker: Broker) -> None:
     """Read or create the version file: the data folder's format and the node's id."""
-    if not house.disk.exists(join(house.meta, VERSION_NAME)):
+    if not broker.disk.exists(join(broker.meta, VERSION_NAME)):
         # Partitions without a version file are an incomplete copy. A new catalog would allocate the ids of their
         # producers again; the first batches of the new producers would look like duplicates, and be acked without
         # being stored.
-        for name in house.disk.list(house.data):
-            if _is_partition(house, name) and name not in RESERVED_NAMES:
-                path = join(house.meta, VERSION_NAME)
+        for name in broker.disk.list(broker.data):
+            if _is_partition(broker, name) and name not in RESERVED_NAMES:
+                path = join(broker.meta, VERSION_NAME)
                 raise Corrupt(
                     path, 0, 0, f"it is missing, and there are partitions ({name}) that it belongs to"
                 )
-        write_version(house.disk, house.meta, house.randomness(16).hex())
-    house.node = read_version(house.disk, house.meta).node
+        write_version(broker.disk, broker.meta, broker.randomness(16).hex())
+    broker.node = read_version(broker.disk, broker.meta).node
 
 
-def _is_partition(house: Broker, name: str) -> bool:
+def _is_partition(broker: Broker, name: str) -> bool:
     """Return whether the folder `name` contains a partition's log.
 
     Unrelated folders may be named like one.
     """
-    path = join(house.data, name)
+    path = join(broker.data, name)
     return (
         parse_partition_folder(name) is not None
-        and house.disk.is_folder(path)
-        and is_partition_folder(house.disk.list(path))
+        and broker.disk.is_folder(path)
+        and is_partition_folder(broker.disk.list(path))
     )
 
 
-def create_forcer(house: Broker) -> None:
+def create_forcer(broker: Broker) -> None:
     """Create the group commit of all logs.
 
     Its anchor file is opened before the first write, so that every write error is reported to it.
     """
-    house.forcer = Forcer(
-        house.disk,
-        house.run,
-        anchor_path=house.data,
-        method=house.config.flush.method,
-        clock=house.clock,
-        begin=house.begin_force,
+    broker.forcer = Forcer(
+        broker.disk,
+        broker.run,
+        anchor_path=broker.data,
+        method=broker.config.flush.method,
+        clock=broker.clock,
+        begin=broker.begin_force,
     )
 
 
-def open_catalog(house: Broker) -> None:
+def open_catalog(broker: Broker) -> None:
     """Open the catalog.
 
     Raises Corrupt if it is missing: a new one would contain none of the topics.
     """
-    children = house.disk.list(house.meta)
+    children = broker.disk.list(broker.meta)
     if not any(is_partition_file(name, SUFFIX) for name in children):
-        for name in house.disk.list(house.data):
-            if _is_partition(house, name) or name in (TRANSACTIONS_FOLDER, DELAY_FOLDER):
+        for name in broker.disk.list(broker.data):
+            if _is_partition(broker, name) or name in (TRANSACTIONS_FOLDER, DELAY_FOLDER):
                 raise Corrupt(
-                    house.meta, 0, 0, f"the catalog is missing, and there is {name} that it belongs to"
+                    broker.meta, 0, 0, f"the catalog is missing, and there is {name} that it belongs to"
                 )
-    house.catalog = Catalog.open(
-        house.disk, house.meta, house.clock, house.request_fsync, house.run, house.timers
+    broker.catalog = Catalog.open(
+        broker.disk, broker.meta, broker.clock, broker.request_fsync, broker.run, broker.timers
     )
-    _bind_node(house)
-    house.create_components()
+    _bind_node(broker)
+    broker.create_components()
 
 
-def _bind_node(house: Broker) -> None:
+def _bind_node(broker: Broker) -> None:
     """Check that version file and catalog have the same node id; store it where it is missing.
 
     Handles of delayed messages, dead letters and Spark checkpoints contain the id. Raises Corrupt if the two differ.
     """
-    known = house.catalog.state.node
-    if known and known != house.node:
-        reason = f"it names the node {house.node}, and the catalog beside it is of node {known}"
-        raise Corrupt(join(house.meta, VERSION_NAME), 0, 0, reason)
+    known = broker.catalog.state.node
+    if known and known != broker.node:
+        reason = f"it names the node {broker.node}, and the catalog beside it is of node {known}"
+        raise Corrupt(join(broker.meta, VERSION_NAME), 0, 0, reason)
     try:
-        if not known and house.catalog.log.stopped is None:
-            house.catalog.append_now((NODE, house.node))
-        if not read_version(house.disk, house.meta).has_checksum:
-            write_version(house.disk, house.meta, house.node)
+        if not known and broker.catalog.log.stopped is None:
+            broker.catalog.append_now((NODE, broker.node))
+        if not read_version(broker.disk, broker.meta).has_checksum:
+            write_version(broker.disk, broker.meta, broker.node)
     except Full as error:
         log.warning(
             "the node's id could not be entered in the catalog, the next start tries again: %s", error
         )
 
 
-def finish_deletions(house: Broker) -> None:
+def finish_deletions(broker: Broker) -> None:
     """Finish decided deletions of topics, and delete the files of deleted topics."""
-    if house.catalog.log.stopped is not None:
+    if broker.catalog.log.stopped is not None:
         return
-    for topic in _in_state(house, DELETING):
-        house.partition_dirs.rename_deleted(topic.name, topic.incarnation, topic.target)
-        house.catalog.append_now((GONE, topic.incarnation))
-    house.partition_dirs.delete_renamed(house.partition_dirs.list_deleted())
+    for topic in _in_state(broker, DELETING):
+        broker.partition_dirs.rename_deleted(topic.name, topic.incarnation, topic.target)
+        broker.catalog.append_now((GONE, topic.incarnation))
+    broker.partition_dirs.delete_renamed(broker.partition_dirs.list_deleted())
 
 
-def finish_creations(house: Broker) -> None:
+def finish_creations(broker: Broker) -> None:
     """Create the missing partitions of topics whose creation or growth was interrupted."""
-    if house.catalog.log.stopped is not None:
+    if broker.catalog.log.stopped is not None:
         return
-    for topic in _in_state(house, CREATING) + _in_state(house, GROWING):
+    for topic in _in_state(broker, CREATING) + _in_state(broker, GROWING):
         try:
-            for opened in house.partition_dirs.create_missing(topic):
+            for opened in broker.partition_dirs.create_missing(topic):
                 opened.log.close()
         except (OSError, JournalError) as error:
             log.error(
                 "the topic %s cannot be finished now, the next start tries again: %s", topic.name, error
             )
         else:
-            house.catalog.append_now((READY, topic.incarnation))
+            broker.catalog.append_now((READY, topic.incarnation))
 
 
-def open_partitions(house: Broker) -> None:
+def open_partitions(broker: Broker) -> None:
     """Open every partition's log, with recovery and its producer state."""
-    for topic in _in_state(house, OPEN) + _in_state(house, GROWING):
-        house.topics.add(house.partition_dirs.open_all(topic))
-    house.unknown_folders = house.partition_dirs.unknown_folders(house.catalog.state.topics)
-    for name in house.unknown_folders:
+    for topic in _in_state(broker, OPEN) + _in_state(broker, GROWING):
+        broker.topics.add(broker.partition_dirs.open_all(topic))
+    broker.unknown_folders = broker.partition_dirs.unknown_folders(broker.catalog.state.topics)
+    for name in broker.unknown_folders:
         log.warning("%s is no partition of a known topic and is left alone", name)
 
 
-def skip_known_ids(house: Broker) -> None:
+def skip_known_ids(broker: Broker) -> None:
     """Skip ids that only partitions know, as after restoring an older catalog."""
-    known = max((each.producers.highest_id for each in house.topics.partitions()), default=0)
-    if known >= house.catalog.state.next_id:
+    known = max((each.producers.highest_id for each in broker.topics.partitions()), default=0)
+    if known >= broker.catalog.state.next_id:
         log.error("the catalog is older than the partitions: ids up to %d were given out before", known)
-        house.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, house.clock.wall_ms()))
+        broker.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, broker.clock.wall_ms()))
 
 
-def start_delay(house: Broker) -> None:
+def start_delay(broker: Broker) -> None:
     """Open delayed delivery.
 
     This precedes the start of transactions, because decided transactions may add delayed messages.
     """
-    store = open_delay(house)
+    store = open_delay(broker)
     try:
-        create_delay(house, store)
+        create_delay(broker, store)
     except BaseException:
         store.abandon("the start failed")
         raise
-    recover_delay(house)
+    recover_delay(broker)
 
 
-def start_transactions(house: Broker) -> None:
+def start_transactions(broker: Broker) -> None:
     """Open the transaction journal and apply decided transactions."""
-    house.create_transactions(open_transaction_store(house))
-    recover_transactions(house)
+    broker.create_transactions(open_transaction_store(broker))
+    recover_transactions(broker)
 
 
-def start_housekeeping(house: Broker) -> None:
+def start_housekeeping(broker: Broker) -> None:
     """Start retention, delayed delivery, schedules and the groups' session timeouts.
 
     Then accept requests.
     """
-    house.retention.start()
-    house.delay_commands.queue.start()
-    house.schedule_commands.start()
-    house.group_coordinator.start()
-    house.is_starting = False
-    house.is_open = True
+    broker.retention.start()
+    broker.delay_commands.queue.start()
+    broker.schedule_commands.start()
+    broker.group_coordinator.start()
+    broker.is_starting = False
+    broker.is_open = True
 
 
 STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
@@ -270,24 +270,24 @@ STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
 )
 
 
-def start(house: Broker) -> None:
+def start(broker: Broker) -> None:
     """Run all steps.
 
     Raises Locked, NewerFormat, Corrupt, OSError, Full if the broker cannot start.
     """
-    began = house.clock.monotonic()
+    began = broker.clock.monotonic()
     try:
         with garbage_collection_disabled():
             for step in STEPS:
-                step(house)
+                step(broker)
     except BaseException:
-        close_after_failure(house)
+        close_after_failure(broker)
         raise
     log.info(
         "%d topics, %d partitions opened in %.3f s",
-        len(house.topics),
-        house.topics.partition_count(),
-        house.clock.monotonic() - began,
+        len(broker.topics),
+        broker.topics.partition_count(),
+        broker.clock.monotonic() - began,
     )
 
 
@@ -307,18 +307,18 @@ def garbage_collection_disabled() -> Iterator[None]:
             gc.enable()
 
 
-def close_after_failure(house: Broker) -> None:
+def close_after_failure(broker: Broker) -> None:
     """Close what a failed start has opened. No request was acked, so nothing needs an fsync."""
-    for topic in house.topics.all() if hasattr(house, "topics") else ():
+    for topic in broker.topics.all() if hasattr(broker, "topics") else ():
         _abandon(topic)
-    if hasattr(house, "delay_commands"):
-        house.delay_commands.abandon("the start failed")
-    if hasattr(house, "transaction_commands"):
-        house.transaction_commands.store.abandon("the start failed")
-    if hasattr(house, "catalog"):
-        house.catalog.log.abandon("the start failed")
-    if hasattr(house, "lock"):
-        house.lock.release()
+    if hasattr(broker, "delay_commands"):
+        broker.delay_commands.abandon("the start failed")
+    if hasattr(broker, "transaction_commands"):
+        broker.transaction_commands.store.abandon("the start failed")
+    if hasattr(broker, "catalog"):
+        broker.catalog.log.abandon("the start failed")
+    if hasattr(broker, "lock"):
+        broker.lock.release()
 
 
 def _abandon(topic: Topic) -> None:
@@ -327,8 +327,8 @@ def _abandon(topic: Topic) -> None:
             partition.log.abandon("the start failed")
 
 
-def _in_state(house: Broker, state: str) -> list[TopicRow]:
-    return [topic for topic in house.catalog.state.topics.values() if topic.state == state]
+def _in_state(broker: Broker, state: str) -> list[TopicRow]:
+    return [topic for topic in broker.catalog.state.topics.values() if topic.state == state]
 
 
 # Delayed delivery. The delay store is opened before any decided transaction is applied, because these may add delayed
@@ -367,43 +367,43 @@ class DelayStore(NamedTuple):
         self.buckets.abandon()
 
 
-def open_delay(house: Broker) -> DelayStore:
+def open_delay(broker: Broker) -> DelayStore:
     """Open the delay store of this data folder.
 
     Raises Corrupt, NewerFormat, OSError, Full, Stopped.
     """
-    folder, word = join(house.data, DELAY_FOLDER), join(house.meta, NEW_DELAY_MARKER)
-    if not house.disk.exists(folder):
-        _require_new_delay(house, folder)
-        house.disk.make_folder(folder)
-    house.disk.force_folder(house.data)
+    folder, word = join(broker.data, DELAY_FOLDER), join(broker.meta, NEW_DELAY_MARKER)
+    if not broker.disk.exists(folder):
+        _require_new_delay(broker, folder)
+        broker.disk.make_folder(folder)
+    broker.disk.force_folder(broker.data)
     buckets = BucketStore.open(
-        house.disk, folder, new_id=lambda: _new_delay_id(house, folder), randomness=house.randomness
+        broker.disk, folder, new_id=lambda: _new_delay_id(broker, folder), randomness=broker.randomness
     )
     try:
-        _require_own_delay(house, folder, buckets)
-        store = _open_arrivals(house, folder, buckets)
+        _require_own_delay(broker, folder, buckets)
+        store = _open_arrivals(broker, folder, buckets)
     except BaseException:
         buckets.abandon()
         raise
     try:
-        _require_newest_delay(house, folder, store)
-        _update_catalog_from_delay(house, store)
+        _require_newest_delay(broker, folder, store)
+        _update_catalog_from_delay(broker, store)
     except BaseException:
         store.abandon("the start failed")
         raise
-    if house.disk.exists(word):
-        house.disk.unlink(word)
-        house.disk.force_folder(house.meta)
+    if broker.disk.exists(word):
+        broker.disk.unlink(word)
+        broker.disk.force_folder(broker.meta)
     return store
 
 
-def _require_new_delay(house: Broker, folder: str) -> None:
+def _require_new_delay(broker: Broker, folder: str) -> None:
     """Raise Corrupt unless there never was a delay store, or the operator discarded it."""
-    if not house.catalog.state.delay_store or house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):
+    if not broker.catalog.state.delay_store or broker.disk.exists(join(broker.meta, NEW_DELAY_MARKER)):
         return
     arrivals = join(folder, ARRIVALS_NAME)
-    if house.disk.exists(arrivals) and house.disk.list(arrivals):
+    if broker.disk.exists(arrivals) and broker.disk.list(arrivals):
         # The checkpoint is written before the arrival log is created.
         raise Corrupt(
             join(folder, CHECKPOINT_NAME),
@@ -411,70 +411,70 @@ def _require_new_delay(house: Broker, folder: str) -> None:
             0,
             "the checkpoint of the delayed messages is missing, and the log in which they arrive is there",
         )
-    raise Corrupt(folder, 0, 0, f"the store of delayed messages is missing. {_delay_advice(house)}")
+    raise Corrupt(folder, 0, 0, f"the store of delayed messages is missing. {_delay_advice(broker)}")
 
 
-def _delay_advice(house: Broker) -> str:
-    return new_delay_advice(house.meta)
+def _delay_advice(broker: Broker) -> str:
+    return new_delay_advice(broker.meta)
 
 
-def _new_delay_id(house: Broker, folder: str) -> int:
+def _new_delay_id(broker: Broker, folder: str) -> int:
     """Return the id of a new delay store, which is in the catalog before the store exists.
 
     A start that is interrupted in between finds the marker file and creates another store. Raises Corrupt, Stopped,
     Full, OSError.
     """
-    _require_new_delay(house, folder)
-    word = join(house.meta, NEW_DELAY_MARKER)
-    if not house.disk.exists(word):
-        house.disk.create(word).close()
-        house.disk.force_folder(house.meta)
-    store_id = house.catalog.state.next_id
-    house.catalog.append_now((LEASE, store_id + 1, house.clock.wall_ms()))
-    house.catalog.append_now((DELAY_STORE, store_id))
+    _require_new_delay(broker, folder)
+    word = join(broker.meta, NEW_DELAY_MARKER)
+    if not broker.disk.exists(word):
+        broker.disk.create(word).close()
+        broker.disk.force_folder(broker.meta)
+    store_id = broker.catalog.state.next_id
+    broker.catalog.append_now((LEASE, store_id + 1, broker.clock.wall_ms()))
+    broker.catalog.append_now((DELAY_STORE, store_id))
     return store_id
 
 
-def _require_own_delay(house: Broker, folder: str, buckets: BucketStore) -> None:
+def _require_own_delay(broker: Broker, folder: str, buckets: BucketStore) -> None:
     """Raise Corrupt unless this is the store that the catalog names."""
-    known = house.catalog.state.delay_store
+    known = broker.catalog.state.delay_store
     if known and known != buckets.store_id:
         reason = f"it holds the delayed messages of store {buckets.store_id}, and store {known} belongs to this data"
-        raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(house)}")
+        raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(broker)}")
 
 
-def _open_arrivals(house: Broker, folder: str, buckets: BucketStore) -> DelayStore:
+def _open_arrivals(broker: Broker, folder: str, buckets: BucketStore) -> DelayStore:
     path = join(folder, ARRIVALS_NAME)
-    is_there = house.disk.exists(path)
-    if not is_there or not house.disk.list(path):
-        if buckets.spilled_offset or not house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):
+    is_there = broker.disk.exists(path)
+    if not is_there or not broker.disk.list(path):
+        if buckets.spilled_offset or not broker.disk.exists(join(broker.meta, NEW_DELAY_MARKER)):
             raise Corrupt(
-                path, 0, 0, f"the log in which delayed messages arrive is missing. {_delay_advice(house)}"
+                path, 0, 0, f"the log in which delayed messages arrive is missing. {_delay_advice(broker)}"
             )
         if not is_there:
-            house.disk.make_folder(path)
-    house.disk.force_folder(folder)
-    opened, state = _open_arrival_log(house, path)
+            broker.disk.make_folder(path)
+    broker.disk.force_folder(folder)
+    opened, state = _open_arrival_log(broker, path)
     if not damaged_ranges(opened, buckets.spilled_offset):
         log_recovery(opened)
         return DelayStore(opened, state, buckets)
     opened.abandon("it is damaged")
     log_recovery(opened, damage=False)  # what comes of the damage is told below, once
-    lost = _repair_arrivals(house, path, buckets.spilled_offset, buckets.spilled_number)
-    opened, state = _open_arrival_log(house, path)
+    lost = _repair_arrivals(broker, path, buckets.spilled_offset, buckets.spilled_number)
+    opened, state = _open_arrival_log(broker, path)
     log_recovery(opened)
     return DelayStore(opened, state, buckets, lost)
 
 
-def _open_arrival_log(house: Broker, path: str) -> tuple[Log, ArrivalLogState]:
-    state = ArrivalLogState(house.new_producer_state())
-    flush = house.config.flush
+def _open_arrival_log(broker: Broker, path: str) -> tuple[Log, ArrivalLogState]:
+    state = ArrivalLogState(broker.new_producer_state())
+    flush = broker.config.flush
     opened = Log.open(
-        house.disk,
+        broker.disk,
         path,
         log_id=LOG_ID,
-        clock=house.clock,
-        options=arrival_options(flush.messages, flush.seconds, _segment_bytes(house)),
+        clock=broker.clock,
+        options=arrival_options(flush.messages, flush.seconds, _segment_bytes(broker)),
         state=state,
     )
     if opened.stopped is not None:
@@ -483,7 +483,7 @@ def _open_arrival_log(house: Broker, path: str) -> tuple[Log, ArrivalLogState]:
     return opened, state
 
 
-def _repair_arrivals(house: Broker, path: str, offset: int, number: int) -> int:
+def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int:
     """Repair the arrival log where it is damaged and not in the buckets yet.
 
     This is the same repair as in `tfmq log repair`.
@@ -492,7 +492,7 @@ def _repair_arrivals(house: Broker, path: str, offset: int, number: int) -> int:
     `number`, are in the buckets or done. Return how many of the other ones are lost. Raises OSError, Full.
     """
     try:
-        repaired = repair(house.disk, path, suffix=ARRIVALS_SUFFIX, starts={offset: number}, expected=LOG_ID)
+        repaired = repair(broker.disk, path, suffix=ARRIVALS_SUFFIX, starts={offset: number}, expected=LOG_ID)
     except (Corrupt, NewerFormat) as error:
         log.error(
             "delayed messages are lost where the arrivals are damaged; they cannot be repaired: %s", error
@@ -516,9 +516,9 @@ def _repair_arrivals(house: Broker, path: str, offset: int, number: int) -> int:
     )
 
 
-def _segment_bytes(house: Broker) -> int:
+def _segment_bytes(broker: Broker) -> int:
     """Return the segment size: an append is at most a frame and its due times, and must fit."""
-    return max(SEGMENT_BYTES, 2 * house.limits["frame_bytes"])
+    return max(SEGMENT_BYTES, 2 * broker.limits["frame_bytes"])
 
 
 def _resume_arrivals(arrivals: Log) -> None:
@@ -536,7 +536,7 @@ def _resume_arrivals(arrivals: Log) -> None:
         log.error("the arrivals of delayed messages stay stopped: %s", error)
 
 
-def _require_newest_delay(house: Broker, folder: str, store: DelayStore) -> None:
+def _require_newest_delay(broker: Broker, folder: str, store: DelayStore) -> None:
     """Raise Corrupt if the delay store is older than what depends on it.
 
     Buckets are filled from the arrival log, and a message is delivered only after its arrival is durable. So the
@@ -547,34 +547,34 @@ def _require_newest_delay(house: Broker, folder: str, store: DelayStore) -> None
     end_offset, end_ordinal = arrivals.whole_end
     if end_offset < buckets.spilled_offset:
         reason = "the log in which delayed messages arrive is older than the buckets that were filled from it"
-        raise Corrupt(path, 0, 0, f"{reason}. {_delay_advice(house)}")
+        raise Corrupt(path, 0, 0, f"{reason}. {_delay_advice(broker)}")
     if arrivals.first_offset > buckets.spilled_offset:
         reason = (
             "the buckets are older than the log from which they are filled: what lies between is not there"
         )
-        raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(house)}")
-    for each in house.topics.partitions():
+        raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(broker)}")
+    for each in broker.topics.partitions():
         turn = each.log.applied(SOURCE_DELAY, buckets.store_id)
         if turn is not None and turn[1] >= end_ordinal:
             name = f"{each.name}-{each.number}"
             reason = f"the store of delayed messages is older than {name}, to which it delivered later ones"
-            raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(house)}")
+            raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(broker)}")
 
 
-def _update_catalog_from_delay(house: Broker, store: DelayStore) -> None:
+def _update_catalog_from_delay(broker: Broker, store: DelayStore) -> None:
     """Add what the store knows to a catalog that is older, so that no id is allocated twice."""
-    register = house.catalog.state
-    if house.catalog.log.stopped is not None:
+    register = broker.catalog.state
+    if broker.catalog.log.stopped is not None:
         return
     if not register.delay_store:
-        house.catalog.append_now((DELAY_STORE, store.buckets.store_id))
+        broker.catalog.append_now((DELAY_STORE, store.buckets.store_id))
     known = max(store.producers.highest_id, store.buckets.store_id)
     if known >= register.next_id:
         log.error("the catalog is older than the delayed messages: ids up to %d were given out before", known)
-        house.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, house.clock.wall_ms()))
+        broker.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, broker.clock.wall_ms()))
 
 
-def create_delay(house: Broker, store: DelayStore) -> None:
+def create_delay(broker: Broker, store: DelayStore) -> None:
     """Create the components that need the delay store.
 
     Broker time starts at the wall clock, but not before the latest delivery in any partition.
@@ -586,51 +586,51 @@ def create_delay(house: Broker, store: DelayStore) -> None:
         0,
         arrivals,
         store.producers,
-        force=house.request_fsync,
-        run=house.run,
-        timers=house.timers,
-        full_disk=house.full_disk,
-        append_bytes_max=house.limits["append_bytes"],
+        force=broker.request_fsync,
+        run=broker.run,
+        timers=broker.timers,
+        full_disk=broker.full_disk,
+        append_bytes_max=broker.limits["append_bytes"],
     )
-    settings = house.config.delay
+    settings = broker.config.delay
     queue = DelayQueue(
-        arrival_log=ArrivalLogAdapter(partition, house.produce_handler),
+        arrival_log=ArrivalLogAdapter(partition, broker.produce_handler),
         state=state,
         buckets=buckets,
-        destination=house.apply_target,
-        timers=house.timers,
-        clock=house.clock,
-        run=house.run,
+        destination=broker.apply_target,
+        timers=broker.timers,
+        clock=broker.clock,
+        run=broker.run,
         settings=DelaySettings(settings.tick_ms, int(settings.outcome_seconds)),
-        floor_ms=broker_time_floor_ms(house, buckets.store_id),
+        floor_ms=broker_time_floor_ms(broker, buckets.store_id),
     )
-    house.delay_commands = house.apply_target.delayed = DelayCommands(
+    broker.delay_commands = broker.apply_target.delayed = DelayCommands(
         partition=partition,
         queue=queue,
         buckets=buckets,
         epochs=state.epochs,
-        node=house.node,
-        topics=house.topics,
-        register=house.catalog.state,
-        writes=house.produce_handler,
-        quotas=house.backpressure,
-        limits=house.limits,
+        node=broker.node,
+        topics=broker.topics,
+        register=broker.catalog.state,
+        writes=broker.produce_handler,
+        quotas=broker.backpressure,
+        limits=broker.limits,
         levels=settings.levels,
         lost=lost,
     )
-    house.retention.add_partition(partition)
+    broker.retention.add_partition(partition)
 
 
-def broker_time_floor_ms(house: Broker, store_id: int) -> int:
+def broker_time_floor_ms(broker: Broker, store_id: int) -> int:
     """Return the highest due time delivered to any partition: broker time had reached it."""
-    turns = (each.log.applied(SOURCE_DELAY, store_id) for each in house.topics.partitions())
+    turns = (each.log.applied(SOURCE_DELAY, store_id) for each in broker.topics.partitions())
     return max((turn[0] for turn in turns if turn is not None), default=0)
 
 
-def recover_delay(house: Broker) -> None:
+def recover_delay(broker: Broker) -> None:
     """Load the waiting messages. Worker jobs run in this thread. Raises what makes that fail."""
     recovered: list[BaseException | None] = []
-    house.delay_commands.queue.recover(recovered.append)
+    broker.delay_commands.queue.recover(recovered.append)
     if not recovered:
         raise RuntimeError("what delayed messages wait is not known")
     if recovered[0] is not None:
@@ -653,124 +653,129 @@ exists.
 """
 
 
-def open_transaction_store(house: Broker) -> TransactionStore:
+def open_transaction_store(broker: Broker) -> TransactionStore:
     """Open the transaction journal of this data folder.
 
     Raises Corrupt, NewerFormat, OSError, Full, Stopped.
     """
-    folder, word = join(house.data, TRANSACTION_FOLDER), join(house.meta, NEW_JOURNAL_MARKER)
-    if not house.disk.exists(folder):
-        _require_new_journal(house, folder)
-        house.disk.make_folder(folder)
-    house.disk.force_folder(house.data)
+    folder, word = join(broker.data, TRANSACTION_FOLDER), join(broker.meta, NEW_JOURNAL_MARKER)
+    if not broker.disk.exists(folder):
+        _require_new_journal(broker, folder)
+        broker.disk.make_folder(folder)
+    broker.disk.force_folder(broker.data)
     store = TransactionStore.open(
-        house.disk,
+        broker.disk,
         folder,
-        clock=house.clock,
-        randomness=house.randomness,
-        new_id=lambda: _new_journal_id(house, folder),
-        lease_time=house.catalog.state.lease_time_ms,
-        request_fsync=house.request_fsync,
-        run=house.run,
-        limits=house.limits,
-        settings=house.transaction_settings,
-        decision_time=house.delay_commands.queue.now_rounded_up_ms,
+        clock=broker.clock,
+        randomness=broker.randomness,
+        new_id=lambda: _new_journal_id(broker, folder),
+        lease_time=broker.catalog.state.lease_time_ms,
+        request_fsync=broker.request_fsync,
+        run=broker.run,
+        limits=broker.limits,
+        settings=broker.transaction_settings,
+        decision_time=broker.delay_commands.queue.now_rounded_up_ms,
     )
     for warning in store.warnings:
         log.warning("the journal of transactions: %s", warning)
     try:
-        _update_catalog_from_journal(house, folder, store)
+        _update_catalog_from_journal(broker, folder, store)
     except BaseException:
         store.abandon("the start failed")
         raise
-    if house.disk.exists(word):
-        house.disk.unlink(word)
-        house.disk.force_folder(house.meta)
+    if broker.disk.exists(word):
+        broker.disk.unlink(word)
+        broker.disk.force_folder(broker.meta)
     return store
 
 
-def _require_new_journal(house: Broker, folder: str) -> None:
+def _require_new_journal(broker: Broker, folder: str) -> None:
     """Raise Corrupt unless there never was a journal, or the operator discarded it."""
-    if house.catalog.state.journal_id and not house.disk.exists(join(house.meta, NEW_JOURNAL_MARKER)):
-        raise Corrupt(folder, 0, 0, f"the journal of transactions is missing. {_journal_advice(house)}")
+    if broker.catalog.state.journal_id and not broker.disk.exists(join(broker.meta, NEW_JOURNAL_MARKER)):
+        raise Corrupt(folder, 0, 0, f"the journal of transactions is missing. {_journal_advice(broker)}")
 
 
-def _journal_advice(house: Broker) -> str:
-    return new_journal_advice(house.meta)
+def _journal_advice(broker: Broker) -> str:
+    return new_journal_advice(broker.meta)
 
 
-def _new_journal_id(house: Broker, folder: str) -> int:
+def _new_journal_id(broker: Broker, folder: str) -> int:
     """Return the id of a new journal, which is in the catalog before the journal exists.
 
     A start that is interrupted in between finds the marker file and creates another journal. Raises Corrupt, Stopped,
     Full, OSError.
     """
-    _require_new_journal(house, folder)
-    word = join(house.meta, NEW_JOURNAL_MARKER)
-    if not house.disk.exists(word):
-        house.disk.create(word).close()
-        house.disk.force_folder(house.meta)
-    journal_id = house.catalog.state.next_id
-    house.catalog.append_now((LEASE, journal_id + 1, house.clock.wall_ms()))
-    house.catalog.append_now((JOURNAL, journal_id))
+    _require_new_journal(broker, folder)
+    word = join(broker.meta, NEW_JOURNAL_MARKER)
+    if not broker.disk.exists(word):
+        broker.disk.create(word).close()
+        broker.disk.force_folder(broker.meta)
+    journal_id = broker.catalog.state.next_id
+    broker.catalog.append_now((LEASE, journal_id + 1, broker.clock.wall_ms()))
+    broker.catalog.append_now((JOURNAL, journal_id))
     return journal_id
 
 
-def _update_catalog_from_journal(house: Broker, folder: str, store: TransactionStore) -> None:
+def _update_catalog_from_journal(broker: Broker, folder: str, store: TransactionStore) -> None:
     """Check that the journal belongs to the catalog, and add ids that only the journal knows.
 
     Raises Corrupt.
     """
-    register = house.catalog.state
+    register = broker.catalog.state
     if register.journal_id and register.journal_id != store.journal_id:
         raise Corrupt(
             folder,
             0,
             0,
             f"it holds the journal {store.journal_id}, and journal {register.journal_id} belongs to this data."
-            f" {_journal_advice(house)}",
+            f" {_journal_advice(broker)}",
         )
-    _require_newest_journal(house, folder, store)
-    if house.catalog.log.stopped is not None:
+    _require_newest_journal(broker, folder, store)
+    if broker.catalog.log.stopped is not None:
         return
     if not register.journal_id:
         # The catalog was restored from a backup that is older than the journal.
-        house.catalog.append_now((JOURNAL, store.journal_id))
+        broker.catalog.append_now((JOURNAL, store.journal_id))
     known = store.producer_states.highest_id
     if known >= register.next_id:
         log.error("the catalog is older than the journal: ids up to %d were given out before", known)
-        house.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, house.clock.wall_ms()))
+        broker.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, broker.clock.wall_ms()))
 
 
-def _require_newest_journal(house: Broker, folder: str, store: TransactionStore) -> None:
+def _require_newest_journal(broker: Broker, folder: str, store: TransactionStore) -> None:
     """Raise Corrupt if the journal is older than a target.
 
     A decision is durable before its first message is written, so no target may be ahead of the journal.
     """
     source = (SOURCE_TRANSACTION, store.journal_id)
-    places = [(f"{each.name}-{each.number}", each.log.applied(*source)) for each in house.topics.partitions()]
-    places.append(("the catalog", house.catalog.state.applied_lsns.get(store.journal_id)))
-    places.append(("the store of delayed messages", house.delay_commands.partition.log.applied(*source)))
+    places = [
+        (f"{each.name}-{each.number}", each.log.applied(*source)) for each in broker.topics.partitions()
+    ]
+    places.append(("the catalog", broker.catalog.state.applied_lsns.get(store.journal_id)))
+    places.append(("the store of delayed messages", broker.delay_commands.partition.log.applied(*source)))
     for name, place in places:
         if place is not None and place[0] >= store.end_lsn:
             raise Corrupt(
                 folder,
                 store.end_lsn,
                 place[0],
-                f"the journal is older than {name}, which has messages of later transactions. {_journal_advice(house)}",
+                f"the journal is older than {name}, which has messages of later transactions."
+                f" {_journal_advice(broker)}",
             )
 
 
-def recover_transactions(house: Broker) -> None:
+def recover_transactions(broker: Broker) -> None:
     """Apply decided transactions as far as their targets accept writes.
 
     Jobs and fsyncs run in this thread.
     """
     recovered: list[bool] = []
-    house.transaction_commands.coordinator.recover(lambda: recovered.append(True))
-    house.end_turn()
+    broker.transaction_commands.coordinator.recover(lambda: recovered.append(True))
+    broker.end_turn()
     if not recovered:
         raise RuntimeError("decided transactions were neither written nor put off")
-    counts = {state: count for state, count in house.transaction_commands.store.state_counts.items() if count}
+    counts = {
+        state: count for state, count in broker.transaction_commands.store.state_counts.items() if count
+    }
     if counts:
         log.info("transactions back from the journal: %s", counts)

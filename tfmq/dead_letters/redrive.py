@@ -3,7 +3,7 @@
 For each batch: claim the letters, so that no other redrive sends them; record their producer sequences, after
 which they may have been sent; send; record that they are stored. The next redrive starts with letters whose
 sequences are recorded and which are not recorded as stored: it sends them with the same sequences, and the
-broker stores each once (`tfmq.dead_letters.idempotent_send`).
+broker stores each once (`tfmq.client.send.idempotent_send`).
 
 A run is a list of letters with consecutive producer sequences. What became of a run is taken from the
 broker's responses only, so it can be repeated after a crash at any point: the broker has the records, or it

@@ -52,8 +52,8 @@ Callback = Callable[[BaseException | None], None]
 class StorageScheduler:
     """Runs the file work of delayed messages, one piece at a time, in a worker.
 
-    `limit()` and `lowest()` are those of `tfmq.delay.arrivals.pending.Ledger`. `moved()` is called after work that may
-    have made more messages ready to fire.
+    `due_limit()` and `lowest_due()` are those of `tfmq.delay.arrivals.pending.NonDurableArrivals`. `moved()` is called
+    after work that may have made more messages ready to fire.
     """
 
     def __init__(

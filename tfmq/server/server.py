@@ -388,7 +388,7 @@ class Server:
         self._turn.request_end()
 
     def reload(self, config: Config) -> None:
-        """Apply another configuration (see `tfmq.config.reloaded`).
+        """Apply another configuration (see `tfmq.config.merge_reload`).
 
         Sessions keep what their HELLO reply contained.
         """

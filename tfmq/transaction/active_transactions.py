@@ -488,7 +488,7 @@ TOO_LARGE: Final = "The transaction would have {found} {what}; the limit is limi
 class SpaceReservations:
     """Space limits of unfinished transactions, and space reserved at targets before decisions.
 
-    Every target is checked (`Destination.check`) before the reservation, including all space reserved so
+    Every target is checked (`ApplyTarget.check_space`) before the reservation, including all space reserved so
     far. A commit is thus rejected while this is still possible, rather than found impossible to apply after
     the decision. `reserved_bytes` is the total of prepared and decided transactions, in bytes.
     """
@@ -525,7 +525,7 @@ class SpaceReservations:
         """Reserve space at each target, all or nothing; return the total.
 
         `sizes` has the bytes by target key.
-        Raises: whatever `Destination.check` raises.
+        Raises: whatever `ApplyTarget.check_space` raises.
         """
         taken = 0
         try:

@@ -60,7 +60,7 @@ class TransactionCoordinator:
     """Executes transaction commands, from begin to forget.
 
     It depends on no protocol and no broker: requests are plain values, replies are callbacks, targets are a
-    `Destination`. No reply is sent before the journal fsync that it depends on; nothing becomes visible
+    `ApplyTarget`. No reply is sent before the journal fsync that it depends on; nothing becomes visible
     before the fsync of the decision.
 
     All methods are called by one thread, the owner's. Requests of a turn are written by `write()` at the

@@ -28,7 +28,7 @@ from tfmq.apply_target import GroupPositions
 from tfmq.transaction.requests import CommitGroupMember
 
 PARTITION_OFFSET_FIELDS: Final = 5
-"""Number of fields of one partition's offset in `GroupPlaces`."""
+"""Number of fields of one partition's offset in `GroupPositions`."""
 
 Topics: TypeAlias = Sequence[tuple[int, str]]
 """(log id, topic name) for display: a topic name may be reused, a log id never."""

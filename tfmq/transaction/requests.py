@@ -96,7 +96,7 @@ class RollbackResult(NamedTuple):
 class TransactRequest(NamedTuple):
     """A complete local transaction in one request.
 
-    `batches` are `IncomingBatch` values, `offsets` are rows for `Destination.check_offsets`.
+    `batches` are `IncomingBatch` values, `offsets` are rows for `ApplyTarget.check_offsets`.
     """
 
     producer_id: int

@@ -85,7 +85,7 @@ def record_figures(bodies: list[bytes]) -> list[tuple[str, float]]:
         ("walk", nanoseconds(lambda: header_positions(data), count)),
         ("crc32 of a body, zlib", nanoseconds(lambda: [crc32(body) for body in bodies], count)),
         ("crc32 of a body, crcmod", nanoseconds(lambda: [crcmod_crc(body) for body in bodies], count)),
-        ("a control record, encoded", nanoseconds(lambda: encode_trailer(LOG_ID, control), 1)),
+        ("a block trailer, encoded", nanoseconds(lambda: encode_trailer(LOG_ID, control), 1)),
     ]
 
 

@@ -23,7 +23,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
         "decision-timed-by-the-wall-clock",
         "a delay inside of a transaction counts in broker time, whatever the wall clock does",
         "tfmq/broker/startup.py",
-        "        decision_time=house.delay_commands.queue.now_rounded_up_ms,\n",
+        "        decision_time=broker.delay_commands.queue.now_rounded_up_ms,\n",
         "",
         [TRANSACTIONS],
     ),

@@ -150,7 +150,7 @@ _STORE: Final = (
     ),
     Mutant(
         "notes-are-repeated-records",
-        "a flipped bit in a control record of the arrivals loses no note",
+        "a flipped bit in a block trailer of the arrivals loses no note",
         "journal/fsck/log_repair.py",
         "                if piece.kept and id >> SEQUENCE_BITS >= LEASED_ID_FIRST:\n",
         "                if piece.kept:\n",
@@ -161,23 +161,23 @@ _STORE: Final = (
         "a store is begun anew once for each word of the operator",
         "tfmq/broker/startup.py",
         (
-            "        _update_catalog_from_delay(house, store)\n"
+            "        _update_catalog_from_delay(broker, store)\n"
             "    except BaseException:\n"
             '        store.abandon("the start failed")\n'
             "        raise\n"
-            "    if house.disk.exists(word):\n"
-            "        house.disk.unlink(word)\n"
-            "        house.disk.force_folder(house.meta)\n"
+            "    if broker.disk.exists(word):\n"
+            "        broker.disk.unlink(word)\n"
+            "        broker.disk.force_folder(broker.meta)\n"
             "    return store\n"
             "\n"
         ),
         (
-            "        _update_catalog_from_delay(house, store)\n"
+            "        _update_catalog_from_delay(broker, store)\n"
             "    except BaseException:\n"
             '        store.abandon("the start failed")\n'
             "        raise\n"
-            "    if house.disk.exists(word):\n"
-            "        house.disk.force_folder(house.meta)\n"
+            "    if broker.disk.exists(word):\n"
+            "        broker.disk.force_folder(broker.meta)\n"
             "    return store\n"
             "\n"
         ),
@@ -187,8 +187,8 @@ _STORE: Final = (
         "a-missing-store-is-begun-anew",
         "a start without the store that its partitions know is refused",
         "tfmq/broker/startup.py",
-        "    if not house.catalog.state.delay_store or house.disk.exists(join(house.meta, NEW_DELAY_MARKER)):\n",
-        "    if house.catalog.state.next_id:\n",
+        "    if not broker.catalog.state.delay_store or broker.disk.exists(join(broker.meta, NEW_DELAY_MARKER)):\n",
+        "    if broker.catalog.state.next_id:\n",
         [OPENING],
     ),
     Mutant(

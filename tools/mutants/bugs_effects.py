@@ -52,7 +52,7 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "seam-between-effects-not-looked-at",
-        "two batches that meet never make a control record of the partition",
+        "two batches that meet never make a block trailer of the partition",
         "tfmq/broker/partition.py",
         (
             "            if batches and self._forms_trailer_header(before, batches[0]):\n"
@@ -290,8 +290,8 @@ STARTS: Final = (
         "missing-journal-made-anew",
         "a start without the journal of the data folder is refused",
         "tfmq/broker/startup.py",
-        "    if house.catalog.state.journal_id and not house.disk.exists(join(house.meta, NEW_JOURNAL_MARKER)):\n",
-        "    if house.catalog.state.journal_id < 0:\n",
+        "    if broker.catalog.state.journal_id and not broker.disk.exists(join(broker.meta, NEW_JOURNAL_MARKER)):\n",
+        "    if broker.catalog.state.journal_id < 0:\n",
         [OPENING],
     ),
     Mutant(
@@ -315,15 +315,15 @@ STARTS: Final = (
         "a first start that is cut short can be begun again",
         "tfmq/broker/startup.py",
         (
-            "    word = join(house.meta, NEW_JOURNAL_MARKER)\n"
-            "    if not house.disk.exists(word):\n"
-            "        house.disk.create(word).close()\n"
-            "        house.disk.force_folder(house.meta)\n"
+            "    word = join(broker.meta, NEW_JOURNAL_MARKER)\n"
+            "    if not broker.disk.exists(word):\n"
+            "        broker.disk.create(word).close()\n"
+            "        broker.disk.force_folder(broker.meta)\n"
         ),
         (
-            "    word = join(house.meta, NEW_JOURNAL_MARKER)\n"
-            "    if not house.disk.exists(word):\n"
-            "        house.disk.force_folder(house.meta)\n"
+            "    word = join(broker.meta, NEW_JOURNAL_MARKER)\n"
+            "    if not broker.disk.exists(word):\n"
+            "        broker.disk.force_folder(broker.meta)\n"
         ),
         [OPENING],
     ),
@@ -339,8 +339,8 @@ STARTS: Final = (
         "listener-before-what-was-decided",
         "what was decided is written before anybody can ask",
         "tfmq/broker/startup.py",
-        "    recover_transactions(house)\n",
-        "    house.transaction_commands.coordinator.recover(lambda: None)\n",
+        "    recover_transactions(broker)\n",
+        "    broker.transaction_commands.coordinator.recover(lambda: None)\n",
         [DECIDED],
     ),
     Mutant(

@@ -114,7 +114,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "a-trailer-s-id-is-believed-before-a-checksum",
-        "a flipped bit in the log's id of a control record costs no record in a repair",
+        "a flipped bit in the log's id of a block trailer costs no record in a repair",
         "journal/fsck/log_repair.py",
         "            (trailer.log_id ^ log_id).bit_count() == 1\n",
         "            trailer.log_id == log_id\n",
@@ -122,7 +122,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "a-trailer-with-a-bad-checksum-is-foreign",
-        "a control record whose checksum fails says nothing of its log or offset",
+        "a block trailer whose checksum fails says nothing of its log or offset",
         "journal/record/block_trailer.py",
         "    if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:\n",
         "    if checksum < 0:\n",
@@ -130,7 +130,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "a-trailer-in-a-payload-is-foreign",
-        "bytes of a payload that look like a control record change nothing in a repair",
+        "bytes of a payload that look like a block trailer change nothing in a repair",
         "journal/fsck/log_repair.py",
         "        elif (mended := _size_of_flipped(data, position)) is not None:\n",
         '        elif (mended := _size_of_flipped(b"", position)) is not None:\n',
@@ -154,7 +154,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "the-mark-is-outvoted-by-a-flipped-bit",
-        "where a lone control record differs from the mark in one bit, the mark says whose log it is",
+        "where a lone block trailer differs from the mark in one bit, the mark says whose log it is",
         "journal/fsck/log_repair.py",
         "    return next((id for id in others if id in checked and (id ^ first).bit_count() == 1), first)\n",
         "    return first\n",
@@ -234,7 +234,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "control-checksum-unchecked",
-        "a control record proves itself",
+        "a block trailer proves itself",
         "journal/record/block_trailer.py",
         "    if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:\n",
         "    if checksum < 0:\n",
@@ -312,7 +312,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "claims-behind-damage-ignored",
-        "a control record behind a bad place proves that forced data lies there",
+        "a block trailer behind a bad place proves that forced data lies there",
         "journal/log/recovery.py",
         "        for block in segment.valid_blocks(next_valid.position, verify=True):\n",
         "        for block in ():\n",
@@ -328,7 +328,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "claim-of-what-nobody-can-know-believed",
-        "a control record is believed only about what came before it",
+        "a block trailer is believed only about what came before it",
         "journal/log/recovery.py",
         "        if not self.durable < durable <= control.offset:\n",
         "        if durable <= self.durable:\n",

@@ -215,7 +215,7 @@ KEEPING: Final = (
     ),
     Mutant(
         "an-imitation-is-sent",
-        "a payload that imitates a control record of its partition is refused",
+        "a payload that imitates a block trailer of its partition is refused",
         "tfmq/broker/schedule_commands.py",
         "                self.scheduler.check_batches(run, [run.batch(0)])\n",
         "                run.batch(0)\n",

@@ -68,7 +68,7 @@ SEGMENTS: Final = (
     ),
     Mutant(
         "audit-pieces-at-unproven-places",
-        "a piece begins only where a control record says that a block does",
+        "a piece begins only where a block trailer says that a block does",
         "tfmq/spark/pipelines/audit_plan.py",
         "        return decode_trailer(data, 0, log_id).next == segment.base + position\n",
         "        return len(data) > 0\n",

@@ -1,4 +1,4 @@
-"""Notes: what goes in comes out, every damage is seen, and no sender can hide a control record in one."""
+"""Notes: what goes in comes out, every damage is seen, and no sender can hide a block trailer in one."""
 
 import gc
 import re

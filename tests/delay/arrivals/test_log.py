@@ -214,7 +214,7 @@ def test_damage_before_the_place_from_which_is_read_is_nobodys_matter() -> None:
     made = Desk()
     ends = [made.send(some(producer, 3))[0].end_offset for producer in (20, 21, 22, 23)]
     made.log.close()
-    for offset in (ends[0] + 3, ends[1] - 90):  # the length of a note, the head of a control record
+    for offset in (ends[0] + 3, ends[1] - 90):  # the length of a note, the head of a block trailer
         desk = damaged(made, offset, b"\xee")
         assert desk.read(ends[1], ends[3]) == made.sent[6:]
         found, told = read_around(damaged(made, offset, b"\xee"))

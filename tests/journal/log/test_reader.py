@@ -100,7 +100,7 @@ def test_places_that_are_remembered_are_bounded(bench: Bench) -> None:
 
 
 def test_the_end_of_the_records_of_a_block_is_a_position() -> None:
-    """A consumer's next offset behind the last record of a block is where the control record stands."""
+    """A consumer's next offset behind the last record of a block is where the block trailer stands."""
     bench = Bench()
     log = bench.open()
     end = bench.send(3).end_offset
@@ -179,7 +179,7 @@ def offsets_by_ordinal(bench: Bench) -> list[int]:
 
 
 def test_what_is_no_record_leads_nowhere(bench: Bench) -> None:
-    """Inside a record, a control record, the end, beyond it; and what is not forced, unless it is asked for."""
+    """Inside a record, a block trailer, the end, beyond it; and what is not forced, unless it is asked for."""
     offset = bench.log.offset_of_ordinal(40)[0]
     with pytest.raises(NotARecord):
         bench.log.block_of_record(offset + 1)

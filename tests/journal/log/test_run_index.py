@@ -119,7 +119,7 @@ def test_a_flipped_entry_is_never_taken(number: int) -> None:
 def test_an_entry_of_bytes_that_were_written_anew_is_not_taken() -> None:
     segment = stored([RUN_SIZE_MIN // 3] * 4)
     entry = opened(segment)[0].entry(1)
-    change(segment, segment.path, entry.position + entry.size - 50)  # in the control record that closes it
+    change(segment, segment.path, entry.position + entry.size - 50)  # in the block trailer that closes it
     found, _ = opened(segment)
     with pytest.raises(InvalidIndex, match="no block ends at"):
         found.by_position(entry.position + entry.size)

@@ -1,7 +1,7 @@
 """Control blocks in a stretch of bytes: sound ones are given, spoiled ones refused, forged ones never seen.
 
 Invariants: of a log with one flipped bit, one truncation or random bytes, `blocks_of` gives only blocks that were
-written, then raises BadRecord and nothing else; a payload that imitates a control record, even a perfect one, is a
+written, then raises BadRecord and nothing else; a payload that imitates a block trailer, even a perfect one, is a
 payload.
 """
 
@@ -130,7 +130,7 @@ def test_a_block_that_was_moved_or_is_of_another_log_is_refused() -> None:
 
 
 def forgery(start: int, before: bytes, log_id: int = LOG_ID) -> bytes:
-    """A payload whose end is a control record that fits the bytes of its block before it perfectly.
+    """A payload whose end is a block trailer that fits the bytes of its block before it perfectly.
 
     The record's header and the payload's first bytes are covered too: its sender knows them beforehand.
     """
@@ -161,7 +161,7 @@ def test_a_payload_full_of_forgeries_hides_nothing() -> None:
     )
     data, _ = log_bytes([[make_record(forged, make_id(PRODUCER, 0))], records(2, sequence=1)], OFFSET)
     assert [len(block.data) for block in blocks_of(data, OFFSET, LOG_ID)] == [20 + len(forged), 60]
-    # Damage before them: every forgery claims bytes inside the block that the true control record claims.
+    # Damage before them: every forgery claims bytes inside the block that the true block trailer claims.
     spoiled = flipped(data, 3)
     claim = find_next_trailer(spoiled, 0, offset=OFFSET, log_id=LOG_ID)
     assert claim is not None

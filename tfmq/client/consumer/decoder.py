@@ -349,7 +349,7 @@ def _unreadable_reason(kind: int) -> str:
     if kind & FLAG_VERSION_MASK:
         return f"a record of format version {kind >> 12}, which this release cannot read; use a newer client."
     if kind & FLAG_TRAILER:
-        return "a control record stands inside a block."
+        return "a block trailer stands inside a block."
     return f"the flag {kind:#06x} has bits that this release does not know; use a newer client."
 
 

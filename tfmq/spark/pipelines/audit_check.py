@@ -447,7 +447,7 @@ class _PieceChecker:
     def check(self) -> None:
         piece, log = self.piece, self.log
         if log.log_id is None:
-            self._add_damaged_range(piece.end, "no control record says whose log it is", end=True)
+            self._add_damaged_range(piece.end, "no block trailer says whose log it is", end=True)
             return
         segment = Segment.open(self.disk, log.path, piece.base, log.log_id, writable=False, suffix=log.suffix)
         try:
