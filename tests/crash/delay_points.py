@@ -42,7 +42,7 @@ class Points:
         """Those of POINTS that this call belongs to. Another broker than that of `disk` has nothing to do with it."""
         runs = broker.disk is disk
         delay = getattr(getattr(broker.engine, "broker", None), "delay_commands", None) if runs else None
-        busy = delay.queue._scheduler.busy if delay is not None else None
+        busy = delay.queue._scheduler.running_step if delay is not None else None
         found = self._of_path(delay, disk, kind, path, busy)
         if busy is Step.LOAD:
             found.add("load")

@@ -664,7 +664,7 @@ def test_item_36_the_owner_goes_on_while_a_checkpoint_is_written() -> None:
     found = life.store.transactions[first.epoch]
     assert found.decision is not None and first.decision is not None
     assert found.decision.lsn == first.decision.lsn
-    assert life.store.named["late"].messages == 1
+    assert life.store.by_xid["late"].messages == 1
 
 
 @pytest.mark.parametrize("kind", ["create", "write", "force", "rename", "force_folder"])
