@@ -5,7 +5,7 @@ import pytest
 import tfmq
 from tests.client.fake_broker import FakeBroker, listening
 from tfmq.errors import TransactionState
-from tfmq.xa import XAResource
+from tfmq.transactions import XAResource
 
 
 @pytest.mark.parametrize("wrong", [None, "127.0.0.1:7000", tfmq.Admin])

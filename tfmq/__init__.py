@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from tfmq.offsets.storage import StoredOffset as StoredOffset
     from tfmq.producer import Producer as Producer
     from tfmq.transactions import Transaction as Transaction
-    from tfmq.xa import XAResource as XAResource
+    from tfmq.transactions import XAResource as XAResource
 
 
 _MODULES = ("aio", "codecs", "dead_letters", "errors", "hooks", "sql", "twisted")
@@ -118,7 +118,7 @@ _DEFINED_IN: dict[str, str] = {
     "StoredOffset": "tfmq.offsets.storage",
     "StrictPartitions": "tfmq.client.send.partitioner",
     "Transaction": "tfmq.transactions",
-    "XAResource": "tfmq.xa",
+    "XAResource": "tfmq.transactions",
     "local_server": "tfmq.embedded",
     **dict.fromkeys(_ERRORS, "tfmq.errors"),
 }

@@ -16,8 +16,8 @@ import tfmq.producer
 from tfmq.aio_admin import Admin as Admin
 from tfmq.aio_consumer import Consumer as Consumer
 from tfmq.aio_transactions import Transaction as Transaction
+from tfmq.aio_transactions import XAResource as XAResource
 from tfmq.aio_transactions import checked_in
-from tfmq.aio_xa import XAResource as XAResource
 from tfmq.client.connection.addresses import describe_client
 from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.client.faces import awaitable, copy_docs_from

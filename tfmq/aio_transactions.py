@@ -1,4 +1,4 @@
-"""The asyncio face of a transaction: names, parameters and promises as in `tfmq.transactions`, awaited."""
+"""The asyncio variants of the transaction and of the XA resource in `tfmq.transactions`, with coroutines."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import tfmq.transactions
 from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.faces import copy_docs_from
+from tfmq.client.faces import awaitable, copy_docs_from
+from tfmq.client.producer.core import ProducerCore
+from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
 from tfmq.client.send.batch import Deliveries, Delivery
 from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
 from tfmq.client.transaction.check_back import Check, InDoubt
 from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
+from tfmq.transactions import XAResource as BlockingXAResource
 
 if TYPE_CHECKING:
     from tfmq.aio_consumer import Consumer
@@ -132,3 +135,30 @@ def checked_in(driver: AsyncDriver, function: Any) -> Check:
         return asyncio.run_coroutine_threadsafe(function(transaction), loop).result()
 
     return ask
+
+
+class Resource(Protocol):
+    """A `tfmq.aio.Producer`."""
+
+    _core: ProducerCore
+    _driver: AsyncDriver
+
+
+@copy_docs_from(BlockingXAResource)
+class XAResource:
+    """`tfmq.XAResource` for asyncio."""
+
+    def __init__(self, producer: Resource) -> None:
+        check_xa_producer(producer, AsyncDriver, "tfmq.aio")
+        self._driver = producer._driver
+        self._core = XaBranches(producer._core.transactions)
+
+    start = awaitable(XaBranches.start, Transaction)
+    prepare = awaitable(XaBranches.prepare)
+    commit = awaitable(XaBranches.commit, notify_committed)
+    rollback = awaitable(XaBranches.rollback)
+    recover = awaitable(XaBranches.recover)
+    forget = awaitable(XaBranches.forget)
+
+    def end(self, xid: str) -> None:
+        self._core.end(xid)

@@ -27,8 +27,7 @@ from tfmq.codecs import Codec
 from tfmq.errors import TfmqError
 from tfmq.hooks import Hook
 from tfmq.message import Message, payload_bytes
-from tfmq.transactions import Transaction
-from tfmq.xa import XAResource
+from tfmq.transactions import Transaction, XAResource
 
 _new = tuple.__new__
 

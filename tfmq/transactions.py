@@ -1,13 +1,16 @@
-"""The blocking transaction. The asyncio one is in `tfmq.aio`."""
+"""The blocking transaction and XA resource. The asyncio ones are in `tfmq.aio_transactions`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.blocking import BlockingDriver
+from tfmq.client.faces import blocking, name_methods
+from tfmq.client.producer.core import ProducerCore
+from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
 from tfmq.client.send.batch import Deliveries, Delivery
 from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
 from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
@@ -15,6 +18,7 @@ from tfmq.message import Message, payload_bytes
 
 if TYPE_CHECKING:
     from tfmq.consumer import Consumer
+
 
 _new = tuple.__new__
 
@@ -199,3 +203,42 @@ class Transaction(TransactionHandle):
             error.add_note(f"Besides: {failure}")
         finally:
             self._notify_consumers()
+
+
+class ProducerLike(Protocol):
+    """A `tfmq.Producer`."""
+
+    _core: ProducerCore
+    _driver: BlockingDriver
+
+
+@name_methods
+class XAResource:
+    """A producer as a resource of a transaction manager, which calls the XA methods.
+
+        resource = tfmq.XAResource(producer)
+        tx = resource.start("branch-1"); tx.send("orders", order); resource.end("branch-1")
+        resource.prepare("branch-1"); resource.commit("branch-1")
+
+    A branch is identified by its xid, 1 to 249 bytes of text, in every process: any process that finds a
+    prepared branch with `recover` may commit it or roll it back. Every method raises `UnknownTransaction` for
+    an xid that neither this resource nor the broker knows, and `TransactionState` for a call in the wrong
+    order.
+    """
+
+    def __init__(self, producer: ProducerLike) -> None:
+        check_xa_producer(producer, BlockingDriver, "tfmq")
+        self._driver = producer._driver
+        self._core = XaBranches(producer._core.transactions)
+
+    start = blocking(XaBranches.start, Transaction)
+    prepare = blocking(XaBranches.prepare)
+    commit = blocking(XaBranches.commit, notify_committed)
+    rollback = blocking(XaBranches.rollback)
+    recover = blocking(XaBranches.recover)
+    forget = blocking(XaBranches.forget)
+
+    def end(self, xid: str) -> None:
+        """End the association with the branch: no more messages are sent in it."""
+        with self._driver.lock:
+            self._core.end(xid)

@@ -38,8 +38,8 @@ from tfmq.hooks import Hook
 from tfmq.twisted_admin import Admin as Admin
 from tfmq.twisted_consumer import Consumer as Consumer
 from tfmq.twisted_transactions import Transaction as Transaction
+from tfmq.twisted_transactions import XAResource as XAResource
 from tfmq.twisted_transactions import checked_in
-from tfmq.twisted_xa import XAResource as XAResource
 
 
 @copy_docs_from(tfmq.producer.Producer)

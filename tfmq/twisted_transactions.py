@@ -1,9 +1,9 @@
-"""The Twisted face of a transaction: names, parameters and promises as in `tfmq.transactions`, with Deferreds."""
+"""The Twisted variants of the transaction and of the XA resource in `tfmq.transactions`, with Deferreds."""
 
 from __future__ import annotations
 
 from inspect import iscoroutinefunction, isgeneratorfunction, unwrap
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from twisted.internet.threads import blockingCallFromThread
 
@@ -11,9 +11,12 @@ import tfmq.aio_transactions
 import tfmq.transactions
 from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.faces import copy_docs_from, shared
+from tfmq.client.faces import awaitable, copy_docs_from, shared
+from tfmq.client.producer.core import ProducerCore
+from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
 from tfmq.client.transaction.check_back import Check, InDoubt
 from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
+from tfmq.transactions import XAResource as BlockingXAResource
 
 if TYPE_CHECKING:
     from tfmq.twisted_consumer import Consumer
@@ -68,3 +71,30 @@ def checked_in(driver: DeferredDriver, function: Any) -> Check:
         return blockingCallFromThread(driver.reactor, function, transaction)
 
     return ask
+
+
+class Resource(Protocol):
+    """A `tfmq.twisted.Producer`."""
+
+    _core: ProducerCore
+    _driver: DeferredDriver
+
+
+@copy_docs_from(BlockingXAResource)
+class XAResource:
+    """`tfmq.XAResource` for Twisted: methods give Deferreds."""
+
+    def __init__(self, producer: Resource) -> None:
+        check_xa_producer(producer, DeferredDriver, "tfmq.twisted")
+        self._driver = producer._driver
+        self._core = XaBranches(producer._core.transactions)
+
+    start = deferred(awaitable(XaBranches.start, Transaction))
+    prepare = deferred(awaitable(XaBranches.prepare))
+    commit = deferred(awaitable(XaBranches.commit, notify_committed))
+    rollback = deferred(awaitable(XaBranches.rollback))
+    recover = deferred(awaitable(XaBranches.recover))
+    forget = deferred(awaitable(XaBranches.forget))
+
+    def end(self, xid: str) -> None:
+        self._core.end(xid)
