@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -33,6 +34,16 @@ class Ran(NamedTuple):
 
 
 Cli = Callable[..., Ran]
+
+
+@pytest.fixture(autouse=True)
+def _log_levels_are_restored() -> Iterator[None]:
+    """Commands set levels of the process's loggers, and the process goes on with other tests."""
+    loggers = [logging.getLogger(name) for name in ("tfmq", "tfmq.connection", "tfmq.client")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
