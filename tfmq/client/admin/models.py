@@ -138,9 +138,13 @@ class GroupDescription(NamedTuple):
     offsets: tuple[Mapping[str, Any], ...]
 
     @property
-    def lag(self) -> int:
-        """Messages not acked yet, in all partitions where the lag is known."""
-        return sum(max(0, each.get("lag", 0)) for each in self.offsets)
+    def lag(self) -> int | None:
+        """Messages not acked yet; None if the lag of a partition is unknown.
+
+        The sum of the others could be 0 although the group is behind.
+        """
+        parts = [each.get("lag", -1) for each in self.offsets]
+        return None if any(part < 0 for part in parts) else sum(parts)
 
 
 def partition_description(row: Mapping[str, Any]) -> PartitionDescription:
