@@ -381,7 +381,7 @@ class Log(LogStatus):
         At least one, even above `max_bytes`.
 
         `epoch`: the highest epoch that the reader has seen. A stopped log is readable up to its durable offset
-        only.
+        only. At an offset inside a range that a repair filled, the reader skips to the end of the filler.
 
         Raises BelowStart, BeyondEnd, NotARecord, CutAway, Corrupt (a damaged range: continue at `.next`),
         OSError, Closed.

@@ -72,13 +72,13 @@ class LogReader:
             if cached and not segment.has_index:
                 raise WouldBlock
             end = self._limit_at_damage(offset, min(limit, segment_limit(segments, number)))
-            start = self._chunk_start(segment, offset, end, pread)
+            start, skip_to = self._chunk_start(segment, offset, end, pread)
             stop = self._chunk_end(segment, start, end, max_bytes, pread)
             data = pread(segment, stop - start, start)
             if len(data) != stop - start:
                 data, stop = self._whole_blocks(segment, start, end, data)
             self._add_known_start(stop)
-            return Chunk(start, offset, stop, data)
+            return Chunk(start, skip_to, stop, data)
 
     def seek_offset(self, offset: int) -> int:
         """As `Log.seek_offset`."""
@@ -255,17 +255,26 @@ class LogReader:
         """`end`, or the start of the first damage before it."""
         return min([end, *(first for first, _, _ in self._segment_set.damage if first > offset)])
 
-    def _chunk_start(self, segment: Segment, offset: int, end: int, pread: Pread) -> int:
-        """Start of the block that holds `offset`. Raises NotARecord, Corrupt."""
+    def _chunk_start(self, segment: Segment, offset: int, end: int, pread: Pread) -> tuple[int, int]:
+        """Start of the block that holds `offset`, and the offset from which its records are wanted.
+
+        Inside a range that a repair filled, the latter is the end of the filler: a record may have started at
+        `offset` before, and readers continue after the gap. Raises NotARecord, Corrupt.
+        """
         if (
             offset in self._known_starts
             or self._index_position(segment, offset).position == offset - segment.base
         ):
-            return offset
+            return offset, offset
         block = self._block_at(segment, offset, end, pread)
         if offset not in _record_starts(block):
-            raise NotARecord(offset)
-        return block.offset
+            following = _filler_end(block, offset, segment.log_id)
+            if following is None:
+                raise NotARecord(offset)
+            if crc32(block.data) != block.control.crc:
+                raise self._add_damage(segment, block.offset, block.next, "the block fails its checksum")
+            return block.offset, following
+        return block.offset, offset
 
     def _chunk_end(self, segment: Segment, start: int, end: int, max_bytes: int, pread: Pread) -> int:
         """End of the chunk that starts at `start`: at most `max_bytes` later, but at least one block.
@@ -427,6 +436,20 @@ def _record_starts(block: Block) -> list[int]:
     """Offsets in a block at which records start, including its trailer."""
     positions = [block.offset + position for position in header_positions(block.data)]
     return [*positions, block.control.end]
+
+
+def _filler_end(block: Block, offset: int, log_id: int) -> int | None:
+    """End of the filler of a repair that `offset` is inside of; None if it is inside of something different.
+
+    If the last record of a block is a filler, the repair wrote the block trailer too: the lost range reaches to the
+    end of the block.
+    """
+    is_filler = False
+    for position, size, _, id, flag in records_of(block.data):
+        is_filler = flag == FLAG_FILLER and id == log_id
+        if offset < block.offset + position + size:
+            return block.offset + position + size if is_filler else None
+    return block.next if is_filler else None
 
 
 def _record_of_ordinal(block: Block, ordinal: int) -> tuple[int, int]:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from journal.errors import NotARecord
 from journal.record.block import blocks_of
-from tests.broker.helpers import DATA, Broker, config
+from tests.broker.helpers import DATA, Broker, config, payloads_of
+from tfmq.broker.data_repair import repair_data
 from tfmq.broker.log_offsets import ROUND_SECONDS, ordinal_of, record_offset
 from tfmq.protocol.commands import (
     ACKS_WRITTEN,
@@ -100,6 +102,22 @@ def test_a_time_gives_the_first_append_at_or_after_it(broker: Broker) -> None:
 
 def test_a_record_is_found_behind_another_of_its_block(broker: Broker) -> None:
     assert record_offset(broker.log(), offsets(broker)[4], 1) == offsets(broker)[5]
+
+
+def test_a_record_in_a_repaired_range_is_none_and_its_ordinal_is_that_of_the_next(broker: Broker) -> None:
+    """A repeated send is not answered with the offset of other records."""
+    path = "/data/orders-0/" + "0" * 32 + ".zxQueue"
+    lost = offsets(broker)[5]
+    broker.stop()
+    broker.disk.damage(path, offsets(broker)[4], b"\xff" * (lost - offsets(broker)[4] + 22))
+    (repaired,) = repair_data(broker.disk, DATA).logs
+    assert repaired.lost == 2
+    again = broker.crashed(broker.disk)
+    assert ordinal_of(again.log(), lost) == 6
+    fetched = again.fetch(lost)
+    assert payloads_of(fetched, fetched.skip_to)[:1] == [b"xxxx"]
+    with pytest.raises(NotARecord):
+        record_offset(again.log(), lost, 0)
 
 
 def test_in_damage_an_ordinal_is_unknown_and_the_range_is_named(broker: Broker) -> None:

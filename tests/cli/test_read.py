@@ -11,11 +11,12 @@ from journal.log.log import Log
 from journal.record.batch import succession_source
 from journal.record.block_trailer import TRAILER_SIZE
 from tests.cli.conftest import Cli
+from tfmq.broker.data_repair import repair_data
 from tfmq.cli.output import Output, time_text
 from tfmq.cli.read import escape_controls, fill_template, make_formatter
 from tfmq.client.consumer.message import Origin, ReceivedMessage
 from tfmq.consumer import Consumer
-from tfmq.message import encode_attribute
+from tfmq.message import Ordinal, encode_attribute
 from tfmq.producer import Producer
 from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.live_server import LiveServer
@@ -250,6 +251,52 @@ def test_it_ends_where_no_message_is_last(
     ran = offline("read", "orders", *options)
     assert (ran.code, sorted(ran.lines)) == (0, f"0 1 2 {rest}4 5 6 7".split())
     assert offline("read", "orders", "--tag", "none") == (0, b"", "")
+
+
+def shown_lags(offline: Cli) -> tuple[object, object, list[object]]:
+    """The lag of the only group: in the list, in the summary, and of its partitions."""
+    (row,) = offline("group", "list", "--json").json
+    found = offline("group", "show", "billing", "--json").json
+    return row["lag"], found["lag"], [each["lag"] for each in found["offsets"]]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("options", [[], ["--tag", "red"], "stop", "skip"])
+def test_a_group_inside_a_lost_file_has_no_known_lag_and_continues_after_the_repaired_range(
+    offline: Cli, simulated: SimulatedBroker, options: list[str] | str
+) -> None:
+    admin, folder = simulated.admin(), "/data/bills-0"
+    admin.create_topic("bills", partitions=2, settings={"log.segment_bytes": 1 << 16})
+    with simulated.producer() as producer:
+        for n in range(15):
+            producer.send("bills", f"{n}".ljust(15000, "."), partition=0, tag="red").result()
+        producer.send("bills", "other", partition=1, tag="red").result()
+    bases = sorted(int(n.split(".")[0]) for n in simulated.disk.list(folder) if n.endswith(".zxQueue"))
+    saved = admin.reset_group("billing", "bills", Ordinal(6), 0, create=True)[0]
+    admin.reset_group("billing", "bills", "earliest", 1)
+    assert bases[1] < saved < bases[2] and len(bases) > 2
+    assert shown_lags(offline) == (10, 10, [9, 1])
+    simulated.stop()
+    simulated.disk.unlink(f"{folder}/{segment_name(bases[1])}")
+    simulated.start()
+    assert shown_lags(offline) == (None, None, [None, 1])
+    assert offline("group", "list").out.split()[-1] == b"-"
+    assert offline("group", "show", "billing").out.split(b"lag")[1].split()[0] == b"-"
+    simulated.stop()
+    (repaired,) = (each for each in repair_data(simulated.disk, "/data").logs if each.lost)
+    simulated.start()
+    rest = 15 - 4 - repaired.lost
+    assert shown_lags(offline) == (rest + 1, rest + 1, [rest, 1])
+    if isinstance(options, str):
+        with simulated.consumer("bills", group="billing", on_damage=options) as consumer:
+            lines = [each.text for each in simulated.drain(consumer)]
+            assert consumer.lag() == 0 and not consumer.stats()["skipped"]
+    else:
+        ran = offline("read", "bills", "-g", "billing", *options)
+        lines = ran.lines
+        assert (ran.code, ran.err) == (0, "")
+    assert {line.strip(".") for line in lines} == {*map(str, range(15 - rest, 15)), "other"}
+    assert shown_lags(offline) == (0, 0, [0, 0])
 
 
 @pytest.mark.timeout(30)

@@ -10,6 +10,7 @@ from tests.spark.stored import small_broker
 from tfmq.spark.file_reader import FolderLogReader
 from tfmq.spark.log_reader import LogReader
 from tfmq.spark.planner import BatchLimit, Planner
+from tfmq.spark.ranges import OffsetRange, message_offsets
 from tfmq.spark.settings import parse_source_settings
 from tfmq.spark.wire_reader import BrokerLogReader
 from tfmq.testing.broker import SimulatedBroker
@@ -70,3 +71,20 @@ def test_damage_does_not_hold_a_query_up_that_goes_on_behind_it(limit: BatchLimi
 def test_tasks_of_so_many_messages_are_planned_also_from_damage_on() -> None:
     with damaged_broker() as broker, FolderLogReader(DATA, broker.disk) as stored:
         assert read_through(stored, BatchLimit(bytes=500), maxRecordsPerPartition="3") >= 40
+
+
+def test_a_range_that_starts_inside_a_repaired_range_is_read_from_the_next_message_on() -> None:
+    """A checkpoint of a query can have such an offset: a message started there before the repair."""
+    with damaged_broker() as broker:
+        broker.stop()
+        repair(broker.disk, FOLDER)
+        broker.start()
+        inside = 28_000
+        with FolderLogReader(DATA, broker.disk) as stored, BrokerLogReader(broker.servers) as wire:
+            for logs in (stored, wire):
+                log = logs.partitions("orders")[0]
+                read = OffsetRange(log, inside, logs.bounds(log).end)
+                found = [offset for run in logs.read_blocks(read) for offset in message_offsets(run)]
+                following = [offset for offset in found if offset >= inside]
+                assert following[0] == logs.next_message_offset(log, inside) > inside
+                assert len(following) == 600 - logs.ordinal_at_or_after(log, inside)

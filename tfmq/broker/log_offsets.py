@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from journal.clock import Clock
-from journal.errors import Corrupt, Stopped
+from journal.errors import Corrupt, NotARecord, Stopped
 from journal.log.log import Log
 from journal.record.block import blocks_of
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, BadRecord, records_of
@@ -47,6 +47,8 @@ def record_offset(log: Log, offset: int, records: int) -> int:
     Reads the disk: call it in a worker. Raises what `Log.read` raises.
     """
     chunk = log.read(offset, ONE_BLOCK, upto="written")
+    if chunk.skip_to != offset:  # a repair replaced the record by a filler
+        raise NotARecord(offset)
     position = chunk.skip_to - chunk.start
     for _ in range(records):
         if position + HEADER_SIZE > len(chunk.data):
@@ -56,7 +58,7 @@ def record_offset(log: Log, offset: int, records: int) -> int:
 
 
 def ordinal_of(log: Log, offset: int) -> int:
-    """Return the ordinal of the record at `offset`; at the end that of the next record.
+    """Return the ordinal of the record at `offset`; at the end, and inside a filler, that of the next record.
 
     ORDINAL_UNKNOWN in a damaged range, and where a stopped log cannot be read any more. May read the disk: call it in a
     worker. Raises what `Log.read` raises.

@@ -502,6 +502,14 @@ APPENDS_AND_READS: Final = (
         [CONFORMANCE, LOG],
     ),
     Mutant(
+        "repaired-range-refused",
+        "a read from inside a range that a repair filled continues after it",
+        "journal/log/reader.py",
+        "            following = _filler_end(block, offset, segment.log_id)\n",
+        "            following = None\n",
+        ["tests/journal/log/test_reader.py", "tests/cli/test_read.py"],
+    ),
+    Mutant(
         "damage-read-as-nothing",
         "reading damage is an error with its range",
         "journal/log/reader.py",

@@ -8,6 +8,7 @@ import pytest
 
 from journal.errors import BeyondEnd, Corrupt, NotARecord
 from journal.filenames import segment_name
+from journal.fsck.log_repair import repair
 from journal.log.log import Log
 from journal.log.reader import KNOWN_STARTS_MAX
 from journal.log.readonly import ReadOnlyLog
@@ -324,3 +325,49 @@ def told_of(log: Log | ReadOnlyLog, max_bytes: int) -> tuple[list[int], list[tup
                 damage.append((offset, next))
                 offset = next
     return starts, damage
+
+
+@pytest.fixture
+def repaired() -> tuple[Bench, list[int], int, int]:
+    """A log that lost the second of three segments, repaired: record offsets of before, and the lost range."""
+    bench = Bench(segment_bytes=20_000)
+    bench.open()
+    while len(bench.names(".zxQueue")) < 3:
+        bench.send(20)
+    bench.send(20)
+    bench.log.force()
+    offsets = offsets_by_ordinal(bench)
+    first, next = (int(name.split(".")[0]) for name in sorted(bench.names(".zxQueue"))[1:3])
+    bench.log.close()
+    bench.disk.unlink(bench.path(segment_name(first)))
+    (done,) = repair(bench.disk, FOLDER)
+    assert done.lost == sum(first <= offset < next for offset in offsets)
+    bench.open()
+    return bench, offsets, first, next
+
+
+def test_a_read_from_inside_a_range_that_a_repair_filled_continues_after_it(
+    repaired: tuple[Bench, list[int], int, int],
+) -> None:
+    bench, offsets, first, next = repaired
+    read_only = ReadOnlyLog(bench.disk, FOLDER, LOG_ID)
+    lost = [offset for offset in offsets if first < offset < next]
+    assert len(lost) > 50
+    for offset in [*lost, first + 1, next - TRAILER_SIZE - 1, next - TRAILER_SIZE + 1, next - 1]:
+        chunk = bench.log.read(offset, 1)
+        assert chunk.start <= offset < chunk.skip_to <= chunk.next == next
+        assert bench.log.read_cached(offset, 1) in (chunk, None)
+        assert read_only.read(offset, 1) == chunk
+    for offset in (offsets[1], offsets[-1]):
+        for inside in (offset + 1, offset + 19, offset + 40):
+            with pytest.raises(NotARecord):
+                bench.log.read(inside, 1)
+
+
+def test_a_filler_whose_block_is_damaged_is_damage(repaired: tuple[Bench, list[int], int, int]) -> None:
+    bench, _, first, next = repaired
+    (path,) = bench.names(".zxQueue")[:1]  # the repair lengthens the file before the lost one
+    bench.disk.damage(bench.path(path), first + 50, b"\x01")
+    with pytest.raises(Corrupt) as caught:
+        bench.log.read(first + 100, 1)
+    assert (caught.value.first, caught.value.next) == (first, next)
