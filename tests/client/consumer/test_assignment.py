@@ -163,6 +163,63 @@ def test_offsets_in_a_transaction_in_doubt_are_waited_for_however_long(
     assert broker.fail[wire.ReadOffsets] == []
 
 
+def lock(broker: Broker, xid: str, *partitions: int) -> None:
+    """A transaction in doubt has the offsets of these partitions, as the broker answers it."""
+    really = type(broker).on_readoffsets
+
+    def busy(request: wire.ReadOffsets) -> Any:
+        wanted = None if request.partitions is None else {each.partition for each in request.partitions}
+        if wanted is None or not wanted.isdisjoint(partitions):
+            raise Busy(f"{xid} has them", xid=xid)
+        return really(broker, request)
+
+    broker.on_readoffsets = busy  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+@pytest.mark.parametrize("locked", range(5))
+def test_an_offset_in_doubt_keeps_back_its_own_partition_only(
+    start: str, locked: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker()
+    broker.create("orders", 5)
+    for partition, log in enumerate(broker.topics["orders"][1]):
+        log.append(b"old")
+        log.append(b"new")
+        saved(broker, partition, log.pieces[1].offset)
+    lock(broker, "order-42", locked)
+    script = Script(broker, group="g", start=start)
+    assert len(script.poll(1.0)) > 0
+    assert {name.partition for name in script.core.fetcher.partitions} == set(range(5)) - {locked}
+    script.pass_time(30)
+    assert caplog.text.count("Group g waits for its offsets: order-42 has them") == 1
+    assert "tfmq.sql" not in caplog.text
+    lock(broker, "order-42")
+    script.pass_time(5)
+    assert {name.partition for name in script.core.fetcher.partitions} == set(range(5))
+
+
+def test_the_first_transaction_of_a_group_in_doubt_keeps_back_its_own_partition_only() -> None:
+    broker = Broker()
+    two(broker)
+    lock(broker, "order-42", 0)
+    script = Script(broker, group="g", start="earliest")
+    assert len(script.poll(1.0)) > 0
+    assert {name.partition for name in script.core.fetcher.partitions} == {1}
+
+
+def test_a_group_that_waits_for_a_transaction_of_tfmq_sql_is_told_what_ends_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = Broker()
+    two(broker)
+    lock(broker, "tfmq.sql.b48c.3f4c", 0, 1)
+    script = Script(broker, group="g")
+    assert script.poll(1.0) == []
+    assert caplog.text.count("Group g waits for its offsets: tfmq.sql.b48c.3f4c has them") == 1
+    assert caplog.text.count("tfmq.sql.check(producer, engine)") == 1
+
+
 def test_a_question_that_the_broker_refuses_is_told() -> None:
     broker = Broker()
     two(broker)

@@ -29,7 +29,7 @@ from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition
 from tfmq.client.consumer.rebalance import Rebalance
 from tfmq.client.operation import Event, Operation, Wait
 from tfmq.codecs import select_codec
-from tfmq.errors import NotSupported, TfmqError, UnknownTopic
+from tfmq.errors import Busy, NotSupported, TfmqError, UnknownTopic
 from tfmq.offsets.storage import PartitionName, StoredOffset
 from tfmq.protocol.commands import Locate, Metadata
 
@@ -252,13 +252,10 @@ class Assignment:
         """Resolve "latest" for the partitions where this is still to be done."""
         if self._latest_unresolved is None:
             assert self._group is not None and self._metadata.initial is not None
-            stored = yield from self._group.offsets.read(
-                self._metadata.initial, while_busy=False, others=True
-            )
+            initial = self._metadata.initial
+            stored = yield from self._read_all(initial)
             begun = {(name.topic, each.incarnation) for name, each in stored.items()}
-            self._latest_unresolved = {
-                n: each for n, each in self._metadata.initial.items() if (n.topic, each) not in begun
-            }
+            self._latest_unresolved = {n: each for n, each in initial.items() if (n.topic, each) not in begun}
         if self._latest_unresolved:
             questions = dict.fromkeys(self._latest_unresolved, LATEST)
             self._latest_positions |= yield from self._locate_all(self._latest_unresolved, questions)
@@ -268,28 +265,73 @@ class Assignment:
                 if name not in self._latest_positions and self._metadata.wanted.get(name) == incarnation
             }
 
+    def _read_unlocked(
+        self, names: list[PartitionName], *, others: bool = False
+    ) -> Operation[tuple[dict[PartitionName, StoredOffset], dict[PartitionName, Busy]]]:
+        """Return the stored offsets, and the broker's error for each partition that a transaction has in doubt.
+
+        The broker refuses a request that names one such partition, so this halves the request to find them:
+        the group continues with the other partitions.
+        """
+        assert self._group is not None
+        try:
+            return (yield from self._group.offsets.read(names, while_busy=False, others=others)), {}
+        except Busy as busy:
+            if "xid" not in busy.details:
+                raise
+            if len(names) == 1 and not others:
+                return {}, {names[0]: busy}
+        if others:
+            return (yield from self._read_unlocked(names))
+        middle = len(names) // 2
+        stored, locked = yield from self._read_unlocked(names[:middle])
+        more, more_locked = yield from self._read_unlocked(names[middle:])
+        return stored | more, locked | more_locked
+
+    def _read_all(self, wanted: Mapping[PartitionName, int]) -> Operation[dict[PartitionName, StoredOffset]]:
+        """Return the offsets of the group, without those in doubt.
+
+        Raises Busy if it depends on a transaction in doubt whether the group has any offset of some topic.
+        """
+        stored, locked = yield from self._read_unlocked(list(wanted), others=True)
+        known = {(name.topic, each.incarnation) for name, each in stored.items()}
+        for name, busy in locked.items():
+            if (name.topic, wanted[name]) not in known:
+                raise busy
+        return stored
+
     def _start_partitions(self, fresh: Mapping[PartitionName, int]) -> Operation[None]:
         """Claim the partitions, find their start positions, and start reading them."""
         stored: dict[PartitionName, StoredOffset] = {}
         grants: dict[PartitionName, int] = {}
         refused: set[PartitionName] = set()
+        locked: dict[PartitionName, Busy] = {}
         if self._group is not None:
             share, offsets = self._group.membership.assigned, self._group.offsets
             grants = {name: share[name].grant for name in fresh}
             claimed, refused = yield from offsets.claim(fresh)
-            stored = (yield from offsets.read(fresh, while_busy=False)) | claimed
-            if not all(name in stored and stored[name].incarnation == each for name, each in fresh.items()):
+            stored, locked = yield from self._read_unlocked(list(fresh))
+            stored |= claimed
+            for busy in locked.values():
+                self._log_trouble(busy)
+                break
+            if self._options.start != EARLIEST and not all(
+                name in stored and stored[name].incarnation == each
+                for name, each in fresh.items()
+                if name not in locked
+            ):
                 # No offset for some partition: find out whether the group has any for their topics. Only then
-                # ask for all partitions, since each of a thousand members may do so.
+                # ask for all partitions, since each of a thousand members may do so. With EARLIEST the answer
+                # makes no difference.
                 wanted = self._metadata.wanted
-                stored = (yield from offsets.read(wanted, while_busy=False, others=True)) | stored
+                stored = (yield from self._read_all(wanted)) | stored
             self._log_refused(refused)
         known = {name.topic: each.incarnation for name, each in stored.items()}
         places: dict[PartitionName, ReadPosition] = {}
         questions: dict[PartitionName, StartPosition] = {}
         for name, incarnation in fresh.items():
             kept = stored.get(name)
-            if name in refused or name in (self._latest_unresolved or ()):
+            if name in refused or name in locked or name in (self._latest_unresolved or ()):
                 continue
             if kept is not None and kept.incarnation == incarnation:
                 places[name] = read_position_of(name, kept)
@@ -413,7 +455,8 @@ class Assignment:
         """Log once why the offsets cannot be read: a transaction in doubt, or a storage failure."""
         if trouble.sentence != self._logged_trouble:
             self._logged_trouble = trouble.sentence
-            log.warning("Group %s waits for its offsets: %s", self._options.group, trouble)
+            advice = SQL_ADVICE if str(trouble.details.get("xid", "")).startswith(SQL_XID_PREFIX) else ""
+            log.warning("Group %s waits for its offsets: %s%s", self._options.group, trouble, advice)
 
     def _log_refused(self, refused: Iterable[PartitionName]) -> None:
         """Log once which partitions the offset storage refused.
@@ -429,6 +472,15 @@ class Assignment:
                 self._options.group,
                 names,
             )
+
+
+SQL_XID_PREFIX: Final = "tfmq.sql."
+"""Names of the transactions of `tfmq.sql` begin with this."""
+SQL_ADVICE: Final = (
+    " It is a transaction of tfmq.sql: it ends when a program of its producer group that has called"
+    " tfmq.sql.check(producer, engine) answers the broker's check. If this program is the only one, call that"
+    " before the first message is read: without it this consumer may wait without end."
+)
 
 
 def read_position_of(name: PartitionName, kept: StoredOffset) -> ReadPosition:
