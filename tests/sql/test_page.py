@@ -4,18 +4,21 @@ import ast
 import asyncio
 import inspect
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import ForeignKey
+from sqlalchemy import ForeignKey, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import tfmq.aio
 from tests import paths
-from tests.sql.settling import messages
+from tests.sql.settling import PATIENCE_SECONDS, messages
 from tests.sql.shop import Order, orders
 from tests.sql.test_commit_protocol import async_engine_of
 
@@ -73,11 +76,73 @@ def test_the_examples_of_the_page_run(engine: Engine, tmp_path: Path) -> None:
         with reader as consumer:
             run(block_with("commit_offsets"), names | {"consumer": upto(consumer, 2)})
         assert messages(servers, "payments") == [1, 2]
-        for words in ("tfmq.sql.check", "transaction_table", "tfmq.sql.prune"):
+        for words in ("transaction_table", "tfmq.sql.prune"):
             run(block_with(words), names)
         assert "tfmq_transaction" in Base.metadata.tables
-    assert len(BLOCKS) == 6, "a new example is to be run here"
+    assert len(BLOCKS) == 5, "a new example is to be run here"
     Base.metadata.tables["payment"].drop(engine)
+
+
+PROGRAM = """
+import os, sys
+import tfmq
+from sqlalchemy import create_engine, event
+from sqlalchemy.orm import Session
+from tests.sql.test_page import Payment
+from tfmq.client.transaction import check_back
+
+check_back.POLL_SECONDS = 0.05
+servers, url, dies = sys.argv[1:]
+engine = create_engine(url)
+with (
+    tfmq.Producer(servers) as producer,
+    tfmq.Consumer(servers, topics="work", group="page", commits="manual", session=2) as consumer,
+):
+    if dies == "dies":
+        event.listen(engine, "commit", lambda connection: os._exit(9))
+    exec(sys.stdin.read())
+"""
+"""The loop of the page, as a program; it dies at the database's commit, behind the broker's prepare."""
+
+
+def loop_program(servers: str, url: str, dies: str) -> "subprocess.Popen[str]":
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, servers, url, dies], cwd=paths.ROOT, stdin=subprocess.PIPE, text=True
+    )
+    assert program.stdin is not None
+    program.stdin.write(block_with("commit_offsets"))
+    program.stdin.close()
+    return program
+
+
+@pytest.mark.long
+def test_the_loop_that_is_killed_between_prepare_and_commit_goes_on_as_it_stands_there(
+    sqlite_engine: Engine, tmp_path: Path
+) -> None:
+    Base.metadata.tables["payment"].create(sqlite_engine)
+    with Session(sqlite_engine) as session, session.begin():
+        session.add_all([Order(number=number) for number in (1, 2, 3)])
+    url = str(sqlite_engine.url)
+    settings = {"transaction.check_seconds": 0.1}
+    with (
+        tfmq.local_server(tmp_path / "data", settings=settings) as servers,
+        tfmq.Producer(servers) as producer,
+        tfmq.Admin(servers) as admin,
+    ):
+        producer.send_many("work", ["1", "2", "3"]).result()
+        assert loop_program(servers, url, "dies").wait(PATIENCE_SECONDS) == 9
+        assert [each.state for each in admin.transactions()] == ["prepared"]
+        restarted = loop_program(servers, url, "lives")
+        try:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while messages(servers, "payments") != [1, 2, 3]:
+                assert time.monotonic() < deadline and restarted.poll() is None
+                time.sleep(0.1)
+        finally:
+            restarted.kill()
+            restarted.wait(PATIENCE_SECONDS)
+        with Session(sqlite_engine) as session:
+            assert sorted(session.scalars(select(Payment.order))) == [1, 2, 3]
 
 
 def told(servers: str, topic: str) -> list[str]:

@@ -3,11 +3,13 @@
 For SQLAlchemy 2, blocking and asyncio:
 
     tfmq.sql.create_table(engine)                               # once
+    tfmq.sql.check(producer, engine)                            # at each start of the program
 
     with tfmq.sql.transaction(session, producer) as tx:
         session.add(order)
         tx.send("orders", order.as_json())
 
+Without `check`, a consumer whose offsets a crash left in doubt never continues.
 docs/database-transactions.md describes how this survives crashes and what it needs in operation.
 `commit_offsets` is for consumers that send nothing: it commits results and offset in one database
 transaction (docs/offsets.md).

@@ -33,8 +33,9 @@ _registered: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
 def check(producer: Any, engine: Any, *, table: Table = rows.TABLE) -> None:
     """Let `producer` answer check-back for transactions of this database from now on.
 
-    `tfmq.sql.transaction` does this itself. Call it at the start of a service, so that transactions left by
-    a crash are resolved before its next transaction.
+    Call it at each start of a program, before its consumer reads. `tfmq.sql.transaction` does this too, but a
+    consumer whose offsets a crash left in doubt delivers no message for a transaction: without this call it
+    waits without end.
 
     Args: `engine`: an `Engine`, or an `AsyncEngine` with a `tfmq.aio.Producer`.
     """

@@ -257,6 +257,8 @@ def transaction(
 ) -> Transaction | AsyncTransaction:
     """Return one transaction over the session's database and the broker: both commit or neither.
 
+        tfmq.sql.check(producer, engine)                            # once, at each start of the program
+
         with tfmq.sql.transaction(session, producer) as tx:         # async with, for an AsyncSession
             session.add(order)
             tx.send("orders", order.as_json())
@@ -266,7 +268,8 @@ def transaction(
 
     A row in the table `tfmq_transaction` decides (see `create_table`). If this process crashes, or the
     broker cannot be reached, the broker uses check-back with any producer of the same group that uses this
-    database (see `check`).
+    database and has called `check`, or had a transaction. Call `check` at each start: after a crash a
+    consumer whose offsets are in doubt delivers no message, and without `check` it waits without end.
 
     Args: `two_phase`: whether to prepare the database too; None: if possible, which needs PostgreSQL with
     max_prepared_transactions above 0 and a session that has not begun. `timeout`: seconds after which the
