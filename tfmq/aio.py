@@ -100,6 +100,7 @@ class Producer:
         """Send one message without waiting: an awaitable handle on it. Raises `Busy` when the buffer is full, and what
         `send` raises of arguments.
         """
+        self._driver.check_caller()
         core = self._core
         message = core.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
         data = core.encode_payload(topic, message)
@@ -128,6 +129,7 @@ class Producer:
     flush = awaitable(ProducerCore.flush)
 
     async def close(self, timeout: float | None = None) -> None:
+        self._driver.check_caller()
         seconds = self._core.options.timeout if timeout is None else timeout
         delivery.unregister_open(self._core.owner)
         try:
@@ -140,9 +142,11 @@ class Producer:
 
     def transaction(self) -> Transaction:
         """Here: `async with producer.transaction() as tx: await tx.send(...)`."""
+        self._driver.check_caller()
         return Transaction(self._core.transactions.begin())
 
     async def begin(self, xid: str | None = None, timeout: float | None = None) -> Transaction:
+        self._driver.check_caller()
         core = self._core.transactions.begin(xid, timeout)
         await self._driver.run(core.begin())
         return Transaction(core)
@@ -152,6 +156,7 @@ class Producer:
 
     def transaction_check(self, function: Check) -> Check:
         """Here `function` may be a coroutine function, which is awaited in the loop."""
+        self._driver.check_caller()
         self._core.transactions.add_check(checked_in(self._driver, function))
         self._driver.wake()
         return function

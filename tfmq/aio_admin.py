@@ -66,6 +66,7 @@ class Admin:
     remove_schedule = awaitable(AdminCore.remove_schedule)
 
     async def close(self) -> None:
+        self._driver.check_caller()
         await self._driver.close()
 
     def __repr__(self) -> str:

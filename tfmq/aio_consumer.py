@@ -88,6 +88,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
 
     async def __anext__(self) -> ReceivedMessage[Value]:
         """The next message; waits for it."""
+        self._driver.check_caller()
         loop = self._loop = self._loop or aiter(self)
         try:
             return await anext(loop)
@@ -118,6 +119,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
         signals: bool = True,
         tracebacks: bool = True,
     ) -> None:
+        self._driver.check_caller()
         running = self._create_run(listener, workers, order, tracebacks)
         hooks = self._core.options.hooks
         try:
@@ -131,6 +133,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
         await self._close(processed=False)
 
     async def _close(self, processed: bool) -> None:
+        self._driver.check_caller()
         try:
             await self._driver.run(self._core.close(processed))
         finally:

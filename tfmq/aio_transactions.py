@@ -50,6 +50,7 @@ class Transaction(TransactionHandle):
         deliver_at: Moment | None = None,
     ) -> Delivery:
         """Here it gives the handle too, which may be awaited behind the commit."""
+        self._driver.check_caller()
         core = self._core
         message = self._producer.make_message(
             topic, payload, key, tag, properties, delay, deliver_at, partition
@@ -73,18 +74,21 @@ class Transaction(TransactionHandle):
         return await self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
 
     def commit_offsets(self, consumer: Consumer[Any]) -> None:
+        self._driver.check_caller()
         self._core.add_offsets(transaction_positions(consumer))
 
     async def prepare(self) -> str:
         return await self._driver.run(self._core.prepare())
 
     async def commit(self) -> str:
+        self._driver.check_caller()
         try:
             return await self._driver.run(self._core.commit())
         finally:
             self._notify_consumers()
 
     async def rollback(self) -> str:
+        self._driver.check_caller()
         try:
             return await self._driver.run(self._core.roll_back())
         finally:
@@ -101,6 +105,7 @@ class Transaction(TransactionHandle):
         """Never reached; Python looks for it before it enters."""
 
     async def __aenter__(self) -> Transaction:
+        self._driver.check_caller()
         self._core.enter()
         return self
 
@@ -161,4 +166,5 @@ class XAResource:
     forget = awaitable(XaBranches.forget)
 
     def end(self, xid: str) -> None:
+        self._driver.check_caller()
         self._core.end(xid)

@@ -94,6 +94,7 @@ class Producer:
         """Send one message without waiting: a handle on it, to be awaited in a coroutine. Raises `Busy` when the buffer
         is full, and what `send` raises of arguments.
         """
+        self._driver.check_caller()
         core = self._core
         message = core.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
         data = core.encode_payload(topic, message)
@@ -116,10 +117,12 @@ class Producer:
 
     def transaction(self) -> Transaction:
         """Here, in coroutines: `async with producer.transaction() as tx: await tx.send(...)`."""
+        self._driver.check_caller()
         return Transaction(self._core.transactions.begin())
 
     @deferred
     async def begin(self, xid: str | None = None, timeout: float | None = None) -> Transaction:
+        self._driver.check_caller()
         core = self._core.transactions.begin(xid, timeout)
         await self._driver.run(core.begin())
         return Transaction(core)
@@ -130,6 +133,7 @@ class Producer:
 
     def transaction_check(self, function: Check) -> Check:
         """Here `function` may be a coroutine function or one of `inlineCallbacks`: those run in the reactor."""
+        self._driver.check_caller()
         self._core.transactions.add_check(checked_in(self._driver, function))
         self._driver.wake()
         return function

@@ -70,6 +70,7 @@ class Admin:
 
     @deferred
     async def close(self) -> None:
+        self._driver.check_caller()
         await self._driver.close()
 
     def __repr__(self) -> str:

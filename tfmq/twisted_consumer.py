@@ -91,6 +91,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
 
     async def __anext__(self) -> ReceivedMessage[Value]:
         """The next message; waits for it."""
+        self._driver.check_caller()
         loop = self._loop = self._loop or aiter(self)
         try:
             return await anext(loop)

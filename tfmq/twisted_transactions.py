@@ -43,6 +43,7 @@ class Transaction(TransactionHandle):
     rollback = deferred(tfmq.aio_transactions.Transaction.rollback)
 
     def commit_offsets(self, consumer: Consumer[Any]) -> None:
+        self._driver.check_caller()
         self._core.add_offsets(transaction_positions(consumer))
 
     def __enter__(self) -> NoReturn:
@@ -55,6 +56,7 @@ class Transaction(TransactionHandle):
     __aexit__ = shared(tfmq.aio_transactions.Transaction.__aexit__)
 
     async def __aenter__(self) -> Transaction:
+        self._driver.check_caller()
         self._core.enter()
         return self
 
@@ -97,4 +99,5 @@ class XAResource:
     forget = deferred(awaitable(XaBranches.forget))
 
     def end(self, xid: str) -> None:
+        self._driver.check_caller()
         self._core.end(xid)

@@ -1,7 +1,9 @@
 """The asyncio driver in a simulation: real event loops, virtual time, no sockets."""
 
 import asyncio
+import inspect
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -153,6 +155,123 @@ def test_another_loop_is_refused_while_the_first_one_runs(world: Simulation) -> 
             asyncio.run(driver.run(request(driver.link, Ping())))
     finally:
         loop.close()
+
+
+CLIENTS = {
+    "producer": tfmq.aio.Producer,
+    "consumer": tfmq.aio.Consumer,
+    "tx": tfmq.aio.Transaction,
+    "xa": tfmq.aio.XAResource,
+    "admin": tfmq.aio.Admin,
+}
+CHANGING = {"send_nowait", "transaction", "transaction_check", "commit_offsets", "end", "__anext__"}
+"""Methods that change something, although they are no coroutine functions or have no public name."""
+METHODS = [
+    (client, name)
+    for client, kind in CLIENTS.items()
+    for name, method in inspect.getmembers(kind, inspect.isfunction)
+    if name in CHANGING
+    or (inspect.iscoroutinefunction(method) and (not name.startswith("_") or name == "__aexit__"))
+    or (client, name) == ("tx", "__aenter__")
+]
+ARGUMENTS: dict[str, Any] = {
+    "topic": "orders",
+    "name": "orders",
+    "payload": b"from another loop",
+    "payloads": [b"from another loop"],
+    "xid": "order-1",
+    "partition": 0,
+    "partitions": 2,
+    "offset": 1,
+    "place": "earliest",
+    "settings": {"retention": "1h"},
+    "cron": "0 * * * *",
+    "edges": [60],
+    "sequence": 1,
+    "run": "run-1",
+    "transactions": [("order-1", 1)],
+    "rows": 1,
+    "function": lambda transaction: "commit",
+    "kind": None,
+    "error": None,
+    "trace": None,
+}
+
+OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("producer", "begin"): {"xid": "order-2"},
+    ("consumer", "seek"): {"offset": 0},
+}
+
+
+@pytest.fixture
+def own_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.mark.parametrize(("client", "name"), METHODS)
+def test_a_method_that_another_loop_calls_is_refused_and_changes_nothing(
+    client: str, name: str, own_loop: asyncio.AbstractEventLoop
+) -> None:
+    run = own_loop.run_until_complete
+    with SimulatedBroker() as broker:
+        producer = tfmq.aio.Producer(broker.servers, group="shop")
+        consumer = tfmq.aio.Consumer(broker.servers, topics="orders", group="billing", commits="manual")
+        admin = tfmq.aio.Admin(broker.servers)
+
+        async def prepare() -> tuple[tfmq.aio.Transaction, str]:
+            await producer.send("orders", b"first")
+            delayed = await producer.send("orders", b"delayed", delay=86400)
+            tx = await producer.begin("order-1")
+            await tx.send("orders", b"third")
+            assert len(await consumer.poll()) == 1
+            await admin.ping()
+            return tx, str(delayed.delayed)
+
+        async def broker_state() -> list[Any]:
+            return [
+                await admin.topics(),
+                await admin.group("billing"),
+                [each.state for each in await admin.transactions(["open", "prepared"])],
+                await admin.delayed(),
+                await admin.schedules(),
+                await consumer.position("orders", 0),
+                await consumer.committed("orders", 0),
+            ]
+
+        tx, handle = run(prepare())
+        made = {"producer": producer, "consumer": consumer, "tx": tx, "xa": producer.xa(), "admin": admin}
+        method = getattr(made[client], name)
+        given = {**ARGUMENTS, "handle": handle, "consumer": consumer}
+        required = [
+            given[each.name]
+            for each in inspect.signature(method).parameters.values()
+            if each.default is each.empty
+        ]
+
+        async def call() -> None:
+            result = method(*required, **OPTIONS.get((client, name), {}))
+            if inspect.isawaitable(result):
+                await result
+
+        before = run(broker_state()), tx.state, len(producer._core.transactions)
+        with pytest.raises(NotAllowed, match="another event loop") as refused:
+            asyncio.run(call())
+        assert refused.value.outcome == "not done"
+        assert (run(broker_state()), tx.state, len(producer._core.transactions)) == before
+
+        async def go_on() -> None:
+            """The clients work as if the call had not been: nothing is queued, and none is closed."""
+            await producer.send("orders", b"second")
+            await tx.commit()
+            assert (await consumer.poll())[0].payload == b"second"
+            await consumer.close()
+            await producer.close()
+            await admin.close()
+
+        run(go_on())
+        assert [message.payload for message in broker.sent("orders")] == [b"first", b"second", b"third"]
 
 
 def test_a_close_reaches_the_broker(world: Simulation) -> None:

@@ -1,15 +1,16 @@
 """A broker in this process for clients in a reactor: waits let time go on once everybody waits."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from twisted.internet.defer import gatherResults
+from twisted.internet.threads import deferToThreadPool
 
 from tests.reactor import pause, play
 from tfmq import twisted
-from tfmq.errors import TimedOut
+from tfmq.errors import NotAllowed, TimedOut
 from tfmq.testing.broker import SimulatedBroker
 
 
@@ -29,6 +30,63 @@ def test_what_is_sent_is_there_and_is_read(broker: SimulatedBroker) -> None:
 
     play(story)
     assert [message.key for message in broker.sent("orders")] == ["42"]
+
+
+def test_what_another_thread_calls_is_refused_and_changes_nothing(broker: SimulatedBroker) -> None:
+    async def story(reactor: Any) -> None:
+        producer = twisted.Producer(broker.servers, reactor=reactor)
+        consumer: twisted.Consumer[Any] = twisted.Consumer(
+            broker.servers, topics="orders", group="billing", commits="manual", reactor=reactor
+        )
+        admin = twisted.Admin(broker.servers, reactor=reactor)
+        await producer.send("orders", b"first")
+        assert len(await consumer.poll()) == 1
+        await admin.ping()
+        tx = await producer.begin("order-1")
+        await tx.send("orders", b"third")
+        calls: list[Callable[[], Any]] = [
+            lambda: producer.send("orders", b"x"),
+            lambda: producer.send("orders", b"x", delay=60),
+            lambda: producer.send_nowait("orders", b"x"),
+            lambda: producer.send_many("orders", [b"x"]),
+            lambda: producer.begin("order-2"),
+            lambda: producer.transaction(),
+            lambda: producer.transaction_check(lambda transaction: "commit"),
+            lambda: producer.close(),
+            lambda: tx.send("orders", b"x"),
+            lambda: tx.commit_offsets(consumer),
+            lambda: tx.rollback(),
+            lambda: consumer.commit(),
+            lambda: consumer.seek("orders", 0, offset=0),
+            lambda: consumer.pause("orders", 0),
+            lambda: consumer.run(print),
+            lambda: consumer.close(),
+            lambda: admin.create_topic("invoices"),
+            lambda: admin.close(),
+        ]
+
+        def call(method: Callable[[], Any]) -> None:
+            failed: list[Any] = []
+            result = method()
+            if hasattr(result, "addErrback"):
+                result.addErrback(lambda failure: failed.append(failure.value))
+                raise failed[0]
+
+        for method in calls:
+            with pytest.raises(NotAllowed, match="callFromThread"):
+                await deferToThreadPool(reactor, reactor.getThreadPool(), call, method)
+        assert await consumer.committed("orders", 0) is None
+        assert [each.xid for each in await admin.transactions(["open", "prepared"])] == ["order-1"]
+        assert [each.name for each in await admin.topics()] == ["orders"]
+        assert await admin.delayed() == []
+        await producer.send("orders", b"second")
+        assert (await consumer.poll())[0].payload == b"second"
+        await tx.commit()
+        for client in (consumer, producer, admin):
+            await client.close()
+
+    play(story)
+    assert [message.payload for message in broker.sent("orders")] == [b"first", b"second", b"third"]
 
 
 @pytest.mark.long

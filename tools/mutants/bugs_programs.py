@@ -111,6 +111,20 @@ PROGRAMS: Final = (
         ["tests/client/test_faces.py::test_a_derived_method_passes_its_arguments_on_and_gives_the_result"],
     ),
     Mutant(
+        "another-loop-starts-an-operation",
+        "a method that another event loop calls is refused before it changes anything",
+        "tfmq/client/drivers/event_loop.py",
+        (
+            "        if self._current() != self._owner:  # Inline, to save every send a call.\n"
+            "            self._check_other_caller()\n"
+        ),
+        "",
+        [
+            "tests/testing/test_asynchronous.py::test_a_method_that_another_loop_calls_is_refused_and_changes_nothing",
+            "tests/testing/test_twisted_driver.py::test_what_another_thread_calls_is_refused_and_changes_nothing",
+        ],
+    ),
+    Mutant(
         "another-operation-in-one-api-variant",
         "the methods of all API variants do the same",
         "tfmq/aio_admin.py",

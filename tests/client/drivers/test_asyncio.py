@@ -142,7 +142,11 @@ def test_a_client_belongs_to_one_loop_but_outlives_a_closed_one() -> None:
                     raised.append(error)
 
             await asyncio.to_thread(other)
+            with pytest.raises(NotAllowed, match="another event loop"):
+                await asyncio.to_thread(client.driver.check_caller)  # a thread without a loop
             assert len(raised) == 1
+            assert await client.ping()
             await client.driver.close()
 
-        asyncio.run(asyncio.wait_for(elsewhere(), SECONDS))
+        # In debug mode the loop refuses calls of other threads, too: none may be left as scheduled.
+        asyncio.run(asyncio.wait_for(elsewhere(), SECONDS), debug=True)

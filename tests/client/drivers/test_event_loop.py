@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from tfmq.protocol.commands import Ping
 
 class HandDriver(EventDriver):
     """Its loop is `turn`: what was asked for soon, then the socket."""
+
+    _current = staticmethod(get_ident)
 
     def _reset_state(self) -> None:
         super()._reset_state()
@@ -51,6 +54,9 @@ class HandDriver(EventDriver):
 
     def set_event(self, event: Event) -> None:
         event.complete()
+
+    def _check_other_caller(self) -> None:
+        self._owner = get_ident()
 
     def _has_loop(self) -> bool:
         return True

@@ -14,12 +14,16 @@ from tfmq.client.drivers.socket import resolve_address
 from tfmq.client.operation import Event, Future
 from tfmq.errors import NotAllowed
 
+OTHER_LOOP = "This client belongs to another event loop; make one for each loop."
+
 
 class AsyncDriver(EventDriver):
     """Runs operations as coroutines of asyncio tasks.
 
-    It is bound to the event loop in which a caller first waits.
+    It is bound to the event loop in which it is first used.
     """
+
+    _current = staticmethod(asyncio._get_running_loop)
 
     def _reset_state(self) -> None:
         super()._reset_state()
@@ -28,7 +32,7 @@ class AsyncDriver(EventDriver):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop it is bound to; None before the first wait."""
+        """The loop it is bound to; None before the first use."""
         return self._loop
 
     async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
@@ -84,6 +88,12 @@ class AsyncDriver(EventDriver):
 
     # Internal
 
+    def _check_other_caller(self) -> None:
+        if asyncio._get_running_loop() is not None:
+            self._bind_loop()
+        elif self._loop is not None and self._loop.is_running():  # A thread without a loop.
+            raise NotAllowed(OTHER_LOOP)
+
     def _bind_loop(self) -> asyncio.AbstractEventLoop:
         """Return the running loop and bind the driver to it.
 
@@ -91,11 +101,12 @@ class AsyncDriver(EventDriver):
         """
         running = asyncio.get_running_loop()
         if self._loop is None or (self._loop is not running and self._loop.is_closed()):
-            self._loop, self._watched, self._timer_handle, self._turn_scheduled = running, None, None, False
+            self._loop = self._owner = running
+            self._watched, self._timer_handle, self._turn_scheduled = None, None, False
             if self.channel.socket is not None:
                 self.channel.connection_failed(ConnectionResetError("its event loop is closed"))
         elif self._loop is not running:
-            raise NotAllowed("This client belongs to another event loop; make one for each loop.")
+            raise NotAllowed(OTHER_LOOP)
         return running
 
     def _has_loop(self) -> bool:

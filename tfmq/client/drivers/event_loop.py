@@ -41,6 +41,11 @@ class EventDriver(ABC):
     Subclasses implement the methods in "Event loop interface". `_reset_state` is called again in a forked child.
     """
 
+    _current: Callable[[], object]
+    """Return the running loop, or the thread, in which it is called. Written in C, because every send calls it."""
+    _owner: object
+    """What `_current` returns where the driver may be used; None before the first use."""
+
     def __init__(self, link: ClientConnection, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.link = link
         self.clock = clock
@@ -56,6 +61,7 @@ class EventDriver(ABC):
         self.channel = SocketChannel(self.link)
         self.channel.before_close = self._unwatch  # A loop must not use a closed descriptor.
         self.closed = False
+        self._owner = None
         self._watched: tuple[int, bool] | None = None
         self._timer_handle: Any = None
         self._turn_scheduled = False
@@ -63,7 +69,12 @@ class EventDriver(ABC):
     # For the API variants
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """Run `operation` to its end. Return its result or raise its error."""
+        """Run `operation` to its end. Return its result or raise its error.
+
+        Raises `NotAllowed` as `check_caller`, before the operation has started.
+        """
+        if self._current() != self._owner:  # Inline, to save every send a call.
+            self._check_other_caller()
         try:
             while True:
                 step = next(operation)
@@ -74,6 +85,14 @@ class EventDriver(ABC):
             operation.close()
             self.wake()
 
+    def check_caller(self) -> None:
+        """Raise `NotAllowed` outside of the loop, or the thread, that the client belongs to.
+
+        Methods call it before they change anything without `run`.
+        """
+        if self._current() != self._owner:
+            self._check_other_caller()
+
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
         """Call `function` once in the loop after `seconds`. `cancel` of the timer prevents it."""
         timer = self.timers.add(seconds, function)
@@ -83,8 +102,8 @@ class EventDriver(ABC):
     def wake(self) -> None:
         """Schedule a turn after the current turn of the loop. Does nothing without a loop."""
         if not self._turn_scheduled and not self.closed and self._has_loop():
-            self._turn_scheduled = True
             self._call_soon(self._run_turn)
+            self._turn_scheduled = True  # Only now: a loop in debug mode may have refused the call.
 
     def flush(self) -> None:
         """Write as much of the connection's output as the socket accepts without blocking."""
@@ -131,6 +150,10 @@ class EventDriver(ABC):
     @abstractmethod
     def set_event(self, event: Event) -> None:
         """Set `event` from any thread, or from a signal handler."""
+
+    @abstractmethod
+    def _check_other_caller(self) -> None:
+        """Bind to the loop of a caller that is not known yet. Raises `NotAllowed` for a different one."""
 
     @abstractmethod
     def _has_loop(self) -> bool:

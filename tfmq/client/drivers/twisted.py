@@ -5,9 +5,11 @@ The installed reactor is imported only when a caller first waits.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial, wraps
+from threading import get_ident
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -90,6 +92,7 @@ class DeferredDriver(EventDriver):
     Cancelling the Deferred of an operation leaves nothing behind.
     """
 
+    _current = staticmethod(get_ident)
     uses_reactor = True
     """Lets an in-process broker recognise this driver without importing Twisted."""
     reactor: Any = None
@@ -170,6 +173,12 @@ class DeferredDriver(EventDriver):
         return self.reactor
 
     # Internal
+
+    def _check_other_caller(self) -> None:
+        if self.reactor is None and "twisted.internet.reactor" not in sys.modules:
+            return  # The program may still install one.
+        if self.get_reactor().running:
+            self._owner = get_ident()
 
     def _fire_soon(self, over: Deferred[None]) -> None:
         """Resume the caller in a later turn, never inside the code that woke it."""

@@ -191,7 +191,9 @@ class ProducerTransactions:
             lost += yield from each.close(until, CLOSED_MESSAGE)
         for each in self._open:
             log.warning(
-                "The producer was closed while the state of transaction %s was %s.", each.xid, each.state
+                "The producer was closed while the state of %s was %s.",
+                f"transaction {each.xid}" if each.xid else "a transaction",
+                each.state,
             )
         if lost:
             raise TransactionRolledBack(LOST_MESSAGE.format(_open(lost)))
