@@ -481,6 +481,15 @@ def test_closing_waits_for_a_commit_under_way(rig: TransactionRig) -> None:
     assert tx.state == "committed" and visible(rig) == [b"x"]
 
 
+def test_closing_logs_a_transaction_without_an_xid(
+    rig: TransactionRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    tx = rig.begin()
+    tx.state = "unknown"
+    rig.run(rig.core.close(5.0))
+    assert "while the state of a transaction was unknown." in caplog.text
+
+
 def test_a_wait_for_a_delivery_is_bounded_while_it_commits(rig: TransactionRig) -> None:
     tx = rig.begin()
     delivery = rig.send(tx, b"x")
