@@ -309,7 +309,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[SettingValue]:
 def _is_of_others(name: str, value: str) -> bool:
     if name in OTHER_VARIABLES or name.startswith(OTHER_PREFIXES) or _SERVICE.fullmatch(name):
         return True
-    # TFMQ_PORT=8367 is somebody's wish; TFMQ_PORT=tcp://10.0.0.1:8367 is one of the variables of a service.
+    # TFMQ_PORT=8367 is a setting of the user; TFMQ_PORT=tcp://10.0.0.1:8367 is one of the variables of a service.
     return name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
 
 

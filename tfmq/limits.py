@@ -123,7 +123,7 @@ UNSENT_BYTES = _limit(
 )
 UNSENT_SECONDS = _limit("unsent_seconds", 10, 3600, "seconds", "how long such a client may read nothing")
 HELLO_SECONDS = _limit(
-    "hello_seconds", 10, 300, "seconds", "an idle connection does not count against the limit for ever"
+    "hello_seconds", 10, 300, "seconds", "an idle connection does not count against the limit without end"
 )
 CONNECTIONS = _limit("connections", 10_000, 100_000, "connections", "file descriptors and memory")
 

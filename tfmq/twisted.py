@@ -1,12 +1,12 @@
-"""The Twisted faces: the same names, parameters and promises as `tfmq.Producer`, `tfmq.Consumer` and `tfmq.Admin`;
+"""The Twisted variants: the same names, parameters and guarantees as `tfmq.Producer`, `tfmq.Consumer` and `tfmq.Admin`;
 methods that wait give Deferreds.
 
     producer = tfmq.twisted.Producer()
     producer.send("orders", b"...", key="42").addCallback(lambda result: print(result.offset))
 
 One client belongs to one reactor, `reactor=`, or the installed one when it is first used; making one needs none. A
-Deferred may be cancelled: then nobody waits any more, and the client goes on. What is wrong with arguments fails the
-Deferred too.
+Deferred may be cancelled: the caller stops waiting, and the client continues. Invalid arguments fail the Deferred
+too.
 """
 
 from __future__ import annotations

@@ -139,8 +139,8 @@ def repair(
 ) -> list[RepairedRange]:
     """Repair every damaged segment of a partition's folder.
 
-    `starts`: offsets, ends of appends, at which somebody goes on reading, with their ordinals: no block that is made
-    here reaches over one. Those of the snapshots and of the forced mark are among them anyway. `expected`: the id of
+    `starts`: offsets at which a reader may continue, each the end of an append, with their ordinals: no block that is
+    written here spans one. Those of the snapshots and of the durable offset are always included. `expected`: the id of
     the log as the caller knows it, which counts where the files of the folder name two equally often.
 
     `starts`: offsets at which a reader continues, all ends of appends, with their ordinals: no new block

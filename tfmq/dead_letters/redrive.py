@@ -427,7 +427,7 @@ class RedriveResult(NamedTuple):
     """Result of sending or closing a run.
 
     `steps`: events for the store; `arrived`, `returned`: numbers of letters stored and not stored; `unsure`:
-    a sentence for each letter where that is unknown; `refused`: why the broker rejects a letter for ever, or
+    a sentence for each letter where that is unknown; `refused`: why the broker rejects a letter permanently, or
     "".
     """
 

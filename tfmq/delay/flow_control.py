@@ -49,7 +49,7 @@ class FlowControl:
         """Return whether this many bytes may be written now.
 
         A slice above the limit is written alone. Waiting slices are not overtaken: otherwise small slices could delay
-        a large one for ever.
+        a large one without end.
         """
         return (self._releasing or not self._waiting) and self._has_room(size_bytes)
 

@@ -309,7 +309,7 @@ class EndCommands:
     def _reply_repeated_commit(self, transaction: Transaction, by_hand: bool, done: DoneCallback) -> None:
         course = runtime_state(transaction).apply_progress
         if course is None:
-            # Settled before the start: a heuristic one that nobody has forgotten.
+            # Ended by an operator and applied before the start, and not yet forgotten.
             done(CommitResult(states.COMMITTED, transaction.epoch, repeated=True), None)
         else:
             course.add_callback(partial(reply_committed, transaction.epoch, True, done, by_hand=by_hand))

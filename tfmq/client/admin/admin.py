@@ -334,7 +334,7 @@ class AdminCore:
     ) -> Operation[list[TransactionDescription]]:
         """Return unfinished transactions in the order of their begin, after epoch `after`.
 
-        `states` None: those that need somebody: prepared, applying, ended by an operator; others are "open" and
+        `states` None: those that need an operator: prepared, applying, ended by an operator; others are "open" and
         the like. `group`: only those of one producer group. `limit`: at most so many; None: all, however many. Raises
         `BadRequest` for a state or limit that is none.
         """

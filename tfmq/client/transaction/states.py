@@ -124,7 +124,7 @@ def state_after_error(step: str, error: TfmqError) -> str | None:
 
 
 def with_advice(error: TfmqError, xid: str | None) -> TfmqError:
-    """The error of a step, with what to do where nobody knows whether it happened; `xid` if anybody can resume it."""
+    """The error of a step, with what to do if its outcome is unknown; `xid` if it can be resumed."""
     if error.outcome != UNKNOWN or isinstance(error, Damaged):
         return error
     again = "calling it again returns the outcome, and cannot execute it twice"

@@ -125,11 +125,13 @@ class DeadLetterStore(Protocol):
         begun: bool = False,
         noted: Callable[[str], object] = lambda state: None,
     ) -> Operation[str]:
-        """A call of the handler failed, and the lane would call again. Written down first, so that nobody begins to
-        count anew who comes behind a kill. The state comes back: "failing": call again, after a pause; any other: the
-        offset may pass it. It is "dead" when its calls are used up, and it is what it was where it had been kept before
-        and its offset was not saved. `begun`: the call was counted by `begin`. `noted` is called with the state before
-        the store logs that the message is dead: the caller logs the failed call first.
+        """Record a failed call of a handler whose retries go on, before the next call.
+
+        So a consumer that follows a killed one continues the count. Returns the state: "failing": call again, after
+        a pause; any other: the offset may pass the message. "dead" means that all calls are used up. A message that
+        was stored before, and whose offset was not committed, keeps its state. `begun`: the call was counted by
+        `begin`. `noted` is called with the state before the store logs that the message is dead: the caller logs the
+        failed call first.
         """
         ...
 
