@@ -38,7 +38,7 @@ test: setup system ## the tests, with a seeded fraction of each count
 	TFMQ_TEST_SCALE=$${TFMQ_TEST_SCALE:-0.03} $(BIN)/python -m pytest tests -n 2 --dist loadfile
 
 test-long: setup system ## the tests with the full counts (an hour or so)
-	TFMQ_TEST_SCALE=1 $(BIN)/python -m pytest tests -v --timeout 3600 --durations 30
+	TFMQ_TEST_SCALE=1 $(BIN)/python -m pytest tests -v -n 2 --dist loadfile --timeout 3600 --durations 60
 
 bench: setup ## the benchmarks of docs/performance.md, without peers
 	$(BIN)/python -m tools.bench
