@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import click
 from rich.console import Console
@@ -15,16 +14,17 @@ from rich.table import Table
 
 from tools.mutants import page
 from tools.mutants.bugs import BUGS
-from tools.mutants.mutant import Verdict, failing_without, tried
+from tools.mutants.mutant import Verdict, failing_without, tried_all
 
 
 @click.command(epilog="Example: python -m tools.mutants --only force --jobs 2")
 @click.option("--only", default="", help="Only those with this in their name or their file.")
 @click.option("--list", "listing", is_flag=True, help="Say which there are, and try none.")
 @click.option("--jobs", default=1, show_default=True, help="How many are tried at a time.")
+@click.option("--baseline/--no-baseline", default=True, help="Run the tests without any bug first.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", is_flag=True, help="Write the results into tests/planted-bugs.md.")
-def main(only: str, listing: bool, jobs: int, as_json: bool, markdown: bool) -> None:
+def main(only: str, listing: bool, jobs: int, baseline: bool, as_json: bool, markdown: bool) -> None:
     """Try the planted bugs."""
     chosen = [bug for bug in BUGS if only in bug.name or only in bug.file]
     if not chosen:
@@ -34,15 +34,13 @@ def main(only: str, listing: bool, jobs: int, as_json: bool, markdown: bool) -> 
         for bug in chosen:
             console.print(f"{bug.name}: {bug.promise} ({bug.file})", highlight=False)
         return
-    failing = failing_without(chosen)
-    if failing:
+    if baseline and (failing := failing_without(chosen, jobs)):
         raise click.ClickException(f"without any bug these fail already: {', '.join(failing)}")
     verdicts = []
-    with ThreadPoolExecutor(jobs) as workers:
-        for number, verdict in enumerate(workers.map(tried, chosen), 1):
-            said = "caught" if verdict.caught else f"NOT CAUGHT {verdict.trouble}"
-            console.print(f"{number} of {len(chosen)}: {verdict.mutant.name}: {said}", highlight=False)
-            verdicts.append(verdict)
+    for number, verdict in enumerate(tried_all(chosen, jobs), 1):
+        said = "caught" if verdict.caught else f"NOT CAUGHT {verdict.trouble}"
+        console.print(f"{number} of {len(chosen)}: {verdict.mutant.name}: {said}", highlight=False)
+        verdicts.append(verdict)
     console.print(table(verdicts))
     if as_json:
         print(json.dumps([row(v) for v in verdicts], indent=1))

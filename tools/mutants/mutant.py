@@ -1,15 +1,19 @@
 """What a planted bug is, and how one is tried: in a copy of the checkout, never in the checkout itself."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = (
@@ -97,7 +101,7 @@ def missing_tests(mutant: Mutant) -> list[str]:
 
 
 def copied(folder: Path) -> None:
-    """A copy of what the tests need."""
+    """Copy what the tests need into `folder`."""
     for item in COPIED:
         source = ROOT / item
         if source.is_dir():
@@ -106,46 +110,97 @@ def copied(folder: Path) -> None:
             shutil.copy2(source, folder / item)
 
 
-def failing_without(mutants: Sequence[Mutant]) -> list[str]:
-    """Which of the tests fail as the code is: they would prove nothing."""
-    tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+class CheckoutCopy:
+    """A copy of the checkout in which bugs are planted one after another.
+
+    Making a copy and compiling its modules takes longer than most bugs' tests, so a copy and its bytecode are used
+    again. Not thread-safe: each worker has its own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.tree, self._home, self._bytecode = folder / "tree", folder / "home", folder / "bytecode"
+        self.tree.mkdir()
+        copied(self.tree)
+        self._next_mtime = int(time.time()) + 1
+
+    def plant(self, mutant: Mutant) -> None:
+        """Write the file with the bug. Raises `DoesNotFit`."""
+        path = self.tree / mutant.file
+        path.write_text(with_bug(mutant, self.tree))
+        # Bytecode is valid for one time of change and size; two bugs of a file may be planted in the same second.
+        os.utime(path, (self._next_mtime, self._next_mtime))
+        self._next_mtime += 1
+
+    def restore(self, mutant: Mutant) -> None:
+        """Write the original file again."""
+        shutil.copy2(ROOT / mutant.file, self.tree / mutant.file)
+
+    def run_tests(
+        self, tests: Sequence[str], scale: float, *options: str, seconds: float = TRY_SECONDS
+    ) -> tuple[int, str]:
+        """Return pytest's exit code and output. A run that takes longer than `seconds` counts as a failed test."""
+        command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--timeout", str(TEST_SECONDS)]
+        command += ["-p", "no:cacheprovider", *options, *tests]
+        for leftover in (self._home, self.tree / ".hypothesis"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._home.mkdir()
+        environment = {"PYTHONPATH": str(self.tree), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        environment |= {"HOME": str(self._home), "PYTHONPYCACHEPREFIX": str(self._bytecode)}
+        environment |= {"TFMQ_TEST_SCALE": str(scale)}
+        try:
+            run = subprocess.run(
+                command, cwd=self.tree, env=environment, capture_output=True, text=True, timeout=seconds
+            )
+        except subprocess.TimeoutExpired:
+            return 1, f"FAILED {tests[0]} hung"
+        return run.returncode, run.stdout + run.stderr
+
+
+@contextmanager
+def copy_of_checkout() -> Iterator[CheckoutCopy]:
+    """Make a copy of the checkout; it is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="tfmq-mutant-") as name:
-        copied(Path(name))
-        code, output = tested(Path(name), tests, mutants[0].scale, seconds=TRY_SECONDS * 10)
+        yield CheckoutCopy(Path(name))
+
+
+def failing_without(mutants: Sequence[Mutant], jobs: int) -> list[str]:
+    """Return the tests that fail without any bug: they would prove nothing."""
+    tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+    with copy_of_checkout() as copy:
+        limit = TRY_SECONDS * 10 + len(tests) * 10
+        code, output = copy.run_tests(tests, mutants[0].scale, "-n", str(jobs), seconds=limit)
     return FAILED.findall(output) + ERRORED.findall(output) or [output.strip()[-300:]] * bool(code)
 
 
-def tried(mutant: Mutant) -> Verdict:
-    """Plant it in a new copy and run its tests."""
+def tried(mutant: Mutant, copy: CheckoutCopy) -> Verdict:
+    """Plant the bug in the copy and run its tests."""
     verdict, begun = Verdict(mutant), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tfmq-mutant-") as name:
-        folder = Path(name)
-        copied(folder)
-        try:
-            (folder / mutant.file).write_text(with_bug(mutant, folder))
-        except DoesNotFit as error:
-            verdict.trouble = str(error)
-        else:
-            code, output = tested(folder, mutant.tests, mutant.scale, "-x")
-            verdict.caught_by = FAILED.findall(output) + ERRORED.findall(output)
-            if code and not verdict.caught_by:
-                verdict.trouble = f"its tests did not run: {output.strip()[-300:]}"
+    try:
+        copy.plant(mutant)
+    except DoesNotFit as error:
+        verdict.trouble = str(error)
+    else:
+        code, output = copy.run_tests(mutant.tests, mutant.scale, "-x")
+        verdict.caught_by = FAILED.findall(output) + ERRORED.findall(output)
+        if code and not verdict.caught_by:
+            verdict.trouble = f"its tests did not run: {output.strip()[-300:]}"
+        copy.restore(mutant)
     verdict.seconds = time.monotonic() - begun
     return verdict
 
 
-def tested(
-    folder: Path, tests: Sequence[str], scale: float, *options: str, seconds: float = TRY_SECONDS
-) -> tuple[int, str]:
-    """Pytest's exit code and what it said; a run that hangs counts as caught, by the clock."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--timeout", str(TEST_SECONDS)]
-    command += ["-p", "no:cacheprovider", *options, *tests]
-    environment = {"PYTHONPATH": str(folder), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(folder)}
-    environment |= {"TFMQ_TEST_SCALE": str(scale), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        run = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds
-        )
-    except subprocess.TimeoutExpired:
-        return 1, f"FAILED {tests[0]} hung"
-    return run.returncode, run.stdout + run.stderr
+def tried_all(mutants: Sequence[Mutant], jobs: int = 1) -> Iterator[Verdict]:
+    """Try the bugs, `jobs` at a time; yields the verdicts in their order."""
+    with ExitStack() as opened:
+        copies: SimpleQueue[CheckoutCopy] = SimpleQueue()
+        for _ in range(jobs):
+            copies.put(opened.enter_context(copy_of_checkout()))
+
+        def tried_in_next_copy(mutant: Mutant) -> Verdict:
+            copy = copies.get()
+            try:
+                return tried(mutant, copy)
+            finally:
+                copies.put(copy)
+
+        yield from opened.enter_context(ThreadPoolExecutor(jobs)).map(tried_in_next_copy, mutants)
