@@ -131,7 +131,7 @@ class WatchedRunning(HandlerRunner):
         super().__init__(*arguments, **options)
         self.counted: list[HandlerJob] = []
 
-    def _begins(self, job: HandlerJob) -> Operation[bool]:
+    def _prepare_call(self, job: HandlerJob) -> Operation[bool]:
         self.counted.append(job)
         return super()._prepare_call(job)
 

@@ -11,13 +11,13 @@ from tfmq.offsets.sql import SqlOffsets
 
 
 class ShakySql(SqlOffsets):
-    """One statement in twenty fails, and one commit in five, half of these behind its end."""
+    """One statement in twenty fails, and one commit in five, half of these after it was done."""
 
     def __init__(self, url: str, random: Random) -> None:
         super().__init__(url)
         self.random = random
 
-    def _made(self) -> Engine:
+    def _create_engine(self) -> Engine:
         engine = super()._create_engine()
         really = engine.dialect.do_commit
 
