@@ -14,7 +14,8 @@ from typing import Any, Final
 import pytest
 
 from journal import filenames
-from journal.fsck.log_verify import DAMAGE, Finding, verify
+from journal.fsck.findings import DAMAGE, Finding
+from journal.fsck.log_verify import verify
 from journal.fsck.wal_verify import is_journal, verify_journal
 from journal.testing import SimulatedDisk
 from journal.testing.faults import Faults

@@ -2,9 +2,8 @@
 
 Other offsets and ordinals do not change.
 
-Each damaged range is replaced by one of the same size with a new block trailer. The result is written beside
-the segment, fsynced and renamed; the original is kept as `<name>.damaged` until `remove_originals`. A power
-loss at any time leaves the complete original or the complete result under the segment's name.
+Each damaged range is replaced by one of the same size with a new block trailer; the segment is replaced as
+`journal.fsck.replacement` describes.
 
 A tail after the last valid block of the last segment is left to the next start, which decides what to
 truncate; only what the checkpoint reports as durable is repaired too. No other process may write in the
@@ -14,20 +13,24 @@ folder.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal import filenames
-from journal.disk import Disk, File, write_all
+from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
-from journal.fsck.log_verify import NO_SEGMENT, DamagedRange, find_log_id, scan_segment
+from journal.fsck.findings import Progress, no_progress
+from journal.fsck.log_verify import NO_SEGMENT, DamagedRange, find_log_id, opened_segment, scan_segment
+from journal.fsck.replacement import keep_original, replace_file
 from journal.log.checkpoint import (
     LogCheckpoint,
     LogCheckpointFile,
+    Snapshot,
     SnapshotFiles,
     read_log_id,
     read_snapshot,
@@ -35,7 +38,8 @@ from journal.log.checkpoint import (
 )
 from journal.log.index import SegmentIndex
 from journal.log.recovery_rules import FILES_GONE
-from journal.log.segment import SCAN_SIZE, Segment
+from journal.log.segment import Segment
+from journal.record.block import Block
 from journal.record.block_trailer import (
     TRAILER_SIZE,
     TRAILER_VERSION,
@@ -107,7 +111,7 @@ FindPending = Callable[[int], PendingRecords | None]
 
 @dataclass(frozen=True)
 class RepairedRange:
-    """One repaired range: offsets `first <= x < next` of `file`, `reason` as found.
+    """One repair: of a range of offsets `first <= x < next` of `file`, or of a whole file. `reason` as found.
 
     Of its ordinals, from `first_ordinal` on, `kept` are records that still exist and `lost` were replaced by
     `fillers`, as (offset, size, count). `source_lost`: the block trailer was lost, and with it the source of
@@ -115,14 +119,14 @@ class RepairedRange:
     """
 
     file: str
-    first: int
-    next: int
-    reason: str
-    first_ordinal: int
-    kept: int
-    lost: int
-    fillers: tuple[tuple[int, int, int], ...]
-    source_lost: bool
+    first: int = 0
+    next: int = 0
+    reason: str = ""
+    first_ordinal: int = 0
+    kept: int = 0
+    lost: int = 0
+    fillers: tuple[tuple[int, int, int], ...] = ()
+    source_lost: bool = False
     note: str = UNCERTAIN
 
 
@@ -135,17 +139,14 @@ def repair(
     starts: Mapping[int, int] = NO_READ_POSITIONS,
     expected: int | None = None,
     pending: FindPending | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[RepairedRange]:
     """Repair every damaged segment of a partition's folder.
 
-    `starts`: offsets at which a reader may continue, each the end of an append, with their ordinals: no block that is
-    written here spans one. Those of the snapshots and of the durable offset are always included. `expected`: the id of
-    the log as the caller knows it, which counts where the files of the folder name two equally often.
-
     `starts`: offsets at which a reader continues, all ends of appends, with their ordinals: no new block
-    extends over one. Those of the snapshots and the durable offset are added. `pending`: what a start will apply to the
-    log, so that no record is kept that is then applied a second time.
+    extends over one. Those of the snapshots and the durable offset are added. `expected`: the id of the log as
+    the caller knows it, which counts where the files of the folder name two equally often. `pending`: what a
+    start will apply to the log, so that no record is kept that is then applied a second time.
 
     Raises Corrupt if a segment cannot be repaired (it has no valid block trailer), NewerFormat, Full,
     OSError; segments repaired before stay repaired.
@@ -159,98 +160,344 @@ def repair(
         log_id = expected  # nothing says it but the caller
     if log_id is None:
         return []
-    checkpoint, mark_fault = _read_checkpoint(disk, folder, log_id)
-    has_traces = any(map(filenames.is_trace, disk.list(folder)))
-    if checkpoint is None and (bases or has_traces) and not mark_fault:
-        mark_fault = "it is missing or empty, and there are segments, or were"
-    done = _repair_snapshots(disk, folder, log_id, dry_run)
-    if checkpoint is not None and (checkpoint.stopped or "").startswith(FILES_GONE):
-        done.append(
-            _file_repair(
-                filenames.join(folder, filenames.log_checkpoint_name()),
-                f"stopped: {checkpoint.stopped}",
-                GIVEN_UP_NOTE,
+    repairer = _LogRepairer(disk, folder, log_id, suffix, bases, dry_run, progress or no_progress)
+    repairer.run(starts, pending)
+    return repairer.done
+
+
+class _LogRepairer:
+    """One repair of a log: the snapshots and the checkpoint, because they say where the log must continue.
+
+    Then the segments in order. `bases`: offsets of the segments.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        log_id: int,
+        suffix: str,
+        bases: list[int],
+        dry_run: bool,
+        progress: Progress,
+    ) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.log_id = log_id
+        self.suffix = suffix
+        self.bases = bases
+        self.dry_run = dry_run
+        self.progress = progress
+        self.done: list[RepairedRange] = []
+        self.checkpoint_file = LogCheckpointFile(disk, folder, log_id)
+        self.checkpoint: LogCheckpoint | None = None
+        self.checkpoint_fault = ""
+        """Why the checkpoint cannot be used; "" if it can."""
+        self.known: dict[int, int] = {}
+        """Offsets at which a reader may continue, with their ordinals."""
+
+    def run(self, starts: Mapping[int, int], find_pending: FindPending | None) -> None:
+        """Repair the files; `done` says what was done, or with `dry_run` would be."""
+        self._read_checkpoint()
+        self._repair_snapshots()
+        self._drop_stop()
+        own = self._read_positions()
+        self.known = {**own, **starts}
+        proof = own if self.bases else self.known
+        if self.checkpoint is not None and max(proof) > self.checkpoint.durable:
+            # A snapshot describes only what was forced: up to there the log was on the disk.
+            durable = max(proof)
+            self.checkpoint = self.checkpoint._replace(durable=durable, durable_ordinal=proof[durable])
+        if not self.bases and not self._create_segment():
+            return
+        first = self.checkpoint.first if self.checkpoint is not None else self.bases[0]
+        if not self.dry_run and any(first <= start < self.bases[0] for start in starts):
+            # A reader continues before the first segment: add a segment, which is filled with fillers.
+            self._create_empty(first)
+            self.bases.insert(0, first)
+        if self._has_segment():
+            self._repair_segments(find_pending)
+        if (
+            self.checkpoint is not None
+            and self.checkpoint.first < self.bases[0]
+            and not self.checkpoint_fault
+        ):
+            self._skip_missing_segments(self.checkpoint)
+        if self.checkpoint_fault:
+            self._repair_checkpoint()
+        elif self._has_segment():
+            self._repair_slots()
+
+    # The checkpoint and the snapshots
+
+    def _add(self, path: str, reason: str, note: str) -> None:
+        self.done.append(RepairedRange(path, reason=reason, note=note))
+
+    def _read_checkpoint(self) -> None:
+        """Read the checkpoint. One of another log than the records are of is not believed."""
+        try:
+            self.checkpoint = self.checkpoint_file.read()
+        except Corrupt as error:
+            self.checkpoint_fault = error.reason
+        has_traces = any(map(filenames.is_trace, self.disk.list(self.folder)))
+        if self.checkpoint is None and (self.bases or has_traces) and not self.checkpoint_fault:
+            self.checkpoint_fault = "it is missing or empty, and there are segments, or were"
+
+    def _snapshots(self) -> Iterator[tuple[str, Snapshot | Corrupt]]:
+        """Yield (path, content) of each snapshot."""
+        for name in self.disk.list(self.folder):
+            offset = filenames.parse_log_snapshot_name(name)
+            if offset is not None:
+                path = filenames.join(self.folder, name)
+                try:
+                    yield path, read_snapshot(self.disk, self.folder, offset, self.log_id)
+                except Corrupt as error:
+                    yield path, error
+
+    def _repair_snapshots(self) -> None:
+        """Set aside unreadable snapshots: a start then uses the previous one, or reads every record."""
+        for path, content in self._snapshots():
+            if isinstance(content, Corrupt):
+                if not self.dry_run:
+                    self.disk.rename(path, path + filenames.DAMAGED_SUFFIX)
+                    self.disk.force_folder(self.folder)
+                self._add(path, content.reason, SNAPSHOT_NOTE)
+
+    def _drop_stop(self) -> None:
+        """Let a log take messages again that stopped because all its files were gone."""
+        checkpoint = self.checkpoint
+        if checkpoint is not None and (checkpoint.stopped or "").startswith(FILES_GONE):
+            self._add(self.checkpoint_file.path, f"stopped: {checkpoint.stopped}", GIVEN_UP_NOTE)
+            self._write_checkpoint(checkpoint._replace(stopped=None))
+
+    def _write_checkpoint(self, checkpoint: LogCheckpoint) -> None:
+        self.checkpoint = checkpoint
+        if not self.dry_run:
+            self.checkpoint_file.write_durably(checkpoint)
+
+    def _read_positions(self) -> dict[int, int]:
+        """Offsets at which a reader may continue, with their ordinals, from the checkpoint and the snapshots."""
+        marks = self.checkpoint
+        found = (
+            {} if marks is None else {marks.durable: marks.durable_ordinal, marks.first: marks.first_ordinal}
+        )
+        contents = (content for _, content in self._snapshots())
+        return found | {each.offset: each.ordinal for each in contents if not isinstance(each, Corrupt)}
+
+    def _repair_slots(self) -> None:
+        """Write both slots of the checkpoint again if one of them is not valid."""
+        marks = self.checkpoint_file.read()
+        if marks is not None and self.checkpoint_file.faulty():
+            if not self.dry_run:
+                self.checkpoint_file.write_durably(marks)
+            reason = "one of its two slots is not whole"
+            self._add(self.checkpoint_file.path, reason, "written again from the other one")
+
+    def _repair_checkpoint(self) -> None:
+        """Write the checkpoint again from the block trailers of the repaired segments."""
+        path = self.checkpoint_file.path
+        if not self.dry_run:
+            checkpoint = self._checkpoint_from_segments()
+            if self.disk.exists(path):
+                self.disk.rename(path, path + filenames.DAMAGED_SUFFIX)
+            LogCheckpointFile(self.disk, self.folder, self.log_id).write_durably(checkpoint)
+        self._add(path, self.checkpoint_fault, CHECKPOINT_NOTE)
+
+    def _checkpoint_from_segments(self) -> LogCheckpoint:
+        """Return the lowest marks that are true of the segments: what block trailers say is durable, and no more."""
+        first_ordinal: int | None = None
+        durable, forced_ordinal, append_time, epoch = self.bases[0], 0, 0, 0
+        ordinals: dict[int, int] = {}
+        for block in self._valid_blocks(self.bases):
+            trailer = block.control
+            if first_ordinal is None:
+                first_ordinal = forced_ordinal = trailer.first_ordinal
+            ordinals[block.offset] = trailer.first_ordinal
+            if durable < trailer.durable_offset <= block.offset and trailer.durable_offset in ordinals:
+                durable, forced_ordinal = trailer.durable_offset, ordinals[trailer.durable_offset]
+            append_time, epoch = max(append_time, trailer.append_time), max(epoch, trailer.epoch)
+        if first_ordinal is None:
+            first_ordinal = forced_ordinal = self.known.get(self.bases[0], 0)
+        return LogCheckpoint(self.bases[0], first_ordinal, durable, forced_ordinal, append_time, epoch)
+
+    # The segments
+
+    def _opened(self, base: int) -> closing[Segment]:
+        return opened_segment(self.disk, self.folder, base, self.log_id, self.suffix)
+
+    def _valid_blocks(self, bases: Iterable[int]) -> Iterator[Block]:
+        for base in bases:
+            with self._opened(base) as segment:
+                yield from segment.valid_blocks()
+
+    def _scanned(self, bases: Iterable[int]) -> Generator[tuple[Segment, Block | DamagedRange], None, None]:
+        for base in bases:
+            with self._opened(base) as segment:
+                for item in scan_segment(segment):
+                    yield segment, item
+
+    def _create_empty(self, base: int) -> None:
+        self.disk.create(filenames.join(self.folder, filenames.segment_name(base, self.suffix))).close()
+        self.disk.force_folder(self.folder)
+
+    def _has_segment(self) -> bool:
+        """False where a dry run would create the only segment."""
+        name = filenames.segment_name(self.bases[0], self.suffix)
+        return self.disk.exists(filenames.join(self.folder, name))
+
+    def _create_segment(self) -> bool:
+        """Where no segment is left, create one where the log is known to have ended, as a start would.
+
+        Return False if the log never had one.
+        """
+        end, checkpoint = max(self.known, default=0), self.checkpoint
+        if checkpoint is None and not self.checkpoint_fault:
+            return False
+        if checkpoint is not None and checkpoint.clean and checkpoint.first >= end:
+            return False
+        self.bases = [end]
+        if checkpoint is None or checkpoint.first == end:
+            self._add(self.folder, NO_SEGMENT, f"an empty one begins at {end}; {GONE_NOTE}")
+        if not self.dry_run:
+            index = filenames.join(self.folder, filenames.index_name(end))
+            if self.disk.exists(index):
+                self.disk.unlink(index)
+            self._create_empty(end)
+        return True
+
+    def _skip_missing_segments(self, marks: LogCheckpoint) -> None:
+        """Let the log start with the first existing segment, because earlier segments are missing."""
+        base, block = self.bases[0], None
+        if self._has_segment():
+            with self._opened(base) as segment:
+                block = next(segment.valid_blocks(), None)
+        ordinal = block.control.first_ordinal if block is not None else marks.durable_ordinal
+        forced_ordinal = marks.durable_ordinal if marks.durable >= base else ordinal
+        changed = marks._replace(first=base, first_ordinal=ordinal, clean=False)
+        self._write_checkpoint(
+            changed._replace(durable=max(marks.durable, base), durable_ordinal=forced_ordinal)
+        )
+        reason = f"segments from {marks.first} to {base} are missing"
+        note = f"the log now starts at {base}, as after retention"
+        lost = max(0, ordinal - marks.first_ordinal)
+        self.done.append(
+            RepairedRange(
+                self.checkpoint_file.path,
+                marks.first,
+                base,
+                reason,
+                marks.first_ordinal,
+                0,
+                lost,
+                (),
+                True,
+                note,
             )
         )
-        checkpoint = checkpoint._replace(stopped=None)
-        if not dry_run:
-            LogCheckpointFile(disk, folder, log_id).write_durably(checkpoint)
-    own = _read_positions(disk, folder, log_id, checkpoint)
-    known = {**own, **starts}
-    proof = own if bases else known
-    if checkpoint is not None and max(proof) > checkpoint.durable:
-        # A snapshot describes only what was forced: up to there the log was on the disk.
-        checkpoint = checkpoint._replace(durable=max(proof), durable_ordinal=proof[max(proof)])
-    if not bases:
-        end = max(known, default=0)
-        is_lost = mark_fault if checkpoint is None else not checkpoint.clean or checkpoint.first < end
-        if not is_lost:
-            return done
-        # No segment is left: the log goes on where it is known to have ended, as a start would have it.
-        bases = [end]
-        if checkpoint is None or checkpoint.first == end:
-            done.append(_file_repair(folder, NO_SEGMENT, f"an empty one begins at {end}; {GONE_NOTE}"))
-        if dry_run:
-            if mark_fault:
-                done.append(
-                    _repair_checkpoint(disk, folder, log_id, bases, known, suffix, mark_fault, dry_run)
-                )
-            elif checkpoint is not None and checkpoint.first < end:
-                done.append(_skip_missing_segments(disk, folder, log_id, checkpoint, bases, suffix, dry_run))
-            return done
-        index = filenames.join(folder, filenames.index_name(end))
-        if disk.exists(index):
-            disk.unlink(index)
-        disk.create(filenames.join(folder, filenames.segment_name(end, suffix))).close()
-        disk.force_folder(folder)
-    if (
-        checkpoint is not None
-        and not dry_run
-        and any(checkpoint.first <= start < bases[0] for start in starts)
-    ):
-        # A reader continues before the first segment: add a segment, which is filled with fillers.
-        disk.create(filenames.join(folder, filenames.segment_name(checkpoint.first, suffix))).close()
-        disk.force_folder(folder)
-        bases.insert(0, checkpoint.first)
-    starts = known
-    applied = _Applied(disk, folder, bases, log_id, suffix, pending)
-    edge = _ScanState(
-        checkpoint.first_ordinal if checkpoint is not None and bases[0] <= checkpoint.first else None
-    )
-    for number, base in enumerate(bases):
-        limit = bases[number + 1] if number + 1 < len(bases) else None
-        segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
-        try:
-            surplus = _drop_surplus(segment, limit)
-            edge.built = SegmentIndex(filenames.join(folder, filenames.index_name(base)), base, log_id)
-            following = _next_known(disk, folder, bases[number + 1 :], log_id, checkpoint, suffix)
-            pieces = [
-                (piece, before)
-                for stretch, before in _damaged_ranges(segment, following, edge)
-                for piece in _split_at_read_positions(stretch, segment.base, starts)
-            ]
-            plans = [_plan_repair(segment, piece, before) for piece, before in pieces]
-            repeated = _find_repeated_ids(disk, folder, bases[number:], segment, plans, suffix)
-            if repeated:
-                plans = [_plan_repair(segment, piece, before, repeated) for piece, before in pieces]
-            plans = [
-                applied.settle(segment, piece, before, repeated, plan)
-                for (piece, before), plan in zip(pieces, plans, strict=True)
-            ]
-            if (plans or surplus) and not dry_run:
-                _replace_file(disk, segment, folder, plans, progress)
-            done += [repaired for repaired, _ in plans] + surplus
-            if not plans and not surplus:
-                done += _mend_index(disk, segment, edge.built, dry_run)
-        finally:
-            segment.close()
-    if checkpoint is not None and checkpoint.first < bases[0] and not mark_fault:
-        done.append(_skip_missing_segments(disk, folder, log_id, checkpoint, bases, suffix, dry_run))
-    if mark_fault:
-        done.append(_repair_checkpoint(disk, folder, log_id, bases, known, suffix, mark_fault, dry_run))
-    elif checkpoint is not None:
-        done += _mend_slots(disk, folder, log_id, dry_run)
-    return done
+
+    def _repair_segments(self, find_pending: FindPending | None) -> None:
+        applied = _Applied(self, find_pending)
+        marks = self.checkpoint
+        edge = _ScanState(marks.first_ordinal if marks is not None and self.bases[0] <= marks.first else None)
+        for base, limit in pairwise([*self.bases, None]):
+            assert base is not None
+            with self._opened(base) as segment:
+                surplus = self._drop_surplus(segment, limit)
+                index = filenames.join(self.folder, filenames.index_name(base))
+                edge.built = SegmentIndex(index, base, self.log_id)
+                pieces = [
+                    (piece, before)
+                    for stretch, before in _damaged_ranges(segment, self._next_known(base), edge)
+                    for piece in _split_at_read_positions(stretch, base, self.known)
+                ]
+                plans = [_plan_repair(segment, piece, before) for piece, before in pieces]
+                repeated = self._find_repeated_ids(base, plans)
+                if repeated:
+                    plans = [_plan_repair(segment, piece, before, repeated) for piece, before in pieces]
+                plans = [
+                    applied.settle(segment, piece, before, repeated, plan)
+                    for (piece, before), plan in zip(pieces, plans, strict=True)
+                ]
+                if not plans and not surplus:
+                    self._repair_index(segment, edge.built)
+                elif not self.dry_run:
+                    patches = [(repaired.first - base, salvaged.data) for repaired, salvaged in plans]
+                    keep_original(self.disk, segment.path)
+                    replace_file(
+                        self.disk, segment.path, segment.size, patches, obsolete=index, progress=self.progress
+                    )
+                self.done += [repaired for repaired, _ in plans] + surplus
+
+    def _drop_surplus(self, segment: Segment, limit: int | None) -> list[RepairedRange]:
+        """Remove bytes after the start of the next segment: they do not belong to the log."""
+        if limit is None or segment.end <= limit:
+            return []
+        reason = f"{segment.end - limit} bytes are after the start of the next segment"
+        segment.size = limit - segment.base
+        note = "they are not part of the log, and were removed"
+        return [RepairedRange(segment.path, reason=reason, note=note)]
+
+    def _repair_index(self, segment: Segment, built: SegmentIndex) -> None:
+        """Write the index of a valid segment again if an entry is wrong. A start creates a missing one."""
+        if not self.disk.exists(built.path):
+            return
+        found = SegmentIndex.load(self.disk, built.path, segment.base, segment.log_id, segment.size)
+        built.close_run()
+        pairs = zip(found.entries(), built.entries(), strict=False)
+        if found.fault is None and all(entry == right for entry, right in pairs):
+            return
+        if not self.dry_run:
+            self.disk.unlink(built.path)
+            built.write(self.disk)
+            built.close()
+        reason = found.fault or "its entries disagree with the block trailers"
+        self._add(built.path, reason, "written again from the segment")
+
+    def _next_known(self, base: int) -> _NextKnown | None:
+        """Return what follows a segment: the next one's first known ordinal, else the durable offset."""
+        bases = self.bases[self.bases.index(base) + 1 :]
+        shared: int | None = None
+        with closing(self._scanned(bases)) as items:
+            for segment, item in items:
+                first = item.ordinal if isinstance(item, DamagedRange) else item.control.first_ordinal
+                if first is not None:
+                    return _NextKnown(bases[0], first, shared)
+                if isinstance(item, DamagedRange):
+                    shared = (shared or 0) + minimum_count(_range_bytes(segment, item), self.log_id)[0]
+        if self.checkpoint is None:
+            return None
+        offset = bases[0] if bases else self.checkpoint.durable
+        return _NextKnown(offset, self.checkpoint.durable_ordinal, shared)
+
+    def _find_repeated_ids(self, base: int, plans: list[tuple[RepairedRange, RebuiltRange]]) -> set[int]:
+        """Return ids of records that would be kept although a later block has them again."""
+        # If a block trailer is lost, so is the information that a transaction or a delayed message was applied: a
+        # start has then applied it once more.
+        wanted: dict[int, int] = {}
+        for repaired, salvaged in plans:
+            if repaired.source_lost:
+                for piece in salvaged.pieces:
+                    id = _id_at(salvaged.data, piece.position)
+                    # The broker's own records have one id, as the notes of the arrivals.
+                    if piece.kept and id >> SEQUENCE_BITS >= LEASED_ID_FIRST:
+                        wanted[id] = repaired.next
+        found: set[int] = set()
+        for block in self._valid_blocks(self.bases[self.bases.index(base) :]) if wanted else ():
+            ids = {record.id for record in records_of(block.data)}
+            found.update(id for id in ids & wanted.keys() if block.offset >= wanted[id])
+        return found
+
+    def applied_position(self, source: tuple[int, int]) -> tuple[int, int] | None:
+        """Return the highest position of `source` in the newest snapshot and the block trailers."""
+        snapshots = SnapshotFiles(self.disk, self.folder, self.log_id)
+        snapshot, _ = snapshots.load_newest(filenames.OFFSET_MAX)
+        found = [snapshot.sources[source]] if snapshot is not None and source in snapshot.sources else []
+        for _, item in self._scanned(self.bases):
+            # A damaged range keeps the trailer that is its own.
+            trailer = item.trailer if isinstance(item, DamagedRange) else item.control
+            if trailer is not None and (trailer.source_kind, trailer.source_id) == source:
+                found.append((trailer.source_high, trailer.source_low))
+        return max(found, default=None)
 
 
 def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | None) -> int | None:
@@ -278,21 +525,6 @@ def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | N
     return next((id for id in others if id in checked and (id ^ first).bit_count() == 1), first)
 
 
-def _read_positions(disk: Disk, folder: str, log_id: int, marks: LogCheckpoint | None) -> dict[int, int]:
-    """Offsets at which a reader may continue, with their ordinals.
-
-    From the checkpoint and the snapshots.
-    """
-    found = {} if marks is None else {marks.durable: marks.durable_ordinal, marks.first: marks.first_ordinal}
-    for name in disk.list(folder):
-        offset = filenames.parse_log_snapshot_name(name)
-        if offset is not None:
-            with suppress(Corrupt):
-                snapshot = read_snapshot(disk, folder, offset, log_id)
-                found[snapshot.offset] = snapshot.ordinal
-    return found
-
-
 def _split_at_read_positions(
     stretch: DamagedRange, base: int, starts: Mapping[int, int]
 ) -> Iterator[DamagedRange]:
@@ -306,162 +538,6 @@ def _split_at_read_positions(
     yield stretch
 
 
-def _drop_surplus(segment: Segment, limit: int | None) -> list[RepairedRange]:
-    """Remove bytes after the start of the next segment: they do not belong to the log."""
-    if limit is None or segment.end <= limit:
-        return []
-    reason = f"{segment.end - limit} bytes are after the start of the next segment"
-    segment.size = limit - segment.base
-    return [_file_repair(segment.path, reason, "they are not part of the log, and were removed")]
-
-
-def _skip_missing_segments(
-    disk: Disk, folder: str, log_id: int, marks: LogCheckpoint, bases: list[int], suffix: str, dry_run: bool
-) -> RepairedRange:
-    """Let the log start with the first existing segment, because earlier segments are missing."""
-    block = None
-    if disk.exists(filenames.join(folder, filenames.segment_name(bases[0], suffix))):
-        segment = Segment.open(disk, folder, bases[0], log_id, writable=False, suffix=suffix)
-        try:
-            block = next(segment.valid_blocks(), None)
-        finally:
-            segment.close()
-    ordinal = block.control.first_ordinal if block is not None else marks.durable_ordinal
-    if not dry_run:
-        durable = max(marks.durable, bases[0])
-        forced_ordinal = marks.durable_ordinal if marks.durable >= bases[0] else ordinal
-        changed = marks._replace(
-            first=bases[0],
-            first_ordinal=ordinal,
-            durable=durable,
-            durable_ordinal=forced_ordinal,
-            clean=False,
-        )
-        LogCheckpointFile(disk, folder, log_id).write_durably(changed)
-    reason = f"segments from {marks.first} to {bases[0]} are missing"
-    note = f"the log now starts at {bases[0]}, as after retention"
-    path = filenames.join(folder, filenames.log_checkpoint_name())
-    lost = max(0, ordinal - marks.first_ordinal)
-    return RepairedRange(path, marks.first, bases[0], reason, marks.first_ordinal, 0, lost, (), True, note)
-
-
-def _read_checkpoint(disk: Disk, folder: str, log_id: int) -> tuple[LogCheckpoint | None, str]:
-    """The marks, None without them, and what is wrong with their file. One of another log than the records are of is
-    not believed.
-    """
-    try:
-        return LogCheckpointFile(disk, folder, log_id).read(), ""
-    except Corrupt as error:
-        return None, error.reason
-
-
-def _mend_slots(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[RepairedRange]:
-    """Writes both slots of a mark anew of which one is not whole."""
-    file = LogCheckpointFile(disk, folder, log_id)
-    marks, faulty = file.read(), file.faulty()
-    if marks is None or not faulty:
-        return []
-    if not dry_run:
-        file.write_durably(marks)
-    return [_file_repair(file.path, "one of its two slots is not whole", "written again from the other one")]
-
-
-def _mend_index(disk: Disk, segment: Segment, built: SegmentIndex, dry_run: bool) -> list[RepairedRange]:
-    """Writes the index of a sound segment anew where an entry is wrong. A missing one is made by the next start."""
-    path = built.path
-    if not disk.exists(path):
-        return []
-    found = SegmentIndex.load(disk, path, segment.base, segment.log_id, segment.size)
-    built.close_run()
-    pairs = zip(found.entries(), built.entries(), strict=False)
-    if found.fault is None and all(entry == right for entry, right in pairs):
-        return []
-    if not dry_run:
-        disk.unlink(path)
-        built.write(disk)
-        built.close()
-    reason = found.fault or "its entries disagree with the block trailers"
-    return [_file_repair(path, reason, "written again from the segment")]
-
-
-def _repair_snapshots(disk: Disk, folder: str, log_id: int, dry_run: bool) -> list[RepairedRange]:
-    """Set aside unreadable snapshots: a start then uses the previous one, or reads every record."""
-    done = []
-    for name in disk.list(folder):
-        offset = filenames.parse_log_snapshot_name(name)
-        if offset is None:
-            continue
-        path = filenames.join(folder, name)
-        try:
-            read_snapshot(disk, folder, offset, log_id)
-        except Corrupt as error:
-            if not dry_run:
-                disk.rename(path, path + filenames.DAMAGED_SUFFIX)
-                disk.force_folder(folder)
-            done.append(_file_repair(path, error.reason, SNAPSHOT_NOTE))
-    return done
-
-
-def _repair_checkpoint(
-    disk: Disk,
-    folder: str,
-    log_id: int,
-    bases: list[int],
-    starts: Mapping[int, int],
-    suffix: str,
-    reason: str,
-    dry_run: bool,
-) -> RepairedRange:
-    """Write `log.mark` again from the block trailers of the repaired segments."""
-    path = filenames.join(folder, filenames.log_checkpoint_name())
-    if not dry_run:
-        checkpoint = _checkpoint_from_segments(disk, folder, log_id, bases, starts, suffix)
-        if disk.exists(path):
-            disk.rename(path, path + filenames.DAMAGED_SUFFIX)
-        LogCheckpointFile(disk, folder, log_id).write_durably(checkpoint)
-    return _file_repair(path, reason, CHECKPOINT_NOTE)
-
-
-def _checkpoint_from_segments(
-    disk: Disk, folder: str, log_id: int, bases: list[int], starts: Mapping[int, int], suffix: str
-) -> LogCheckpoint:
-    """Return the lowest marks that are true of the segments: what block trailers say is durable, and no more."""
-    first_ordinal: int | None = None
-    durable, forced_ordinal, append_time, epoch = bases[0], 0, 0, 0
-    ordinals: dict[int, int] = {}
-    for base in bases:
-        segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
-        try:
-            for block in segment.valid_blocks():
-                trailer = block.control
-                if first_ordinal is None:
-                    first_ordinal = forced_ordinal = trailer.first_ordinal
-                ordinals[block.offset] = trailer.first_ordinal
-                if durable < trailer.durable_offset <= block.offset and trailer.durable_offset in ordinals:
-                    durable, forced_ordinal = trailer.durable_offset, ordinals[trailer.durable_offset]
-                append_time, epoch = max(append_time, trailer.append_time), max(epoch, trailer.epoch)
-        finally:
-            segment.close()
-    if first_ordinal is None:
-        first_ordinal = forced_ordinal = starts.get(bases[0], 0)
-    return LogCheckpoint(bases[0], first_ordinal, durable, forced_ordinal, append_time, epoch)
-
-
-def _file_repair(path: str, reason: str, note: str) -> RepairedRange:
-    return RepairedRange(path, 0, 0, reason, 0, 0, 0, (), False, note)
-
-
-def remove_originals(disk: Disk, folder: str) -> list[str]:
-    """Delete the original files kept by repairs; return their names. Folders set aside are kept."""
-    found = [name for name in disk.list(folder) if filenames.is_set_aside(name)]
-    found = [name for name in found if not disk.is_folder(filenames.join(folder, name))]
-    for name in found:
-        disk.unlink(filenames.join(folder, name))
-    if found:
-        disk.force_folder(folder)
-    return found
-
-
 @dataclass(frozen=True)
 class _NextKnown:
     """What follows a segment.
@@ -473,27 +549,6 @@ class _NextKnown:
     offset: int
     ordinal: int
     known_between: int | None
-
-
-def _next_known(
-    disk: Disk, folder: str, bases: list[int], log_id: int, marks: LogCheckpoint | None, suffix: str
-) -> _NextKnown | None:
-    """Return what follows: the next segment's first known ordinal, else the durable offset."""
-    shared: int | None = None
-    for base in bases:
-        segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
-        try:
-            for item in scan_segment(segment):
-                first = item.ordinal if isinstance(item, DamagedRange) else item.control.first_ordinal
-                if first is not None:
-                    return _NextKnown(bases[0], first, shared)
-                if isinstance(item, DamagedRange):
-                    shared = (shared or 0) + minimum_count(_range_bytes(segment, item), log_id)[0]
-        finally:
-            segment.close()
-    if marks is None:
-        return None
-    return _NextKnown(bases[0] if bases else marks.durable, marks.durable_ordinal, shared)
 
 
 class _ScanState:
@@ -568,37 +623,6 @@ def _fits_block(stretch: DamagedRange) -> bool:
     return size == TRAILER_SIZE or size >= RANGE_SIZE_MIN
 
 
-def _find_repeated_ids(
-    disk: Disk,
-    folder: str,
-    bases: list[int],
-    segment: Segment,
-    plans: list[tuple[RepairedRange, RebuiltRange]],
-    suffix: str,
-) -> set[int]:
-    """Return ids of records that would be kept although a later block has them again."""
-    # If a block trailer is lost, so is the information that a transaction or a delayed message was applied: a
-    # start has then applied it once more.
-    wanted: dict[int, int] = {}
-    for repaired, salvaged in plans:
-        if repaired.source_lost:
-            for piece in salvaged.pieces:
-                id = _id_at(salvaged.data, piece.position)
-                # The broker's own records have one id, as the notes of the arrivals.
-                if piece.kept and id >> SEQUENCE_BITS >= LEASED_ID_FIRST:
-                    wanted[id] = repaired.next
-    found: set[int] = set()
-    for base in bases if wanted else ():
-        later = Segment.open(disk, folder, base, segment.log_id, writable=False, suffix=suffix)
-        try:
-            for block in later.valid_blocks():
-                ids = {record.id for record in records_of(block.data)}
-                found.update(id for id in ids & wanted.keys() if block.offset >= wanted[id])
-        finally:
-            later.close()
-    return found
-
-
 class _Applied:
     """How far a transaction journal was applied to a log, for ranges that have lost the trailer that says it.
 
@@ -606,17 +630,8 @@ class _Applied:
     trailer are above it: kept as they are, they would be there twice.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        bases: list[int],
-        log_id: int,
-        suffix: str,
-        find_pending: FindPending | None,
-    ) -> None:
-        self._disk, self._folder, self._bases, self._log_id = disk, folder, bases, log_id
-        self._suffix = suffix
+    def __init__(self, repairer: _LogRepairer, find_pending: FindPending | None) -> None:
+        self._repairer = repairer
         self._find_pending = find_pending
         self._pending: PendingRecords | None = None
         self._position: tuple[int, int] | None = None
@@ -638,7 +653,7 @@ class _Applied:
             return plan
         if not self._read:
             self._read_pending()
-        is_partition = self._suffix == filenames.SEGMENT_SUFFIX
+        is_partition = self._repairer.suffix == filenames.SEGMENT_SUFFIX
         if self._pending is None:
             sources = f"transactions, {DELAYED}" if is_partition else "transactions"
             return replace(repaired, note=UNCERTAIN + SOURCE_UNKNOWN.format(sources)), rebuilt
@@ -667,25 +682,10 @@ class _Applied:
 
     def _read_pending(self) -> None:
         self._read = True
-        self._pending = self._find_pending(self._log_id) if self._find_pending is not None else None
-        if self._pending is None or not self._pending.records:
-            return
-        source = self._pending.source
-        snapshot, _ = SnapshotFiles(self._disk, self._folder, self._log_id).load_newest(filenames.OFFSET_MAX)
-        found = [snapshot.sources[source]] if snapshot is not None and source in snapshot.sources else []
-        for base in self._bases:
-            segment = Segment.open(
-                self._disk, self._folder, base, self._log_id, writable=False, suffix=self._suffix
-            )
-            try:
-                for item in scan_segment(segment):
-                    # A damaged range keeps the trailer that is its own.
-                    trailer = item.trailer if isinstance(item, DamagedRange) else item.control
-                    if trailer is not None and (trailer.source_kind, trailer.source_id) == source:
-                        found.append((trailer.source_high, trailer.source_low))
-            finally:
-                segment.close()
-        self._position = max(found, default=None)
+        if self._find_pending is not None:
+            self._pending = self._find_pending(self._repairer.log_id)
+        if self._pending is not None and self._pending.records:
+            self._position = self._repairer.applied_position(self._pending.source)
 
 
 def _id_at(data: bytes, position: int) -> int:
@@ -757,58 +757,6 @@ def _new_trailer(
     if before is None:
         return BlockTrailer(0, 0, 0, 0, 0, 0, ordinal, offset)
     return BlockTrailer(0, 0, 0, before.append_time, before.epoch, before.durable_offset, ordinal, offset)
-
-
-def _replace_file(
-    disk: Disk,
-    segment: Segment,
-    folder: str,
-    plans: list[tuple[RepairedRange, RebuiltRange]],
-    progress: Callable[[str, int, int], None] | None,
-) -> None:
-    """Replace the segment by the repaired file.
-
-    The original is copied aside first; the new file is fsynced and renamed.
-    """
-    patches = [(repaired.first - segment.base, salvaged.data) for repaired, salvaged in plans]
-    damaged, mended = segment.path + filenames.DAMAGED_SUFFIX, segment.path + filenames.REPAIRED_SUFFIX
-    if not disk.exists(damaged):
-        size, segment.size = segment.size, segment.file.size()
-        _write_copy(disk, damaged + filenames.REPAIRED_SUFFIX, segment, [], None)
-        segment.size = size
-        disk.rename(damaged + filenames.REPAIRED_SUFFIX, damaged)
-    _write_copy(disk, mended, segment, patches, progress)
-    index = filenames.join(folder, filenames.index_name(segment.base))
-    if disk.exists(index):
-        disk.unlink(index)
-    disk.force_folder(folder)
-    disk.rename(mended, segment.path)
-    disk.force_folder(folder)
-
-
-def _write_copy(
-    disk: Disk,
-    path: str,
-    segment: Segment,
-    patches: list[tuple[int, bytes]],
-    progress: Callable[[str, int, int], None] | None,
-) -> None:
-    """Write and fsync a copy of the segment with `patches`, (position, bytes).
-
-    They may extend beyond its end.
-    """
-    if disk.exists(path):
-        disk.unlink(path)
-    copy: File = disk.create(path)
-    for position in range(0, segment.size, SCAN_SIZE):
-        write_all(copy, [segment.pread(SCAN_SIZE, position)], position)
-        if progress is not None:
-            progress(segment.path, min(position + SCAN_SIZE, segment.size), segment.size)
-    for position, data in patches:
-        write_all(copy, [data], position)
-    # After a failed fsync the copy stays open: it is not renamed, and the caller gets the error.
-    copy.force()
-    copy.close()
 
 
 RANGE_SIZE_MAX: Final = RECORD_SIZE_MAX // 2

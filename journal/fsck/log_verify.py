@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal import filenames
 from journal.disk import Disk, File
 from journal.errors import Corrupt, NewerFormat
+from journal.fsck.findings import NOTE, Progress, Verifier, VerifyReport
 from journal.log.checkpoint import (
     LogCheckpoint,
     LogCheckpointFile,
@@ -84,6 +84,11 @@ class DamagedRange(NamedTuple):
     version: int | None = None
 
 
+def opened_segment(disk: Disk, folder: str, base: int, log_id: int, suffix: str) -> closing[Segment]:
+    """Open a segment to read it in a `with` statement, which closes it. Raises OSError."""
+    return closing(Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix))
+
+
 def scan_segment(segment: Segment) -> Iterator[Block | DamagedRange]:
     """Yield every byte of `segment`, in order, as verified blocks and damaged ranges.
 
@@ -126,14 +131,11 @@ def find_log_id(disk: Disk, path: str) -> int | None:
     """
     proven: Counter[int] = Counter()
     others: Counter[int] = Counter()
-    file = disk.open_read(path)
-    try:
+    with closing(disk.open_read(path)) as file:
         for log_id, is_proven in _controls(file, file.size()):
             (proven if is_proven else others)[log_id] += 1
             if proven.total() + others.total() >= LOG_ID_VOTES_MAX:
                 break
-    finally:
-        file.close()
     votes = proven or others
     return votes.most_common(1)[0][0] if votes else None
 
@@ -190,12 +192,6 @@ def _closes(control: BlockTrailer, data: bytes, start: int, end: int) -> bool:
     return control.size == end - start and crc32(memoryview(data)[start:end]) == control.crc
 
 
-Progress = Callable[[str, int, int], None]
-"""Called with (path, bytes of the file that are verified, size of the file)."""
-
-DAMAGE = "damage"
-NOTE = "note"
-
 NO_SEGMENT: Final = "bytes are missing: there is no segment file, and there was one"
 
 NOT_CLOSED: Final = (
@@ -205,40 +201,6 @@ NOT_CLOSED: Final = (
 
 STOPPED = "stopped: "
 """Before the reason, in what is told of a log that takes no writes."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One finding of a verification.
-
-    `first <= x < next` are offsets in a segment, positions in any other file. `field` names what is
-    inconsistent. `weight` is "damage" (written data is unreliable) or "note" (the next start corrects it).
-    `may_lose`, of a note: acknowledged data may be lost there, and the files do not say whether any is.
-    """
-
-    file: str
-    first: int
-    next: int
-    what: str
-    field: str
-    weight: str = DAMAGE
-    may_lose: bool = False
-
-
-@dataclass
-class VerifyReport:
-    """What was verified, and the findings. `bytes`, `blocks` and `records` count what is valid."""
-
-    segments: int = 0
-    bytes: int = 0
-    blocks: int = 0
-    records: int = 0
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def damaged(self) -> bool:
-        """True if there is any finding except notes."""
-        return any(finding.weight == DAMAGE for finding in self.findings)
 
 
 def verify(
@@ -275,7 +237,7 @@ def verify(
     return report
 
 
-class _FolderVerifier:
+class _FolderVerifier(Verifier):
     """Verification of one partition's folder.
 
     The expected values continue from segment to segment.
@@ -290,12 +252,8 @@ class _FolderVerifier:
         suffix: str,
         progress: Progress | None,
     ) -> None:
-        self.disk = disk
-        self.folder = folder
-        self.report = report
-        self.records = records
+        super().__init__(disk, folder, report, records, progress)
         self.suffix = suffix
-        self.progress = progress
         self.log_id: int | None = None
         self.ordinal: int | None = None
         self.previous: BlockTrailer | None = None
@@ -321,20 +279,6 @@ class _FolderVerifier:
         found = (filenames.parse_segment_name(child, self.suffix) for child in children)
         return sorted(base for base in found if base is not None)
 
-    def add_finding(
-        self,
-        file: str,
-        first: int,
-        next: int,
-        what: str,
-        field: str,
-        weight: str = DAMAGE,
-        may_lose: bool = False,
-    ) -> None:
-        self.report.findings.append(
-            Finding(filenames.join(self.folder, file), first, next, what, field, weight, may_lose)
-        )
-
     def _verify_segment(self, base: int, last: bool) -> None:
         file = filenames.segment_name(base, self.suffix)
         path = filenames.join(self.folder, file)
@@ -357,11 +301,8 @@ class _FolderVerifier:
                 file, base, base, f"of log {log_id:#x}, the others are of {self.log_id:#x}", "id"
             )
         self.log_id = self.log_id or log_id
-        segment = Segment.open(self.disk, self.folder, base, log_id, writable=False, suffix=self.suffix)
-        try:
+        with opened_segment(self.disk, self.folder, base, log_id, self.suffix) as segment:
             self._verify_blocks(file, segment, last)
-        finally:
-            segment.close()
         self.end = base + segment.size
 
     def _verify_without_trailer(self, file: str, base: int, last: bool) -> None:
@@ -384,8 +325,7 @@ class _FolderVerifier:
                 self._verify_block(file, item)
                 built.add(item.control)
                 done = item.next - segment.base
-            if self.progress is not None:
-                self.progress(segment.path, done, segment.size)
+            self.progress(segment.path, done, segment.size)
         if last and sound and self.append_end < segment.end:
             what = "the last append is not finished"
             self._report_tail(file, self.append_end, segment.end, segment.end, what, "more follows")
@@ -506,11 +446,11 @@ class _FolderVerifier:
                 read_snapshot(self.disk, self.folder, offset, self.log_id)
                 self.described = max(self.described, offset)
             except Corrupt as error:
-                self.add_finding(child, error.first, error.next, error.reason, "snapshot", NOTE)
+                self.add_error(error, "snapshot", NOTE)
             except NewerFormat as error:
                 self.add_finding(child, 0, 0, str(error), "version")
         elif not filenames.is_partition_file(child, self.suffix):
-            self.add_finding(child, 0, 0, "a name that the journal does not use", "name", NOTE)
+            self.add_unknown_name(child)
 
     def _verify_checkpoint(self, bases: list[int], has_traces: bool) -> None:
         file = filenames.log_checkpoint_name()
@@ -527,7 +467,7 @@ class _FolderVerifier:
                 what = "one of its two slots is not whole, the other one counts"
                 self.add_finding(file, first, next, what, "slot", NOTE)
         except Corrupt as error:
-            self.add_finding(file, error.first, error.next, error.reason, "mark")
+            self.add_error(error, "mark")
         except NewerFormat as error:
             self.add_finding(file, 0, 0, str(error), "version")
         else:

@@ -4,22 +4,22 @@ Other LSNs do not change.
 
 A file ends where the next one starts: bytes after that place are removed. Unreadable bytes become a filler of
 the same size, so that everything valid keeps its LSN; headers, missing files and the checkpoint are created
-again from the other files. What a start truncates by itself is left to it. Each repaired file is written beside
-the old one, fsynced and renamed; the original is kept as `<name>.damaged` until
-`journal.fsck.log_repair.remove_originals`. A power loss at any time leaves the complete original or the
-complete result, and the repair can be repeated. No other process may write in the folder.
+again from the other files. What a start truncates by itself is left to it. Files are replaced as
+`journal.fsck.replacement` describes, and the repair can be repeated. No other process may write in the folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from journal import filenames
-from journal.disk import Bytes, Disk, File, write_all
+from journal.disk import Disk
 from journal.errors import Corrupt
+from journal.fsck.replacement import keep_original, replace_file
 from journal.fsck.wal_verify import JournalGap, JournalScan, unverified_description
 from journal.wal.checkpoint import (
     SNAPSHOTS_KEPT,
@@ -32,7 +32,7 @@ from journal.wal.checkpoint import (
     SnapshotPointer,
 )
 from journal.wal.entry import ENTRY_SIZE_MAX, HEADER_SIZE, encode_filler
-from journal.wal.file import FILE_HEADER_SIZE, SCAN_SIZE, JournalFile, JournalFileHeader, encode_header
+from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFileHeader, encode_header
 
 FILLER_SIZE_MAX: Final = 16 << 20
 """A longer gap becomes several fillers."""
@@ -48,25 +48,16 @@ STATE_LOST: Final = "both snapshots are lost: outcomes, and what was prepared be
 
 @dataclass(frozen=True)
 class RepairedJournalRange:
-    """One repaired range.
-
-    `first <= x < next` are positions in `file`, of which `lost` bytes are lost.
-    """
+    """As `RepairedFile`, but `lost_bytes` are lost: the messages in them cannot be counted."""
 
     file: str
-    first: int
-    next: int
-    lost: int
-    reason: str
-    note: str = UNCERTAIN
-
-
-@dataclass(frozen=True)
-class _FilePatch:
-    """`data` for `position` of a file."""
-
-    position: int
-    data: bytes
+    first: int = 0
+    next: int = 0
+    kept: int = 0
+    lost: int = 0
+    lost_bytes: int = 0
+    reason: str = ""
+    note: str = ""
 
 
 def repair_journal(
@@ -77,8 +68,7 @@ def repair_journal(
     `known_lsn`: highest LSN of a decision that was applied outside of the journal: the journal reached beyond
     it. Raises Corrupt if no file has the journal's id, NewerFormat, Full, OSError.
     """
-    scan = JournalScan(disk, folder)
-    try:
+    with closing(JournalScan(disk, folder)) as scan:
         if scan.identity is None:
             if not scan.numbers:
                 return []
@@ -87,8 +77,6 @@ def repair_journal(
                 path, 0, FILE_HEADER_SIZE, "neither a header nor the checkpoint has the journal's id"
             )
         return _JournalRepairer(disk, folder, scan, scan.identity, dry_run, known_lsn).run()
-    finally:
-        scan.close()
 
 
 class _JournalRepairer:
@@ -101,14 +89,14 @@ class _JournalRepairer:
         self,
         disk: Disk,
         folder: str,
-        survey: JournalScan,
+        scan: JournalScan,
         identity: tuple[int, int],
         dry_run: bool,
         known: int,
     ) -> None:
         self.disk = disk
         self.folder = folder
-        self.scan = survey
+        self.scan = scan
         self.identity = identity
         self.dry_run = dry_run
         self.known_end = known + HEADER_SIZE if known != NO_LSN else 0
@@ -154,7 +142,7 @@ class _JournalRepairer:
         else:
             heads, note = self._create_empty_snapshot()
         reason = scan.checkpoint_fault or "no snapshot that it names is valid"
-        self.done.append(RepairedJournalRange(self.checkpoint_path, 0, 0, 0, reason, note))
+        self.done.append(RepairedJournalRange(self.checkpoint_path, reason=reason, note=note))
         pointers = tuple(SnapshotPointer(head.number, head.lsn) for head in heads[:SNAPSHOTS_KEPT])
         self._write_checkpoint(JournalCheckpoint(*self.identity, durable_lsn, number, pointers))
         return heads[0], durable_lsn, number
@@ -204,38 +192,30 @@ class _JournalRepairer:
         """
         path = self.scan.path(number)
         first = file.first if file is not None else first
-        patches: list[_FilePatch] = []
+        patches: list[tuple[int, bytes]] = []
         found: list[RepairedJournalRange] = []
         if file is None or number in self.scan.head_faults:
             reason = self.scan.head_faults.get(number, "the file is missing")
-            found.append(
-                RepairedJournalRange(
-                    path, 0, FILE_HEADER_SIZE, 0, reason, "its header is created again from its neighbours"
-                )
-            )
-            patches.append(_FilePatch(0, encode_header(JournalFileHeader(*self.identity, number, first))))
+            note = "its header is created again from its neighbours"
+            found.append(RepairedJournalRange(path, 0, FILE_HEADER_SIZE, reason=reason, note=note))
+            patches.append((0, encode_header(JournalFileHeader(*self.identity, number, first))))
         at = max(first + FILE_HEADER_SIZE, file.end if file is not None else 0)
         for gap in self._gaps_to_fill(file, end):
             self._fill_gap(path, file, gap, first, patches, found)
             at = max(at, gap.next)
         if at < end:
-            self._fill_gap(
-                path,
-                None,
-                JournalGap(at, end, "the file is shorter than it was", False),
-                first,
-                patches,
-                found,
-            )
+            missing = JournalGap(at, end, "the file is shorter than it was", False)
+            self._fill_gap(path, None, missing, first, patches, found)
             at = end
         surplus = self.scan.surplus.get(number, 0)
         if file is not None and surplus:
             reason = f"{surplus} bytes are after the end of the file, where the next one starts"
-            found.append(
-                RepairedJournalRange(path, file.size, file.size + surplus, 0, reason, SURPLUS_REMOVED)
-            )
+            end = file.size + surplus
+            found.append(RepairedJournalRange(path, file.size, end, reason=reason, note=SURPLUS_REMOVED))
         if found and not self.dry_run:
-            self._replace_file(path, file, patches)
+            if file is not None:
+                keep_original(self.disk, path)
+            replace_file(self.disk, path, file.size if file is not None else 0, patches)
         self.done += found
         return at
 
@@ -257,7 +237,7 @@ class _JournalRepairer:
         file: JournalFile | None,
         gap: JournalGap,
         first: int,
-        patches: list[_FilePatch],
+        patches: list[tuple[int, bytes]],
         found: list[RepairedJournalRange],
     ) -> None:
         """Add fillers for a gap. Raises Corrupt if it is too small for one."""
@@ -269,9 +249,9 @@ class _JournalRepairer:
             )
         description = unverified_description(file, gap.first) if file is not None else ""
         note = f"{description}; {UNCERTAIN}" if description else UNCERTAIN
-        found.append(RepairedJournalRange(path, position, position + size, size, gap.reason, note))
+        found.append(RepairedJournalRange(path, position, position + size, 0, 0, size, gap.reason, note))
         for lsn, part in self._fillers(gap):
-            patches.append(_FilePatch(lsn - first, encode_filler(part, lsn, 0, self.scan.seed)))
+            patches.append((lsn - first, encode_filler(part, lsn, 0, self.scan.seed)))
 
     def _fillers(self, gap: JournalGap) -> Iterator[tuple[int, int]]:
         """Yield (LSN, size) of the fillers of a gap.
@@ -286,38 +266,6 @@ class _JournalRepairer:
     def _snapshot_lsns(self, gap: JournalGap) -> set[int]:
         """LSNs of snapshots inside a gap."""
         return {head.lsn for head in self.scan.snapshots.values() if gap.first < head.lsn < gap.next}
-
-    def _replace_file(self, path: str, file: JournalFile | None, patches: list[_FilePatch]) -> None:
-        """Replace a file by the repaired one.
-
-        The original is copied aside first; the new file is fsynced and renamed.
-        """
-        if file is not None and not self.disk.exists(path + filenames.DAMAGED_SUFFIX):
-            # The original is kept with its surplus bytes.
-            whole = JournalFile(file.file, file.number, file.first, file.file.size())
-            self._copy(path + filenames.DAMAGED_SUFFIX + filenames.REPAIRED_SUFFIX, whole, [])
-            self.disk.rename(
-                path + filenames.DAMAGED_SUFFIX + filenames.REPAIRED_SUFFIX, path + filenames.DAMAGED_SUFFIX
-            )
-        self._copy(path + filenames.REPAIRED_SUFFIX, file, patches)
-        self.disk.force_folder(self.folder)
-        self.disk.rename(path + filenames.REPAIRED_SUFFIX, path)
-        self.disk.force_folder(self.folder)
-
-    def _copy(self, path: str, file: JournalFile | None, patches: list[_FilePatch]) -> None:
-        """Write and fsync a copy of the file with `patches`, which may extend beyond its end."""
-        if self.disk.exists(path):
-            self.disk.unlink(path)
-        copy: File = self.disk.create(path)
-        position = 0
-        while file is not None and position < file.size:
-            piece: Bytes = file.pread(SCAN_SIZE, file.first + position)
-            position += write_all(copy, [piece], position)
-        for patch in patches:
-            write_all(copy, [patch.data], patch.position)
-        # After a failed fsync the copy stays open: it is not renamed, and the caller gets the error.
-        copy.force()
-        copy.close()
 
 
 def _preceding_file(file: JournalFile) -> ListedFile:

@@ -1,20 +1,20 @@
 """Offline verification of the transaction journal: checkpoint, snapshots, files and entries.
 
-Only reads. The report is that of journal.fsck.log_verify, with files as segments, entries as blocks and
+Only reads. The report is that of journal.fsck.findings, with files as segments, entries as blocks and
 messages as records. The caller must hold the data folder's lock, so that no other process writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt
-from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Progress, VerifyReport
+from journal.fsck.findings import DAMAGE, NOTE, Progress, Verifier, VerifyReport
 from journal.record.format import BadRecord, checksum_matches, records_of, split_id
 from journal.wal.checkpoint import (
     JournalCheckpoint,
@@ -69,11 +69,8 @@ def verify_journal(
 
     Raises NewerFormat, OSError.
     """
-    scan = JournalScan(disk, folder)
-    try:
+    with closing(JournalScan(disk, folder)) as scan:
         return _JournalVerifier(scan, records, progress).run()
-    finally:
-        scan.close()
 
 
 def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
@@ -83,13 +80,10 @@ def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
     """
     if not is_journal(disk, folder):
         return None
-    scan = JournalScan(disk, folder)
-    try:
+    with closing(JournalScan(disk, folder)) as scan:
         found = _JournalVerifier(scan, False, None).run().findings
         facts = scan.files_facts()
         obsolete = {scan.path(file.number) for file in facts.obsolete} if facts is not None else ()
-    finally:
-        scan.close()
     # Messages that fail the checksum of their block are refused by the commit, not by a start, which removes obsolete
     # files without reading them.
     refused = [each for each in found if each.weight == DAMAGE and each.field != "block"]
@@ -101,14 +95,12 @@ def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
     )
 
 
-class _JournalVerifier:
+class _JournalVerifier(Verifier):
     """One verification of a transaction journal."""
 
-    def __init__(self, survey: JournalScan, records: bool, progress: Progress | None) -> None:
-        self.scan = survey
-        self.report = VerifyReport()
-        self.records = records
-        self.progress = progress
+    def __init__(self, scan: JournalScan, records: bool, progress: Progress | None) -> None:
+        super().__init__(scan.disk, scan.folder, VerifyReport(), records, progress)
+        self.scan = scan
 
     def run(self) -> VerifyReport:
         self._verify_checkpoint()
@@ -118,21 +110,8 @@ class _JournalVerifier:
             self._verify_file(file)
         for name in self.scan.disk.list(self.scan.folder):
             if not filenames.is_transactions_file(name):
-                self.add_finding(name, 0, 0, "a name that the journal does not use", "name", NOTE)
+                self.add_unknown_name(name)
         return self.report
-
-    def add_finding(
-        self,
-        file: str,
-        first: int,
-        next: int,
-        what: str,
-        field: str,
-        weight: str = DAMAGE,
-        may_lose: bool = False,
-    ) -> None:
-        path = filenames.join(self.scan.folder, file)
-        self.report.findings.append(Finding(path, first, next, what, field, weight, may_lose))
 
     def _verify_checkpoint(self) -> None:
         scan = self.scan
@@ -151,12 +130,9 @@ class _JournalVerifier:
         enough = scan.start_snapshot is not None
         for number, error in scan.snapshot_faults.items():
             weight = NOTE if enough or number not in named else DAMAGE
-            what = (
-                f"{error.reason}; a start uses the other one" if enough and number in named else error.reason
-            )
-            self.add_finding(
-                filenames.snapshot_name(number), error.first, error.next, what, "snapshot", weight
-            )
+            is_replaced = enough and number in named
+            what = f"{error.reason}; a start uses the other one" if is_replaced else error.reason
+            self.add_error(error, "snapshot", weight, what)
 
     def _verify_files(self) -> None:
         """Report what a start would report about the files together, and each unusable header."""
@@ -198,12 +174,9 @@ class _JournalVerifier:
         for part in self.scan.scan_file(file):
             if isinstance(part, JournalGap):
                 self._report_gap(name, file, part, durable_lsn)
-                done = part.next
             else:
                 self._verify_entry(name, file, part)
-                done = part.next
-            if self.progress is not None:
-                self.progress(file.path, done - file.first, file.size)
+            self.progress(file.path, part.next - file.first, file.size)
         surplus = self.scan.surplus.get(file.number, 0)
         if surplus:
             self.add_finding(name, file.size, file.size + surplus, SURPLUS.format(surplus), "end", NOTE)
@@ -387,13 +360,11 @@ class JournalScan:
         """Read the headers; return the first LSN of each file with a valid header, by number."""
         heads: dict[int, JournalFileHeader] = {}
         for number in self.numbers:
-            file = self.disk.open_read(self.path(number))
-            try:
-                heads[number] = decode_header(file.pread(FILE_HEADER_SIZE, 0), file.path)
-            except Corrupt as error:
-                self.head_faults[number] = error.reason
-            finally:
-                file.close()
+            with closing(self.disk.open_read(self.path(number))) as file:
+                try:
+                    heads[number] = decode_header(file.pread(FILE_HEADER_SIZE, 0), file.path)
+                except Corrupt as error:
+                    self.head_faults[number] = error.reason
         for number, head in heads.items():
             self.identity = self.identity or (head.journal_id, head.salt)
             if (head.journal_id, head.salt, head.number) != (*self.identity, number):
@@ -435,11 +406,8 @@ class JournalScan:
 
     def _first_lsn_of(self, number: int) -> int | None:
         """Return the first LSN of a file, computed from the first valid entry near its start."""
-        file = self.disk.open_read(self.path(number))
-        try:
+        with closing(self.disk.open_read(self.path(number))) as file:
             data = memoryview(file.pread(SCAN_SIZE, 0))
-        finally:
-            file.close()
         for position, lsn in possible_headers(data):
             if lsn >= position:
                 with suppress(BadRecord):

@@ -13,6 +13,7 @@ from journal.errors import Corrupt
 from journal.filenames import segment_name
 from journal.fsck.log_repair import repair
 from journal.fsck.log_verify import NO_SEGMENT
+from journal.fsck.replacement import RepairedFile
 from journal.log.log import Log
 from journal.record.format import HEADER_SIZE
 from journal.testing import Moment, SimulatedDisk
@@ -22,7 +23,6 @@ from tfmq.broker.catalog_state import LOST_IDS_MAX
 from tfmq.broker.data_repair import (
     DataRepairResult,
     PendingTransactions,
-    RepairedFile,
     repair_data,
     verify_data,
 )

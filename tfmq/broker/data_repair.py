@@ -18,18 +18,17 @@ from typing import Any, Final, cast
 from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, JournalError
+from journal.fsck.findings import DAMAGE, Finding, Progress, VerifyReport
 from journal.fsck.log_repair import PendingRecords, RepairedRange, repair
 from journal.fsck.log_verify import (
-    DAMAGE,
     STOPPED,
     DamagedRange,
-    Finding,
-    Progress,
-    VerifyReport,
     find_log_id,
+    opened_segment,
     scan_segment,
     verify,
 )
+from journal.fsck.replacement import RepairedFile
 from journal.fsck.wal_repair import NO_LSN, RepairedJournalRange, repair_journal
 from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, unrepaired_damage, verify_journal
 from journal.log.checkpoint import (
@@ -40,7 +39,6 @@ from journal.log.checkpoint import (
     read_log_id,
     read_snapshot,
 )
-from journal.log.segment import Segment
 from journal.record.block import Block
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, make_id, make_log_id, records_of
@@ -76,7 +74,6 @@ from tfmq.delay.arrivals.log import LOG_ID as ARRIVALS_LOG_ID
 from tfmq.delay.buckets.fsck import (
     ARRIVALS_NAME,
     BucketScan,
-    RepairedBucket,
     is_bucket_folder,
     repair_buckets,
     verify_buckets,
@@ -104,15 +101,6 @@ UNKNOWN_NOTE: Final = (
     "not known: what was entered since (offsets of groups, schedules, settings of topics, topics deleted);"
     " ids go on far above the known ones"
 )
-
-
-@dataclass(frozen=True)
-class RepairedFile:
-    """One repaired file: its fault, and a note on what was done and what is unknown."""
-
-    file: str
-    reason: str
-    note: str = ""
 
 
 # Files and folders
@@ -242,7 +230,9 @@ def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repair
         reason = "a folder where a file belongs" if is_folder else "no folder, where a folder belongs"
         path = str(error.filename)
         kept = path + filenames.DAMAGED_SUFFIX if dry_run else rename_damaged(disk, path)
-        done.append(RepairedFile(path, reason, f"put aside as {kept}; what it took the place of is gone"))
+        done.append(
+            RepairedFile(path, reason=reason, note=f"put aside as {kept}; what it took the place of is gone")
+        )
     return done
 
 
@@ -371,7 +361,7 @@ def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
         if is_there:
             rename_damaged(disk, path)
         write_version(disk, meta, node)
-    return [RepairedFile(path, fault, note)]
+    return [RepairedFile(path, reason=fault, note=note)]
 
 
 # The catalog
@@ -473,8 +463,7 @@ class CatalogSurvey:
             path = filenames.join(self.folder, filenames.segment_name(base, SUFFIX))
             if base > end and pending is None:
                 pending = (path, f"bytes are missing before it, from {end}", base)
-            segment = Segment.open(self.disk, self.folder, base, LOG_ID, writable=False, suffix=SUFFIX)
-            try:
+            with opened_segment(self.disk, self.folder, base, LOG_ID, SUFFIX) as segment:
                 for item in scan_segment(segment):
                     if pending is not None:
                         self._add_fault(*pending)
@@ -486,8 +475,6 @@ class CatalogSurvey:
                         end = item.next
                         forced = max(forced, min(item.control.durable_offset, item.offset))
                         self._apply_block(path, item)
-            finally:
-                segment.close()
         # Bytes after the last valid block count as lost only up to the offset that is known to have been durable.
         if pending is not None and end < forced:
             self._add_fault(pending[0], pending[1], forced)
@@ -545,8 +532,8 @@ def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
         _write_catalog(disk, found)
     (path, reason), *more = found.faults
     return [
-        RepairedFile(path, reason, note),
-        *(RepairedFile(path, reason, "as above") for path, reason in more),
+        RepairedFile(path, reason=reason, note=note),
+        *(RepairedFile(path, reason=reason, note="as above") for path, reason in more),
     ]
 
 
@@ -715,13 +702,10 @@ def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int
         base = filenames.parse_segment_name(name, suffix)
         if base is None or base + disk.size(filenames.join(folder, name)) <= snapshot.offset:
             continue
-        segment = Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix)
-        try:
+        with opened_segment(disk, folder, base, log_id, suffix) as segment:
             for block in segment.valid_blocks(max(0, snapshot.offset - base)):
                 if (block.control.source_kind, block.control.source_id) == source:
                     place = max(place, block.control.source_high)
-        finally:
-            segment.close()
     return place
 
 
@@ -896,7 +880,7 @@ class DataRepairResult:
     folder: list[RepairedFile] = field(default_factory=list)
     logs: list[RepairedRange] = field(default_factory=list)
     journal: list[RepairedJournalRange] = field(default_factory=list)
-    buckets: list[RepairedBucket] = field(default_factory=list)
+    buckets: list[RepairedFile] = field(default_factory=list)
     failed: list[Corrupt] = field(default_factory=list)
 
 

@@ -19,11 +19,12 @@ import click
 from journal import filenames
 from journal.disk import Disk, RealDisk
 from journal.errors import Corrupt, Locked, NewerFormat
-from journal.fsck.log_repair import remove_originals, repair
-from journal.fsck.log_verify import DamagedRange, VerifyReport, find_log_id, scan_segment, verify
-from journal.fsck.wal_repair import RepairedJournalRange, repair_journal
+from journal.fsck.findings import VerifyReport
+from journal.fsck.log_repair import repair
+from journal.fsck.log_verify import DamagedRange, find_log_id, opened_segment, scan_segment, verify
+from journal.fsck.replacement import remove_originals
+from journal.fsck.wal_repair import repair_journal
 from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, unrepaired_damage, verify_journal
-from journal.log.segment import Segment
 from journal.record.block import Block
 from journal.record.format import (
     FLAG_FILLER,
@@ -40,7 +41,6 @@ from tfmq.broker.data_repair import (
     CatalogSurvey,
     DataRepairResult,
     PendingTransactions,
-    RepairedFile,
     is_data_folder,
     lost_is_damage,
     lost_partition,
@@ -68,7 +68,6 @@ from tfmq.delay.buckets.format import CHUNK_SIZE, ChunkColumns, ChunkHead, decod
 from tfmq.delay.buckets.fsck import (
     ARRIVALS_NAME,
     BucketScan,
-    RepairedBucket,
     is_bucket_folder,
     repair_buckets,
     verify_buckets,
@@ -143,16 +142,13 @@ def segment_rows(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, An
             "reason": "no whole block in it",
         }
         return
-    segment = Segment.open(disk, str(path.parent), base, log_id, writable=False, suffix=suffix_of(path))
-    try:
+    with opened_segment(disk, str(path.parent), base, log_id, suffix_of(path)) as segment:
         for part in scan_segment(segment):
             if isinstance(part, DamagedRange):
                 first, following = base + part.first, base + part.next
                 yield {"kind": "damaged", "offset": first, "next": following, "reason": part.reason}
             else:
                 yield from block_rows(part, control)
-    finally:
-        segment.close()
 
 
 def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
@@ -408,10 +404,10 @@ def report_repair(output: Output, done: DataRepairResult, dry_run: bool) -> None
         "note",
     )
     rows = [
-        *map(catalog_repair_row, done.folder),
+        *map(asdict, done.folder),
         *map(asdict, done.logs),
-        *map(transactions_repair_row, done.journal),
-        *map(delay_repair_row, done.buckets),
+        *map(asdict, done.journal),
+        *map(asdict, done.buckets),
     ]
     output.print_rows(rows, columns, "" if done.failed else "nothing to repair")
     verbs = ("would be kept", "would be lost") if dry_run else ("kept", "lost")
@@ -421,7 +417,7 @@ def report_repair(output: Output, done: DataRepairResult, dry_run: bool) -> None
             f"{with_noun(len(done.logs), 'place')}: {with_noun(kept, 'record')} {verbs[0]}, {lost:,} {verbs[1]}"
         )
     if done.journal:
-        lost = sum(entry.lost for entry in done.journal)
+        lost = sum(entry.lost_bytes for entry in done.journal)
         output.info(
             f"transactions: {with_noun(len(done.journal), 'place')}, {with_noun(lost, 'byte')} {verbs[1]}"
         )
@@ -429,14 +425,6 @@ def report_repair(output: Output, done: DataRepairResult, dry_run: bool) -> None
         kept, lost = sum(each.kept for each in done.buckets), sum(each.lost for each in done.buckets)
         mended = with_noun(len(done.buckets), "file")
         output.info(f"delayed: {mended}: {with_noun(kept, 'message')} {verbs[0]}, {lost:,} {verbs[1]}")
-
-
-def catalog_repair_row(mended: RepairedFile) -> dict[str, Any]:
-    """Return a repair of the catalog or of the folder, as a row of the repair table."""
-    return {
-        "file": mended.file, "first": 0, "next": 0, "kept": 0, "lost": 0, "reason": mended.reason,
-        "note": mended.note,
-    }  # fmt: skip
 
 
 def arrival_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
@@ -605,14 +593,6 @@ def format_delayed(row: dict[str, Any]) -> str:
     return f"{at}  {row['number']:>9}  {row['topic']}-{row['partition']}  {row['id']}{key}  {cut}"
 
 
-def delay_repair_row(done: RepairedBucket) -> dict[str, Any]:
-    """Return one repair of the buckets, as a row of the repair table."""
-    return {
-        "file": done.file, "first": 0, "next": 0, "kept": done.kept, "lost": done.lost, "reason": done.reason,
-        "note": done.note,
-    }  # fmt: skip
-
-
 # Transaction journal
 
 
@@ -742,14 +722,6 @@ def _format_operation(row: dict[str, Any]) -> str:
         at = f", {time_text(row['time_ms'])}"
     fault = f" ({row['reason']})" if "reason" in row else ""
     return f"{row['operation'].upper()}{of}{xid}{group}{at}{fault}"
-
-
-def transactions_repair_row(done: RepairedJournalRange) -> dict[str, Any]:
-    """Return one repair of the journal, as a row of the repair table."""
-    return {
-        "file": done.file, "first": done.first, "next": done.next, "kept": 0, "lost": 0, "lost_bytes": done.lost,
-        "reason": done.reason, "note": done.note,
-    }  # fmt: skip
 
 
 # Paths

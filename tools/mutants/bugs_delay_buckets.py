@@ -237,7 +237,7 @@ COUNTING: Final = (
         "repair-removes-the-original",
         "what a repair replaces is kept aside",
         "tfmq/delay/buckets/fsck.py",
-        "        for bucket in group:\n            self._keep_original(bucket.path)\n",
+        "        for bucket in group:\n            keep_original(self.disk, bucket.path)\n",
         "",
         [REPAIR],
     ),

@@ -356,9 +356,9 @@ _STARTS: Final = (
     Mutant(
         "surplus-is-not-in-the-original",
         "what a repair replaces is kept as it was",
-        "journal/fsck/wal_repair.py",
-        "            whole = JournalFile(file.file, file.number, file.first, file.file.size())\n",
-        "            whole = file\n",
+        "journal/fsck/replacement.py",
+        "            _write_copy(disk, kept + REPAIRED_SUFFIX, path, file.size())\n",
+        "            _write_copy(disk, kept + REPAIRED_SUFFIX, path, file.size() - 1)\n",
         [f"{REPAIR}::test_bytes_after_the_end_of_a_complete_file_cost_no_entry"],
     ),
     Mutant(
@@ -373,8 +373,8 @@ _STARTS: Final = (
         "repair-without-the-original",
         "what a repair replaces is kept",
         "journal/fsck/wal_repair.py",
-        "        if file is not None and not self.disk.exists(path + filenames.DAMAGED_SUFFIX):\n",
-        "        if False:\n",
+        "                keep_original(self.disk, path)\n",
+        "                pass\n",
         [REPAIR],
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from journal.errors import Corrupt
-from journal.fsck.log_verify import DAMAGE, NOTE, VerifyReport
+from journal.fsck.findings import DAMAGE, NOTE, VerifyReport
 from tests.delay.bucketing import DAY, FOLDER, HOUR, NOW, Bench, everything, flip
 from tests.scale import scaled, seeded
 from tfmq.delay.buckets.format import CHUNK_SIZE, HEAD_SIZE

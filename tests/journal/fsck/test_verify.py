@@ -6,7 +6,8 @@ import pytest
 
 from journal.dual_slot_file import SLOT_SIZE
 from journal.filenames import index_name, log_checkpoint_name, log_snapshot_name, segment_name
-from journal.fsck.log_verify import DAMAGE, NOTE, Finding, VerifyReport, verify
+from journal.fsck.findings import DAMAGE, NOTE, Finding, VerifyReport
+from journal.fsck.log_verify import verify
 from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, Snapshot, encode_snapshot
 from journal.log.segment import Segment
 from journal.record.block import blocks_of

@@ -8,7 +8,7 @@ import pytest
 
 from journal.errors import Corrupt, Lost
 from journal.filenames import journal_name, snapshot_name
-from journal.fsck.log_repair import remove_originals
+from journal.fsck.replacement import remove_originals
 from journal.fsck.wal_repair import (
     FILLER_SIZE_MAX,
     STATE_LOST,
@@ -76,7 +76,7 @@ def test_any_flipped_bit_costs_the_entry_that_has_it_and_no_other(journal: Journ
         with pytest.raises(Corrupt):
             journal.open()
         (done,) = mended(journal)
-        assert (done.file, done.lost) == (path, ONE)
+        assert (done.file, done.lost_bytes) == (path, ONE)
         assert kept(journal) == [row for row in rows if row != rows[number]]
 
 
@@ -95,7 +95,7 @@ def test_what_was_lost_is_said_by_whoever_reads_it() -> None:
     journal.disk.damage(journal.file(1), FILE_HEADER_SIZE + ONE + 60, b"\xff")
     journal.disk.damage(journal.file(1), FILE_HEADER_SIZE + 2 * ONE + 60, b"\xff")
     (done,) = mended(journal)
-    assert done.lost == 2 * ONE and "messages of transaction 1" in done.note
+    assert done.lost_bytes == 2 * ONE and "messages of transaction 1" in done.note
     for place in (FILE_HEADER_SIZE + ONE, FILE_HEADER_SIZE + 2 * ONE):
         with pytest.raises(Lost, match=f"LSN {place} was lost"):
             journal.store.read(place)
@@ -112,7 +112,7 @@ def test_a_file_that_only_the_older_snapshot_needs_is_mended_too() -> None:
     journal.disk.damage(journal.file(1), FILE_HEADER_SIZE + ONE + 60, b"\xff")
     assert verify_journal(journal.disk, FOLDER).damaged
     (done,) = mended(journal)
-    assert (done.file, done.lost) == (journal.file(1), ONE)
+    assert (done.file, done.lost_bytes) == (journal.file(1), ONE)
 
 
 def test_the_original_is_kept_until_it_is_removed(journal: Journal) -> None:
@@ -130,7 +130,7 @@ def test_heads_are_made_anew(journal: Journal) -> None:
     for number in journal.numbers:
         journal.disk.damage(journal.file(number), 6, b"\xff" * 20)
     done = mended(journal)
-    assert [row.lost for row in done] == [0] * len(journal.numbers)
+    assert [row.lost_bytes for row in done] == [0] * len(journal.numbers)
     assert kept(journal) == rows
 
 
@@ -141,7 +141,7 @@ def test_a_missing_file_becomes_one_that_says_what_is_lost(journal: Journal, num
     lost = info[number]
     journal.disk.unlink(journal.file(number))
     done = mended(journal)
-    assert sum(row.lost for row in done) == lost.size - FILE_HEADER_SIZE
+    assert sum(row.lost_bytes for row in done) == lost.size - FILE_HEADER_SIZE
     assert kept(journal) == [
         row for row in rows if not lost.first <= row[0] < lost.first + lost.size or row[0] < rows[12][0]
     ]
@@ -208,7 +208,7 @@ def test_bytes_after_the_end_of_a_complete_file_cost_no_entry(number: int, added
     assert kept(journal) == rows and not journal.state.lost
     assert any(f"{len(surplus)} bytes after its end" in text for text in journal.store.recovery.warnings)
     (done,) = mended(journal)
-    assert (done.file, done.first, done.lost) == (path, len(whole), 0)
+    assert (done.file, done.first, done.lost_bytes) == (path, len(whole), 0)
     assert journal.disk.read_file(path) == whole
     assert journal.disk.read_file(path + ".damaged") == whole + surplus
     assert kept(journal) == rows and not journal.state.lost
@@ -221,7 +221,7 @@ def test_damage_before_surplus_bytes_is_filled_up_to_the_next_file_and_no_furthe
     rows, path = list(journal.state.seen), journal.file(1)
     whole = journal.disk.read_file(path)
     journal.disk.write_file(path, whole[: -ONE // 2] + b"?" * 2 * ONE)
-    assert [done.lost for done in mended(journal)] == [ONE, 0]
+    assert [done.lost_bytes for done in mended(journal)] == [ONE, 0]
     assert kept(journal) == rows and journal.state.lost == {rows[4][0]}
     assert len(journal.disk.read_file(path)) == len(whole)
 

@@ -8,7 +8,7 @@ import pytest
 
 from journal.filenames import journal_name, snapshot_name
 from journal.fsck import wal_verify
-from journal.fsck.log_verify import DAMAGE, NOTE, VerifyReport
+from journal.fsck.findings import DAMAGE, NOTE, VerifyReport
 from journal.fsck.wal_verify import is_journal, verify_journal
 from journal.record.format import make_id, make_record
 from journal.wal.entry import AppendMsg

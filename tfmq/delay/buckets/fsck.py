@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing, suppress
 from itertools import groupby
 from struct import Struct
 from typing import Final
@@ -16,12 +16,13 @@ from typing import Final
 from journal import filenames
 from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt
-from journal.filenames import DAMAGED_SUFFIX, REPAIRED_SUFFIX
-from journal.fsck.log_verify import DAMAGE, NOTE, Finding, Progress, VerifyReport
+from journal.filenames import REPAIRED_SUFFIX
+from journal.fsck.findings import DAMAGE, NOTE, Progress, Verifier, VerifyReport
+from journal.fsck.replacement import RepairedFile, create_anew, keep_original
 from journal.log.checkpoint import LogCheckpointFile
 from journal.record.format import BadRecord, checksum_matches, records_of
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
-from tfmq.delay.buckets.bucket import SCAN_BYTES, Bucket, OpenFileCache
+from tfmq.delay.buckets.bucket import Bucket, OpenFileCache
 from tfmq.delay.buckets.format import (
     CHUNK_BYTES,
     CHUNK_SIZE,
@@ -72,24 +73,19 @@ def verify_buckets(
 ) -> VerifyReport:
     """Verify the buckets in `folder`: checkpoint, files, chunks and records. Reads only.
 
-    The report uses the terms of `journal.fsck.log_verify`: files count as segments, chunks as blocks, messages as
+    The report uses the terms of `journal.fsck.findings`: files count as segments, chunks as blocks, messages as
     records. `records`: verify also the checksums by the producers. Raises NewerFormat, OSError.
     """
-    survey = BucketScan(disk, folder)
-    try:
-        return _Verification(survey, records, progress).run()
-    finally:
-        survey.close()
+    with closing(BucketScan(disk, folder)) as survey:
+        return _BucketVerifier(survey, records, progress).run()
 
 
-class _Verification:
-    """One verification."""
+class _BucketVerifier(Verifier):
+    """One verification of the buckets."""
 
     def __init__(self, survey: BucketScan, records: bool, progress: Progress | None) -> None:
+        super().__init__(survey.disk, survey.folder, VerifyReport(), records, progress)
         self.survey = survey
-        self.report = VerifyReport()
-        self.records = records
-        self.progress = progress
 
     def run(self) -> VerifyReport:
         self._verify_checkpoint()
@@ -99,52 +95,42 @@ class _Verification:
         for listed, bucket in buckets:
             self._verify_bucket(listed, bucket)
         for one, other in BucketIndex([bucket for _, bucket in buckets]).overlapping_pairs():
-            self._add_finding(other.path, 0, 0, f"its span of time overlaps that of {one.path}", "span")
+            self.report.add(other.path, f"its span of time overlaps that of {one.path}", "span")
         return self.report
-
-    def _add_finding(
-        self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE
-    ) -> None:
-        self.report.findings.append(Finding(file, first, next, what, field, weight))
-
-    def _add_damage(self, error: Corrupt, field: str, weight: str = DAMAGE) -> None:
-        self._add_finding(error.path, error.first, error.next, error.reason, field, weight)
 
     def _verify_checkpoint(self) -> None:
         survey = self.survey
         if survey.fault is not None:
-            self._add_damage(survey.fault, "checkpoint")
+            self.add_error(survey.fault, "checkpoint")
             return
         for error in survey.checkpoint_file.damaged_copies():
             what = f"one copy of the checkpoint is damaged ({error.reason}); the other one is valid"
-            self._add_finding(error.path, error.first, error.next, what, "checkpoint", NOTE)
+            self.add_error(error, "checkpoint", NOTE, what)
 
     def _verify_name(self, found: FileDecision) -> None:
-        path = filenames.join(self.survey.folder, found.name)
         label = found.row.label
         if label in FINDINGS_BY_LABEL:
             weight, what = FINDINGS_BY_LABEL[label]
             if label == "missing" and found.listed is not None:
                 what = f"{what}, and with it {found.listed.count} messages"
-            self._add_finding(path, 0, 0, what, "file", weight)
+            self.add_finding(found.name, 0, 0, what, "file", weight)
         elif label == "foreign" and not is_bucket_file_name(found.name):
-            self._add_finding(path, 0, 0, "not a file name of delayed delivery", "name", NOTE)
+            self.add_finding(found.name, 0, 0, "not a file name of delayed delivery", "name", NOTE)
 
     def _verify_bucket(self, listed: ListedBucket, bucket: Bucket) -> None:
         self.report.segments += 1
         count = 0
         for part in self.survey.chunks(bucket):
             if isinstance(part, Corrupt):
-                self._add_damage(part, "chunk")
+                self.add_error(part, "chunk")
                 end = part.next
             else:
                 count += self._verify_chunk(bucket, part)
                 end = part.next_position
-            if self.progress is not None:
-                self.progress(bucket.path, end, bucket.size)
+            self.progress(bucket.path, end, bucket.size)
         if self.survey.checkpoint is not None and count != listed.count and not bucket.damage:
             what = f"the file has {count} messages, the checkpoint lists {listed.count}"
-            self._add_finding(bucket.path, 0, bucket.size, what, "count")
+            self.add_error(Corrupt(bucket.path, 0, bucket.size, what), "count")
 
     def _verify_chunk(self, bucket: Bucket, chunk: ChunkHead) -> int:
         """Verify a chunk; return its count of messages."""
@@ -154,7 +140,7 @@ class _Verification:
         try:
             columns = decode_columns(data[CHUNK_SIZE:begins], chunk, bucket.span, bucket.seed, bucket.path)
         except Corrupt as error:
-            self._add_damage(error, "columns")
+            self.add_error(error, "columns")
             return chunk.count
         self.report.blocks += 1
         self.report.bytes += chunk.size
@@ -167,7 +153,8 @@ class _Verification:
         for index, what in sorted(faults.items()):
             first = columns.positions[index]
             what = f"message {columns.numbers[index]} is damaged: {what}"
-            self._add_finding(bucket.path, first, first + CRC_SIZE + columns.sizes[index], what, "record")
+            next = first + CRC_SIZE + columns.sizes[index]
+            self.add_error(Corrupt(bucket.path, first, next, what), "record")
         return chunk.count
 
 
@@ -192,34 +179,21 @@ def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int
 MISSING: Final = "the file is missing"
 
 
-@dataclass(frozen=True)
-class RepairedBucket:
-    """One repair. Of the bucket in `file`, `kept` messages are there and `lost` are lost."""
-
-    file: str
-    kept: int
-    lost: int
-    reason: str
-    note: str = ""
-
-
 def repair_buckets(
     disk: Disk, folder: str, *, dry_run: bool = False, store_id: int = 0
-) -> list[RepairedBucket]:
+) -> list[RepairedFile]:
     """Repair the buckets in `folder`; `store_id`: the id of the store in the catalog, 0 if unknown.
 
     Return what was done, or with `dry_run` what would be done. A bucket with damage is rewritten with all its intact
     messages; a missing one is removed from the checkpoint. A lost checkpoint is rebuilt from the buckets: messages
     that are still in the arrival log do not count in them, and a message in several buckets, as a split may leave,
     counts once. Where no bucket exists, every message that waits is in the arrival log, and the checkpoint is made for
-    the store `store_id`. Originals are kept as `<name>.damaged` until
-    `journal.fsck.log_repair.remove_originals`.
+    the store `store_id`. Originals are kept, as `journal.fsck.replacement` describes.
 
     New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair
     can be run again. Raises Corrupt if the store cannot be identified, NewerFormat, Full, OSError.
     """
-    survey = BucketScan(disk, folder)
-    try:
+    with closing(BucketScan(disk, folder)) as survey:
         identity = survey.identity
         if identity is None and survey.fault is None:
             return []
@@ -227,15 +201,9 @@ def repair_buckets(
             # The salt protects buckets only, and there are none.
             identity = StoreIdentity(store_id, int.from_bytes(os.urandom(SALT_SIZE), "big"))
         if identity is None:
-            raise Corrupt(
-                survey.checkpoint_file.path,
-                0,
-                0,
-                "neither the checkpoint nor a bucket head identifies the store",
-            )
+            what = "neither the checkpoint nor a bucket head identifies the store"
+            raise Corrupt(survey.checkpoint_file.path, 0, 0, what)
         return _RepairRun(disk, survey, identity, dry_run).run()
-    finally:
-        survey.close()
 
 
 class _RepairRun:
@@ -247,10 +215,10 @@ class _RepairRun:
         self.folder = survey.folder
         self.identity = identity
         self.dry_run = dry_run
-        self.done: list[RepairedBucket] = []
+        self.done: list[RepairedFile] = []
         self.listed: list[ListedBucket] = []
 
-    def run(self) -> list[RepairedBucket]:
+    def run(self) -> list[RepairedFile]:
         survey = self.survey
         checkpoint = survey.checkpoint
         if checkpoint is None:
@@ -261,7 +229,7 @@ class _RepairRun:
                 self._repair_bucket(bucket, listed.count)
         if self.done and not self.dry_run:
             if survey.fault is not None and self.disk.exists(survey.checkpoint_file.path):
-                self._keep_original(survey.checkpoint_file.path)
+                keep_original(self.disk, survey.checkpoint_file.path)
             # The next start counts the dead messages.
             survey.checkpoint_file.write(checkpoint._replace(buckets=sorted(self.listed), counted_offset=0))
         return self.done
@@ -270,9 +238,8 @@ class _RepairRun:
         for found in self.survey.decisions():
             if found.row.decision is Decision.REFUSE and found.listed is not None:
                 path = filenames.join(self.folder, found.name)
-                self.done.append(
-                    RepairedBucket(path, 0, found.listed.count, MISSING, "removed from the checkpoint")
-                )
+                note = "removed from the checkpoint"
+                self.done.append(RepairedFile(path, lost=found.listed.count, reason=MISSING, note=note))
 
     def _repair_bucket(self, bucket: Bucket, count: int) -> None:
         """Rewrite the bucket if it is damaged; `count`: the messages that it should have."""
@@ -282,7 +249,7 @@ class _RepairRun:
             self.listed.append(ListedBucket(bucket.span, bucket.size, count))
             return
         reason = bucket.damage[0].reason if bucket.damage else f"it has {kept} messages, not {count}"
-        self.done.append(RepairedBucket(bucket.path, kept, count - kept, reason))
+        self.done.append(RepairedFile(bucket.path, kept=kept, lost=count - kept, reason=reason))
         self._rewrite([bucket], lambda due: bucket.span, None)
 
     # Without a checkpoint
@@ -309,7 +276,8 @@ class _RepairRun:
                     f". The arrivals before offset {offset} were removed from their log: these messages were delivered,"
                     " or were in buckets that are lost, which cannot be told apart"
                 )
-        self.done.append(RepairedBucket(self.survey.checkpoint_file.path, kept, lost, reason, remark))
+        path = self.survey.checkpoint_file.path
+        self.done.append(RepairedFile(path, kept=kept, lost=lost, reason=reason, note=remark))
         return BucketCheckpoint(self.identity, offset, number, 0, ())
 
     def _repair_group(self, group: Sequence[Bucket], finest: int, below: int) -> tuple[int, int]:
@@ -371,17 +339,17 @@ class _RepairRun:
         if self.dry_run:
             return
         seen: set[int] = set()
-        writers: dict[TimeSpan, _RepairedFile] = {}
+        writers: dict[TimeSpan, _BucketFile] = {}
         for bucket in group:
             for messages in self._intact_messages(bucket, below):
                 fresh = _without_duplicates(messages, seen if len(group) > 1 else None)
                 for span, part in group_by_span(fresh, to_span):
                     if span not in writers:
-                        writers[span] = _RepairedFile(self.disk, self.folder, self.identity, span)
+                        writers[span] = _BucketFile(self.disk, self.folder, self.identity, span)
                     writers[span].add(part)
         listed = [writer.finish() for writer in writers.values()]
         for bucket in group:
-            self._keep_original(bucket.path)
+            keep_original(self.disk, bucket.path)
         self.disk.force_folder(self.folder)
         for each in listed:
             path = filenames.join(self.folder, bucket_name(each.span))
@@ -392,35 +360,15 @@ class _RepairRun:
                 self.disk.unlink(bucket.path)
         self.listed += listed
 
-    def _keep_original(self, path: str) -> None:
-        """Copy the file, so that its name always exists.
 
-        The copy of an earlier repair is the original: keep it.
-        """
-        kept = path + DAMAGED_SUFFIX
-        if self.disk.exists(kept):
-            return
-        copy = self.disk.create(_unused_path(self.disk, kept + REPAIRED_SUFFIX))
-        source = self.disk.open_read(path)
-        try:
-            position = 0
-            while data := source.pread(SCAN_BYTES, position):
-                position += write_all(copy, [data], position)
-        finally:
-            source.close()
-        copy.force()
-        copy.close()
-        self.disk.rename(kept + REPAIRED_SUFFIX, kept)
-
-
-class _RepairedFile:
+class _BucketFile:
     """Writes one new bucket."""
 
     def __init__(self, disk: Disk, folder: str, identity: StoreIdentity, span: TimeSpan) -> None:
         self.span = span
         self.seed = checksum_seed(identity, span)
         path = filenames.join(folder, bucket_name(span)) + REPAIRED_SUFFIX
-        self.file: File = disk.create(_unused_path(disk, path))
+        self.file: File = create_anew(disk, path)
         self.size = write_all(self.file, [encode_head(identity, span)], 0)
         self.count = 0
         self.buffer = BucketBuffer()
@@ -469,13 +417,6 @@ def _overlapping_groups(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
         yield [bucket for _, bucket in pairs]
 
 
-def _unused_path(disk: Disk, path: str) -> str:
-    """Return the path, after removing a file that an unfinished repair left there."""
-    if disk.exists(path):
-        disk.unlink(path)
-    return path
-
-
 FOLDER_NAME: Final = "delay"
 """Folder of delayed delivery in a data folder."""
 ARRIVALS_NAME: Final = "arrivals"
@@ -508,11 +449,8 @@ def has_arrivals(disk: Disk, folder: str) -> bool:
 
 
 def _magic(disk: Disk, path: str) -> bytes:
-    file = disk.open_read(path)
-    try:
+    with closing(disk.open_read(path)) as file:
         return file.pread(MAGIC_SIZE, 0)
-    finally:
-        file.close()
 
 
 class BucketScan:
@@ -585,11 +523,6 @@ class BucketScan:
             return self.checkpoint.identity
         for name in sorted(filter(parse_bucket_name, self.sizes)):
             path = filenames.join(self.folder, name)
-            file = self.disk.open_read(path)
-            try:
+            with closing(self.disk.open_read(path)) as file, suppress(Corrupt):
                 return decode_head(file.pread(HEAD_SIZE, 0), path)[0]
-            except Corrupt:
-                continue
-            finally:
-                file.close()
         return None
