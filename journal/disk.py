@@ -498,6 +498,34 @@ def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
     return total
 
 
+def create_anew(disk: Disk, path: str) -> File:
+    """Create a file, in the place of one that an unfinished change left. Raises Full, OSError."""
+    if disk.exists(path):
+        disk.unlink(path)
+    return disk.create(path)
+
+
+def write_new_file(disk: Disk, path: str, pieces: Iterable[Bytes]) -> None:
+    """Create a file anew, write the pieces and fsync it; the caller fsyncs the folder. Raises Full, OSError."""
+    file = create_anew(disk, path)
+    position = 0
+    try:
+        for piece in pieces:
+            position += write_all(file, [piece], position)
+    except Full:
+        file.close()
+        raise
+    # Left open after a failed fsync: closing it could hide the error.
+    file.force()
+    file.close()
+
+
+def read_file(disk: Disk, path: str) -> bytes:
+    """Read a whole file. Raises OSError."""
+    with contextlib.closing(disk.open_read(path)) as file:
+        return file.pread(file.size(), 0)
+
+
 def raise_full_or_error(error: OSError, path: str) -> NoReturn:
     """Raise `Full` if the error means that there is no space, else the error itself."""
     if error.errno in FULL_ERRORS:

@@ -11,8 +11,10 @@ one is durable, even after many writes without fsync.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
+from contextlib import closing
 from struct import Struct
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from journal.disk import Disk, write_all
 from journal.errors import Corrupt, TooLarge
@@ -23,6 +25,8 @@ SLOT_SIZE: Final = 4096
 MAGIC: Final = b"TFMC"
 SLOT_HEADER: Final = Struct(">4sIQI")
 CHECKSUMMED: Final = Struct(">QI")
+
+T = TypeVar("T")
 
 
 class DualSlotFile:
@@ -43,14 +47,7 @@ class DualSlotFile:
 
         Raises Corrupt if the file has data but no valid slot, OSError.
         """
-        if not self._disk.exists(self.path):
-            self._sequence = 0
-            return None
-        file = self._disk.open_read(self.path)
-        try:
-            data = file.pread(2 * self._slot_size, 0)
-        finally:
-            file.close()
+        data = self._read_slots()
         found = [(*slot, number) for number in (0, 1) if (slot := self._decode(data, number)) is not None]
         if found:
             sequence, payload, number = max(found)
@@ -61,18 +58,13 @@ class DualSlotFile:
         self._sequence = 0
         return None
 
-    def damaged_slots(self) -> list[int]:
-        """Numbers of the slots that have data but are invalid. Raises OSError."""
-        if not self._disk.exists(self.path):
-            return []
-        file = self._disk.open_read(self.path)
-        try:
-            data = file.pread(2 * self._slot_size, 0)
-        finally:
-            file.close()
-        parts = (data[: self._slot_size], data[self._slot_size :])
+    def damaged_slots(self) -> list[tuple[int, int]]:
+        """(first, next) positions of the slots that have data but are invalid. Raises OSError."""
+        data, size = self._read_slots(), self._slot_size
         bad = [n for n in (0, 1) if self._decode(data, n) is None]
-        return bad if len(bad) == 1 else [n for n in bad if any(parts[n])]
+        if len(bad) > 1:
+            bad = [n for n in bad if any(data[n * size : (n + 1) * size])]
+        return [(n * size, (n + 1) * size) for n in bad]
 
     def write(self, payload: bytes, fsync: bool) -> int:
         """Write the older slot and return its sequence.
@@ -104,6 +96,13 @@ class DualSlotFile:
             self._next_slot = 1 - self._next_slot
         return sequence
 
+    def _read_slots(self) -> bytes:
+        """Both slots; b"" without a file."""
+        if not self._disk.exists(self.path):
+            return b""
+        with closing(self._disk.open_read(self.path)) as file:
+            return file.pread(2 * self._slot_size, 0)
+
     def _next_sequence(self) -> int:
         if self._sequence is None:
             try:
@@ -126,3 +125,34 @@ class DualSlotFile:
         if zlib.crc32(CHECKSUMMED.pack(sequence, size) + payload) != crc:
             return None
         return sequence, payload
+
+
+class CheckpointFile(Generic[T]):
+    """A checkpoint in a `DualSlotFile`. Not thread-safe: the lock of its log or journal serialises the calls."""
+
+    def __init__(
+        self, disk: Disk, path: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]
+    ) -> None:
+        self.path = path
+        self._slots = DualSlotFile(disk, path)
+        self._encode = encode
+        self._decode = decode
+
+    def read(self) -> T | None:
+        """Return the checkpoint; None if none was ever written. Raises Corrupt, NewerFormat, OSError."""
+        found = self._slots.read()
+        return None if found is None else self._decode(found[1])
+
+    def damaged_slots(self) -> list[tuple[int, int]]:
+        """As `DualSlotFile.damaged_slots`."""
+        return self._slots.damaged_slots()
+
+    def write_durably(self, checkpoint: T) -> None:
+        """Write both slots, each fsynced. Durable on return. Raises OSError, Full."""
+        payload = self._encode(checkpoint)
+        self._slots.write(payload, fsync=True)
+        self._slots.write(payload, fsync=True)
+
+    def write_unsynced(self, checkpoint: T) -> None:
+        """Write one slot without an fsync. Raises OSError, Full."""
+        self._slots.write(self._encode(checkpoint), fsync=False)

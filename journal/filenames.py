@@ -55,7 +55,7 @@ _SNAPSHOT_NAME = re.compile(r"([0-9]{20})\.snapshot")
 _OFFSET_NAME = re.compile(r"([0-9]{32})(\.[A-Za-z0-9._-]+)")
 _ASIDE_NAME = re.compile(r".+\.damaged(\.[0-9]+)?")
 _FOLDER = re.compile(r"([A-Za-z0-9._-]+)-(0|[1-9][0-9]{0,7})")
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{NAME_SIZE_MAX}}}")
 
 
 def segment_name(offset: int, suffix: str = SEGMENT_SUFFIX) -> str:
@@ -74,11 +74,6 @@ def parse_segment_name(name: str, suffix: str = SEGMENT_SUFFIX) -> int | None:
 def index_name(offset: int) -> str:
     """Name of the index of the segment that starts at `offset`."""
     return segment_name(offset, INDEX_SUFFIX)
-
-
-def parse_index_name(name: str) -> int | None:
-    """Offset in an index's name, else None."""
-    return parse_segment_name(name, INDEX_SUFFIX)
 
 
 def log_snapshot_name(offset: int) -> str:

@@ -287,7 +287,7 @@ class _LogRepairer:
     def _repair_slots(self) -> None:
         """Write both slots of the checkpoint again if one of them is not valid."""
         marks = self.checkpoint_file.read()
-        if marks is not None and self.checkpoint_file.faulty():
+        if marks is not None and self.checkpoint_file.damaged_slots():
             if not self.dry_run:
                 self.checkpoint_file.write_durably(marks)
             reason = "one of its two slots is not whole"

@@ -463,7 +463,7 @@ class _FolderVerifier(Verifier):
                 return
             mark_file = LogCheckpointFile(self.disk, self.folder, self.log_id)
             checkpoint = mark_file.read()
-            for first, next in mark_file.faulty():
+            for first, next in mark_file.damaged_slots():
                 what = "one of its two slots is not whole, the other one counts"
                 self.add_finding(file, first, next, what, "slot", NOTE)
         except Corrupt as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from journal import filenames
-from journal.disk import Disk, File, write_all
+from journal.disk import Disk, create_anew, write_all
 from journal.filenames import DAMAGED_SUFFIX, REPAIRED_SUFFIX
 from journal.fsck.findings import Progress, no_progress
 
@@ -36,13 +36,6 @@ class RepairedFile:
     lost: int = 0
     reason: str = ""
     note: str = ""
-
-
-def create_anew(disk: Disk, path: str) -> File:
-    """Create a file, in the place of one that an unfinished repair left. Raises OSError, Full."""
-    if disk.exists(path):
-        disk.unlink(path)
-    return disk.create(path)
 
 
 def keep_original(disk: Disk, path: str) -> None:

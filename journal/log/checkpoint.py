@@ -21,8 +21,8 @@ from struct import Struct
 from typing import Final, NamedTuple, Protocol
 from zlib import crc32
 
-from journal.disk import Disk, write_all
-from journal.dual_slot_file import SLOT_SIZE, DualSlotFile
+from journal.disk import Disk, read_file, write_new_file
+from journal.dual_slot_file import CheckpointFile, DualSlotFile
 from journal.errors import Corrupt, NewerFormat
 from journal.filenames import join, log_checkpoint_name, log_snapshot_name, parse_log_snapshot_name
 from journal.record.block import Block
@@ -168,35 +168,17 @@ def truncated_since(starts: tuple[tuple[int, int], ...], epoch: int) -> int | No
     return next((offset for start, offset in starts if start > epoch), None)
 
 
-class LogCheckpointFile:
-    """The file `log.mark`. Not thread-safe: the log's lock serialises the calls."""
+class LogCheckpointFile(CheckpointFile[LogCheckpoint]):
+    """The file `log.mark`. `read` also raises WrongLog."""
 
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
-        self.path = join(folder, log_checkpoint_name())
-        self._log_id = log_id
-        self._slots = DualSlotFile(disk, self.path)
-
-    def read(self) -> LogCheckpoint | None:
-        """Return the checkpoint; None if none was ever written.
-
-        Raises Corrupt, WrongLog, NewerFormat, OSError.
-        """
-        found = self._slots.read()
-        return None if found is None else decode_checkpoint(found[1], self.path, self._log_id)
-
-    def faulty(self) -> list[tuple[int, int]]:
-        """The positions (first, next) of each slot that holds something and is not whole. Raises OSError."""
-        return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.damaged_slots()]
-
-    def write_durably(self, checkpoint: LogCheckpoint) -> None:
-        """Write both slots, each fsynced. Durable on return. Raises OSError, Full."""
-        payload = encode_checkpoint(self._log_id, checkpoint)
-        self._slots.write(payload, fsync=True)
-        self._slots.write(payload, fsync=True)
-
-    def write_unsynced(self, checkpoint: LogCheckpoint) -> None:
-        """Write one slot without an fsync. Raises OSError, Full."""
-        self._slots.write(encode_checkpoint(self._log_id, checkpoint), fsync=False)
+        path = join(folder, log_checkpoint_name())
+        super().__init__(
+            disk,
+            path,
+            lambda checkpoint: encode_checkpoint(log_id, checkpoint),
+            lambda data: decode_checkpoint(data, path, log_id),
+        )
 
 
 # Format of a snapshot file, `<32 digits>.state`, big-endian:
@@ -303,11 +285,7 @@ def decode_snapshot(data: bytes, path: str, log_id: int) -> Snapshot:
 def read_snapshot(disk: Disk, folder: str, offset: int, log_id: int) -> Snapshot:
     """Read the snapshot at `offset` in `folder`. Raises Corrupt, NewerFormat, OSError."""
     path = join(folder, log_snapshot_name(offset))
-    file = disk.open_read(path)
-    try:
-        snapshot = decode_snapshot(file.pread(file.size(), 0), path, log_id)
-    finally:
-        file.close()
+    snapshot = decode_snapshot(read_file(disk, path), path, log_id)
     if snapshot.offset != offset:
         raise Corrupt(path, 0, 0, f"describes offset {snapshot.offset}")
     return snapshot
@@ -318,11 +296,7 @@ def read_snapshot_log_id(disk: Disk, path: str) -> int | None:
 
     Raises NewerFormat, OSError.
     """
-    file = disk.open_read(path)
-    try:
-        data = file.pread(file.size(), 0)
-    finally:
-        file.close()
+    data = read_file(disk, path)
     if len(data) < HEADER.size:
         return None
     log_id: int = HEADER.unpack_from(data)[3]
@@ -363,7 +337,7 @@ class SnapshotFiles:
             if offset > end:
                 continue
             try:
-                snapshot = self._read(offset)
+                snapshot = read_snapshot(self._disk, self._folder, offset, self._log_id)
             except Corrupt as error:
                 damaged.append(error)
                 continue
@@ -376,7 +350,7 @@ class SnapshotFiles:
         if snapshot.offset in self._offsets:
             return
         path = join(self._folder, log_snapshot_name(snapshot.offset))
-        self._write_new(path + NEW_SUFFIX, encode_snapshot(self._log_id, snapshot))
+        write_new_file(self._disk, path + NEW_SUFFIX, [encode_snapshot(self._log_id, snapshot)])
         self._disk.rename(path + NEW_SUFFIX, path)
         self._disk.force_folder(self._folder)
         self._offsets = sorted([*self._offsets, snapshot.offset])
@@ -391,15 +365,3 @@ class SnapshotFiles:
             if offset is not None and (name.endswith(NEW_SUFFIX) or offset not in keep):
                 self._disk.unlink(join(self._folder, name))
         self._offsets = sorted(keep)
-
-    def _read(self, offset: int) -> Snapshot:
-        return read_snapshot(self._disk, self._folder, offset, self._log_id)
-
-    def _write_new(self, path: str, data: bytes) -> None:
-        if self._disk.exists(path):
-            self._disk.unlink(path)
-        file = self._disk.create(path)
-        # A file whose fsync failed is not closed: the caller gets the error, and the bytes are not needed.
-        write_all(file, [data], 0)
-        file.force()
-        file.close()

@@ -18,6 +18,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -103,11 +104,8 @@ class SegmentIndex:
         if not disk.exists(path):
             index.fault = "missing"
             return index
-        file = disk.open_read(path)
-        try:
+        with closing(disk.open_read(path)) as file:
             data = file.pread(min(file.size(), (size // RUN_SIZE_MIN + 2) * ENTRY_SIZE), 0)
-        finally:
-            file.close()
         index.fault = index._append_valid(data, size)
         return index
 

@@ -8,6 +8,7 @@ stopped log is opened without changes and is readable up to its durable offset u
 from __future__ import annotations
 
 from collections import deque
+from contextlib import closing
 from typing import Final
 
 from journal import filenames
@@ -49,13 +50,9 @@ from journal.record.block_trailer import (
     BlockTrailer,
 )
 from journal.record.format import FLAG_TRAILER, BadRecord, checksum_matches, records_of
+from journal.torn_tail import TORN_SIZE_MAX, copy_torn_tail
 
 OFFSET_MAX: Final = (1 << 63) - 1
-
-TORN_SIZE_MAX: Final = 16 << 20
-"""Maximum bytes of a truncated tail that are copied: enough for an analysis, but not a second log."""
-TORN_FILES_MAX: Final = 4
-"""Copies of truncated tails that are kept; older ones are removed."""
 
 OTHER_LOG_SIZE_MAX: Final = 1 << 20
 """Bytes searched for a block trailer of another log."""
@@ -242,11 +239,8 @@ class LogRecovery:
         """Check the log id in a block trailer when no checkpoint has it. Raises WrongLog."""
         # The blocks of another log would look torn and be truncated.
         path = filenames.join(self._folder, filenames.segment_name(file.offset, self._options.suffix))
-        opened = self._disk.open_read(path)
-        try:
+        with closing(self._disk.open_read(path)) as opened:
             data = opened.pread(OTHER_LOG_SIZE_MAX, 0)
-        finally:
-            opened.close()
         try:
             for record in records_of(data):
                 if (
@@ -396,33 +390,11 @@ class LogRecovery:
             return
         self.report.cut_bytes = surplus
         if decision is not TailAction.CUT_ZEROS:
-            self._copy_tail(segment, segment_set.end)
+            end = segment_set.end
+            data = segment.pread(TORN_SIZE_MAX, end - segment.base)
+            copy_torn_tail(self._disk, self._folder, end, data, self.report, str(end))
         segment.truncate(segment_set.end - segment.base)
         segment.fsync()
-
-    def _copy_tail(self, segment: Segment, offset: int) -> None:
-        """Copy the tail to a file of its own.
-
-        On a full disk only add a warning, so that the log can start.
-        """
-        path = filenames.join(self._folder, filenames.torn_name(offset))
-        if self._disk.exists(path):
-            self._disk.unlink(path)
-        size = min(segment.end - offset, TORN_SIZE_MAX)
-        try:
-            copy = self._disk.create(path)
-            write_all(copy, [segment.pread(size, offset - segment.base)], 0)
-        except Full as error:
-            self.report.warnings.append(f"the bytes truncated at {offset} could not be copied: {error}")
-            return
-        copy.force()
-        copy.close()
-        self._disk.force_folder(self._folder)
-        self.report.torn_path = path
-        kept = [name for name in self._disk.list(self._folder) if filenames.parse_torn_name(name) is not None]
-        for name in kept[:-TORN_FILES_MAX]:
-            if filenames.join(self._folder, name) != path:
-                self._disk.unlink(filenames.join(self._folder, name))
 
     def _rewrite_tail(self, durable: int) -> None:
         """Rewrite everything after `durable` with the same bytes at the same position, and fsync it."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from journal import filenames
 from journal.disk import Bytes, Disk, File, write_all
 from journal.errors import Closed, Full
-from journal.log.index import IndexPosition, SegmentIndex
+from journal.log.index import SegmentIndex
 from journal.record.block import BLOCK_SPAN_MAX, Block, blocks_of, find_next_trailer
 from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, decode_trailer
 from journal.record.format import BadRecord, Incomplete
@@ -283,15 +283,6 @@ class Segment:
                 if next_valid is None:
                     return
                 position = next_valid.position
-
-    def block_start_at(self, position: int) -> IndexPosition:
-        """Start and first ordinal of the block that holds `position`. Raises as `blocks`."""
-        place = self.index.by_position(position)
-        for block in self.blocks(place.position, verify=False):
-            start = block.offset - self.base
-            if start <= position < block.next - self.base:
-                return IndexPosition(start, block.control.first_ordinal)
-        return IndexPosition(self.size, self.index.end_ordinal or 0)
 
     def _index_rest(self, index: SegmentIndex) -> None:
         """Add the blocks after the last entry. Unreadable bytes at the end belong to no block."""

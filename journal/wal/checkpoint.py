@@ -17,13 +17,15 @@ snapshot leaves the previous one. The format is described in docs/formats/journa
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import closing
+from itertools import chain
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal import filenames
-from journal.disk import Disk, File, write_all
-from journal.dual_slot_file import SLOT_SIZE, DualSlotFile
+from journal.disk import Disk, File, write_new_file
+from journal.dual_slot_file import CheckpointFile
 from journal.errors import Corrupt, NewerFormat
 
 VERSION: Final = 1
@@ -78,31 +80,12 @@ def decode_checkpoint(data: bytes, path: str) -> JournalCheckpoint:
     return JournalCheckpoint(journal_id, salt, durable_lsn, number, snapshots)
 
 
-class JournalCheckpointFile:
-    """The checkpoint file. Not thread-safe: the journal's lock serialises the calls."""
+class JournalCheckpointFile(CheckpointFile[JournalCheckpoint]):
+    """The checkpoint file."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
-        self.path = filenames.join(folder, filenames.CHECKPOINT_NAME)
-        self._slots = DualSlotFile(disk, self.path)
-
-    def read(self) -> JournalCheckpoint | None:
-        """Return the checkpoint; None if none was ever written. Raises Corrupt, NewerFormat, OSError."""
-        found = self._slots.read()
-        return None if found is None else decode_checkpoint(found[1], self.path)
-
-    def damaged_slots(self) -> list[tuple[int, int]]:
-        """(first, next) positions of the slots that have data but are invalid. Raises OSError."""
-        return [(number * SLOT_SIZE, (number + 1) * SLOT_SIZE) for number in self._slots.damaged_slots()]
-
-    def write_durably(self, checkpoint: JournalCheckpoint) -> None:
-        """Write both slots, each fsynced. Durable on return. Raises OSError, Full."""
-        payload = encode_checkpoint(checkpoint)
-        self._slots.write(payload, fsync=True)
-        self._slots.write(payload, fsync=True)
-
-    def write_unsynced(self, checkpoint: JournalCheckpoint) -> None:
-        """Write one slot without an fsync. Raises OSError, Full."""
-        self._slots.write(encode_checkpoint(checkpoint), fsync=False)
+        path = filenames.join(folder, filenames.CHECKPOINT_NAME)
+        super().__init__(disk, path, encode_checkpoint, lambda data: decode_checkpoint(data, path))
 
 
 # Format of a snapshot file, `<20 digits>.snapshot`, big-endian:
@@ -198,23 +181,17 @@ class JournalSnapshotFiles:
 
     def read_head(self, number: int) -> SnapshotHead:
         """Read a snapshot's head without its state. Raises Corrupt, NewerFormat, OSError."""
-        file = self._open(number)
-        try:
+        with closing(self._open(number)) as file:
             return self._read_head(file, number)[0]
-        finally:
-            file.close()
 
     def read(self, number: int) -> JournalSnapshot:
         """Read and verify a snapshot. Raises Corrupt, NewerFormat, OSError."""
-        file = self._open(number)
-        try:
+        with closing(self._open(number)) as file:
             head, size, crc = self._read_head(file, number)
             begins = HEAD_SIZE + len(head.files) * FILE.size
             if begins + size != file.size():
                 raise Corrupt(file.path, 0, file.size(), "its size does not match its content")
             state = file.pread(size, begins)
-        finally:
-            file.close()
         found = 0
         for start in range(0, size, PIECE_SIZE):
             found = crc32(state[start : start + PIECE_SIZE], found)
@@ -226,16 +203,9 @@ class JournalSnapshotFiles:
         """Write a snapshot; durable on return. Raises Full, OSError."""
         path = self.path(snapshot.head.number)
         new = path + filenames.NEW_SUFFIX
-        if self._disk.exists(new):
-            self._disk.unlink(new)
-        file = self._disk.create(new)
-        position = write_all(file, [encode_snapshot(snapshot)], 0)
         state = memoryview(snapshot.state)
-        for start in range(0, len(state), PIECE_SIZE):
-            position += write_all(file, [state[start : start + PIECE_SIZE]], position)
-        # A file whose fsync failed is not closed: the caller gets the error, and the bytes are not needed.
-        file.force()
-        file.close()
+        pieces = (state[start : start + PIECE_SIZE] for start in range(0, len(state), PIECE_SIZE))
+        write_new_file(self._disk, new, chain([encode_snapshot(snapshot)], pieces))
         self._disk.rename(new, path)
         self._disk.force_folder(self._folder)
 

@@ -301,10 +301,6 @@ class JournalFiles:
             if lsn > self.durable_lsn:
                 self.durable_lsn = lsn
 
-    def file_at(self, lsn: int) -> JournalFile | None:
-        """Return the file that holds `lsn`; None if there is none."""
-        return find_file(self.files, lsn)
-
     def seal(self) -> None:
         """Seal the active file, which must be complete and fsynced."""
         with self.lock:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Set
+from contextlib import closing
 from typing import Final, NamedTuple, Protocol
 
 from journal import filenames
 from journal.disk import Disk, check_no_folders, write_all
 from journal.errors import Corrupt, Full
 from journal.record.format import BadRecord
+from journal.torn_tail import TORN_SIZE_MAX, copy_torn_tail
 from journal.wal.checkpoint import (
     JournalCheckpoint,
     JournalCheckpointFile,
@@ -267,14 +269,12 @@ class JournalRecovery:
     def _file_facts(self, number: int) -> JournalFileFacts:
         """Read the header of a file and return the facts about it."""
         path = self._path(number)
-        file = self._disk.open_read(path)
-        try:
+        with closing(self._disk.open_read(path)) as file:
             size = file.size()
-            head = decode_header(file.pread(FILE_HEADER_SIZE, 0), path)
-        except Corrupt as error:
-            return JournalFileFacts(number, 0, size, error.reason)
-        finally:
-            file.close()
+            try:
+                head = decode_header(file.pread(FILE_HEADER_SIZE, 0), path)
+            except Corrupt as error:
+                return JournalFileFacts(number, 0, size, error.reason)
         ours = (self.checkpoint.journal_id, self.checkpoint.salt, number)
         fault = "" if head[:3] == ours else f"it is file {head.number} of journal {head.journal_id:#x}"
         return JournalFileFacts(number, head.first, size, fault)
@@ -451,12 +451,6 @@ class JournalRecovery:
             self.report.warnings.append(f"the checkpoint could not be written: {error}")
 
 
-TORN_SIZE_MAX: Final = 16 << 20
-"""Maximum bytes of a truncated tail that are copied: enough for an analysis, but not a second journal."""
-TORN_FILES_MAX: Final = 4
-"""Copies of truncated tails that are kept; older ones are removed."""
-
-
 class JournalTail(NamedTuple):
     """The end of the journal: `end` is its LSN, `durable_lsn` the durable one.
 
@@ -479,35 +473,12 @@ def make_durable(
     if surplus:
         report.cut_bytes = surplus
         if tail.decision is TailAction.CUT:
-            _copy_tail(disk, folder, file, tail.end, report)
+            data = file.pread(TORN_SIZE_MAX, tail.end)
+            copy_torn_tail(disk, folder, tail.end, data, report, f"LSN {tail.end}")
         file.file.truncate(tail.end - file.first)
         file.size = tail.end - file.first
         file.file.force()
     _rewrite_tail(disk, folder, file, tail.durable_lsn, report)
-
-
-def _copy_tail(disk: Disk, folder: str, file: JournalFile, lsn: int, report: JournalRecoveryReport) -> None:
-    """Copy the tail to a file of its own.
-
-    On a full disk only add a warning, so that the start succeeds.
-    """
-    path = filenames.join(folder, filenames.torn_name(lsn))
-    if disk.exists(path):
-        disk.unlink(path)
-    try:
-        copy = disk.create(path)
-        write_all(copy, [file.pread(TORN_SIZE_MAX, lsn)], 0)
-    except Full as error:
-        report.warnings.append(f"the bytes truncated at LSN {lsn} could not be copied: {error}")
-        return
-    copy.force()
-    copy.close()
-    disk.force_folder(folder)
-    report.torn_path = path
-    kept = [name for name in disk.list(folder) if filenames.parse_torn_name(name) is not None]
-    for name in kept[:-TORN_FILES_MAX]:
-        if filenames.join(folder, name) != path:
-            disk.unlink(filenames.join(folder, name))
 
 
 def _rewrite_tail(

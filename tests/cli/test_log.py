@@ -13,7 +13,7 @@ from journal import Log, RealDisk, SystemClock
 from journal.record.batch import Batch, split_blocks
 from journal.record.format import make_id, make_log_id, make_record
 from tests.cli.conftest import Cli
-from tfmq.cli.log import FileProgress, bucket_files_of, format_delayed, segments_of, verify_path
+from tfmq.cli.log import FileProgress, format_delayed, segments_of, verify_path
 from tfmq.cli.output import time_text
 from tfmq.delay.arrivals import header
 from tfmq.delay.arrivals.header import TurnColumns
@@ -382,7 +382,7 @@ def test_a_bucket_that_cannot_be_read_is_named() -> None:
 def test_the_bar_of_a_verification_moves_by_each_file_once(data: Path) -> None:
     steps: list[int] = []
     assert len(list(verify_path(RealDisk(), data, False, FileProgress(steps.append)))) == 3
-    files = (*segments_of(data), *bucket_files_of(data))
+    files = (*segments_of(data), *(data / "delay").glob("*.bucket"))
     assert sum(steps) == sum(file.stat().st_size for file in files) and min(steps) > 0
     moved, far = FileProgress(steps.append), len(steps)
     for path, done in (("a", 10), ("a", 30), ("b", 5)):

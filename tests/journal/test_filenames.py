@@ -20,10 +20,8 @@ def test_a_segment_is_named_by_32_digits() -> None:
 @given(OFFSETS)
 def test_offsets_come_back_from_names(offset: int) -> None:
     assert filenames.parse_segment_name(filenames.segment_name(offset)) == offset
-    assert filenames.parse_index_name(filenames.index_name(offset)) == offset
     assert filenames.parse_log_snapshot_name(filenames.log_snapshot_name(offset)) == offset
     assert filenames.parse_torn_name(filenames.torn_name(offset)) == offset
-    assert filenames.parse_index_name(filenames.segment_name(offset)) is None
 
 
 @given(OFFSETS, OFFSETS)

@@ -772,14 +772,6 @@ def journal_of(path: Path) -> Path | None:
     return next(found, None)
 
 
-def journal_files_of(path: Path) -> list[Path]:
-    """Return the files of the transaction journal at `path`, in order."""
-    if is_journal_file(path):
-        return [path]
-    folder = journal_of(path)
-    return sorted(file for file in folder.iterdir() if is_journal_file(file)) if folder is not None else []
-
-
 def is_bucket_file(path: Path) -> bool:
     return path.is_file() and parse_bucket_name(path.name) is not None
 
@@ -789,14 +781,6 @@ def delay_of(path: Path) -> Path | None:
     if is_bucket_file(path):
         return path.parent
     return next((f for f in (path, path / DELAY_FOLDER) if is_bucket_folder(RealDisk(), str(f))), None)
-
-
-def bucket_files_of(path: Path) -> list[Path]:
-    """Return the buckets at `path`, by time."""
-    if is_bucket_file(path):
-        return [path]
-    folder = delay_of(path)
-    return sorted(file for file in folder.iterdir() if is_bucket_file(file)) if folder is not None else []
 
 
 def partitions_of(path: Path) -> list[Path]:

@@ -408,7 +408,6 @@ ADDED_COLUMNS: Final = (TABLE.c.broker,)
 
 Each has a default, so that earlier releases can still write.
 """
-BODY_COLUMNS: Final = (TABLE.c.attribute, TABLE.c.payload)
 COLUMNS_WITHOUT_BODY: Final = tuple(
     column for column in TABLE.c if column.name not in ("attribute", "payload")
 )

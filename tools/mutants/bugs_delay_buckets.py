@@ -33,9 +33,9 @@ ORDER: Final = (
     Mutant(
         "delay-checkpoint-renamed-unforced",
         "the checkpoint takes its name when it is on the disk",
-        "tfmq/delay/buckets/recovery.py",
-        "            file.force()\n            file.close()\n            self.disk.rename(new, self.path)\n",
-        "            file.close()\n            self.disk.rename(new, self.path)\n",
+        "journal/disk.py",
+        "    file.force()\n    file.close()\n",
+        "    file.close()\n",
         [ENUMERATION],
     ),
     Mutant(

@@ -72,7 +72,7 @@ FORCES: Final = (
     Mutant(
         "marks-are-written-without-a-force",
         "a stop, an epoch, `clean` and the log's beginning are on the disk before they take effect",
-        "journal/log/checkpoint.py",
+        "journal/dual_slot_file.py",
         ("        self._slots.write(payload, fsync=True)\n        self._slots.write(payload, fsync=True)\n"),
         (
             "        self._slots.write(payload, fsync=False)\n"
@@ -83,7 +83,7 @@ FORCES: Final = (
     Mutant(
         "marks-are-settled-in-one-slot",
         "either slot of log.mark may rot without a stop being forgotten",
-        "journal/log/checkpoint.py",
+        "journal/dual_slot_file.py",
         ("        self._slots.write(payload, fsync=True)\n        self._slots.write(payload, fsync=True)\n"),
         "        self._slots.write(payload, fsync=True)\n",
         ["tests/journal/log/test_checkpoint.py"],
@@ -322,9 +322,9 @@ FORCES: Final = (
     Mutant(
         "snapshot-not-forced",
         "a snapshot comes under its name whole",
-        "journal/log/checkpoint.py",
-        "        write_all(file, [data], 0)\n        file.force()\n        file.close()\n",
-        "        write_all(file, [data], 0)\n        file.close()\n",
+        "journal/disk.py",
+        "    file.force()\n    file.close()\n",
+        "    file.close()\n",
         [STATE],
     ),
     Mutant(

@@ -338,10 +338,7 @@ CHECKS: Final = (
         "torn-bytes-not-kept",
         "what recovery cuts off is copied aside first",
         "journal/log/recovery.py",
-        (
-            "        if decision is not TailAction.CUT_ZEROS:\n"
-            "            self._copy_tail(segment, segment_set.end)\n"
-        ),
+        "            copy_torn_tail(self._disk, self._folder, end, data, self.report, str(end))\n",
         "",
         [RECOVERY, OPENING],
     ),

@@ -182,7 +182,7 @@ _CHECKPOINTS: Final = (
     Mutant(
         "checkpoint-in-one-slot",
         "one slot of the checkpoint is enough",
-        "journal/wal/checkpoint.py",
+        "journal/dual_slot_file.py",
         ("        self._slots.write(payload, fsync=True)\n        self._slots.write(payload, fsync=True)\n"),
         "        self._slots.write(payload, fsync=True)\n",
         [CHECKPOINT],
@@ -190,9 +190,9 @@ _CHECKPOINTS: Final = (
     Mutant(
         "journal-snapshot-not-forced",
         "a snapshot that counts is on the disk",
-        "journal/wal/checkpoint.py",
-        "        file.force()\n        file.close()\n        self._disk.rename",
-        "        file.close()\n        self._disk.rename",
+        "journal/disk.py",
+        "    file.force()\n    file.close()\n",
+        "    file.close()\n",
         [SNAPSHOT, CRASHES],
     ),
     Mutant(

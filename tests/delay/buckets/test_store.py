@@ -159,7 +159,7 @@ def test_a_split_one_is_read_until_it_is_released_and_is_gone_after_the_next_che
     bench.buckets.commit(NOW)
     assert len(bench.files()) == 2
     with pytest.raises(KeyError):
-        bench.buckets.bucket_by_id(parent.bucket_id)
+        bench.buckets.read(parent.bucket_id, columns.positions, columns.numbers)
 
 
 def test_a_start_removes_what_a_split_left(bench: Bench) -> None:

@@ -218,16 +218,6 @@ def test_a_new_segment_drops_an_index_that_was_left_there(disk: SimulatedDisk) -
     assert not disk.exists(f"{FOLDER}/{index_name(BASE)}")
 
 
-def test_the_block_of_every_position_is_found(disk: SimulatedDisk) -> None:
-    segment, _, starts = filled(disk, [records(n + 1, sequence=50 * n, size=900) for n in range(40)])
-    found = list(segment.blocks())
-    rng = seeded("place")
-    for position in [*starts, *(rng.randrange(segment.size) for _ in range(scaled(100)))]:
-        block = next(b for b in found if b.offset - BASE <= position < b.next - BASE)
-        assert segment.block_start_at(position) == (block.offset - BASE, block.control.first_ordinal)
-    assert segment.block_start_at(segment.size) == (segment.size, segment.index.end_ordinal)
-
-
 def test_behind_damaged_records_the_walk_goes_on_at_the_next_block(disk: SimulatedDisk) -> None:
     segment, data, starts = filled(disk, [records(3), records(3, sequence=3), records(3, sequence=6)])
     disk.write_file(segment.path, flipped(data, 8 * (starts[1] + 25)))

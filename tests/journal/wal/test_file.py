@@ -238,12 +238,12 @@ def numbers(files: JournalFiles) -> list[int]:
 def test_the_file_of_a_place_is_found() -> None:
     _, files = files_of(3)
     for place, number in ((1000, 1), (1099, 1), (1100, 2), (1250, 3), (1299, 3)):
-        found = files.file_at(place)
+        found = find_file(files.files, place)
         assert found is not None and found.number == number
-    assert files.file_at(999) is None and files.file_at(1300) is None
+    assert find_file(files.files, 999) is None and find_file(files.files, 1300) is None
     assert find_file((), 5) is None
     files.remove_idle(lambda number: number != 2)
-    assert files.file_at(1150) is None and files.file_at(1250) is not None
+    assert find_file(files.files, 1150) is None and find_file(files.files, 1250) is not None
 
 
 def test_a_new_file_is_written_and_known_to_be_forced() -> None:

@@ -11,9 +11,9 @@ from journal.errors import Corrupt, Full
 from journal.filenames import journal_name, parse_torn_name, snapshot_name
 from journal.fsck.wal_repair import repair_journal
 from journal.testing import Moment, SimulatedDisk, crash_states
+from journal.torn_tail import TORN_FILES_MAX, TORN_SIZE_MAX
 from journal.wal.entry import HEADER_SIZE
 from journal.wal.file import FILE_HEADER_SIZE
-from journal.wal.recovery import TORN_FILES_MAX, TORN_SIZE_MAX
 from journal.wal.store import JournalOptions
 from tests.journal.fsck.test_wal_repair import restored
 from tests.journal.journals import CHECKPOINT, FOLDER, ONE, PAYLOAD_SIZE, Journal, make_disk, opened

@@ -14,11 +14,11 @@ from struct import Struct
 from typing import Final
 
 from journal import filenames
-from journal.disk import Disk, File, write_all
+from journal.disk import Disk, File, create_anew, write_all
 from journal.errors import Corrupt
 from journal.filenames import REPAIRED_SUFFIX
 from journal.fsck.findings import DAMAGE, NOTE, Progress, Verifier, VerifyReport
-from journal.fsck.replacement import RepairedFile, create_anew, keep_original
+from journal.fsck.replacement import RepairedFile, keep_original
 from journal.log.checkpoint import LogCheckpointFile
 from journal.record.format import BadRecord, checksum_matches, records_of
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal import filenames
-from journal.disk import Disk, check_no_folders, write_all
+from journal.disk import Disk, check_no_folders, read_file, write_new_file
 from journal.errors import Corrupt, Full, NewerFormat, TooLarge
 from journal.filenames import CHECKPOINT_NAME, DAMAGED_SUFFIX, NEW_SUFFIX, REPAIRED_SUFFIX
 from tfmq.delay.buckets.bucket import Bucket
@@ -330,18 +330,8 @@ class BucketCheckpointFile:
         copy = encode_checkpoint(checkpoint)
         copy += bytes(-len(copy) % PAGE_BYTES)
         new = self.path + filenames.NEW_SUFFIX
-        if self.disk.exists(new):
-            self.disk.unlink(new)
         try:
-            file = self.disk.create(new)
-            try:
-                write_all(file, [copy, copy], 0)
-            except Full:
-                file.close()
-                raise
-            # Leave the file open after a failed fsync: closing it could swallow the error.
-            file.force()
-            file.close()
+            write_new_file(self.disk, new, [copy + copy])
             self.disk.rename(new, self.path)
         except Full:
             if self.disk.exists(new):
@@ -360,10 +350,6 @@ class BucketCheckpointFile:
         self.disk.force_folder(self.folder)
 
     def _copies(self) -> Sequence[tuple[int, bytes]]:
-        file = self.disk.open_read(self.path)
-        try:
-            data = file.pread(file.size(), 0)
-        finally:
-            file.close()
+        data = read_file(self.disk, self.path)
         half = len(data) // 2
         return [(0, data[:half]), (half, data[half:])]

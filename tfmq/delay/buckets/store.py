@@ -135,10 +135,6 @@ class BucketStore:
         """Return the first live bucket that ends after `due`: the next one to load."""
         return next(iter(self._index.ending_after(due)), None)
 
-    def bucket_by_id(self, slot: int) -> Bucket:
-        """Return the bucket of a locator, also a split one until it is released. Raises KeyError."""
-        return self._bucket_ids[slot]
-
     def oversized(self) -> Sequence[Bucket]:
         """Return buckets with more than SPLIT_ENTRIES messages, which should be split."""
         return self._oversized
