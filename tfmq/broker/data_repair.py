@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -598,18 +599,13 @@ def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> 
 def _add_stores(disk: Disk, data: str, register: CatalogState) -> tuple[int, int]:
     """Return the ids of the transaction journal and of the delay store; 0 for a missing one."""
     journal_id = store_id = 0
-    transactions, delay = (
-        filenames.join(data, filenames.TRANSACTIONS_FOLDER),
-        filenames.join(data, DELAY_FOLDER),
-    )
+    transactions, delay = _store_folders(data)
     if disk.is_folder(transactions):
-        journal = JournalScan(disk, transactions)
-        journal_id = journal.identity[0] if journal.identity is not None else 0
-        journal.close()
+        with closing(JournalScan(disk, transactions)) as journal:
+            journal_id = journal.identity[0] if journal.identity is not None else 0
     if disk.is_folder(delay):
-        buckets = BucketScan(disk, delay)
-        store_id = buckets.identity.store_id if buckets.identity is not None else 0
-        buckets.close()
+        with closing(BucketScan(disk, delay)) as buckets:
+            store_id = buckets.identity.store_id if buckets.identity is not None else 0
     register.journal_id = register.journal_id or journal_id
     register.delay_store = register.delay_store or store_id
     return journal_id, store_id
@@ -654,10 +650,11 @@ def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
     partitions = [name for name in disk.list(data) if filenames.parse_partition_folder(name) is not None]
     folders = [(filenames.join(data, name), filenames.SEGMENT_SUFFIX) for name in partitions]
     arrivals = filenames.join(filenames.join(data, DELAY_FOLDER), ARRIVALS_NAME)
-    return [each for each in [*folders, (arrivals, ARRIVALS_SUFFIX)] if _has_log(disk, *each)]
+    return [each for each in [*folders, (arrivals, ARRIVALS_SUFFIX)] if has_log(disk, *each)]
 
 
-def _has_log(disk: Disk, folder: str, suffix: str) -> bool:
+def has_log(disk: Disk, folder: str, suffix: str) -> bool:
+    """Return whether a folder has a log, or has had one whose segments are lost."""
     if not disk.is_folder(folder):
         return False
     names = disk.list(folder)
@@ -667,9 +664,8 @@ def _has_log(disk: Disk, folder: str, suffix: str) -> bool:
 
 
 def _has_segments(disk: Disk, folder: str, suffix: str) -> bool:
-    if not disk.is_folder(folder):
-        return False
-    return any(filenames.parse_segment_name(name, suffix) is not None for name in disk.list(folder))
+    names = disk.list(folder) if disk.is_folder(folder) else []
+    return any(filenames.parse_segment_name(name, suffix) is not None for name in names)
 
 
 def applied_lsn(disk: Disk, data: str) -> int:
@@ -725,8 +721,7 @@ class PendingTransactions:
         """
         if not is_journal(self._disk, self._folder):
             return None
-        scan = JournalScan(self._disk, self._folder)
-        try:
+        with closing(JournalScan(self._disk, self._folder)) as scan:
             if not self._is_read:
                 # The whole journal is read, so once for all logs.
                 self._table, self._is_read = _read_table(scan), True
@@ -746,8 +741,6 @@ class PendingTransactions:
                     first_id = make_id(batch.producer_id, batch.sequence)
                     found.update(((decision.lsn, ordinal + n), first_id + n) for n in range(batch.count))
             return PendingRecords(source, found)
-        finally:
-            scan.close()
 
 
 def _read_table(scan: JournalScan) -> TransactionTable | None:
@@ -801,6 +794,11 @@ def _arrivals_in_buckets(disk: Disk, data: str) -> dict[int, int]:
     return {} if found is None else {found.spilled_offset: found.spilled_number}
 
 
+def _store_folders(data: str) -> tuple[str, str]:
+    """Return the folders of the transaction journal and of the delayed messages."""
+    return filenames.join(data, filenames.TRANSACTIONS_FOLDER), filenames.join(data, DELAY_FOLDER)
+
+
 def _log_ids(disk: Disk, data: str) -> dict[str, int]:
     """The id of each log by the name of its folder: partitions' as the catalog has them, and that of the arrivals."""
     found = {ARRIVALS_NAME: ARRIVALS_LOG_ID}
@@ -838,10 +836,7 @@ def verify_data(
         reports[-1].findings += verify_catalog(view, data)
         for path, reason, _ in missing_folders(disk, data, CatalogSurvey(view, data).state):
             reports[-1].findings.append(Finding(path, 0, 0, reason, "folder", DAMAGE))
-    transactions, delay = (
-        filenames.join(data, filenames.TRANSACTIONS_FOLDER),
-        filenames.join(data, DELAY_FOLDER),
-    )
+    transactions, delay = _store_folders(data)
     if is_journal(view, transactions):
         reports.append(verify_journal(view, transactions, records=records, progress=progress))
     if is_bucket_folder(view, delay):
@@ -910,10 +905,7 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairRe
             done.failed += filter(None, [lost_partition(view, folder)])
         except Corrupt as error:
             done.failed.append(error)
-    transactions, delay = (
-        filenames.join(data, filenames.TRANSACTIONS_FOLDER),
-        filenames.join(data, DELAY_FOLDER),
-    )
+    transactions, delay = _store_folders(data)
     if is_journal(view, transactions):
         try:
             known = applied_lsn(view, data)

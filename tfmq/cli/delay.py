@@ -29,7 +29,16 @@ from tfmq.cli.delay_view import (
     with_topic_hint,
 )
 from tfmq.cli.delay_view import complete_handles as offered
-from tfmq.cli.output import Output, escape_unprintable, iso_text, output_options, time_text, with_noun
+from tfmq.cli.output import (
+    ROWS_SHOWN,
+    Output,
+    escape_unprintable,
+    iso_text,
+    output_options,
+    rows_option,
+    time_text,
+    with_noun,
+)
 from tfmq.cli.values import Delay, Duration, Moment
 from tfmq.client.send.delivery_time import due_number as checked_due
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError
@@ -42,8 +51,6 @@ if TYPE_CHECKING:
 
 ChangeDelayed = Callable[["aio.Admin", str], Awaitable[dict[str, Any]]]
 
-ROWS_SHOWN = 100
-"""Default limit of a table; JSON has all rows."""
 CONCURRENT_CHANGES = 200
 """Handles that are changed concurrently, so that their changes share fsyncs on the broker."""
 SENTENCES_MAX = 20
@@ -92,12 +99,7 @@ def message_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("-k", "--key", help="Only messages with this key.")
 @click.option("--after", metavar="HANDLE", help="List from the message after this one.")
-@click.option(
-    "-n",
-    "count",
-    type=click.IntRange(min=1),
-    help=f"At most this many [{ROWS_SHOWN} in a table, all in JSON].",
-)
+@rows_option
 @output_options
 def list_command(
     topic: str | None,

@@ -18,6 +18,7 @@ import click
 
 from tfmq.cli import main
 from tfmq.cli.output import (
+    ROWS_SHOWN,
     Output,
     escape_unprintable,
     json_text,
@@ -262,8 +263,6 @@ def export_row(letter: Letter) -> dict[str, Any]:
     return {**row, **message}
 
 
-ROWS_SHOWN = 100
-"""Default limit of a table; JSON has all rows."""
 NOT_DONE = 1
 STANDARD_OUTPUT = Path("-")
 

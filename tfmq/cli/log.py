@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -37,10 +37,13 @@ from journal.record.format import (
 )
 from journal.wal.entry import OPERATION_NAMES, AppendMsg, JournalEntry, LostEntries, Operation
 from tfmq import ids
+from tfmq.broker.catalog import SUFFIX as CATALOG_SUFFIX
 from tfmq.broker.data_repair import (
+    META_NAMES,
     CatalogSurvey,
     DataRepairResult,
     PendingTransactions,
+    has_log,
     is_data_folder,
     lost_is_damage,
     lost_partition,
@@ -60,7 +63,7 @@ from tfmq.cli.output import (
     time_text,
     with_noun,
 )
-from tfmq.data_dir import path_error_advice
+from tfmq.data_dir import META_NAME, path_error_advice
 from tfmq.delay.arrivals.header import HEADER_ID, KIND_NAMES, BadArrivalHeader, decode_header
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.buckets.bucket import NO_BYTE_LIMIT, Bucket
@@ -219,11 +222,16 @@ def format_record(row: dict[str, Any]) -> str:
             f"{row['offset']:>12}  {'':>9}  control: {row['records']} records, {row['size']} bytes,"
             f" appended {time_text(row['append_time'])}, epoch {row['epoch']}, forced up to {row['forced']}"
         )
+    return f"{row['offset']:>12}  {row['ordinal']:>9}  {message_text(row)}"
+
+
+def message_text(row: dict[str, Any]) -> str:
+    """Format id, key and the beginning of the payload of a message."""
     payload = row["payload"] if "payload" in row else f"base64 {row['payload_base64']}"
     payload = "(tombstone)" if payload is None else payload
     key = f" [{row['key']}]" if row.get("key") else ""
     cut = payload if len(payload) <= PREVIEW else payload[:PREVIEW] + "…"
-    return f"{row['offset']:>12}  {row['ordinal']:>9}  {row['id']}{key}  {cut}"
+    return f"{row['id']}{key}  {cut}"
 
 
 @log.command(
@@ -353,7 +361,7 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> i
 def kept_originals(path: Path) -> set[Path]:
     """The folders at `path` in which repairs keep what they replace."""
     folders = [path] if is_log_folder(path) else partitions_of(path)
-    others = (path, path / CATALOG_FOLDER, journal_of(path), delay_of(path))
+    others = (path, path / META_NAME, journal_of(path), delay_of(path))
     return {*folders, *(other for other in others if other is not None and other.is_dir())}
 
 
@@ -389,7 +397,7 @@ def repair_path(disk: Disk, path: str, *, dry_run: bool) -> DataRepairResult:
 
 
 def is_meta(disk: Disk, folder: Path) -> bool:
-    return folder.name == CATALOG_FOLDER and is_data_folder(disk, str(folder.parent))
+    return folder.name == META_NAME and is_data_folder(disk, str(folder.parent))
 
 
 def report_repair(output: Output, done: DataRepairResult, dry_run: bool) -> None:
@@ -476,8 +484,7 @@ def delayed_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> 
 
     Unreadable ranges are rows too. With `control`, the checkpoint, each file and each chunk are rows too.
     """
-    survey = BucketScan(disk, str(folder))
-    try:
+    with closing(BucketScan(disk, str(folder))) as survey:
         if file is None and survey.fault is not None:
             yield _damaged_row(survey.fault, 0)
         elif file is None and control and survey.checkpoint is not None:
@@ -485,8 +492,6 @@ def delayed_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> 
         for _, bucket in survey.buckets():
             if file is None or bucket.path == str(file):
                 yield from _bucket_rows(survey, bucket, control)
-    finally:
-        survey.close()
 
 
 def _checkpoint_row(survey: BucketScan) -> dict[str, Any]:
@@ -586,11 +591,7 @@ def format_delayed(row: dict[str, Any]) -> str:
             f"{at}  chunk at {row['position']}: {with_noun(row['count'], 'message')}, {row['size']} bytes,"
             f" arrivals up to {row['arrivals']}"
         )
-    payload = row["payload"] if "payload" in row else f"base64 {row['payload_base64']}"
-    payload = "(tombstone)" if payload is None else payload
-    key = f" [{row['key']}]" if row.get("key") else ""
-    cut = payload if len(payload) <= PREVIEW else payload[:PREVIEW] + "…"
-    return f"{at}  {row['number']:>9}  {row['topic']}-{row['partition']}  {row['id']}{key}  {cut}"
+    return f"{at}  {row['number']:>9}  {row['topic']}-{row['partition']}  {message_text(row)}"
 
 
 # Transaction journal
@@ -602,8 +603,7 @@ def journal_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> 
     Unreadable ranges are rows too. With `control`, each file, and before them the checkpoint and its
     snapshots, are rows too.
     """
-    survey = JournalScan(disk, str(folder))
-    try:
+    with closing(JournalScan(disk, str(folder))) as survey:
         if control and file is None:
             yield from _checkpoint_rows(survey)
         for each in survey.files:
@@ -621,8 +621,6 @@ def journal_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> 
                 }
             for part in survey.scan_file(each):
                 yield entry_row(part)
-    finally:
-        survey.close()
 
 
 def _checkpoint_rows(survey: JournalScan) -> Iterator[dict[str, Any]]:
@@ -727,9 +725,6 @@ def _format_operation(row: dict[str, Any]) -> str:
 # Paths
 
 LOCK = "lock"
-CATALOG_FOLDER, CATALOG_SUFFIX = "meta", ".catalog"
-BROKER_FILES = frozenset({"version", "reserve", "new-journal", "new-delay"})
-"""Files beside the catalog: its format version, bytes reserved for a full disk, and requests of the operator."""
 
 
 def is_segment(path: Path) -> bool:
@@ -739,13 +734,13 @@ def is_segment(path: Path) -> bool:
 def suffix_of(path: Path) -> str:
     """Return the suffix of the segments at `path`: the catalog and the arrival log have their own."""
     folder = path if path.is_dir() else path.parent
-    own = {CATALOG_FOLDER: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}
+    own = {META_NAME: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}
     return own.get(folder.name, filenames.SEGMENT_SUFFIX)
 
 
 def is_broker_file(path: Path) -> bool:
     """Return whether a file of this name is created by the broker, not by the journal."""
-    return path.parent.name == CATALOG_FOLDER and path.name in BROKER_FILES
+    return path.parent.name == META_NAME and path.name in META_NAMES
 
 
 def segments_of(path: Path) -> list[Path]:
@@ -795,13 +790,7 @@ def partitions_of(path: Path) -> list[Path]:
 def is_log_folder(path: Path) -> bool:
     """Whether `path` is the folder of a partition, of the catalog or of the arrivals, also one that has lost its
     segments."""
-    if not path.is_dir():
-        return False
-    names = os.listdir(path)
-    return filenames.LOG_CHECKPOINT_NAME in names or any(
-        filenames.parse_segment_name(name, suffix_of(path)) is not None or filenames.is_trace(name)
-        for name in names
-    )
+    return has_log(RealDisk(), str(path), suffix_of(path))
 
 
 def check_path(path: Path) -> Path:

@@ -122,6 +122,17 @@ def output_options(command: Function) -> Function:
     return option(offline_options(command))
 
 
+ROWS_SHOWN = 100
+"""Default limit of a table; JSON has all rows."""
+
+rows_option = click.option(
+    "-n",
+    "count",
+    type=click.IntRange(min=1),
+    help=f"At most this many [{ROWS_SHOWN} in a table, all in JSON].",
+)
+
+
 def offline_options(command: Function) -> Function:
     """Add the output options of commands that only read files; the command gets them as `output`."""
 

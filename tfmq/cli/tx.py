@@ -12,11 +12,13 @@ import click
 
 from tfmq.cli import main
 from tfmq.cli.output import (
+    ROWS_SHOWN,
     Output,
     age_text,
     did_you_mean,
     escape_unprintable,
     output_options,
+    rows_option,
     size_text,
     time_text,
     with_noun,
@@ -145,6 +147,7 @@ def find_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDe
 
 
 xids = main.complete_names(lambda admin: (each.xid for each in iterate_transactions(admin, None, None, 0)))
+xids_argument = click.argument("xids_given", metavar="XID...", nargs=-1, required=True, shell_complete=xids)
 
 
 # Commit groups
@@ -265,8 +268,6 @@ ENDED_STATES = ("committed", "rolled_back", "read_only")
 """Ended states: an outcome that agrees with an operator's decision needs no `forget`."""
 EXIT_NOT_DONE, DAMAGE_FOUND = 1, 4
 """Exit codes."""
-ROWS_SHOWN = 100
-"""Default limit of a table; JSON has all rows."""
 
 
 @click.group()
@@ -298,12 +299,7 @@ tx.add_command(forget_group)
 @click.option(
     "--after", type=click.IntRange(min=0), default=0, help="List from the transaction after this epoch."
 )
-@click.option(
-    "-n",
-    "count",
-    type=click.IntRange(min=1),
-    help=f"At most this many [{ROWS_SHOWN} in a table, all in JSON].",
-)
+@rows_option
 @output_options
 def list_command(
     states: tuple[str, ...], group: str | None, after: int, count: int | None, output: Output
@@ -396,13 +392,7 @@ def decision_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(min=1),
             help="The epoch of the transaction, if its xid was used several times.",
         ),
-        click.argument(
-            "xids_given",
-            metavar="XID...",
-            nargs=-1,
-            required=True,
-            shell_complete=xids,
-        ),
+        xids_argument,
     ):
         command = option(command)
     return command
@@ -558,13 +548,7 @@ def confirm(what: str, found: Sequence[TransactionDescription], as_owner: bool) 
     short_help="Forget outcomes of transactions that were ended by hand.",
     epilog="\b\nExample:\n  tfmq tx forget order-42",
 )
-@click.argument(
-    "xids_given",
-    metavar="XID...",
-    nargs=-1,
-    required=True,
-    shell_complete=xids,
-)
+@xids_argument
 @click.option(
     "--epoch",
     type=click.IntRange(min=1),

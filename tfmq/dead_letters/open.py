@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.message import Codec
 from tfmq.client.operation import Executor, Operation, run_inline
 from tfmq.client.worker.dead_letter_store import DeadLetterStore
-from tfmq.dead_letters.model import FIRST_PAGE, PAGE_LETTERS, Letter, PagePosition, Selection
+from tfmq.dead_letters.model import Letter
 from tfmq.dead_letters.store import (
     DEFAULT_STORE,
     GroupDeadLetterStore,
     LetterStore,
-    Step,
     broker_id_text,
     default_path,
     existing_or_default_path,
@@ -124,6 +125,25 @@ def open_letter_store(
     return TopicShelf(link, address.value)
 
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _of_opened_store(
+    call: Callable[Concatenate[LetterStore, Parameters], Result],
+) -> Callable[Concatenate[DefaultLetterStore, Parameters], Result]:
+    """Return the method of `DefaultLetterStore` that makes `call` of the store for the current broker."""
+
+    @wraps(call)
+    def method(
+        self: DefaultLetterStore, /, *arguments: Parameters.args, **named: Parameters.kwargs
+    ) -> Result:
+        result: Result = getattr(self._open(), call.__name__)(*arguments, **named)
+        return result
+
+    return method
+
+
 class DefaultLetterStore:
     """Default store of a group: a file whose path contains the broker's id.
 
@@ -158,41 +178,15 @@ class DefaultLetterStore:
             self._opened_store = (broker, shelf)
         return self._opened_store[1]
 
-    def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
-        return self._open().apply(steps)
-
-    def find(
-        self,
-        selection: Selection,
-        after: PagePosition = FIRST_PAGE,
-        count: int = PAGE_LETTERS,
-        *,
-        whole: bool = False,
-    ) -> Operation[list[Letter]]:
-        return self._open().find(selection, after, count, whole=whole)
-
-    def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        return self._open().next_due_id(group, now_ms, broker)
-
-    def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        return self._open().next_due_ms(group, broker)
-
-    def find_foreign_waiting(
-        self, group: str, broker: str, after: PagePosition = FIRST_PAGE
-    ) -> Operation[list[Letter]]:
-        return self._open().find_foreign_waiting(group, broker, after)
-
-    def get(self, id: str) -> Operation[Letter | None]:
-        return self._open().get(id)
-
-    def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
-        return self._open().failing_offsets(group, incarnation, partition)
-
-    def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
-        return self._open().count_by_state()
-
-    def delete_expired(self, now_ms: int) -> Operation[int]:
-        return self._open().delete_expired(now_ms)
+    apply = _of_opened_store(LetterStore.apply)
+    find = _of_opened_store(LetterStore.find)
+    next_due_id = _of_opened_store(LetterStore.next_due_id)
+    next_due_ms = _of_opened_store(LetterStore.next_due_ms)
+    find_foreign_waiting = _of_opened_store(LetterStore.find_foreign_waiting)
+    get = _of_opened_store(LetterStore.get)
+    failing_offsets = _of_opened_store(LetterStore.failing_offsets)
+    count_by_state = _of_opened_store(LetterStore.count_by_state)
+    delete_expired = _of_opened_store(LetterStore.delete_expired)
 
     def close(self) -> None:
         if self._opened_store is not None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -693,6 +693,24 @@ def _add_conditions(query: Select[Any], selection: Selection) -> Select[Any]:
     return query if selection.until_ms is None else query.where(COLUMNS.kept_ms < selection.until_ms)
 
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _in_executor(
+    call: Callable[Concatenate[BlockingSqlStore, Parameters], Result],
+) -> Callable[Concatenate[SqlLetterStore, Parameters], Operation[Result]]:
+    """Return the method of `SqlLetterStore` that runs `call` of its store in its executor."""
+
+    @wraps(call)
+    def method(
+        self: SqlLetterStore, /, *arguments: Parameters.args, **named: Parameters.kwargs
+    ) -> Operation[Result]:
+        return run_work(self._run, partial(getattr(self.store, call.__name__), *arguments, **named))
+
+    return method
+
+
 class SqlLetterStore:
     """`BlockingSqlStore` as operations, in a database.
 
@@ -704,41 +722,15 @@ class SqlLetterStore:
         self.name = store.name
         self._run = run
 
-    def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
-        return run_work(self._run, partial(self.store.apply, steps))
-
-    def find(
-        self,
-        selection: Selection,
-        after: PagePosition = FIRST_PAGE,
-        count: int = PAGE_LETTERS,
-        *,
-        whole: bool = False,
-    ) -> Operation[list[Letter]]:
-        return run_work(self._run, partial(self.store.find, selection, after, count, whole=whole))
-
-    def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        return run_work(self._run, partial(self.store.next_due_id, group, now_ms, broker))
-
-    def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        return run_work(self._run, partial(self.store.next_due_ms, group, broker))
-
-    def find_foreign_waiting(
-        self, group: str, broker: str, after: PagePosition = FIRST_PAGE
-    ) -> Operation[list[Letter]]:
-        return run_work(self._run, partial(self.store.find_foreign_waiting, group, broker, after))
-
-    def get(self, id: str) -> Operation[Letter | None]:
-        return run_work(self._run, partial(self.store.get, id))
-
-    def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
-        return run_work(self._run, partial(self.store.failing_offsets, group, incarnation, partition))
-
-    def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
-        return run_work(self._run, self.store.count_by_state)
-
-    def delete_expired(self, now_ms: int) -> Operation[int]:
-        return run_work(self._run, partial(self.store.delete_expired, now_ms))
+    apply = _in_executor(BlockingSqlStore.apply)
+    find = _in_executor(BlockingSqlStore.find)
+    next_due_id = _in_executor(BlockingSqlStore.next_due_id)
+    next_due_ms = _in_executor(BlockingSqlStore.next_due_ms)
+    find_foreign_waiting = _in_executor(BlockingSqlStore.find_foreign_waiting)
+    get = _in_executor(BlockingSqlStore.get)
+    failing_offsets = _in_executor(BlockingSqlStore.failing_offsets)
+    count_by_state = _in_executor(BlockingSqlStore.count_by_state)
+    delete_expired = _in_executor(BlockingSqlStore.delete_expired)
 
     def close(self) -> None:
         self.store.close()

@@ -10,13 +10,13 @@ import pytest
 from tfmq.errors import BadRequest, Busy
 from tfmq.spark.pipelines import archive_layout
 from tfmq.spark.pipelines.archive_layout import (
+    HOUR_MS,
     ArchivePiece,
     create_folder,
     create_output_folder,
     delete_temporary_files,
     file_path,
     hold_lock,
-    hour_of,
     temporary_path,
     write_atomically,
 )
@@ -105,15 +105,10 @@ NINE = 1_763_715_600_000  # 2025-11-21T09:00:00Z
 
 
 def test_a_file_is_named_by_topic_hour_and_range() -> None:
-    assert file_path("orders", hour_of(NINE), PIECE) == (
+    assert file_path("orders", NINE // HOUR_MS, PIECE) == (
         "topic=orders/date=2025-11-21/hour=09/"
         "00003-0000000005-00000000000000004096-00000000000000008192.parquet"
     )
-
-
-def test_hours_are_those_of_utc() -> None:
-    assert hour_of(NINE - 1) == hour_of(NINE) - 1
-    assert hour_of(NINE + 3_599_999) == hour_of(NINE)
 
 
 def test_readers_of_parquet_pass_over_the_archives_own_files() -> None:

@@ -126,13 +126,8 @@ class ArchivePiece(NamedTuple):
     end: int
 
 
-def hour_of(append_ms: int) -> int:
-    """Return the hours since 1970, UTC."""
-    return append_ms // HOUR_MS
-
-
 def file_path(topic: str, hour: int, piece: ArchivePiece) -> str:
-    """Return the path, relative to the archive, of a piece's rows that were appended in `hour`."""
+    """Return the path, relative to the archive, of a piece's rows that were appended in `hour` since 1970, UTC."""
     moment = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
     return f"topic={topic}/date={moment:%Y-%m-%d}/hour={moment:%H}/{file_name(piece)}"
 

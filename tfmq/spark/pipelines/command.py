@@ -188,16 +188,19 @@ def run_and_exit(command: click.Command, name: str) -> None:
     sys.exit(run_command(command, name))
 
 
+timeout_option = click.option(
+    "--timeout",
+    type=Duration(),
+    default=REQUEST_TIMEOUT_SECONDS,
+    show_default=True,
+    help="How long to wait for a broker that is down.",
+)
+
+
 def address_options(command: Any) -> Any:
     """Add the options --servers, --path and --timeout."""
     for option in (
-        click.option(
-            "--timeout",
-            type=Duration(),
-            default=REQUEST_TIMEOUT_SECONDS,
-            show_default=True,
-            help="How long to wait for a broker that is down.",
-        ),
+        timeout_option,
         click.option(
             "--path",
             metavar="DATA",

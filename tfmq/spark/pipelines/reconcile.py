@@ -17,8 +17,6 @@ from tfmq.admin import Admin
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
 from tfmq.cli.output import did_you_mean, escape_unprintable, with_noun
-from tfmq.cli.values import Duration
-from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.dead_letters.admin import Desk, default_stores
 from tfmq.dead_letters.model import (
     DEAD,
@@ -34,7 +32,7 @@ from tfmq.dead_letters.model import (
 )
 from tfmq.errors import OffsetOutOfRange, TfmqError
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
-from tfmq.spark.pipelines.command import Job, pipeline_options, resolve_broker, run_and_exit
+from tfmq.spark.pipelines.command import Job, pipeline_options, resolve_broker, run_and_exit, timeout_option
 from tfmq.spark.pipelines.spark_jobs import SparkTaskRunner, TaskResult
 from tfmq.spark.ranges import OffsetRange, PartitionLog
 
@@ -363,13 +361,7 @@ FAULT_COLUMNS: Final = ("weight", "group", "topic", "partition", "text")
     "--dead-letters", "stores", metavar="STORE", multiple=True,
     help="A path, a SQLAlchemy URL or topic:NAME, as `dead_letters=` of a consumer [this user's own stores].",
 )  # fmt: skip
-@click.option(
-    "--timeout",
-    type=Duration(),
-    default=REQUEST_TIMEOUT_SECONDS,
-    show_default=True,
-    help="How long to wait for a broker that is down.",
-)
+@timeout_option
 @pipeline_options("reconcile")
 def reconcile(
     brokers: tuple[str, ...], groups: tuple[str, ...], stores: tuple[str, ...], timeout: float, job: Job

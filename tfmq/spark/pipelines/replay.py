@@ -26,13 +26,12 @@ import pyarrow as pa
 from tfmq.admin import Admin
 from tfmq.arrow import partition_of
 from tfmq.cli.output import with_noun
-from tfmq.cli.values import Duration, Moment
-from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
+from tfmq.cli.values import Moment
 from tfmq.errors import BadRequest, Damaged, TopicExists, UnknownTopic
 from tfmq.limits import is_valid_name
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.pipelines import parquet_files
-from tfmq.spark.pipelines.command import Job, pipeline_options, resolve_broker, run_and_exit
+from tfmq.spark.pipelines.command import Job, pipeline_options, resolve_broker, run_and_exit, timeout_option
 from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder, Manifest
 from tfmq.spark.pipelines.parquet_files import read_batches
 from tfmq.spark.pipelines.spark_jobs import Progress, SparkTaskRunner, TaskResult
@@ -409,13 +408,7 @@ class FixedMoment(Moment):
 @click.option(
     "--servers", metavar="HOST:PORT", help="The broker's address [$TFMQ_SERVERS, else 127.0.0.1:8367]."
 )
-@click.option(
-    "--timeout",
-    type=Duration(),
-    default=REQUEST_TIMEOUT_SECONDS,
-    show_default=True,
-    help="How long to wait for a broker that is down.",
-)
+@timeout_option
 @pipeline_options("replay")
 def replay(
     topic: str,
