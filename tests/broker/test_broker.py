@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from journal.log.segments import LogOptions
@@ -50,6 +52,27 @@ def test_what_comes_while_a_force_runs_shares_the_next() -> None:
     broker.step()
     assert all(answer.code == "ok" for answer in rest)
     assert broker.engine.broker.forcer.forces == before + 2
+
+
+def test_a_turn_calls_only_components_with_work() -> None:
+    broker = Broker()
+    broker.create()
+    producer = broker.lease()
+    writes = broker.engine.broker._writes
+    called: list[str] = []
+
+    def recording(name: str, write: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            called.append(name)
+            write()
+
+        return run
+
+    writes.update({name: recording(name, write) for name, write in writes.items()})
+    assert broker.produce(producer, 0).code == "ok"
+    assert called == ["partitions"]
+    broker.engine.end_turn()
+    assert called == ["partitions"]
 
 
 def test_a_stop_waits_for_every_worker() -> None:

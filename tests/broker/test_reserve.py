@@ -69,7 +69,7 @@ def test_whoever_else_writes_in_that_turn_is_told_that_the_disk_is_full() -> Non
     catalog.submit((DELETE, incarnation), found.append)
     broker.engine.end_turn()
     assert [getattr(error, "code", None) for error in found] == ["disk_full", None]
-    assert not catalog.due
+    assert not catalog._queue
 
 
 def test_a_reserve_that_is_used_up_leaves_deletions_refused_and_nothing_done() -> None:

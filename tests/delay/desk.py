@@ -192,6 +192,7 @@ class Desk:
             clock=self.clock,
             run=self.run,
             settings=DelaySettings(options["tick_ms"], options["outcome_seconds"]),
+            mark_ready=lambda: None,
             floor_ms=max((t.applied[0] for t in self.targets.targets.values() if t.applied), default=0),
         )
         recovered: list[BaseException | None] = []

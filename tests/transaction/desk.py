@@ -133,6 +133,7 @@ class Desk:
                 self.disk.make_folder(folder)
                 self.disk.force_folder(folder.rsplit("/", 1)[0] or "/")
         self.forcer = Forcer(self.disk, self.run, anchor_path=data, clock=self.clock)
+        self.ready = False
         settings: Any = {**SETTINGS, **self.settings}
         self.store = TransactionStore.open(
             self.disk,
@@ -147,6 +148,7 @@ class Desk:
             run=self.run,
             limits=limits_table.effective_limits(self.limits),
             settings=settings,
+            mark_ready=self._mark_ready,
         )
         self.handler = TransactionCoordinator(
             self.store,
@@ -156,6 +158,7 @@ class Desk:
             run=self.run,
             limits=limits_table.effective_limits(self.limits),
             settings=settings,
+            mark_ready=self._mark_ready,
         )
         self.recovered = False
         self.handler.recover(self._is_recovered)
@@ -185,15 +188,19 @@ class Desk:
         while self.jobs:
             self.step()
 
+    def _mark_ready(self) -> None:
+        self.ready = True
+
     def turn(self) -> None:
         """The end of a poll."""
         busy = True
         while busy:
+            self.ready = False
             busy = self.handler.write()
             busy = self.targets.write() or busy
             if not busy:
                 self.forcer.start()
-                busy = self.handler.due or self.targets.due
+                busy = self.ready or self.targets.due
 
     def advance(self, seconds: float) -> None:
         """Time goes on, in steps to whatever is due."""

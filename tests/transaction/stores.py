@@ -127,6 +127,7 @@ class Store:
             limits=self.limits,
             settings=self.settings,
             decision_time=lambda: self.clock.wall_ms() + self.ahead_ms,
+            mark_ready=lambda: None,
         )
         self.ledger: TransactionTable = self.store._table
         self.journal = self.store._journal

@@ -83,7 +83,7 @@ def test_many_small_decisions_are_brought_over_several_turns() -> None:
     desk.turn()
     done = sum(answer.code == "ok" for answer in answers)
     assert 0 < done < count
-    assert not desk.handler.due, "it waits for the next turn, and lets this one end"
+    assert not desk.ready, "it waits for the next turn, and lets this one end"
     desk.tick()
     assert done < sum(answer.code == "ok" for answer in answers) < count
     desk.tick()

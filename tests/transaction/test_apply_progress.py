@@ -265,6 +265,7 @@ def test_due_times_are_given_back_also_where_a_sweep_sees_the_force_before_they_
         run=lambda work, done: None,
         release_space=lambda size: None,
         on_applied=lambda ended: None,
+        mark_ready=lambda: None,
     )
     scene.settling = applier.flush_tracker
     delayed = StoredDelayedBatch(7, 0, array("Q", [1, 2, 3]))

@@ -91,6 +91,8 @@ class Broker:
         """No turns run yet: worker jobs, and what would complete in a later turn, run immediately."""
         self.unknown_folders: list[str] = []
         self.begin_force = None if begin_force is None else partial(self._start_fsync, begin_force)
+        self._ready: set[str] = set()
+        self._fsync_requested = False
         self._run = run
         self._stopped: Callable[[], None] | None = None
 
@@ -131,6 +133,7 @@ class Broker:
             run=self.read_executor.run,
             now_ms=self.clock.wall_ms,
             lease=partial(self.id_allocator.allocate, 1),
+            mark_ready=self.ready_marker("partitions"),
         )
         self._create_readers()
 
@@ -150,9 +153,10 @@ class Broker:
             timers=self.timers,
             randomness=self.randomness,
             limits=self.limits,
+            mark_ready=self.ready_marker("groups"),
         )
         self.offset_commands = OffsetCommands(self.group_coordinator, self.group_offset_store, self.timers)
-        self.transaction_offsets = TransactionOffsetQueue(self.catalog)
+        self.transaction_offsets = TransactionOffsetQueue(self.catalog, self.ready_marker("offsets"))
         self.apply_target = BrokerApplyTarget(
             disk=self.disk,
             data=self.data,
@@ -206,6 +210,7 @@ class Broker:
             run=self.run,
             limits=self.limits,
             settings=self.transaction_settings,
+            mark_ready=self.ready_marker("transactions"),
         )
         self.transaction_commands = TransactionCommands(
             handler=handler,
@@ -217,6 +222,15 @@ class Broker:
             quotas=self.backpressure,
             clock=self.clock,
         )
+        self._writes: dict[str, Callable[[], object]] = {
+            "transactions": handler.write,
+            "delay": self.delay_commands.queue.write,
+            "offsets": self.transaction_offsets.write,
+            "groups": self.group_coordinator.balance,
+            "catalog": self.catalog.write,
+            "partitions": self.produce_handler.write,
+        }
+        """What writes the queued work of each component, in the order of a turn."""
 
     @property
     def transaction_settings(self) -> Mapping[str, Any]:
@@ -363,35 +377,37 @@ class Broker:
         It starts at the end of the turn, so that one covers all logs written in the turn.
         """
         self.forcer.want(wanted, offset, waiter, start=False)
+        self._fsync_requested = True
+
+    def ready_marker(self, component: str) -> Callable[[], None]:
+        """Return the function by which a component says that it has something to write in this turn."""
+        return partial(self._ready.add, component)
 
     def end_turn(self) -> None:
         """Write what is queued and start an fsync.
 
-        Repeat until no component has work that can be done now.
+        Repeat until no component has work that can be done now. Only components that are ready are called.
         """
-        busy = True
-        while busy:
-            busy = self.transaction_commands.coordinator.write()
-            busy = self.delay_commands.queue.write() or busy
-            busy = self.transaction_offsets.write() or busy
-            busy = self.group_coordinator.balance() or busy
-            busy = self.catalog.write() or busy
-            busy = self.produce_handler.write() or busy
-            if not busy:
+        ready, delay = self._ready, self.delay_commands.queue
+        if delay.is_delivering:
+            ready.add("delay")
+        to_check = not self.is_open
+        while ready or to_check or self._fsync_requested:
+            if not self.is_open:
+                # During a start or stop, each component also checks whether it is complete: once more after any wrote.
+                to_check = bool(ready)
+                ready.update(self._writes)
+            for component, write in self._writes.items():
+                if component in ready:
+                    ready.remove(component)
+                    write()
+            if self._fsync_requested and not ready:
+                self._fsync_requested = False
                 self.forcer.start()
-                busy = self._has_due_work()
+            if delay.is_delivering and delay.due:
+                ready.add("delay")
         if self._stopped is not None:
             self._stop_if_idle()
-
-    def _has_due_work(self) -> bool:
-        return (
-            self.catalog.due
-            or self.produce_handler.due
-            or self.transaction_commands.coordinator.due
-            or self.delay_commands.queue.due
-            or self.transaction_offsets.due
-            or self.group_coordinator.due
-        )
 
     def require_open(self) -> None:
         if not self.is_open:

@@ -92,12 +92,12 @@ class Catalog:
         force: Callable[[Log, int, Waiter], None],
         run: Run,
         timers: Timers,
+        mark_ready: Callable[[], None],
     ) -> None:
         self.log = log
         self.state = register
         self.reserve = reserve
-        self._force = force
-        self._run = run
+        self._force, self._run, self._mark_ready = force, run, mark_ready
         self._queue: deque[CatalogChange] = deque()
         self._queued_bytes = 0
         self._sequence = 0
@@ -114,6 +114,7 @@ class Catalog:
         force: Callable[[Log, int, Waiter], None],
         run: Run,
         timers: Timers,
+        mark_ready: Callable[[], None],
     ) -> Catalog:
         """Open or create the catalog in the existing `folder`.
 
@@ -142,7 +143,7 @@ class Catalog:
             _resume_log(log)
         reserve = SpaceReserve(disk, folder, clock, run)
         reserve.open()
-        return cls(log, register, reserve, force, run, timers)
+        return cls(log, register, reserve, force, run, timers, mark_ready)
 
     def submit(
         self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], wait_durable: bool = True
@@ -164,6 +165,7 @@ class Catalog:
         else:
             self._queue.append(CatalogChange(entries, packed, size, done, wait_durable))
             self._queued_bytes += size
+            self._mark_ready()
 
     def append_now(self, entry: Sequence[Any]) -> None:
         """Append and fsync one entry immediately; used at the start.
@@ -181,11 +183,6 @@ class Catalog:
         self.log.force()
         self._schedule_checkpoint()
 
-    @property
-    def due(self) -> bool:
-        """Whether `write` has work."""
-        return bool(self._queue) and not self._preparing
-
     def when_durable(self, done: Waiter, offset: int | None = None) -> None:
         """Call `done(None)` once the catalog is durable, or `done(error)`.
 
@@ -197,24 +194,25 @@ class Catalog:
         else:
             self._notify_when_durable(self.log.end_offset if offset is None else offset, [done])
 
-    def write(self) -> bool:
-        """Append queued entries, up to the size of one append. Return whether there were any."""
-        if not self.due:
-            return False
+    def write(self) -> None:
+        """Append queued entries, up to the size of one append, unless an append is being prepared."""
+        if not self._queue or self._preparing:
+            return
         queue = self._next_append()
+        if self._queue:
+            self._mark_ready()
         batch = self._make_batch([record for change in queue for record in change.packed])
         try:
             work = self.log.before_append(len(batch.data))
         except Exception as error:
             self._reject(queue, reply.not_done_error(error))
-            return True
+            return
         if work is None:
             self._append(queue, batch)
         else:
             self._preparing = True
             done = partial(self._prepared, queue, batch)
             self._run(partial(self._prepare_append, work), done)
-        return True
 
     def _next_append(self) -> list[CatalogChange]:
         """Take from the queue the first changes that fit one append; at least one."""
@@ -240,6 +238,7 @@ class Catalog:
         self, queue: list[CatalogChange], batch: Batch, result: Any, error: BaseException | None
     ) -> None:
         self._preparing = False
+        self._mark_ready()
         if error is not None:
             self._reject(queue, reply.not_done_error(error))
         else:
@@ -272,6 +271,7 @@ class Catalog:
             queue = [change for change in queue if not change.frees_space]
             self._queue.extendleft(reversed(urgent))
             self._queued_bytes += sum(change.size_bytes for change in urgent)
+            self._mark_ready()
         _notify(queue, error)
 
     def _make_batch(self, packed: list[bytes]) -> Batch:

@@ -195,12 +195,13 @@ class ProduceHandler:
         run: Any,
         now_ms: Callable[[], int],
         lease: Callable[[Callable[[int, BaseException | None], None]], None],
+        mark_ready: Callable[[], None],
     ) -> None:
         self.quotas, self.run, self.now_ms = quotas, run, now_ms
         self._message_bytes_max = message_bytes_max
         self._record_bytes_max = message_bytes_max + attribute_bytes_max + HEADER_SIZE
         self._partition = partition
-        self._lease = lease
+        self._lease, self._mark_ready = lease, mark_ready
         self._due: list[Partition] = []
 
     def produce(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
@@ -272,23 +273,19 @@ class ProduceHandler:
         """End the exclusive use of a partition; what waited is written at the end of the turn."""
         if partition.end_exclusive():
             self._due.append(partition)
+            self._mark_ready()
 
     def enqueue(self, partition: Partition, work: PendingAppend) -> None:
         """Queue an append after earlier ones of the partition."""
         if partition.enqueue(work):
             self._due.append(partition)
+            self._mark_ready()
 
-    @property
-    def due(self) -> bool:
-        """Whether `write` has work."""
-        return bool(self._due)
-
-    def write(self) -> bool:
-        """Write queued appends of partitions that are not busy. Return whether there were any."""
+    def write(self) -> None:
+        """Write queued appends of partitions that are not busy."""
         due, self._due = self._due, []
         for partition in due:
             partition.write()
-        return bool(due)
 
 
 def reply_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -> None:

@@ -152,7 +152,13 @@ def open_catalog(broker: Broker) -> None:
                     broker.meta, 0, 0, f"the catalog is missing, and there is {name} that it belongs to"
                 )
     broker.catalog = Catalog.open(
-        broker.disk, broker.meta, broker.clock, broker.request_fsync, broker.run, broker.timers
+        broker.disk,
+        broker.meta,
+        broker.clock,
+        broker.request_fsync,
+        broker.run,
+        broker.timers,
+        broker.ready_marker("catalog"),
     )
     _bind_node(broker)
     broker.create_components()
@@ -603,6 +609,7 @@ def create_delay(broker: Broker, store: DelayStore) -> None:
         run=broker.run,
         settings=DelaySettings(settings.tick_ms, int(settings.outcome_seconds)),
         floor_ms=broker_time_floor_ms(broker, buckets.store_id),
+        mark_ready=broker.ready_marker("delay"),
     )
     broker.delay_commands = broker.apply_target.delayed = DelayCommands(
         partition=partition,
@@ -675,6 +682,7 @@ def open_transaction_store(broker: Broker) -> TransactionStore:
         limits=broker.limits,
         settings=broker.transaction_settings,
         decision_time=broker.delay_commands.queue.now_rounded_up_ms,
+        mark_ready=broker.ready_marker("transactions"),
     )
     for warning in store.warnings:
         log.warning("the journal of transactions: %s", warning)

@@ -96,6 +96,7 @@ class MessageChanges:
         arrival_tracker: ArrivalTracker,
         durable_number: Callable[[], int],
         cancelled_rows: CancelledRows,
+        mark_ready: Callable[[], None],
     ) -> None:
         self._arrival_log, self._state, self._state_resolver, self._target_queues = (
             arrival_log,
@@ -110,6 +111,7 @@ class MessageChanges:
             arrival_tracker,
         )
         self._durable_number, self._cancelled_rows = durable_number, cancelled_rows
+        self._mark_ready = mark_ready
         self._running: dict[Turn, list[Callable[[], None]]] = {}
         """Locked turns, and callbacks to call when their changes end."""
         self._uncertain: set[Turn] = set()
@@ -138,6 +140,7 @@ class MessageChanges:
             return
         self._lock([now])
         self._cancels.append(_PendingCancel(key, now, done))
+        self._mark_ready()
 
     def write(self) -> bool:
         """Append the cancels of this turn of the broker in one header.

@@ -106,8 +106,9 @@ class DelayQueue:
 
     Broker thread only: all calls are made in it and all callbacks run in it, at once or later.
 
-    Call order: construct, `recover(done)`, `start()`; in each turn of the broker, before partitions write, `write()`
-    while `due`; at the end `stop(done)`. `floor_ms`: the highest due time that any partition has applied.
+    Call order: construct, `recover(done)`, `start()`; in the turns of the broker, before partitions write, `write()`
+    when `mark_ready` was called, or `is_delivering`, while `due`; at the end `stop(done)`, and `write()` in each turn
+    until that is done. `floor_ms`: the highest due time that any partition has applied.
     """
 
     def __init__(
@@ -121,10 +122,11 @@ class DelayQueue:
         clock: Clock,
         run: WorkerRunner,
         settings: DelaySettings,
+        mark_ready: Callable[[], None],
         floor_ms: int = 0,
     ) -> None:
         self._arrival_log, self._state, self._buckets = arrival_log, state, buckets
-        self._timers, self._run = timers, run
+        self._timers, self._run, self._mark_ready = timers, run, mark_ready
         outcome_ms = settings.outcome_seconds * SECOND_MS
         self._broker_clock = time = BrokerClock(clock)
         time.start(max(floor_ms, buckets.broker_ms))
@@ -151,6 +153,8 @@ class DelayQueue:
         self._append_after_stop: dict[int, bool] = {}
         """By ticket: whether the arrival log was already stopped when the due times were assigned."""
         self._stopped: Callable[[], None] | None = None
+        self.is_delivering = False
+        """Whether due messages are on the way to their targets: call `write` in each turn."""
 
     def _new_target_queues(self, destination: ApplyTarget, targets: TargetIds) -> TargetQueues:
         state = self._state
@@ -199,6 +203,7 @@ class DelayQueue:
             broker_clock=self._broker_clock,
             timers=self._timers,
             tick_ms=tick_ms,
+            mark_ready=self._mark_ready,
         )
 
     def _new_changes(self) -> MessageChanges:
@@ -214,6 +219,7 @@ class DelayQueue:
             arrival_tracker=self,
             durable_number=lambda: scheduler.durable_number,
             cancelled_rows=self._cancelled_rows,
+            mark_ready=self._mark_ready,
         )
 
     # Clock
@@ -451,6 +457,7 @@ class DelayQueue:
         if self._dispatcher.started and self._scheduler.needs_run:
             self._scheduler.run_due()
             self._dispatcher.dispatch_due()
+        self.is_delivering = bool(self._target_queues.all())
         self._stop_if_idle()
         return busy
 

@@ -1,5 +1,6 @@
 """The dispatcher: moves due messages from the timing wheel to their target queues."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from tfmq.delay.arrivals.pending import NonDurableArrivals
@@ -37,6 +38,7 @@ class Dispatcher:
         broker_clock: BrokerClock,
         timers: Timers,
         tick_ms: int,
+        mark_ready: Callable[[], None],
     ) -> None:
         self._arrival_log, self._non_durable, self._window, self._target_queues = (
             arrival_log,
@@ -50,7 +52,7 @@ class Dispatcher:
             timers,
             tick_ms,
         )
-        self._metrics = metrics
+        self._metrics, self._mark_ready = metrics, mark_ready
         self.started = self.stopped = False
         self._timer: Any = None
         self._timer_due = 0.0
@@ -159,6 +161,7 @@ class Dispatcher:
             if room > 0:
                 found = window.wheel.pop(limit, min(POP_ROWS_MAX, room))
                 self._target_queues.add_due(found)
+                self._mark_ready()
                 due = window.wheel.next_due
                 more = due is not None and due <= limit
             else:

@@ -95,6 +95,7 @@ class ActiveTransactions:
         settings: Mapping[str, float],
         open_expired: Callable[[int], None],
         prepared_expired: Callable[[int], None],
+        mark_ready: Callable[[], None],
     ) -> None:
         self.store, self.destination = store, destination
         self.clock, self.limits, self.settings = clock, limits, settings
@@ -116,6 +117,7 @@ class ActiveTransactions:
             run=run,
             release_space=self.reservations.release,
             on_applied=self._on_applied,
+            mark_ready=mark_ready,
         )
         self.queued_bytes = 0
         """Bytes of batches that are queued for the journal."""

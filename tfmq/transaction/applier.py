@@ -75,6 +75,7 @@ class Applier:
         run: RunInWorker,
         release_space: Callable[[int], None],
         on_applied: Callable[[ApplyProgress], None],
+        mark_ready: Callable[[], None],
     ) -> None:
         self.store, self.destination, self.timers, self.run = store, destination, timers, run
         self.journal_id = store.journal_id
@@ -84,7 +85,7 @@ class Applier:
         self.stopping = False
         self.unlimited_turns = True
         """Whether the turn limit is off: until the applier is idle once, recovery has no other work."""
-        self._release_space, self._on_applied = release_space, on_applied
+        self._release_space, self._on_applied, self._mark_ready = release_space, on_applied, mark_ready
         self._queues: dict[int, TargetQueue] = {}
         self._starting: deque[ApplyProgress] = deque()
         """Decisions to be started; the first is being counted."""
@@ -135,7 +136,7 @@ class Applier:
     def _enqueue(self, key: int, part: ApplyTask) -> None:
         queue = self._target_queue(key)
         queue.enqueue(part)
-        self._ready_queues[queue] = None
+        self.mark_ready(queue)
 
     def _target_queue(self, key: int) -> TargetQueue:
         queue = self._queues.get(key)
@@ -144,11 +145,6 @@ class Applier:
         return queue
 
     # Turns
-
-    @property
-    def due(self) -> bool:
-        """Whether `write` has something to do."""
-        return bool(self._ready_queues)
 
     def write(self) -> bool:
         """Send effects to the targets that are free; False if there was no work."""
@@ -178,12 +174,14 @@ class Applier:
         self._turn_bytes = 0
         queues, self._deferred_queues = self._deferred_queues, {}
         self._ready_queues.update(queues)
+        self._mark_ready()
 
     # Notifications of target queues
 
     def mark_ready(self, queue: TargetQueue) -> None:
         """Mark a queue that may have something to send."""
         self._ready_queues[queue] = None
+        self._mark_ready()
 
     def target_blocked(self, queue: TargetQueue) -> None:
         """Handle a queue whose target became blocked."""
@@ -224,7 +222,7 @@ class Applier:
             queue.close()
             self._queues.pop(queue.key, None)
         else:
-            self._ready_queues[queue] = None
+            self.mark_ready(queue)
         for progress, target in parts:
             freed = min(progress.reserved_bytes, target.size_bytes)
             if freed:

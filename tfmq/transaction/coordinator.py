@@ -64,8 +64,8 @@ class TransactionCoordinator:
     before the fsync of the decision.
 
     All methods are called by one thread, the owner's. Requests of a turn are written by `write()` at the
-    end of the turn, in one journal append; call it until `due` is false. `run(work, done)` runs work in a
-    worker, to read large transactions.
+    end of the turn, in one journal append; call it whenever `mark_ready` was called, and in each turn
+    until `recover` or `stop` is done. `run(work, done)` runs work in a worker, to read large transactions.
 
     `settings`: the keys `transaction.*` of the configuration without that prefix; `limits`: by name. Errors
     are passed to `done`, none is raised. Each method lists its own errors; every writing method may also
@@ -82,6 +82,7 @@ class TransactionCoordinator:
         run: RunInWorker,
         limits: Mapping[str, int],
         settings: Mapping[str, float],
+        mark_ready: Callable[[], None],
     ) -> None:
         self._active = ActiveTransactions(
             store,
@@ -93,6 +94,7 @@ class TransactionCoordinator:
             settings=settings,
             open_expired=self._open_expired,
             prepared_expired=self._prepared_expired,
+            mark_ready=mark_ready,
         )
         self._store, self._timers = store, timers
         self._applier = self._active.applier
@@ -289,11 +291,6 @@ class TransactionCoordinator:
             self._support.roll_back(transaction)
 
     # Turns, start and stop
-
-    @property
-    def due(self) -> bool:
-        """Whether `write` can do something now, without waiting for a worker, an fsync or a timer."""
-        return self._store.due or self._applier.due
 
     def write(self) -> bool:
         """Write queued records and start effects, at the end of a turn; False if there was no work."""

@@ -109,12 +109,18 @@ class JournalWriter:
     """
 
     def __init__(
-        self, journal: JournalStore, table: TransactionTable, *, request_fsync: RequestFsync, run: RunInWorker
+        self,
+        journal: JournalStore,
+        table: TransactionTable,
+        *,
+        request_fsync: RequestFsync,
+        run: RunInWorker,
+        mark_ready: Callable[[], None],
     ) -> None:
         self._journal = journal
         self._table = table
         self._request_fsync = request_fsync
-        self._run = run
+        self._run, self._mark_ready = run, mark_ready
         self._queue: deque[WriteRequest] = deque()
         self._durable_callbacks: list[DurableCallback] = []
         self._wanted_end = 0
@@ -150,6 +156,7 @@ class JournalWriter:
         if self.starting_file:
             item.copy_data()
         self._queue.append(item)
+        self._mark_ready()
 
     @property
     def due(self) -> bool:
@@ -293,6 +300,7 @@ class JournalWriter:
         else:
             self._durable_callbacks.append(waiter)
             self._wanted_end = max(self._wanted_end, lsn + 1)
+            self._mark_ready()
 
     def _request_fsyncs(self) -> None:
         """Request one fsync for all callbacks added in this turn."""

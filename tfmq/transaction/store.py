@@ -446,8 +446,9 @@ class TransactionStore(TransactionRecorder):
         run: RunInWorker,
         options: JournalOptions,
         decision_time: Callable[[], int],
+        mark_ready: Callable[[], None],
     ) -> None:
-        queue = JournalWriter(journal, table, request_fsync=request_fsync, run=run)
+        queue = JournalWriter(journal, table, request_fsync=request_fsync, run=run, mark_ready=mark_ready)
         super().__init__(table, queue, EpochAllocator(self._lease_epochs), clock, decision_time)
         self._journal = journal
         self._disk, self._folder = disk, folder
@@ -478,6 +479,7 @@ class TransactionStore(TransactionRecorder):
         run: RunInWorker,
         limits: Mapping[str, int],
         settings: Mapping[str, int],
+        mark_ready: Callable[[], None],
         decision_time: Callable[[], int] | None = None,
     ) -> TransactionStore:
         """Open or create the journal in the existing `folder`, recover it, lease epochs durably.
@@ -485,7 +487,8 @@ class TransactionStore(TransactionRecorder):
         Afterwards unprepared transactions are rolled back; prepared and decided ones are in `transactions`.
         `request_fsync` requests an fsync of the journal up to an LSN. `limits` are by name; `settings` are
         the keys `transaction.*` without that prefix (outcome_seconds, journal_file_bytes). `decision_time`
-        returns the time of decisions, in ms since 1970; default is the wall clock.
+        returns the time of decisions, in ms since 1970; default is the wall clock. `mark_ready()` is called
+        when `write` has work.
         Raises: Corrupt (with file and position; nothing was changed), NewerFormat, Full, Stopped, OSError.
         """
         table = TransactionTable(
@@ -524,6 +527,7 @@ class TransactionStore(TransactionRecorder):
             run=run,
             options=options,
             decision_time=clock.wall_ms if decision_time is None else decision_time,
+            mark_ready=mark_ready,
         )
         store._finish_open()
         store.warnings = (

@@ -334,9 +334,10 @@ class GroupCoordinator:
         timers: Timers,
         randomness: Randomness,
         limits: Mapping[str, int],
+        mark_ready: Callable[[], None],
     ) -> None:
         self._catalog, self._offsets, self._topics, self._timers = catalog, offsets, topics, timers
-        self._randomness, self._limits = randomness, limits
+        self._randomness, self._limits, self._mark_ready = randomness, limits, mark_ready
         self._registry = GroupRegistry(catalog.state, topics, limits)
         self._parked = ParkedHeartbeats(timers, topics)
         self._monitor = HeartbeatMonitor(
@@ -367,6 +368,7 @@ class GroupCoordinator:
     def topic_changed(self, name: str) -> None:
         """Plan again for a topic that was created, has grown, or was deleted."""
         self._changed_topics.add(name)
+        self._mark_ready()
 
     # Membership
 
@@ -538,21 +540,12 @@ class GroupCoordinator:
 
     # Assignment
 
-    @property
-    def due(self) -> bool:
-        """Whether `balance` has work."""
-        return bool(self._due or self._changed_topics)
-
     def _mark_due(self, group: Group, *member_ids: str) -> None:
         self._due.setdefault(group.name, set()).update(member_ids)
+        self._mark_ready()
 
-    def balance(self) -> bool:
-        """Plan changed groups at the end of a turn, one catalog entry per group.
-
-        Return whether there were any.
-        """
-        if not self.due:
-            return False
+    def balance(self) -> None:
+        """Plan changed groups at the end of a turn, one catalog entry per group."""
         changed, self._changed_topics = self._changed_topics, set()
         for group in self._registry if changed else ():
             if group.subscribes_to_any(changed):
@@ -563,7 +556,6 @@ class GroupCoordinator:
             found = self._registry.find(name)
             if found is not None:
                 self._plan_group(found, member_ids)
-        return True
 
     def _plan_group(self, group: Group, member_ids: Collection[str]) -> None:
         """Plan a group and submit the changes.

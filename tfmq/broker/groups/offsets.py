@@ -242,15 +242,10 @@ class TransactionOffsetQueue:
     before the catalog's own.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    def __init__(self, catalog: Catalog, mark_ready: Callable[[], None]) -> None:
+        self._catalog, self._mark_ready = catalog, mark_ready
         self._queue: list[tuple[CommitOffsets, AppliedCallback]] = []
         self._writing = False
-
-    @property
-    def due(self) -> bool:
-        """Whether `write` has work."""
-        return bool(self._queue) and not self._writing
 
     def enqueue(self, effect: CommitOffsets, done: AppliedCallback) -> None:
         """Queue an effect.
@@ -261,21 +256,21 @@ class TransactionOffsetQueue:
         stopped = self._catalog.log.stopped
         if applied is None or effect.source[2:] > applied:
             self._queue.append((effect, done))
+            self._mark_ready()
         elif stopped is not None:
             done(None, StorageStopped(reason=stopped, outcome=UNKNOWN))
         else:
             done(self._mark(), None)
 
-    def write(self) -> bool:
-        """Submit queued effects to the catalog. Return whether there were any."""
-        if not self.due:
-            return False
+    def write(self) -> None:
+        """Submit queued effects to the catalog, unless earlier ones are being written."""
+        if not self._queue or self._writing:
+            return
         count = self._next_change_length()
         queue, self._queue = self._queue[:count], self._queue[count:]
         entries = [catalog_entry(effect) for effect, _ in queue]
         self._writing = True
         self._catalog.submit(entries[0], partial(self._written, queue), *entries[1:], wait_durable=False)
-        return True
 
     def _next_change_length(self) -> int:
         """Return how many queued effects become one change."""
@@ -295,6 +290,7 @@ class TransactionOffsetQueue:
         self._writing = False
         if error is not None:
             queue, self._queue = [*queue, *self._queue], []
+        self._mark_ready()
         mark = self._mark() if error is None else None
         for _, done in queue:
             done(mark, error)
