@@ -135,7 +135,7 @@ class Producer:
         data = core.encode_payload(topic, message)
         with driver.lock:
             delivery = core.append(topic, message, data) if core.can_append(topic, message) else None
-            if core.link.has_output or core.link.wants_connection():
+            if core.link.output or core.link.wants_connection():
                 driver.poll_nonblocking()
         if delivery is None:
             delivery = driver.run(core.send(topic, message, data))

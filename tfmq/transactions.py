@@ -99,7 +99,7 @@ class Transaction(TransactionHandle):
         data = self._producer.encode_payload(topic, message)
         with driver.lock:
             delivery = core.append(topic, message, data) if core.can_append(topic) else None
-            if link.has_output:
+            if link.output:
                 driver.poll_nonblocking()
         if delivery is None:
             delivery = driver.run(core.send(topic, message, data))

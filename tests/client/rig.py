@@ -59,7 +59,7 @@ class Rig:
         session = self.session
         if session is None:
             return False
-        if self.link.has_output:
+        if self.link.output:
             buffers = self.link.next_output()
             data = b"".join(buffers)
             self.link.output_written(len(data))

@@ -52,7 +52,7 @@ def test_callbacks_run_outside_of_the_lock_and_must_not_wait() -> None:
         except NotAllowed as error:
             seen.append(str(error))
 
-    driver.callbacks.add(callback)
+    driver.callbacks.append(callback)
     world.settle()
     assert seen[0] is False and "A callback must not wait" in str(seen[1])
 
@@ -66,7 +66,7 @@ def test_whoever_holds_the_lock_must_not_wait() -> None:
 def test_a_close_ends_the_wait_of_whoever_waits() -> None:
     world = new_world()
     driver = new_driver(world)
-    driver.call_later(1, lambda: driver.callbacks.add(driver.close))
+    driver.call_later(1, lambda: driver.callbacks.append(driver.close))
     with pytest.raises(Closed):
         driver.wait((Event(),), 10)
     assert world.clients == []

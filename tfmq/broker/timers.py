@@ -37,18 +37,15 @@ class Timers:
     """A heap of timers. Timers due at the same time run in the order in which they were set."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.now = clock.monotonic
+        """Returns monotonic seconds."""
         self._heap: list[tuple[float, int, Timer]] = []
         self._number = 0
         self._cancelled = 0
 
-    def now(self) -> float:
-        """Return monotonic seconds."""
-        return self._clock.monotonic()
-
     def after(self, seconds: float, call: Callable[[], None], *, deferrable: bool = False) -> Timer:
         """Schedule `call()` for the first tick at least `seconds` from now."""
-        timer = Timer(self._clock.monotonic() + seconds, call, deferrable)
+        timer = Timer(self.now() + seconds, call, deferrable)
         self._number += 1
         heapq.heappush(self._heap, (timer.due, self._number, timer))
         return timer
@@ -56,7 +53,7 @@ class Timers:
     def after_rounded(self, seconds: float, call: Callable[[], None]) -> Timer:
         """Schedule `call()` like `after`, but a long wait may end up to ROUNDING_SECONDS early."""
         if seconds >= ROUNDED_WAIT_MIN * ROUNDING_SECONDS:
-            now = self._clock.monotonic()
+            now = self.now()
             seconds = (now + seconds) // ROUNDING_SECONDS * ROUNDING_SECONDS - now
         return self.after(seconds, call)
 

@@ -73,7 +73,8 @@ class Topics:
 
     def find_partition(self, incarnation: int, number: int) -> Partition | None:
         """Return the open partition of that incarnation, if it exists."""
-        topic = self._topics.get(self.by_incarnation(incarnation) or "")
+        row = self._register.topics.get(incarnation)
+        topic = None if row is None else self._topics.get(row.name)
         found = topic.partitions[number] if topic is not None and number < len(topic.partitions) else None
         return found if isinstance(found, Partition) else None
 

@@ -112,7 +112,7 @@ class BackgroundTasks:
 
     def next_time(self) -> float:
         """Return when the next task must be resumed; infinity if none waits for a time."""
-        return min((task.wake_at for task in self._tasks), default=NEVER)
+        return min([task.wake_at for task in self._tasks], default=NEVER)
 
     def tick(self) -> None:
         """Step the tasks whose time limit has passed, and remove those that ended."""

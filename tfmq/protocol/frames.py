@@ -50,7 +50,9 @@ def encode(header: Iterable[Any], *body: Buffer) -> list[Buffer]:
         raise BadRequest(
             f"The header has {len(packed)} bytes, {limits.HEADER_BYTES:d} are allowed: ask for less."
         )
-    size = 4 + len(packed) + sum(memoryview(part).nbytes for part in body)
+    size = 4 + len(packed)
+    for part in body:
+        size += memoryview(part).nbytes
     if size >> 32:
         raise MessageTooLarge(f"A frame of {size} bytes cannot be sent.")
     return [PREFIX.pack(size, len(packed)) + packed, *body]
@@ -138,8 +140,8 @@ def frame_at(
     held = len(view) - position
     if held < 4:
         return None, 4
-    size = check_size(view, position, frame_bytes=frame_bytes)
     if held < 8:
+        check_size(view, position, frame_bytes=frame_bytes)
         return None, 8
     size, header_size = parse_prefix(view, position, frame_bytes=frame_bytes)
     if held < 4 + size:
@@ -189,19 +191,15 @@ class Decoder:
             if frame is not None:
                 frames.append(frame)
                 self._incomplete, self._needed_bytes = bytearray(), 4
-        self._decode_whole_frames(view, frames)
-        return frames
-
-    def _decode_whole_frames(self, view: memoryview, frames: list[Frame]) -> None:
-        """Append all complete frames in `view` to `frames` and store the rest."""
         position = 0
         while position < len(view):
             frame, number = frame_at(view, position, frame_bytes=self.frame_bytes)
             if frame is None:
                 self._incomplete, self._needed_bytes = bytearray(view[position:]), number
-                return
+                break
             frames.append(frame)
             position = number
+        return frames
 
 
 # Detection of other protocols, so that a wrong port is named in the error.

@@ -125,8 +125,9 @@ class Session:
         self._context = welcome
         self._request_handler = welcome.engine
         self._handlers = welcome.handlers
-        self._client = ""
         self._peer = ""
+        self.identity = ""
+        """The client's name and address, for display."""
         self._in_flight = 0
         self._in_flight_max = welcome.limits["requests_in_flight"]
         self._is_closed = False
@@ -142,6 +143,7 @@ class Session:
         """Start the session on a new connection."""
         self.transport = transport
         self._peer = transport.peer
+        self._set_identity("")
         transport.setTcpNoDelay(True)
         transport.setTcpKeepAlive(True)
         self._hello_timer = self._context.call_later(
@@ -223,14 +225,6 @@ class Session:
 
     # Called by the broker
 
-    @property
-    def identity(self) -> str:
-        """The client's name and address, for display."""
-        client = "".join(
-            letter if letter.isprintable() else "?" for letter in self._client[:CLIENT_NAME_LOGGED_MAX]
-        )
-        return f"{client or 'a client'} at {self._peer}"
-
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback()` once when the connection is closed; immediately if it is."""
         if self._is_closed:
@@ -300,7 +294,7 @@ class Session:
             )
         self._context.allow(self, HELLO)
         self._cancel_hello_timer()
-        self._client = hello.client
+        self._set_identity(hello.client)
         self.operator = hello.details.get("operator") is True
         self.frame_bytes = self._context.limits["frame_bytes"]
         welcome = self._context
@@ -312,6 +306,10 @@ class Session:
             welcome.acks,
             welcome.features,
         )
+
+    def _set_identity(self, client: str) -> None:
+        shown = "".join(letter if letter.isprintable() else "?" for letter in client[:CLIENT_NAME_LOGGED_MAX])
+        self.identity = f"{shown or 'a client'} at {self._peer}"
 
     def _hello_timed_out(self) -> None:
         self._hello_timer = None

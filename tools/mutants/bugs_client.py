@@ -143,7 +143,8 @@ PRODUCER: Final = (
         "tfmq/client/send/partition_sender.py",
         (
             "        return not self.in_flight or (\n"
-            "            len(self.in_flight) < most and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX\n"
+            "            len(self.in_flight) < min(IN_FLIGHT_BATCHES_MAX, self._accumulator.in_flight_limit)\n"
+            "            and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX\n"
             "        )\n"
         ),
         "        return not self.in_flight or self._in_flight_bytes < IN_FLIGHT_BYTES_MAX\n",

@@ -240,7 +240,7 @@ def test_a_callback_must_not_wait(client: Client) -> None:
         except NotAllowed as error:
             raised.append(error)
 
-    client.driver.callbacks.add(callback)
+    client.driver.callbacks.append(callback)
     client.ping()
     assert len(raised) == 1 and "thread of your own" in str(raised[0])
 

@@ -12,7 +12,7 @@ def test_they_run_in_order_and_once() -> None:
     heard: list[int] = []
     callbacks = CallbackQueue()
     for number in range(3):
-        callbacks.add(lambda number=number: heard.append(number))
+        callbacks.append(lambda number=number: heard.append(number))
     assert callbacks
     callbacks.run()
     callbacks.run()
@@ -22,8 +22,8 @@ def test_they_run_in_order_and_once() -> None:
 def test_one_that_raises_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[int] = []
     callbacks = CallbackQueue()
-    callbacks.add(lambda: 1 // 0)
-    callbacks.add(lambda: heard.append(1))
+    callbacks.append(lambda: 1 // 0)
+    callbacks.append(lambda: heard.append(1))
     callbacks.run()
     assert heard == [1] and "A callback raised" in caplog.text
 
@@ -33,11 +33,11 @@ def test_what_a_callback_adds_runs_behind_it() -> None:
     callbacks = CallbackQueue()
 
     def first() -> None:
-        callbacks.add(lambda: heard.append("second"))
+        callbacks.append(lambda: heard.append("second"))
         callbacks.run()
         heard.append("first")
 
-    callbacks.add(first)
+    callbacks.append(first)
     callbacks.run()
     assert heard == ["first", "second"]
 
@@ -52,7 +52,7 @@ def test_waiting_inside_one_is_refused() -> None:
             raised.append(error.sentence)
 
     callbacks = CallbackQueue()
-    callbacks.add(callback)
+    callbacks.append(callback)
     callbacks.run()
     assert "must not wait" in raised[0]
     check_not_in_callback()
@@ -60,9 +60,9 @@ def test_waiting_inside_one_is_refused() -> None:
 
 def test_what_is_cleared_never_runs() -> None:
     callbacks, ran = CallbackQueue(), list[str]()
-    callbacks.add(lambda: ran.append("cleared"))
+    callbacks.append(lambda: ran.append("cleared"))
     callbacks.clear()
-    callbacks.add(lambda: ran.append("kept"))
+    callbacks.append(lambda: ran.append("kept"))
     callbacks.run()
     assert ran == ["kept"]
 

@@ -88,7 +88,7 @@ class CoreRig(Rig):
         return any(target.done for target in waited)
 
     def _wire(self, link):  # type: ignore[no-untyped-def]
-        link._clock = lambda: self.time
+        link.now = lambda: self.time
         self.link = link
         return self
 

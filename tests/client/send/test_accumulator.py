@@ -341,11 +341,11 @@ def test_plain_and_delayed_messages_without_a_key_do_not_share_a_batch(rig: Send
     plain, later = rig.send(b"now")[0], rig.send(b"then", delay=5)[0]
     assert plain is not later
     assert (
-        rig.sender.partition_senders.shared_batches(False)["orders"]
+        rig.sender.partition_senders.shared_batches[False]["orders"]
         is plain
         is rig.sender.shared_batches["orders"]
     )
-    assert rig.sender.partition_senders.shared_batches(True)["orders"] is later
+    assert rig.sender.partition_senders.shared_batches[True]["orders"] is later
 
 
 def test_what_could_not_go_in_time_fails_in_every_stream() -> None:

@@ -226,7 +226,8 @@ class ClientConnection:
         self.operator = False
         """Whether a person uses the client: the broker then logs the requested changes."""
         self.first_connect_timeout = first_connect_timeout
-        self._clock = clock
+        self.now = clock
+        """Returns the time in seconds of the clock that deadlines use."""
         self._jitter = jitter
         self.on_ready: list[Callable[[ClientConnection], None]] = []
         """Called after every HELLO reply. A group member renews its session on the server here."""
@@ -249,7 +250,8 @@ class ClientConnection:
         self._correlation_ids = itertools.count(1)
         self._pending: dict[int, PendingRequest] = {}
         self._deadlines: list[tuple[float, int, PendingRequest]] = []
-        self._output: deque[memoryview] = deque()
+        self.output: deque[memoryview] = deque()
+        """What the driver has to write, see `next_output`."""
         self._queued_bytes = self._written_bytes = 0
         self._complete_when_written: deque[tuple[int, PendingRequest]] = deque()
         self._decoder = Decoder(limits.FRAME_BYTES)
@@ -260,10 +262,6 @@ class ClientConnection:
     def server(self) -> BrokerAddress | LocalBrokerAddress:
         """The address in use, or the next one to try."""
         return self.servers[self._server_index % len(self.servers)]
-
-    def now(self) -> float:
-        """Return the time in seconds of the clock that deadlines use."""
-        return self._clock()
 
     @property
     def default_acks(self) -> int:
@@ -289,7 +287,7 @@ class ClientConnection:
         """
         if self.state == "closed":
             raise Closed("The client is closed; make a new one.")
-        deadline = NEVER if seconds is None else self._clock() + seconds
+        deadline = NEVER if seconds is None else self.now() + seconds
         call = PendingRequest(
             request,
             body,
@@ -318,7 +316,7 @@ class ClientConnection:
     def close(self, error: TfmqError | None = None) -> None:
         """Fail all open requests and reject new ones."""
         self.state = "closed"
-        self._output.clear()
+        self.output.clear()
         for call in list(self._pending.values()):
             outcome = UNKNOWN if call.sent else NOT_DONE
             self._fail(
@@ -339,13 +337,9 @@ class ClientConnection:
         """Whether any request is open."""
         return bool(self._pending)
 
-    @property
-    def has_output(self) -> bool:
-        return bool(self._output)
-
     def wants_connection(self) -> bool:
         """Return whether the driver must connect to `server` now."""
-        return self.state == "down" and bool(self._pending) and self._clock() >= self._retry_at
+        return self.state == "down" and bool(self._pending) and self.now() >= self._retry_at
 
     def next_time(self) -> float:
         """Return when `tick` must be called next; infinity if never."""
@@ -361,7 +355,7 @@ class ClientConnection:
 
         Raises `ConnectionFailed` if HELLO was not answered in time; the driver then disconnects.
         """
-        now = self._clock()
+        now = self.now()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]
             if not call.done:
@@ -376,11 +370,11 @@ class ClientConnection:
     def connected(self) -> None:
         """Send HELLO on the connection that the driver has made."""
         self.state = "greeting"
-        now = self._clock()
+        now = self.now()
         self._hello_deadline = now + HELLO_TIMEOUT_SECONDS
         self._trying_since = now if self._trying_since is None else self._trying_since
         self._decoder = Decoder(limits.FRAME_BYTES)
-        self._output.clear()
+        self.output.clear()
         self._queued_bytes = self._written_bytes = 0
         details: dict[str, Any] = {"process": os.getpid(), "line": EMPTY_LINE}
         if self.operator:
@@ -395,7 +389,7 @@ class ClientConnection:
         """
         for frame in self._decoder.feed(data):
             self._process_frame(frame)
-        if self._decoder.is_incomplete and self.state == "ready":
+        if not self._got_response and self._decoder.is_incomplete and self.state == "ready":
             self._got_response = True
 
     def next_output(self) -> list[memoryview]:
@@ -403,12 +397,12 @@ class ClientConnection:
 
         The driver reports the number of bytes written to `output_written`.
         """
-        return list(itertools.islice(self._output, OUTPUT_BUFFERS))
+        return list(itertools.islice(self.output, OUTPUT_BUFFERS))
 
     def output_written(self, size: int) -> None:
         """Record that `size` bytes of `next_output` were written."""
         self._written_bytes += size
-        output = self._output
+        output = self.output
         while size:
             first = output[0]
             if len(first) > size:
@@ -427,10 +421,10 @@ class ClientConnection:
             return
         was_connected, was_ready = self.state != "down", self.state == "ready"
         self.state = "down"
-        self._output.clear()
+        self.output.clear()
         self._complete_when_written.clear()
         self.last_error = connection_error(error, self.server, self.servers, was_connected)
-        now = self._clock()
+        now = self.now()
         for call in [each for each in self._pending.values() if each.sent and not each.repeat]:
             self._fail(call, ConnectionFailed(self.last_error.sentence, outcome=UNKNOWN))
         self._server_index += 1
@@ -457,7 +451,7 @@ class ClientConnection:
         for buffer in buffers:
             view = memoryview(buffer)
             if view.nbytes:
-                self._output.append(view)
+                self.output.append(view)
                 self._queued_bytes += view.nbytes
 
     def _send(self, call: PendingRequest) -> None:
@@ -548,7 +542,7 @@ class ClientConnection:
         The pause after the last attempt, up to 2.5 s, may be longer than the timeout of the new request.
         """
         self._attempts = 0
-        self._retry_at = min(self._retry_at, self._clock() + BACK_OFF_SECONDS)
+        self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)
 
     def _should_give_up(self, error: BaseException | None, now: float) -> bool:
         """Return whether the open requests must fail now."""

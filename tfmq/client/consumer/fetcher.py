@@ -171,7 +171,7 @@ class Fetcher:
         self.fetch_count = 0
         self.bytes_read = 0
         self._ready: deque[PartitionFetchState] = deque()
-        self._fetchable: dict[PartitionFetchState, None] = {}
+        self.fetchable: dict[PartitionFetchState, None] = {}
         self._fetch_sizes = (fetch_bytes, FETCH_BYTES_LARGE if fetch_bytes == FETCH_BYTES else fetch_bytes)
         self._prefetch_bytes = prefetch_bytes
         self._wait_ms = wait_ms
@@ -186,19 +186,19 @@ class Fetcher:
         """Start reading a partition."""
         feed.decoder.set_failure_handler(self.failure_handler)
         self.partitions[feed.name] = feed
-        self._fetchable[feed] = None
+        self.fetchable[feed] = None
 
     def remove(self, name: PartitionName) -> None:
         """Stop reading a partition; the response to a fetch in flight will be ignored."""
         feed = self.partitions.pop(name)
         feed.restart_at(feed.position)
-        self._fetchable.pop(feed, None)
+        self.fetchable.pop(feed, None)
 
     def seek(self, name: PartitionName, position: ReadPosition) -> None:
         """Continue at `position`; also restarts a stopped partition."""
         feed = self.partitions[name]
         feed.restart_at(position)
-        self._fetchable[feed] = None
+        self.fetchable[feed] = None
 
     def pause(self, name: PartitionName) -> None:
         """Deliver nothing of the partition until `resume`; buffered responses are kept."""
@@ -210,7 +210,7 @@ class Fetcher:
         if feed.paused:
             feed.paused = False
             self._enqueue_ready(feed)
-            self._fetchable[feed] = None
+            self.fetchable[feed] = None
 
     def reset_after_fork(self) -> None:
         """Reset the state in a forked child: no fetch is in flight."""
@@ -220,27 +220,27 @@ class Fetcher:
 
     def plan_fetches(self, now: float) -> list[FetchPlan]:
         """Return the fetches to send now; call `add_response` or `fetch_failed` once for each."""
-        if not self._fetchable:
-            return []
         share = self._prefetch_bytes // max(1, len(self.partitions))
         sizes = [min(size, max(FETCH_BYTES_MIN, share // 2)) for size in self._fetch_sizes]
         wait_ms = self._wait_ms if len(self.partitions) <= FETCHES_MAX else min(TURN_WAIT_MS, self._wait_ms)
         found = []
-        for feed in list(self._fetchable):
+        for feed in list(self.fetchable):
             if self._in_flight >= FETCHES_MAX:
                 break
             if feed.fetching or feed.paused or feed.failure is not None:
-                del self._fetchable[feed]
+                del self.fetchable[feed]
                 continue
             max_bytes = sizes[feed.large_messages]
             if now >= feed.retry_at and (not feed.buffered_bytes or feed.buffered_bytes + max_bytes <= share):
-                del self._fetchable[feed]
+                del self.fetchable[feed]
                 found.append(self._create_plan(feed, max_bytes, wait_ms))
         return found
 
     def next_retry(self) -> float | None:
         """Return when the next fetch is due that waits after a failure; None if there is none."""
-        return min((feed.retry_at for feed in self._fetchable if feed.retry_at), default=None)
+        if not self.fetchable:
+            return None
+        return min([feed.retry_at for feed in self.fetchable if feed.retry_at], default=None)
 
     def _create_plan(self, feed: PartitionFetchState, max_bytes: int, wait_ms: int) -> FetchPlan:
         """Create a fetch and count it as in flight."""
@@ -311,7 +311,7 @@ class Fetcher:
         if feed is None or feed.fetch_version != plan.fetch_version:
             return None
         feed.fetching = False
-        self._fetchable[feed] = None
+        self.fetchable[feed] = None
         return feed
 
     def _reset_offset(self, error: TfmqError) -> int | None:
@@ -343,7 +343,7 @@ class Fetcher:
                 continue
             batch = self._decode_first_response(feed)
             self._enqueue_ready(feed)
-            self._fetchable[feed] = None
+            self.fetchable[feed] = None
             if batch is not None:
                 feed.position = batch.end_position
                 return batch
@@ -490,6 +490,8 @@ class FetchSession:
 
     def send_fetches(self) -> None:
         """Send the fetches that are planned now."""
+        if not self._fetcher.fetchable:
+            return
         plans = self._fetcher.plan_fetches(self._link.now())
         for plan in plans:
             request = plan.to_request(self._read, self._hashes)

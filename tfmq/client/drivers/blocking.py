@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from tfmq.client.connection.connection import ClientConnection
@@ -29,6 +30,7 @@ CLOSE_SECONDS = 5.0
 READ_WRITE = select.POLLIN | select.POLLOUT
 
 
+_done = attrgetter("done")
 _warned_of_loop = False
 
 
@@ -66,10 +68,9 @@ class Waiter:
         self.gate = threading.Lock()
         self.gate.acquire()
 
-    @property
-    def done(self) -> bool:
-        targets = self.futures
-        return targets[0].done if len(targets) == 1 else any(target.done for target in targets)
+    def is_done(self) -> bool:
+        """Return whether any of the futures is done."""
+        return any(map(_done, self.futures))
 
     def wake(self, _: object = None) -> None:
         """Let the thread continue. Called under the driver's lock.
@@ -146,7 +147,7 @@ class BlockingDriver:
         """
         check_not_in_callback()
         waiter = Waiter(tuple(futures), self._waiters)
-        if waiter.done:
+        if waiter.is_done():
             return True
         if not _warned_of_loop:
             _warn_of_running_loop()
@@ -162,9 +163,10 @@ class BlockingDriver:
                     self._end_wait(waiter)
         if self.callbacks:
             self.callbacks.run()
-        if self.closed and not waiter.done:
+        done = waiter.is_done()
+        if self.closed and not done:
             raise Closed("The client was closed before that was done.")
-        return waiter.done
+        return done
 
     def _wait_once(self, waiter: Waiter, deadline: float) -> bool:
         """Register `waiter` and, if another thread polls, sleep once.
@@ -176,7 +178,7 @@ class BlockingDriver:
             with self.lock:
                 for target in waiter.futures:
                     target.add_done_callback(waiter.wake)
-                if self._may_poll() or waiter.done or self.closed:
+                if self._may_poll() or waiter.is_done() or self.closed:
                     return False
                 self._add_waiter(waiter)
             remaining = deadline - self.clock()
@@ -223,9 +225,9 @@ class BlockingDriver:
 
     def flush(self) -> None:
         """Write as much output as the socket accepts. Called under the lock."""
-        if self.link.has_output:
+        if self.link.output:
             self.channel.flush()
-            if self.link.has_output:
+            if self.link.output:
                 self._wake_polling_thread()  # The polling thread does not wait for the socket to become writable.
 
     def poll_nonblocking(self) -> None:
@@ -271,9 +273,9 @@ class BlockingDriver:
     # Polling and waiting
 
     def _wait(self, waiter: Waiter, deadline: float) -> None:
-        while not waiter.done and not self.closed:
+        while not waiter.is_done() and not self.closed:
             if self._may_poll():
-                if not self._poll_until(lambda: waiter.done, deadline):
+                if not self._poll_until(waiter.is_done, deadline):
                     return
             elif not self._wait_for_turn(waiter, deadline):
                 return
@@ -307,17 +309,18 @@ class BlockingDriver:
         """Remove `waiter` after any end of its wait, and let another thread poll."""
         self._waiters.pop(waiter, None)
         for target in waiter.futures:
-            target.remove_done_callback(waiter.wake)
+            if not target.done:
+                target.remove_done_callback(waiter.wake)
         self._wake_next_poller()
 
     def _wake_next_poller(self) -> None:
         """If no thread polls, wake exactly one waiting thread, or the background thread."""
         if self._polling_thread is None:
             for waiter in self._waiters:
-                if not waiter.done:
+                if not waiter.is_done():
                     waiter.wake()
                     return
-            if self.link.background_requests or self.link.has_output:
+            if self.link.background_requests or self.link.output:
                 self.network_thread.wake()
 
     def _poll_until(self, done: Callable[[], bool], deadline: float, once: bool = False) -> bool:
@@ -344,24 +347,28 @@ class BlockingDriver:
         for ticker in self.tickers:
             ticker.tick()
         self.channel.tick()
-        self._connect()
-        self.channel.flush()
-        self._wake_done()
+        if self.channel.socket is None:
+            self._connect()
+        if self.link.output:
+            self.channel.flush()
+        if self._waiters:
+            self._wake_done()
         due = self.clock() if done() else min(deadline, self.next_time())
         events = self._poll_socket(max(0.0, min(due - self.clock(), POLL_SECONDS_MAX)))
         if events & select.POLLOUT or (events and self.channel.connecting):
             self.channel.on_writable()
-        self._wake_done()
+        if self._waiters:
+            self._wake_done()
         if self.callbacks:
             self._run_callbacks()
 
     def _wake_done(self) -> None:
-        for waiter in [each for each in self._waiters if each.done]:
+        for waiter in [each for each in self._waiters if each.is_done()]:
             waiter.wake()
 
     def next_time(self) -> float:
         """Return the time of the next due action, in the driver's clock. Called under the lock."""
-        return min(self.link.next_time(), *(ticker.next_time() for ticker in self.tickers))
+        return min(self.link.next_time(), *[ticker.next_time() for ticker in self.tickers])
 
     def _poll_socket(self, seconds: float) -> int:
         """Wait for the socket or a wake-up without the lock, and read. Return the socket's events."""
@@ -418,7 +425,7 @@ class BlockingDriver:
 
     def _connect(self) -> None:
         """Start connecting if the connection needs it. Resolves names without the lock."""
-        if self.closed or self.channel.socket is not None or not self.link.wants_connection():
+        if self.closed or not self.link.wants_connection():
             return
         server = self.link.server
         self.lock.release()

@@ -16,20 +16,11 @@ log = logging.getLogger("tfmq.client")
 _running = threading.local()
 
 
-class CallbackQueue:
+class CallbackQueue(deque[Callable[[], object]]):
     """A queue of user callbacks. They run in the thread that reads, outside every lock.
 
     An exception of a callback is logged; the next one still runs.
     """
-
-    def __init__(self) -> None:
-        self._queue: deque[Callable[[], object]] = deque()
-
-    def add(self, callback: Callable[[], object]) -> None:
-        self._queue.append(callback)
-
-    def __bool__(self) -> bool:
-        return bool(self._queue)
 
     def run(self) -> None:
         """Run the queued callbacks. Thread-safe: each one runs once. Ignored inside a callback."""
@@ -37,9 +28,9 @@ class CallbackQueue:
             return
         _running.now = True
         try:
-            while self._queue:
+            while self:
                 try:
-                    callback = self._queue.popleft()
+                    callback = self.popleft()
                 except IndexError:
                     return
                 try:
@@ -48,9 +39,6 @@ class CallbackQueue:
                     log.exception("A callback raised.")
         finally:
             _running.now = False
-
-    def clear(self) -> None:
-        self._queue.clear()
 
 
 def check_not_in_callback() -> None:

@@ -42,7 +42,7 @@ class SocketChannel:
 
     @property
     def wants_write(self) -> bool:
-        return self.connecting or self.link.has_output
+        return self.connecting or bool(self.link.output)
 
     def start_connecting(self, address: tuple[int, Any]) -> None:
         """Start to connect to `address` (family, address). `on_writable` completes it."""
@@ -116,7 +116,7 @@ class SocketChannel:
         if self.socket is None or self.connecting:
             return
         try:
-            while link.has_output:
+            while link.output:
                 buffers = link.next_output()
                 size = self.socket.sendmsg(buffers)
                 link.output_written(size)

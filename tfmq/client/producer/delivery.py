@@ -108,7 +108,7 @@ class BlockingDeliveryOwner:
 
     def schedule_callback(self, callback: Callable[[], object]) -> None:
         """Schedule `callback` to run outside of every lock."""
-        self._core.driver.callbacks.add(callback)
+        self._core.driver.callbacks.append(callback)
         self._core.driver.wake()
 
     def run_in_executor(

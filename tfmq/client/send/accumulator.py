@@ -196,7 +196,7 @@ class RecordAccumulator:
         selector: PartitionSelector,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.link = link
+        self.link, self.now = link, link.now
         self.metadata = cluster
         self.options = options
         self.timeout = options.timeout
@@ -214,7 +214,7 @@ class RecordAccumulator:
         self._wall_clock = wall_clock
         self.topics = ProducerTopics(self)
         self.partition_senders = PartitionSenders(self)
-        self.shared_batches = self.partition_senders.shared_batches(False)
+        self.shared_batches = self.partition_senders.shared_batches[False]
         """Open batches, by topic, that accept any message without a key.
 
         The fast path of `send` appends to them.
@@ -227,9 +227,6 @@ class RecordAccumulator:
         """Bytes that a record without key, tag and properties adds to its payload."""
 
     # Used by partition senders
-
-    def now(self) -> float:
-        return self.link.now()
 
     @property
     def acks(self) -> int:
@@ -314,7 +311,7 @@ class RecordAccumulator:
 
     def _close(self, batch: Batch) -> None:
         batch.close(self.options.batch_bytes)
-        shared = self.partition_senders.shared_batches(isinstance(batch, DelayedBatch))
+        shared = self.partition_senders.shared_batches[isinstance(batch, DelayedBatch)]
         if shared.get(batch.topic) is batch:
             del shared[batch.topic]
 
@@ -364,7 +361,7 @@ class RecordAccumulator:
         """
         self.check_size(max(map(len, payloads)))
         entry, delayed = self.topics.get_or_create(topic), given is not None
-        before = self.partition_senders.shared_batches(delayed).get(topic)
+        before = self.partition_senders.shared_batches[delayed].get(topic)
         if before is not None:
             self.close_batch(before)
         partition = -1
@@ -480,7 +477,7 @@ class RecordAccumulator:
 
     def _open_batch_for(self, entry: ProducerTopic, message: Message, delayed: bool) -> Batch:
         """Return the open batch for `message`; create one if there is none."""
-        topic, all_shared = entry.metadata, self.partition_senders.shared_batches(delayed)
+        topic, all_shared = entry.metadata, self.partition_senders.shared_batches[delayed]
         any_partition = message.partition is None and message.key is None and self.selector.per_batch
         if any_partition:
             shared = all_shared.get(entry.name)
@@ -621,18 +618,15 @@ class PartitionSenders:
         self._accumulator = sender
         self.by_partition: dict[tuple[str, int], PartitionSender] = {}
         self.delayed_sender = DelayedSender(sender)
-        self._shared_batches: tuple[dict[str, Batch], dict[str, Batch]] = ({}, {})
+        self.shared_batches: tuple[dict[str, Batch], dict[str, Batch]] = ({}, {})
+        """Open batches, by topic, that accept any message without a key: plain and delayed ones."""
 
     def __iter__(self) -> Iterator[PartitionSender]:
         return iter((*self.by_partition.values(), self.delayed_sender))
 
-    def shared_batches(self, delayed: bool) -> dict[str, Batch]:
-        """Return the open batches, by topic, that accept any message without a key."""
-        return self._shared_batches[delayed]
-
     def unassigned_batches(self, topic: str) -> list[Batch]:
         """Return the open batches of a topic whose partitions are not known yet."""
-        found = [shared.get(topic) for shared in self._shared_batches]
+        found = [shared.get(topic) for shared in self.shared_batches]
         return [batch for batch in found if batch is not None and batch.partition < 0]
 
     def buffer_for(self, topic: Topic, partition: int, delayed: bool) -> PartitionBuffer:
@@ -668,7 +662,7 @@ class PartitionSenders:
 
     def next_time(self) -> float:
         """Return the earliest deadline of a queued batch."""
-        return min(stream.next_time() for stream in self)
+        return min([stream.queue[0].deadline for stream in self if stream.queue], default=float("inf"))
 
     def tick(self, now: float) -> None:
         """Fail the batches whose deadline has passed; send what may be sent."""

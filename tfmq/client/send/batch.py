@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from journal.record.format import FLAG_TOMBSTONE, HEADER_SIZE, tag_flag
@@ -196,7 +198,7 @@ class Batch(Future):
         self.complete()
         if self.user_callbacks:
             for callback in self.user_callbacks:
-                self.owner.schedule_callback(_BoundCallback(callback, self))
+                self.owner.schedule_callback(partial(callback, self))
             self.user_callbacks = None
 
     # Results
@@ -205,7 +207,7 @@ class Batch(Future):
         """Return the offset of message `index`; None where the broker did not return it."""
         if not self.positions or self.encoded is None:
             return None
-        place = bisect_right(self.positions, index, key=_first_record) - 1
+        place = bisect_right(self.positions, index, key=itemgetter(0)) - 1
         first, offset = self.positions[place]
         return offset + self.encoded.start_of(index) - self.encoded.start_of(first)
 
@@ -239,28 +241,11 @@ class Batch(Future):
     def add_user_callback(self, callback: Callable[[Batch], object]) -> None:
         """Run `callback(self)` outside of every lock once the batch is done."""
         if self.done:
-            self.owner.schedule_callback(_BoundCallback(callback, self))
+            self.owner.schedule_callback(partial(callback, self))
         elif self.user_callbacks is None:
             self.user_callbacks = [callback]
         else:
             self.user_callbacks.append(callback)
-
-
-class _BoundCallback:
-    """A callback with its argument."""
-
-    __slots__ = ("argument", "callback")
-
-    def __init__(self, callback: Callable[[Any], object], argument: Any) -> None:
-        self.callback = callback
-        self.argument = argument
-
-    def __call__(self) -> object:
-        return self.callback(self.argument)
-
-
-def _first_record(position: tuple[int, int]) -> int:
-    return position[0]
 
 
 class Delivery(tuple[Batch, int]):
@@ -366,7 +351,7 @@ class Deliveries:
                 callback(self)
 
         if not left:
-            self.owner.schedule_callback(_BoundCallback(callback, self))
+            self.owner.schedule_callback(partial(callback, self))
         for batch in list(left):
             batch.add_user_callback(finished)
 

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, ClassVar, Final, Protocol, cast
 
 from tfmq.backoff import Backoff
@@ -131,7 +132,8 @@ class BatchAccumulator(Protocol):
         """Batches of one partition that may be in flight."""
         ...
 
-    def now(self) -> float: ...
+    @property
+    def now(self) -> Callable[[], float]: ...
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> None: ...
 
@@ -232,7 +234,7 @@ class PartitionSender:
                     return
                 self._assign_sequence(self.queue[0])
             self._send(self.queue.popleft())
-        if self.idle:
+        if not self.in_flight and not self.queue:
             self._on_idle()
 
     def block_replacement(self, stream: PartitionSender) -> None:
@@ -278,15 +280,12 @@ class PartitionSender:
                 with_outcome(busy, batch) if busy is not None else self._accumulator.timeout_error(batch),
             )
 
-    def next_time(self) -> float:
-        return self.queue[0].deadline if self.queue else float("inf")
-
     # Sending
 
     def _may_send(self) -> bool:
-        most = min(IN_FLIGHT_BATCHES_MAX, self._accumulator.in_flight_limit)
         return not self.in_flight or (
-            len(self.in_flight) < most and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX
+            len(self.in_flight) < min(IN_FLIGHT_BATCHES_MAX, self._accumulator.in_flight_limit)
+            and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX
         )
 
     def _assign_sequence(self, batch: Batch) -> None:
@@ -303,9 +302,7 @@ class PartitionSender:
         assert batch.encoded is not None, "numbered"
         sender = self._accumulator
         try:
-            call = self._send_request(
-                batch, max(0.0, batch.deadline - sender.now()), sender.acks != ACKS_NONE
-            )
+            call = self._send_request(batch, max(0.0, batch.deadline - sender.now()), sender.acks)
         except Closed as error:
             sender.fail_batch(batch, error)
             return
@@ -314,15 +311,15 @@ class PartitionSender:
         self.in_flight.append(batch)
         self._in_flight_bytes += batch.size_bytes
         self._open_requests += 1
-        call.add_done_callback(lambda done: self._handle_reply(done, batch))
+        call.add_done_callback(partial(self._handle_reply, batch))
 
-    def _send_request(self, batch: Batch, seconds: float, wants_reply: bool) -> PendingRequest:
+    def _send_request(self, batch: Batch, seconds: float, acks: int) -> PendingRequest:
         return self._accumulator.link.send_request(
-            produce_request(batch, self.topic, self._accumulator.acks),
+            produce_request(batch, self.topic, acks),
             batch.encoded.data,  # type: ignore[union-attr]
             seconds=seconds,
             in_background=True,
-            wants_reply=wants_reply,
+            wants_reply=acks != ACKS_NONE,
         )
 
     def _id_received(self, producer_id: int, error: TfmqError | None) -> None:
@@ -351,7 +348,7 @@ class PartitionSender:
 
     # Replies
 
-    def _handle_reply(self, call: PendingRequest, batch: Batch) -> None:
+    def _handle_reply(self, batch: Batch, call: PendingRequest) -> None:
         self._open_requests -= 1
         batch.attempts += max(0, call.send_count - 1)
         error = call.error
@@ -638,7 +635,7 @@ class DelayedSender(PartitionSender):
         for batch in waited_for:
             self._accumulator.close_batch(batch)
 
-    def _send_request(self, batch: Batch, seconds: float, wants_reply: bool) -> PendingRequest:
+    def _send_request(self, batch: Batch, seconds: float, acks: int) -> PendingRequest:
         delayed, sender = cast(DelayedBatch, batch), self._accumulator
 
         dues = delayed.due_times
@@ -648,11 +645,11 @@ class DelayedSender(PartitionSender):
 
         assert delayed.routed_topic is not None and delayed.encoded is not None, "placed and numbered"
         return sender.link.send_request(
-            produce_request(batch, delayed.routed_topic, sender.acks),
+            produce_request(batch, delayed.routed_topic, acks),
             delayed.encoded.data,
             seconds=seconds,
             in_background=True,
-            wants_reply=wants_reply,
+            wants_reply=acks != ACKS_NONE,
             update=renew,
         )
 
