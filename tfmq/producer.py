@@ -29,8 +29,6 @@ from tfmq.hooks import Hook
 from tfmq.message import Message, payload_bytes
 from tfmq.transactions import Transaction, XAResource
 
-_new = tuple.__new__
-
 
 @name_methods
 class Producer:
@@ -120,13 +118,8 @@ class Producer:
                     # a topic that is a list cannot be hashed; it is rejected below, by name
                     except TypeError:
                         batch = None
-                    if batch is not None:
-                        room = batch.room_bytes - len(payload) - batch.overhead_bytes
-                        if room > 0:
-                            batch.room_bytes = room
-                            payloads = batch.payloads
-                            payloads.append(payload)
-                            return _new(Delivery, (batch, len(payloads) - 1))
+                    if batch is not None and (delivery := batch.add_plain(payload)) is not None:
+                        return delivery
         message = core.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
         return self._append(topic, message)
 

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from tfmq.consumer import Consumer
 
 
-_new = tuple.__new__
-
-
 class Transaction(TransactionHandle):
     """Messages, and consumed offsets, that become visible together or not at all.
 
@@ -82,13 +79,8 @@ class Transaction(TransactionHandle):
                     # a topic that is a list cannot be hashed; it is rejected below, by name
                     except TypeError:
                         batch = None
-                    if batch is not None:
-                        room = batch.room_bytes - len(payload) - batch.overhead_bytes
-                        if room > 0:
-                            batch.room_bytes = room
-                            payloads = batch.payloads
-                            payloads.append(payload)
-                            return _new(Delivery, (batch, len(payloads) - 1))
+                    if batch is not None and (delivery := batch.add_plain(payload)) is not None:
+                        return delivery
         message = self._producer.make_message(
             topic, payload, key, tag, properties, delay, deliver_at, partition
         )

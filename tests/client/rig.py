@@ -10,7 +10,7 @@ from tfmq.client.connection.addresses import BrokerAddress
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import MetadataCache
 from tfmq.client.drivers.callbacks import Timers
-from tfmq.client.operation import Operation
+from tfmq.client.operation import CallUserCode, Operation
 from tfmq.client.send.accumulator import RecordAccumulator, SendOptions
 from tfmq.client.send.batch import Batch, Delivery
 from tfmq.client.send.partitioner import KeyHash, PartitionSelector
@@ -91,6 +91,9 @@ class Rig:
         try:
             while True:
                 step = next(operation)
+                if isinstance(step, CallUserCode):
+                    step.function()
+                    continue
                 targets = tuple(step.futures)
                 until = float("inf") if step.seconds is None else self.time + step.seconds
                 for _ in range(STEPS_MAX):

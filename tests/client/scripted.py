@@ -10,7 +10,7 @@ from tfmq.client.connection.connection import NEVER, ClientConnection, PendingRe
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import consumer_options
-from tfmq.client.operation import Operation
+from tfmq.client.operation import CallUserCode, Operation
 from tfmq.errors import (
     Abandoned,
     ConnectionFailed,
@@ -313,6 +313,9 @@ class Script:
         try:
             for _ in range(STEPS_MAX):
                 wait = next(operation)
+                if isinstance(wait, CallUserCode):
+                    wait.function()
+                    continue
                 targets, until = (
                     tuple(wait.futures),
                     NEVER if wait.seconds is None else self.link.time + wait.seconds,

@@ -1,7 +1,8 @@
 """Operations: multi-step client work as generators, and what an operation can wait for.
 
-An operation yields a `Wait`. The driver sends and receives until one of the awaited futures is done or the time limit
-has passed, then resumes the operation. No value is sent into the generator: the operation inspects the futures itself.
+An operation yields a `Wait`: the driver sends and receives until one of the awaited futures is done or the time limit
+has passed, then resumes the operation. Or it yields `CallUserCode`, which the driver calls outside of its lock. No
+value is sent into the generator: the operation inspects the futures itself.
 Operations run in the driver's thread, under the driver's lock, so they may use the connection without further locking.
 
     def round_trip(connection):
@@ -52,6 +53,9 @@ class Task:
                 if self.done:  # cancelled by the operation itself
                     self._operation.close()
                     break
+                if isinstance(wait, CallUserCode):
+                    wait.function()
+                    continue
                 targets = tuple(wait.futures)
                 if not any(target.done for target in targets):
                     break
@@ -176,14 +180,23 @@ class Event(Future):
 class Wait(NamedTuple):
     """Resume when any of `futures` is done, or after `seconds` (None: no limit).
 
-    Without futures this is a plain sleep. A driver iterates over `futures` once, outside of its lock.
+    Without futures this is a plain sleep.
     """
 
     futures: Iterable[Future]
     seconds: float | None = None
 
 
-Operation = Generator[Wait, None, Result]
+class CallUserCode(NamedTuple):
+    """Call `function` in the driver's thread, outside of its lock, then resume.
+
+    So the user's code may block, and may use the client. What it raises ends the operation.
+    """
+
+    function: Callable[[], object]
+
+
+Operation = Generator[Wait | CallUserCode, None, Result]
 
 
 Executor = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]

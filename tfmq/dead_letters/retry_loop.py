@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tfmq.backoff import Backoff
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.operation import CallUserCode, Event, Operation, Wait
 from tfmq.client.worker.dead_letter_store import (
     EXPIRY_SECONDS,
     DeadLetterStore,
@@ -163,6 +163,9 @@ class Retrying:
         try:
             while True:
                 wait = next(handling)
+                if isinstance(wait, CallUserCode):
+                    yield wait
+                    continue
                 until = None if wait.seconds is None else self._now() + wait.seconds
                 targets = tuple(wait.futures)
                 while True:

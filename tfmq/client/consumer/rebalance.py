@@ -9,7 +9,7 @@ minutes. Acked offsets are committed before the release.
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from tfmq.client.consumer.membership import Membership
 from tfmq.client.consumer.offset_commit import OffsetCommitter
 from tfmq.client.consumer.options import ConsumerOptions, PartitionCallback
 from tfmq.client.consumer.positions import Positions
-from tfmq.client.operation import Event, Future, Operation, Wait
+from tfmq.client.operation import CallUserCode, Event, Operation, Wait
 from tfmq.errors import NotAllowed, TfmqError
 from tfmq.offsets.storage import PartitionName
 
@@ -58,10 +58,7 @@ def refuse_await(awaited: Awaitable[Any], done: Callable[[BaseException | None],
 
 
 class UserCall:
-    """Effect that calls a user callback, in the thread and outside of the lock of the driver.
-
-    So the callback may commit and seek. An awaitable result is awaited.
-    """
+    """Calls a user callback, which may commit and seek, and awaits its result if that is awaitable."""
 
     def __init__(
         self,
@@ -77,8 +74,7 @@ class UserCall:
         self._task: object = None
         self._error: BaseException | None = None
 
-    def __iter__(self) -> Iterator[Future]:
-        """Call the callback when the driver iterates over what the operation waits for."""
+    def _call(self) -> None:
         self._called = True
         try:
             found = self._function(self._names)
@@ -89,7 +85,6 @@ class UserCall:
         except BaseException:
             self._done.complete()
             raise
-        return iter((self._done,))
 
     def _awaited_done(self, error: BaseException | None) -> None:
         """Record the end of the awaited result."""
@@ -103,7 +98,7 @@ class UserCall:
         cancelled.
         """
         try:
-            yield Wait(self)
+            yield CallUserCode(self._call)
             while not self._done.done:
                 yield Wait((self._done,))
         finally:

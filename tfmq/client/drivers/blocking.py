@@ -18,7 +18,7 @@ from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.drivers.callbacks import CallbackQueue, Timer, Timers, check_not_in_callback
 from tfmq.client.drivers.fork import register_for_fork
 from tfmq.client.drivers.socket import SocketChannel, choose_address, resolve_address
-from tfmq.client.operation import Event, Future, Operation, thread_executor
+from tfmq.client.operation import CallUserCode, Event, Future, Operation, thread_executor
 from tfmq.errors import Closed, NotAllowed
 
 log = logging.getLogger("tfmq.client")
@@ -131,7 +131,10 @@ class BlockingDriver:
             while True:
                 with self.lock:
                     step = next(operation)
-                self.wait(step.futures, step.seconds)
+                if isinstance(step, CallUserCode):
+                    step.function()
+                else:
+                    self.wait(step.futures, step.seconds)
         except StopIteration as end:
             self.callbacks.run()
             return end.value  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from tfmq.client.drivers.blocking import POLL_SECONDS_MAX, Ticker
 from tfmq.client.drivers.callbacks import CallbackQueue, Timer, Timers
 from tfmq.client.drivers.fork import register_for_fork
 from tfmq.client.drivers.socket import ResolvedAddresses, SocketChannel, choose_address
-from tfmq.client.operation import Event, Future, Operation
+from tfmq.client.operation import CallUserCode, Event, Future, Operation
 from tfmq.errors import TfmqError
 
 Result = TypeVar("Result")
@@ -78,7 +78,10 @@ class EventDriver(ABC):
         try:
             while True:
                 step = next(operation)
-                await self.wait(step.futures, step.seconds)
+                if isinstance(step, CallUserCode):
+                    step.function()
+                else:
+                    await self.wait(step.futures, step.seconds)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         finally:

@@ -9,7 +9,7 @@ from tfmq.client.admin.delayed import Rescheduled, cancel_delayed_message, resch
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import MetadataCache, wait_for_all
-from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.operation import CallUserCode, Event, Operation, Wait
 from tfmq.client.producer.store_and_forward import StoreAndForward
 from tfmq.client.send.accumulator import RecordAccumulator, SendOptions
 from tfmq.client.send.batch import Batch, Deliveries, Delivery
@@ -266,7 +266,8 @@ class ProducerCore:
         deliveries = Deliveries(self.owner)
         chunker = PayloadChunker(payloads)
         while True:
-            yield Wait(chunker, 0.0)
+            yield CallUserCode(chunker.read)
+            yield Wait((), 0.0)  # sends and receives between two chunks
             if not chunker.chunk:
                 break
             called_at = self.link.now()

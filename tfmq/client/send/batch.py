@@ -138,6 +138,15 @@ class Batch(Future):
         self.room_bytes -= len(payload) + HEADER_SIZE + len(self.shared_attribute if part is None else part)
         return index
 
+    def add_plain(self, payload: bytes) -> Delivery | None:
+        """Append a message without key, tag and properties, unless it would fill the batch."""
+        room = self.room_bytes - len(payload) - self.overhead_bytes
+        if room <= 0:
+            return None
+        self.room_bytes = room
+        self.payloads.append(payload)
+        return Delivery((self, len(self.payloads) - 1))
+
     def close(self, full_room: int) -> None:
         """Close the batch for further messages. `full_room` is its initial capacity in bytes."""
         self.is_open = False

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any, Final
 
-from tfmq.client.operation import Future
 from tfmq.client.send.delivery_time import IMMEDIATE, DeliveryTime
 from tfmq.message import Message, text_bytes
 
@@ -23,9 +22,9 @@ PLAIN_TYPES: Final = frozenset((bytes, str))
 
 
 class PayloadChunker:
-    """Reads the next chunk of payloads when a driver iterates over the awaited futures.
+    """Reads the payloads of an iterable in chunks.
 
-    A driver does so outside of its lock. The iterable is the caller's code: it may block, and may itself send.
+    The iterable is the caller's code: it may block, and may itself send. So use `CallUserCode(read)`.
     """
 
     def __init__(self, payloads: Iterable[Any]) -> None:
@@ -39,9 +38,9 @@ class PayloadChunker:
         self.count = CHUNK_COUNT
         self.chunk: list[Any] = []
 
-    def __iter__(self) -> Iterator[Future]:
+    def read(self) -> None:
+        """Read the next chunk. An empty one is the end."""
         self.chunk = list(islice(self._iterator, self.count))
-        return iter(())
 
     def as_bytes(self) -> list[bytes] | None:
         """Return the chunk as bytes; None if it has an item that is neither bytes nor text."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from tfmq.client.consumer.external_offsets import TransactionPositions
-from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.operation import CallUserCode, Event, Operation, Wait
 from tfmq.client.send.accumulator import ProducerContext
 from tfmq.client.send.batch import Batch, Deliveries, Delivery
 from tfmq.client.send.chunking import PayloadChunker, batch_ends, with_delivery_time
@@ -160,7 +160,8 @@ class TransactionCore:
         deliveries = Deliveries(self)
         chunker = PayloadChunker(payloads)
         while True:
-            yield Wait(chunker, 0.0)
+            yield CallUserCode(chunker.read)
+            yield Wait((), 0.0)  # sends and receives between two chunks
             if not chunker.chunk:
                 return deliveries
             yield from producer.wait_for_topic(topic)

@@ -282,7 +282,11 @@ class HandlerRunner:
                 if away.is_disconnected_long() and (core.options.storage is None or not unsaved):
                     away.end_without_broker(unsaved)
                     return
-                yield wait._replace(seconds=min(CLOSING_CHECK_SECONDS, wait.seconds or CLOSING_CHECK_SECONDS))
+                if isinstance(wait, Wait):
+                    wait = wait._replace(
+                        seconds=min(CLOSING_CHECK_SECONDS, wait.seconds or CLOSING_CHECK_SECONDS)
+                    )
+                yield wait
         finally:
             closing.close()
             core.closed = True
