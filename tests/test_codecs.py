@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.memory_bombs import NESTED_LISTS, refused_in_little_memory
 from tfmq import codecs
 from tfmq.errors import BadRequest, DecodeFailed
 
@@ -20,6 +21,11 @@ def test_values_come_back(codec: codecs.Codec[object], value: object) -> None:
 def test_what_cannot_be_decoded_says_so(codec: codecs.Codec[object], data: bytes) -> None:
     with pytest.raises(DecodeFailed, match="The payload is not"):
         codec.decode(data)
+
+
+def test_msgpack_that_announces_too_much_takes_no_memory() -> None:
+    with refused_in_little_memory("The payload is not msgpack: it ends in the middle", DecodeFailed):
+        codecs.msgpack.decode(NESTED_LISTS)
 
 
 def test_json_is_compact_and_strict() -> None:

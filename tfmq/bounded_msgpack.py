@@ -1,11 +1,15 @@
-"""Bounded msgpack: decode bytes from a peer with a limit on memory and depth.
+"""Bounded msgpack: decode bytes from a peer or a file with a limit on memory and depth.
 
-`unpack` raises `Malformed`, and nothing else, for every invalid input: text that is not UTF-8, lengths beyond
-the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than allowed, bytes after the
-value. A count is compared with the number of remaining bytes before anything of that size is allocated.
+`unpack` is for peers. It raises `Malformed`, and nothing else, for every invalid input: text that is not UTF-8,
+lengths beyond the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than allowed, bytes
+after the value. A count is compared with the number of remaining bytes before anything of that size is allocated.
+
+`unpack_stored` is for what a broker stored: a snapshot has as many items as the broker's limits permit, which may be
+millions, so that only the size of the data limits them, and the check is done by the C library.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgpack
@@ -48,6 +52,64 @@ def unpack(data: Buffer, *, text_keys: bool = True, items_max: int = limits.HEAD
         return _unpackb(data, strict_map_key=text_keys, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise Malformed(f"not readable as msgpack ({str(error).rstrip('.')})") from None
+
+
+def unpack_stored(data: Buffer) -> Any:
+    """Decode the one value in `data`, with arrays as tuples. Raises `Malformed`."""
+    if len(data) > UNCHECKED_BYTES_MAX:
+        check_counts(data)
+    return _unpack_checked(data)
+
+
+def unpack_stored_values(data: Buffer) -> Iterator[Any]:
+    """Decode the values in `data` one after the other, as `unpack_stored` does. Raises `Malformed`."""
+    start = 0
+    for end in _ends(data):
+        yield _unpack_checked(memoryview(data)[start:end])
+        start = end
+
+
+def _unpack_checked(data: Buffer) -> Any:
+    try:
+        return _unpackb(data, use_list=False, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise Malformed(f"not readable as msgpack ({str(error).rstrip('.')})") from None
+
+
+def check_counts(data: Buffer) -> None:
+    """Raise `Malformed` unless `data` has all items that its lists and maps announce.
+
+    After this check, decoding allocates memory in proportion to the size of `data`: without it, nested lists that
+    each announce as many items as there are bytes allocate that much for each level.
+    """
+    for _ in _ends(data):
+        pass
+
+
+def _ends(data: Buffer) -> Iterator[int]:
+    """Return the position where each value ends, without building the values."""
+    size = len(data)
+    reader = msgpack.Unpacker(read_size=size, max_buffer_size=size)
+    reader.feed(data)
+    end = 0
+    while end < size:
+        try:
+            reader.skip()
+        except msgpack.OutOfData:
+            raise Malformed("it ends in the middle of a value") from None
+        except (ValueError, RecursionError) as error:
+            raise Malformed(f"not readable as msgpack ({type(error).__name__})") from None
+        end = reader.tell()
+        yield end
+
+
+@contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """Raise `ValueError` with the name of what is decoded, for `Malformed` and for fields that do not fit."""
+    try:
+        yield
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        raise ValueError(f"{name} does not decode: {error}") from error
 
 
 def check_depth(value: Any) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar
 
+from tfmq.bounded_msgpack import UNCHECKED_BYTES_MAX, check_counts
 from tfmq.errors import BadRequest, DecodeFailed
 from tfmq.limits import is_valid_name
 
@@ -82,6 +83,8 @@ class _MessagePack:
     def decode(self, data: bytes) -> Any:
         package = import_module("msgpack")
         try:
+            if len(data) > UNCHECKED_BYTES_MAX:
+                check_counts(data)
             return package.unpackb(data, strict_map_key=False)
         except (ValueError, TypeError, package.UnpackException, RecursionError) as error:
             raise DecodeFailed(f"The payload is not msgpack: {error}.") from error

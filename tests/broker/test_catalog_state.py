@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import NewerFormat
+from tests.memory_bombs import NESTED_LISTS, refused_in_little_memory
 from tfmq.broker.catalog_state import (
     CREATE,
     DELAY_STORE,
@@ -314,6 +315,13 @@ def test_a_snapshot_that_is_none_is_refused() -> None:
             CatalogState().load(data)
     with pytest.raises(NewerFormat):
         CatalogState().load(encode_entry((99, 0, 0, (), (), ())))
+
+
+def test_a_snapshot_or_an_entry_that_announces_too_much_takes_no_memory() -> None:
+    with refused_in_little_memory("catalog's snapshot does not decode"):
+        CatalogState().load(NESTED_LISTS)
+    with refused_in_little_memory("in the middle of a value"):
+        decode_entry(NESTED_LISTS)
 
 
 def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> None:

@@ -10,6 +10,7 @@ from journal.log.log import Log
 from journal.record.batch import Batch, succession_source
 from journal.testing import SimulatedClock, SimulatedDisk
 from tests.broker.helpers import batch
+from tests.memory_bombs import NESTED_LISTS, refused_in_little_memory
 from tfmq.broker.log_offsets import record_offset
 from tfmq.broker.producer_state import ProducerState
 from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
@@ -233,3 +234,8 @@ def test_every_batch_is_answered_alike_before_and_after_a_crash(plan: list[list[
 def test_a_snapshot_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="decode"):
         make().load(b"\xc1")
+
+
+def test_a_snapshot_that_announces_too_much_takes_no_memory() -> None:
+    with refused_in_little_memory("producers' snapshot does not decode"):
+        make().load(NESTED_LISTS)

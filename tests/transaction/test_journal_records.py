@@ -10,6 +10,7 @@ import pytest
 
 from journal.wal import entry
 from tests import paths
+from tests.memory_bombs import NESTED_LISTS, refused_in_little_memory
 from tests.scale import scaled, seeded
 from tfmq.apply_target import GroupPositions
 from tfmq.transaction import journal_records
@@ -137,3 +138,9 @@ def test_a_payload_of_another_shape_is_refused(kind: int, value: Any) -> None:
         return
     with pytest.raises(ValueError, match="does not fit"):
         journal_records.unpack(kind, 1, value)
+
+
+@pytest.mark.parametrize("kind", journal_records.KINDS.values())
+def test_a_payload_that_announces_too_much_takes_no_memory(kind: int) -> None:
+    with refused_in_little_memory("does not fit"):
+        journal_records.unpack(kind, 1, NESTED_LISTS)

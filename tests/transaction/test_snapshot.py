@@ -12,6 +12,7 @@ import pytest
 from journal.errors import NewerFormat
 from journal.wal.entry import AppendMsg
 from tests import paths
+from tests.memory_bombs import NESTED_LISTS, refused_in_little_memory
 from tests.scale import scaled, seeded
 from tests.transaction.stores import BILLS, ORDERS, Store, decided, picture, piece, row
 from tests.transaction.test_transaction_table import make_ledger
@@ -202,6 +203,20 @@ def test_damage_is_refused_with_value_error_and_nothing_else() -> None:
             snapshot.decode(bytes(bad))
         with contextlib.suppress(ValueError, NewerFormat):
             snapshot.decode(bytes(bad[: generator.randrange(len(bad))]))
+
+
+@pytest.mark.parametrize("data", [NESTED_LISTS, b"\xdd\xff\xff\xff\xff", b"\x9a\x01" + NESTED_LISTS])
+def test_what_announces_too_much_takes_no_memory(data: bytes) -> None:
+    with refused_in_little_memory("snapshot of the transactions does not decode"):
+        snapshot.decode(data)
+
+
+def test_a_row_that_announces_too_much_or_is_missing_is_refused() -> None:
+    head = msgpack.packb((1, 0, 0, (), (), (), (), (), 1))
+    with refused_in_little_memory("in the middle of a value"):
+        snapshot.decode(head + NESTED_LISTS)
+    with pytest.raises(ValueError, match="0 of 1 transactions"):
+        snapshot.decode(head)
 
 
 def test_an_unknown_state_is_damage() -> None:

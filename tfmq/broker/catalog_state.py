@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgpack
-
 from journal.errors import NewerFormat
 from journal.record.block import Block
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, LEASED_ID_FIRST, records_of
+from tfmq.bounded_msgpack import decoding, pack, unpack_stored
 
 SNAPSHOT_VERSION: Final = 5
 SNAPSHOT_WITH_JOURNAL: Final = 2
@@ -321,7 +320,7 @@ class CatalogState:
         self._clear()
         if not data:
             return
-        try:
+        with decoding(SNAPSHOT_NAME):
             version, next_id, generation, leases, topics, groups, *later = decode_entry(data)
             if version > SNAPSHOT_VERSION:
                 raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
@@ -345,8 +344,6 @@ class CatalogState:
             for name, keys in later[0] if later else ():
                 self.groups[name].released = {(incarnation, partition) for incarnation, partition in keys}
             self.owners_count = sum(row.owners_count for row in self.groups.values())
-        except (TypeError, IndexError, KeyError) as error:
-            raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
 
     def dump(self) -> bytes:
         groups = [
@@ -375,15 +372,12 @@ def _rows_by_key(values: Mapping[Key, tuple[Any, ...]]) -> list[tuple[Any, ...]]
 
 def encode_entry(entry: Sequence[Any]) -> bytes:
     """Return an entry, or a snapshot, as bytes."""
-    return bytes(msgpack.packb(entry))
+    return pack(entry)
 
 
 def decode_entry(data: bytes) -> Any:
     """Decode what `encode_entry` returned. Raises ValueError."""
-    try:
-        return msgpack.unpackb(data, use_list=False)
-    except msgpack.UnpackException as error:
-        raise ValueError(f"not msgpack: {error}") from error
+    return unpack_stored(data)
 
 
 SCHEDULE_ROW_BYTES: Final = 512

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-import msgpack
-
 from journal.errors import NewerFormat
 from journal.record.batch import Appended
 from journal.record.block import Block, ProducerRun, producer_runs
 from journal.record.block_trailer import SOURCE_PLAIN, SOURCE_SUCCESSION, BlockTrailer
+from tfmq.bounded_msgpack import decoding, pack, unpack_stored
 from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 
 SNAPSHOT_VERSION: Final = 1
@@ -204,15 +203,13 @@ class ProducerState:
         self._append_continues = False
         if not data:
             return
-        try:
-            version, floor, streams = msgpack.unpackb(data, use_list=False)
+        with decoding(SNAPSHOT_NAME):
+            version, floor, streams = unpack_stored(data)
             if version != SNAPSHOT_VERSION:
                 raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
             self.floor = floor
             for producer_id, *fields in streams:
                 self._entries[producer_id] = self._decode_entry(*fields)
-        except (TypeError, msgpack.UnpackException) as error:
-            raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
 
     def _decode_entry(
         self, next_sequence: int, seen_ms: int, successor: int, batches: Sequence[Any]
@@ -228,7 +225,7 @@ class ProducerState:
             (producer_id, each.next_sequence, each.seen_ms, each.successor, list(each.batches))
             for producer_id, each in self._entries.items()
         ]
-        return bytes(msgpack.packb((SNAPSHOT_VERSION, self.floor, streams)))
+        return pack((SNAPSHOT_VERSION, self.floor, streams))
 
     def apply(self, block: Block) -> None:
         """Apply one more block in order; called by recovery. Blocks of one append may share a batch."""

@@ -25,6 +25,7 @@ from journal.wal.entry import (
     ROLLBACK,
 )
 from tfmq.apply_target import GroupPositions
+from tfmq.bounded_msgpack import unpack_stored
 from tfmq.transaction.requests import CommitGroupMember
 
 PARTITION_OFFSET_FIELDS: Final = 5
@@ -337,6 +338,6 @@ def unpack(kind: int, epoch: int, payload: bytes) -> Operation:
     if reader is None:
         raise ValueError(f"an operation of the unknown kind {kind}; a later version may know it")
     try:
-        return reader(epoch, msgpack.unpackb(payload, use_list=False))
-    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+        return reader(epoch, unpack_stored(payload))
+    except (ValueError, TypeError, IndexError) as error:
         raise ValueError(f"an operation of kind {kind} that does not fit: {error!r}") from error

@@ -11,11 +11,13 @@ completed is included with its LSN; completed ones are not.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgpack
 
 from journal.errors import NewerFormat
+from tfmq.bounded_msgpack import decoding, unpack_stored_values
 from tfmq.transaction import states
 from tfmq.transaction.journal_records import unpack_offsets, unpack_origin
 from tfmq.transaction.model import BatchLocations, Decision, Transaction, pack_locations, unpack_locations
@@ -140,25 +142,21 @@ def decode(data: bytes) -> tuple[SnapshotHead, list[Transaction]]:
 
     Raises: ValueError, NewerFormat.
     """
-    try:
-        return _decode(data)
-    except (TypeError, IndexError, KeyError, msgpack.UnpackException) as error:
-        raise ValueError(f"{NAME} does not decode: {error!r}") from error
-
-
-def _decode(data: bytes) -> tuple[SnapshotHead, list[Transaction]]:
-    unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=0)
-    unpacker.feed(data)
-    version, *fields = unpacker.unpack()
-    if version > VERSION:
-        raise NewerFormat(NAME, version, VERSION)
-    shared, count = fields[6:8]
-    transactions = sorted((_decode_transaction(unpacker.unpack()) for _ in range(count)), key=_epoch_of)
-    if shared:
-        by_epoch = {each.epoch: each for each in transactions}
-        for _, epochs in shared:
-            _share_decision([by_epoch[epoch] for epoch in epochs])
-    return SnapshotHead(fields[0], fields[1], tuple(fields[2:6])), transactions
+    with decoding(NAME):
+        values = unpack_stored_values(data)
+        head: Any = next(values, ())
+        version, *fields = head
+        if version > VERSION:
+            raise NewerFormat(NAME, version, VERSION)
+        shared, count = fields[6:8]
+        transactions = sorted(map(_decode_transaction, islice(values, count)), key=_epoch_of)
+        if len(transactions) != count:
+            raise ValueError(f"it has {len(transactions)} of {count} transactions")
+        if shared:
+            by_epoch = {each.epoch: each for each in transactions}
+            for _, epochs in shared:
+                _share_decision([by_epoch[epoch] for epoch in epochs])
+        return SnapshotHead(fields[0], fields[1], tuple(fields[2:6])), transactions
 
 
 def _epoch_of(transaction: Transaction) -> int:

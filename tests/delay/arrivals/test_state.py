@@ -23,6 +23,7 @@ from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import make_record
 from tests.delay.arrived import FOLDER, START_MS, Desk, Sent, Wanted, some
 from tests.delay.steps import steps
+from tests.memory_bombs import NESTED_LISTS, refused_in_little_memory
 from tests.scale import scaled, seeded
 from tfmq.delay.arrivals import header
 from tfmq.delay.arrivals import state as arrival_state
@@ -405,6 +406,11 @@ def test_what_a_later_version_adds_behind_is_left_out() -> None:
 def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="snapshot of the arrival log"):
         Desk().state.load(data)
+
+
+def test_a_snapshot_that_announces_too_much_takes_no_memory() -> None:
+    with refused_in_little_memory("snapshot of the arrival log does not decode"):
+        Desk().state.load(b"\x95" + NESTED_LISTS)
 
 
 def test_sent_says_what_was_sent() -> None:

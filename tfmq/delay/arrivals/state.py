@@ -14,12 +14,11 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Any, Final, Protocol
 
-import msgpack
-
 from journal.errors import NewerFormat
 from journal.record.block import Block, ProducerRun, producer_runs
 from journal.record.block_trailer import BlockTrailer
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, records_of
+from tfmq.bounded_msgpack import decoding, pack, unpack_stored
 from tfmq.delay.arrivals.header import (
     CANCEL,
     PRODUCER_ID,
@@ -124,13 +123,10 @@ class ArrivalLogState:
         self._copies_left, self._next_offset = 0, -1
         producers = cancelled = rescheduled = epochs = b""
         if data:
-            try:
-                version, *fields = msgpack.unpackb(data, use_list=False)
-                newer = version > SNAPSHOT_VERSION
-            except (TypeError, ValueError, msgpack.UnpackException) as error:
-                raise ValueError(f"{SNAPSHOT_NAME} does not decode: {error}") from error
-            if newer:
-                raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
+            with decoding(SNAPSHOT_NAME):
+                version, *fields = unpack_stored(data)
+                if version > SNAPSHOT_VERSION:
+                    raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
             producers, cancelled, rescheduled, epochs = _snapshot_parts(fields)
         self.producers.load(producers)
         self.cancelled.load(cancelled)
@@ -143,7 +139,7 @@ class ArrivalLogState:
         Version, then those of the producers, cancelled and rescheduled messages, and of the epochs.
         """
         parts = (self.producers.dump(), self.cancelled.dump(), self.rescheduled.dump(), self.epochs.dump())
-        return bytes(msgpack.packb((SNAPSHOT_VERSION, *parts)))
+        return pack((SNAPSHOT_VERSION, *parts))
 
     def apply(self, block: Block) -> None:
         """Apply the next block of the log, during recovery."""
