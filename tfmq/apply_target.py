@@ -3,7 +3,8 @@
 An effect names its target (the key) and its source: the component that applies it, and the position in that
 source. The positions of one source only grow at a target. After a crash the highest applied position
 therefore shows what is still to be applied; an effect at or below that position is not applied again. Sources
-do not know partitions, topics or groups: they know an `ApplyTarget`.
+do not know partitions, topics or groups: they know an `ApplyTarget`. `Timers` and `RunInWorker` are what they
+need of the broker besides.
 """
 
 from array import array
@@ -123,6 +124,17 @@ AppliedCallback: TypeAlias = Callable[[AppendResult | None, BaseException | None
 DurableCallback: TypeAlias = Callable[[BaseException | None], None]
 """Called with None when the effect is durable, with an error when it cannot become durable before the target
 is resumed."""
+
+RunInWorker: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+"""run(fn, done): call `fn()` in any thread, then `done(result, error)` in the owner's thread."""
+
+
+class Timers(Protocol):
+    """Timers on the monotonic clock; implemented by `tfmq.broker.timers.Timers`."""
+
+    def now(self) -> float: ...
+    def after(self, seconds: float, call: Callable[[], None], *, deferrable: bool = False) -> Any: ...
+    def cancel(self, timer: Any) -> None: ...
 
 
 class ApplyTarget(Protocol):

@@ -33,7 +33,7 @@ def test_what_comes_behind_leaves_in_front(shift_min: int, monkeypatch: pytest.M
     rows.append(part(expected[60:]))
     rows.drop_head(30)
     assert len(rows) == 45
-    assert (rows.first_turn(), rows.last_turn()) == (Turn(18, 55), Turn(33, 99))
+    assert (rows.first_turn(), rows.head(99).turn(-1)) == (Turn(18, 55), Turn(33, 99))
     assert turns(rows.head(1000)) == expected[55:]
     head = rows.head(2)
     assert (turns(head), list(head.locators)) == ([(18, 55), (18, 56)], [550, 560])

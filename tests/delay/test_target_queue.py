@@ -10,10 +10,11 @@ import pytest
 from journal.record.block_trailer import BlockTrailer, encode_trailer
 from journal.record.format import make_log_id
 from tests.delay.desk import BILLS, ORDERS, Desk
+from tfmq import apply_queue
+from tfmq.apply_queue import RETRY_SECONDS, RETRY_SECONDS_MAX
 from tfmq.apply_target import AppliedCallback, Effect
 from tfmq.delay import flow_control, target_queue
 from tfmq.delay import target_queue as lines
-from tfmq.delay.flow_control import RETRY_SECONDS, RETRY_SECONDS_MAX
 from tfmq.delay.rows import RowQueue
 from tfmq.delay.target_queue import LATENESS_BUCKETS, LatenessHistogram
 from tfmq.errors import UNKNOWN, StorageStopped
@@ -402,7 +403,7 @@ def test_no_more_than_the_window_is_written_and_not_forced() -> None:
         most = max(most, unforced)
         desk.targets.force()
         desk.advance(0.02)
-    assert flow_control.SLICE_BYTES_MAX < most <= flow_control.IN_FLIGHT_BYTES_MAX
+    assert flow_control.SLICE_BYTES_MAX < most <= apply_queue.IN_FLIGHT_BYTES_MAX
 
 
 def test_a_line_without_anything_is_forgotten() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.transaction.desk import ORDERS, Desk
-from tfmq.transaction import applier
+from tfmq import apply_queue
 
 BATCHES = 4
 
@@ -44,11 +44,11 @@ def test_what_the_resumption_cut_away_is_written_again(keep: int) -> None:
 
 def test_a_slice_that_waited_for_its_room_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its room was taken by another partition's bytes, whose force was slow."""
-    monkeypatch.setattr(applier, "WINDOW_BYTES", 2000)
+    monkeypatch.setattr(apply_queue, "IN_FLIGHT_BYTES_MAX", 2000)
     desk = Desk(queued=True)
     payloads = on_its_way(desk)
-    pace = desk.handler._applier.in_flight_window
-    pace._undurable_bytes += 2000
+    pace = desk.handler._applier.in_flight
+    pace.in_flight_bytes += 2000
     desk.work()
     assert len(desk.targets.target(ORDERS).appends) == 1
     come_back(desk, 0)

@@ -8,7 +8,7 @@ import pytest
 from journal.record.format import make_log_id
 from tests.scale import scaled
 from tests.transaction.desk import Answer, Desk
-from tfmq.transaction import applier
+from tfmq import apply_queue
 
 KEYS = [make_log_id(16, number) for number in range(3)]
 SIZES = (5, 300, 700)
@@ -87,7 +87,7 @@ class Life:
 
 @pytest.mark.parametrize("seed", range(scaled(1000)))
 def test_every_decision_arrives_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(applier, "WINDOW_BYTES", 1500)
+    monkeypatch.setattr(apply_queue, "IN_FLIGHT_BYTES_MAX", 1500)
     life = Life(seed)
     life.live()
     life.mend()

@@ -12,17 +12,14 @@ from journal.disk import RealDisk
 from journal.record.format import make_log_id
 from tests.transaction.desk import BILLS, FOLDER, ORDERS, Answer, Desk
 from tests.transaction.targets import Row, Targets
-from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, AppendDelayed, AppendResult, AppliedCallback, Effect
+from tfmq import apply_queue
+from tfmq.apply_queue import RETRY_SECONDS, RETRY_SECONDS_MAX, InFlightLimit
+from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, AppendDelayed, AppliedCallback, Effect
 from tfmq.errors import StorageStopped
-from tfmq.transaction import applier
 from tfmq.transaction.applier import (
     CHUNKED_MAX,
     LATE_SECONDS,
-    RETRY_SECONDS,
-    RETRY_SECONDS_MAX,
     TURN_BYTES,
-    WINDOW_BYTES,
-    InFlightWindow,
 )
 
 
@@ -309,7 +306,7 @@ def test_no_more_than_the_window_is_written_and_not_forced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = 8 * MIB
-    monkeypatch.setattr(applier, "WINDOW_BYTES", window)
+    monkeypatch.setattr(apply_queue, "IN_FLIGHT_BYTES_MAX", window)
     desk = on_disk(tmp_path)
     began = large(desk, 30)
     desk.targets.automatic = False
@@ -437,33 +434,17 @@ class Forgetful(Targets):
 
 
 def test_many_large_ones_take_turns() -> None:
-    pace = InFlightWindow(Targets())
+    pace = InFlightLimit(CHUNKED_MAX)
     begun: list[int] = []
     for number in range(CHUNKED_MAX + 2):
-        pace.acquire_slot(lambda number=number: begun.append(number))  # type: ignore[misc]
+        pace.acquire(1, lambda number=number: begun.append(number))  # type: ignore[misc]
     assert begun == list(range(CHUNKED_MAX))
-    pace.release_slot()
+    pace.release(1)
     assert begun == list(range(CHUNKED_MAX + 1))
     for _ in range(CHUNKED_MAX + 1):
-        pace.release_slot()
-    pace.acquire_slot(lambda: begun.append(99))
+        pace.release(1)
+    pace.acquire(1, lambda: begun.append(99))
     assert begun[-1] == 99
-
-
-def test_a_slice_larger_than_the_window_goes_alone() -> None:
-    targets = Targets()
-    targets.automatic = False
-    pace = InFlightWindow(targets)
-    went: list[str] = []
-    pace.acquire(10, lambda: went.append("small"))
-    pace.acquire(2 * WINDOW_BYTES, lambda: went.append("large"))
-    pace.acquire(10, lambda: went.append("behind"))
-    assert went == ["small"]
-    pace.release(10)
-    assert went == ["small", "large"]
-    pace.release_when_durable(AppendResult(ORDERS, 0, ()), 2 * WINDOW_BYTES)
-    targets.force(ORDERS)
-    assert went == ["small", "large", "behind"]
 
 
 # One target: everything in the order of the decisions, one effect at a time, once.

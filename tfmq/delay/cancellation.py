@@ -17,7 +17,8 @@ from journal.errors import BelowStart, BeyondEnd, Corrupt, NotARecord
 from journal.log.log import Log
 from journal.record.batch import Appended, Batch, split_blocks
 from journal.record.format import HEADER, Buffer, split_id
-from tfmq.apply_target import ApplyTarget
+from tfmq.apply_queue import RETRY_SECONDS
+from tfmq.apply_target import ApplyTarget, RunInWorker
 from tfmq.delay.arrivals import header as notes
 from tfmq.delay.arrivals.header import CHANGED_MESSAGES_MAX, HEADER_ID, ArrivalHeader, TurnColumns
 from tfmq.delay.arrivals.log import ArrivalRecordReader, header_batch
@@ -26,7 +27,7 @@ from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.cancelled_rows import CancelledRows
 from tfmq.delay.due_time import DUE_MAX, RELATIVE, BrokerClock, effective_due_times, encode_words
-from tfmq.delay.flow_control import RETRY_SECONDS, SLICE_BYTES_MAX
+from tfmq.delay.flow_control import SLICE_BYTES_MAX
 from tfmq.delay.record_reader import FetchedRecords
 from tfmq.delay.requests import (
     CANCELLED,
@@ -37,7 +38,6 @@ from tfmq.delay.requests import (
     ArrivalLog,
     RescheduleResult,
     Turn,
-    WorkerRunner,
 )
 from tfmq.delay.rows import RowColumns
 from tfmq.delay.target_queue import TargetQueue, TargetQueues
@@ -92,7 +92,7 @@ class MessageChanges:
         target_queues: TargetQueues,
         broker_clock: BrokerClock,
         record_finder: RecordFinder,
-        run: WorkerRunner,
+        run: RunInWorker,
         arrival_tracker: ArrivalTracker,
         durable_number: Callable[[], int],
         cancelled_rows: CancelledRows,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from journal.clock import Clock
 from journal.record.batch import Appended
 from journal.record.format import Buffer
-from tfmq.apply_target import ARRIVALS_KEY, ApplyTarget
+from tfmq.apply_target import ARRIVALS_KEY, ApplyTarget, RunInWorker, Timers
 from tfmq.delay.arrivals.header import ArrivalHeader
 from tfmq.delay.arrivals.pending import NonDurableArrivals, WrittenArrival
 from tfmq.delay.arrivals.state import ArrivalLogState
@@ -38,9 +38,7 @@ from tfmq.delay.requests import (
     ListQuery,
     MessageState,
     RescheduleResult,
-    Timers,
     Turn,
-    WorkerRunner,
 )
 from tfmq.delay.rows import TargetIds
 from tfmq.delay.storage_scheduler import StorageScheduler
@@ -55,7 +53,7 @@ class QueryQueue:
     Broker thread only.
     """
 
-    def __init__(self, run: WorkerRunner) -> None:
+    def __init__(self, run: RunInWorker) -> None:
         self._run = run
         self._waiting: deque[Callable[[], None]] = deque()
         """The first one is running."""
@@ -120,7 +118,7 @@ class DelayQueue:
         destination: ApplyTarget,
         timers: Timers,
         clock: Clock,
-        run: WorkerRunner,
+        run: RunInWorker,
         settings: DelaySettings,
         mark_ready: Callable[[], None],
         floor_ms: int = 0,
@@ -394,7 +392,9 @@ class DelayQueue:
         """Return the state of the queue for operators."""
         queues, now = self._target_queues, self._broker_clock.now_ms()
         parked = [
-            (queues.name(queue.key), queue.blocked_reason) for queue in queues.all() if queue.blocked_reason
+            (queues.target_name(queue.key), queue.blocked_reason)
+            for queue in queues.all()
+            if queue.blocked_reason
         ]
         return {
             "pending": self.pending,

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from tfmq.apply_target import Timers
 from tfmq.delay.arrivals.pending import NonDurableArrivals
 from tfmq.delay.due_time import BrokerClock
 from tfmq.delay.memory_window import LOAD_AHEAD_MS, MemoryWindow
 from tfmq.delay.queries import DelayMetrics
-from tfmq.delay.requests import ArrivalLog, Timers
+from tfmq.delay.requests import ArrivalLog
 from tfmq.delay.storage_scheduler import StorageScheduler
 from tfmq.delay.target_queue import TargetQueues
 

@@ -9,6 +9,7 @@ from operator import add
 from typing import Any, Final
 
 from journal.record.format import BadRecord
+from tfmq.apply_target import Timers
 from tfmq.delay.arrivals.pending import NonDurableArrivals
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
 from tfmq.delay.buckets.rows import BucketRow, bucket_histogram, histogram_of
@@ -18,7 +19,7 @@ from tfmq.delay.cancelled_rows import BucketRowCounter, CancelledRows
 from tfmq.delay.due_time import DUE_MAX
 from tfmq.delay.memory_window import MemoryWindow
 from tfmq.delay.pending import PendingSnapshot
-from tfmq.delay.requests import Histogram, ListPage, ListQuery, PendingMessage, Timers, Turn
+from tfmq.delay.requests import Histogram, ListPage, ListQuery, PendingMessage, Turn
 from tfmq.delay.rows import attribute_of
 from tfmq.delay.target_queue import TargetQueues
 from tfmq.errors import DecodeFailed

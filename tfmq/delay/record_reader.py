@@ -12,11 +12,11 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from journal.log.log import Log
+from tfmq.apply_target import RunInWorker
 from tfmq.delay.arrivals.log import ArrivalRecordReader, Records, VerifiedBlockCache
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.flow_control import SLICE_BYTES_MAX
-from tfmq.delay.requests import WorkerRunner
 from tfmq.delay.rows import NO_ROWS, RowColumns, RowQueue
 
 ARRIVAL_LOG_ID: Final = 0
@@ -129,7 +129,7 @@ class ReadAhead:
     call. Of ten thousand rows, sorted by position, many are neighbours and need one read only.
     """
 
-    def __init__(self, record_reader: RecordReader, run: WorkerRunner) -> None:
+    def __init__(self, record_reader: RecordReader, run: RunInWorker) -> None:
         self._record_reader, self._run = record_reader, run
         self._part = NO_ROWS
         self._records: Sequence[bytes | None] = ()

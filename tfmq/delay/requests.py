@@ -1,7 +1,7 @@
 """Requests to the delay queue, their results, and what it needs from the broker."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol
 
 from journal.log.log import Log
 from journal.record.batch import Appended, Batch
@@ -11,17 +11,6 @@ CANCELLED: Final = "cancelled"
 DELIVERED: Final = "delivered"
 RESCHEDULED: Final = "rescheduled"
 UNKNOWN: Final = "unknown"
-
-WorkerRunner: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""run(fn, done): call `fn()` in any thread, then `done(result, error)` in the broker thread."""
-
-
-class Timers(Protocol):
-    """Monotonic timers, as `tfmq.broker.timers.Timers`."""
-
-    def now(self) -> float: ...
-    def after(self, seconds: float, call: Callable[[], None], *, deferrable: bool = False) -> Any: ...
-    def cancel(self, timer: Any) -> None: ...
 
 
 class Turn(NamedTuple):

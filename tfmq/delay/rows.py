@@ -73,10 +73,6 @@ class RowQueue:
         """Return the lowest turn. Raises IndexError if there are no rows."""
         return Turn(self.dues[self._dropped], self.numbers[self._dropped])
 
-    def last_turn(self) -> Turn:
-        """Return the highest turn. Raises IndexError if there are no rows."""
-        return Turn(self.dues[-1], self.numbers[-1])
-
     def head(self, count: int) -> RowColumns:
         """Return the first `count` rows, or all if there are fewer."""
         start, end = self._dropped, min(self._dropped + count, len(self.dues))

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from tfmq.apply_queue import RETRY_SECONDS
+from tfmq.apply_target import RunInWorker, Timers
 from tfmq.backoff import Backoff
 from tfmq.delay.arrivals.pending import WheelRows, WrittenArrival
 from tfmq.delay.arrivals.state import ArrivalLogState
@@ -23,7 +25,6 @@ from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.buckets.writer import PendingFilter, next_to_split
 from tfmq.delay.cancelled_rows import BucketRowCounter, CancelledRows
 from tfmq.delay.due_time import BrokerClock
-from tfmq.delay.flow_control import RETRY_SECONDS
 from tfmq.delay.memory_window import (
     LOAD_AHEAD_MS,
     URGENT_MS,
@@ -35,7 +36,7 @@ from tfmq.delay.memory_window import (
     minimum_end,
 )
 from tfmq.delay.pending import PendingSnapshots
-from tfmq.delay.requests import ArrivalLog, Timers, Turn, WorkerRunner
+from tfmq.delay.requests import ArrivalLog, Turn
 from tfmq.delay.rows import RowColumns
 from tfmq.delay.target_queue import QUEUE_ROWS_MAX, TargetQueue, TargetQueues
 from tfmq.delay.timing_wheel import DUE_RANGE
@@ -68,7 +69,7 @@ class StorageScheduler:
         target_queues: TargetQueues,
         broker_clock: BrokerClock,
         timers: Timers,
-        run: WorkerRunner,
+        run: RunInWorker,
         due_limit: Callable[[], int | None],
         lowest_due: Callable[[], int | None],
         outcome_ms: int,
@@ -494,7 +495,7 @@ class WindowLoader:
         loader: BucketLoader,
         *,
         timers: Timers,
-        run: WorkerRunner,
+        run: RunInWorker,
     ) -> None:
         self._window, self._buckets, self._loader = window, buckets, loader
         self._timers, self._run = timers, run

@@ -1,7 +1,6 @@
 """Target queues: due messages of each partition, appended in order, each exactly once.
 
-A partition remembers the highest turn that it has applied, which implies all lower turns. So no message is sent before
-a lower one, and after a start, an error or a resumption the queue first asks the partition for that turn. A queue
+What they have in common with transactions is in `tfmq.apply_queue`; the position of a message is its turn. A queue
 whose target rejects messages keeps a bounded number of rows; the others are only on disk and are reloaded when they
 can be sent.
 """
@@ -19,12 +18,13 @@ from journal.errors import BelowStart
 from journal.record.batch import Source
 from journal.record.block_trailer import SOURCE_DELAY
 from journal.record.format import SEQUENCE_BITS, SEQUENCE_MASK
-from tfmq.apply_target import Append, AppendResult, ApplyTarget
+from tfmq.apply_queue import ApplyQueue, ApplyQueues
+from tfmq.apply_target import Append, AppendResult, ApplyTarget, RunInWorker, Timers
 from tfmq.delay.arrivals.state import CancelledMessages
 from tfmq.delay.due_time import BrokerClock
-from tfmq.delay.flow_control import SLICE_BYTES_MAX, FlowControl, FlushTracker, RetryTimer, WrittenAppend
+from tfmq.delay.flow_control import SLICE_BYTES_MAX, FlowControl, FlushTracker, WrittenAppend
 from tfmq.delay.record_reader import FetchedRecords, ReadAhead, RecordReader
-from tfmq.delay.requests import Timers, Turn, WorkerRunner
+from tfmq.delay.requests import Turn
 from tfmq.delay.rows import (
     NO_ROWS,
     JoinedRecords,
@@ -47,22 +47,21 @@ RECORD_BYTES_FIRST: Final = 1024
 """Assumed record size before the first read, so that a first read of large records is small."""
 
 
-class TargetQueue:
-    """The due messages of one target.
+class TargetQueue(ApplyQueue):
+    """The due messages of one target."""
 
-    `blocked_reason`: why the target rejects messages, "" if it does not.
-    """
+    contents = "delayed messages"
+    logger = logger
 
     def __init__(self, key: int, topic: str, owner: TargetQueues) -> None:
-        self.key, self.topic = key, topic
-        self.blocked_reason = ""
+        super().__init__(key, owner)
+        self.topic = topic
         self._on_disk_from: Turn | None = None
         self.reloading = False
         self._reload_end: Turn | None = None
         """During a reload: messages from this turn on arrived meanwhile and were not kept."""
         self._count = WaitingCount()
         self._reload_ticket = 0
-        self.busy = False
         self.rows = RowQueue()
         self._owner = owner
         self.flush_tracker = FlushTracker(owner.applied_turn(key))
@@ -71,15 +70,13 @@ class TargetQueue:
 
         It stopped, or failed during a write.
         """
-        self._target_checked, self._generation = False, 0
+        self._generation = 0
         """Increased to invalidate the running read or append."""
         self._in_flight_to: Turn | None = None
         """Messages up to this turn are being read or written."""
         self._resumptions = 0
         self._record_bytes = RECORD_BYTES_FIRST
-        self._fsync_requested = False
         self._read_ahead = ReadAhead(owner.record_reader, owner.run)
-        self._retry_timer = RetryTimer(owner.timers, lambda: owner.mark_ready(self))
 
     def _applied(self) -> Turn | None:
         applied = self._owner.destination.last_applied(self.key, self._owner.source)
@@ -157,7 +154,7 @@ class TargetQueue:
     @property
     def wants_reload(self) -> bool:
         """Whether rows are only on disk and could be sent after a reload."""
-        waits = self.busy or self.reloading or self._retry_timer.is_waiting
+        waits = self.busy or self.reloading or self.is_paused
         return self.on_disk_from is not None and not waits and not len(self.rows)
 
     def begin_reload(self) -> int:
@@ -191,7 +188,7 @@ class TargetQueue:
             self.on_disk_from = cut
         dead = count_dead(self.rows, self._owner.cancelled, self._owner.locked)
         self._count.set_rows(waited, self.rows, dead, next_turn is None)
-        self._target_checked = False
+        self._position_known = False
         self._owner.mark_ready(self)
 
     def is_firing(self, turn: Turn) -> bool:
@@ -210,53 +207,53 @@ class TargetQueue:
     # Sending
 
     def send_next(self) -> None:
-        """Send the next append, unless one is running or the rows before it are being reloaded."""
-        while len(self.rows) and not self.busy and not self.reloading and not self._retry_timer.is_waiting:
-            if not self._target_checked and not self._check_target():
-                continue
-            count = min(
-                self._owner.flow_control.rows_left, READ_ROWS_MAX, 1 + SLICE_BYTES_MAX // self._record_bytes
-            )
-            if not count:
-                self._owner.continue_next_turn(self)
-                return
-            found = fireable_rows(
-                self.rows.head(count), self._owner, self._owner.uncertain_targets.get(self.key)
-            )
-            if found.cancelled:
-                self.rows.drop_head(found.cancelled)
-                self._count.drop_dead(found.cancelled)
-            elif len(found.early.numbers):
-                self._owner.handle_early(self, *found[2:])
-                return
-            elif not len(found.part.numbers):
-                return
-            else:
-                self._fetch(found.part)
+        """Send the next append, and remove the queue if it is empty."""
+        if self._owner.stopping:
+            return
+        super().send_next()
         if not len(self.rows) and not self.busy:
             self._owner.remove_if_empty(self)
 
-    def _check_target(self) -> bool:
-        """Check the target: drop what it has applied.
+    def _can_send(self) -> bool:
+        return len(self.rows) > 0 and not self.reloading
 
-        Return whether there is something left to send.
-        """
-        if self._owner.destination.display_name(self.key) is None:
-            self.drop_all()
+    def _send(self) -> bool:
+        count = min(
+            self._owner.flow_control.rows_left, READ_ROWS_MAX, 1 + SLICE_BYTES_MAX // self._record_bytes
+        )
+        if not count:
+            self._owner.continue_next_turn(self)
             return False
+        found = fireable_rows(self.rows.head(count), self._owner, self._owner.uncertain_targets.get(self.key))
+        if found.cancelled:
+            self.rows.drop_head(found.cancelled)
+            self._count.drop_dead(found.cancelled)
+        elif len(found.early.numbers):
+            self._owner.handle_early(self, *found[2:])
+            return False
+        elif not len(found.part.numbers):
+            return False
+        else:
+            self._fetch(found.part)
+        return True
+
+    def _check_target(self) -> bool:
+        # Records are read only for a target that accepts them.
         stopped = self._owner.stop_reason(self.key)
         if stopped is not None:
             self._block(stopped)
             self.flush_tracker.wake_all()
             return False
-        applied = self._applied()
-        self._target_checked, self._uncertain_to = True, None
+        return super()._check_target()
+
+    def _drop_applied(self, applied: tuple[int, int] | None) -> bool:
+        self._uncertain_to = None
         if applied is not None:
-            self.rows.drop_through(applied)
+            self.rows.drop_through(Turn(*applied))
         return bool(len(self.rows))
 
     def _fetch(self, part: RowColumns) -> None:
-        self.busy, self._in_flight_to = True, part.turn(len(part.numbers) - 1)
+        self.busy, self._in_flight_to = True, part.turn(-1)
         self._read_ahead.fetch(
             part, self.rows, self._record_bytes, partial(self._fetched, part, self._generation)
         )
@@ -274,43 +271,38 @@ class TargetQueue:
             self._operation_ended()
             return
         if found is None:
-            self._operation_failed(error or RuntimeError("a read ended without a result"))
+            self._failed(error or RuntimeError("a read ended without a result"))
             return
         limit = min(SLICE_BYTES_MAX, self._owner.destination.append_bytes_max(self.key))
         piece = join_records(found.records, self.key, limit)
         if piece.damaged:
             text = "%d delayed messages for %s cannot be read and are left out, due %d to %d"
             dues = part.dues[0], part.dues[piece.rows - 1]
-            logger.error(text, piece.damaged, self._owner.name(self.key), *dues)
+            logger.error(text, piece.damaged, self._owner.target_name(self.key), *dues)
             self._owner.damaged += piece.damaged
         if not piece.batches:
             self.rows.drop_head(piece.rows)
             self._operation_ended()
             return
         self._record_bytes = max(1, piece.size_bytes // piece.rows)
-        self._send(part.head(piece.rows), piece)
+        part = part.head(piece.rows)
+        self.busy, self._in_flight_to = True, part.turn(-1)
+        write = partial(self._write, part, piece, self._generation)
+        self._owner.flow_control.acquire(piece.size_bytes, write)
 
-    def _send(self, part: RowColumns, piece: JoinedRecords) -> None:
-        pacing = self._owner.flow_control
-        self.busy, self._in_flight_to = True, part.turn(len(part.numbers) - 1)
-        if not pacing.may_write(piece.size_bytes):
-            pacing.wait_for_room(piece.size_bytes, partial(self._send_again, part, piece, self._generation))
+    def _write(self, part: RowColumns, piece: JoinedRecords, life: int) -> None:
+        """Append `part`, for which the in-flight limit has room."""
+        if life != self._generation or self._owner.stopping:
+            self._owner.flow_control.release(piece.size_bytes)
+            self._operation_ended()
             return
-        pacing.reserve(piece.size_bytes)
-        pacing.count_written(piece.rows, piece.size_bytes)
-        source = Source(SOURCE_DELAY, self._owner.source[1], *self._in_flight_to)
+        self._owner.flow_control.count_written(piece.rows, piece.size_bytes)
+        source = Source(*self._owner.source, *part.turn(-1))
         incarnation, number = self.key >> SEQUENCE_BITS, self.key & SEQUENCE_MASK
         effect = Append(self.topic, incarnation, number, piece.batches, source)
         self._owner.destination.apply(
             effect, partial(self._written, part, piece.size_bytes, self._generation)
         )
-
-    def _send_again(self, part: RowColumns, piece: JoinedRecords, life: int) -> None:
-        """Retry an append for which the in-flight limit has room now."""
-        if life != self._generation or self._owner.stopping:
-            self._operation_ended()
-        else:
-            self._send(part, piece)
 
     # Results
 
@@ -332,63 +324,43 @@ class TargetQueue:
         if mark is None:
             self._owner.flow_control.release(size_bytes)
             if life == self._generation:
-                self._operation_failed(error or RuntimeError("an effect ended without a mark"))
+                self._failed(error or RuntimeError("an effect ended without a mark"))
             else:
                 self._operation_ended()
             return
         self._in_flight_to = None
-        last = part.turn(len(part.numbers) - 1)
-        self.flush_tracker.add(WrittenAppend(mark, part.dues[0], last, size_bytes, len(part.numbers)))
+        last = part.turn(-1)
+        self.flush_tracker.add(WrittenAppend(mark, part.dues[0], last, len(part.numbers)))
         if life == self._generation:
             self.rows.drop_head(len(part.numbers))
             if self.on_disk_from is not None and self.on_disk_from <= last:
                 self.on_disk_from = Turn(last.due, last.number + 1)
-        if self.blocked_reason:
-            logger.info("%s accepts delayed messages again", self._owner.name(self.key))
-            self.blocked_reason = ""
-            self._retry_timer.reset()
-        self._owner.record_fired(self, part)
-        self._request_fsync()
+        self._unblock()
+        self._owner.record_fired(part)
+        self._owner.destination.fsync_to(mark, partial(self._fsync_ended, size_bytes, self._resumptions))
         self._owner.mark_ready(self)
 
-    def _request_fsync(self) -> None:
-        """Request an fsync, one at a time: later appends share the next one."""
-        last = self.flush_tracker.last_append
-        if last is None or self._fsync_requested:
-            return
-        self._fsync_requested = True
-        self._owner.destination.fsync_to(last.mark, partial(self._fsync_ended, self._resumptions))
-
-    def _fsync_ended(self, resumptions: int, error: BaseException | None) -> None:
-        if resumptions != self._resumptions:
-            return
-        self._fsync_requested = False
-        if error is None:
-            self.process_durable()
-            self._request_fsync()
-            return
-        # The target has stopped and may lose what is not durable; `target_resumed` finds out. Release its bytes, so
-        # that other queues do not wait for it.
-        self._owner.flow_control.release(self.flush_tracker.release_bytes())
-        if len(self.flush_tracker) and not self.blocked_reason:
-            self._block(error)
+    def _fsync_ended(self, size_bytes: int, resumptions: int, error: BaseException | None) -> None:
+        if resumptions == self._resumptions:
+            if error is None:
+                self.process_durable()
+            elif len(self.flush_tracker) and not self.blocked_reason:
+                # The target has stopped and may lose what is not durable; `target_resumed` finds out.
+                self._block(error)
+        # The bytes of a stopped target are released too, so that other queues do not wait for it.
+        self._owner.flow_control.release(size_bytes)
 
     def process_durable(self) -> None:
         """Process the appends that are durable now."""
-        before = self.flush_tracker.size_bytes
         self.flush_tracker.pop_durable(self._owner.destination.is_durable)
-        self._owner.flow_control.release(before - self.flush_tracker.size_bytes)
         if not len(self.flush_tracker):
             self._owner.remove_if_empty(self)
 
-    def _operation_failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException) -> None:
         if getattr(error, "outcome", None) == UNKNOWN:
             self._uncertain_to = self._in_flight_to
-        self._target_checked, self._in_flight_to = False, None
-        if isinstance(error, UnknownTopic):
-            self.drop_all()
-        else:
-            self._block(error)
+        self._in_flight_to = None
+        super()._failed(error)
         self.flush_tracker.wake_all()
 
     def drop_all(self) -> None:
@@ -401,7 +373,7 @@ class TargetQueue:
         self.rows.clear()
         self._read_ahead.clear()
         self.on_disk_from, self.blocked_reason, self.reloading = None, "", False
-        self._retry_timer.cancel()
+        self.close()
         self.process_durable()
         self.flush_tracker.wake_all()
         self._owner.remove_if_empty(self)
@@ -413,8 +385,7 @@ class TargetQueue:
         self._generation += 1
         self._read_ahead.clear()
         self._resumptions += 1
-        self._in_flight_to, self._fsync_requested, self._uncertain_to = None, False, None
-        self._owner.flow_control.release(self.flush_tracker.size_bytes)
+        self._in_flight_to = self._uncertain_to = None
         applied = self._applied()
         if lost := self.flush_tracker.reset_to(applied):
             self._count.move_to_disk(self.rows, lost)
@@ -423,31 +394,12 @@ class TargetQueue:
             self.rows.clear()
             self.on_disk_from = first if self.on_disk_from is None else min(first, self.on_disk_from)
             self._reload_end, self.reloading = None, False
-        self.recheck_target()
-
-    def recheck_target(self) -> None:
-        """Check the target again at once: it may accept messages, or its topic may be deleted."""
-        self._target_checked = False
-        self._retry_timer.reset()
-        if not self.busy:
-            self._retry_timer.retry_now()
-
-    def pause(self, seconds: float) -> None:
-        """Delay the first row."""
-        self._retry_timer.pause(seconds)
-
-    def close(self) -> None:
-        """Cancel the retry timer."""
-        self._retry_timer.cancel()
+        super().target_resumed()
 
     def _block(self, error: BaseException) -> None:
-        reason = str(error) or type(error).__name__
-        if reason != self.blocked_reason and not self._owner.stopping:
-            logger.error("Delayed messages wait for %s: %s", self._owner.name(self.key), reason)
-        self.blocked_reason = reason
+        super()._block(error)
         self._read_ahead.clear()
-        self._retry_timer.back_off()
-        self._owner.mark_blocked(self)
+        self._owner.mark_blocked()
 
 
 class WaitingCount:
@@ -582,7 +534,7 @@ Postpone = Callable[[TargetQueue, RowColumns], None]
 """postpone(queue, rows): reschedule messages that are not due yet by the wall clock."""
 
 
-class TargetQueues:
+class TargetQueues(ApplyQueues[TargetQueue]):
     """All target queues.
 
     Dispatches due messages to them, runs them in turns, limits their memory. The attributes are shared by the queues.
@@ -595,7 +547,7 @@ class TargetQueues:
         *,
         destination: ApplyTarget,
         timers: Timers,
-        run: WorkerRunner,
+        run: RunInWorker,
         broker_clock: BrokerClock,
         targets: TargetIds,
         record_reader: RecordReader,
@@ -603,9 +555,8 @@ class TargetQueues:
         doubtful: Mapping[int, int],
         postpone: Postpone,
     ) -> None:
-        self.source = (SOURCE_DELAY, store_id)
-        self.destination, self.timers, self.run, self.broker_clock = destination, timers, run, broker_clock
-        self.record_reader = record_reader
+        super().__init__(destination, timers, (SOURCE_DELAY, store_id))
+        self.run, self.broker_clock, self.record_reader = run, broker_clock, record_reader
         self.flow_control = FlowControl()
         self.lateness = LatenessHistogram()
         self.uncertain_targets = doubtful
@@ -616,12 +567,8 @@ class TargetQueues:
         self.damaged = 0
         """Messages that could not be read."""
         self.fired_count = 0
-        self.stopping = False
         self._targets, self._cancelled, self._postpone = targets, cancelled, postpone
-        self._queues: dict[int, TargetQueue] = {}
-        self._ready_queues: dict[TargetQueue, None] = {}
         self._queues_on_disk: dict[TargetQueue, None] = {}
-        self._next_turn: dict[TargetQueue, None] = {}
         self._check_blocked = False
 
     @property
@@ -704,10 +651,6 @@ class TargetQueues:
             pass
         return None
 
-    def name(self, key: int) -> str:
-        """Return the name of a target for log messages."""
-        return self.destination.display_name(key) or "a deleted topic"
-
     # Due messages
 
     def add_due(self, entries: WheelEntries) -> None:
@@ -739,52 +682,38 @@ class TargetQueues:
         if queue is None:
             queue = self._queues[key] = TargetQueue(key, topic, self)
         queue.add(part)
-        self._ready_queues[queue] = None
+        self.mark_ready(queue)
         if queue.blocked_reason:
-            self.mark_blocked(queue)
+            self.mark_blocked()
 
     # Turns of the broker
 
     @property
     def has_work(self) -> bool:
         """Whether `write` has work."""
-        return bool(self._ready_queues) or self._check_blocked
+        return super().has_work or self._check_blocked
 
     def write(self) -> bool:
         """Send appends to targets that can accept one; return whether there was anything to do."""
-        due, self._ready_queues = self._ready_queues, {}
-        if not self.stopping:
-            for queue in due:
-                queue.send_next()
+        wrote = super().write()
         if self._check_blocked:
             self._limit_blocked_rows()
-        return bool(due)
+        return wrote
 
-    def continue_next_turn(self, queue: TargetQueue) -> None:
-        """Continue this queue in the next turn: the limit of this turn is reached."""
-        if not self._next_turn:
-            self.timers.after(0.0, self._new_turn)
-        self._next_turn[queue] = None
-
-    def _new_turn(self) -> None:
+    def _start_turn(self) -> None:
         self.flow_control.start_turn()
-        queues, self._next_turn = self._next_turn, {}
-        self._ready_queues.update(queues)
+        super()._start_turn()
 
     # Notifications by queues
 
-    def mark_ready(self, queue: TargetQueue) -> None:
-        """Mark that the queue may have something to send."""
-        self._ready_queues[queue] = None
-
-    def remove_if_empty(self, queue: TargetQueue) -> None:
-        """Remove the queue if it is empty: the state of its target is sufficient."""
-        if queue.is_empty and self._queues.get(queue.key) is queue:
-            queue.close()
-            del self._queues[queue.key]
+    def remove_if_empty(self, queue: TargetQueue) -> bool:
+        """Remove the queue if it is empty; return whether it was removed."""
+        removed = super().remove_if_empty(queue)
+        if removed:
             queue.flush_tracker.wake_all()
+        return removed
 
-    def mark_blocked(self, queue: TargetQueue) -> None:
+    def mark_blocked(self) -> None:
         """Request a check of the memory limit: a blocked queue has new rows, or was blocked now."""
         self._check_blocked = True
 
@@ -800,7 +729,7 @@ class TargetQueues:
             total -= len(queue.rows)
             queue.drop_rows()
 
-    def record_fired(self, queue: TargetQueue, part: RowColumns) -> None:
+    def record_fired(self, part: RowColumns) -> None:
         """Record that these rows are written."""
         now = self.broker_clock.now_ms()
         self.fired_count += len(part.numbers)
@@ -832,17 +761,11 @@ class TargetQueues:
 
     # Targets
 
-    def target_resumed(self, key: int) -> None:
-        """Handle a target that accepts writes again."""
-        queue = self._queues.get(key)
-        if queue is not None:
-            queue.target_resumed()
-
     def topic_deleted(self, incarnation: int) -> None:
-        """Retry the queues of a deleted topic's partitions; they drop their messages."""
+        """Let the queues of a deleted topic's partitions drop their messages."""
+        super().topic_deleted(incarnation)
         for key, queue in list(self._queues.items()):
             if key >> SEQUENCE_BITS == incarnation:
-                queue.recheck_target()
                 queue.process_durable()
 
     def remove_message(self, key: int, turn: Turn) -> None:
@@ -873,8 +796,7 @@ class TargetQueues:
     def stop(self) -> None:
         """Send nothing new and cancel all retry timers."""
         self.stopping = True
-        for queue in self._queues.values():
-            queue.close()
+        self.close()
 
 
 # Lateness: the time from due to written.

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from journal.clock import Clock
-from tfmq.apply_target import ApplyTarget
+from tfmq.apply_target import ApplyTarget, DurableCallback, RunInWorker, Timers
 from tfmq.errors import Busy, TransactionTooLarge
 from tfmq.transaction import rejections, states
 from tfmq.transaction.applier import Applier
 from tfmq.transaction.apply_progress import ApplyProgress, ProgressCallback
 from tfmq.transaction.check_back import CheckBack
 from tfmq.transaction.deadlines import Deadlines
-from tfmq.transaction.journal_writer import DurableCallback, RunInWorker, UncertainWrite, WrittenCallback
+from tfmq.transaction.journal_writer import UncertainWrite, WrittenCallback
 from tfmq.transaction.model import Decision, Transaction
-from tfmq.transaction.requests import Caller, CheckBackQuery, Timers
+from tfmq.transaction.requests import Caller, CheckBackQuery
 from tfmq.transaction.store import TransactionStore
 
 STALE_ENTRIES_MIN: Final = 1024

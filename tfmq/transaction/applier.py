@@ -1,7 +1,7 @@
 """Applies commit decisions to partitions, delayed messages and consumer offsets.
 
 `TargetQueue` applies the decisions of one target in order, `ChunkedApply` the large part of one decision,
-slice by slice. `InFlightWindow` limits what the latter have written and not fsynced.
+slice by slice. What both have in common with delayed messages is in `tfmq.apply_queue`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from journal.errors import Closed, Corrupt
 from journal.record.batch import Batch, Source
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import SEQUENCE_BITS
+from tfmq.apply_queue import ApplyQueue, ApplyQueues, InFlightLimit
 from tfmq.apply_target import (
     ARRIVALS_KEY,
     OFFSETS_KEY,
@@ -27,15 +28,13 @@ from tfmq.apply_target import (
     CommitOffsets,
     Effect,
     GroupPositions,
-    SourceId,
+    RunInWorker,
     StoredDelayedBatch,
+    Timers,
 )
-from tfmq.backoff import Backoff
-from tfmq.errors import NOT_DONE, StorageStopped, UnknownTopic
+from tfmq.errors import NOT_DONE, StorageStopped
 from tfmq.transaction.apply_progress import ApplyProgress, ApplyTask, FlushTracker
-from tfmq.transaction.journal_writer import RunInWorker
 from tfmq.transaction.model import Slice, TargetPart
-from tfmq.transaction.requests import Timers
 from tfmq.transaction.store import TransactionStore
 
 COUNTED_INLINE_MAX: Final = 10_000
@@ -57,7 +56,7 @@ DelayedResults: TypeAlias = tuple[ApplyProgress, Sequence[int], Sequence[StoredD
 OFFSETS_PART: Final = TargetPart(OFFSETS_KEY, "", 0, 0, 0)
 
 
-class Applier:
+class Applier(ApplyQueues["TargetQueue"]):
     """Applies decisions to their targets completely, in order and exactly once.
 
     Errors of a target are retried without limit; nothing here can revert a decision, and effects are
@@ -77,20 +76,18 @@ class Applier:
         on_applied: Callable[[ApplyProgress], None],
         mark_ready: Callable[[], None],
     ) -> None:
-        self.store, self.destination, self.timers, self.run = store, destination, timers, run
-        self.journal_id = store.journal_id
-        self.source: SourceId = (SOURCE_TRANSACTION, self.journal_id)
-        self.in_flight_window = InFlightWindow(destination)
+        super().__init__(destination, timers, (SOURCE_TRANSACTION, store.journal_id), mark_ready)
+        self.store, self.run = store, run
+        self.in_flight = InFlightLimit()
+        """Bytes of large parts that are written and not durable."""
+        self.chunked = InFlightLimit(CHUNKED_MAX)
+        """Large parts that are being applied."""
         self.flush_tracker = FlushTracker(destination, timers, self._complete)
-        self.stopping = False
         self.unlimited_turns = True
         """Whether the turn limit is off: until the applier is idle once, recovery has no other work."""
-        self._release_space, self._on_applied, self._mark_ready = release_space, on_applied, mark_ready
-        self._queues: dict[int, TargetQueue] = {}
+        self._release_space, self._on_applied = release_space, on_applied
         self._starting: deque[ApplyProgress] = deque()
         """Decisions to be started; the first is being counted."""
-        self._ready_queues: dict[TargetQueue, None] = {}
-        self._deferred_queues: dict[TargetQueue, None] = {}
         self._turn_bytes = 0
         self.due_words = 0
         """Words of due times held for replies."""
@@ -148,12 +145,10 @@ class Applier:
 
     def write(self) -> bool:
         """Send effects to the targets that are free; False if there was no work."""
-        due, self._ready_queues = self._ready_queues, {}
-        for queue in due:
-            queue.send_next()
+        wrote = super().write()
         self.unlimited_turns = self.unlimited_turns and not self.idle
         self._try_stop()
-        return bool(due)
+        return wrote
 
     def may_send(self, queue: TargetQueue, size_bytes: int) -> bool:
         """Whether the target queue may apply `size_bytes` more in this turn.
@@ -163,27 +158,18 @@ class Applier:
         if self.stopping or self.unlimited_turns:
             return True
         if self._turn_bytes and self._turn_bytes + size_bytes > TURN_BYTES:
-            if not self._deferred_queues:
-                self.timers.after(0.0, self._start_turn)
-            self._deferred_queues[queue] = None
+            self.continue_next_turn(queue)
             return False
         self._turn_bytes += size_bytes
         return True
 
     def _start_turn(self) -> None:
         self._turn_bytes = 0
-        queues, self._deferred_queues = self._deferred_queues, {}
-        self._ready_queues.update(queues)
-        self._mark_ready()
+        super()._start_turn()
 
     # Notifications of target queues
 
-    def mark_ready(self, queue: TargetQueue) -> None:
-        """Mark a queue that may have something to send."""
-        self._ready_queues[queue] = None
-        self._mark_ready()
-
-    def target_blocked(self, queue: TargetQueue) -> None:
+    def target_blocked(self) -> None:
         """Handle a queue whose target became blocked."""
         self._try_stop()
 
@@ -218,10 +204,7 @@ class Applier:
         self._finish_tasks(queue, parts)
 
     def _finish_tasks(self, queue: TargetQueue, parts: Sequence[ApplyTask]) -> None:
-        if queue.is_empty:
-            queue.close()
-            self._queues.pop(queue.key, None)
-        else:
+        if not self.remove_if_empty(queue):
             self.mark_ready(queue)
         for progress, target in parts:
             freed = min(progress.reserved_bytes, target.size_bytes)
@@ -260,25 +243,14 @@ class Applier:
             for progress, _ in parts:
                 progress.pending_targets += 1
             self._target_queue(key).requeue(parts)
-        if key in self._queues:
-            self._queues[key].target_resumed()
+        super().target_resumed(key)
 
     def topic_deleted(self, incarnation: int) -> None:
         """Let the queues of a deleted topic's partitions drop their effects."""
-        for key, queue in list(self._queues.items()):
-            if key >> SEQUENCE_BITS == incarnation:
-                queue.retry()
+        super().topic_deleted(incarnation)
         for key in list(self.flush_tracker.fsync_errors):
             if key >> SEQUENCE_BITS == incarnation:
                 self.flush_tracker.retry(key)
-
-    def target_name(self, key: int) -> str:
-        """Return the display name of a target."""
-        return (
-            "the groups' offsets"
-            if key == OFFSETS_KEY
-            else self.destination.display_name(key) or "a deleted topic"
-        )
 
     def blocked_targets(self) -> dict[int, str]:
         """Return the blocked targets: key -> reason. Includes targets that stopped before an fsync."""
@@ -307,8 +279,8 @@ class Applier:
         return (
             not self._starting
             and not self._ready_queues
-            and not self._deferred_queues
-            and all(each.blocked_reason and not each.is_applying for each in self._queues.values())
+            and not self._next_turn
+            and all(each.blocked_reason and not each.busy for each in self._queues.values())
         )
 
     # Late replies
@@ -344,8 +316,7 @@ class Applier:
         done, self._stop_done = self._stop_done, None
         if self._timer is not None:
             self.timers.cancel(self._timer)
-        for queue in self._queues.values():
-            queue.close()
+        self.close()
         self.flush_tracker.close()
         self.flush_tracker.fsync_all(done)
 
@@ -354,27 +325,19 @@ logger = logging.getLogger("tfmq.transaction")
 
 OFFSETS_PER_APPEND: Final = 10_000
 """Offsets committed in one append: at most 512 KiB, well below the catalog's entry limit."""
-RETRY_SECONDS: Final = 1.0
-RETRY_SECONDS_MAX: Final = 30.0
-"""Retry pauses of a blocked target double from RETRY_SECONDS to this limit.
-
-A resume also retries.
-"""
 
 
-class TargetQueue:
+class TargetQueue(ApplyQueue):
     """Queue of the effects on one target, applied strictly in LSN order, one at a time.
 
-    The target stores the highest position that was applied, which implies all earlier ones. So no effect is
-    written before an earlier one, and after a start, an error or a resume the target's position is read
-    before anything is sent. Adjacent small effects are combined into one append with the last one's
-    position. `blocked_reason` is the reason why the target is blocked, "" if it is not.
+    Adjacent small effects are combined into one append with the last one's position.
     """
 
+    contents = "committed transactions"
+    logger = logger
+
     def __init__(self, key: int, applier: Applier) -> None:
-        self.key = key
-        self.blocked_reason = ""
-        self.is_applying = False
+        super().__init__(key, applier)
         self._applier = applier
         self.slice_bytes = self._read_slice_bytes()
         """Bytes per append, so that the owner's thread is not blocked.
@@ -385,10 +348,7 @@ class TargetQueue:
         self._applying: list[ApplyTask] = []
         self._batch_indexes: list[Sequence[int]] = []
         self._chunked_apply: ChunkedApply | None = None
-        self._position_known = False
         self._applied_ordinal = 0
-        self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
-        self._timer: Any = None
 
     def _read_slice_bytes(self) -> int:
         return 0 if self.key == OFFSETS_KEY else self._applier.destination.append_bytes_max(self.key)
@@ -396,7 +356,7 @@ class TargetQueue:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is queued or being applied."""
-        return not self._queue and not self.is_applying
+        return not self._queue and not self.busy
 
     def pending_tasks(self) -> list[ApplyTask]:
         """Return the tasks that are queued or being applied."""
@@ -420,44 +380,26 @@ class TargetQueue:
         """Handle a target that accepts writes again: effects without an fsync may be lost."""
         if self._chunked_apply is not None:
             self._chunked_apply.cancel()
-        self.retry()
-
-    def retry(self) -> None:
-        """Retry now: the target may have become writable or been deleted."""
-        self._position_known = False
-        self._backoff.reset()
-        self._retry_now()
-
-    def close(self) -> None:
-        """Stop the retry timer."""
-        self._stop_timer()
+        super().target_resumed()
 
     # Sending
 
-    def send_next(self) -> None:
-        """Start the next append if there is a task and none is being applied."""
-        while self._queue and not self.is_applying and self._timer is None:
-            if not self._position_known and not self._read_position():
-                continue
-            if self.key == OFFSETS_KEY:
-                self._send_offsets()
-            elif not self._send_messages():
-                return
+    def _can_send(self) -> bool:
+        return bool(self._queue)
 
-    def _read_position(self) -> bool:
-        """Read the applied position of the target; return whether tasks are left to send."""
-        destination, key = self._applier.destination, self.key
-        if key != OFFSETS_KEY and destination.display_name(key) is None:
-            self.drop_all()
-            return False
+    def _send(self) -> bool:
+        if self.key == OFFSETS_KEY:
+            self._send_offsets()
+            return True
+        return self._send_messages()
+
+    def _drop_applied(self, applied: tuple[int, int] | None) -> bool:
         self.slice_bytes = self._read_slice_bytes()  # unknown before if the target could not be opened
-        applied = destination.last_applied(key, self._applier.source)
         there = []
         while applied is not None and self._queue and self._queue[0].position <= applied:
             there.append(self._queue.popleft())
         head = self._queue[0].progress.decision.lsn if self._queue else -1
         self._applied_ordinal = applied[1] if applied is not None and head == applied[0] else 0
-        self._position_known = True
         if there:
             self._append(there, [], [], [])
             return False
@@ -499,7 +441,7 @@ class TargetQueue:
             self._applied_ordinal = 0
         if parts:
             self._append(parts, batches, pieces, decided_ms)
-        return bool(parts) or self.is_applying
+        return bool(parts) or self.busy
 
     def _read_small(self, part: ApplyTask) -> list[Slice] | None:
         if part.target.size_bytes > self.slice_bytes:
@@ -516,7 +458,7 @@ class TargetQueue:
         decided_ms: list[int],
     ) -> None:
         """Append the batches of all tasks with the last one's position."""
-        self._applying, self._batch_indexes, self.is_applying = parts, pieces, True
+        self._applying, self._batch_indexes, self.busy = parts, pieces, True
         last = parts[-1]
         effect = self.make_effect(last, batches, last.target.last_ordinal, decided_ms)
         self._applier.destination.apply(effect, self._written)
@@ -528,7 +470,7 @@ class TargetQueue:
 
         `decided_ms` has the decision time of each batch, if it is not that of `part` for all.
         """
-        source = Source(SOURCE_TRANSACTION, self._applier.journal_id, part.progress.decision.lsn, last)
+        source = Source(*self._applier.source, part.progress.decision.lsn, last)
         if self.key == OFFSETS_KEY:
             return CommitOffsets((), source)
         if self.key == ARRIVALS_KEY:
@@ -552,13 +494,13 @@ class TargetQueue:
             parts.append(self._queue.popleft())
             groups += offsets
         lsn = parts[-1].progress.decision.lsn
-        self._applying, self._batch_indexes, self.is_applying = parts, [], True
-        source = Source(SOURCE_TRANSACTION, self._applier.journal_id, lsn, 0)
+        self._applying, self._batch_indexes, self.busy = parts, [], True
+        source = Source(*self._applier.source, lsn, 0)
         self._applier.destination.apply(CommitOffsets(groups, source), self._written)
 
     def _start_chunked(self) -> None:
         part = self._queue.popleft()
-        self._applying, self._batch_indexes, self.is_applying = [part], [], True
+        self._applying, self._batch_indexes, self.busy = [part], [], True
         after, self._applied_ordinal = self._applied_ordinal, 0
         self._chunked_apply = ChunkedApply(self, self._applier, part, after, self._written)
         self._chunked_apply.start()
@@ -566,14 +508,13 @@ class TargetQueue:
     # Results
 
     def _written(self, mark: AppendResult | None, error: BaseException | None) -> None:
-        parts, self._applying, self.is_applying = self._applying, [], False
+        parts, self._applying, self.busy = self._applying, [], False
         self._chunked_apply = None
         if mark is None:
             self.requeue(parts)
             self._failed(error or RuntimeError("an effect ended without a mark"))
             return
-        if self.blocked_reason:
-            self._unblock()
+        self._unblock()
         for part in parts:
             part.progress.damage = ""
         self._record_offsets(parts, mark)
@@ -600,13 +541,9 @@ class TargetQueue:
             self._applier.record_delayed(mark, noted)
 
     def _failed(self, error: BaseException) -> None:
-        self._position_known = False
-        if isinstance(error, UnknownTopic):
-            self.drop_all()
-            return
         if isinstance(error, Unreadable) and self._queue:
             self._queue[0].progress.damage = str(error)
-        self._block(error)
+        super()._failed(error)
 
     def drop_all(self) -> None:
         """Drop, count and log all tasks: the target was deleted."""
@@ -622,43 +559,15 @@ class TargetQueue:
         self.blocked_reason = ""
         self._applier.tasks_dropped(self, parts)
 
-    # Waiting for the target
-
     def _block(self, error: BaseException) -> None:
-        reason = str(error) or type(error).__name__
-        if reason != self.blocked_reason and not self._applier.stopping:
-            name = self._applier.target_name(self.key)
-            logger.error("Committed transactions wait for %s: %s", name, reason)
-        self.blocked_reason = reason
-        self._timer = self._applier.timers.after(self._backoff.advance(), self._retry_now)
+        super()._block(error)
         for part in self._queue:
             part.progress.notify_late()
-        self._applier.target_blocked(self)
-
-    def _retry_now(self) -> None:
-        self._stop_timer()
-        self._applier.mark_ready(self)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._applier.timers.cancel(self._timer)
-            self._timer = None
-
-    def _unblock(self) -> None:
-        logger.info("%s accepts committed transactions again", self._applier.target_name(self.key))
-        self.blocked_reason = ""
-        self._backoff.reset()
+        self._applier.target_blocked()
 
 
 CONTIGUOUS_BYTES: Final = 64 << 20
 """Parts up to this size are contiguous in their partition."""
-WINDOW_BYTES: Final = 512 << 10
-"""Bytes written by all large parts together and not yet fsynced.
-
-Any fsync of another client has to write these bytes too. Measured with a 2 GB transaction: another client's
-send took 4.6 ms (p99 9.3) with 8 MiB, 1.6 ms (p99 3.3) with this value and slices of 256 KiB; the 2 GB took
-6 % longer.
-"""
 CHUNKED_MAX: Final = 4
 """Large parts applied concurrently; each holds a slice in memory and uses a reader."""
 
@@ -671,60 +580,6 @@ class Unreadable(Exception):
             f"the transaction journal is damaged: {error}. Stop the broker, mend it with `tfmq log repair`, which says"
             " what is lost, and start the broker again"
         )
-
-
-class InFlightWindow:
-    """Limits unfsynced bytes and concurrency of all `ChunkedApply` together."""
-
-    def __init__(self, destination: ApplyTarget) -> None:
-        self._destination = destination
-        self._undurable_bytes = 0
-        self._running = 0
-        self._slot_waiters: deque[Callable[[], None]] = deque()
-        self._write_waiters: deque[tuple[int, Callable[[], None]]] = deque()
-
-    def acquire_slot(self, go: Callable[[], None]) -> None:
-        """Call `go()` when another large part may start."""
-        if self._running < CHUNKED_MAX:
-            self._running += 1
-            go()
-        else:
-            self._slot_waiters.append(go)
-
-    def release_slot(self) -> None:
-        """Free the slot of a finished part."""
-        if self._slot_waiters:
-            self._slot_waiters.popleft()()
-        else:
-            self._running -= 1
-
-    def acquire(self, size_bytes: int, go: Callable[[], None]) -> None:
-        """Call `go()` when `size_bytes` fit into the window; a larger size runs alone."""
-        if not self._write_waiters and self._fits(size_bytes):
-            self._undurable_bytes += size_bytes
-            go()
-        else:
-            self._write_waiters.append((size_bytes, go))
-
-    def release_when_durable(self, mark: AppendResult, size_bytes: int) -> None:
-        """Request an fsync of written bytes, which frees their room."""
-        self._destination.fsync_to(mark, partial(self._release, size_bytes))
-
-    def release(self, size_bytes: int) -> None:
-        """Free the room of bytes that were not written."""
-        self._release(size_bytes, None)
-
-    def _release(self, size_bytes: int, error: BaseException | None) -> None:
-        """Free room and start waiting writes."""
-        # After a failed fsync the target is stopped, so the bytes need no more room either.
-        self._undurable_bytes -= size_bytes
-        while self._write_waiters and self._fits(self._write_waiters[0][0]):
-            size, go = self._write_waiters.popleft()
-            self._undurable_bytes += size
-            go()
-
-    def _fits(self, size_bytes: int) -> bool:
-        return not self._undurable_bytes or self._undurable_bytes + size_bytes <= WINDOW_BYTES
 
 
 class ChunkedApply:
@@ -748,7 +603,7 @@ class ChunkedApply:
 
     def start(self) -> None:
         """Start when a slot is free."""
-        self._applier.in_flight_window.acquire_slot(self._slot_acquired)
+        self._applier.chunked.acquire(1, self._slot_acquired)
 
     def cancel(self) -> None:
         """Stop with an error: the target stopped and resumed."""
@@ -775,7 +630,7 @@ class ChunkedApply:
         elif found is None:
             self._fail_incomplete()
         else:
-            self._applier.in_flight_window.acquire(found.size_bytes, partial(self._write, found))
+            self._applier.in_flight.acquire(found.size_bytes, partial(self._write, found))
 
     def _write(self, found: Slice) -> None:
         if self._cancelled is not None:
@@ -786,10 +641,11 @@ class ChunkedApply:
 
     def _written(self, found: Slice, mark: AppendResult | None, error: BaseException | None) -> None:
         if mark is None:
-            self._applier.in_flight_window.release(found.size_bytes)
+            self._applier.in_flight.release(found.size_bytes)
             self._finish(None, error)
             return
-        self._applier.in_flight_window.release_when_durable(mark, found.size_bytes)
+        # After a failed fsync the target is stopped, so the bytes need no more room either.
+        self._applier.destination.fsync_to(mark, lambda _: self._applier.in_flight.release(found.size_bytes))
         for number, count in found.lost:
             self._task.progress.losses[self._queue.key, number] = count
         if mark.delayed:
@@ -811,5 +667,5 @@ class ChunkedApply:
     def _finish(self, mark: AppendResult | None, error: BaseException | None) -> None:
         if self._contiguous:
             self._applier.destination.end_exclusive(self._queue.key)
-        self._applier.in_flight_window.release_slot()
+        self._applier.chunked.release(1)
         self._done(None if mark is None else mark._replace(offsets=(), delayed=()), error)

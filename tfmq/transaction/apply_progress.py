@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from tfmq.apply_target import AppendResult, ApplyTarget, StoredDelayedBatch
+from tfmq.apply_target import AppendResult, ApplyTarget, StoredDelayedBatch, Timers
 from tfmq.transaction import states
 from tfmq.transaction.model import Decision, TargetPart
-from tfmq.transaction.requests import Timers
 
 OFFSETS_MAX: Final = 4096
 """Largest number of batches whose offsets are returned; the maximum of one TRANSACT frame."""

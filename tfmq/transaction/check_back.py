@@ -4,10 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from tfmq.apply_target import Timers
 from tfmq.backoff import backoff_seconds
 from tfmq.errors import Busy
 from tfmq.transaction.deadlines import Deadlines
-from tfmq.transaction.requests import Caller, CheckBackQuery, DoneCallback, Timers
+from tfmq.transaction.requests import Caller, CheckBackQuery, DoneCallback
 
 QUERY_PAUSE_SECONDS_MAX: Final = 3600.0
 """Longest pause between two queries about one transaction."""

@@ -21,8 +21,9 @@ from typing import Any, Final
 from journal.errors import JournalError
 from journal.wal.entry import AppendMsg
 from journal.wal.store import JournalFileInfo, JournalStore
+from tfmq.apply_target import RunInWorker
 from tfmq.transaction import states
-from tfmq.transaction.journal_writer import JournalWriter, RunInWorker, WriteRequest
+from tfmq.transaction.journal_writer import JournalWriter, WriteRequest
 from tfmq.transaction.model import ENTRY_BYTES, SIZE_MASK, WORDS_PER_BATCH, BatchLocations
 from tfmq.transaction.transaction_table import TransactionTable
 

@@ -5,7 +5,7 @@ from functools import partial, wraps
 from typing import Any, Final, TypeAlias
 
 from journal.clock import Clock
-from tfmq.apply_target import ApplyTarget
+from tfmq.apply_target import ApplyTarget, RunInWorker, Timers
 from tfmq.errors import Busy
 from tfmq.transaction import rejections, states
 from tfmq.transaction.active_transactions import ActiveTransactions, runtime_state
@@ -17,17 +17,9 @@ from tfmq.transaction.commands import (
     TransactCommand,
 )
 from tfmq.transaction.commit_group_commands import CommitGroupCommands
-from tfmq.transaction.journal_writer import RunInWorker
 from tfmq.transaction.model import IncomingBatch
 from tfmq.transaction.queries import TransactionQueries
-from tfmq.transaction.requests import (
-    BeginRequest,
-    Caller,
-    DoneCallback,
-    GroupCommitRequest,
-    Timers,
-    TransactRequest,
-)
+from tfmq.transaction.requests import BeginRequest, Caller, DoneCallback, GroupCommitRequest, TransactRequest
 from tfmq.transaction.store import TransactionStore
 
 JsonRows: TypeAlias = list[dict[str, Any]]

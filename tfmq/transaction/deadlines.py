@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any, Final
 
-from tfmq.transaction.requests import Timers
+from tfmq.apply_target import Timers
 
 STALE_ENTRIES_MIN: Final = 1024
 """With fewer stale entries than this the heap is not rebuilt.

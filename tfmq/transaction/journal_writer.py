@@ -10,6 +10,7 @@ from journal.record.batch import Batch
 from journal.wal import entry as entries
 from journal.wal.entry import BLOCK, HEADER_SIZE, MESSAGES, OPERATION, AppendMsg
 from journal.wal.store import JournalStore
+from tfmq.apply_target import DurableCallback, RunInWorker
 from tfmq.transaction import journal_records
 from tfmq.transaction.model import IncomingBatch, Transaction
 from tfmq.transaction.transaction_table import TransactionTable
@@ -30,13 +31,6 @@ an UncertainWrite. Errors: journal.errors.Full (retry when there is space), Stop
 OSError.
 """
 
-DurableCallback: TypeAlias = Callable[[BaseException | None], None]
-"""waiter(None) when the requested data is durable.
-
-Waiter(error) if it cannot become durable.
-"""
-RunInWorker: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""run(work, done): `work()` runs in a worker, `done(result, error)` in the owner's thread."""
 RequestFsync: TypeAlias = Callable[[JournalStore, int, DurableCallback], None]
 """force(journal, end, waiter): request an fsync of the journal up to LSN `end`."""
 

@@ -18,14 +18,6 @@ class Caller(Protocol):
         ...
 
 
-class Timers(Protocol):
-    """Timers on the monotonic clock; implemented by `tfmq.broker.timers.Timers`."""
-
-    def now(self) -> float: ...
-    def after(self, seconds: float, call: Callable[[], None], *, deferrable: bool = False) -> Any: ...
-    def cancel(self, timer: Any) -> None: ...
-
-
 class CommitGroupMember(NamedTuple):
     """Membership in a commit group's sequence; `run` identifies the writer's run, for fencing."""
 

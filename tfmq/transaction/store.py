@@ -13,20 +13,14 @@ from journal.disk import Disk
 from journal.errors import Full, JournalError
 from journal.wal import entry
 from journal.wal.store import JournalOptions, JournalStore
-from tfmq.apply_target import GroupPositions
+from tfmq.apply_target import DurableCallback, GroupPositions, RunInWorker
 from tfmq.errors import Busy, DiskFull, StorageStopped
 from tfmq.limits import PRODUCER_IDLE_SECONDS
 from tfmq.transaction import journal_records, slicer, states
 from tfmq.transaction.commit_groups import CommitGroups
 from tfmq.transaction.compaction import JournalCompaction
 from tfmq.transaction.journal_records import Origin
-from tfmq.transaction.journal_writer import (
-    DurableCallback,
-    JournalWriter,
-    RequestFsync,
-    RunInWorker,
-    WrittenCallback,
-)
+from tfmq.transaction.journal_writer import JournalWriter, RequestFsync, WrittenCallback
 from tfmq.transaction.model import Decision, IncomingBatch, Slice, Transaction
 from tfmq.transaction.outcomes import LOCAL_PREFIX, Outcome, Outcomes
 from tfmq.transaction.producer_state import LeaseTime, ProducerStates

@@ -20,9 +20,9 @@ APPLIED: Final = (
     Mutant(
         "effects-overtake-one-another",
         "decisions are applied to a target one after the other",
-        "tfmq/transaction/applier.py",
-        "        while self._queue and not self.is_applying and self._timer is None:\n",
-        "        while self._queue and self._timer is None:\n",
+        "tfmq/apply_queue.py",
+        "        while self._can_send() and not self.busy and not self.is_paused:\n",
+        "        while self._can_send() and not self.is_paused:\n",
         [LINE, APPLYING],
     ),
     Mutant(
@@ -36,9 +36,9 @@ APPLIED: Final = (
     Mutant(
         "target-not-asked-after-an-error",
         "after an error a target is asked how far it is",
-        "tfmq/transaction/applier.py",
-        ("    def _failed(self, error: BaseException) -> None:\n        self._position_known = False\n"),
-        ("    def _failed(self, error: BaseException) -> None:\n        self._position_known = True\n"),
+        "tfmq/apply_queue.py",
+        "        self._position_known = False\n        if isinstance(error, UnknownTopic):\n",
+        "        self._position_known = True\n        if isinstance(error, UnknownTopic):\n",
         [LINE, APPLYING],
     ),
     Mutant(
@@ -68,15 +68,15 @@ APPLIED: Final = (
     Mutant(
         "gone-target-holds-up-its-transaction",
         "what was for a topic that is gone is dropped, counted and told",
-        "tfmq/transaction/applier.py",
-        ("        if isinstance(error, UnknownTopic):\n            self.drop_all()\n            return\n"),
-        "",
+        "tfmq/apply_queue.py",
+        ("            self.drop_all()\n        else:\n            self._block(error)\n"),
+        ("            pass\n        self._block(error)\n"),
         [LINE, APPLYING],
     ),
     Mutant(
         "stopped-target-drops",
         "what a stopped target does not take waits for it",
-        "tfmq/transaction/applier.py",
+        "tfmq/apply_queue.py",
         "        if isinstance(error, UnknownTopic):\n",
         "        if error:\n",
         [LINE, APPLYING],
@@ -190,7 +190,7 @@ APPLIED: Final = (
         "a convoy that ended makes room for the next",
         "tfmq/transaction/applier.py",
         (
-            "        self._applier.in_flight_window.release_slot()\n"
+            "        self._applier.chunked.release(1)\n"
             "        self._done(None if mark is None else mark._replace(offsets=(), delayed=()), error)\n"
         ),
         "        self._done(None if mark is None else mark._replace(offsets=(), delayed=()), error)\n",
@@ -218,8 +218,8 @@ APPLIED: Final = (
     Mutant(
         "window-not-kept",
         "a large transaction does not make others wait for its bytes",
-        "tfmq/transaction/applier.py",
-        "        return not self._undurable_bytes or self._undurable_bytes + size_bytes <= WINDOW_BYTES\n",
+        "tfmq/apply_queue.py",
+        "        return not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= self._maximum\n",
         "        return True\n",
         [CONVOY],
     ),

@@ -114,8 +114,8 @@ DELAY_COUNT: Final = (
         "what-comes-during-a-load-passes-it",
         "what falls due while older messages of its partition are loaded again comes behind them",
         "tfmq/delay/target_queue.py",
-        "        while len(self.rows) and not self.busy and not self.reloading and not self._retry_timer.is_waiting:\n",
-        "        while len(self.rows) and not self.busy and not self._retry_timer.is_waiting:\n",
+        "        return len(self.rows) > 0 and not self.reloading\n",
+        "        return len(self.rows) > 0\n",
         [LINE_COUNT],
     ),
     Mutant(

@@ -229,21 +229,17 @@ _WAITING: Final = (
     Mutant(
         "a-full-disk-is-never-tried-again",
         "what a full disk held up comes when there is space",
-        "tfmq/delay/flow_control.py",
-        "        self._timer = self._timers.after(self._backoff.advance(), self.retry_now)\n",
-        "        self._timer = self._timers.after(1e9, self.retry_now)\n",
+        "tfmq/apply_queue.py",
+        "        self.pause(self._backoff.advance())\n",
+        "        self.pause(1e9)\n",
         [DELAY],
     ),
     Mutant(
         "a-resumed-partition-waits-for-its-pause",
         "what was held up comes at once when its partition is resumed",
-        "tfmq/delay/target_queue.py",
-        (
-            "        self._retry_timer.reset()\n"
-            "        if not self.busy:\n"
-            "            self._retry_timer.retry_now()\n"
-        ),
-        "        self._retry_timer.reset()\n",
+        "tfmq/apply_queue.py",
+        "        if not self.busy:\n            self._end_pause()\n",
+        "",
         [LINE, DELAY],
     ),
     Mutant(
@@ -298,10 +294,10 @@ _ORDER: Final = (
     Mutant(
         "small-slices-pass-a-large-one",
         "who waits for room in the window of deliveries goes in order",
-        "tfmq/delay/flow_control.py",
-        "        return (self._releasing or not self._waiting) and self._has_room(size_bytes)\n",
-        "        return self._has_room(size_bytes)\n",
-        ["tests/delay/test_flow_control.py"],
+        "tfmq/apply_queue.py",
+        "        if not self._waiting and self._has_room(size_bytes):\n",
+        "        if self._has_room(size_bytes):\n",
+        ["tests/test_apply_queue.py"],
     ),
     Mutant(
         "a-split-keeps-what-nobody-waits-for",
@@ -330,9 +326,9 @@ _ORDER: Final = (
     Mutant(
         "a-stopped-partition-keeps-its-window",
         "what a stopped partition has not on the disk keeps nobody else's messages waiting",
-        "tfmq/delay/flow_control.py",
-        "        size, self.size_bytes = self.size_bytes, 0\n",
-        "        size = 0\n",
+        "tfmq/delay/target_queue.py",
+        "        self._owner.flow_control.release(size_bytes)\n\n",
+        "        if error is None:\n            self._owner.flow_control.release(size_bytes)\n\n",
         [
             "tests/delay/test_target_queue.py",
             "tests/delay/test_target_queue.py",
