@@ -691,11 +691,11 @@ class TargetQueues(ApplyQueues[TargetQueue]):
     @property
     def has_work(self) -> bool:
         """Whether `write` has work."""
-        return super().has_work or self._check_blocked
+        return bool(self._ready_queues) or self._check_blocked
 
     def write(self) -> bool:
         """Send appends to targets that can accept one; return whether there was anything to do."""
-        wrote = super().write()
+        wrote = bool(self._ready_queues) and super().write()
         if self._check_blocked:
             self._limit_blocked_rows()
         return wrote

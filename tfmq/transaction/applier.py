@@ -145,7 +145,7 @@ class Applier(ApplyQueues["TargetQueue"]):
 
     def write(self) -> bool:
         """Send effects to the targets that are free; False if there was no work."""
-        wrote = super().write()
+        wrote = bool(self._ready_queues) and super().write()
         self.unlimited_turns = self.unlimited_turns and not self.idle
         self._try_stop()
         return wrote
