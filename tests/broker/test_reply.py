@@ -30,7 +30,7 @@ def test_both_implement_replies_and_sessions() -> None:
     assert methods(Reply) <= methods(helpers.Answer) | {"correlation"}
     assert methods(Session) <= methods(helpers.Session) | {"identity", "number", "operator"}
     assert methods(Reply) <= methods(server.Reply)
-    assert methods(Session) <= methods(server.Session) | {"number", "operator"}
+    assert methods(Session) <= methods(server.Session) | {"identity", "number", "operator"}
 
 
 # Every journal error has a client's name, at one border.
