@@ -13,7 +13,7 @@ from journal.testing import Moment, crash_states
 from tests.broker.helpers import DATA, Broker
 from tests.scale import SEED, scaled
 from tfmq.broker import catalog as module
-from tfmq.broker.catalog import ID_RANGE, ID_RANGE_SECONDS, IDS_PER_SECOND
+from tfmq.broker.catalog import ID_RANGE_MAX, ID_RANGE_SECONDS, IDS_PER_SECOND
 from tfmq.broker.catalog_state import GENERATION
 from tfmq.protocol.commands import ReadOffsets
 
@@ -169,17 +169,33 @@ def test_no_id_is_given_twice_over_any_crash() -> None:
             assert Broker(disk).lease() > last
 
 
-def test_an_older_copy_that_is_started_later_gives_no_id_again() -> None:
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_an_older_copy_that_is_started_later_gives_no_id_again(seconds: int) -> None:
     broker = Broker()
     broker.lease()
     broker.stop()
     copy = next(iter(crash_states(Moment(broker.disk), 1, random.Random(SEED))))  # all of it was forced
     went_on = Broker(broker.disk, broker.clock)
-    went_on.advance(60)
-    given = went_on.lease(1024) + 1023
-    went_on.advance(ID_RANGE / IDS_PER_SECOND)
+    went_on.advance(seconds)
+    given = went_on.lease(100) + 99
+    went_on.advance(2)
     restored = Broker(copy, went_on.clock)
     assert restored.lease() > given
+
+
+def test_an_id_that_a_client_has_from_a_later_copy_gets_another_one_as_its_successor() -> None:
+    """The copy was started so soon that its next id is the client's."""
+    broker = Broker()
+    broker.create()
+    broker.lease()
+    broker.stop()
+    copy = next(iter(crash_states(Moment(broker.disk), 1, random.Random(SEED))))
+    client_has = Broker(broker.disk, broker.clock).lease()
+    restored = Broker(copy, broker.clock)
+    answer = restored.succeed(client_has)
+    assert answer.code == "ok" and answer.successor_id > client_has and answer.last_sequence == -1
+    assert restored.produce(answer.successor_id, 0).code == "ok"
+    assert restored.lease() > answer.successor_id
 
 
 def test_a_clock_that_is_wrong_by_centuries_leaves_half_of_the_ids() -> None:
@@ -187,16 +203,19 @@ def test_a_clock_that_is_wrong_by_centuries_leaves_half_of_the_ids() -> None:
     broker.lease()
     broker.clock.jump_wall(1000 * 365.25 * 86_400)
     broker.advance(ID_RANGE_SECONDS + 1)
-    assert PRODUCER_ID_MAX // 2 <= broker.lease() <= PRODUCER_ID_MAX // 2 + ID_RANGE
+    assert PRODUCER_ID_MAX // 2 <= broker.lease() <= PRODUCER_ID_MAX // 2 + ID_RANGE_MAX
 
 
-def test_one_force_serves_many_leases() -> None:
+def test_one_fsync_serves_many_leases_and_more_where_ids_are_used_fast() -> None:
     broker = Broker(queued=True)
     broker.lease()
     before = broker.engine.broker.forcer.forces
-    for _ in range(ID_RANGE - 1):
+    for _ in range(IDS_PER_SECOND - 1):
         broker.lease()
     assert broker.engine.broker.forcer.forces == before
+    for _ in range(3 * ID_RANGE_MAX):
+        broker.lease()
+    assert broker.engine.broker.forcer.forces <= before + 8
 
 
 def test_what_is_left_of_an_old_range_is_given_up_so_that_ids_look_young() -> None:
@@ -204,7 +223,7 @@ def test_what_is_left_of_an_old_range_is_given_up_so_that_ids_look_young() -> No
     first = broker.lease()
     broker.advance(ID_RANGE_SECONDS + 1)
     second = broker.lease()
-    assert second >= first + ID_RANGE
+    assert second >= first + ID_RANGE_MAX
     register = broker.engine.broker.catalog.state
     assert (register.lease_time_ms(second) or 0) > (register.lease_time_ms(first) or 0)
 

@@ -416,14 +416,15 @@ def write_version(disk: Disk, folder: str, node: str) -> None:
     disk.force_folder(folder)
 
 
-ID_RANGE: Final = 4096
-"""Ids leased with one catalog entry, to share its fsync. 2^40 ids suffice for a range per second for 8 years,
-or a range per hour for 30,000."""
+ID_RANGE_MAX: Final = 4096
+"""Maximum of ids leased with one catalog entry, to share its fsync. 2^40 ids suffice for such a range per second for
+8 years."""
 
 IDS_PER_SECOND: Final = 256
 CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
-"""The clock's number is 256 per second since November 2023. A range has 4,096 ids (16 seconds), so a copy of a data
-folder that is started 16 seconds after the original leased its last range reuses none of its ids."""
+"""The clock's number is 256 per second since November 2023. A range has as many ids as the clock's number grows by in a
+second, and more only while ids are used faster. So a copy of a data folder that is started a second after the original
+leased its last range reuses none of its ids; after a range of maximum size it has to be 16 seconds."""
 CLOCK_ID_MAX: Final = PRODUCER_ID_MAX // 2
 """A clock that is wrong by centuries uses up at most half of all ids. The true time reaches this in 2091."""
 
@@ -449,23 +450,27 @@ class IdAllocator:
         self._clock = clock
         self._next = self._end = 0
         self._leased_at = 0.0
-        self._waiting: deque[tuple[int, IdsCallback]] = deque()
+        self._range_ids = IDS_PER_SECOND
+        self._waiting: deque[tuple[int, int, IdsCallback]] = deque()
 
-    def allocate(self, count: int, done: IdsCallback) -> None:
-        """Allocate `count` contiguous ids, at most ID_RANGE.
+    def allocate(self, count: int, done: IdsCallback, *, in_use: int = 0) -> None:
+        """Allocate `count` contiguous ids, at most ID_RANGE_MAX.
 
-        Calls `done(first, None)` or `done(0, error)`.
+        Calls `done(first, None)` or `done(0, error)`. `in_use`: an id that a client has; it is not allocated, and never
+        later, if it is in the current range: the client has it from a broker with a later copy of this data folder.
 
         `done` is called immediately if the current range suffices, else when the next range is durable.
         """
-        self._waiting.append((count, done))
+        self._waiting.append((count, in_use, done))
         if len(self._waiting) == 1:
             self._serve()
 
     def _serve(self) -> None:
         """Serve waiting requests in order; lease another range if the current one does not suffice."""
         while self._waiting:
-            count, taken = self._waiting[0]
+            count, in_use, taken = self._waiting[0]
+            if self._next <= in_use < self._end:
+                self._next = in_use + 1
             if self._next + count > self._end or self._clock.monotonic() - self._leased_at > ID_RANGE_SECONDS:
                 self._lease_range()
                 return
@@ -476,7 +481,7 @@ class IdAllocator:
 
     def _lease_range(self) -> None:
         begin = self._range_start()
-        end = begin + ID_RANGE
+        end = begin + self._next_range_ids(self._waiting[0][0])
         if end > PRODUCER_ID_MAX:
             self._fail(ServerError("All 2^40 ids have been given out; this data folder cannot go on."))
             return
@@ -502,7 +507,13 @@ class IdAllocator:
         seconds = self._clock.wall_ms() // 1000 - CLOCK_BEGIN_SECONDS
         return max(register.next_id, min(seconds * IDS_PER_SECOND, CLOCK_ID_MAX))
 
+    def _next_range_ids(self, wanted: int) -> int:
+        """Return the size of the next range: twice the last one if that was used up faster than the clock's number."""
+        used_fast = self._end and self._clock.monotonic() - self._leased_at < self._range_ids / IDS_PER_SECOND
+        self._range_ids = min(2 * self._range_ids, ID_RANGE_MAX) if used_fast else IDS_PER_SECOND
+        return max(self._range_ids, wanted)
+
     def _fail(self, error: BaseException) -> None:
         waiting, self._waiting = self._waiting, deque()
-        for _, taken in waiting:
+        for _, _, taken in waiting:
             taken(0, error)

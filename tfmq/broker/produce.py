@@ -194,14 +194,14 @@ class ProduceHandler:
         attribute_bytes_max: int,
         run: Any,
         now_ms: Callable[[], int],
-        lease: Callable[[Callable[[int, BaseException | None], None]], None],
+        lease: Callable[..., None],
         mark_ready: Callable[[], None],
     ) -> None:
         self.quotas, self.run, self.now_ms = quotas, run, now_ms
         self._message_bytes_max = message_bytes_max
         self._record_bytes_max = message_bytes_max + attribute_bytes_max + HEADER_SIZE
         self._partition = partition
-        self._lease, self._mark_ready = lease, mark_ready
+        self._lease, self._mark_ready = lease, mark_ready  # as IdAllocator.allocate, of one id
         self._due: list[Partition] = []
 
     def produce(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
@@ -267,7 +267,7 @@ class ProduceHandler:
             else:
                 self.enqueue(partition, SuccessionAppend(producer_id, successor, self.now_ms(), reply))
 
-        self._lease(leased)
+        self._lease(leased, in_use=producer_id)
 
     def end_exclusive(self, partition: Partition) -> None:
         """End the exclusive use of a partition; what waited is written at the end of the turn."""

@@ -250,6 +250,22 @@ STREAMS: Final = (
         ["tests/broker/test_partition.py"],
     ),
     Mutant(
+        "id-is-its-own-successor",
+        "a producer with an id that an older copy was about to give out gets another one",
+        "tfmq/broker/catalog.py",
+        "            if self._next <= in_use < self._end:\n                self._next = in_use + 1\n",
+        "",
+        [f"{LEASES}::test_an_id_that_a_client_has_from_a_later_copy_gets_another_one_as_its_successor"],
+    ),
+    Mutant(
+        "ranges-of-ids-longer-than-the-clock",
+        "a copy that is started two seconds later gives no id again",
+        "tfmq/broker/catalog.py",
+        "        self._range_ids = min(2 * self._range_ids, ID_RANGE_MAX) if used_fast else IDS_PER_SECOND\n",
+        "        self._range_ids = ID_RANGE_MAX\n",
+        [f"{LEASES}::test_an_older_copy_that_is_started_later_gives_no_id_again"],
+    ),
+    Mutant(
         "older-copy-gives-ids-again",
         "an older copy of a data folder gives no id that the folder gave later",
         "tfmq/broker/catalog.py",

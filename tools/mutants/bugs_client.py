@@ -20,6 +20,16 @@ PROMISES: Final = "tests/client/test_promises.py"
 
 PRODUCER: Final = (
     Mutant(
+        "what-is-gone-with-its-topic-is-not-logged",
+        "acknowledged messages that are gone with their topic are logged",
+        "tfmq/client/send/partition_sender.py",
+        "            if count := self._stored_through[durability] + 1:\n",
+        "            if count := 0 * self._stored_through[durability]:\n",
+        [
+            f"{STREAM}::test_acknowledged_messages_that_are_gone_with_their_topic_are_logged_with_the_next_send"
+        ],
+    ),
+    Mutant(
         "resent-with-a-new-sequence",
         "what is sent again goes under the sequence that it had",
         "tfmq/client/send/partition_sender.py",

@@ -236,6 +236,22 @@ def test_a_batch_that_may_be_stored_in_the_deleted_topic_is_not_sent_to_the_new_
     assert rig.broker.payloads("orders") == [b"0", b"1"], "it was stored once, and is not sent again"
 
 
+@pytest.mark.parametrize(("acks", "promised"), [(ACKS_SYNCED, "synced"), (ACKS_WRITTEN, "written")])
+def test_acknowledged_messages_that_are_gone_with_their_topic_are_logged_with_the_next_send(
+    caplog: pytest.LogCaptureFixture, acks: int, promised: str
+) -> None:
+    """The broker may have started an older copy of its folder, from before the topic."""
+    rig = SenderRig(acks=acks)
+    rig.settle(rig.send(b"0"), rig.send(b"1"))
+    rig.broker.delete("orders")
+    after = rig.send(b"2")
+    rig.settle(after)
+    assert after.error() is None and rig.broker.payloads("orders") == [b"2"]
+    (line,) = [each.getMessage() for each in caplog.records if "gone with it" in each.getMessage()]
+    assert "orders was deleted, or an older copy" in line
+    assert f"2 messages that were acknowledged as {promised} in partition 0" in line
+
+
 def test_a_topic_that_is_not_made_anew_fails_what_was_on_its_way(rig: SenderRig) -> None:
     rig.settle(rig.send(b"0"))
     rig.broker.delete("orders")

@@ -95,6 +95,10 @@ LOST: Final = {
     ACKS_WRITTEN: "%d %s were acknowledged as written and lost in a crash of the broker: ids from %d on.",
 }
 """What is said of lost messages, by what was promised: how many, of what, the first id."""
+LOST_WITH_TOPIC: Final = (
+    "The topic %s was deleted, or an older copy of the broker's data folder was started: %d messages that were"
+    " acknowledged as %s in partition %d, or more, are gone with it."
+)
 
 IN_FLIGHT_BYTES_MAX = 8 << 20
 """More bytes in flight do not increase the throughput.
@@ -506,8 +510,13 @@ class PartitionSender:
         """Reroute or fail all batches of a deleted topic. All requests are answered.
 
         Batches that cannot be stored are rerouted to the re-created topic in their original order. Batches that may be
-        stored fail with outcome "unknown".
+        stored fail with outcome "unknown". The acknowledged messages that are gone with the topic are logged.
         """
+        for durability, promised in ((ACKS_SYNCED, "synced"), (ACKS_WRITTEN, "written")):
+            if count := self._stored_through[durability] + 1:
+                # The broker of an older copy does not know that the topic existed, so it cannot tell the cause.
+                log.warning(LOST_WITH_TOPIC, self.topic.name, count, promised, self.partition)
+                break
         moving: list[Batch] = []
         for batch in list(self.in_flight):
             self._remove_in_flight(batch)
