@@ -1,6 +1,7 @@
-"""A partition for each country, and whatever else goes where its key says."""
+"""A partition for each of some countries, and the last one for all others."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import assert_type
 
 import tfmq
@@ -9,7 +10,7 @@ COUNTRIES = {"DE": 0, "FR": 1}
 
 
 class ByCountry(tfmq.PartitionSelector):
-    """Asked under the producer's lock: it must not wait for anything."""
+    """Called under the producer's lock: it must not wait for anything."""
 
     def get_partition(
         self, topic: str, partitions: Sequence[tfmq.Partition], message: tfmq.Message
@@ -19,7 +20,7 @@ class ByCountry(tfmq.PartitionSelector):
 
 
 def main() -> None:
-    with tfmq.Admin() as admin:
+    with tfmq.Admin() as admin, suppress(tfmq.TopicExists):
         admin.create_topic("parcels", partitions=3)
     with tfmq.Producer(selector=ByCountry()) as producer:
         sent = [

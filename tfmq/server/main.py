@@ -168,6 +168,8 @@ def _os_error_sentence(error: OSError, data: str) -> str:
         return f"{data} is no folder. Choose another place for the data with --data."
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "The limit of open files is too low for the logs of this data folder. Raise it (ulimit -n)."
+    if error.errno == errno.ENOENT:
+        return f"{path} cannot be created. Choose another place for the data with --data."
     way_on = path_error_advice(error, data)
     if way_on is not None:
         return f"The server cannot start: {way_on}"
