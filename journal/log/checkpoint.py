@@ -137,10 +137,12 @@ def add_epoch_start(
     if len(kept) > STARTS_MAX:
         uncut = next((start for start in kept if _nothing_truncated(start[0])), None)
         if uncut is not None:
-            # Nothing was truncated at this start: it only identifies readers of another copy of the folder.
+            # Nothing was truncated when this epoch began: its only use is to recognise readers of another
+            # copy of the folder.
             kept.remove(uncut)
         else:
-            # Readers with an epoch between the two go back further than necessary, which is safe.
+            # The two oldest starts become one. A reader whose epoch is between the two is sent back to the
+            # lower offset, further than necessary, which is safe.
             kept[:2] = [(kept[1][0], kept[0][1])]
     return tuple(kept)
 
@@ -357,7 +359,7 @@ class SnapshotFiles:
         self.prune(snapshot.offset)
 
     def prune(self, end: int) -> None:
-        """Remove all snapshots except the SNAPSHOTS_KEPT newest valid ones up to `end`."""
+        """Remove all snapshots except the newest SNAPSHOTS_KEPT valid ones at offsets up to `end`."""
         keep = {offset for offset in self._offsets if offset <= end}
         keep = set(sorted(keep)[-SNAPSHOTS_KEPT:])
         for name in self._disk.list(self._folder):

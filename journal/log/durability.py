@@ -155,7 +155,7 @@ class LogDurability:
                 segment_set.epoch = epoch
 
     def complete_recovery(self) -> None:
-        """Complete what recovery could not do on a full disk. Raises Stopped, Full."""
+        """Do the rest of a recovery that a full disk interrupted. Raises Stopped, Full."""
         unfinished = self._segment_set.pending_recovery
         try:
             if unfinished is not None:
@@ -204,8 +204,8 @@ class LogDurability:
 
         Raises Stopped, Full.
         """
-        # The checkpoint first: from then on recovery expects nothing before `offset`. A segment is kept until
-        # a snapshot contains the effect of its records.
+        # The checkpoint is written before any file is deleted: then recovery expects no data before `offset`.
+        # A segment is kept until a snapshot contains the effect of its records.
         segment_set = self._segment_set
         try:
             with segment_set.lock:

@@ -60,7 +60,10 @@ class IndexEntry(NamedTuple):
 
 
 class IndexPosition(NamedTuple):
-    """Start of a block in the segment, and the ordinal of its first record; None: not known yet."""
+    """Start of a block in the segment, and the ordinal of its first record.
+
+    The ordinal is None if it is not known.
+    """
 
     position: int
     ordinal: int | None
@@ -119,7 +122,7 @@ class SegmentIndex:
             yield self.entry(number)
 
     def entry(self, number: int) -> IndexEntry:
-        """Return an entry; -1 is the last."""
+        """Return the entry `number`, counted from 0; -1 is the last."""
         count = len(self)
         number = number + count if number < 0 else number
         position = self._position_of(number)
@@ -314,7 +317,7 @@ class OnDiskIndex(SegmentIndex):
         return self._count
 
     def entry(self, number: int) -> IndexEntry:
-        """Return an entry, read at its first use; -1 is the last."""
+        """Return the entry `number`, counted from 0 and read at its first use; -1 is the last."""
         number = number + self._count if number < 0 else number
         found = self._entries.get(number) or self._read(number)
         if found is None:
@@ -394,7 +397,7 @@ class OnDiskIndex(SegmentIndex):
         return place
 
     def _after_last_entry(self) -> tuple[int | None, int]:
-        """(first ordinal, latest append time) of the blocks after the last entry."""
+        """Return (first ordinal, latest append time) of the segment's blocks after the last entry."""
         if self._after_last is None:
             ordinal, newest = None, 0
             for block in self._blocks(self._open_run.position):

@@ -200,7 +200,7 @@ class LogFsyncPlan(NamedTuple):
     def start(self, start: StartFsync, callback: FsyncCallback) -> bool:
         """Start the fsync without a thread and call `callback(error)` at its end.
 
-        False if none was started.
+        Return False, without effect, if that is not possible.
         """
         return self.durability.gate.start(self.segment, start, callback)
 
@@ -242,10 +242,8 @@ class Log(LogStatus):
     ) -> Log:
         """Recover and return the log in the existing `folder`.
 
-        Create one that starts at `start_offset` if it has none.
-
-        Calls `state.load` once, then `state.apply` for each verified block after the snapshot. May run in a
-        worker.
+        If the folder has no log, create one that starts at `start_offset`. Calls `state.load` once, then
+        `state.apply` for each verified block after the snapshot. May run in a worker.
 
         Raises NewerFormat, Corrupt (WrongLog: the folder belongs to another log id), OSError, Full.
         """
@@ -281,8 +279,6 @@ class Log(LogStatus):
         """
         return self._reader.oldest_ms() if self.count else None
 
-    # Writing.
-
     def before_append(self, size_bytes: int) -> Callable[[], None] | None:
         """Return the file work that an append of `size_bytes` of records needs first.
 
@@ -314,8 +310,8 @@ class Log(LogStatus):
         """Append all batches in one atomic write and return one result per batch.
 
         An append that is larger than `segment_bytes` gets a segment of its own. `checked`: the caller has
-        already called `check`. Raises BadBatch, Full (nothing was appended;
-        continue when there is space), Stopped, Closed.
+        already called `check`. Raises BadBatch, Full (nothing was appended; continue when there is space),
+        Stopped, Closed.
         """
         self._writable()
         if not batches:
@@ -326,7 +322,7 @@ class Log(LogStatus):
         return self._writer.append(batches, source).results
 
     def append_control(self, source: Source) -> Appended:
-        """Append a block trailer without records, as for `succession_source`. Raises as `append`."""
+        """Append a block trailer that has only a source (`succession_source`). Raises as `append`."""
         self._writable()
         append = self._writer.append((), source)
         return Appended([], append.end_ordinal, append.end, append.trailers[0].append_time)
@@ -491,9 +487,9 @@ class Log(LogStatus):
         return lambda: durability.complete_fsync(plan.snapshot)
 
     def note_work(self) -> Callable[[], None] | None:
-        """Work for a worker that updates an outdated durable offset in `log.mark`.
+        """Return work for a worker that rewrites an outdated durable offset in `log.mark`.
 
-        None if it is current.
+        None if the one in the file is current.
         """
         return (
             self._durability.rewrite_checkpoint_unsynced
@@ -512,8 +508,6 @@ class Log(LogStatus):
         if options.suffix != self.options.suffix:
             raise ValueError(f"the suffix of a log cannot change: it is {self.options.suffix}")
         self.options = self._durability.options = self._writer.options = options
-
-    # Truncating, stopping, closing.
 
     def truncate_before(self, offset: int) -> int:
         """Delete everything before the block that holds `offset`; return the new first offset.
@@ -701,7 +695,7 @@ def count_verified(spool: Spool, producer_id: int, sequence: int, verify: str) -
 
 
 def _whole_records(data: bytes) -> tuple[int, int]:
-    """(size in bytes, count) of the whole records at the start of `data`."""
+    """Return (size in bytes, count) of the records at the start of `data` that are complete."""
     position = count = 0
     size = len(data)
     while position + HEADER_SIZE <= size:

@@ -252,7 +252,7 @@ class LogReader:
                 yield block
 
     def _limit_at_damage(self, offset: int, end: int) -> int:
-        """`end`, or the start of the first damage before it."""
+        """Return `end`, or the start of the first known damage between `offset` and `end`."""
         return min([end, *(first for first, _, _ in self._segment_set.damage if first > offset)])
 
     def _chunk_start(self, segment: Segment, offset: int, end: int, pread: Pread) -> tuple[int, int]:
@@ -302,11 +302,10 @@ class LogReader:
     def _whole_blocks(
         self, segment: Segment, start: int, end: int, data: bytes | bytearray
     ) -> tuple[bytes | bytearray, int]:
-        """Return the whole blocks of `data`, which starts at `start`, and their end.
+        """Return those whole blocks of `data` that are valid, and the offset of their end.
 
-        The file is too short.
-
-        Raises Corrupt if there is no whole block.
+        `data` was read from offset `start` on and is shorter than the file should be: what is missing up to
+        `end` is recorded as damage. Raises Corrupt if there is no whole block.
         """
         position, error = start, None
         try:
@@ -376,8 +375,8 @@ class LogReader:
 
     def _index_position(self, segment: Segment, offset: int) -> IndexPosition:
         position = self._load_index(segment).by_position(offset - segment.base)
-        # A concurrent append may just have closed the index's first run: only the segment's start is certain
-        # then.
+        # If a concurrent append has just closed the first run of the index, the only known start is that of
+        # the segment.
         return position if position.position <= offset - segment.base else IndexPosition(0, 0)
 
     def _load_index(self, segment: Segment) -> SegmentIndex:
@@ -439,10 +438,10 @@ def _record_starts(block: Block) -> list[int]:
 
 
 def _filler_end(block: Block, offset: int, log_id: int) -> int | None:
-    """End of the filler of a repair that `offset` is inside of; None if it is inside of something different.
+    """Return the end of the repair's filler that contains `offset`; None if no filler contains it.
 
-    If the last record of a block is a filler, the repair wrote the block trailer too: the lost range reaches to the
-    end of the block.
+    If the last record of a block is a filler, the repair wrote the block trailer too: the lost range reaches
+    to the end of the block.
     """
     is_filler = False
     for position, size, _, id, flag in records_of(block.data):

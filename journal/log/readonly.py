@@ -277,9 +277,9 @@ class ReadOnlyLog:
         )
 
     def _retry(self, offset: int | None, question: Callable[[LogReader], Found]) -> Found:
-        """Run `question`.
+        """Call `question` with the reader of this log, and return its result.
 
-        Retry after an invalid index file or a file that was deleted since the last refresh.
+        It is called again after an invalid index file, or if a file was deleted since the last refresh.
         """
         while True:
             try:
@@ -310,7 +310,7 @@ class ReadOnlyLog:
         return any(segment.discard_index_file(path) for segment in self._segments.values())
 
     def _is_obsolete(self, path: str) -> bool:
-        """True if the missing file is no longer expected: the first offset of the log has increased."""
+        """Refresh, and return whether the missing file at `path` no longer belongs to the log."""
         self.refresh()
         self._apply_checkpoint(self.checkpoint)
         return all(segment.path != path for segment in self._segments.values())

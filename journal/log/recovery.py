@@ -61,11 +61,12 @@ FIRST_EPOCH: Final = 1
 
 
 class LogRecovery:
-    """One opening, or `resume`, of the log in `folder`.
+    """One recovery of the log in `folder`, at its opening or at `resume`.
 
-    After `run` the fields are the parts of the log.
+    After `run` the attributes `segment_set`, `checkpoint_file`, `snapshots` and `report` describe the
+    recovered log.
 
-    Raises NewerFormat, WrongLog, Corrupt (its own state refuses a snapshot), OSError, Full.
+    Raises NewerFormat, WrongLog, Corrupt (`state` rejects a snapshot whose checksum is valid), OSError, Full.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class LogRecovery:
         self._remove_obsolete(found)
 
     def _require_files(self) -> None:
-        """Check that every known name is a regular file. Raises IsADirectoryError."""
+        """Check that no file name of the log belongs to a folder. Raises IsADirectoryError."""
         # All names, before anything is changed: some files are opened late, or only by the next roll or clean
         # close.
         children = self._disk.list(self._folder)
@@ -203,11 +204,11 @@ class LogRecovery:
         )
 
     def _create(self, marks: LogCheckpoint, forced: int, ordinal: int) -> None:
-        """Create the first segment of a log that has no segment, or an empty one.
+        """Create an empty first segment at offset `forced`; an empty one there is replaced.
 
-        The log is new, its creation was interrupted, or all its segments are lost. The segment is created before the
-        mark, so that a mark without a segment is damage. If segments were lost, the mark is written first: it has the
-        reason of the stop.
+        The log is new, its creation was interrupted, or all its segments are lost. The segment is created
+        before the checkpoint, so that a checkpoint without a segment is damage. If segments were lost, the
+        checkpoint is written first, because it has the reason of the stop.
         """
         segment_set = self.segment_set
         self._apply_checkpoint(marks)
@@ -260,7 +261,10 @@ class LogRecovery:
             return
 
     def _open_segments(self, found: FolderFacts) -> None:
-        """Open the needed segments, and add each gap from the end of the last whole block before it."""
+        """Open the needed segments, and record each gap between them as damage.
+
+        The damage begins at the end of the last whole block before the gap.
+        """
         live = found.needed_files
         segments = [
             Segment.open(

@@ -31,7 +31,7 @@ FILE_TOO_SHORT: Final = (
 class NextValidBlock(NamedTuple):
     """The next valid block after damage: its position in the segment and its first ordinal.
 
-    `trailer`: that of the damaged block, if only the records before it are damaged.
+    `trailer`: the damaged block's own trailer, if that is valid and only the records before it are damaged.
     """
 
     position: int
@@ -173,7 +173,7 @@ class Segment:
             self.index_error = error
 
     def pread(self, size: int, position: int) -> bytes:
-        """Up to `size` bytes of the log from `position`; none behind its end. Raises OSError, Closed."""
+        """Return up to `size` bytes from `position`, none after the segment's end. Raises OSError, Closed."""
         return self.file.pread(max(0, min(size, self.size - position)), position)
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
@@ -219,11 +219,10 @@ class Segment:
             file.close()
 
     def blocks(self, position: int = 0, end: int | None = None, *, verify: bool = True) -> Iterator[Block]:
-        """Yield the blocks from the block start `position` to `end` (a block's end.
+        """Yield the blocks from `position` to `end`, both block boundaries in this segment.
 
-        Default: the segment's).
-
-        Raises as `blocks_of` at the first invalid block, with positions in this segment.
+        `end` is the segment's end by default. Raises as `blocks_of` at the first invalid block, with
+        positions in this segment.
         """
         end = self.size if end is None else end
         size = SCAN_SIZE
@@ -250,12 +249,10 @@ class Segment:
                 raise Incomplete(position, FILE_TOO_SHORT)
 
     def find_next_valid(self, damaged: int) -> NextValidBlock | None:
-        """Find the next valid block after the damaged block at `damaged`.
+        """Find the next valid block after the damaged block that starts at position `damaged`.
 
-        None if there is none up to the end.
-
-        If only the records of the damaged block are invalid, that is after its trailer; if the trailer is
-        lost too, the start of the block of the first valid trailer.
+        Return None if there is none up to the end. If the damaged block's own trailer is valid, the next
+        block starts after that trailer. Otherwise it is the block of the first valid trailer that is found.
         """
         position = damaged
         while position < self.size:
@@ -292,8 +289,8 @@ class Segment:
             index.close_run()
 
     def _drop_stale_entries(self, index: SegmentIndex) -> None:
-        """Remove entries whose bytes were truncated and rewritten."""
-        # The block trailer at a run's end must match the entry.
+        """Remove index entries of blocks that were truncated and rewritten since."""
+        # An entry is valid if the segment still has a matching block trailer at the end of the entry's run.
         while len(index):
             entry = index.entry(-1)
             at = entry.position + entry.size - TRAILER_SIZE

@@ -98,9 +98,7 @@ class LogWriter:
     def roll_by_age(self, now_ms: int) -> None:
         """Roll the active segment if `roll_seconds` have passed since its first append.
 
-        An empty one stays.
-
-        May run in a worker while no append runs. Raises Stopped, Full.
+        An empty segment is not rolled. May run in a worker while no append runs. Raises Stopped, Full.
         """
         seconds, active = self.options.roll_seconds, self._segment_set.active
         oldest_ms = active.oldest_ms if seconds else None
@@ -147,7 +145,10 @@ class LogWriter:
         )
 
     def snapshot_if_due(self) -> Snapshot | None:
-        """Snapshot for the fsync that starts now if enough was written since the last one, else None."""
+        """Return a snapshot if enough was appended since the last one, else None.
+
+        It is written when the fsync that starts now has succeeded.
+        """
         if self._segment_set.end < self._snapshot_due:
             return None
         self._snapshot_due = self._segment_set.end + self.options.state_bytes
@@ -365,7 +366,7 @@ def _split_batch(batch: Batch) -> list[tuple[int, int, int]]:
 
 
 def _block_crc(block: _OpenBlock, parts: Sequence[memoryview]) -> int:
-    """Checksum of a block. That of a single producer's block was verified and is reused."""
+    """Return the checksum of a block; one that a producer sent, and that was verified, is reused."""
     if block.crc != _NO_CRC:
         return block.crc
     crc = 0
