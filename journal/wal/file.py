@@ -110,7 +110,7 @@ class JournalFile:
         if disk.exists(path):
             if disk.size(path) > FILE_HEADER_SIZE:
                 raise OSError(errno.EEXIST, "a file with entries would be created again", path)
-            # A file whose creation was interrupted.
+            # The creation of this file was interrupted before it had entries: create it again.
             disk.unlink(path)
         file = disk.create(path)
         try:
@@ -205,11 +205,11 @@ class JournalFile:
         return None
 
     def is_lost(self, lsn: int, seed: int) -> bool:
-        """Whether a filler has the byte at `place`. Walks the file from its beginning."""
+        """Return whether the byte at `lsn` is in a filler. Reads the file from its beginning."""
         return self._filler_end(lsn, seed) > 0
 
     def _filler_end(self, place: int, seed: int) -> int:
-        """Where the filler that has the byte at `place` ends; 0 if none has it."""
+        """Return the LSN after the filler that contains the byte at LSN `place`; 0 if none contains it."""
         try:
             for entry in self.entries(self.first + FILE_HEADER_SIZE, seed):
                 if entry.next > place:
@@ -219,8 +219,12 @@ class JournalFile:
         return 0
 
     def prove(self, places: Iterable[int], seed: int) -> set[int]:
-        """Reads the entries at the rising `places`, neighbours together; answers those that a repair has given up.
-        Raises BadRecord with the place of the first that is neither whole nor given up; OSError."""
+        """Verify the entries at the LSNs `places`, which ascend; return those LSNs that are in a filler.
+
+        A repair has replaced what was there, so these entries are lost. Entries near each other are read
+        together. Raises BadRecord, whose position is the LSN of the first entry that is neither valid nor in
+        a filler; OSError.
+        """
         lost: set[int] = set()
         data, begin, filler_end = memoryview(b""), 0, 0
         for place in places:
@@ -342,7 +346,7 @@ class JournalFiles:
         return file
 
     def remove_idle(self, kept: Callable[[int], bool]) -> tuple[JournalFile, ...]:
-        """Remove and close the idle files, except those whose numbers are `kept`; return them."""
+        """Remove and close the idle files, except those whose numbers `kept` returns True for."""
         with self.lock:
             removed = tuple(
                 file

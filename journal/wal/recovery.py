@@ -57,8 +57,8 @@ PIECE_SIZE: Final = 1 << 20
 class JournalState(Protocol):
     """In-memory state that is rebuilt from the journal.
 
-    At open, `load` comes once, then `apply` for each entry behind what was loaded, in order, then `needed`, `lose` if
-    there is something, and `held`.
+    When the journal is opened, `load` is called once, then `apply` for each entry after the loaded snapshot,
+    in order, then `needed`, then `lose` if needed entries are lost, then `held`.
     """
 
     def load(self, data: bytes) -> None:
@@ -85,20 +85,23 @@ class JournalState(Protocol):
         ...
 
     def needed(self) -> Iterable[int]:
-        """The places of entries that will be read again: each must be whole, or given up by a repair."""
+        """Return the LSNs of entries that will be read again.
+
+        Each of these entries must be valid, or replaced by a repair's filler.
+        """
         ...
 
     def lose(self, places: Set[int]) -> None:
-        """A repair has closed the gaps where these needed entries were: they are lost."""
+        """Record that the needed entries at these LSNs are lost: a repair has replaced them by fillers."""
         ...
 
     def held(self) -> Iterable[int]:
-        """Return the LSNs that are still needed, one per reference."""
+        """Return the LSNs of entries whose files must be kept, one LSN for each file reference."""
         ...
 
 
 class JournalRecovery:
-    """One opening of the journal in `folder`. After `run` the fields are the parts of the journal."""
+    """One recovery of the journal in `folder`. After `run` its attributes are the journal's parts."""
 
     def __init__(
         self,
@@ -193,9 +196,9 @@ class JournalRecovery:
         return heads, newest
 
     def _create(self) -> None:
-        """Create a journal."""
-        # The checkpoint, which has the journal's id, is written first: files without a checkpoint are never
-        # taken for a journal.
+        """Create a new journal: its first snapshot, the checkpoint, then the first file."""
+        # The checkpoint, which has the journal's id, is written before the first file: files without a
+        # checkpoint are never taken for a journal.
         self.report.warnings.clear()
         salt = int.from_bytes(self._randomness(SALT_SIZE), "big")
         pointer = SnapshotPointer(FIRST_SNAPSHOT, 0)
@@ -390,11 +393,11 @@ class JournalRecovery:
         )
         return TailFacts(lsn, file.end, durable_lsn, later, last, zeros)
 
-    # After the replay.
-
     def _prove(self, replayed: int) -> None:
-        """Reads the entries before the place `replayed` that are still needed, which the replay has not seen: damage
-        in them must be known before anything is decided about what they hold. Raises Corrupt."""
+        """Verify the needed entries before LSN `replayed`, which the replay has not read.
+
+        Damage in them must be known before the state uses their contents. Raises Corrupt.
+        """
         places = array("Q", sorted(place for place in self._state.needed() if place < replayed))
         lost: set[int] = set()
         at = 0
@@ -428,7 +431,7 @@ class JournalRecovery:
         return Corrupt(self._folder, 0, 0, f"the state needs the entry at LSN {place}, which no file has")
 
     def _remove_obsolete(self, numbers: list[int], named: list[int]) -> None:
-        """Remove what a crash left: obsolete files, an unused last file, and snapshots not in `named`."""
+        """Remove journal files that this recovery does not use, and snapshots not in `named`."""
         kept = {file.number for file in self.files.files}
         removed = [number for number in numbers if number not in kept]
         for number in removed:

@@ -97,8 +97,9 @@ class JournalFileFacts(NamedTuple):
 class FilesFacts:
     """Facts about the journal's files, without bytes after their ends (`without_surplus`).
 
-    `files` is sorted by number. `listed` are listed by the snapshot, `fallback` by the previous one. `lsn`:
-    where replay starts; `durable_lsn`, `file_number`: from the checkpoint.
+    `files` is sorted by number. `listed` are the files that the snapshot lists, `fallback` those that the
+    previous snapshot lists. `lsn`: where replay starts. `durable_lsn` and `file_number` are from the
+    checkpoint.
     """
 
     files: tuple[JournalFileFacts, ...]
@@ -127,7 +128,7 @@ class FilesFacts:
         )
 
     @property
-    # Entries are written only after a header that is fsynced.
+    # An interrupted creation leaves no entries: they are written only when the header of the file is durable.
     def is_last_unfinished(self) -> bool:
         """True if the creation of the last file was interrupted."""
         last = self.files[-1]
@@ -144,7 +145,7 @@ class FilesFacts:
 
     @property
     def needed(self) -> tuple[JournalFileFacts, ...]:
-        """The files that are still needed."""
+        """The files that this start needs: those that the snapshot lists, and those to be replayed."""
         listed = {file.number for file in self.listed}
         replayed = {file.number for file in self.replayed}
         return tuple(file for file in self.files if file.number in listed or file.number in replayed)

@@ -285,7 +285,7 @@ class JournalFsyncPlan(NamedTuple):
     def start(self, start: StartFsync, callback: FsyncCallback) -> bool:
         """Start the fsync without a thread and call `callback(error)` at its end.
 
-        False if none was started.
+        Return False, without effect, if that is not possible.
         """
         return self.durability.gate.start(self.file, start, callback)
 
@@ -351,7 +351,7 @@ class JournalStore:
 
     @property
     def end_offset(self) -> int:
-        """LSN of the next entry; everything before is written.
+        """LSN of the next entry; everything before is written, though perhaps not durable.
 
         Named as `journal.fsync.FsyncTarget` requires.
         """
@@ -466,20 +466,16 @@ class JournalStore:
             return Lost(file.path, position, position + HEADER_SIZE, reason)
         return Corrupt(file.path, position, position + HEADER_SIZE, f"the entry at LSN {lsn}: {reason}")
 
-    # File references.
-
     def add_reference(self, lsn: int) -> None:
-        """Keep the file of the entry at `lsn` until `release`; references are counted.
+        """Keep the file of the entry at `lsn` until `release_reference`; references are counted.
 
-        Raises KeyError.
+        Raises KeyError if no file has the entry.
         """
         self._files.add_reference(lsn)
 
     def release_reference(self, lsn: int) -> None:
         """Release one reference made by `add_reference`. Raises KeyError."""
         self._files.release_reference(lsn)
-
-    # Fsync: see journal.fsync.
 
     @property
     def flush_due(self) -> bool:
