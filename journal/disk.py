@@ -39,7 +39,7 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """Operations on paths."""
+    """Interface of a file system: operations on paths. The module docstring has the errors."""
 
     def open_read(self, path: str) -> File:
         """Open an existing file for reading only; raises `IsADirectoryError` if it is a folder."""
@@ -486,7 +486,7 @@ def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
     total = sum(map(len, buffers))
     if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) == total:
         return total
-    # A short write is rare: its bytes are simply written again at the same position.
+    # After a short write, which is rare, every buffer is written once more from `position`: that is simpler.
     rest = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
     done = 0
     while done < total:
@@ -565,7 +565,8 @@ class FileReferences:
     """
 
     def __init__(self) -> None:
-        # Reentrant: a generator that is garbage-collected inside `acquire` calls `release` in this thread.
+        # Reentrant: garbage collection inside `acquire` may end a generator of this thread, which then calls
+        # `release`.
         self._lock = threading.RLock()
         self._count = 0
         self._retired: list[ClosableFile] = []

@@ -76,7 +76,7 @@ class FsyncTarget(Protocol):
 
 
 class FsyncPlan(Protocol):
-    """What one fsync of one log covers, as of its start."""
+    """The state of one log when its fsync is planned: the fsync covers what was written until then."""
 
     @property
     def log(self) -> FsyncTarget: ...
@@ -87,13 +87,13 @@ class FsyncPlan(Protocol):
     def start(self, start: StartFsync, callback: FsyncCallback) -> bool:
         """Start the fsync without a worker and call `callback(error)` at its end.
 
-        False if none was started.
+        Return False, without effect, if that is not possible.
         """
         ...
 
 
 class _SyncfsSpeed:
-    """`auto`: whether a syncfs for several files is fast, or also writes other programs' data."""
+    """Measures whether one syncfs is faster than an fsync of each file (the setting "auto")."""
 
     def __init__(self) -> None:
         self._single = 0.0
@@ -101,7 +101,7 @@ class _SyncfsSpeed:
         self._pause_until = float("-inf")
 
     def is_fast(self, now: float) -> bool:
-        """True if a syncfs may be used at `now` (monotonic, s)."""
+        """True unless the last syncfs calls were slow, for PAUSE_SECONDS; `now`: monotonic, s."""
         return now >= self._pause_until
 
     def record_fsync(self, seconds: float) -> None:
@@ -109,7 +109,7 @@ class _SyncfsSpeed:
         self._single += (seconds - self._single) * (SMOOTHING if self._single else 1.0)
 
     def record_syncfs(self, seconds: float, files: int, now: float) -> None:
-        """Record the duration of a syncfs for `files` files."""
+        """Record how long a syncfs took that was made for `files` files."""
         limit = max(SLOW_SECONDS, SLOW_FACTOR * files * self._single)
         self._slow = self._slow + 1 if seconds > limit else 0
         if self._slow >= SLOW_ROUNDS:
@@ -300,10 +300,10 @@ class Forcer:
             self._run(job, _raise_error)
 
     def _end_waits(self, logs: Iterable[FsyncTarget], *, again: bool) -> None:
-        """Queue the results of the waiters of `logs` whose wait has ended.
+        """Queue the results of those waiters of `logs` whose offset is durable, or whose log is stopped.
 
-        `again`: the others wait for the next fsync of the log; else they get an error, because there will be
-        none.
+        `again`: other waiters wait for the next fsync of their log. If False, there will be none, and they
+        get an error.
         """
         for log in logs:
             waiting = self._waiting.pop(log, [])
@@ -365,13 +365,13 @@ class Forcer:
         return None
 
     def _record_success(self, plan: FsyncPlan, began: float) -> None:
-        """Record a successful fsync of the log's own file that started at `began`."""
+        """Record that an fsync of the log's own file, which started at `began`, has succeeded."""
         self._verified[plan.log] = self._failures
         self._syncfs_speed.record_fsync(self._clock.monotonic() - began)
 
 
 def _raise_error(_: Any, error: BaseException | None) -> None:
-    """Raise the error of follow-up work."""
+    """Raise the error of the file work that `force_done` returned."""
     # The work handles disk errors itself; any other error is a bug and must be visible.
     if error is not None:
         raise error
@@ -441,7 +441,7 @@ class FsyncGate:
     def start(self, file: FsyncFile, start: StartFsync, callback: FsyncCallback) -> bool:
         """Start an fsync of a file without a thread and call `callback(error)` at its end.
 
-        False if none was started; `fsync` then does it, or raises the reason.
+        Return False if none was started; the caller then calls `fsync`, which makes it or raises the reason.
         """
         if self._in_progress is not None or not self._lock.acquire(blocking=False):
             return False

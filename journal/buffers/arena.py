@@ -96,7 +96,7 @@ class Arena:
             return self._chunks.counts()
 
     def slab_count(self) -> int:
-        """Number of pages that are slabs."""
+        """Number of pages that are split into elements (slabs)."""
         return len(self._all_slabs)
 
     def _slabs(self, size: int) -> dict[Slab, None]:
@@ -277,7 +277,8 @@ class MemoryChunk:
 
     def _is_split(self, node: int) -> bool:
         """True if the node is NOTHING_FREE because of its children and is not a run itself."""
-        # The children of an allocated run keep their values, which are free.
+        # Below an allocated run the entries still say that the nodes are free, so children that say
+        # NOTHING_FREE are a split.
         left = node << 1
         return (
             left < len(self._tree)
@@ -327,14 +328,14 @@ def map_memory(size: int) -> mmap.mmap:
 
 
 def run_position(node: int) -> tuple[int, int]:
-    """(position in the chunk, size in bytes) of a node's run."""
+    """Return (position in the chunk, size in bytes) of the run at tree node `node`."""
     level = _LEVELS[node]
     size = CHUNK_BYTES >> level
     return (node - (1 << level)) * size, size
 
 
 def page_leaf(position: int) -> int:
-    """Leaf of the page that holds `position`."""
+    """Return the tree's leaf for the page that holds byte `position` of a chunk."""
     return (1 << TREE_DEPTH) + position // PAGE_BYTES
 
 

@@ -118,7 +118,7 @@ class Pool:
         return [Leak(allocation, size, count) for allocation, (size, count) in ordered]
 
     def trim(self) -> int:
-        """Return unused memory to the system: this thread's cache, empty slabs and chunks, free pages.
+        """Return unused memory to the system: this thread's cache, empty slabs, empty chunks, free pages.
 
         Returns the number of bytes (address space of chunks, memory of pages).
         """
@@ -186,7 +186,8 @@ class Buffer:
         self._allocation = allocation
         self._view = allocation.view[allocation.position : allocation.position + size]
         self._free = free
-        # A list instead of a number: popping is atomic, and the thread that pops _LAST frees the memory.
+        # The length of the list is the reference count: popping is atomic, and the thread that pops
+        # _LAST_REFERENCE frees the memory.
         self._holds = [_LAST_REFERENCE]
 
     @property
@@ -225,7 +226,8 @@ class Buffer:
         except IndexError:
             raise Released(f"a buffer of {self.size} bytes was released twice") from None
         if last:
-            # An array over the view may still export it; the memory is returned all the same.
+            # An object that exports the view, such as a NumPy array, prevents its release; the memory is
+            # returned all the same.
             with contextlib.suppress(BufferError):
                 self._view.release()
             self._free(self._allocation)

@@ -83,9 +83,7 @@ def verify_batch(
 def split_blocks(data: Buffer, size_max: int = BLOCK_SIZE_MAX) -> list[BatchBlock]:
     """Split whole records into blocks of at most `size_max` bytes, with CRCs.
 
-    A larger record has its own.
-
-    Raises BadRecord if `data` is not whole records.
+    A record that is larger gets a block of its own. Raises BadRecord if `data` is not whole records.
     """
     blocks: list[BatchBlock] = []
     positions = header_positions(data)
@@ -216,9 +214,9 @@ PLAIN = Source(SOURCE_PLAIN, 0, 0, 0)
 
 
 def succession_source(closed_id: int, successor_id: int, last_sequence: int) -> Source:
-    """Source that closes a producer id for good.
+    """Return the source that closes a producer id for good and names its successor.
 
-    `last_sequence` is -1 if it never sent anything here.
+    `last_sequence` is -1 if the closed id never sent anything to this log.
     """
     return Source(SOURCE_SUCCESSION, closed_id, successor_id, last_sequence + 1)
 
@@ -238,9 +236,10 @@ class Appended(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Whole blocks from `start` to `next`; the reader skips to `skip_to` (`start <= skip_to`).
+    """The result of a read: `data` has the whole blocks from offset `start` to `next`.
 
-    `data` is empty if the requested offset is the end of the readable log; `next` is then that offset.
+    The records that the reader requested begin at `skip_to`, which is at or after `start`. `data` is empty if
+    the requested offset is the end of the readable log; `next` is then that offset.
     """
 
     start: int

@@ -254,7 +254,7 @@ def has_no_special_flags(data: Bytes, start: int, end: int, size: int) -> bool:
 
 
 def _counter_column(first: int, count: int, shift: int) -> bytes:
-    """One byte column (`shift` bits up) of the numbers from `first` on."""
+    """Return, for `count` numbers from `first` on, the byte of each that starts at bit `shift`."""
     if not shift:
         low = first & 0xFF
         return (_EVERY_BYTE * ((low + count) // 256 + 1))[low : low + count]

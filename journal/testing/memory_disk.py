@@ -72,7 +72,7 @@ class FileContent:
         self._image: FileImage | None = None
 
     def write(self, number: int, data: bytes, position: int) -> None:
-        """Write `data` at `position`; a gap after the old end is filled with zeros."""
+        """Write `data` at `position`, as change `number`; a gap after the old end becomes zeros."""
         content = self._writable_data()
         if position > len(content):
             content.extend(bytes(position - len(content)))
@@ -81,7 +81,7 @@ class FileContent:
         self._image = None
 
     def truncate(self, number: int, size: int) -> None:
-        """Truncate the file to `size` bytes, or extend it with zeros."""
+        """Truncate the file to `size` bytes, or extend it with zeros, as change `number`."""
         _resize(self._writable_data(), size)
         self.pending.append(PendingChange(number, size, None))
         self._image = None
@@ -437,12 +437,12 @@ class SimulatedDisk:
         return sum(len(content.data) for _, content in self.all_files())
 
     def next_number(self) -> int:
-        """Number of the next change."""
+        """Allocate the number of the next change of the disk."""
         self.number += 1
         return self.number
 
     def changed(self, kind: str, path: str) -> None:
-        """Call `after`."""
+        """Report a change to the callback `after`; called after every change of the disk."""
         if self.after is not None:
             self.after(kind, path)
 
@@ -567,7 +567,7 @@ class SimulatedLock:
 
 @dataclass(eq=False)
 class SimulatedFolder:
-    """A folder: its visible entries, and the durable ones."""
+    """A folder of the simulated disk: the entries that are visible, and those that are durable."""
 
     entries: dict[str, Node] = field(default_factory=dict)
     durable: dict[str, Node] = field(default_factory=dict)
@@ -631,7 +631,7 @@ class FolderTree:
         return node
 
     def add(self, number: int, path: str, node: Node) -> None:
-        """Add a name. Raises FileExistsError."""
+        """Add `node` under `path`, as change `number`. Raises FileExistsError."""
         folder, name = self._parent_and_name(path)
         if name in folder.entries:
             raise system_error(errno.EEXIST, path)
@@ -639,7 +639,7 @@ class FolderTree:
         self.pending.append(FolderOperation(number, (EntryChange(folder, name, node, None),)))
 
     def remove(self, number: int, path: str) -> None:
-        """Remove a name."""
+        """Remove the name `path`, as change `number`."""
         folder, name = self._parent_and_name(path)
         old = folder.entries.pop(name)
         self.pending.append(FolderOperation(number, (EntryChange(folder, name, None, old),)))
@@ -684,7 +684,7 @@ class FolderTree:
 
 
 def path_names(path: str) -> list[str]:
-    """The names in a path."""
+    """Return the names between the slashes of a path, folders first."""
     return [name for name in path.split("/") if name]
 
 
@@ -793,7 +793,7 @@ class Moment:
             yield self._draw(generator)
 
     def build(self, choice: CrashChoice) -> SimulatedDisk:
-        """Build the disk that `choice` leaves; its `digest` identifies the state."""
+        """Build the disk of the state `choice`; its `digest` is equal for equal states."""
         entries = self._entries
         if any(choice.operations):
             entries = {folder: dict(names) for folder, names in entries.items()}
@@ -811,7 +811,7 @@ class Moment:
         return disk
 
     def _collect(self) -> None:
-        """Collect every file and folder that is durable or could be."""
+        """Collect every file and folder that exists in at least one of the states."""
         nodes: list[Node] = [self.root]
         for operation in self.operations:
             for entry in operation.entries:
@@ -852,7 +852,7 @@ class Moment:
         new.durable = dict(new.entries)
 
     def _file_content(self, image: FileImage, chosen: tuple[int, ...]) -> tuple[bytes, bytes]:
-        """Bytes that a choice leaves of a file, and their digest. () means the durable content."""
+        """Return the bytes that `chosen` leaves of a file, and their digest; () is the durable content."""
         found = image.contents.get(chosen)
         if found is None:
             data = _build_content(image, chosen) if chosen else image.durable
