@@ -1,5 +1,7 @@
-"""The asyncio faces: the same names, parameters and promises as `tfmq.Producer`, `tfmq.Consumer` and `tfmq.Admin`,
-awaited. One client belongs to the event loop that first uses it; making one needs no loop.
+"""The asyncio API: the classes of `tfmq`, with coroutines in place of methods that wait.
+
+Names, parameters and guarantees are those of `tfmq.Producer`, `tfmq.Consumer` and `tfmq.Admin`. A client
+belongs to the event loop that first uses it; creating one needs no loop.
 
     async with tfmq.aio.Producer() as producer:
         result = await producer.send("orders", b"...", key="42")
@@ -43,7 +45,7 @@ from tfmq.message import SendResult
 
 @copy_docs_from(tfmq.producer.Producer)
 class Producer:
-    """`tfmq.Producer` for asyncio: `send` and `send_many` give acknowledged results."""
+    """`tfmq.Producer` for asyncio: `send` and `send_many` return acknowledged results."""
 
     def __init__(
         self,
@@ -77,8 +79,10 @@ class Producer:
         *,
         deliver_at: Moment | None = None,
     ) -> SendResult:
-        """Here it waits for the acknowledgement and gives the `SendResult`; sends of many tasks share batches. A task
-        that is cancelled has sent it all the same.
+        """In asyncio: wait for the acknowledgement, and return the `SendResult`.
+
+        Sends of many tasks share batches. If the task is cancelled while it waits for the acknowledgement,
+        the message is sent all the same.
         """
         core = self._core
         message = core.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
@@ -97,8 +101,9 @@ class Producer:
         *,
         deliver_at: Moment | None = None,
     ) -> Delivery:
-        """Send one message without waiting: an awaitable handle on it. Raises `Busy` when the buffer is full, and what
-        `send` raises of arguments.
+        """Send one message without waiting, and return its delivery handle, which may be awaited.
+
+        Raises `Busy` if the buffer is full, and the errors of `send` for its arguments.
         """
         self._driver.check_caller()
         core = self._core
@@ -118,7 +123,7 @@ class Producer:
         *,
         deliver_at: Moment | None = None,
     ) -> list[SendResult]:
-        """Here it waits for all acknowledgements and gives the list of results."""
+        """In asyncio: wait for all acknowledgements, and return the list of results."""
         deliveries = await self._driver.run(
             self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at))
         )
@@ -141,7 +146,7 @@ class Producer:
         return self._core.stats()
 
     def transaction(self) -> Transaction:
-        """Here: `async with producer.transaction() as tx: await tx.send(...)`."""
+        """In asyncio: `async with producer.transaction() as tx: await tx.send(...)`."""
         self._driver.check_caller()
         return Transaction(self._core.transactions.begin())
 
@@ -155,7 +160,7 @@ class Producer:
         return Transaction(await self._driver.run(self._core.transactions.resume(xid)))
 
     def transaction_check(self, function: Check) -> Check:
-        """Here `function` may be a coroutine function, which is awaited in the loop."""
+        """In asyncio `function` may be a coroutine function, which is awaited in the event loop."""
         self._driver.check_caller()
         self._core.transactions.add_check(checked_in(self._driver, function))
         self._driver.wake()
@@ -182,7 +187,7 @@ class Producer:
 
 
 def __getattr__(name: str) -> Any:
-    """`tfmq.aio.sql` is `tfmq.sql`, which has both faces; it loads SQLAlchemy when it is used."""
+    """Load `tfmq.aio.sql` on first use: it is `tfmq.sql`, which imports SQLAlchemy."""
     if name != "sql":
         raise AttributeError(f"module 'tfmq.aio' has no attribute {name!r}")
     return import_module("tfmq.sql")

@@ -1,4 +1,4 @@
-"""The asyncio face of what an operator does: `tfmq.aio.Admin`, the names and promises of `tfmq.Admin`, awaited."""
+"""The asyncio variant of `tfmq.Admin`: the same methods, as coroutines."""
 
 from __future__ import annotations
 

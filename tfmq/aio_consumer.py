@@ -1,4 +1,7 @@
-"""The asyncio consumer: one method a line over `tfmq.client.consumer.core`; a cancelled call leaves it usable."""
+"""The asyncio consumer, a thin layer over `tfmq.client.consumer.core`.
+
+A cancelled call leaves the consumer usable.
+"""
 
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -37,7 +40,8 @@ from tfmq.runs import ConsumerHandle
 class Consumer(ConsumerHandle, Generic[Value]):
     """`tfmq.Consumer` for asyncio: methods that wait are coroutines, and messages are read in `async for`.
 
-    Making one touches neither network nor event loop; it belongs to the loop that first waits for it.
+    The constructor uses neither network nor event loop; the consumer belongs to the loop in which it first
+    waits.
     """
 
     _driver: AsyncDriver
@@ -78,7 +82,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
         self._connect(locals(), AsyncDriver, awaits=True)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
-        """Every message in turn, without end; until `stop` is called."""
+        """Iterate over the messages without end, until `stop` is called."""
         core = self._core
         positions = core.positions
         while (messages := await self._driver.run(core.next_batch())) is not None:
@@ -87,7 +91,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
                 yield message
 
     async def __anext__(self) -> ReceivedMessage[Value]:
-        """The next message; waits for it."""
+        """Wait for the next message and return it."""
         self._driver.check_caller()
         loop = self._loop = self._loop or aiter(self)
         try:

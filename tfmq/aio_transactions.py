@@ -1,4 +1,4 @@
-"""The asyncio variants of the transaction and of the XA resource in `tfmq.transactions`, with coroutines."""
+"""The asyncio variants of `tfmq.transactions.Transaction` and `tfmq.XAResource`, with coroutines."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 @copy_docs_from(tfmq.transactions.Transaction)
 class Transaction(TransactionHandle):
-    """`tfmq.transactions.Transaction` for asyncio, with `async with`. A task that is cancelled inside rolls back.
+    """`tfmq.transactions.Transaction` for asyncio, with `async with`.
 
-    `send`, `send_many`, `prepare`, `commit` and `rollback` are awaited. `commit_offsets` is not: it notes the offsets,
-    and `prepare` or `commit` sends them.
+    `send`, `send_many`, `prepare`, `commit` and `rollback` are awaited. `commit_offsets` is not: it only
+    records the offsets, and `prepare` or `commit` sends them. If the task is cancelled inside `async with`,
+    the transaction is rolled back.
     """
 
     def __init__(self, core: TransactionCore) -> None:
@@ -49,7 +50,7 @@ class Transaction(TransactionHandle):
         *,
         deliver_at: Moment | None = None,
     ) -> Delivery:
-        """Here it gives the handle too, which may be awaited behind the commit."""
+        """In asyncio too the result is the delivery handle, which may be awaited after the commit."""
         self._driver.check_caller()
         core = self._core
         message = self._producer.make_message(
@@ -102,7 +103,7 @@ class Transaction(TransactionHandle):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Never reached; Python looks for it before it enters."""
+        """Never called: `__enter__` raises. Python requires the method of a context manager."""
 
     async def __aenter__(self) -> Transaction:
         self._driver.check_caller()
@@ -129,7 +130,10 @@ class Transaction(TransactionHandle):
 
 
 def checked_in(driver: AsyncDriver, function: Any) -> Check:
-    """`function` as a thread can call it: a coroutine function is awaited in the driver's loop."""
+    """Return a check-back function that any thread can call.
+
+    If `function` is a coroutine function, it is awaited in the driver's event loop.
+    """
     if not iscoroutinefunction(function):
         check: Check = function
         return check
@@ -143,7 +147,7 @@ def checked_in(driver: AsyncDriver, function: Any) -> Check:
 
 
 class Resource(Protocol):
-    """A `tfmq.aio.Producer`."""
+    """What `XAResource` uses of a `tfmq.aio.Producer`."""
 
     _core: ProducerCore
     _driver: AsyncDriver

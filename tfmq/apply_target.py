@@ -223,18 +223,17 @@ class ApplyTarget(Protocol):
         ...
 
     def check_offsets(self, rows: Sequence[Any], session: Any) -> list[GroupPositions]:
-        """Resolve rows of offsets, as they were received, if `session` may commit them.
+        """Resolve rows of offsets, as they were received, if the client of `session` may commit them.
 
         Raises Fenced (the generation is over), NotAllowed, Busy (locked by another transaction).
         """
         ...
 
     def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:
-        """Lock the offsets of these groups and partitions for the transaction, until `unlock_offsets`. Never
-        fails.
+        """Lock the offsets of these groups and partitions for a transaction. Never fails.
 
-        Until then, reading, committing and resetting these offsets raises Busy, which names `xid`. Locks that
-        the epoch already has remain.
+        Until `unlock_offsets`, reading, committing and resetting these offsets raises Busy, which names
+        `xid`. Locks that the epoch already has remain.
         """
         ...
 

@@ -7,9 +7,10 @@ _DOUBLINGS_MAX = 60
 
 
 def backoff_seconds(failures: int, first: float, maximum: float, spread: float = 0.0) -> float:
-    """Return the pause after the `failures`-th consecutive failure, from 1 on.
+    """Return the pause after the `failures`-th consecutive failure; the first is 1.
 
-    `spread` is the fraction of the pause that is added: those that fail together then do not all retry together.
+    `spread` is the fraction of the pause that is added: those that fail together then do not all retry
+    together.
     """
     return min(maximum, first * 2.0 ** min(_DOUBLINGS_MAX, max(0, failures - 1))) * (1 + spread)
 

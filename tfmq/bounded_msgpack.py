@@ -18,8 +18,8 @@ from tfmq import limits
 
 Buffer = bytes | bytearray | memoryview
 
-# Below this size, nested empty arrays can allocate about 200 kB; a check before decoding would cost more than
-# that.
+# Smaller values are decoded without a check of their structure: their nested empty arrays allocate at most
+# about 200 kB, and the check would cost more than that.
 UNCHECKED_BYTES_MAX = 256
 
 _unpackb = msgpack.unpackb
@@ -43,8 +43,9 @@ def unpack(data: Buffer, *, text_keys: bool = True, items_max: int = limits.HEAD
 
     `text_keys=False` also allows integers as keys of maps. Raises `Malformed`.
 
-    A value of at most `TRUSTED_BYTES` may be nested as deep as it has bytes, which no decoder stack exceeds.
-    Callers that pass parts of the value on unchanged must call `check_depth`.
+    A value of at most UNCHECKED_BYTES_MAX bytes is not checked before: it may be nested as deep as it has
+    bytes, which no decoder stack exceeds. Callers that pass parts of the value on unchanged must call
+    `check_depth`.
     """
     if len(data) > UNCHECKED_BYTES_MAX:
         check_structure(data, items_max)
@@ -130,12 +131,15 @@ def check_depth(value: Any) -> None:
     raise Malformed(f"nested deeper than {limits.HEADER_DEPTH:d} levels")
 
 
-# Decoded first byte of a value: its total size in bytes (> 0), or its kind.
+# The first number of a row of FIRST_BYTES is the value's total size in bytes (> 0), or one of these kinds.
 _ARRAY, _MAP, _STRING, _REFUSED = -1, -2, -3, -4
 
 
 def _first_byte_info(byte: int) -> tuple[int, int, int]:
-    """Return (total bytes or kind, bytes of the length word, length where the first byte contains it)."""
+    """Return what the first byte of a value says: the row of FIRST_BYTES.
+
+    It is (total bytes or kind, bytes of the length word, length if the first byte contains it).
+    """
     if byte <= 0x7F or byte >= 0xE0:
         return 1, 0, 0
     if byte <= 0x8F:
@@ -176,7 +180,10 @@ def list_header(data: Buffer) -> tuple[int, int]:
 
 
 def check_structure(data: Buffer, items_max: int = limits.HEADER_ITEMS) -> None:
-    """Check one packed value without building it. Raises `Malformed` where a limit is exceeded."""
+    """Check one packed value without building it: size, depth and at most `items_max` items.
+
+    Raises `Malformed`.
+    """
     end = len(data)
     position = items = 0
     unread = [1]  # how many items each open list or map still needs

@@ -1,8 +1,8 @@
-"""The configuration: merges `--set`, the environment, the file and the defaults, with the origin of each
-value.
+"""The configuration: merges `--set`, the environment, the file and the defaults.
 
-Use `load`. Precedence: flags and `--set` > `TFMQ_SECTION_KEY` > file > default. Any invalid value raises
-`ConfigError` with one sentence that names the origin and, for a misspelt key, the likely key.
+Use `load`. Precedence: flags and `--set` > `TFMQ_SECTION_KEY` > file > default. The origin of each value is
+kept. Any invalid value raises `ConfigError` with one sentence that names the origin and, for a misspelt key,
+the likely key.
 """
 
 import difflib
@@ -49,8 +49,10 @@ _SERVICE: Final = re.compile(
 
 
 class SettingValue(NamedTuple):
-    """One value from one place: `topic` "" for the server's own key, `origin` in words. `typed`: the place has types of
-    its own, so that a number is not written as a text there.
+    """The value of one key in one source: the file, the environment, a flag or `--set`.
+
+    `origin` names the source for users. `topic`: the key is in the section of this topic; "" for the server's
+    own keys. `typed`: the source has types (TOML), so that a number as a string is rejected.
     """
 
     key: str
@@ -105,7 +107,8 @@ def load(
     running server reads the configuration again.
     """
     if file and again and Path(file).exists() and not Path(file).is_file():
-        # A server would wait for a pipe, or read the rest of it, nothing, as the configuration.
+        # A pipe cannot be read twice: the server would block, or take the rest, which is empty, for the
+        # configuration.
         raise ConfigError(f"{file} is no regular file, and only such a one can be read again.")
     given = [
         *(_from_file(file) if file else ()),
@@ -143,8 +146,10 @@ def _build_config(given: Iterable[SettingValue]) -> Config:
 
 
 def parse_value(key: str, value: Any, origin: str, topic: str = "", typed: bool = False) -> Any:
-    """The value as the code uses it. Raises `ConfigError` for a key that is not there or a value it does not
-    take.
+    """Check the value of a key and convert it to the type that the code uses.
+
+    The other parameters are as in `SettingValue`. Raises `ConfigError` for an unknown key or an invalid
+    value.
     """
     known = TOPIC_KEYS if topic else SETTINGS
     shown = f'topic."{topic}".{key}' if topic else key
@@ -254,7 +259,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-# Sources of values
+# The sources of settings: each yields a SettingValue for every key that it has.
 
 
 def _from_file(path: str) -> list[SettingValue]:
@@ -314,7 +319,10 @@ def _is_of_others(name: str, value: str) -> bool:
 
 
 def _near_variable(name: str) -> str:
-    """As `_suggestion`, with the key and its variable."""
+    """Return the end of the error sentence for an unknown environment variable.
+
+    It names the variable that was probably meant, and its key, or the command that lists the settings.
+    """
     word = name.upper().removeprefix(PREFIX)
     near = [each for each, key in VARIABLES.items() if key.split(".")[1] == word.lower()]
     near = near or [each for last in ("SECONDS", "BYTES") if (each := f"{PREFIX}{word}_{last}") in VARIABLES]
@@ -356,11 +364,11 @@ def _flag_name(key: str) -> str:
     return "--" + key.rpartition(".")[2].replace("_", "-")
 
 
-# Reload
+# A new configuration for a running server.
 
 
 class ReloadResult(NamedTuple):
-    """The result of a reload by a running server."""
+    """What a running server does with a new configuration."""
 
     config: Config
     changed: list[str]
@@ -427,14 +435,14 @@ def config_rows(config: Config) -> list[tuple[str, Any, str]]:
 
 
 def describe(config: Config) -> str:
-    """Return a table for people."""
+    """Return the configuration as a text table: key, value and origin in each line."""
     table = [(key, json.dumps(value), origin) for key, value, origin in config_rows(config)]
     widths = [max(len(row[column]) for row in table) for column in (0, 1)]
     return "\n".join(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}" for key, value, origin in table)
 
 
 def describe_json(config: Config) -> str:
-    """Return JSON: {key: {"value": ..., "from": ...}}."""
+    """Return the configuration as JSON: {key: {"value": ..., "from": origin}}."""
     return json.dumps(
         {key: {"value": value, "from": origin} for key, value, origin in config_rows(config)}, indent=2
     )

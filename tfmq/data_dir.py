@@ -115,12 +115,10 @@ def check_data_folder(path: str) -> None:
 
 
 def is_broker_folder(names: Iterable[str], children: Callable[[str], Iterable[str]]) -> bool:
-    """Return whether the folder with the entries `names` is a data folder, or the rest of one.
-
-    Raises OSError.
+    """Return whether the folder with the entries `names` is a data folder, even an incomplete one.
 
     `children` lists the entries of the subfolder NAME. A folder such as `dbus-1` is named like a partition
-    but may belong to another program, so it must contain a log.
+    but may belong to another program, so it must contain a log. Raises OSError.
     """
     if OWN_FOLDERS.intersection(names):
         return True
@@ -140,7 +138,7 @@ def is_partition_folder(names: Iterable[str]) -> bool:
 
 
 def _first_names(names: list[str]) -> str:
-    """Return the first name, and how many others there are."""
+    """Return the first of `names` as text, and how many others there are."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
 
 
@@ -206,8 +204,7 @@ ADDRESS_NAME: Final = "address"
 
 
 def write_address(data: str, address: str) -> None:
-    """Write DATA/address: the address at which the broker of this data folder listens, for `file:PATH`
-    clients.
+    """Write DATA/address: where this data folder's broker listens, for `file:PATH` clients.
 
     The file has one line, `HOST:PORT PROCESS`. It exists from "ready" until a clean stop begins. A file that
     remained after a kill is recognized by DATA/lock, which then is not locked, or is locked by another

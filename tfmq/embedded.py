@@ -78,7 +78,7 @@ def _wait_until_ready(child: _ServerProcess, deadline: float, seconds: float) ->
 
 
 class _ServerProcess:
-    """The server's process.
+    """The child process that runs tfmq-server, and the thread that starts and watches it.
 
     A thread starts the process, because Linux ends the child when the *thread* that started it ends. The
     thread then reads the child's standard error, so that the child never blocks on it, and keeps the last

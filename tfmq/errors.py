@@ -204,7 +204,10 @@ class MessageTooLarge(TfmqError):
 
 
 class StorageStopped(TfmqError):
-    """With a detail `reason` and no `sentence`, the sentence contains the reason."""
+    """The partition accepts no writes until an operator resumes it.
+
+    If the details have `reason` and no `sentence` is given, the sentence contains the reason.
+    """
 
     number, code = 11, "storage_stopped"
     happened = "The partition is stopped and accepts no writes; tfmq topic show prints the reason."
@@ -337,7 +340,7 @@ class TransactionCommitted(TransactionError):
 
 
 class HeuristicOutcome(TransactionError):
-    """An operator ended it: `state` is "heuristic_committed" or "heuristic_rolled_back"."""
+    """An operator ended the transaction: `state` is "heuristic_committed" or "heuristic_rolled_back"."""
 
     number, code, outcome = 35, "heuristic_outcome", NOT_DONE
     happened = "An operator ended the transaction by hand before its owner did."

@@ -45,7 +45,7 @@ def _limit(name: str, default: int, cap: int, unit: str, reason: str, sent: bool
     return ALL[name]
 
 
-# Frames
+# Limits of a frame and its header
 FRAME_BYTES = _limit(
     "frame_bytes",
     16 * MIB,
@@ -69,7 +69,7 @@ HEADER_ITEMS = _limit(
 TEXT_BYTES = _limit("text_bytes", 8 * KIB, 8 * KIB, "bytes", "sentences and names; longer text is a mistake")
 MAP_ITEMS = _limit("map_items", 4096, 4096, "items", "settings, details and statistics have far fewer")
 
-# Messages
+# Limits of a message, its attribute and its block
 MESSAGE_BYTES = _limit(
     "message_bytes", 8 * MIB, 63 * MIB, "bytes", "one record is written and read in one piece", sent=True
 )
@@ -89,7 +89,7 @@ BLOCK_BYTES = _limit(
     sent=True,
 )
 
-# Requests
+# Limits of a request and of a connection
 BATCH_RECORDS = _limit(
     "batch_records", 1 << 20, 1 << 20, "records", "bounds the checks of one request", sent=True
 )
@@ -127,7 +127,7 @@ HELLO_SECONDS = _limit(
 )
 CONNECTIONS = _limit("connections", 10_000, 100_000, "connections", "file descriptors and memory")
 
-# What the broker stores
+# Limits of names and of what the broker stores: topics, groups, producers
 NAME_LENGTH = _limit(
     "name_length", 249, 249, "characters", "a topic's name and -PARTITION make a folder name"
 )
@@ -190,7 +190,7 @@ PRODUCER_IDLE_SECONDS = _limit(
     sent=True,
 )
 
-# Pending work in the broker
+# Limits of accepted requests that are not answered yet
 PENDING_BYTES = _limit(
     "pending_bytes",
     128 * MIB,
@@ -218,7 +218,7 @@ APPEND_BYTES = _limit(
     "append_bytes", 8 * MIB, 256 * MIB, "bytes", "one write must not block the broker for long"
 )
 
-# Transactions
+# Limits of transactions and commit groups
 XID_BYTES = _limit("xid_bytes", 249, 249, "bytes", "a name for look-ups and commands, not content")
 TRANSACTIONS = _limit(
     "transactions", 10_000, 1_000_000, "transactions", "open and not prepared: each has memory and a timer"
@@ -319,7 +319,7 @@ CHECKS_PARKED = _limit(
     "checks_parked", 10_000, 1_000_000, "requests", "clients that wait for check-backs: each is an object"
 )
 
-# Delayed messages
+# Limits of delayed messages
 DELAYED = _limit(
     "delayed",
     100_000_000,
@@ -350,7 +350,7 @@ DELAYED_HISTOGRAM_EDGES = _limit(
     sent=True,
 )
 
-# Schedules
+# Limits of schedules
 CRON_BYTES = _limit(
     "cron_bytes", 256, 256, "bytes", "a cron expression, or the name of a time zone; longer ones are mistakes"
 )
@@ -393,7 +393,7 @@ def effective_limits(settings: Mapping[str, int]) -> dict[str, int]:
 
 
 def received_limits(found: Mapping[str, object]) -> dict[str, int]:
-    """Return the limits that a broker sent, bounded by their caps; defaults for missing ones.
+    """Return the limits that a broker sent, none above its cap; the default for a missing one.
 
     Raises `ValueError` for a value that is no number.
     """

@@ -115,7 +115,7 @@ class Producer:
                 with self._driver.lock:
                     try:
                         batch = core.accumulator.shared_batches.get(topic)
-                    # a topic that is a list cannot be hashed; it is rejected below, by name
+                    # A list as topic cannot be hashed; it is rejected below, with an error that names it.
                     except TypeError:
                         batch = None
                     if batch is not None and (delivery := batch.add_plain(payload)) is not None:
@@ -175,8 +175,9 @@ class Producer:
         self._core.owner.close(seconds)
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since the creation (messages, batches, bytes, failed_messages ...) and the
-        connection state.
+        """Return counters since the creation, and the state of the connection.
+
+        The counters are messages, batches, bytes, failed_messages and others.
         """
         with self._driver.lock:
             return self._core.stats()
@@ -204,22 +205,20 @@ class Producer:
         return Transaction(core)
 
     def resume(self, xid: str) -> Transaction:
-        """Return the latest transaction with that xid, begun by any process, to commit, roll back or read its
-        `state`.
+        """Return the latest transaction with that xid, which any process may have begun.
 
-        Raises `UnknownTransaction`.
+        It can be committed or rolled back, and its `state` can be read. Raises `UnknownTransaction`.
         """
         return Transaction(self._driver.run(self._core.transactions.resume(xid)))
 
     def transaction_check(self, function: Check) -> Check:
-        """Decorator: register `function(transaction)` as the check-back for prepared transactions without an
-        outcome.
+        """Decorator: register `function(transaction)` as check-back of prepared transactions.
 
-        The broker sends check-backs to one connected producer of the group (`Producer(group=...)`), for the
-        transactions of all members. `transaction` has `xid`, `epoch`, `prepared_at` and `topics`; the
-        function returns "commit", "rollback", or None: unknown, ask again later. It runs in its own thread;
-        an exception is logged and means None. Several registered functions are called in turn until one
-        returns an outcome. Raises `BadRequest` without a group.
+        The broker sends check-backs for prepared transactions without an outcome to one connected producer of
+        the group (`Producer(group=...)`), for the transactions of all members. `transaction` has `xid`,
+        `epoch`, `prepared_at` and `topics`; the function returns "commit", "rollback", or None: unknown, ask
+        again later. It runs in its own thread; an exception is logged and means None. Several registered
+        functions are called in turn until one returns an outcome. Raises `BadRequest` without a group.
         """
         with self._driver.lock:
             self._core.transactions.add_check(function)

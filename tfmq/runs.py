@@ -1,7 +1,7 @@
-"""What the blocking, asyncio and Twisted consumers have in common.
+"""What the blocking, asyncio and Twisted consumers share: their base class, and the set-up of `run`.
 
-Their parts, the methods that do not wait, and the setup of `run`: it checks the arguments, opens the dead-letter store,
-and creates a `HandlerRunner` on the consumer's core.
+`create_run` checks the arguments of `run`, opens the dead-letter store, and creates a `HandlerRunner` for the
+consumer's core.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORKERS_MAX: Final = 1000
 
 
 class ConsumerHandle:
-    """A consumer without the ways to wait."""
+    """Base of the blocking, asyncio and Twisted consumers: the methods that do not wait."""
 
     _core: ConsumerCore
     _driver: Any
@@ -40,7 +40,7 @@ class ConsumerHandle:
     def _connect(
         self, arguments: Mapping[str, Any], driver_type: Callable[[ClientConnection], Any], *, awaits: bool
     ) -> None:
-        """Create the parts from the arguments of the constructor. Does no network I/O.
+        """Create connection, driver and core from the arguments of the constructor; does no I/O.
 
         `awaits`: the driver is that of an event loop. Raises `BadRequest`, `NotSupported`.
         """
@@ -74,7 +74,7 @@ class ConsumerHandle:
     def _create_run(
         self, listener: Listener | None, workers: int, order: str, tracebacks: bool
     ) -> HandlerRunner:
-        """Create a run of this consumer, as `create_run`."""
+        """Create a run of this consumer; see `create_run`."""
         return create_run(
             self._core,
             self._listeners,
@@ -123,10 +123,10 @@ def create_run(
     wall_clock: Callable[[], float],
     raise_flag: Callable[[Event], None] = Event.complete,
 ) -> HandlerRunner:
-    """Create a run that has no workers yet.
+    """Create a run (`HandlerRunner`) that has no workers yet.
 
-    `beside` runs the store's work in other threads; `raise_flag` wakes waiting threads. Raises BadRequest for
-    invalid arguments, Closed for a closed consumer.
+    `beside` runs the work of the dead-letter store in other threads; `raise_flag` completes an event and
+    wakes the threads that wait for it. Raises BadRequest for invalid arguments, Closed for a closed consumer.
     """
     options = core.options
     if core.closed:
@@ -151,7 +151,7 @@ def create_run(
         core, store, order=order, tracebacks=tracebacks, wall_clock=wall_clock, raise_flag=raise_flag
     )
     if store is not None:
-        # the path of the default store is not known before the client is connected
+        # The path of the default store is not known before the client is connected.
         if options.dead_letters != DEFAULT_STORE:
             log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
         running.retry_loop = Retrying(store, running.redeliver, now=core.link.now, wall_clock=wall_clock)

@@ -14,8 +14,10 @@ from tfmq.units import parse_duration, parse_size
 
 
 class Kind(Protocol):
-    """What a key takes. `read` gives the value, or raises ValueError whose text ends the sentence "KEY must
-    be". `is_text`: its values may be written as texts also where booleans and numbers have types of their own.
+    """The values that a key accepts.
+
+    `read` returns the value as the code uses it, or raises ValueError, whose text ends the sentence "KEY must
+    be". `is_text`: a value may be a string even in the file, where numbers and booleans have types.
     """
 
     @property
@@ -32,7 +34,7 @@ def _is_number(value: Any) -> bool:
 
 
 class Integer:
-    """A whole number; of bytes, also as a text with a unit, if `is_size`."""
+    """A whole number. With `is_size` a number of bytes, which may also be a text with a unit."""
 
     def __init__(self, low: int, high: int, *, is_size: bool = False) -> None:
         self.low, self.high = low, high
@@ -150,7 +152,7 @@ class ZooKeeperAddress:
 
 
 class DelayLevels:
-    """A list of times."""
+    """A list of delays, each a time in seconds or a text with a unit."""
 
     text = 'a list of times, such as ["1s", "5min"]'
     is_text = True

@@ -76,7 +76,7 @@ class Transaction(TransactionHandle):
                 with self._driver.lock:
                     try:
                         batch = core.shared_batches.get(topic)
-                    # a topic that is a list cannot be hashed; it is rejected below, by name
+                    # A list as topic cannot be hashed; it is rejected below, with an error that names it.
                     except TypeError:
                         batch = None
                     if batch is not None and (delivery := batch.add_plain(payload)) is not None:
@@ -198,7 +198,7 @@ class Transaction(TransactionHandle):
 
 
 class ProducerLike(Protocol):
-    """A `tfmq.Producer`."""
+    """What `XAResource` uses of a `tfmq.Producer`."""
 
     _core: ProducerCore
     _driver: BlockingDriver

@@ -1,12 +1,13 @@
-"""The Twisted variants: the same names, parameters and guarantees as `tfmq.Producer`, `tfmq.Consumer` and `tfmq.Admin`;
-methods that wait give Deferreds.
+"""The Twisted API: the classes of `tfmq`, with Deferreds from the methods that wait.
+
+Names, parameters and guarantees are those of `tfmq.Producer`, `tfmq.Consumer` and `tfmq.Admin`.
 
     producer = tfmq.twisted.Producer()
     producer.send("orders", b"...", key="42").addCallback(lambda result: print(result.offset))
 
-One client belongs to one reactor, `reactor=`, or the installed one when it is first used; making one needs none. A
-Deferred may be cancelled: the caller stops waiting, and the client continues. Invalid arguments fail the Deferred
-too.
+A client belongs to one reactor: the argument `reactor`, or the installed one when the client is first used;
+creating a client needs none. A Deferred may be cancelled: the caller stops waiting, and the client continues.
+Invalid arguments fail the Deferred too.
 """
 
 from __future__ import annotations
@@ -44,10 +45,9 @@ from tfmq.twisted_transactions import checked_in
 
 @copy_docs_from(tfmq.producer.Producer)
 class Producer:
-    """`tfmq.Producer` for Twisted: methods that wait give Deferreds, those of `send` and `send_many` acknowledged
-    results.
+    """`tfmq.Producer` for Twisted: methods that wait return Deferreds.
 
-    `reactor`: None: the installed one.
+    The results of `send` and `send_many` are acknowledged. `reactor` None: the installed one.
     """
 
     def __init__(
@@ -74,8 +74,10 @@ class Producer:
 
     send = deferred(
         tfmq.aio.Producer.send,
-        """Here the Deferred gives the acknowledged `SendResult`; sends of many callers share batches. What is cancelled
-        has been sent all the same.
+        """In Twisted: the result of the Deferred is the acknowledged `SendResult`.
+
+        Sends of many callers share batches. If the Deferred is cancelled while it waits for the acknowledgement,
+        the message is sent all the same.
         """,
     )
 
@@ -91,8 +93,9 @@ class Producer:
         *,
         deliver_at: Moment | None = None,
     ) -> Delivery:
-        """Send one message without waiting: a handle on it, to be awaited in a coroutine. Raises `Busy` when the buffer
-        is full, and what `send` raises of arguments.
+        """Send one message without waiting, and return its delivery handle, which a coroutine may await.
+
+        Raises `Busy` if the buffer is full, and the errors of `send` for its arguments.
         """
         self._driver.check_caller()
         core = self._core
@@ -106,7 +109,7 @@ class Producer:
 
     send_many = deferred(
         tfmq.aio.Producer.send_many,
-        """Here the Deferred waits for all acknowledgements and gives the list of results.""",
+        """In Twisted: the Deferred waits for all acknowledgements; its result is the list of results.""",
     )
     cancel = deferred(awaitable(ProducerCore.cancel))
     reschedule = deferred(awaitable(ProducerCore.reschedule))
@@ -116,7 +119,7 @@ class Producer:
     stats = shared(tfmq.aio.Producer.stats)
 
     def transaction(self) -> Transaction:
-        """Here, in coroutines: `async with producer.transaction() as tx: await tx.send(...)`."""
+        """In coroutines: `async with producer.transaction() as tx: await tx.send(...)`."""
         self._driver.check_caller()
         return Transaction(self._core.transactions.begin())
 
@@ -132,7 +135,7 @@ class Producer:
         return Transaction(await self._driver.run(self._core.transactions.resume(xid)))
 
     def transaction_check(self, function: Check) -> Check:
-        """Here `function` may be a coroutine function or one of `inlineCallbacks`: those run in the reactor."""
+        """In Twisted `function` may be a coroutine or `inlineCallbacks` function, which runs in the reactor."""
         self._driver.check_caller()
         self._core.transactions.add_check(checked_in(self._driver, function))
         self._driver.wake()

@@ -1,4 +1,4 @@
-"""The Twisted face of what an operator does: `tfmq.twisted.Admin`, the names and promises of `tfmq.Admin`."""
+"""The Twisted variant of `tfmq.Admin`: the same methods, which return Deferreds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfmq.client.faces import awaitable, copy_docs_from
 
 @copy_docs_from(tfmq.admin.Admin)
 class Admin:
-    """`tfmq.Admin` for Twisted: methods give Deferreds. `reactor`: None: the installed one."""
+    """`tfmq.Admin` for Twisted: methods return Deferreds. `reactor` None: the installed one."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""The Twisted consumer: one method a line over `tfmq.client.consumer.core`; a cancelled Deferred leaves it usable."""
+"""The Twisted consumer, a thin layer over `tfmq.client.consumer.core`.
+
+A cancelled Deferred leaves the consumer usable.
+"""
 
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -34,9 +37,9 @@ from tfmq.runs import ConsumerHandle
 
 @copy_docs_from(tfmq.consumer.Consumer)
 class Consumer(ConsumerHandle, Generic[Value]):
-    """`tfmq.Consumer` for Twisted: methods that wait give Deferreds, and coroutines read in `async for`.
+    """`tfmq.Consumer` for Twisted: methods that wait return Deferreds; coroutines read in `async for`.
 
-    `reactor`: None: the installed one.
+    `reactor` None: the installed one.
     """
 
     _driver: DeferredDriver
@@ -81,7 +84,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
             self._core.rebalance.start_await = start_deferred
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
-        """Every message in turn, without end; until `stop` is called."""
+        """Iterate over the messages without end, until `stop` is called."""
         core = self._core
         positions = core.positions
         while (messages := await self._driver.run(core.next_batch())) is not None:
@@ -90,7 +93,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
                 yield message
 
     async def __anext__(self) -> ReceivedMessage[Value]:
-        """The next message; waits for it."""
+        """Wait for the next message and return it."""
         self._driver.check_caller()
         loop = self._loop = self._loop or aiter(self)
         try:

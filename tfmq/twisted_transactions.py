@@ -1,4 +1,4 @@
-"""The Twisted variants of the transaction and of the XA resource in `tfmq.transactions`, with Deferreds."""
+"""The Twisted variants of `tfmq.transactions.Transaction` and `tfmq.XAResource`, with Deferreds."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 @copy_docs_from(tfmq.transactions.Transaction)
 class Transaction(TransactionHandle):
-    """`tfmq.transactions.Transaction` for Twisted: methods give Deferreds; `async with` in coroutines. A Deferred of
-    such a coroutine that is cancelled inside rolls back.
+    """`tfmq.transactions.Transaction` for Twisted: methods return Deferreds.
+
+    Coroutines may use `async with`. If the Deferred of such a coroutine is cancelled inside it, the
+    transaction is rolled back.
     """
 
     def __init__(self, core: TransactionCore) -> None:
@@ -35,7 +37,7 @@ class Transaction(TransactionHandle):
 
     send = deferred(
         tfmq.aio_transactions.Transaction.send,
-        """Here a Deferred gives the handle, which a coroutine may await behind the commit.""",
+        """In Twisted: the Deferred's result is the handle, which a coroutine may await after the commit.""",
     )
     send_many = deferred(tfmq.aio_transactions.Transaction.send_many)
     prepare = deferred(tfmq.aio_transactions.Transaction.prepare)
@@ -62,8 +64,9 @@ class Transaction(TransactionHandle):
 
 
 def checked_in(driver: DeferredDriver, function: Any) -> Check:
-    """`function` as a thread can call it: one that is a coroutine function, or made by `inlineCallbacks`, runs in the
-    reactor.
+    """Return a check-back function that any thread can call.
+
+    If `function` is a coroutine function, or made by `inlineCallbacks`, it runs in the reactor.
     """
     if not iscoroutinefunction(function) and not isgeneratorfunction(unwrap(function)):
         check: Check = function
@@ -76,7 +79,7 @@ def checked_in(driver: DeferredDriver, function: Any) -> Check:
 
 
 class Resource(Protocol):
-    """A `tfmq.twisted.Producer`."""
+    """What `XAResource` uses of a `tfmq.twisted.Producer`."""
 
     _core: ProducerCore
     _driver: DeferredDriver
@@ -84,7 +87,7 @@ class Resource(Protocol):
 
 @copy_docs_from(BlockingXAResource)
 class XAResource:
-    """`tfmq.XAResource` for Twisted: methods give Deferreds."""
+    """`tfmq.XAResource` for Twisted: methods return Deferreds."""
 
     def __init__(self, producer: Resource) -> None:
         check_xa_producer(producer, DeferredDriver, "tfmq.twisted")
