@@ -146,13 +146,13 @@ VERSION_MIN = VERSION_MAX = 1
 
 ACKS = {"none": ACKS_NONE, "written": ACKS_WRITTEN, "synced": ACKS_SYNCED}
 DURABILITY = {ACKS_NONE: "none", ACKS_WRITTEN: "written", ACKS_SYNCED: "synced"}
-# Up to where a fetch reads.
+# Values of the field `read` of FETCH: up to the durable offset, or to the end of what is written.
 READ_FORCED, READ_WRITTEN = 0, 1
 READ = {"forced": READ_FORCED, "written": READ_WRITTEN}
-# How LOCATE searches.
+# Values of the field `by` of LOCATE.
 BY_EARLIEST, BY_LATEST, BY_ORDINAL, BY_TIME_MS, BY_OFFSET = range(5)
 
-# The broker itself
+# Commands about the connection and the broker
 
 
 class Hello(NamedTuple):
@@ -206,7 +206,7 @@ class CancelReply(NamedTuple):
     cancelled: Boolean
 
 
-# Producing
+# Commands of producers
 
 
 class LeaseProducerIds(NamedTuple):
@@ -267,7 +267,7 @@ class SucceedProducerReply(NamedTuple):
     durability: Acks
 
 
-# Consuming
+# Commands that read or find messages
 
 
 class Fetch(NamedTuple):
@@ -400,8 +400,10 @@ SPARE_IN_ROW = 1
 
 
 def header_bounds(partitions: int = limits.PARTITIONS.cap) -> dict[int, tuple[int, int]]:
-    """Code -> (fields, values in all) that the header of a request may have at most, where the broker has at most so
-    many `partitions`: what its fields allow, and some more for later releases.
+    """Return for each command code how many fields and values its request header may have.
+
+    The entry of a code is (fields, values in all) for a broker with at most `partitions` partitions: what the
+    fields of the command allow, and some more for fields of later releases.
     """
     bounds = {}
     for command in COMMANDS:
@@ -412,7 +414,7 @@ def header_bounds(partitions: int = limits.PARTITIONS.cap) -> dict[int, tuple[in
 
 
 def values_of(kind: Kind, partitions: int) -> int:
-    """How many msgpack values, lists and maps among them, a field of this kind has at most."""
+    """Return how many msgpack values a field of this kind has at most; lists and maps count too."""
     if isinstance(kind, Optional):
         return values_of(kind.kind, partitions)
     if isinstance(kind, ListOf):
@@ -423,7 +425,7 @@ def values_of(kind: Kind, partitions: int) -> int:
     return 1 + 4 * limits.MAP_ITEMS if isinstance(kind, Map) else 1
 
 
-# Codes kept for what later releases do.
+# Command codes that are reserved for later releases, with what they will do.
 RESERVED: dict[range, str] = {
     range(75, 80): "more commands about schedules",
 }

@@ -93,10 +93,11 @@ def parse_prefix(
 
 
 def decode_header(view: Buffer, bounds: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> list[Any]:
-    """The header: a list that begins with two whole numbers.
+    """Decode a header: a list that begins with the command code and the correlation number.
 
-    `bounds`: command -> (fields of its header at most, values in all at most). More is refused before it is decoded:
-    half a million surplus values cost as much time as the largest request.
+    `bounds`: command code -> (maximum number of fields, of values in all). A header with more is rejected
+    before it is decoded: half a million surplus values cost as much time as the largest request. Raises
+    BadFrame.
     """
     try:
         if len(view) <= UNCHECKED_BYTES_MAX or not bounds:
@@ -118,7 +119,10 @@ def decode_header(view: Buffer, bounds: Mapping[int, tuple[int, int]] = MappingP
 
 
 def _items_max(view: Buffer, bounds: Mapping[int, tuple[int, int]]) -> int:
-    """How many values the header may have, by its command. Raises BadFrame where its list alone is too long."""
+    """Return how many values the header may have, by its command code.
+
+    Raises BadFrame if it has too many fields.
+    """
     fields, first = list_header(view)
     width = UNSIGNED.get(view[first], 0) if fields > 0 and len(view) > first else 0
     code = int.from_bytes(view[first + 1 : first + 1 + width], "big") if width else view[first]
@@ -169,7 +173,7 @@ class Decoder:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether a frame is incomplete."""
+        """Whether a part of a frame was received and the rest is missing."""
         return bool(self._incomplete)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
@@ -210,7 +214,7 @@ EMPTY_LINE = "\r\n\r\n"
 """Sent after a client's HELLO, so that a server of a text protocol, such as HTTP, responds with an error at once."""
 
 _HTTP = "an HTTP client or browser"
-# First bytes, and the program that sends them.
+# The first bytes that other protocols send, and the kind of program that sends them.
 _PROTOCOLS: tuple[tuple[bytes, str], ...] = (
     *(
         (word, _HTTP)

@@ -153,7 +153,7 @@ class DelayedHistogramReply(NamedTuple):
     pending: Number
 
 
-# Consumer groups
+# Commands of consumer groups
 
 STICKY, RANGE, CONSISTENT_HASH = "sticky", "range", "consistent_hash"
 
@@ -161,9 +161,9 @@ STICKY, RANGE, CONSISTENT_HASH = "sticky", "range", "consistent_hash"
 class JoinGroup(NamedTuple):
     """Make the caller a member of the group without partitions.
 
-    What a member of this name owned before is released. `member` is "" the first time, or a name chosen by the
-    client, so that a repeat adds no second member. With `only` it accepts no other partitions. The reply is sent once
-    its assignment is durable.
+    What a member of this name owned before is released. `member` is "" the first time, or a name chosen by
+    the client, so that a repeat adds no second member. With `only` the member accepts only these partitions.
+    The reply is sent once its assignment is durable.
     """
 
     group: Group
@@ -182,10 +182,10 @@ class JoinGroupReply(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """Keep a member alive, and report what it holds.
+    """Keep a member alive, and report in `held` the partitions that it has not released.
 
-    Waits up to `wait_ms` for a change of its assignment. What is left out of `held` is released. `subscription` is
-    sent if it changed, or if the last reply had `forgotten` set.
+    Waits up to `wait_ms` for a change of its assignment. What is left out of `held` is released.
+    `subscription` is sent if it changed, or if the last reply had `forgotten` set.
     """
 
     group: Group
@@ -371,7 +371,7 @@ class RemoveScheduleReply(NamedTuple):
     removed: Boolean
 
 
-# Topics and partitions
+# Commands about topics and partitions
 
 
 class Metadata(NamedTuple):
@@ -524,8 +524,10 @@ class PrepareTransactionReply(NamedTuple):
 
 
 class CommitTransaction(NamedTuple):
-    """Commits a prepared transaction, or an unprepared one with `one_phase`; `heuristic`: an operator does, with
-    `force` also one that lost messages with damage of the journal.
+    """Commit a prepared transaction, or with `one_phase` an unprepared one.
+
+    `heuristic`: an operator commits it instead of its owner; with `force` also one that lost messages because
+    the journal was damaged.
     """
 
     xid: Xid
@@ -545,7 +547,7 @@ class CommitTransactionReply(NamedTuple):
 
 
 class RollbackTransaction(NamedTuple):
-    """Roll back a transaction; `heuristic`: by an operator."""
+    """Roll back a transaction; `heuristic`: an operator does it instead of the owner."""
 
     xid: Xid
     epoch: TransactionEpoch

@@ -104,7 +104,7 @@ class Name:
 
 
 class Map:
-    """A map with string keys and plain values."""
+    """A map with strings as keys; the values may be nested to a limited depth."""
 
     text = "map"
 
@@ -159,7 +159,8 @@ class Record(Generic[Tuple]):
         self.names: tuple[str, ...] = tuple(hints)
         self.kinds: tuple[Kind, ...] = tuple(hint.__metadata__[0] for hint in hints.values())
         self.defaults: dict[str, Any] = shape._field_defaults  # type: ignore[attr-defined]
-        # Most fields are integers, which are compared in place; (1, 0) makes all others call `check`.
+        # Most fields are integers, which are compared in place. No integer is within the bounds (1, 0), so
+        # that a field of any other kind calls `check`.
         self._columns = tuple(
             (kind.low, kind.high, kind.check, name) if type(kind) is Integer else (1, 0, kind.check, name)
             for kind, name in zip(self.kinds, self.names, strict=True)
@@ -274,7 +275,7 @@ class PartitionName(NamedTuple):
 class GroupOffset(NamedTuple):
     """Committed offset of a group.
 
-    `index` messages of the record at `offset` are done; 0 unless it contains a batch.
+    `index` messages of the record at `offset` are acked; 0 unless the record contains a batch.
     """
 
     topic: Topic
