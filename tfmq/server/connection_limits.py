@@ -52,7 +52,7 @@ class ReceiveArena:
         return self._view[self._position : self._position + self._read_bytes]
 
     def mark_filled(self, size_bytes: int) -> None:
-        """Mark the first `size_bytes` of the last room as filled."""
+        """Mark the first `size_bytes` of what `read_buffer` returned last as filled."""
         self._position += size_bytes
 
     def end_turn(self) -> None:
@@ -75,7 +75,8 @@ class ReceiveArena:
 class PartialFrame:
     """The received part of an incomplete frame, size word included: `filled` bytes of `needed`.
 
-    The buffer grows with what has arrived, so that an announced size costs no memory, unless it is allocated `at_once`.
+    The buffer grows with the received bytes, so that an announced size costs no memory, unless it is
+    allocated `at_once`.
     """
 
     __slots__ = ("_pool", "buffer", "filled", "needed")
@@ -103,9 +104,9 @@ class PartialFrame:
         return self.buffer.view[self.filled :]
 
     def mark_filled(self, size_bytes: int) -> None:
-        """Mark `size_bytes` of the room as filled.
+        """Mark the first `size_bytes` of `free_buffer` as filled.
 
-        A full buffer that is too small is replaced by a larger one.
+        A full buffer that is too small for the frame is replaced by a larger one.
         """
         self.filled += size_bytes
         if self.filled == self.buffer.size < self.needed:
@@ -160,9 +161,9 @@ class LimitedConnection(Protocol):
     def pause(self, reason: str) -> None: ...
     def resume(self, reason: str) -> None: ...
     def stalled_since(self) -> float | None:
-        """Return since when it waits for its client to read, or to continue a frame.
+        """Return since when the connection waits for its client to read, or to continue a frame.
 
-        Return None if it does not.
+        Return None if it does not wait.
         """
         ...
 
@@ -214,7 +215,7 @@ class ConnectionLimits:
             self.turn.request_end()
 
     def defer(self, connection: LimitedConnection) -> None:
-        """Let the connection `continue_deferred` in a later turn."""
+        """Call the connection's `continue_deferred` in a later turn."""
         self.deferred[connection] = None
         self._schedule_deferred()
 
@@ -226,7 +227,7 @@ class ConnectionLimits:
     def _run_deferred(self) -> None:
         """Continue deferred connections, the least served first, for the time of one turn; at least one.
 
-        The others wait for the next turn, in which all that is cheap is handled before them.
+        The others wait for the next turn, in which cheap requests are handled before them.
         """
         self._deferred_scheduled = False
         deadline = self.clock.monotonic() + TURN_SECONDS

@@ -74,7 +74,7 @@ def redirect_twisted_log() -> None:
     globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False)
 
 
-# Readiness notifications
+# Notifications that the server is ready, or stops
 
 
 def print_ready(out: TextIO, address: str) -> None:
@@ -244,12 +244,16 @@ def main(
 
 
 def run(config: Config, load: Callable[[], Config]) -> int:
-    """Serve until a signal; the exit code. `load` reads the configuration again, for SIGHUP."""
+    """Run the server until a signal stops it, and return the exit code.
+
+    `load` reads the configuration again, for SIGHUP.
+    """
     from tfmq.server import server as memory
     from tfmq.server.reactor import install_reactor as installed
 
     set_up_logging(config.server.log_level, config.server.log_json)
-    # A terminal that is closed sends it, also while the start is under way, and it must not end the server.
+    # SIGHUP is ignored until the server is started: a terminal that is closed sends it, and it must not end
+    # the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reactor = installed()
     redirect_twisted_log()
@@ -267,7 +271,10 @@ def run(config: Config, load: Callable[[], Config]) -> int:
 
 
 def _start_server(config: Config, reactor: Any) -> Server:
-    """The service, accepting; where something forbids that, one sentence and the end."""
+    """Return the started server, which accepts connections.
+
+    If the start fails for a known reason, print one sentence and exit.
+    """
     from journal.clock import SystemClock
     from journal.disk import RealDisk
     from tfmq.data_dir import check_data_folder
@@ -303,7 +310,10 @@ def _tune_garbage_collector() -> None:
 
 
 def _stop_on_signals(reactor: Any, service: Server, data: str) -> None:
-    """The first SIGTERM or SIGINT stops cleanly, the second at once: recovery is made for that."""
+    """Stop cleanly at the first SIGTERM or SIGINT, and end the process at the second.
+
+    That is safe: the next start recovers the files.
+    """
     stopping = False
 
     def handle(number: int, _: Any) -> None:
@@ -318,7 +328,10 @@ def _stop_on_signals(reactor: Any, service: Server, data: str) -> None:
 
 
 def reload(service: Server, load: Callable[[], Config]) -> None:
-    """Read the configuration again and apply what can change while the server runs; one line says what came of it."""
+    """Read the configuration again, and apply what can change while the server runs.
+
+    One line in the log has the result.
+    """
     from tfmq.config import merge_reload as reloaded
     from tfmq.errors import ConfigError
 

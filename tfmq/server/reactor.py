@@ -104,14 +104,18 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
             if selectable is not None:
                 self._doReadOrWrite(selectable, descriptor, event)
                 if turn is not None and turn.handling_seconds > TURN_SECONDS:
-                    # What remains is still ready at the next poll: the system reports levels, not edges.
+                    # The poll is level-triggered: the next one reports the events that are not handled now
+                    # again.
                     self._was_too_short = True
                     break
         if turn is not None:
             turn.run_hooks()
 
     def _served_until(self, event: tuple[int, int]) -> float:
-        """Return the account of an event's connection; 0, before all of them, for what is no connection."""
+        """Return the `served_until` of an event's connection; other descriptors have 0.
+
+        After a turn that was too short for all events, the next ones are handled in this order.
+        """
         account: float = getattr(self._selectables.get(event[0]), "served_until", 0.0)
         return account
 
@@ -143,15 +147,16 @@ logger = logging.getLogger("tfmq.server")
 class AsyncFsync:
     """Asynchronous fsyncs of single files; an eventfd reports completion to the reactor.
 
-    `begin` is for the broker. It is None if the system has no support; then the broker uses workers.
+    The broker starts an fsync by `begin`. It is None if the system has no support; then the broker uses
+    workers.
     """
 
     def __init__(
         self, reactor: Any, delivered: Callable[[], None], queue: AioFsyncQueue | None = None
     ) -> None:
-        """`delivered()` is called after the callbacks of fsyncs that completed together.
+        """Open the system's queue, unless `queue` is given, and watch it in the reactor.
 
-        `queue` replaces the system's.
+        `delivered()` is called after the callbacks of fsyncs that completed together.
         """
         self._reactor = reactor
         self._delivered = delivered
@@ -215,7 +220,7 @@ class Wakeup:
         os.close(self._descriptor)
         self._descriptor = -1
 
-    # Interface of a reactor's reader
+    # Methods that the reactor calls on a descriptor that it watches
 
     def fileno(self) -> int:
         return self._descriptor
@@ -240,7 +245,10 @@ class WorkerThreads:
     def __init__(
         self, reactor: Any, threads_max: int = THREADS_MAX, delivered: Callable[[], None] | None = None
     ) -> None:
-        """`delivered()` is called after the callbacks of jobs that completed together."""
+        """Start no thread yet; at most `threads_max` are started.
+
+        `delivered()` is called after the callbacks of jobs that completed together.
+        """
         self._reactor = reactor
         self._delivered = delivered
         self._threads_max = threads_max
@@ -259,12 +267,12 @@ class WorkerThreads:
             self._start()
         self._waiting.put((work, done))
         if not self._threads:
-            # No memory for even one thread: it is done here, since work that is lost leaves requests without an answer
-            # and keeps a stop waiting.
+            # Not even one thread could be started. The job runs here, since a lost job would leave requests
+            # without a reply and block a stop.
             self._do(*self._waiting.get_nowait())  # type: ignore[misc]
 
     def run_callbacks(self) -> None:
-        """Call back for all completed jobs."""
+        """Call the callbacks of all completed jobs."""
         while self._finished:
             done, result, error = self._finished.popleft()
             self._unfinished -= 1
@@ -276,7 +284,7 @@ class WorkerThreads:
             self._delivered()
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
-        """End the threads once their queue is empty, and call back for what they completed."""
+        """End the threads once their queue is empty, and call the callbacks of what they completed."""
         self._reactor.removeReader(self._wakeup)
         for _ in self._threads:
             self._waiting.put(None)
@@ -287,7 +295,7 @@ class WorkerThreads:
             self._wakeup.close()
 
     def _start(self) -> None:
-        """One thread more. Where the system gives none, those that there are do all of the work."""
+        """Start one more thread. If the system cannot, the existing threads do all of the work."""
         thread = threading.Thread(target=self._run_jobs, name=f"worker-{len(self._threads) + 1}", daemon=True)
         try:
             thread.start()

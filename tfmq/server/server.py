@@ -131,7 +131,7 @@ class InDoubtMonitor:
     def start(self) -> None:
         """Check soon and then periodically.
 
-        Transactions prepared before the start may be old already.
+        Transactions that were prepared before the server started may be old already.
         """
         self._call = self._call_later(0, self._check)
 
@@ -250,7 +250,7 @@ class RegistrationUpdater:
         self._closing.start()
 
     def wait_unregistered(self) -> None:
-        """Wait for the end of that.
+        """Wait until the server is unregistered, after `stop`.
 
         If ZooKeeper is not reachable, the registration ends with its session.
         """
@@ -344,7 +344,7 @@ class Server:
         self.address = config.server.listen
 
     def start(self) -> None:
-        """Start and accept connections. Raises what prevents it; nothing is left open then."""
+        """Start and accept connections. Raises the error that prevents it, with nothing left open."""
         host, port = split_address(self._config.server.listen)
         bound = bind_socket(host, port)
         try:
@@ -426,8 +426,6 @@ class Server:
         """The current configuration."""
         return self._config
 
-    # Turns
-
     def _set_timer(self) -> None:
         self._timer.set_due(self._request_handler.next_due())
 
@@ -435,7 +433,7 @@ class Server:
         try:
             self._request_handler.tick(self._clock.monotonic())
         finally:
-            # Also after a call that failed: the end of the turn sets the timer for the other calls.
+            # Also after an exception: the hooks at the end of the turn set the timer again.
             self._turn.request_end()
 
     def _trim_when_quiet(self) -> None:
@@ -448,8 +446,6 @@ class Server:
         self._trimmed = quiet
         self._allocated = allocated
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
-
-    # Sessions
 
     def new_session(self) -> Session | RejectedConnection | None:
         """Return the protocol of a new connection.
@@ -503,8 +499,10 @@ class Server:
         return welcome
 
     def _bound_headers(self) -> None:
-        """As many partitions as there may be, or are: a limit may have been higher before. In place, for sessions that
-        are open.
+        """Set the bounds of request headers for as many partitions as may exist, or do exist.
+
+        More than the limit exist if it was higher before. The mapping is changed in place, for open sessions
+        too.
         """
         existing = sum(self._request_handler.partition_counts().values())
         self._header_bounds.update(header_bounds(max(self._config.limits["partitions"], existing)))
@@ -534,8 +532,6 @@ class Server:
             "buffer_chunks": sum(pool.chunk_counts),
             "settings": self._config.values,
         }
-
-    # Stopping
 
     def _engine_stopped(self, done: Callable[[], None]) -> None:
         self._turn.request_end()
@@ -584,7 +580,7 @@ def resident_bytes() -> int:
 
 @functools.cache
 def server_name() -> str:
-    """ "tfmq 0.1.0", from the installed package."""
+    """Return name and version for display, like "tfmq 0.1.0", from the installed package."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -152,7 +152,7 @@ class Session:
         self._context.opened(self)
 
     def connectionLost(self, reason: Any) -> None:
-        """Notify everything that registered with `on_close`."""
+        """Call every callback that was registered with `on_close`."""
         self._is_closed = True
         self._cancel_hello_timer()
         self._context.closed(self)
@@ -165,7 +165,7 @@ class Session:
         self._context.turn_wanted()
 
     def frame_received(self, frame: memoryview, hold: Buffer) -> None:
-        """Handle one request."""
+        """Decode one request and pass it to the broker."""
         try:
             (header_size,) = frames.SIZE.unpack_from(frame, 4)
             if header_size > len(frame) - 8 or header_size > limits.HEADER_BYTES:
@@ -257,7 +257,7 @@ class Session:
             self._close()
 
     def request_answered(self) -> None:
-        """Count a request as answered."""
+        """Count a request as answered, and resume reading when enough of them are."""
         self._in_flight -= 1
         if (
             self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_FRACTION - 1

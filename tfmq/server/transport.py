@@ -134,11 +134,11 @@ class Connection(tcp.Server):  # type: ignore[misc]
         It advances CHARGE_FACTOR as fast as that time, and is never far from the present."""
         super().__init__(sock, protocol, client, server, number, reactor)
 
-    # Receiving
-
     def doRead(self) -> Any:
-        """One read, and every frame that it completes. Without memory for that the connection ends: what it has asked
-        for may have been done, and a broken connection tells the client so.
+        """Read once, and handle every frame that is complete then.
+
+        Without memory for that the connection is closed: its requests may have been executed, and the broken
+        connection tells the client so.
         """
         try:
             return self._do_read()
@@ -253,23 +253,24 @@ class Connection(tcp.Server):  # type: ignore[misc]
                 break
         else:
             self._leftover = bytes(view[position:])
-        # As `_charge`, without the call.
+        # The same as `_charge(began, ended)`, inlined because it runs for each read.
         account, least = self.served_until, began - CREDIT_SECONDS
         account = (account if account > least else least) + (ended - began) * CHARGE_FACTOR
         self.served_until = account if account < ended + DEBT_SECONDS else ended + DEBT_SECONDS
         self._limits.turn.handling_seconds += ended - began
 
     def _charge(self, began: float, ended: float) -> None:
-        """Charge the time of a request to the connection and to the turn."""
+        """Add the time of a request to `served_until` of the connection and to the time of the turn."""
         account = max(self.served_until, began - CREDIT_SECONDS) + (ended - began) * CHARGE_FACTOR
         self.served_until = min(account, ended + DEBT_SECONDS)
         self._limits.turn.handling_seconds += ended - began
 
     def _defer(self, rest: bytes, cost_seconds: float = 0.0) -> None:
-        """Defer the rest of a read, after the incomplete frame that it has completed, until others were served.
+        """Defer what is left of a read until other connections were served.
 
-        What its first request is expected to cost is charged now, so that an idle connection with an expensive request
-        is not served before a busy one with cheap requests.
+        That is the frame in `_partial`, if this read has completed it, and then `rest`. What its first
+        request is expected to cost is charged now, so that an idle connection with an expensive request is
+        not served before a busy one with cheap requests.
         """
         now = self._limits.clock.monotonic()
         self.served_until = max(self.served_until, now - CREDIT_SECONDS) + cost_seconds * CHARGE_FACTOR
@@ -308,8 +309,6 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._progress_at = traffic.clock.monotonic()
         traffic.monitor(self)
 
-    # Pausing
-
     def pause(self, reason: str) -> None:
         """Stop reading until `resume` was called for every reason."""
         if not self._pauses:
@@ -325,8 +324,6 @@ class Connection(tcp.Server):  # type: ignore[misc]
                 if self._partial is not None:
                     self._progress_at = self._limits.clock.monotonic()
                     self._limits.monitor(self)
-
-    # Sending
 
     def send(self, buffers: Sequence[Bytes]) -> None:
         """Queue a reply's buffers for the end of this turn.
@@ -348,12 +345,12 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._limits.close_worst()
 
     def write(self, data: bytes) -> None:
-        """Send data; see Twisted's transport."""
+        """Send data; a method that Twisted requires of a transport."""
         if data:
             self.send((data,))
 
     def writeSequence(self, iovec: Sequence[bytes]) -> None:
-        """Send data; see Twisted's transport."""
+        """Send data; a method that Twisted requires of a transport."""
         self.send([data for data in iovec if data])
 
     def flush(self) -> None:
@@ -414,8 +411,6 @@ class Connection(tcp.Server):  # type: ignore[misc]
         if self.unsent_bytes > UNSENT_BYTES_PAUSE and not self._ending:
             self.pause(PAUSED_FOR_UNSENT)
 
-    # Closing
-
     def end(self) -> None:
         """Send what is queued, then close gracefully; requests are discarded.
 
@@ -440,9 +435,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return self._waiting
 
     def stalled_since(self) -> float | None:
-        """Return when the client last read, or sent a part of an incomplete frame.
+        """Return when the client last made progress: read from us, or sent a part of a frame.
 
-        Return None if neither is pending.
+        Return None if neither a reply nor an incomplete frame waits for it.
         """
         halfway = self._partial is not None and not self._pauses
         return self._progress_at if self._waiting or halfway else None
@@ -498,7 +493,7 @@ class Listener(tcp.Port):  # type: ignore[misc]
 def is_expensive(view: memoryview, position: int, whole: int) -> bool:
     """Return whether the request at `position`, a frame of `whole` bytes, may take much longer than most.
 
-    Only its first bytes are read: to decode a header of thousands of names is a part of what takes long.
+    Only its first bytes are read, because decoding a header of thousands of names already takes long.
     """
     if whole < 12:
         return whole > 9 and view[position + 9] in LISTS
