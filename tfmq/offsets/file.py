@@ -102,8 +102,6 @@ class FileOffsets:
             raise fenced(self.path, group, lost)
         return _stored_offsets(rows, generations)
 
-    # The file
-
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
         """Convert errors of the disk to StoreFailed."""
@@ -172,7 +170,7 @@ class FileOffsets:
         )
 
     def _replace_file(self, content: bytes) -> None:
-        """Replace the file durably."""
+        """Replace the content of the file atomically; durable on return."""
         disk, new = self._disk, f"{self.path}.new"
         if disk.exists(new):
             disk.unlink(new)

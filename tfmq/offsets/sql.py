@@ -134,7 +134,7 @@ class SqlOffsets:
             engine.dispose(close=self._process == os.getpid())
 
     def _raise_if_fenced(self, group: str, lost: Mapping[PartitionName, int]) -> None:
-        """Raise Fenced if partitions are lost."""
+        """Raise Fenced if there are partitions in `lost`, whose stored generation is higher."""
         if lost:
             raise fenced(self.shown, group, lost)
 
@@ -192,7 +192,7 @@ class SqlOffsets:
             ) from None
 
     def _to_transient_error(self, error: DBAPIError) -> TfmqError:
-        """Return the error for callers if it is transient. Raises StoreFailed if it is permanent."""
+        """Return the error for the caller if a retry may help. Raises StoreFailed if it cannot."""
         where, reason = self.shown, _first_line(error)
         file = self.url.database if self.url.get_backend_name() == "sqlite" else None
         if is_permanent_error(error, file):
@@ -225,7 +225,7 @@ CHANGE_ATTEMPTS: Final = 3
 
 
 def offsets_table(metadata: MetaData, *, name: str = TABLE_NAME, schema: str | None = None) -> Table:
-    """Return the table, added to `metadata`, for Alembic."""
+    """Add the table for offsets to `metadata` and return it, for migrations with Alembic."""
     return Table(
         name,
         metadata,
@@ -250,12 +250,16 @@ def create_table(engine: Engine) -> None:
     try:
         TABLE.create(engine, checkfirst=True)
     except DBAPIError:
-        # Another process created it meanwhile, or permissions are missing; the second attempt finds out.
+        # Another process created the table meanwhile, or permissions are missing; the second attempt finds
+        # out.
         TABLE.create(engine, checkfirst=True)
 
 
 def missing_columns(engine: Engine) -> list[str]:
-    """Return the columns that an existing table, of another program or release, does not have."""
+    """Return the columns that an existing table `tfmq_offsets` lacks.
+
+    Such a table was made by another program or another release.
+    """
     there = {column["name"] for column in inspect(engine).get_columns(TABLE.name)}
     return [column.name for column in TABLE.columns if column.name not in there]
 
@@ -265,7 +269,7 @@ def read_rows(
 ) -> dict[PartitionName, StoredOffset]:
     """Return the committed offsets of these partitions.
 
-    Claimed ones without an offset are left out.
+    Partitions that were claimed but have no offset are left out.
     """
     wanted = set(names)
     table = TABLE.c
@@ -287,9 +291,9 @@ def read_rows(
 def claim_rows(
     connection: Connection, group: str, generation: int, names: Iterable[PartitionName]
 ) -> dict[PartitionName, int]:
-    """Set the generation of rows, in the connection's transaction.
+    """Set the generation of the partitions' rows, in the connection's transaction.
 
-    Return the rows with a higher generation, and that; these are unchanged.
+    Return {partition: stored generation} of the rows with a higher generation; these are unchanged.
     """
     return _change_rows(connection, group, dict.fromkeys(names, (generation, None)))
 
@@ -297,7 +301,7 @@ def claim_rows(
 def save_rows(
     connection: Connection, group: str, offsets: Mapping[PartitionName, StoredOffset]
 ) -> dict[PartitionName, int]:
-    """Set offsets and generations of rows; otherwise as `claim_rows`."""
+    """Set offsets and generations of the partitions' rows; returns the same as `claim_rows`."""
     return _change_rows(connection, group, {name: (row.generation, row) for name, row in offsets.items()})
 
 
@@ -306,9 +310,9 @@ def _change_rows(
     group: str,
     changes: Mapping[PartitionName, tuple[int, StoredOffset | None]],
 ) -> dict[PartitionName, int]:
-    """Change rows in the connection's transaction.
+    """Change rows to (generation, offset or None), in the connection's transaction.
 
-    Return those with a higher generation, and that.
+    Return {partition: stored generation} of the rows with a higher generation; these are unchanged.
     """
     lost = {}
     for name in sorted(changes):  # in a fixed order, to avoid deadlocks between members
@@ -321,7 +325,7 @@ def _change_rows(
 def _change_row(
     connection: Connection, group: str, name: PartitionName, generation: int, new: StoredOffset | None
 ) -> int | None:
-    """Change one row. Return the higher generation that prevents it, or None."""
+    """Change one row. Return None, or the stored generation if it is higher: the row is unchanged."""
     key = _row_condition(group, name)
     kept: int | None = None
     for _ in range(CHANGE_ATTEMPTS):

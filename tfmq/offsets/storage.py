@@ -95,8 +95,8 @@ class StoredOffset(NamedTuple):
 
     Reading continues at byte `offset`, after `index` messages of the record there (0 outside of compressed
     batches). `incarnation` is that of the topic, `epoch` that of the log when it was read, `generation` the
-    one under which the partition was assigned to the committing member (0, in a commit: the generation of the
-    commit).
+    one under which the partition was assigned to the committing member. In a commit, generation 0 means the
+    generation of the commit.
     """
 
     offset: int
@@ -156,16 +156,16 @@ def under(generation: int, row: StoredOffset) -> StoredOffset:
 def claim(
     storage: OffsetStorage, group: str, generation: int, partitions: Sequence[PartitionName]
 ) -> Mapping[PartitionName, StoredOffset]:
-    """Claim partitions; a storage that does not support that is read."""
+    """Claim partitions in `storage`; if it cannot claim, only read their offsets."""
     if isinstance(storage, ClaimingStorage):
         return storage.claim(group, generation, partitions)
     return storage.read(group, partitions)
 
 
 def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
-    """Return the error for partitions with higher generations, which `kept` has.
+    """Return the error for partitions whose stored generations, in `kept`, are higher.
 
-    `where` is the storage.
+    `where` names the storage.
     """
     names = ", ".join(f"{name} (generation {kept[name]})" for name in sorted(kept))
     return Fenced(

@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class Step(NamedTuple):
-    """One step of the protocol. `do()` returns its result, or an awaitable for it."""
+    """One step of the commit protocol. `do()` executes it and returns its result, or an awaitable for it."""
 
     name: str
     do: Callable[[], Any]
@@ -49,7 +49,10 @@ CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, Heurist
 
 
 class StepExecutor(Protocol):
-    """Executes database work for one API variant: returns its result, or an awaitable for it."""
+    """Executes database work for one API variant (blocking or asyncio).
+
+    Its methods return the result of the work, or an awaitable for it.
+    """
 
     def in_session(self, work: Callable[[], Any]) -> Any:
         """Run `work` where the session may be used."""
@@ -145,7 +148,7 @@ class SharedTransaction:
             raise
 
     def _prepare_broker(self) -> Steps[bool]:
-        """Prepare at the broker.
+        """Prepare the transaction at the broker.
 
         Return True if check-back has already committed the database's part.
         """
@@ -186,10 +189,10 @@ class SharedTransaction:
             raise
 
     def _raise_outcome_unknown(self, error: BaseException) -> None:
-        """Raise TransactionError in place of an ordinary `error`.
+        """Raise TransactionError, which says that the outcome is unknown, in place of `error`.
 
-        Others, like KeyboardInterrupt, are kept. Nothing is rolled back: a prepared broker uses check-back,
-        an unprepared one times out.
+        An `error` that is no ordinary exception, like KeyboardInterrupt, is not replaced. Nothing is rolled
+        back: a prepared broker uses check-back, an unprepared one times out.
         """
         if isinstance(error, Exception):
             raise TransactionError(
@@ -226,9 +229,9 @@ class SharedTransaction:
             )
 
     def _read_decision(self, prepared: Decision, error: BaseException) -> Steps[Decision | None]:
-        """Read the decision from the row, writing "aborted" if there is none.
+        """Read the decision from the transaction's row, writing "aborted" if there is none.
 
-        None if it is not known yet.
+        Return None if it is not known yet.
         """
 
         def look(connection: Connection) -> Decision | None:

@@ -48,13 +48,13 @@ def database_address(url: URL) -> str:
 
 
 def is_in_memory(url: URL) -> bool:
-    """Whether it is an SQLite database that exists only in this process."""
+    """Whether `url` is that of an SQLite database that exists only in this process."""
     in_memory = url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
     return url.get_backend_name() == "sqlite" and in_memory
 
 
 def address_digest(url: URL) -> str:
-    """Return a short hash of the address."""
+    """Return a short hash of the database's address (`database_address`)."""
     return _short_hash(database_address(url))
 
 

@@ -160,7 +160,7 @@ def set_prepared_name(connection: Connection, gid: str) -> None:
 
 
 def find_prepared(connection: Connection, xid: str = PREFIX) -> list[PreparedTransaction]:
-    """Return the prepared transactions of `xid`, or all made by tfmq.sql, in this database."""
+    """Return the transactions that this database has prepared: those of `xid`, or all of tfmq.sql."""
     if not has_two_phase_driver(connection.engine):
         return []
     start = PREFIX + "." if xid == PREFIX else xid + "@"

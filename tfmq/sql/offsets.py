@@ -103,8 +103,8 @@ def _commit_in_session(
 
 
 def _redeliver_others(stood: ExternalOffsets, storage: SqlOffsets, lost: Collection[PartitionName]) -> None:
-    """Redeliver the messages of the other partitions of this call."""
-    # This transaction has locked their rows and is going to be rolled back, so the storage already reads
+    """Let the consumer deliver the messages of the partitions that are not `lost` again."""
+    # The transaction of this call has locked the rows and is going to be rolled back: what is read now is
     # what will be stored afterwards.
     others = [name for name in stood.positions if name not in lost]
     kept = storage.read(stood.group, others) if others else {}
@@ -117,7 +117,7 @@ def _session_connection(session: Session) -> Connection:
 
 
 def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:
-    """Check that session and consumer use the same database.
+    """Check that session and consumer use the same database, as far as their addresses show.
 
     Raises: NotAllowed.
     """

@@ -134,7 +134,7 @@ In other states it is left alone.
 
 
 class ScanResult(NamedTuple):
-    """Result of a scan: transactions finished, and those that wait for the owner or the broker."""
+    """Result of a scan: how many transactions it finished, and how many wait for owner or broker."""
 
     finished: int = 0
     waiting: int = 0
@@ -175,7 +175,10 @@ class OrphanedTransactions:
         return ScanResult(finished, waiting)
 
     def _decision(self, left: PreparedTransaction, producer: Any) -> Steps[Any]:
-        """Return the decision; "wait" if it is unfinished; "leave" if it belongs to another broker."""
+        """Return the decision for the transaction `left` from its state at the broker.
+
+        "wait" if it is unfinished there; "leave" if it belongs to another broker.
+        """
         found = yield Step("ask the broker", lambda: describe_transaction(producer, left.xid))
         if found.state != "unknown":
             return DECISIONS.get(found.state, "wait")
@@ -236,7 +239,7 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def start_scanner(producer: Any, engine: Engine) -> None:
-    """Scan now and then every SCAN_SECONDS until the producer is closed.
+    """Scan the database now, and then every SCAN_SECONDS until the producer is closed.
 
     An asyncio engine needs a running loop.
     """
@@ -261,14 +264,14 @@ def start_scanner(producer: Any, engine: Engine) -> None:
 
 
 def scan_pause(looked: ScanResult) -> float:
-    """Return the seconds until the next scan."""
+    """Return the seconds until the next scan, after one with the result `looked`."""
     return min(WAITING_SCAN_SECONDS, SCAN_SECONDS) if looked.waiting else SCAN_SECONDS
 
 
 class _OrphanScanner:
     """Scans one database in a thread while one of its producers is open.
 
-    A transaction does not scan on its way, because it may itself wait for the locks of an orphan.
+    The scan is not made by a transaction itself, which may wait for the locks of an orphan.
     """
 
     def __init__(self, name: ScannerKey, engine: Engine) -> None:
@@ -316,14 +319,14 @@ class _OrphanScanner:
             return None
 
     def _log_failure(self, error: Exception) -> None:
-        """Log the first failure of an outage."""
+        """Log the first failure after a successful scan; the next ones are not logged."""
         if not self._failed:
             log.warning("The scan for orphaned prepared transactions of PostgreSQL failed: %s", error)
         self._failed = True
 
 
 class _AsyncOrphanScanner(_OrphanScanner):
-    """Scans one database in a task of the running loop."""
+    """As `_OrphanScanner`, in a task of the running event loop."""
 
     def start(self) -> None:
         self._woken_event = asyncio.Event()

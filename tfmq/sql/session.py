@@ -45,7 +45,7 @@ def join_group(producer: Any, url: URL) -> None:
 
 
 def broker_node(producer: Any) -> str:
-    """Return the id of the broker that the producer is, or was last, connected to; "" before."""
+    """Return the id of the broker to which the producer is, or was last, connected; "" before the first."""
     hello = producer._core.link.hello
     return "" if hello is None else str(hello.node)
 
@@ -56,9 +56,9 @@ def is_closed(producer: Any) -> bool:
 
 
 def describe_transaction(producer: Any, xid: str) -> Any:
-    """Return the broker's TransactionDescription of `xid`, or an awaitable.
+    """Return the broker's TransactionDescription of `xid`, or an awaitable for it.
 
-    State "unknown" if missing.
+    Its state is "unknown" if the broker does not know the transaction.
     """
     # `resume` is not used, because it would take over a transaction that belongs to another client.
     core = producer._core
@@ -72,9 +72,9 @@ _SESSION_RULE = "tfmq.sql.transaction ends the session's whole transaction"
 class SessionParticipant:
     """The database session of one shared transaction, from joining to its end.
 
-    All methods run in the session's thread, or for an asyncio session in its `run_sync`. Argument
-    `two_phase`: whether to prepare the database; None: if possible. Attribute `two_phase`: whether it is
-    done.
+    All methods run in the session's thread, or for an asyncio session in its `run_sync`. The argument
+    `two_phase` says whether to prepare the database (None: if possible), the attribute `two_phase` whether
+    that is done.
     """
 
     def __init__(self, session: Session, table: Table, two_phase: bool | None, clock: rows.Clock) -> None:
@@ -230,10 +230,10 @@ class SessionParticipant:
 
 
 def original_error(error: SQLAlchemyError, outer: BaseException | None) -> SQLAlchemyError:
-    """Return the original database error behind `error`.
+    """Return the database's error that caused `error`.
 
-    After a failed prepare SQLAlchemy rolls back a transaction that was never prepared, and the error of
-    that hides the cause. `outer` was being handled before and is unrelated.
+    After a failed prepare SQLAlchemy rolls back a transaction that was never prepared, and the error of that
+    rollback hides the cause. `outer` was being handled before and is unrelated.
     """
     first, each = error, error.__context__
     while each is not None and each is not outer:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _BaseTransaction:
-    """Common part of the blocking and the asyncio transaction."""
+    """What the blocking and the asyncio variant of a shared transaction have in common."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class _BaseTransaction:
         register_check_back(self._producer, self._shared.part.engine, self._shared.part.table)
 
     def _begun_for_send(self) -> Any:
-        """Return the broker's transaction, which is not empty from now on."""
+        """Return the broker's transaction for a send: from now on it is not empty."""
         transaction = self._shared.transaction
         if transaction is None:
             raise NotAllowed(
@@ -147,7 +147,7 @@ class Transaction(_BaseTransaction):
         raise NotAllowed("This session blocks: write `with`, or use an AsyncSession and a tfmq.aio.Producer.")
 
     async def __aexit__(self, *_: object) -> None:
-        """Unreachable, because `__aenter__` raises."""
+        """Never called, because `__aenter__` raises."""
 
 
 class AsyncTransaction(_BaseTransaction):
@@ -208,18 +208,18 @@ class AsyncTransaction(_BaseTransaction):
         raise NotAllowed("This session is awaited: write `async with`.")
 
     def __exit__(self, *_: object) -> None:
-        """Unreachable, because `__enter__` raises."""
+        """Never called, because `__enter__` raises."""
 
 
 class _BlockingSessionExecutor(BlockingExecutor):
-    """Executor with a blocking session."""
+    """StepExecutor of a transaction with a blocking session."""
 
     def in_session(self, work: Callable[[], Any]) -> Any:
         return work()
 
 
 class _AsyncSessionExecutor(AsyncExecutor):
-    """Executor with an asyncio session."""
+    """StepExecutor of a transaction with an asyncio session."""
 
     def __init__(self, session: Any) -> None:
         super().__init__(session_bind(session.sync_session).engine)
