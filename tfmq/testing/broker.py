@@ -52,7 +52,10 @@ _numbers = itertools.count(1)
 
 
 def down_seconds(down: float | timedelta) -> float:
-    """Convert `down` to seconds. Raises `ValueError` for a negative time, `TypeError`."""
+    """Return in seconds how long the broker is down.
+
+    Raises `ValueError` for a negative time, `TypeError`.
+    """
     seconds = to_seconds(down)
     if seconds < 0:
         raise ValueError(f"down={seconds:g}: a broker is away for 0 s or longer.")
@@ -60,7 +63,7 @@ def down_seconds(down: float | timedelta) -> float:
 
 
 class SimulatedBroker:
-    """A broker in this process.
+    """A broker in the process of the test, with its disk in memory and a clock that the test moves.
 
     Args:
         settings: keys of the configuration, as {"topics.partitions": 4}.
@@ -97,15 +100,13 @@ class SimulatedBroker:
         self._state_folder: TemporaryDirectory[str] | None = None
         register_in_process_broker(self._server_name, self)
 
-    # Clients
-
     @property
     def servers(self) -> str:
         """The address for any client: `tfmq.aio.Producer(tfmq_broker.servers)`."""
         return str(self._server_name)
 
     def state_folder(self) -> str:
-        """Return the folder for dead letters of its consumers without `dead_letters=`.
+        """Return the folder for the dead letters of consumers that do not set `dead_letters`.
 
         `close` removes it.
         """
@@ -129,8 +130,6 @@ class SimulatedBroker:
     def admin(self, **options: Any) -> Admin:
         """Create a `tfmq.Admin` of this broker."""
         return Admin(self.servers, **options)
-
-    # Results
 
     def sent(self, topic: str, partition: int | None = None) -> list[ReceivedMessage[Any]]:
         """Return the messages that were appended to `topic` so far, in append order.
@@ -169,8 +168,6 @@ class SimulatedBroker:
     def _has_topic(self, topic: str) -> bool:
         engine = self._server.engine
         return engine is not None and topic_exists(engine, topic)
-
-    # Faults
 
     @property
     def disk(self) -> SimulatedDisk:
@@ -224,8 +221,6 @@ class SimulatedBroker:
         self._server.start()
         self._simulation.settle()
 
-    # End
-
     def close(self) -> None:
         """Deliver the messages of all producers, close all clients, discard the broker.
 
@@ -252,12 +247,10 @@ class SimulatedBroker:
     ) -> None:
         self.close()
 
-    # Interface for fault runs and clients
+    # Methods that fault runs and the constructors of clients call
 
     def attach_fault_run(self, trial: FaultRun) -> None:
-        """Attach a fault run: it observes every request and every client call of the test, and injects its
-        fault.
-        """
+        """Attach a fault run, which observes the test's requests and client calls and injects a fault."""
         self._faults.observer = trial.serve
         self._simulation.on_client_call = trial.client_called
         trial.attach(self._simulation, self.crash)
@@ -265,7 +258,7 @@ class SimulatedBroker:
     def make_client_parts(
         self, servers: Sequence[BrokerAddress], driver_type: Callable[[ClientConnection], Driver]
     ) -> ClientParts[Driver]:
-        """See `tfmq.client.connection.factory`."""
+        """Create connection and driver of a client; see `tfmq.client.connection.factory`."""
         link = ClientConnection(servers, self.clock.monotonic, jitter=lambda: 0.5)
         if driver_type is BlockingDriver:
             made: Any = SimulatedBlockingDriver(link, self._simulation)
@@ -274,7 +267,7 @@ class SimulatedBroker:
 
             made = InsideDeferredDriver(link, self._simulation)
         else:
-            # imported here, so that blocking tests load no event loop
+            # Imported here, so that blocking tests load no event loop.
             from tfmq.testing.drivers import SimulatedAsyncDriver as InsideAsyncDriver
 
             made = InsideAsyncDriver(link, self._simulation)
@@ -299,7 +292,7 @@ def drain(
     handler: Handler | None,
     timeout: float,
 ) -> list[ReceivedMessage[Any]]:
-    """See `SimulatedBroker.drain`.
+    """Let `consumer` read all messages; see `SimulatedBroker.drain`.
 
     `settle` runs all work that is due now; `there` returns whether the broker has a topic.
     """
@@ -334,7 +327,8 @@ def drain(
 def is_reading(consumer: Consumer[Any], there: Callable[[str], bool]) -> bool:
     """Return whether the consumer is connected, knows its partitions, and has none to retry.
 
-    A consumer does not know the partitions of a topic that was created after its last metadata refresh.
+    `there` returns whether the broker has a topic: a consumer does not know the partitions of a topic that
+    was created after its last metadata refresh.
     """
     core = consumer._core
     if any(there(name) for name in core.options.subscription.missing_names(core.assignment.wanted)):

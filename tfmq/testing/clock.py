@@ -1,7 +1,7 @@
-"""The clock of a simulated broker and its clients: it advances when the test says so, and while a client
-waits.
+"""The clock of a simulated broker and its clients.
 
-It counts whole microseconds, so that many small steps end at the same time as one long step.
+It advances when the test says so, and while a client waits. It counts whole microseconds, so that many small
+steps end at the same time as one long step.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def to_seconds(time: float | timedelta) -> float:
 class VirtualClock:
     """A `journal.clock.Clock` that a test can advance.
 
-    `start`: the aware time of day at which it begins. `go_on(until)` runs everything that is due up to
-    `until`.
+    `start`: the aware time of day at which it begins. When time is advanced, `go_on(until)` runs everything
+    that is due up to `until`.
     """
 
     def __init__(self, start: datetime = START, go_on: Callable[[float], object] | None = None) -> None:
@@ -44,7 +44,7 @@ class VirtualClock:
         self._wall_offset = round(start.timestamp() * MICROSECONDS) - MONOTONIC_START
         self.go_on: Callable[[float], object] = self.move if go_on is None else go_on
 
-    # Interface for code under test
+    # Methods that the broker and its clients call
 
     def monotonic(self) -> float:
         """Return seconds of a clock that never goes back."""
@@ -67,7 +67,7 @@ class VirtualClock:
         """The time of day, aware, UTC."""
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self._now + self._wall_offset)
 
-    # Interface for tests
+    # Methods that tests call
 
     def advance(
         self,
@@ -114,7 +114,7 @@ class VirtualClock:
         self.now + timedelta(seconds=whole)  # raises OverflowError
         self._wall_offset += round(whole * MICROSECONDS)
 
-    # Interface for the simulation
+    # Methods that the simulation calls
 
     def move(self, until: float) -> None:
         """Set the clock to `until` (monotonic seconds), rounded up to a microsecond; never goes back."""

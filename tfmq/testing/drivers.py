@@ -2,8 +2,9 @@
 
 A wait of the asyncio driver advances the simulated time as soon as no task of the loop has anything left to
 do. The loop counts as idle after many turns without a change in the simulation. Time then advances to the
-next due event, at most to the nearest end of a wait, and so on. asyncio's own timers (`asyncio.sleep`,
-`asyncio.timeout`) use real time, and so does work in threads, during which the simulation stands still.
+next due event, but not beyond the nearest end of a wait; this is repeated until a task is woken. asyncio's
+own timers (`asyncio.sleep`, `asyncio.timeout`) use real time, and so does work in threads, during which the
+simulation stands still.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ REAL_SECONDS: Final = 5.0
 
 
 class PendingWait(NamedTuple):
-    """The wait of one task: the time up to which it lasts, and the functions that end it."""
+    """The wait of one task: the simulated time up to which it lasts, and the functions that end it."""
 
     until: float
     wake: Callable[[], None]
@@ -43,7 +44,7 @@ class PendingWait(NamedTuple):
 
 
 class LoopWaits:
-    """The pending waits of one event loop."""
+    """The pending waits of the clients of one event loop, which advance the simulated time."""
 
     def __init__(self, world: Simulation, loop: Any) -> None:
         self._simulation = world
@@ -58,7 +59,7 @@ class LoopWaits:
         """Number of threads at work; their end is awaited in real time."""
 
     def add(self, waiting: PendingWait) -> None:
-        """Register a wait until `remove`."""
+        """Register a wait until `remove`; the loop's turns are counted from now on."""
         self._waits[waiting] = None
         self.start_counting()
 
@@ -69,7 +70,7 @@ class LoopWaits:
             self._alarm = None
 
     def start_counting(self) -> None:
-        """Start counting turns, unless already started."""
+        """Start to count turns of the loop without a change, unless already started."""
         if not self._scheduled:
             self._scheduled = True
             self._turns = 0
@@ -90,7 +91,10 @@ class LoopWaits:
         self._loop.call_soon(self._count_turn)
 
     def _advance_time(self) -> bool:
-        """Advance time until some task may have something to do; return False if no wait has an end."""
+        """Advance time until a task is woken or a callback has run.
+
+        Return False if no wait has an end.
+        """
         world = self._simulation
         before = self.wake_count, world.callback_rounds
         until = min(waiting.until for waiting in self._waits)
@@ -110,7 +114,7 @@ class LoopWaits:
         return True
 
     def _fail_endless_waits(self, changes: int) -> None:
-        """Fail all waits if none has an end and nothing happened since."""
+        """Fail all waits if none has an end and the simulation has not changed since `changes`."""
         self._alarm = None
         if self.thread_count or any(waiting.until != NEVER for waiting in self._waits):
             return
@@ -125,7 +129,7 @@ _loop_waits: WeakKeyDictionary[Any, dict[int, LoopWaits]] = WeakKeyDictionary()
 
 
 def loop_waits_for(world: Simulation, loop: Any) -> LoopWaits:
-    """Return the `LoopWaits` of this simulation in this loop."""
+    """Return the pending waits of the simulation `world` in this loop; created at first use."""
     watches = _loop_waits.setdefault(loop, {})
     found = watches.get(id(world))
     if found is None or found._simulation is not world:
@@ -148,12 +152,12 @@ class SimulatedAsyncDriver(AsyncDriver):
         self.channel = SimulatedChannel(self.link, self.simulation.server)
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """See `AsyncDriver.run`."""
+        """Run an operation; see `AsyncDriver.run`."""
         self.simulation.client_called()
         return await super().run(operation)
 
     async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """See `AsyncDriver.wait`.
+        """Wait for a future; see `AsyncDriver.wait`.
 
         Raises `NothingComes`, after some real seconds, for a wait that nothing can end.
         """
@@ -198,7 +202,7 @@ class SimulatedAsyncDriver(AsyncDriver):
     def run_in_threads(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
     ) -> None:
-        """See `AsyncDriver`. Simulated time does not advance meanwhile."""
+        """Run work in a thread; see `AsyncDriver`. Simulated time does not advance meanwhile."""
         loop = self._bind_loop() if self._asleep else self._loop
         assert loop is not None
         watch = loop_waits_for(self.simulation, loop)
@@ -219,15 +223,15 @@ class SimulatedAsyncDriver(AsyncDriver):
             self.simulation.settle()
 
     def close_now(self) -> None:
-        """See `AsyncDriver.close_now`. The broker is notified at once."""
+        """Close; see `AsyncDriver.close_now`. The broker is notified at once."""
         super().close_now()
         self.simulation.settle()
 
-    # Interface for the simulation
+    # Methods that the simulation calls (`SimulatedClient`)
 
     @property
     def _asleep(self) -> bool:
-        """Whether there is no loop; then nothing is due."""
+        """Whether the driver has no open event loop; then nothing is due."""
         return self._loop is None or self._loop.is_closed()
 
     def next_time(self) -> float:
@@ -252,7 +256,7 @@ class SimulatedAsyncDriver(AsyncDriver):
         return due
 
     def close_at_once(self) -> None:
-        """Close at once, without a loop."""
+        """Close without waiting for pending requests, and without a loop."""
         self.close_now()
 
 
@@ -265,7 +269,7 @@ class NullNetworkThread:
         self._driver = driver
 
     def wake(self, at_once: bool = False) -> None:
-        """Tell the simulation that there is work. Does not run it if the caller has the lock."""
+        """Let the simulation run the client's work, unless the caller has the driver's lock."""
         if not self._driver.lock._is_owned():  # type: ignore[attr-defined]
             self._driver.simulation.settle()
 
@@ -289,15 +293,16 @@ class SimulatedBlockingDriver(BlockingDriver):
         self.network_thread = NullNetworkThread(self)  # type: ignore[assignment]
 
     def run(self, operation: Operation[Result]) -> Result:
-        """See `BlockingDriver.run`."""
+        """Run an operation; see `BlockingDriver.run`."""
         self.simulation.client_called()
         with self.simulation.client_call():
             return super().run(operation)
 
     def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """See `BlockingDriver.wait`; `tfmq.testing.simulation` describes when time advances.
+        """Wait for a future; see `BlockingDriver.wait`.
 
-        Raises `NothingComes` too.
+        `tfmq.testing.simulation` describes when time advances. Raises `NothingComes` for a wait that nothing
+        can end.
         """
         check_not_in_callback()
         waited = tuple(futures)
@@ -314,7 +319,7 @@ class SimulatedBlockingDriver(BlockingDriver):
     def run_in_thread(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
     ) -> None:
-        """A `Run`: the work is run in this thread, soon."""
+        """Run work in this thread instead of another one, soon, then `done(result, error)`."""
         self.simulation.call_soon(partial(run_inline, work, partial(self._finished, done)))
 
     def _finished(
@@ -324,15 +329,15 @@ class SimulatedBlockingDriver(BlockingDriver):
             done(result, error)
 
     def poll_nonblocking(self) -> None:
-        """Called with the lock: pending output is sent in the simulation's next turn."""
+        """Leave pending output to the simulation's next turn. Called with the lock."""
         self.flush()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """See `BlockingDriver.close`. The broker is notified at once."""
+        """Close; see `BlockingDriver.close`. The broker is notified at once."""
         super().close(seconds)
         self.simulation.settle()
 
-    # Interface for the simulation
+    # Methods that the simulation calls (`SimulatedClient`)
 
     def run_due(self) -> bool:
         """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
@@ -352,7 +357,7 @@ class SimulatedBlockingDriver(BlockingDriver):
         return due
 
     def close_at_once(self) -> None:
-        """Close at once."""
+        """Close without waiting for pending requests."""
         self.close(0.0)
 
 

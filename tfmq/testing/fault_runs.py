@@ -29,7 +29,7 @@ FAULTS_SHOWN_MAX: Final = 20
 
 
 class MarkerArguments(NamedTuple):
-    """The arguments of the marker."""
+    """The arguments of the marker `tfmq_faults` of one test."""
 
     kinds: tuple[str, ...]
     runs: int
@@ -72,7 +72,10 @@ def sample_faults(accidents: Sequence[InjectedFault], count: int) -> list[Inject
 
 
 class RepeatedTest:
-    """All runs of one test. `stash_key`: where the test's broker finds the fault run."""
+    """All runs of one marked test.
+
+    `stash_key`: where in pytest's stash the fixture of the broker finds the fault run.
+    """
 
     def __init__(self, item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> None:
         self._item = item
@@ -83,7 +86,7 @@ class RepeatedTest:
         self._not_injected = 0
 
     def reports(self) -> list[Any]:
-        """Run the test as often as necessary; return the reports for pytest."""
+        """Run the test without a fault, then once for each fault; return the reports for pytest."""
         trial = FaultRun()
         with self._run(trial) as plain:
             possible = trial.possible_faults(self._arguments.kinds) if plain.passed else []
@@ -150,7 +153,7 @@ class RepeatedTest:
 
 
 def fault_note(trial: FaultRun) -> str:
-    """Return the note that is added to an exception of this run."""
+    """Return the note with the fault that is added to an exception of this run."""
     if trial.fault is None:
         return ""
     if not trial.happened:
@@ -261,29 +264,33 @@ SESSION_MS: Final = 30_000
 
 
 class ForeignReply:
-    """Ignores the replies to the foreign member: its assignment shows in what the other members lose."""
+    """Receives the replies to the requests of the foreign member, and ignores them.
+
+    The foreign member is one that the fault "rebalance" adds to a group. What it is assigned is visible in
+    what the other members lose.
+    """
 
     silent = True
 
     def ok(self, *fields: Any, body: Any = b"") -> None:
-        """Called when it has joined, or left."""
+        """Do nothing: the foreign member has joined or left the group."""
 
     def error(self, error: BaseException) -> None:
-        """Called when it may not join: then the other members have only left."""
+        """Do nothing: the foreign member may not join, so the other members have only left."""
 
     def body_done(self) -> None:
-        """Does nothing: there is no body."""
+        """Do nothing: there is no body."""
 
 
 class ForeignSession:
-    """The connection of the foreign member. Hashed by identity."""
+    """The session of the foreign member, which has no connection. Hashed by identity."""
 
     identity = "another member, for a moment"
     operator = False
     number = 0
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Does nothing: this connection is never lost."""
+        """Do nothing: there is no connection to lose."""
 
 
 def live_groups(engine: RequestHandler, names: Iterable[str]) -> list[str]:
@@ -337,9 +344,9 @@ repeats them."""
 
 
 class Step(NamedTuple):
-    """One request, or one client call after `request`.
+    """A point of a run at which a fault is possible: a request, or a client call after `request`.
 
-    `members`: whether a group had members at that time.
+    `members`: whether a group had members at that time. `call`: number of the client call; 0 for a request.
     """
 
     request: int
@@ -390,7 +397,7 @@ class LostReply:
 
 
 class FetchReplyObserver:
-    """A reply to FETCH that records in the fault run whether messages were delivered."""
+    """Passes on the reply to a FETCH, and records in the fault run whether it had messages."""
 
     def __init__(self, reply: Any, trial: FaultRun) -> None:
         self._reply = reply
@@ -407,12 +414,12 @@ class FetchReplyObserver:
 class FaultRun:
     """One run of a program against a simulated broker, with one fault or none.
 
-    Without one it records all possible faults.
+    A run without a fault records the steps at which faults are possible.
 
     Steps are counted from 1: requests, in the order in which the broker executes them, and calls, by which
     the program calls its clients. The simulation is deterministic, so a step of the run without a fault is
-    the same step in the others, as long as the program does the same. Attach it to one `SimulatedBroker`;
-    `happened`: the fault was injected.
+    the same step in the others, as long as the program does the same. Attach the run to one
+    `SimulatedBroker`; `happened`: the fault was injected.
     """
 
     def __init__(self, accident: InjectedFault | None = None) -> None:
@@ -430,11 +437,11 @@ class FaultRun:
         self._power_cut: Callable[[], None] | None = None
 
     def attach(self, world: Simulation, power_cut: Callable[[], None]) -> None:
-        """Attach it to a broker and its clients. `power_cut` crashes and restarts the broker."""
+        """Attach the run to a broker and its clients. `power_cut` crashes and restarts the broker."""
         self._simulation, self._power_cut = world, power_cut
 
     def possible_faults(self, kinds: Sequence[str]) -> list[InjectedFault]:
-        """Return the faults that are possible in a run like this one."""
+        """Return the faults of these kinds that are possible at the steps of this run."""
         steps = {
             CRASH: self.requests,
             LOST_REPLY: self.requests,
@@ -443,7 +450,7 @@ class FaultRun:
         }
         return [InjectedFault(kind, step) for kind in kinds for step in steps[kind]]
 
-    # Interface for the broker and its clients
+    # Methods that the broker and its clients call
 
     def serve(self, engine: Any, request: Any, reply: Any, session: Any) -> Any | None:
         """Return the reply object for the request; None: the request is not executed."""
@@ -473,8 +480,6 @@ class FaultRun:
         if self._is_due(self._count, (DUPLICATE,)):
             self.happened = True
             self._expire_groups(stranger=False)
-
-    # Fault injection
 
     def _is_due(self, number: int, kinds: Sequence[str]) -> bool:
         accident = self.fault

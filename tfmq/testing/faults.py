@@ -60,7 +60,7 @@ class ErrorReplacingReply:
 
 
 class PlannedFaults:
-    """The planned faults, in order."""
+    """The planned faults of a test, in the order in which they were planned."""
 
     def __init__(self) -> None:
         self._planned: deque[PlannedFault] = deque()
@@ -88,7 +88,7 @@ class PlannedFaults:
         self._planned.extend([PlannedFault(request_types(what), made, done)] * times)
 
     def take_refusal(self) -> bool:
-        """Return whether to refuse this connection; call it once for each."""
+        """Return whether a planned fault refuses this connection; call it once for each connection."""
         refused = self.refusal_count > 0
         self.refusal_count -= refused
         return refused

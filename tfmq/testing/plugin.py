@@ -25,11 +25,11 @@ UNIQUE_DIGITS = 12
 
 @pytest.fixture
 def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedBroker]:
-    """A broker in this process, one for each test: disk in memory, a clock that only the test moves, no
-    sockets.
+    """A broker in this process, one for each test, without sockets.
 
-    Clients connect with `tfmq_broker.producer()`, `tfmq_broker.consumer(...)`, or anywhere with
-    `servers=tfmq_broker.servers`; $TFMQ_SERVERS is set to it while the test runs. See docs/testing.md.
+    Its disk is in memory, and only the test moves its clock. Clients connect with `tfmq_broker.producer()`,
+    `tfmq_broker.consumer(...)`, or anywhere with `servers=tfmq_broker.servers`; $TFMQ_SERVERS is set to it
+    while the test runs. See docs/testing.md.
     """
     from tfmq.testing.broker import SimulatedBroker
 
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> object | None:
-    """Run a marked test many times."""
+    """Run a test that is marked `tfmq_faults` once for each fault."""
     if item.get_closest_marker("tfmq_faults") is None:
         return None
     from tfmq.testing.fault_runs import run_protocol
@@ -83,9 +83,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 @pytest.fixture(scope="session")
 def tfmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real broker: one process on a real disk for the whole run.
-
-    Returns its address, host:port.
+    """The address, host:port, of a real broker: one process on a real disk for the whole run.
 
     All tests share it; tests that use `tfmq_topic` do not interfere with each other. See docs/testing.md.
     """

@@ -29,7 +29,7 @@ Done = Callable[[Any, BaseException | None], None]
 
 
 class DelayedCall:
-    """A delayed call, as a session expects it."""
+    """A call at a later time, with the methods that a session expects."""
 
     def __init__(self, timers: Timers, timer: Timer) -> None:
         self._timers = timers
@@ -47,7 +47,7 @@ class DelayedCall:
 class SimulatedServer:
     """One broker: started, stopped, started again on the same disk.
 
-    `handlers`: the method for each command; `refuses`: whether to refuse a connection.
+    `handlers`: command and method by command code; `refuses()` returns whether to refuse a connection.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SimulatedServer:
 
     @property
     def running(self) -> bool:
-        """Whether it accepts connections."""
+        """Whether the broker accepts connections."""
         return self.engine is not None
 
     def start(self) -> None:
@@ -137,8 +137,6 @@ class SimulatedServer:
         for end in self._ends:
             end.wire.break_connection()
 
-    # Turns
-
     def run_turn(self) -> bool:
         """Run the work that is due now, once: frames, work, timers, writes and fsyncs.
 
@@ -166,7 +164,7 @@ class SimulatedServer:
         return False
 
     def next_time(self) -> float:
-        """Return when it has work next, in monotonic seconds; infinity if never.
+        """Return when the broker has work next, in monotonic seconds; infinity if never.
 
         Periodic housekeeping runs together with other work, or when time stops advancing.
         """
@@ -198,8 +196,6 @@ class SimulatedServer:
         self._sessions.clear()
         self._ends.clear()
         self._alarms = Timers(self._clock)
-
-    # Sessions
 
     def _welcome(self, engine: RequestHandler) -> SessionContext:
         return SessionContext(

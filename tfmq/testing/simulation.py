@@ -28,7 +28,7 @@ NEVER: Final = float("inf")
 
 
 class NothingComes(RuntimeError):
-    """A client waits, and no pending event can end the wait."""
+    """A client waits, and no pending event can end its wait: the test would never end."""
 
 
 class SimulatedClient(Protocol):
@@ -45,11 +45,11 @@ class SimulatedClient(Protocol):
     def next_time(self) -> float: ...
 
     def run_callbacks(self) -> bool:
-        """Run user callbacks. Return whether there were any."""
+        """Run callbacks of the user's code that are due. Return whether there were any."""
         ...
 
     def close_at_once(self) -> None:
-        """Close at once."""
+        """Close without waiting for pending requests."""
         ...
 
 
@@ -82,7 +82,7 @@ class Simulation:
         self.clients.append(client)
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Run `work()` soon, outside of the current call: it may wait."""
+        """Run `work()` soon, outside of the current call, so that it may wait."""
         self._deferred_work.append(work)
 
     def check_thread(self) -> None:
@@ -92,8 +92,6 @@ class Simulation:
                 "A simulated broker and its clients live in the thread that made them, where one thing happens after"
                 " the other: use tfmq.local_server for a test with threads."
             )
-
-    # Work
 
     def settle(self) -> None:
         """Run all work that is due now, until no participant has work left."""
@@ -141,8 +139,6 @@ class Simulation:
         """Return when any participant has work next, in monotonic seconds; infinity if never."""
         return min(self.server.next_time(), *(client.next_time() for client in self.clients), NEVER)
 
-    # Time
-
     def advance_to(self, until: float, done: Callable[[], bool] = lambda: False) -> bool:
         """Advance time to `until`, or until `done()` is true; return whether it is."""
         if self._settling:
@@ -162,9 +158,9 @@ class Simulation:
         return True
 
     def wait_for(self, client: SimulatedClient, targets: Collection[Future], seconds: float | None) -> bool:
-        """Return whether any of `targets` was done within `seconds`.
+        """Return whether any of `targets` was done within `seconds`; time advances meanwhile.
 
-        Raises `NothingComes` if None cannot end.
+        Raises `NothingComes` if `seconds` is None and nothing can end the wait.
         """
 
         def done() -> bool:
@@ -197,7 +193,7 @@ class Simulation:
         return now + max(0.0, seconds)
 
     def client_called(self) -> None:
-        """Called when the test's own code calls a client."""
+        """Notify the fault run, if there is one, that the test's own code calls a client."""
         if self.on_client_call is not None and not self._settling:
             self.on_client_call()
 
@@ -209,7 +205,7 @@ class Simulation:
 
     @contextmanager
     def client_call(self) -> Iterator[None]:
-        """Context of one client call: bounds the total time of all its waits."""
+        """Context of one client call; the total time of the waits in it is bounded."""
         before = self._call_started, self._longest_wait
         self._call_started, self._longest_wait = self.clock.monotonic(), 0.0
         try:
@@ -239,8 +235,8 @@ class Simulation:
 def has_own_deadline(client: SimulatedClient, targets: Iterable[Future]) -> bool:
     """Return whether the client ends the wait by itself, although the caller gave no timeout.
 
-    Requests are answered or fail, and messages are delivered or fail. Only a wait for new messages without a
-    timeout never ends by itself.
+    That is so for requests, which are answered or fail, and for sent messages, which are delivered or fail.
+    Only a wait for new messages without a timeout never ends by itself.
     """
     if any(getattr(target, "deadline", NEVER) != NEVER for target in targets):
         return True

@@ -1,9 +1,8 @@
 """The Twisted driver of a client whose broker is in this process.
 
-See `tfmq.testing.drivers`.
-
-It works like the asyncio driver, with turns of a reactor. Twisted's own timers (`callLater`, `addTimeout`)
-use real time, and so does work in threads, during which the simulation stands still.
+It works like the asyncio driver in `tfmq.testing.drivers`, with turns of a reactor. Twisted's own timers
+(`callLater`, `addTimeout`) use real time, and so does work in threads, during which the simulation stands
+still.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ class SimulatedDeferredDriver(DeferredDriver):
         return loop_waits_for(self.simulation, found)
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """See `DeferredDriver.run`."""
+        """Run an operation; see `DeferredDriver.run`."""
         self.simulation.client_called()
         return await super().run(operation)
 
     async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """See `DeferredDriver.wait`.
+        """Wait for a future; see `DeferredDriver.wait`.
 
         Raises `NothingComes`, after some real seconds, for a wait that nothing can end.
         """
@@ -105,7 +104,7 @@ class SimulatedDeferredDriver(DeferredDriver):
     def run_in_threads(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
     ) -> None:
-        """See `DeferredDriver`. Simulated time does not advance meanwhile."""
+        """Run work in a thread; see `DeferredDriver`. Simulated time does not advance meanwhile."""
         watch = self._loop_waits(self.get_reactor())
         watch.thread_count += 1
 
@@ -122,11 +121,11 @@ class SimulatedDeferredDriver(DeferredDriver):
             self.simulation.settle()
 
     def close_now(self) -> None:
-        """See `DeferredDriver.close_now`. The broker is notified at once."""
+        """Close; see `DeferredDriver.close_now`. The broker is notified at once."""
         super().close_now()
         self.simulation.settle()
 
-    # Interface for the simulation
+    # Methods that the simulation calls (`SimulatedClient`)
 
     def next_time(self) -> float:
         """Return when the next event is due, in seconds of the clock; infinity without a reactor."""
@@ -150,5 +149,5 @@ class SimulatedDeferredDriver(DeferredDriver):
         return due
 
     def close_at_once(self) -> None:
-        """Close at once, without a reactor."""
+        """Close without waiting for pending requests, and without a reactor."""
         self.close_now()

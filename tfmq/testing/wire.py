@@ -21,7 +21,7 @@ INVALID_START_BYTES: Final = 16
 
 
 class Wire:
-    """The bytes in transit between one client and one session."""
+    """The bytes in transit between one client and one session of the broker."""
 
     def __init__(self) -> None:
         self.to_broker = bytearray()
@@ -75,7 +75,7 @@ class ClientEnd:
         raise BlockingIOError
 
     def close(self) -> None:
-        """Close; the broker finds the end after the bytes that were sent."""
+        """Close the client's end; the broker notices it after the bytes that were sent."""
         self._wire.client_closed = True
 
 
@@ -97,17 +97,17 @@ class BrokerEnd:
         return f"client-{self._number}"
 
     def setTcpNoDelay(self, enabled: bool) -> None:
-        """Does nothing."""
+        """Do nothing: there is no TCP connection."""
 
     def setTcpKeepAlive(self, enabled: bool) -> None:
-        """Does nothing."""
+        """Do nothing: there is no TCP connection."""
 
     def pause(self, reason: str) -> None:
         """Deliver nothing until `resume` was called for every reason."""
         self._pauses.add(reason)
 
     def resume(self, reason: str) -> None:
-        """Remove one reason."""
+        """Remove one pause reason."""
         self._pauses.discard(reason)
 
     def send(self, buffers: Iterable[Any]) -> None:
