@@ -62,7 +62,7 @@ class ZooKeeperConnection:
     """
 
     def __init__(self, address: ZooKeeperAddress, session_seconds: float = RESPONSE_SECONDS) -> None:
-        """Do not connect yet. Raises NotSupported without kazoo."""
+        """Create the connection without connecting. Raises NotSupported without kazoo."""
         require_kazoo()
         self.address = address
         self._session_seconds = session_seconds
@@ -95,15 +95,16 @@ class ZooKeeperConnection:
 
 
 def stop(client: KazooClient) -> None:
-    """End a client's session and threads."""
+    """End the session and the threads of `client`."""
     client.stop()
     client.close()
 
 
 def wait_results(waiting: Sequence[Any]) -> list[Any]:
-    """Return the results of pending requests in order.
+    """Return the results of pending requests of kazoo, in order.
 
-    The exception of a failed one takes its place.
+    For a request that failed the result is its exception. Raises OperationTimeoutError without a response in
+    time.
     """
     found = []
     for each in waiting:
@@ -137,7 +138,7 @@ def error_text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-# Log throttling
+# Throttling of the log of kazoo, which reconnects forever
 
 REPEAT_SECONDS: Final = 60.0
 """The same message is logged again after this time."""

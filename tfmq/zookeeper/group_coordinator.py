@@ -30,21 +30,20 @@ UNREACHABLE_SECONDS: Final = 3.0
 
 
 def boot_time() -> float:
-    """Return a clock that runs while the machine sleeps, as sessions do.
+    """Return the seconds of a clock that also runs while the machine sleeps.
 
-    Linux's `time.monotonic` does not.
+    ZooKeeper's session timeout includes that time too; Linux's `time.monotonic` does not.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 class GroupMembership:
-    """One member of a group, with its own session.
+    """One member of a group that ZooKeeper coordinates, with a session of its own.
 
-    Methods may be called in any thread; only `close` blocks.
-
-    `session_seconds` is the requested session timeout; ZooKeeper may grant less. `on_change` is called in threads of
-    this class when `assignment` has changed, and must not block.
+    Methods may be called in any thread; only `close` blocks. `session_seconds` is the requested session
+    timeout; ZooKeeper may grant less. `on_change` is called in threads of this class when `assignment` has
+    changed, and must not block.
     """
 
     def __init__(
@@ -57,7 +56,10 @@ class GroupMembership:
         on_change: Callable[[], None],
         clock: Callable[[], float] = boot_time,
     ) -> None:
-        """Do not connect yet. Raises BadRequest for an invalid address, NotSupported without kazoo."""
+        """Create the member without connecting.
+
+        Raises BadRequest for an invalid address, NotSupported without kazoo.
+        """
         self.address = zookeeper_address(address)
         new_client(self.address, session_seconds)
         self._group, self._seconds, self._on_change, self._clock = group, session_seconds, on_change, clock
@@ -69,7 +71,7 @@ class GroupMembership:
         self._session_thread = SessionThread(self.address, self._state_machine, self._on_change, self._clock)
         self._silent_until = float("inf")
 
-    # Input of the consumer
+    # Calls by which the consumer changes the membership
 
     def set_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
         """Set the subscribed topics with their partitions. The first call joins the group."""
@@ -89,18 +91,18 @@ class GroupMembership:
             self._state_machine.release(names)
             self._session_thread.wake()
 
-    # State for the consumer
+    # State of the membership, which the consumer reads
 
     def assignment(self) -> RangeAssignment:
-        """Return the member's assignment. Its time `until` is of the member's clock, and near."""
+        """Return the member's assignment.
+
+        `until` is a time of the clock that the constructor got, at most a part of the session timeout ahead.
+        """
         with self._session_thread.condition:
             return self._state_machine.assignment()
 
     def may_deliver(self) -> bool:
-        """Return whether the member certainly owns its partitions now.
-
-        To be called for each message.
-        """
+        """Return whether the member certainly owns its partitions now. Called for each message."""
         return self._clock() < self.assignment().until
 
     @property
@@ -110,7 +112,7 @@ class GroupMembership:
 
     @property
     def failure(self) -> TfmqError | None:
-        """The permanent error that prevents any assignment; None if there is none."""
+        """The permanent error because of which the member is assigned nothing; None if there is none."""
         return self._session_thread.failure
 
     @property
@@ -130,8 +132,6 @@ class GroupMembership:
                     f"{coordinator.members} members, and no partition is left for this one: tfmq topic grow"
                 )
             return coordinator.waiting_reason()
-
-    # Close
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Leave the group.
@@ -168,11 +168,10 @@ RequestSteps = Generator[Request, Any, None]
 
 
 class RangeAssignment(NamedTuple):
-    """The partitions of a member: deliver from `assigned` until the time `until`.
+    """The partitions of a member: messages of `assigned` may be delivered until the time `until`.
 
-    Finish and release the `revoked`.
-
-    The numbers are generations. A partition whose generation has changed was lost and acquired again.
+    `assigned` has the generation of each partition. A partition whose generation has changed was lost and
+    acquired again. The member must finish the messages of the `revoked` partitions and release these.
     """
 
     assigned: Mapping[PartitionName, int]
@@ -218,7 +217,7 @@ class MembershipStateMachine:
         self._prove_at = NEVER
         self._rounds_waiting = 0
 
-    # Events
+    # Events, which the session's thread and the consumer report
 
     def on_connected(self, session: int) -> None:
         """Handle a new connection. In a new session, everything the member owned is lost."""
@@ -244,7 +243,7 @@ class MembershipStateMachine:
             each.clear()  # `_uncertain` stays: its requests may have been done by the new session
 
     def request_round(self) -> None:
-        """Request a round: members, owners, subscription or released partitions changed."""
+        """Let `check_all` run soon: members, owners, subscription or released partitions changed."""
         self._round_at = NEVER
 
     def set_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
@@ -267,8 +266,6 @@ class MembershipStateMachine:
             self._until = max(self._until, asked_at + self.session_seconds * DELIVERY_FRACTION)
             self._prove_at = max(self._prove_at, asked_at + self.session_seconds / WRITES_PER_TIMEOUT)
 
-    # State
-
     def assignment(self) -> RangeAssignment:
         """Return the current assignment."""
         granted = {name: number for name, number in self._owned.items() if name not in self._released}
@@ -276,10 +273,10 @@ class MembershipStateMachine:
 
     @property
     def session(self) -> int:
-        """The known session; 0: none."""
+        """The id of the session in ZooKeeper; 0 if there is none."""
         return self._session
 
-    # Actions
+    # Actions: the requests to ZooKeeper that are due
 
     def next_due(self) -> float:
         """Return when the next action is due; infinity while disconnected."""
@@ -288,7 +285,7 @@ class MembershipStateMachine:
         return min(self._round_at, self._prove_at)
 
     def next_steps(self, now: float) -> RequestSteps | None:
-        """Return the steps that are due now; None if nothing is."""
+        """Return the requests that are due at `now`; None if nothing is due."""
         if self.next_due() > now:
             return None
         return self.prove_session() if self._registered and self._prove_at <= now else self.check_all(now)
@@ -300,7 +297,7 @@ class MembershipStateMachine:
             self.request_round()
 
     def check_all(self, now: float) -> RequestSteps:
-        """Check everything: register, release partitions, acquire partitions."""
+        """Register the member, release partitions outside of its range, and acquire those inside."""
         self._round_at = now + self.session_seconds
         if not (yield from self._register()):
             self._round_at = min(self._round_at, now + ROUND_SECONDS)
@@ -335,9 +332,9 @@ class MembershipStateMachine:
         return True
 
     def _find_members(self) -> Generator[Request, Any, dict[str, frozenset[str]]]:
-        """Return the members and their topics.
+        """Return the members of the group and their topics.
 
-        For itself the current subscription instead of the node's.
+        The topics of this member are those of the current subscription, which its node may not have yet.
         """
         names = yield GetChildren(self._layout.members(self.group))
         nodes = yield GetNodes([self._layout.member(self.group, name) for name in names])
@@ -362,9 +359,9 @@ class MembershipStateMachine:
                 self.changed = True
 
     def _revoke_outside(self, target: frozenset[PartitionName]) -> None:
-        """Revoke partitions outside of the range.
+        """Revoke the partitions that are not in `target`, the member's range.
 
-        The consumer finishes them, however long that takes.
+        The consumer then finishes their messages, however long that takes.
         """
         self.is_idle = not target and any(self._subscribed.values())
         revoked = self._owned.keys() - target - self._released
@@ -374,10 +371,11 @@ class MembershipStateMachine:
     def _delete_released(self, target: frozenset[PartitionName]) -> RequestSteps:
         """Delete the owner nodes of released partitions.
 
-        Those of partitions whose acquisition had an unknown outcome are deleted too.
+        The same is done for partitions outside of `target` whose acquisition had an unknown outcome.
 
-        The deletion requires the member's own node, which ends with the session and is created again only by a round
-        of the next session. So a request that takes effect late cannot delete the node of another member.
+        The deletion requires the member's own node, which ends with the session and is created again only by
+        a round of the next session. So a request that takes effect late cannot delete the node of another
+        member.
         """
         for name in sorted(self._released | (self._uncertain - target - self._owned.keys())):
             path = self._layout.owner(self.group, name)
@@ -414,13 +412,13 @@ class MembershipStateMachine:
                 self.changed = True
 
     def _log_waiting(self) -> None:
-        """Log a long wait for partitions once."""
+        """Log a long wait for partitions, once."""
         self._rounds_waiting = self._rounds_waiting + 1 if self.waits_for else 0
         if self._rounds_waiting == ROUNDS_BEFORE_LOG:
             log.warning("Group %s: %s", self.group, self.waiting_reason())
 
     def waiting_reason(self) -> str:
-        """Return a sentence on what the member waits for; "" if for nothing."""
+        """Return a sentence that says which partitions the member waits for; "" if it waits for none."""
         if not self.waits_for:
             return ""
         names = ", ".join(f"{name} ({owner or 'free'})" for name, owner in sorted(self.waits_for.items()))
@@ -433,7 +431,7 @@ class MembershipStateMachine:
         return ",".join(sorted(self._subscribed)).encode()
 
 
-# Range assignment of MetaMorphosis: every member computes the same result.
+# Range assignment, as in MetaMorphosis: every member computes the same result.
 
 
 def range_of(

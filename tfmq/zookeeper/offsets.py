@@ -20,7 +20,10 @@ ATTEMPTS_MAX: Final = 10
 
 
 class NodeContents(NamedTuple):
-    """The content of a partition's nodes; a version is None if the node does not exist."""
+    """The content and the versions of the two nodes of a partition.
+
+    A version is None if the node does not exist.
+    """
 
     stored: StoredOffset | None
     offset_version: int | None
@@ -36,7 +39,10 @@ class ZooKeeperOffsets:
     """
 
     def __init__(self, address: str) -> None:
-        """Do not connect yet. Raises BadRequest for an invalid address, NotSupported without kazoo."""
+        """Create the storage without connecting.
+
+        Raises BadRequest for an invalid address, NotSupported without kazoo.
+        """
         self._connection = ZooKeeperConnection(zookeeper_address(address))
         self._layout = NodePaths(self._connection.address.root, BROKER_NUMBER)
 
@@ -65,9 +71,10 @@ class ZooKeeperOffsets:
     def _update(
         self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Set the generations of rows, and their offsets in `new`. Return what is stored then.
+        """Set the generations of the partitions, and the offsets that are in `new`.
 
-        Raises Fenced for rows with a higher generation, after the others are changed.
+        Return what is stored then. Raises Fenced for partitions with a higher generation, after the others
+        are changed.
         """
         lost: dict[PartitionName, int] = {}
         kept: dict[PartitionName, StoredOffset] = {}
@@ -98,7 +105,7 @@ class ZooKeeperOffsets:
     def _read_nodes(
         self, client: KazooClient, group: str, names: Iterable[PartitionName]
     ) -> dict[PartitionName, NodeContents]:
-        """Return what is stored."""
+        """Return the contents and versions of the nodes of these partitions."""
         # The offset is read before and after its row. If both reads are equal, offset and row belong together.
         found: dict[PartitionName, NodeContents] = {}
         left = list(names)
@@ -129,9 +136,9 @@ class ZooKeeperOffsets:
         group: str,
         writes: Mapping[PartitionName, tuple[NodeContents, StoredOffset]],
     ) -> list[PartitionName]:
-        """Write the rows, each in its own transaction.
+        """Write the nodes of each partition in a transaction of its own.
 
-        Return those that others changed in the meantime.
+        Return the partitions whose nodes others have changed since they were read.
         """
         for name, (found, _) in writes.items():
             if found.offset_version is None:
@@ -168,23 +175,29 @@ def _read_order(offset: str, row: str) -> tuple[str, str, str]:
 
 
 def _change_id(answer: Any) -> int | None:
-    """Return the transaction id of the node's last change; None without a node.
+    """Return the transaction id of the node's last change; None if there is no node.
 
-    Raises a failed response.
+    A response that is an exception is raised.
     """
     node = _node(answer)
     return None if node is None else int(node[1].mzxid)
 
 
 def _decode_nodes(path: str, offset: Any, row: Any) -> NodeContents:
-    """Decode the two responses. Raises a failed response, Damaged."""
+    """Decode the responses with the offset node and its child node.
+
+    Raises a response that is an exception, and Damaged.
+    """
     shown, kept = _node(offset), _node(row)
     stored = stored_offset(path, None if shown is None else shown[0], None if kept is None else kept[0])
     return NodeContents(stored, *(None if node is None else node[1].version for node in (shown, kept)))
 
 
 def _node(answer: Any) -> Any:
-    """Return data and state of a node; None if it does not exist. Raises a failed response."""
+    """Return (data, state) of a node; None if it does not exist.
+
+    A response that is any other exception is raised.
+    """
     from kazoo.exceptions import NoNodeError
 
     if isinstance(answer, NoNodeError):
@@ -195,7 +208,7 @@ def _node(answer: Any) -> Any:
 
 
 def _is_committed(answer: Any) -> bool:
-    """Return whether the transaction was done; False if others were faster.
+    """Return whether the transaction was done; False if another member changed the nodes first.
 
     Raises any other failure.
     """
@@ -225,7 +238,7 @@ def offset_data(stored: StoredOffset) -> bytes:
 
 
 def row_data(stored: StoredOffset) -> bytes:
-    """Return the content of its child node."""
+    """Return the content of the child node `tfmq`, with all fields of the stored offset."""
     return json.dumps(stored._asdict()).encode()
 
 

@@ -104,5 +104,5 @@ class NodePaths(NamedTuple):
         return f"{self.root}/consumers/{group}/offsets/{name.topic}/{self.broker}-{name.partition}"
 
     def offset_fields(self, group: str, name: PartitionName) -> str:
-        """Return the path of all fields of that offset."""
+        """Return the path of the node with all fields of the group's offset in the partition."""
         return f"{self.offset(group, name)}/tfmq"

@@ -44,7 +44,10 @@ class Registration:
         session_seconds: float = SESSION_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do not connect yet. Raises BadRequest for an invalid address, NotSupported without kazoo."""
+        """Create the registration without connecting.
+
+        Raises BadRequest for an invalid address, NotSupported without kazoo.
+        """
         self.address = zookeeper_address(address)
         new_client(self.address, session_seconds)
         self._state_machine = RegistrationStateMachine(
@@ -79,7 +82,7 @@ class Registration:
 
     @property
     def registered(self) -> bool:
-        """Whether everything is registered, as far as known."""
+        """Whether the address and all topics are registered, as far as known."""
         with self._session_thread.condition:
             return self._state_machine.registered
 
@@ -105,10 +108,8 @@ RequestSteps = Generator[Request, Any, None]
 class RegistrationStateMachine:
     """State machine for the nodes of one broker at `address`.
 
-    `registered`: all of them exist, as far as known.
-
-    Only one broker at a time may use a broker number. While another address is registered under it, nothing is
-    registered, and that is logged.
+    `registered`: all nodes exist, as far as known. Only one broker at a time may use a broker number. While
+    another address is registered under it, nothing is registered, and that is logged.
     """
 
     def __init__(self, layout: NodePaths, address: str, session_seconds: float) -> None:
@@ -126,7 +127,7 @@ class RegistrationStateMachine:
 
     @property
     def session(self) -> int:
-        """The known session; 0: none."""
+        """The id of the session in ZooKeeper; 0 if there is none."""
         return self._session
 
     @property
@@ -134,7 +135,7 @@ class RegistrationStateMachine:
         """Whether a connection exists now."""
         return self._connected
 
-    # Events
+    # Events, which the session's thread and the broker report
 
     def on_connected(self, session: int) -> None:
         """Handle a new connection. Nodes of another session do not exist any more."""
@@ -154,7 +155,7 @@ class RegistrationStateMachine:
         self._registered_nodes.clear()
 
     def request_round(self) -> None:
-        """Request a round."""
+        """Let `check_all` run soon."""
         self._round_at = float("-inf")
 
     def on_write_answered(self, asked_at: float) -> None:
@@ -167,18 +168,21 @@ class RegistrationStateMachine:
             self._wanted_nodes = wanted
             self.request_round()
 
-    # Actions
+    # Actions: the requests to ZooKeeper that are due
 
     def next_due(self) -> float:
         """Return when the next action is due; infinity while disconnected."""
         return self._round_at if self._connected else float("inf")
 
     def next_steps(self, now: float) -> RequestSteps | None:
-        """Return the steps that are due now; None if nothing is."""
+        """Return the requests that are due at `now`; None if nothing is due."""
         return None if self.next_due() > now else self.check_all(now)
 
     def check_all(self, now: float) -> RequestSteps:
-        """Check all nodes; the address first, because it shows which broker uses the number."""
+        """Check and correct all nodes of the broker.
+
+        The address comes first, because it shows which broker uses the number.
+        """
         self._round_at = now + CHECK_SECONDS
         owner = yield from self._claim_number()
         if owner is not None:
@@ -204,7 +208,11 @@ class RegistrationStateMachine:
         self.registered = registered
 
     def _claim_number(self) -> Generator[Request, Any, bytes | None]:
-        """Return the address of another broker with this number, None if there is none."""
+        """Register the address under the broker's number.
+
+        Return None if that is done, else the address that is registered there; b"" if it has just been
+        removed.
+        """
         node: Node | None = yield CreateNode(self._layout.broker_address(), self.address.encode())
         if node is None:
             node = yield GetNode(self._layout.broker_address())
@@ -213,7 +221,7 @@ class RegistrationStateMachine:
         return None if node.session == self._session else node.data
 
     def _verify(self) -> RequestSteps:
-        """Drop nodes that were deleted or changed by others."""
+        """Drop nodes that others have deleted or changed from the list of registered nodes."""
         paths = sorted(self._registered_nodes)
         nodes = yield GetNodes(paths)
         for path, node in zip(paths, nodes, strict=True):
@@ -227,8 +235,8 @@ class RegistrationStateMachine:
             if node is None:
                 return
             if node.session != self._session:
-                # From an earlier process of this broker whose session has not expired; it removed its address when it
-                # stopped.
+                # The node is of an earlier process of this broker, whose session has not expired. That
+                # process removed its address when it stopped.
                 yield DeleteNode(path, node.version, self._layout.broker_address())
                 self.request_round()
                 return

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Node(NamedTuple):
-    """A node as read or created.
+    """A node that was read or created.
 
-    `session` is 0 for a persistent node. `created` is the transaction id of its creation, which increases with every
-    change: of two creators of a node the later one has the higher id.
+    `session` is 0 for a persistent node. `created` is the transaction id of its creation, which increases
+    with every change in ZooKeeper: of two creations of a node the later one has the higher id.
     """
 
     data: bytes
@@ -29,7 +29,7 @@ class Node(NamedTuple):
 
 
 class GetChildren(NamedTuple):
-    """Get the child names of `path` ([] without the node), with a one-time watch."""
+    """Get the names of the children of `path`, and set a one-time watch; [] without the node."""
 
     path: str
 
@@ -64,7 +64,7 @@ class SetNode(NamedTuple):
 
 
 class DeleteNode(NamedTuple):
-    """Delete the node if it has this version and a node exists at `beside`.
+    """Delete the node at `path` if it has this version and a node exists at `beside`.
 
     Result: True, also if the node does not exist; False if it was not deleted.
     """
@@ -132,7 +132,7 @@ def _create(client: KazooClient, request: CreateNode) -> Node | None:
 
 
 def _delete(client: KazooClient, request: DeleteNode) -> bool:
-    """Delete in one transaction that checks the node that must exist."""
+    """Delete a node in one transaction, which fails if the node at `beside` does not exist."""
     from kazoo.exceptions import NoNodeError
 
     transaction = client.transaction()
@@ -145,13 +145,13 @@ def _delete(client: KazooClient, request: DeleteNode) -> bool:
 
 
 def _single_result(asked: Any, missing: Any = None) -> Any:
-    """Return the result; `missing` if the node does not exist."""
+    """Wait for the response and return it; `missing` if the node does not exist."""
     answer = _result_or_none(wait_results([asked])[0])
     return missing if answer is None else answer
 
 
 def _result_or_none(answer: Any) -> Any:
-    """Return the result; None if the node does not exist. Raises any other failure."""
+    """Return the response; None if the node does not exist. Raises any other failure."""
     from kazoo.exceptions import NoNodeError
 
     if isinstance(answer, NoNodeError):
@@ -178,9 +178,10 @@ RequestSteps = Generator[Request, Any, None]
 
 
 class SessionClient(Protocol):
-    """The user of a session. Its methods are called by one thread at a time and must not block.
+    """What a SessionThread runs: the state machine of a membership or of a registration.
 
-    `session_seconds` is the session timeout granted by ZooKeeper; `changed` is set when others should be notified.
+    Its methods are called by one thread at a time and must not block. `session_seconds` is the session
+    timeout granted by ZooKeeper; `changed` is set when others should be notified.
     """
 
     session_seconds: float
@@ -254,15 +255,13 @@ class SessionThread:
 
     @property
     def client(self) -> KazooClient | None:
-        """The client of the session, for tests; None before the start and after the end."""
+        """The client of kazoo, for tests; None before the start and after the end."""
         return self._client
 
-    # The session
-
     def _record_session_timeout(self, client: KazooClient) -> None:
-        """Record the granted session timeout, which may be less than requested.
+        """Record the session timeout that ZooKeeper grants, which may be less than requested.
 
-        Kazoo does not expose it.
+        Kazoo does not expose it, so its connect function is replaced.
         """
         handler = client._connection
         connect = getattr(handler, "_connect", None)
@@ -296,7 +295,7 @@ class SessionThread:
         self._notify()
 
     def _node_changed(self, _: Any) -> None:
-        """Handle a watch: a node that was read has changed."""
+        """Handle a watch of ZooKeeper: a node that was read has changed."""
         with self.condition:
             self._subject.request_round()
             self.wake()
@@ -306,8 +305,6 @@ class SessionThread:
             changed, self._subject.changed = self._subject.changed, False
         if changed:
             self._on_change()
-
-    # The thread
 
     def _run(self) -> None:
         while True:
@@ -334,7 +331,7 @@ class SessionThread:
                 self._pause()
 
     def _pause(self) -> None:
-        """Pause after interrupted steps."""
+        """Pause after requests were interrupted, then request another round."""
         with self.condition:
             if not self.is_closed:
                 self.condition.wait(RETRY_SECONDS)
@@ -359,7 +356,7 @@ class SessionThread:
             return False
 
     def _send_step(self, client: KazooClient, course: RequestSteps, request: Request) -> Any:
-        """Return the result of a request. A failure is thrown into the steps and raised again."""
+        """Send a request and return its result. A failure is thrown into `course` and raised again."""
         try:
             return send_request(client, request, self._node_changed)
         except ConnectionLost as cut:

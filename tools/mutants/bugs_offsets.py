@@ -268,8 +268,8 @@ IN_ZOOKEEPER: Final = (
         "topics-of-an-earlier-life-stay",
         "what is registered is what is so",
         "tfmq/zookeeper/registration.py",
-        "            if node.session != self._session:\n                # From an earlier",
-        "            if node.session < 0:\n                # From an earlier",
+        "            if node.session != self._session:\n                # The node is of an earlier",
+        "            if node.session < 0:\n                # The node is of an earlier",
         [REGISTRY],
     ),
 )
