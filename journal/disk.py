@@ -196,7 +196,7 @@ class RealDisk:
         _fsync_and_close(descriptor)
 
     def _fsync_folder_with_spare(self, path: str, flags: int) -> None:
-        """Fsync a folder when no descriptor is left."""
+        """Fsync a folder when no descriptor is left, by using the reserved one."""
         # An fsync cannot be postponed as an open can, so one descriptor is reserved for it.
         with self._spare_lock:
             if self._spare >= 0:
@@ -297,7 +297,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def _open_spare() -> int:
-    """Open the reserved descriptor; -1 if none is left."""
+    """Return a new descriptor to keep in reserve; -1 if none is left."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

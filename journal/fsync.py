@@ -286,7 +286,10 @@ class Forcer:
     def _complete(
         self, plans: list[FsyncPlan], results: list[Exception | None] | None, error: BaseException | None
     ) -> None:
-        """Complete a round of fsyncs, in the owner's thread."""
+        """Record the results of a round of fsyncs, start the next one, and call waiters. Owner's thread.
+
+        `results` is None if the fsyncs did not run; `error` is the reason.
+        """
         self._in_progress = []
         if results is None:
             # An error of this code or of the thread, not of the disk; what is on the disk is unknown all the
@@ -318,7 +321,10 @@ class Forcer:
                 self._dirty[log] = None
 
     def _call_waiters(self, answers: Sequence[tuple[Waiter, Exception | None]]) -> None:
-        """Call waiters in the order in which their waits ended, also if a waiter causes more to end."""
+        """Call the queued waiters and then those of `answers`, each with its error or None.
+
+        Waits that end during such a call are queued after them, so that waiters are called in order.
+        """
         self._results.extend(answers)
         if self._calling_waiters:
             return

@@ -31,7 +31,7 @@ WAIT_SECONDS: Final = 0.05
 
 
 class _SystemCallNumbers(NamedTuple):
-    """System call numbers for ctypes."""
+    """Numbers of the Linux AIO system calls on one kind of machine, for calls through ctypes."""
 
     setup: int
     destroy: int

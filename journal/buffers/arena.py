@@ -277,8 +277,7 @@ class MemoryChunk:
 
     def _is_split(self, node: int) -> bool:
         """True if the node is NOTHING_FREE because of its children and is not a run itself."""
-        # Below an allocated run the entries still say that the nodes are free, so children that say
-        # NOTHING_FREE are a split.
+        # If the node were an allocated run, its children would still have the values of free nodes.
         left = node << 1
         return (
             left < len(self._tree)

@@ -54,7 +54,7 @@ class _Local(threading.local):
 class Pool:
     """Pool of buffers. Thread-safe.
 
-    With `debug` each buffer records its place of allocation, which costs time.
+    With `debug` each buffer records where it was allocated, which costs time.
 
     A thread allocates from one arena, assigned round-robin, through a cache of its own; a buffer of another
     arena is returned to it immediately.
@@ -162,7 +162,7 @@ class Pool:
 
 _LAST_REFERENCE = True
 _OTHER_REFERENCE = False
-"""Entries of a buffer's reference list: the first is _LAST, so it is popped last."""
+"""Entries of a buffer's reference list: the first is _LAST_REFERENCE, so it is popped last."""
 STACK_FRAMES = 6
 """Stack frames recorded per allocation: enough to see the caller and its purpose."""
 
@@ -209,11 +209,11 @@ class Buffer:
 
     @property
     def allocated_at(self) -> str:
-        """Place of the allocation; "" in a pool without `debug`."""
+        """File, line and function that allocated the buffer; "" in a pool without `debug`."""
         return ""
 
     def retain(self) -> Buffer:
-        """Add a reference. Only an owner of one may call this. Raises Released after the last release."""
+        """Add a reference. The caller must have one already. Raises Released after the last release."""
         if not self._holds:
             raise Released(f"a buffer of {self.size} bytes was retained after its release")
         self._holds.append(_OTHER_REFERENCE)
@@ -305,7 +305,7 @@ class ThreadCache:
         self._requests_until_trim = TRIM_INTERVAL
 
     def allocate(self, size: int) -> Allocation | None:
-        """Take a cached allocation of exactly `size` bytes, or None."""
+        """Remove and return a cached allocation of exactly `size` bytes, or None."""
         counts = self.counts
         counts.allocated += 1
         counts.allocated_bytes += size
@@ -362,7 +362,7 @@ class ThreadCache:
 
 
 def cached_count_max(size: int) -> int:
-    """Maximum number of cached allocations of `size` bytes."""
+    """Return how many freed allocations of (rounded) `size` bytes a thread cache may keep."""
     if size < TINY_LIMIT:
         return TINY_COUNT_MAX
     return SMALL_COUNT_MAX if size < PAGE_BYTES else RUN_COUNT_MAX

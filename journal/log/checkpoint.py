@@ -45,7 +45,7 @@ but makes some readers go back further than necessary.
 """
 
 REASON_SIZE_MAX: Final = 1000
-"""The rest of a slot, rounded down."""
+"""Maximum bytes of the reason of a stop: what is left of a slot, rounded down."""
 
 REWRITE_SECONDS: Final = 1.0
 """Minimum time between rewrites of the durable offset without an fsync: it only reduces the checks at a
@@ -79,7 +79,7 @@ class LogCheckpoint(NamedTuple):
 
 
 def encode_checkpoint(log_id: int, checkpoint: LogCheckpoint) -> bytes:
-    """Return the payload of a slot; a reason that is too long is shortened."""
+    """Encode a checkpoint as the payload of a slot; a too long reason of a stop is shortened."""
     reason = (checkpoint.stopped or "").encode()[:REASON_SIZE_MAX]
     bits = BIT_CLEAN * checkpoint.clean | BIT_STOPPED * (checkpoint.stopped is not None)
     head = CHECKPOINT_HEADER.pack(VERSION, bits, log_id, *checkpoint[:6], len(checkpoint.starts), len(reason))
@@ -87,7 +87,10 @@ def encode_checkpoint(log_id: int, checkpoint: LogCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, path: str, log_id: int) -> LogCheckpoint:
-    """Decode the payload of a slot. Raises NewerFormat, WrongLog; Corrupt if sizes do not match."""
+    """Decode a checkpoint from the payload of a slot.
+
+    Raises NewerFormat, WrongLog; Corrupt if sizes do not match.
+    """
     if len(data) < CHECKPOINT_HEADER.size:
         raise Corrupt(path, 0, len(data), "shorter than its fixed part")
     version, bits, found_id, *numbers, count, reason_size = CHECKPOINT_HEADER.unpack_from(data)

@@ -26,7 +26,7 @@ from journal.log.segments import LogOptions, SegmentSet
 
 
 class LogDurability:
-    """Durability of one log: fsyncs through one gate, `log.mark`, snapshots, roll and stop."""
+    """Durability of one log: fsyncs through one FsyncGate, `log.mark`, snapshots, roll and stop."""
 
     def __init__(
         self, disk: Disk, folder: str, clock: Clock, options: LogOptions, recovery: LogRecovery
@@ -46,7 +46,7 @@ class LogDurability:
 
     @property
     def checkpoint_due(self) -> bool:
-        """True if the durable offset in `log.mark` may be rewritten again."""
+        """True if REWRITE_SECONDS have passed since the durable offset in `log.mark` was rewritten."""
         return self._clock.monotonic() - self._checkpoint_written_at >= REWRITE_SECONDS
 
     @property
@@ -127,7 +127,10 @@ class LogDurability:
             self.rewrite_checkpoint_unsynced()
 
     def prepare_for_writes(self) -> None:
-        """Clear `clean` durably and load the index, before the first append. Raises Stopped, Full."""
+        """Clear the checkpoint's flag `clean` durably and load the index, before the first append.
+
+        Raises Stopped, Full.
+        """
         segment_set = self._segment_set
         self.complete_recovery()
         try:
@@ -227,7 +230,7 @@ class LogDurability:
         return removed
 
     def close(self, snapshot: Snapshot) -> None:
-        """Fsync, write `snapshot` and set `clean`.
+        """Fsync, write `snapshot`, set the checkpoint's flag `clean`, and close the files.
 
         The files are closed even if this raises Stopped or Full.
         """

@@ -160,7 +160,8 @@ class SegmentIndex:
         position, ordinal = self._open_run
         if self.end == position or ordinal is None:
             return
-        # The ordinals last: their count is the number of entries that a search in another thread sees.
+        # The ordinals are appended last: their count is the number of entries that a search in another thread
+        # sees.
         self._times.append(self._time)
         self._epochs.append(self._epoch)
         self._positions.append(position)
@@ -381,7 +382,7 @@ class OnDiskIndex(SegmentIndex):
         return self._verify(IndexPosition(entry.position, entry.first_ordinal))
 
     def _verify(self, place: IndexPosition) -> IndexPosition:
-        """Return `place` if the block trailer before it ends there with the same ordinal.
+        """Return `place` if a block ends there, and the next ordinal in its trailer is that of `place`.
 
         Raises InvalidIndex.
         """

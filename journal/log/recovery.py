@@ -344,7 +344,7 @@ class LogRecovery:
             self._stop(f"recovery could not make the end of the log durable: {error}", replay)
 
     def _make_end_durable(self, replay: LogReplay, end: tuple[int, int]) -> None:
-        """The file work of `_make_durable`; may be repeated. Raises Full, OSError."""
+        """Do the file work of `_make_durable`, again when a full disk has space. Raises Full, OSError."""
         segment_set = self.segment_set
         with segment_set.lock:
             segment_set.end, segment_set.end_ordinal = end
@@ -452,7 +452,7 @@ def _last_block_end(segment: Segment, first: int) -> int:
 
 
 def _merge_ranges(damage: list[Damage]) -> tuple[Damage, ...]:
-    """Sort the ranges and join those that overlap or touch."""
+    """Sort the damaged ranges and join those that overlap or touch."""
     merged: list[Damage] = []
     for first, next, reason in sorted(damage):
         if merged and first <= merged[-1][1]:
@@ -574,9 +574,9 @@ class LogReplay:
             _, self.durable_ordinal = self._unsynced_ends.popleft()
 
     def _find_next_block(self, segment: Segment, place: int, end: int) -> NextValidBlock | None:
-        """Find the next valid block after an invalid one.
+        """Find the next valid block after the invalid one at offset `place`.
 
-        The durable offsets in the blocks from there on count.
+        The durable offset is raised to the highest one in the block trailers after it.
         """
         if place >= end:
             return None

@@ -24,7 +24,7 @@ Damage = tuple[int, int, str]
 FILES_GONE: Final = "its record files were gone at a start"
 """The start of the stop reason of a log that has lost all its segments."""
 ALL_MISSING: Final = "all segments missing"
-"""A label: the first file of a log is made before its mark, so one was there."""
+"""Label of a row. The first file of a log is created before its checkpoint, so there was a file."""
 
 
 class SegmentFileFacts(NamedTuple):
@@ -80,7 +80,7 @@ class FolderFacts:
 
 
 class ReadScope(Enum):
-    """How much of the log is read."""
+    """How much of the log recovery reads."""
 
     NOTHING = "nothing: the checkpoint and the newest snapshot are complete"
     SINCE_SNAPSHOT = "everything after the newest snapshot"
@@ -88,9 +88,9 @@ class ReadScope(Enum):
 
 @dataclass(frozen=True)
 class FolderDecision:
-    """`create`: make a segment at `first` because there is none.
+    """What recovery does after it has examined the folder.
 
-    `read_scope`: how much must be read.
+    `read_scope`: how much must be read. `create`: create a segment at `first` because there is none.
     """
 
     read_scope: ReadScope = ReadScope.SINCE_SNAPSHOT
@@ -131,7 +131,7 @@ Decision = TypeVar("Decision")
 
 @dataclass(frozen=True)
 class Rule(Generic[Found, Decision]):
-    """One row of a decision table."""
+    """One row of a decision table: label, condition and decision."""
 
     label: str
     matches: Callable[[Found], bool]
@@ -193,7 +193,7 @@ def decide_tail(found: TailFacts) -> Rule[TailFacts, TailAction]:
 
 @dataclass
 class Recovery:
-    """Report of an opening: what recovery found and did.
+    """Report of one recovery: what it found and did.
 
     `labels`: rows of the tables, in order. `snapshot_offset`: offset of the snapshot that was loaded, 0
     without one. `cut_bytes` were truncated and, up to a limit, copied to `torn_path`. `walked_bytes` were

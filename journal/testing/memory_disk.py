@@ -220,7 +220,7 @@ class FileImage:
 
 
 def _pages_between(before: int, after: int) -> range:
-    """Page boundaries that a file passes as it grows."""
+    """Return the page boundaries between the sizes `before` and `after` of a file that grows."""
     return range((before // PAGE_BYTES + 1) * PAGE_BYTES, after, PAGE_BYTES)
 
 
@@ -734,7 +734,10 @@ CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 class CrashChoice(NamedTuple):
-    """One possible state: durable operations, and per file (size, version of each sector)."""
+    """One possible state after a power loss.
+
+    It has whether each folder operation is durable, and per file (size, version of each sector).
+    """
 
     operations: tuple[bool, ...]
     files: tuple[tuple[int, ...], ...]

@@ -59,14 +59,14 @@ class JournalCheckpoint(NamedTuple):
 
 
 def encode_checkpoint(checkpoint: JournalCheckpoint) -> bytes:
-    """Encode the payload of a slot."""
+    """Encode a checkpoint as the payload of a slot."""
     *numbers, snapshots = checkpoint
     head = CHECKPOINT_HEAD.pack(VERSION, len(snapshots), *numbers)
     return head + b"".join(POINTER.pack(*pointer) for pointer in snapshots)
 
 
 def decode_checkpoint(data: bytes, path: str) -> JournalCheckpoint:
-    """Decode the payload of a slot. Raises NewerFormat, Corrupt."""
+    """Decode a checkpoint from the payload of a slot. Raises NewerFormat, Corrupt."""
     if len(data) < CHECKPOINT_HEAD.size:
         raise Corrupt(path, 0, len(data), "shorter than its fixed part")
     version, count, journal_id, salt, durable_lsn, number = CHECKPOINT_HEAD.unpack_from(data)

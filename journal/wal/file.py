@@ -44,7 +44,7 @@ SCAN_SIZE: Final = 1 << 20
 
 
 PROVE_SIZE: Final = 64 << 10
-"""Likewise for entries that lie scattered: what is read beside one of them is little."""
+"""Bytes read at a time to verify single entries, which may be far from each other."""
 
 
 class JournalFileHeader(NamedTuple):

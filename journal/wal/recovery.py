@@ -48,7 +48,7 @@ FIRST_FILE: Final = 1
 FIRST_SNAPSHOT: Final = 1
 
 NEEDED: Final = "damage in an entry that is still needed"
-"""The label of a start that is refused for damage before the snapshot's place."""
+"""The label of a start that is refused for damage before the snapshot's LSN."""
 
 PIECE_SIZE: Final = 1 << 20
 """Bytes compared with zeros, or rewritten, at a time."""
@@ -455,9 +455,9 @@ class JournalRecovery:
 
 
 class JournalTail(NamedTuple):
-    """The end of the journal: `end` is its LSN, `durable_lsn` the durable one.
+    """The end of the journal: `end` is its LSN, `durable_lsn` the durable LSN.
 
-    `decision`: what is done with the bytes after the end.
+    `decision`: what recovery does with the bytes after the end.
     """
 
     end: int

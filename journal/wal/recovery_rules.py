@@ -25,9 +25,9 @@ from journal.wal.file import FILE_HEADER_SIZE
 
 
 class RequiredFiles(NamedTuple):
-    """Files that a start from either of two snapshots needs.
+    """Numbers of the files that a start from either of two snapshots needs.
 
-    These are `listed` and all from number `since` on.
+    These are the numbers in `listed`, and all from `since` on.
     """
 
     listed: frozenset[int]
@@ -58,7 +58,7 @@ class StartFacts(NamedTuple):
 
 
 class StartAction(Enum):
-    """How the journal is opened."""
+    """How recovery opens the journal, by its checkpoint and snapshots."""
 
     CREATE = "create a journal"
     NEWEST = "replay after the newest snapshot"
@@ -190,7 +190,7 @@ def without_surplus(
 
 
 class FilesAction(Enum):
-    """What is done with the files."""
+    """What recovery does after it has examined the journal's files."""
 
     CREATE = "create the first file"
     DROP_LAST = "remove the last file, which was never written, and check again"
@@ -231,7 +231,7 @@ class TailFacts(NamedTuple):
 
 
 class TailAction(Enum):
-    """What is done where valid entries end."""
+    """What recovery does where the valid entries of a file end."""
 
     KEEP = "the journal ends here, or continues in the next file"
     CUT = "truncate, after the bytes were copied"
@@ -274,7 +274,7 @@ def decide_tail(found: TailFacts) -> Rule[TailFacts, TailAction]:
 
 @dataclass
 class JournalRecoveryReport:
-    """Report of an opening: what recovery found and did.
+    """Report of one recovery: what it found and did.
 
     `labels`: rows of the tables, in order. `replayed` entries were read after the snapshot, in
     `walked_bytes`. `cut_bytes` were truncated and, up to a limit, copied to `torn_path`; `rewritten_bytes` of

@@ -40,7 +40,7 @@ from journal.wal.recovery_rules import JournalRecoveryReport, RequiredFiles
 
 
 class JournalDurability:
-    """Durability of the journal: fsyncs through one gate, checkpoints, roll and stop.
+    """Durability of the journal: fsyncs through one FsyncGate, checkpoints, roll and stop.
 
     Everything except `write` does file work and may run in a worker.
     """
@@ -66,13 +66,13 @@ class JournalDurability:
 
     @property
     def checkpoint_write_due(self) -> bool:
-        """True if the durable LSN in the checkpoint may be rewritten again."""
+        """True if REWRITE_SECONDS have passed since the durable LSN in the checkpoint was rewritten."""
         return self._clock.monotonic() - self._checkpoint_written_at >= REWRITE_SECONDS
 
     def stop(self, reason: str) -> Stopped:
         """Stop the journal and return the error for the caller to raise.
 
-        A restart recovers or is refused.
+        The next start recovers the journal, or is refused.
         """
         files = self._files
         with files.lock:
@@ -117,7 +117,7 @@ class JournalDurability:
         files.add(new)
 
     def _seal(self) -> None:
-        """Fsync and seal the active file. Called by the gate."""
+        """Fsync and seal the active file. Called by the FsyncGate, before any other fsync can start."""
         files = self._files
         files.active.file.force()
         files.seal()
@@ -127,8 +127,8 @@ class JournalDurability:
         files = self._files
         if files.stopped is not None:
             raise Stopped(files.stopped)
-        # In this order: if a roll happens in between, the older end is reported durable and the newer file is
-        # fsynced needlessly.
+        # The end is read before the active file: if a roll happens in between, the older end is reported
+        # durable, and the newer file is fsynced needlessly.
         end, active = files.end, files.active
         if files.durable_lsn >= end:
             return
@@ -259,7 +259,7 @@ DEFAULTS: Final = JournalOptions()
 
 
 class JournalFileInfo(NamedTuple):
-    """A file: its number, LSN of its first byte, size in bytes, and number of references."""
+    """A file of the journal: number, LSN of its first byte, size in bytes, number of references."""
 
     number: int
     first: int
@@ -566,7 +566,7 @@ class JournalStore:
             durability.close_files()
 
     def abandon(self, reason: str) -> None:
-        """Close without another write or fsync. Repeated calls do nothing."""
+        """Close the journal without another write or fsync. Repeated calls do nothing."""
         if not self.closed:
             self.closed = True
             self._durability.detach(reason)
