@@ -25,7 +25,7 @@ CodecType = TypeVar("CodecType")
 
 
 class Codec(Protocol[Value]):
-    """The methods of a codec. `decode` may raise any error; readers get it as `DecodeFailed`."""
+    """Interface of a codec. `decode` may raise any error; readers get it as `DecodeFailed`."""
 
     def encode(self, value: Value) -> bytes: ...
 

@@ -396,7 +396,7 @@ SPARE_FIELDS = 64
 """Fields of a later release, which are ignored, beyond those of a request and of its rows in all."""
 
 SPARE_IN_ROW = 1
-"""Likewise of each row of a list."""
+"""Fields of a later release that are allowed in each row of a list, and ignored."""
 
 
 def header_bounds(partitions: int = limits.PARTITIONS.cap) -> dict[int, tuple[int, int]]:

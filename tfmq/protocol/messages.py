@@ -620,9 +620,9 @@ class TransactReply(NamedTuple):
 
 
 class AwaitChecks(NamedTuple):
-    """Wait up to `wait_ms` for prepared transactions whose owner must be asked.
+    """Wait up to `wait_ms` for prepared transactions whose owner must be asked (check-back).
 
-    They are those of a producer group. CANCEL ends the wait.
+    The reply has those of one producer group. CANCEL ends the wait.
     """
 
     group: Group

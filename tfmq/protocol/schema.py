@@ -366,7 +366,7 @@ class TransactionOffsets(NamedTuple):
 
 
 class CommitMember(NamedTuple):
-    """Membership of a transaction: commit group, sequence in it, and the run that prepared it."""
+    """Membership of a transaction in a commit group: the sequence, and the run that prepared it."""
 
     group: Group
     sequence: Number
@@ -403,7 +403,10 @@ SentOffsets = Annotated[
 
 
 class Subscription(NamedTuple):
-    """What a group member subscribes to."""
+    """The topics of a group member, its session timeout and strategy.
+
+    With `only` the member accepts only these partitions.
+    """
 
     topics: Topics
     session_ms: SessionMs

@@ -109,7 +109,7 @@ TRANSACTIONS_FOLDER = "transactions"
 
 
 def exit_code(error: BaseException) -> int:
-    """Return 2 for a wrong configuration, else 1."""
+    """Return the exit code for an error at the start: 2 for a wrong configuration, else 1."""
     return EXIT_WRONG_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
 

@@ -56,9 +56,9 @@ class Turn:
                 self._reactor.callLater(0, self.run_hooks)
 
     def run_hooks(self) -> bool:
-        """End the turn.
+        """Run the hooks if they were requested, and return whether they were.
 
-        Return whether the hooks were requested. What they request in turn runs before this returns.
+        If a hook requests the end of the turn again, they run again, a limited number of times.
         """
         if not self._requested:
             return False
@@ -212,7 +212,7 @@ class Wakeup:
         self._descriptor = descriptor
 
     def wake(self) -> None:
-        """Let the reactor call `woken` soon."""
+        """Let the reactor call the `woken` callback soon."""
         os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class SessionContext(NamedTuple):
     features: list[str]
     call_later: Callable[[float, Callable[[], None]], Any]
     turn_wanted: Callable[[], None]
-    """Requests that the broker's end of turn runs."""
+    """Called to request that the hooks at the end of this turn run."""
     status: Callable[[], dict[str, Any]]
     """Returns the server's part of STATUS."""
     allow: Callable[[Session, Command], None]

@@ -245,7 +245,10 @@ def read_identity(connection: Connection, table: Table) -> str | None:
 
 
 def ensure_identity(engine: Engine, table: Table) -> None:
-    """Give the table an identity if it has none. Safe to call concurrently."""
+    """Give the table an identity, a random text in a row of its own, if it has none.
+
+    Safe to call concurrently.
+    """
     with engine.connect() as connection:
         if read_identity(connection, table) is not None:
             return

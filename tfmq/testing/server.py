@@ -82,7 +82,7 @@ class SimulatedServer:
         return self.engine is not None
 
     def start(self) -> None:
-        """Start on the current disk.
+        """Start the broker on the current disk.
 
         Raises the error that prevents the start; does nothing if it runs.
         """

@@ -49,7 +49,7 @@ class ClientEnd:
         return -1
 
     def sendmsg(self, buffers: Iterable[bytes | bytearray | memoryview]) -> int:
-        """Accept all bytes. Raises ConnectionResetError."""
+        """Accept all bytes. Raises ConnectionResetError if the connection is broken."""
         wire = self._wire
         if wire.broken or wire.broker_ended:
             raise ConnectionResetError("the broker is gone")
@@ -59,9 +59,9 @@ class ClientEnd:
         return len(wire.to_broker) - before
 
     def recv(self, size: int) -> bytes:
-        """Return available bytes; b"" at the end.
+        """Return available bytes; b"" at the end of the connection.
 
-        Raises BlockingIOError if there are none, ConnectionResetError.
+        Raises BlockingIOError if there are no bytes, ConnectionResetError if the connection is broken.
         """
         wire = self._wire
         if wire.broken:

@@ -86,7 +86,7 @@ class GroupMembership:
             runner.wake()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        """Release partitions: no message of them is in progress, and all offsets are stored."""
+        """Release partitions. The caller has finished their messages and stored their offsets."""
         with self._session_thread.condition:
             self._state_machine.release(names)
             self._session_thread.wake()
@@ -236,7 +236,7 @@ class MembershipStateMachine:
         self.changed = True
 
     def on_session_lost(self) -> None:
-        """Handle the end of the session, with everything that belongs to it."""
+        """Handle the end of the session: the member's nodes are gone, and it owns nothing."""
         self.on_disconnected()
         self._session, self._registered = 0, b""
         for each in (self._owned, self._revoked, self._released, self.waits_for):
@@ -253,7 +253,7 @@ class MembershipStateMachine:
             self.request_round()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        """Release partitions: no message of them is in progress, and all offsets are stored."""
+        """Release partitions. The caller has finished their messages and stored their offsets."""
         for name in names:
             if name in self._owned:
                 self._released.add(name)
