@@ -33,7 +33,7 @@ HOLDER_SIZE_MAX: Final = 64
 
 
 class Lock(Protocol):
-    """A held lock file."""
+    """A lock file that this process has locked."""
 
     def release(self) -> None: ...
 
@@ -120,7 +120,7 @@ class Disk(Protocol):
 
 
 class RealDisk:
-    """The file systems of the machine."""
+    """The file systems of this machine, through the operating system."""
 
     def __init__(self) -> None:
         self._spare_lock = threading.Lock()
@@ -229,7 +229,7 @@ class RealDisk:
         return found.st_size
 
     def lock(self, path: str) -> RealLock:
-        # O_RDWR because the process id is written.
+        # O_RDWR, because the process id is written to the lock file.
         descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

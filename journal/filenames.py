@@ -82,7 +82,7 @@ def log_snapshot_name(offset: int) -> str:
 
 
 def parse_log_snapshot_name(name: str) -> int | None:
-    """Offset in a snapshot's name, else None."""
+    """Return the offset in the file name of a log's snapshot; None for any other name."""
     return parse_segment_name(name, LOG_SNAPSHOT_SUFFIX)
 
 
@@ -92,7 +92,7 @@ def torn_name(offset: int) -> str:
 
 
 def parse_torn_name(name: str) -> int | None:
-    """Offset in the name of a truncated tail, else None."""
+    """Return the offset in the file name of a truncated tail; None for any other name."""
     return parse_segment_name(name, TORN_SUFFIX)
 
 
@@ -120,7 +120,7 @@ def parse_snapshot_name(name: str) -> int | None:
 
 def is_transactions_file(name: str) -> bool:
     """True if the journal may have created a file of this name in the folder of transactions."""
-    # Including unfinished and set-aside files.
+    # Unfinished files and files that a repair has set aside have a suffix after their name.
     for suffix in (NEW_SUFFIX, REPAIRED_SUFFIX, DAMAGED_SUFFIX):
         name = name.removesuffix(suffix)
     return (
@@ -165,7 +165,10 @@ def is_partition_file(name: str, suffix: str = SEGMENT_SUFFIX) -> bool:
 
 
 def is_trace(name: str) -> bool:
-    """True for a snapshot or an index: a log that has one has had a segment."""
+    """True if `name` is that of a snapshot or an index.
+
+    A log has such a file only if it has had a segment.
+    """
     match = _OFFSET_NAME.fullmatch(name)
     return match is not None and match[2] in (INDEX_SUFFIX, LOG_SNAPSHOT_SUFFIX)
 

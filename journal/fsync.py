@@ -93,7 +93,10 @@ class FsyncPlan(Protocol):
 
 
 class _SyncfsSpeed:
-    """Measures whether one syncfs is faster than an fsync of each file (the setting "auto")."""
+    """Decides from measured times whether one syncfs may replace the fsyncs of several files.
+
+    For the method "auto". A syncfs is slow if it also writes other programs' data.
+    """
 
     def __init__(self) -> None:
         self._single = 0.0

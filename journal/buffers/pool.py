@@ -342,7 +342,7 @@ class ThreadCache:
         return True
 
     def drain(self) -> None:
-        """Return everything to the arenas."""
+        """Return all cached allocations to their arenas."""
         for size in self._cached:
             self._free_oldest(size, len(self._cached[size]))
 

@@ -61,7 +61,7 @@ class WrongLog(Corrupt):
 
 
 class LogCheckpoint(NamedTuple):
-    """The checkpoint of a log.
+    """The checkpoint of a log: what its file `log.mark` says.
 
     `starts`: (epoch, offset at which the log was truncated when the epoch began), offsets rising. `stopped`:
     why the log accepts no writes, None if it does. `clean`: nothing follows the durable offset.
@@ -258,7 +258,7 @@ class Snapshot(NamedTuple):
 
 
 def encode_snapshot(log_id: int, snapshot: Snapshot) -> bytes:
-    """Return the bytes of a snapshot file."""
+    """Encode `snapshot` as the bytes of a snapshot file."""
     body = (
         b"".join(SOURCE.pack(*key, *position) for key, position in sorted(snapshot.sources.items()))
         + snapshot.state

@@ -265,7 +265,7 @@ class ReadOnlyLog:
         self.checkpoint = checkpoint
 
     def _reset(self) -> None:
-        """Discard everything known about offsets: the log was truncated."""
+        """Discard all segments and offsets that are known: the owner has truncated the log."""
         self.close()
         self._segments = {}
         self._segment_set = SegmentSet(self.log_id, self.folder)

@@ -93,7 +93,7 @@ class LogRecovery:
         self.report = Recovery()
 
     def run(self, *, resume: bool = False) -> None:
-        """Recover the log. `resume`: clear a stop."""
+        """Recover the log. `resume`: if the log is stopped, let it accept writes again."""
         self._require_files()
         checkpoint, status = self._read_checkpoint()
         snapshot = self._read_snapshot()

@@ -70,7 +70,7 @@ class SegmentSet:
         return self.segments[-1]
 
     def checkpoint(self) -> LogCheckpoint:
-        """Return the checkpoint for `log.mark`."""
+        """Return the checkpoint of the current state, to be written to `log.mark`."""
         with self.lock:
             numbers = (self.first, self.first_ordinal, self.durable, self.durable_ordinal, self.append_time)
             return LogCheckpoint(*numbers, self.epoch, self.starts, self.clean, self.stopped)

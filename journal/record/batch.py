@@ -132,7 +132,7 @@ def _check_blocks(data: Buffer, blocks: Sequence[BatchBlock], count: int, record
 
 
 def _check_headers(data: Buffer, blocks: Sequence[BatchBlock], first_id: int, record_size_max: int) -> None:
-    """Check all headers in one pass."""
+    """Check length, id and flag of every record in one pass."""
     # A wrong length only moves the position: the next unpack or the comparison with the block's end rejects
     # it.
     unpack = _LENGTH_ID_FLAG.unpack_from

@@ -34,9 +34,9 @@ OPENS = frozenset({"open", "create", "lock"})
 
 @dataclass
 class FaultRule:
-    """One rule: calls `first` to `last` fail, counted from 1 since the rule was made.
+    """A rule by which calls of one kind fail: the calls `first` to `last`, counted from 1.
 
-    `last` None: all later ones.
+    Calls are counted since the rule was made. `last` None: all later ones.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class FaultRule:
     """Number of failed calls."""
 
     def matches(self, kind: str, path: str) -> bool:
-        """Count a call; True if it must fail."""
+        """Count a call of `kind` with `path`, if the rule is about such; True if it must fail."""
         if kind != self.kind or self.path not in path:
             return False
         self.seen += 1

@@ -433,7 +433,7 @@ class SimulatedDisk:
         return named + [found for key, found in orphans.items() if key not in known]
 
     def used_bytes(self) -> int:
-        """Bytes of all files."""
+        """The sum of the sizes of all files."""
         return sum(len(content.data) for _, content in self.all_files())
 
     def next_number(self) -> int:
@@ -578,7 +578,10 @@ EntriesOf: TypeAlias = Callable[[SimulatedFolder], dict[str, Node]]
 
 
 class EntryChange(NamedTuple):
-    """Change of a folder entry: `name` in `folder` now is `node`; None: `old` was removed."""
+    """A change of a folder entry: the name `name` in `folder` now refers to `node`.
+
+    `node` None: the name was removed, which referred to `old`.
+    """
 
     folder: SimulatedFolder
     name: str

@@ -144,7 +144,7 @@ def checksum_seed(journal_id: int, salt: int) -> int:
 
 
 def entry_size(content: Content) -> int:
-    """Size of the entry in bytes."""
+    """Return the size in bytes of an entry with this content, header included."""
     if isinstance(content, AppendMsg):
         return HEADER_SIZE + MESSAGES.size + BLOCK.size * len(content.blocks) + len(content.data)
     return HEADER_SIZE + OPERATION.size + len(content.payload)

@@ -48,7 +48,7 @@ PROVE_SIZE: Final = 64 << 10
 
 
 class JournalFileHeader(NamedTuple):
-    """Header of a journal file."""
+    """The header of a journal file; the module docstring has its format."""
 
     journal_id: int
     salt: int
