@@ -190,7 +190,7 @@ PRODUCER_IDLE_SECONDS = _limit(
     sent=True,
 )
 
-# Limits of accepted requests that are not answered yet
+# Limits of requests that are not answered yet, and of one append
 PENDING_BYTES = _limit(
     "pending_bytes",
     128 * MIB,

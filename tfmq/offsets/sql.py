@@ -367,7 +367,7 @@ def _row_condition(group: str, name: PartitionName) -> ColumnElement[bool]:
 
 
 def _column_values(new: StoredOffset | None, generation: int) -> dict[str, Any]:
-    """Return the column values for a change."""
+    """Return the column values of a row: `generation`, and the fields of `new` unless it is None."""
     if new is None:
         return {"generation": generation}
     return {

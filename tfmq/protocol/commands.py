@@ -323,7 +323,7 @@ class LocateReply(NamedTuple):
 
 
 class Command:
-    """One row of the command table."""
+    """A command of the protocol: code, name, and the fields of its request and reply."""
 
     def __init__(self, code: int, request: type[Any], reply: type[Any], body: str = "", reply_body: str = ""):
         self.code = code

@@ -149,7 +149,7 @@ def decode_due_times(packed: bytes) -> array[int]:
 
 
 def encode_due_times(dues: array[int]) -> bytes:
-    """Encode due times for the wire."""
+    """Encode due times for the wire: u64, big-endian."""
     if byteorder == "little":
         dues = dues[:]
         dues.byteswap()

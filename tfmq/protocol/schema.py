@@ -119,7 +119,7 @@ class Map:
 
 
 class Optional:
-    """`kind`, or nil."""
+    """A value that `kind` accepts, or nil."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind

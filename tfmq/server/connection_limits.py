@@ -116,7 +116,7 @@ class PartialFrame:
             self.buffer = larger
 
     def release(self) -> None:
-        """Release the memory."""
+        """Release the frame's buffer."""
         self.buffer.release()
 
 

@@ -142,7 +142,7 @@ class InDoubtMonitor:
             self._call = self._call_later(self._pause_seconds, self._check)
 
     def stop(self) -> None:
-        """Stop checking."""
+        """Stop the periodic checks."""
         if self._call is not None and self._call.active():
             self._call.cancel()
 
@@ -165,7 +165,7 @@ class InDoubtMonitor:
             self._silent_seconds += self._pause_seconds
 
 
-# Memory of the C library
+# Memory that the C library keeps after it is freed
 
 TRIM_THRESHOLD: Final = -1
 MAP_THRESHOLD: Final = -3
@@ -243,7 +243,7 @@ class RegistrationUpdater:
         self._call = self._call_later(REGISTRATION_CHECK_SECONDS, self.start)
 
     def stop(self) -> None:
-        """Start to unregister, in a thread."""
+        """Start to remove the registration, in a thread."""
         if self._call is not None and self._call.active():
             self._call.cancel()
         self._closing = threading.Thread(target=self._registration.close, name="tfmq-unregister", daemon=True)
@@ -560,7 +560,7 @@ class Server:
 
 
 class SessionFactory(Factory):  # type: ignore[misc]
-    """Creates the session of each connection."""
+    """Factory that creates the session of each connection, as Twisted requires."""
 
     noisy = False
 

@@ -137,7 +137,7 @@ class Session:
         self.principal = ""
         self.operator = False
 
-    # Called by the connection
+    # Methods that the connection calls
 
     def makeConnection(self, transport: Connection) -> None:
         """Start the session on a new connection."""
@@ -223,7 +223,7 @@ class Session:
         else:
             self.send_error(0, error)
 
-    # Called by the broker
+    # Methods that the broker calls
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback()` once when the connection is closed; immediately if it is."""
@@ -240,7 +240,7 @@ class Session:
         """Continue reading."""
         self.transport.resume("engine")
 
-    # Called by replies
+    # Methods that replies call
 
     def send(self, buffers: list[Any]) -> None:
         """Send a frame, given as its buffers."""
@@ -265,7 +265,7 @@ class Session:
         ):
             self.transport.resume(PAUSED_FOR_REQUESTS)
 
-    # HELLO and unknown commands
+    # Requests that the broker does not handle: HELLO and unknown commands
 
     def _handle_other(self, header: list[Any]) -> None:
         reply = Reply(self, header[1])

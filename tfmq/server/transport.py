@@ -78,7 +78,7 @@ WOULD_BLOCK = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.E
 
 
 class FrameProtocol(Protocol):
-    """The protocol on a connection."""
+    """What a connection calls: the protocol that handles its frames."""
 
     frame_bytes: int
     """Maximum value of a frame's size word at the moment."""

@@ -55,7 +55,7 @@ class StepExecutor(Protocol):
     """
 
     def in_session(self, work: Callable[[], Any]) -> Any:
-        """Run `work` where the session may be used."""
+        """Run `work` in the thread or greenlet in which the session may be used."""
         ...
 
     def on_connection(self, work: Callable[[Connection], Any]) -> Any:
@@ -319,19 +319,19 @@ def run_step(step: Step) -> Any:
 
 
 class BlockingExecutor:
-    """Executor for an engine with a blocking driver."""
+    """Executor of database work for an engine with a blocking driver."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def on_connection(self, work: Callable[[Connection], Result]) -> Result:
-        """Run `work` with a new connection."""
+        """Run `work` with a new connection and return its result."""
         with self._engine.connect() as connection:
             return work(connection)
 
 
 class AsyncExecutor:
-    """Executor for an engine with an asyncio driver."""
+    """Executor of database work for an engine with an asyncio driver."""
 
     def __init__(self, engine: Engine) -> None:
         from sqlalchemy.ext.asyncio import (
@@ -341,7 +341,7 @@ class AsyncExecutor:
         self._engine = AsyncEngine(engine)
 
     async def on_connection(self, work: Callable[[Connection], Result]) -> Result:
-        """Run `work` with a new connection."""
+        """Run `work` with a new connection and return its result."""
         async with self._engine.connect() as connection:
             return await connection.run_sync(work)
 

@@ -160,9 +160,9 @@ class OrphanedTransactions:
         self._logged: set[str] = set()
 
     def scan(self, producer: Any) -> Steps[ScanResult]:
-        """Scan the database once, ask the broker of `producer`, and finish what has ended.
+        """Scan the database once, and finish the prepared transactions that have ended at the broker.
 
-        Raises: errors of SQLAlchemy and of the broker.
+        The broker is that of `producer`. Raises: errors of SQLAlchemy and of the broker.
         """
         found = yield Step("look for what is prepared", lambda: self._executor.on_connection(find_prepared))
         finished = waiting = 0
@@ -287,7 +287,7 @@ class _OrphanScanner:
         threading.Thread(target=self._run, name="tfmq-sql-leftovers", daemon=True).start()
 
     def scan_now(self) -> None:
-        """Scan now."""
+        """Let the scanner scan at once instead of after its pause."""
         self._woken.set()
 
     def stop(self) -> None:

@@ -217,12 +217,12 @@ class SessionParticipant:
             )
 
     def commit(self) -> None:
-        """Commit the database, which makes the row visible: the decision."""
+        """Commit the database's transaction. The row becomes visible, which decides the whole transaction."""
         self.session.commit()
         self.session.twophase = self._was_two_phase
 
     def rollback(self) -> None:
-        """Roll back the database, prepared or not."""
+        """Roll back the database's transaction, whether or not it is prepared."""
         try:
             self.session.rollback()
         finally:

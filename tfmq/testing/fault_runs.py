@@ -162,7 +162,7 @@ def fault_note(trial: FaultRun) -> str:
 
 
 def run_protocol(item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> bool | None:
-    """Run one marked test.
+    """Run one marked test without a fault, and once for each fault.
 
     Returns None if the marker is invalid or this pytest is unsupported: the set-up reports it.
     """

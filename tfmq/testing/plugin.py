@@ -44,7 +44,7 @@ def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker `tfmq_faults`."""
     config.addinivalue_line(
         "markers",
         'tfmq_faults(faults=("crash", "lost_reply", "duplicate", "rebalance"), runs=200): run the test again with each'

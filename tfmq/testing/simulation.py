@@ -77,7 +77,7 @@ class Simulation:
         clock.go_on = self.advance_to
 
     def add_client(self, client: SimulatedClient) -> None:
-        """Add a client, until it is closed."""
+        """Add the driver of a client to the simulation, which runs it until it is closed."""
         self.check_thread()
         self.clients.append(client)
 

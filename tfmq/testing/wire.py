@@ -107,7 +107,7 @@ class BrokerEnd:
         self._pauses.add(reason)
 
     def resume(self, reason: str) -> None:
-        """Remove one pause reason."""
+        """Remove a pause reason; frames are delivered again when no reason is left."""
         self._pauses.discard(reason)
 
     def send(self, buffers: Iterable[Any]) -> None:

@@ -80,7 +80,7 @@ class NodePaths(NamedTuple):
         return f"{self.root}/brokers/ids/{self.broker}/master"
 
     def topics(self) -> str:
-        """Return the path of all topics of all brokers."""
+        """Return the path of the node with the topics of all brokers below it."""
         return f"{self.root}/brokers/topics"
 
     def topic(self, topic: str) -> str:
@@ -88,15 +88,15 @@ class NodePaths(NamedTuple):
         return f"{self.root}/brokers/topics/{topic}/{self.broker}-m"
 
     def members(self, group: str) -> str:
-        """Return the path of a group's members."""
+        """Return the path of the node whose children are a group's members."""
         return f"{self.root}/consumers/{group}/ids"
 
     def member(self, group: str, member: str) -> str:
-        """Return the path of a member's topics."""
+        """Return the path of a member's node, which has the topics of the member."""
         return f"{self.members(group)}/{member}"
 
     def owner(self, group: str, name: PartitionName) -> str:
-        """Return the path of the partition's owner."""
+        """Return the path of the node that names the partition's owner."""
         return f"{self.root}/consumers/{group}/owners/{name.topic}/{self.broker}-{name.partition}"
 
     def offset(self, group: str, name: PartitionName) -> str:

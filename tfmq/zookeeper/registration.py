@@ -132,7 +132,7 @@ class RegistrationStateMachine:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a connection exists now."""
+        """Whether there is a connection to ZooKeeper now."""
         return self._connected
 
     # Events, which the session's thread and the broker report

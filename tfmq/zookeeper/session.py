@@ -57,7 +57,7 @@ class CreateNode(NamedTuple):
 
 
 class SetNode(NamedTuple):
-    """Set a node's data. Result: True; False without the node."""
+    """Set the data of the node at `path`. Result: True; False if there is no node."""
 
     path: str
     data: bytes
