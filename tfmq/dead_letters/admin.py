@@ -33,7 +33,10 @@ RETRY_CALLS = 6
 
 
 def default_stores(group: str | None = None) -> list[str]:
-    """Return the default stores of this user's consumers, of all groups or of one."""
+    """Return the paths of the default stores below this user's state directory, sorted.
+
+    With `group` only the stores of that group.
+    """
     folder = state_directory()
     found = [*folder.glob(f"*{FILE_SUFFIX}"), *folder.glob(f"*/*{FILE_SUFFIX}")] if folder.is_dir() else []
     meant = [each for each in found if group is None or each.name == f"{group}{FILE_SUFFIX}"]
@@ -41,10 +44,11 @@ def default_stores(group: str | None = None) -> list[str]:
 
 
 class Desk:
-    """Access to one store. `where`: as `dead_letters=` of a consumer.
+    """Access to one dead-letter store, for operators.
 
-    `servers`: for topics and redrives. Raises BadRequest for an invalid address; the methods raise
-    StoreFailed, and errors of the broker.
+    `where`: the store's address, as `dead_letters=` of a consumer. `servers`: the broker, needed for a store
+    in a topic, for redrives and for forced retries. Raises BadRequest for an invalid address; the methods
+    raise StoreFailed, and errors of the broker.
     """
 
     def __init__(
@@ -83,12 +87,10 @@ class Desk:
                 outcome="not done",
             )
 
-    # Queries
-
     def letters(self, selection: Selection = ALL_LETTERS, *, whole: bool = False) -> Iterator[Letter]:
-        """Iterate over matching letters in the order of their first storing.
+        """Iterate over the letters that match `selection`, in the order of their first storing.
 
-        `whole`: with their bodies.
+        `whole`: with their bodies and all tracebacks.
         """
         selection.check()
         page = FIRST_PAGE
@@ -99,14 +101,14 @@ class Desk:
             page = PagePosition(found[-1].kept_ms, found[-1].id)
 
     def starting_with(self, id: str) -> list[Letter]:
-        """Return at most two letters whose ids have this prefix."""
+        """Return at most two letters whose ids have this prefix: two mean that it is ambiguous."""
         found: list[Letter] = self._run_operation(
             self._open_store().find(Selection(ids=(id,)), FIRST_PAGE, 2)
         )
         return found
 
     def get(self, id: str) -> Letter | None:
-        """Return a letter with its body and all tracebacks, or None."""
+        """Return the letter with this complete id, or None, with its body and all tracebacks."""
         found: Letter | None = self._run_operation(self._open_store().get(id))
         return found
 
@@ -115,16 +117,15 @@ class Desk:
         found: dict[tuple[str, str], int] = self._run_operation(self._open_store().count_by_state())
         return found
 
-    # Changes
-
     def retry(
         self, ids: Iterable[str], calls: int = RETRY_CALLS, *, force: bool = False
     ) -> list[Letter | None]:
-        """Have letters handled again, soon, by a consumer of their group at their broker.
+        """Schedule letters for immediate handling by a consumer of their group at their broker.
 
-        `ids` are complete ids. Return the letters; None for a missing one, or one whose state does not allow
-        it. `force`: by a consumer at the broker of `servers`, also letters that belong to another or an
-        unknown broker.
+        `ids` are complete ids; `calls`: handler calls until a letter is dead again. Returns the changed
+        letters; None for a missing one, or one whose state does not allow a retry. `force`: assign the
+        letters first to the broker of `servers`, also those that belong to another or an unknown broker; its
+        consumers then handle them.
         """
         if force:
             link, driver = self._connect()
@@ -134,7 +135,7 @@ class Desk:
         return self._apply_to_all(ids, model.RetryEvent(self._now_ms(), calls))
 
     def drop(self, ids: Iterable[str], *, force: bool = False) -> list[Letter | None]:
-        """Discard letters. Return them.
+        """Discard the letters with these complete ids, and return the changed letters.
 
         None for a missing one, or one whose state does not allow it. `force`: also letters in transit to a
         topic, of which it is unknown whether they are stored there.
@@ -144,10 +145,11 @@ class Desk:
     def redrive(
         self, wish: Wish, told: Callable[[int], object] = lambda sent: None, report: Report | None = None
     ) -> Report:
-        """Send the requested letters to a topic again, each exactly once.
+        """Send the letters that `wish` selects to a topic again, each exactly once.
 
-        `told(n)` is called when `n` more are stored. Raises what prevents it from continuing; a given
-        `report` then has what was done. The next redrive resumes letters in transit, also after a kill.
+        `told(n)` is called when `n` more are stored in their topics. An error that prevents it from
+        continuing is raised; a given `report` then says what was done until then. The next redrive resumes
+        letters in transit, also after a kill.
         """
         link, driver = self._connect()
         work = RedriveOperation(
@@ -171,10 +173,8 @@ class Desk:
     ) -> None:
         self.close()
 
-    # Internals
-
     def _apply_to_all(self, ids: Iterable[str], event: model.Event) -> list[Letter | None]:
-        """Apply an event to all letters, page by page."""
+        """Apply an event to the letters with these ids, one page per transaction."""
         steps = [(id, event) for id in ids]
         found: list[Letter | None] = []
         for first in range(0, len(steps), PAGE_LETTERS):

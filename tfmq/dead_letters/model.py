@@ -20,9 +20,9 @@ from tfmq.message import Attribute, decode_attribute
 
 
 class KeepEvent(NamedTuple):
-    """The message is dead, or is to be handled again at `next_ms` (0: dead).
+    """The consumer stores the message: dead, or to be handled again at `next_ms` (0: dead).
 
-    `letter` has its failures and `calls`. `begun`: a further call, the last one, was counted by a
+    `letter` has its failures and `calls`. `begun`: besides these calls, a last one was counted by a
     `BeginEvent`.
     """
 
@@ -33,9 +33,10 @@ class KeepEvent(NamedTuple):
 
 
 class BeginEvent(NamedTuple):
-    """A handler call starts, of a message that may have crashed its process in a former run.
+    """A handler call is about to start.
 
-    `letter` has the number of calls left for a message that is not stored yet.
+    Recorded only for a message that may have crashed its process in a former run. `letter.calls_left` is used
+    only if the message has no stored letter.
     """
 
     at_ms: int
@@ -43,9 +44,10 @@ class BeginEvent(NamedTuple):
 
 
 class NoteEvent(NamedTuple):
-    """A call failed, and the consumer will call again.
+    """A call failed, and the consumer will call the handler again.
 
-    `letter` has the failure and the calls left. `begun`: the call was counted by a `BeginEvent`.
+    `letter` has the failure, and for a message without a stored letter the calls left. `begun`: the call was
+    counted by a `BeginEvent`.
     """
 
     at_ms: int
@@ -54,7 +56,7 @@ class NoteEvent(NamedTuple):
 
 
 class PassEvent(NamedTuple):
-    """The message was handled after recorded failures."""
+    """The consumer handled the message after failed or counted calls had been recorded for it."""
 
     at_ms: int
 
@@ -68,7 +70,7 @@ class TakeEvent(NamedTuple):
 
 
 class RenewEvent(NamedTuple):
-    """The lease is extended."""
+    """The consumer with `token` extends its lease until `lease_ms`."""
 
     at_ms: int
     token: str
@@ -76,16 +78,16 @@ class RenewEvent(NamedTuple):
 
 
 class HandledEvent(NamedTuple):
-    """The leased letter was handled."""
+    """The consumer with `token` handled the leased letter."""
 
     at_ms: int
     token: str
 
 
 class FailedEvent(NamedTuple):
-    """The call of a leased letter failed; it is handled again at `next_ms` (0: never).
+    """The handler call of a leased letter failed; it is handled again at `next_ms` (0: never).
 
-    Without calls left it is dead.
+    If no calls are left the letter is dead, whatever `next_ms` is.
     """
 
     at_ms: int
@@ -104,7 +106,7 @@ class PutOffEvent(NamedTuple):
 
 
 class GiveBackEvent(NamedTuple):
-    """The leased letter is released without a call."""
+    """The consumer with `token` releases the leased letter without having called the handler."""
 
     at_ms: int
     token: str
@@ -125,7 +127,7 @@ class DropEvent(NamedTuple):
 
 
 class AdoptEvent(NamedTuple):
-    """The letter's message belongs to this broker. `force`: also if another broker was recorded."""
+    """The letter is assigned to this broker. `force`: also if another broker was recorded."""
 
     at_ms: int
     broker: str
@@ -133,7 +135,7 @@ class AdoptEvent(NamedTuple):
 
 
 class ClaimEvent(NamedTuple):
-    """The redrive with `token` is going to send the letter. `waiting`: also a waiting one."""
+    """The redrive with `token` reserves the letter. `waiting`: also if the letter is waiting."""
 
     at_ms: int
     token: str
@@ -141,7 +143,7 @@ class ClaimEvent(NamedTuple):
 
 
 class DepartEvent(NamedTuple):
-    """The letter's producer sequence is recorded; it may have been sent from now on."""
+    """The redrive with `token` records the letter's producer sequence, before it sends it."""
 
     at_ms: int
     token: str
@@ -149,7 +151,10 @@ class DepartEvent(NamedTuple):
 
 
 class ArriveEvent(NamedTuple):
-    """The broker stored the letter's message at `offset` (-1: unknown)."""
+    """The broker has stored the redriven letter in its target partition at `offset`.
+
+    -1: the offset is unknown. `producer_id` and `sequence` are those of the letter's `DepartEvent`.
+    """
 
     at_ms: int
     producer_id: int
@@ -158,9 +163,9 @@ class ArriveEvent(NamedTuple):
 
 
 class ReturnEvent(NamedTuple):
-    """It is certain that the letter was not and will not be sent with this sequence.
+    """The letter was not sent with this sequence, and certainly will not be: it is dead again.
 
-    It is dead again. `producer_id` and `sequence` are 0 if none was recorded.
+    `producer_id` and `sequence` are 0 if no sequence was recorded.
     """
 
     at_ms: int
@@ -200,7 +205,7 @@ FAILING, WAITING, RETRYING, DEAD = "failing", "waiting", "retrying", "dead"
 REDRIVING, REDRIVEN, HANDLED, DROPPED = "redriving", "redriven", "handled", "dropped"
 STATES: Final = (FAILING, WAITING, RETRYING, DEAD, REDRIVING, REDRIVEN, HANDLED, DROPPED)
 FINAL_STATES: Final = (REDRIVEN, HANDLED, DROPPED)
-"""Final states."""
+"""The letter is neither handled nor redriven; a new failure of its message starts a new round of calls."""
 
 
 class LetterBody(NamedTuple):
@@ -211,10 +216,10 @@ class LetterBody(NamedTuple):
 
 
 class RedrivePosition(NamedTuple):
-    """Target of a letter that is sent again: its producer sequence, recorded before it was sent.
+    """Target partition and producer sequence of a redriven letter, recorded before it is sent.
 
-    `from_offset`: end of the partition's log at that time; if the record is stored, then at or after it ·
-    `node`: the broker's id.
+    `from_offset`: end of the partition's log at that time, so the record can be stored only at or after it ·
+    `node`: id of the broker, "" if unknown.
     """
 
     topic: str
@@ -230,20 +235,24 @@ class RedrivePosition(NamedTuple):
 class Letter:
     """Dead letter: a message whose handling failed, with the history of its calls.
 
-    The id is a hash of what identifies the message: group, topic's incarnation, partition, offset and append
-    time; so a message of another broker at the same offset is another letter. It is the same in every store,
-    and when the message is stored again.
+    The id is a hash of what identifies the message: group, the topic's incarnation, partition, offset and
+    append time. So a message of another broker at the same offset is another letter, and storing a message
+    again gives the same id, in every store.
 
-    Times in ms since 1970.
+    All times are in ms since 1970.
 
     Of the message: `group` of the consumer, `topic`, `incarnation`, `partition`, `offset`, `next_offset`,
     `ordinal`, `message_id`, `appended_ms`, `epoch`, `payload_bytes` (-1: a tombstone); `body` is None where
     it was not requested. `broker`: id of the broker that has the topic; "" for letters of an earlier release,
     which did not record it.
 
-    `calls`: handler calls so far, `calls_left`: calls that may still fail before it is dead, `put_offs`:
-    postponements; `next_ms`: when it is handled again; `kept_ms`: when it was first stored; `changed_ms`;
-    `token`: lease or redrive that has it, a lease until `lease_ms`.
+    Of its handling: `calls`: handler calls so far · `calls_left`: calls that may still be made before it is
+    dead · `put_offs`: number of postponements · `next_ms`: when a waiting letter is due · `kept_ms`: when it
+    was first stored · `changed_ms`: time of the last event · `token`: lease or redrive that reserves it ·
+    `lease_ms`: end of the lease.
+
+    Of its redrive: `redrives`: how often the message had been redriven before it failed · `journey`: where it
+    is sent, None if no sequence is recorded · `sent_offset`: its offset there, -1 if unknown.
     """
 
     id: str
@@ -287,7 +296,7 @@ class Letter:
         return f"{self.topic}-{self.partition} at offset {self.offset}"
 
     def with_failures(self, failures: Sequence[Failure]) -> Letter:
-        """Return a copy with additional failures."""
+        """Return a copy with `failures` added to its own, limited by `bound_failures`."""
         return replace(self, failures=bound_failures((*self.failures, *failures)))
 
     def attribute(self) -> Attribute:
@@ -305,7 +314,7 @@ class Letter:
 
 
 def letter_from_message(message: ReceivedMessage[Any], group: str, broker: str = "") -> Letter:
-    """Create the letter for `message`, without a history."""
+    """Create the letter for `message`, with no calls and no failures yet."""
     origin, attribute = message.origin, _decode_attribute(message.attribute_bytes)
     payload = message.payload
     return Letter(
@@ -336,7 +345,10 @@ def letter_id(group: str, incarnation: int, partition: int, offset: int, appende
 
 
 def bound_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Limit failures to the first and the latest ones, with tracebacks only for some."""
+    """Return the first failure and the latest ones, at most FAILURES_MAX in all.
+
+    Only the first and the last TRACEBACKS_MAX - 1 keep their tracebacks.
+    """
     kept = list(failures)
     if len(kept) > FAILURES_MAX:
         kept = [kept[0], *kept[1 - FAILURES_MAX :]]
@@ -352,7 +364,7 @@ def iso_time(time_ms: int) -> str:
 
 
 def _decode_attribute(data: bytes | None) -> Attribute:
-    """Decode an attribute; empty if that fails, since the letter keeps the encoded form."""
+    """Decode an attribute; empty if it is invalid, since `LetterBody` has the encoded form."""
     try:
         return decode_attribute(data) if data else Attribute()
     except DecodeFailed:
@@ -368,9 +380,10 @@ PAGE_BYTES = 16 << 20
 class Selection(NamedTuple):
     """Filter for letters; all given conditions must match.
 
-    `states`: () for any · `error`: part of the last error's text · `since_ms` (inclusive), `until_ms`
-    (exclusive): when it was first stored, in ms since 1970 · `ids`: prefixes of ids; () for any. A letter
-    that only counted a call, which then succeeded, never matches, because it never failed.
+    `states`: () for any · `error`: a part of the last failure's text, in any case · `since_ms` (inclusive),
+    `until_ms` (exclusive): when the letter was first stored, in ms since 1970 · `ids`: prefixes of ids; ()
+    for any. A letter whose only call was counted before it started and then succeeded never matches, because
+    it never failed.
     """
 
     states: tuple[str, ...] = ()
@@ -385,7 +398,7 @@ class Selection(NamedTuple):
     ids: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise BadRequest for unknown states, and for a text in place of a tuple."""
+        """Raise BadRequest for unknown states, and for a string in place of a tuple."""
         if isinstance(self.states, str) or any(each not in STATES for each in self.states):
             raise BadRequest(
                 f'states={self.states!r}: it takes several of {", ".join(STATES)}, as in ("dead",).'
@@ -394,7 +407,7 @@ class Selection(NamedTuple):
             raise BadRequest(f"ids={self.ids!r}: it takes several, as in ({self.ids!r},).")
 
     def holds(self, letter: Letter) -> bool:
-        """Return whether `letter` matches."""
+        """Return whether `letter` matches all conditions."""
         same = (
             (self.group, letter.group),
             (self.topic, letter.topic),
@@ -414,14 +427,14 @@ class Selection(NamedTuple):
 
 
 class PagePosition(NamedTuple):
-    """Position in a list of letters: after the one first stored at `kept_ms` with this `id`."""
+    """Position in a list of letters: after the letter with this `id`, first stored at `kept_ms`."""
 
     kept_ms: int = -1
     id: str = ""
 
 
 def fit_page(letters: Sequence[Letter]) -> Sequence[Letter]:
-    """Return the first letters whose bodies have up to `PAGE_BYTES` together; at least one."""
+    """Return the first letters whose payloads have up to `PAGE_BYTES` together; at least one."""
     size = 0
     for number, each in enumerate(letters):
         size += max(0, each.payload_bytes)
@@ -431,7 +444,7 @@ def fit_page(letters: Sequence[Letter]) -> Sequence[Letter]:
 
 
 def key_text(key: bytes | str | None) -> str | None:
-    """Return a key as text; invalid UTF-8 is replaced by "?"."""
+    """Return a key as text; bytes that are invalid UTF-8 become the replacement character."""
     return key.decode(errors="replace") if isinstance(key, bytes) else key
 
 

@@ -77,12 +77,12 @@ def open_dead_letters(
 
 
 def reached_broker_id(link: ClientConnection) -> str | None:
-    """Return the id of the broker that `link` has reached, as letters have it; None: none yet."""
+    """Return the id of the connected broker, as stored in letters; None if none was reached yet."""
     return None if link.hello is None else broker_id_text(link.hello.node)
 
 
 def ask_broker_id(link: ClientConnection, until: float) -> Operation[str]:
-    """Connect if necessary and return the broker's id, as letters have it.
+    """Connect if necessary and return the broker's id, as stored in letters.
 
     Raises ConnectionFailed.
     """
@@ -95,7 +95,7 @@ def ask_broker_id(link: ClientConnection, until: float) -> Operation[str]:
 
 
 def _has_message(link: ClientConnection, letter: Letter) -> Operation[bool | None]:
-    """Return whether the broker has the letter's message; None if that is unknown at the moment."""
+    """Return whether the broker has the letter's message; None if it cannot be asked now."""
     from tfmq.dead_letters.topic_store import has_message as stands_here
 
     if link.state != "ready":
@@ -109,7 +109,11 @@ def _has_message(link: ClientConnection, letter: Letter) -> Operation[bool | Non
 def open_letter_store(
     where: str | os.PathLike[str], *, run: Executor = run_inline, link: ClientConnection | None = None
 ) -> LetterStore:
-    """Return the letter store at `where`. Raises BadRequest."""
+    """Return the letter store at the address `where`, a database or a topic.
+
+    `run` executes database calls; a topic needs `link`, the connection to its broker. Raises BadRequest for
+    an invalid address, and for a topic without `link`.
+    """
     address = parse_address(where)
     if address.kind != "topic":
         from tfmq.dead_letters.sql_store import BlockingSqlStore as SqlStore
@@ -132,7 +136,7 @@ Result = TypeVar("Result")
 def _of_opened_store(
     call: Callable[Concatenate[LetterStore, Parameters], Result],
 ) -> Callable[Concatenate[DefaultLetterStore, Parameters], Result]:
-    """Return the method of `DefaultLetterStore` that makes `call` of the store for the current broker."""
+    """Return a method that makes the same call of the store that `_open` returns."""
 
     @wraps(call)
     def method(
@@ -145,9 +149,9 @@ def _of_opened_store(
 
 
 class DefaultLetterStore:
-    """Default store of a group: a file whose path contains the broker's id.
+    """Default store of a group: a file whose path contains the broker's id. See `LetterStore`.
 
-    Therefore all methods raise StoreFailed until the broker is reached. See `LetterStore`.
+    The id is not known before the broker was reached; until then all methods raise StoreFailed.
     """
 
     def __init__(self, group: str, broker: Callable[[], str | None], run: Executor = run_inline) -> None:

@@ -1,13 +1,13 @@
 """Redrive of dead letters to a topic, each exactly once, also if the redrive is killed.
 
 For each batch: claim the letters, so that no other redrive sends them; record their producer sequences, after
-which they may have been sent; send; record that they are stored. The next redrive starts with letters whose
-sequences are recorded and which are not recorded as stored: it sends them with the same sequences, and the
-broker stores each once (`tfmq.client.send.idempotent_send`).
+which they may have been sent; send; record that they are stored. The next redrive starts with letters in
+transit, those with a recorded sequence that are not recorded as stored: it sends them with the same
+sequences, and the broker stores each once (`tfmq.client.send.idempotent_send`).
 
-A run is a list of letters with consecutive producer sequences. What became of a run is taken from the
-broker's responses only, so it can be repeated after a crash at any point: the broker has the records, or it
-is certain that it never will, or they remain in transit.
+A run is a list of letters with consecutive producer sequences. Whether its letters are stored is taken from
+the broker's responses only, so it can be repeated after a crash at any point: the broker has the records, or
+it is certain that it never will, or they remain in transit.
 """
 
 from __future__ import annotations
@@ -75,11 +75,12 @@ After that it remains in transit, and the next redrive resumes it.
 
 
 class Wish(NamedTuple):
-    """What to redrive.
+    """What to redrive, and where to.
 
-    `selection` of letters (dead ones; with ids also waiting ones) · `to_topic`: instead of the original
-    topics · `rate`: maximum letters per second · `limit`: maximum letters in all · `loop_limit`: letters
-    redriven so often are skipped · `dry`: only count · `force`: also letters of another broker.
+    `selection`: which letters; only dead ones are sent, and waiting ones if it has ids · `to_topic`: instead
+    of the original topics · `rate`: maximum letters per second · `limit`: maximum letters in all ·
+    `loop_limit`: letters whose message was redriven so often already are skipped · `dry`: count the letters,
+    send nothing · `force`: also letters of another broker.
     """
 
     selection: Selection = Selection()
@@ -96,9 +97,10 @@ class Report:
     """Result of a redrive.
 
     `sent`: letters now in a topic · `resumed`: of these, letters that were in transit before · `looping`:
-    skipped because of the loop limit · `unsendable`, `unsure`: a sentence for each · `targets`: topic ->
-    count · `foreign`: skipped letters of other brokers: broker id ("": unknown) -> count · `broker`: id of
-    the broker that was reached.
+    number of letters skipped because of the loop limit · `unsendable`, `unsure`: a sentence for each letter
+    that cannot be sent, or of which it is unknown whether it is stored · `targets`: topic -> letters sent to
+    it (a dry run: that would be) · `foreign`: skipped letters of other brokers: broker id ("": unknown) ->
+    count · `broker`: id of the broker that was reached.
     """
 
     sent: int = 0
@@ -111,15 +113,16 @@ class Report:
     broker: str = ""
 
     def count(self, topic: str, number: int) -> None:
-        """Add `number` to the count of `topic`."""
+        """Add `number` letters to the count of the target `topic`."""
         if number:
             self.targets[topic] = self.targets.get(topic, 0) + number
 
 
 class RedriveOperation:
-    """One redrive.
+    """One redrive, over an open store and a connection; `run` executes it once.
 
-    `wall_clock` returns seconds since 1970; `on_sent(n)` is called when `n` more letters are in their topics.
+    `wall_clock` returns seconds since 1970; `on_sent(n)` is called when `n` more letters are stored in their
+    topics. A given `report` is filled.
     """
 
     def __init__(
@@ -149,8 +152,8 @@ class RedriveOperation:
     def run(self) -> Operation[Report]:
         """Resume letters in transit, then send the selected ones.
 
-        Raises what prevents it from continuing; then letters may remain in transit, and `report` has what was
-        done.
+        An error that prevents it from continuing is raised; then letters may remain in transit, and `report`
+        says what was done.
         """
         started_ms = self._now_ms()
         self.report.broker = yield from ask_broker_id(self._link, self._deadline())
@@ -169,10 +172,11 @@ class RedriveOperation:
             yield from self._send_page(letters)
         return self.report
 
-    # Letters in transit
-
     def _resume(self) -> Operation[None]:
-        """Resume all letters in transit; claimed ones without a sequence are dead again."""
+        """Resume all letters in transit; those without a recorded sequence are dead again.
+
+        They were never sent.
+        """
         page = FIRST_PAGE
         under_way = Selection(states=(REDRIVING,))
         while letters := (yield from self._letters.find(under_way, page, PAGE_LETTERS, whole=True)):
@@ -185,17 +189,18 @@ class RedriveOperation:
                 self.report.resumed += (yield from self._resume_run(run)).arrived
 
     def _resume_run(self, run: Sequence[Letter]) -> Operation[RedriveResult]:
-        """Resume a run; if a body is lost, close its producer and find out which letters are stored."""
+        """Send a run again; if a body is lost, only find out which of its letters are stored.
+
+        For that its producer is closed.
+        """
         if all(each.body is not None for each in run):
             return (yield from self._send_run(run))
         fate = yield from close_run(self._link, run, self._deadline(), self._now_ms)
         yield from self._record_result(run, fate)
         return fate
 
-    # Selected letters
-
     def _send_page(self, letters: Sequence[Letter]) -> Operation[None]:
-        """Send a page of letters, grouped by target partition."""
+        """Send a page of letters, grouped by target partition; a dry run only counts them."""
         own = []
         for each in letters:
             if (yield from self._belongs_to_broker(each)):
@@ -219,9 +224,10 @@ class RedriveOperation:
                 yield from self._send_batch(target, batch)
 
     def _belongs_to_broker(self, letter: Letter) -> Operation[bool]:
-        """Return whether the letter belongs to the broker that is sent to.
+        """Return whether the letter belongs to this redrive's broker; with `force` each one does.
 
-        One without a broker id does if the broker has its message, or the store itself.
+        A letter without a broker id does if the broker has its message, or if the store is a topic of that
+        broker.
         """
         if self._request.force or letter.broker == self.report.broker:
             return True
@@ -232,10 +238,10 @@ class RedriveOperation:
         return (yield from has_message(self._link, letter, self._deadline()))
 
     def _choose_target(self, letter: Letter) -> Operation[tuple[str, int]]:
-        """Return topic and partition to send to.
+        """Return the topic and partition to which a letter is sent.
 
-        That is the original partition; in another topic the key decides, or else the partition number. Raises
-        UnknownTopic.
+        That is the original partition. In another topic, or if the partition does not exist, the hash of the
+        key decides; without a key the partition number modulo the number of partitions. Raises UnknownTopic.
         """
         name = self._request.to_topic or letter.topic
         if name not in self._topics:
@@ -255,7 +261,7 @@ class RedriveOperation:
         return name, zlib.crc32(data) % count
 
     def _split_batches(self, letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-        """Split the letters into batches; those that cannot be sent are reported."""
+        """Split the letters of one target into batches, without those that cannot be sent."""
         most = (
             PAGE_LETTERS
             if self._request.rate is None
@@ -276,7 +282,7 @@ class RedriveOperation:
             yield batch
 
     def _is_sendable(self, letter: Letter) -> bool:
-        """Return whether a letter can be sent; report it otherwise."""
+        """Return whether a letter can be sent; if not, add the reason to the report."""
         if letter.body is None:
             self.report.unsendable.append(
                 f"{letter.id} cannot be sent: it was too large to be copied, and is deleted at its own location,"
@@ -291,7 +297,7 @@ class RedriveOperation:
         return True
 
     def _wait_for_rate(self, count: int) -> Operation[None]:
-        """Wait until the rate allows `count` more."""
+        """Wait until the requested rate allows a batch of `count` letters."""
         if self._request.rate is None:
             return
         while (wait := self._next_at - self._link.now()) > 0:
@@ -316,9 +322,9 @@ class RedriveOperation:
     def _assign_sequences(
         self, target: tuple[str, int], letters: Sequence[Letter]
     ) -> Operation[list[Letter]]:
-        """Record producer sequences for the letters, and return these.
+        """Record consecutive producer sequences for the letters, and return the letters with them.
 
-        [] if another redrive interfered.
+        [] if another redrive claimed one of them in the meantime.
         """
         stream, first = yield from self._producer(target, len(letters))
         end = yield from locate_log_end(self._link, stream, BY_LATEST, self._deadline())
@@ -343,7 +349,7 @@ class RedriveOperation:
         return []
 
     def _producer(self, target: tuple[str, int], count: int) -> Operation[tuple[ProducerPartition, int]]:
-        """Return a producer for the target partition, and its next sequence."""
+        """Return a producer of the target with `count` free sequences, and the first of these."""
         known = self._producers.get(target)
         if known is not None and remaining_sequences(known[1]) >= count:
             return known
@@ -360,7 +366,7 @@ class RedriveOperation:
         return fate
 
     def _record_result(self, letters: Sequence[Letter], fate: RedriveResult) -> Operation[None]:
-        """Record the result of a run, in the store and in the report."""
+        """Apply the events of `fate` to the store, and add its counts to the report."""
         yield from self._letters.apply(fate.steps)
         journey = letters[0].journey
         assert journey is not None
@@ -373,11 +379,11 @@ class RedriveOperation:
             self._producers.pop((journey.topic, journey.partition), None)
 
     def _selected_sent_count(self) -> int:
-        """Return the number of selected letters that were sent."""
+        """Return the number of letters sent so far (a dry run: counted), without resumed ones."""
         return sum(self.report.targets.values()) - self.report.resumed
 
     def _is_below_limit(self) -> bool:
-        """Return whether the limit allows more letters."""
+        """Return whether the requested `limit` allows more letters."""
         return self._request.limit is None or self._selected_sent_count() < self._request.limit
 
     def _deadline(self) -> float:
@@ -390,9 +396,9 @@ class RedriveOperation:
 
 
 def exact_key(letter: Letter) -> bytes | str:
-    """Return the exact key of a letter.
+    """Return the letter's key as in the message's attribute, if the body was read.
 
-    A database stores it as text, which is lossy for some keys.
+    A database has the key itself only as text, which is lossy for some keys.
     """
     known = letter.key or b""
     if letter.body is None:
@@ -403,7 +409,7 @@ def exact_key(letter: Letter) -> bytes | str:
 
 
 def group_runs(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-    """Group letters in transit into runs: one producer, no gap in the sequences, limited size."""
+    """Yield runs of letters in transit: consecutive sequences of a producer, bounded in size."""
 
     def place(letter: Letter) -> tuple[tuple[str, ProducerPartition], int]:
         assert letter.journey is not None
@@ -424,11 +430,11 @@ def group_runs(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
 
 
 class RedriveResult(NamedTuple):
-    """Result of sending or closing a run.
+    """Result of sending a run, or of closing its producer.
 
-    `steps`: events for the store; `arrived`, `returned`: numbers of letters stored and not stored; `unsure`:
-    a sentence for each letter where that is unknown; `refused`: why the broker rejects a letter permanently, or
-    "".
+    `steps`: events for the store · `arrived`, `returned`: how many letters are stored, and certainly not
+    stored · `unsure`: a sentence for each letter where that is unknown · `refused`: why the broker rejects a
+    letter permanently, or "".
     """
 
     steps: tuple[Step, ...] = ()
@@ -438,7 +444,7 @@ class RedriveResult(NamedTuple):
     refused: str = ""
 
     def combine(self, other: RedriveResult) -> RedriveResult:
-        """Return the sum of two results."""
+        """Return the result for the letters of both results together."""
         return RedriveResult(
             self.steps + other.steps,
             self.arrived + other.arrived,
@@ -449,9 +455,10 @@ class RedriveResult(NamedTuple):
 
 
 def encode_letter(letter: Letter) -> RecordContent:
-    """Encode a letter as a record: the original message with updated counts.
+    """Encode a letter as the record to send: the original message with updated counts.
 
-    Raises DecodeFailed, MessageTooLarge.
+    The counts are those of handler calls and redrives. The letter must have its body. Raises DecodeFailed,
+    MessageTooLarge.
     """
     assert letter.body is not None, "asked for with its body"
     attribute = letter.attribute()
@@ -460,14 +467,18 @@ def encode_letter(letter: Letter) -> RecordContent:
 
 
 def producer_of(journey: RedrivePosition) -> ProducerPartition:
-    """Return the producer of a letter in transit."""
+    """Return partition and producer id for which the letter's sequence is recorded."""
     return ProducerPartition(journey.topic, journey.incarnation, journey.partition, journey.producer_id)
 
 
 def send_run(
     link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[RedriveResult]:
-    """Send a run. Raises errors after which all its letters remain in transit."""
+    """Send the letters of a run with their recorded sequences, and return which are stored.
+
+    `until`: deadline by the connection's clock. If the broker rejects the run, its producer is closed and the
+    result says so. After any error that is raised all its letters remain in transit.
+    """
     first = _redrive_position(letters[0])
     stream = producer_of(first)
     contents = [encode_letter(each) for each in letters]
@@ -478,7 +489,7 @@ def send_run(
         offsets = yield from send_idempotent(link, stream, first.sequence, contents, until)
     except BadRequest as error:
         if len(letters) > 1:
-            # Perhaps another redrive has sent a part of the run, the part that was recorded then.
+            # Another redrive may have sent a part of the run, if only that part was recorded at the time.
             return (yield from _send_individually(link, letters, until, now_ms))
         return (yield from close_run(link, letters, until, now_ms))._replace(refused=error.sentence)
     except MessageTooLarge as error:
@@ -502,7 +513,7 @@ def _other_broker_text(link: ClientConnection, journey: RedrivePosition, until: 
 def _send_individually(
     link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[RedriveResult]:
-    """Send the letters as runs of one."""
+    """Send each letter of a run as a run of its own."""
     whole = RedriveResult()
     for each in letters:
         whole = whole.combine((yield from send_run(link, [each], until, now_ms)))
@@ -512,7 +523,11 @@ def _send_individually(
 def close_run(
     link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[RedriveResult]:
-    """Close the producer of a run: stored letters are redriven, the others will never be stored."""
+    """Close the producer of a run, so that what is not stored now never will be.
+
+    The result has the stored letters as redriven, and the others as returned (dead again). Letters of which
+    the broker cannot tell remain in transit, with a sentence in `unsure`.
+    """
     stream = producer_of(_redrive_position(letters[0]))
     journeys = [_redrive_position(each) for each in letters]
     try:
@@ -533,7 +548,7 @@ def close_run(
 
 
 def _arrived_result(letters: Sequence[Letter], offsets: Sequence[int], now_ms: int) -> RedriveResult:
-    """Return the result for letters that are stored."""
+    """Return the result for letters that the broker stored at `offsets` (-1: unknown)."""
     steps: list[Step] = []
     for each, offset in zip(letters, offsets, strict=True):
         journey = _redrive_position(each)

@@ -1,7 +1,7 @@
 """Retry loop of a consumer: due dead letters are handled again, in the background.
 
-It needs no broker where the store needs none. Exceptions of a handler are recorded in the letter, never
-raised here. A failing store is retried with growing pauses, and logged.
+The loop needs no broker if the store needs none. Exceptions of a handler are recorded in the letter, never
+raised here. After an error of the store the loop logs it and continues after a pause, which grows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ before the call; then this loop ends as well.
 
 
 class Retrying:
-    """Handles due letters, one at a time.
+    """Leases due letters from a store and calls the handler for each, one at a time.
 
     Start `run` as a task, or in a thread: `threading.Thread(target=driver.run, args=(x.run(),))`. `now`: the
     clock of waits (`link.now`) · `wall_clock`: seconds since 1970. If `handle` blocks its thread, also start
@@ -101,7 +101,10 @@ class Retrying:
             yield from self._renew_lease()
 
     def _wait_until_due(self, due_in: float | None) -> Operation[None]:
-        """Wait until a letter is due; delete expired letters from time to time."""
+        """Wait `due_in` seconds (None: unknown), but at most POLL_SECONDS.
+
+        Before that, expired letters are deleted, every EXPIRY_SECONDS.
+        """
         if self._now() >= self._expiry_due_at:
             self._expiry_due_at = self._now() + EXPIRY_SECONDS
             yield from self.store.delete_expired()
@@ -109,7 +112,7 @@ class Retrying:
         yield Wait((self.stop_asked,), seconds)
 
     def _handle_leased(self, due: LeasedLetter) -> Operation[None]:
-        """Handle a leased letter and record the result."""
+        """Handle a leased letter and record the result; after `stop` release it instead."""
         if self.stop_asked.done:
             yield from self.store.release(due)
             return
@@ -136,9 +139,10 @@ class Retrying:
         return partial(store.mark_handled, due)
 
     def _record_until_stored(self, tell: Callable[[], Operation[Any]]) -> Operation[None]:
-        """Repeat a store operation until it succeeds.
+        """Repeat the store operation that `tell` creates until it succeeds.
 
-        Otherwise a full disk would cause another call of the handler."""
+        Otherwise a full disk would cause another call of the handler. After `stop` its error is raised.
+        """
         backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         while True:
             try:
@@ -157,7 +161,7 @@ class Retrying:
         return Failure.from_exception(error, round(self._wall_clock() * 1000))
 
     def _run_with_lease_renewal(self, handling: Operation[None]) -> Operation[None]:
-        """Run `handling`, and renew the lease while it waits."""
+        """Run the operation `handling`, and renew the lease of the current letter while it waits."""
         every = self.store.lease_seconds / RENEWALS
         renew_at = self._now() + every
         try:
@@ -184,7 +188,10 @@ class Retrying:
             handling.close()
 
     def _renew_lease(self) -> Operation[None]:
-        """Renew the lease. A failure is only logged, because the next renewal may succeed."""
+        """Renew the lease of the current letter, if any.
+
+        A failure is only logged, because the next renewal may succeed.
+        """
         if self.current is None:
             return
         try:

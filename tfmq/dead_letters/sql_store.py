@@ -105,17 +105,17 @@ class Database:
 
     @property
     def path(self) -> Path | None:
-        """The database file, or None."""
+        """Path of the SQLite file; None for another database, and for one in memory."""
         found = self._url.get_backend_name() == "sqlite" and self._url.database
         return Path(str(found)) if found else None
 
     @property
     def _own_path(self) -> Path | None:
-        """The database file if only tfmq uses it, or None."""
+        """Path of the SQLite file if only tfmq uses it, as the address is a path; else None."""
         return self.path if self.address.kind == "path" else None
 
     def exists(self) -> bool:
-        """Return whether the store exists. Raises StoreFailed where that is unknown."""
+        """Return whether the table of dead letters exists. Raises StoreFailed where that is unknown."""
         if self.path is not None and not self.path.exists():
             return False
         with self.translated_errors():
@@ -123,7 +123,7 @@ class Database:
 
     @contextmanager
     def write_transaction(self) -> Iterator[Connection]:
-        """Write transaction; committed and durable at the end of the block. Raises StoreFailed."""
+        """Context of a write transaction; durable at the end of the block. Raises StoreFailed."""
         with self.translated_errors(), self._engine_with_table().begin() as connection:
             yield connection
             engine = connection.engine
@@ -135,7 +135,7 @@ class Database:
 
     @contextmanager
     def read_connection(self) -> Iterator[Connection]:
-        """Read connection. Raises StoreFailed."""
+        """Context of a connection that only reads. Raises StoreFailed."""
         with (
             self.translated_errors(),
             self._engine_with_table().execution_options(**{READ_ONLY_OPTION: True}).connect() as connection,
@@ -144,7 +144,7 @@ class Database:
 
     @contextmanager
     def translated_errors(self) -> Iterator[None]:
-        """Convert database errors to StoreFailed, whose text has no values of rows."""
+        """Context that converts database errors to StoreFailed, whose text has no values of rows."""
         try:
             yield
         except SQLAlchemyError as error:
@@ -153,7 +153,7 @@ class Database:
             raise self._to_store_error(error, getattr(error, "strerror", None) or str(error)) from error
 
     def _to_store_error(self, error: Exception, reason: str) -> StoreFailed:
-        """Return the error for callers: StoreUnusable if it is permanent."""
+        """Return the error to raise for `error`: StoreUnusable if it is permanent, else StoreFailed."""
         if is_permanent_error(error, self.path):
             return StoreUnusable(
                 f"No dead letters can be stored at {self.name}: {reason}. Use a file that this user may create and"
@@ -201,7 +201,10 @@ class Database:
         return opened is not None and opened != file_identity(self._own_path)
 
     def _create_engine(self) -> Engine:
-        """Create the engine; for SQLite also the directory and the file."""
+        """Create the engine; for an SQLite file also its directory.
+
+        The file itself is created only if the address is a path.
+        """
         if self._url.get_backend_name() != "sqlite":
             is_postgresql = self._url.get_backend_name() == "postgresql"
             told = {"isolation_level": "READ COMMITTED"} if is_postgresql else {}  # rows are read with locks
@@ -227,7 +230,7 @@ class Database:
 
 
 def _add_columns(engine: Engine) -> None:
-    """Add columns that tables of earlier releases do not have."""
+    """Add the columns that a table created by an earlier release does not have."""
     for column in _missing_columns(engine):
         words = str(CreateColumn(column).compile(dialect=engine.dialect))
         try:
@@ -239,7 +242,7 @@ def _add_columns(engine: Engine) -> None:
 
 
 def _missing_columns(engine: Engine) -> list[Column[Any]]:
-    """Return the columns that the table does not have."""
+    """Return the columns of `TABLE` that the table in the database does not have."""
     there = {each["name"] for each in inspect(engine).get_columns(TABLE.name)}
     return [each for each in ADDED_COLUMNS if each.name not in there]
 
@@ -307,7 +310,7 @@ def _parse_url(address: StoreAddress) -> Any:
 
 def _set_synchronous_full(connection: Any, _: object) -> None:
     """Make SQLite commits survive a power failure."""
-    # SQLAlchemy starts transactions, not the driver: see _begin_transaction
+    # SQLAlchemy starts transactions, not the driver: see _begin_transaction.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=FULL")
@@ -322,7 +325,7 @@ def _enable_wal(connection: Any, _: object) -> None:
 
 
 def _begin_transaction(connection: Connection) -> None:
-    """Start an SQLite transaction; one that writes locks at once."""
+    """Begin an SQLite transaction; unless it is read-only, it takes the write lock at once."""
     reads = connection.get_execution_options().get(READ_ONLY_OPTION)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
@@ -497,9 +500,9 @@ class BlockingSqlStore:
         self.name = self.database.name
 
     def apply(self, steps: Sequence[Step]) -> list[Letter | None]:
-        """Apply each event to its letter in one transaction.
+        """Apply each event to its letter, all in one transaction.
 
-        Return new letters; None where nothing changed.
+        Returns the letters after their events; None where an event has no effect.
         """
         if not steps:
             return []
@@ -527,7 +530,7 @@ class BlockingSqlStore:
         return behind
 
     def _lock_rows(self, connection: Connection, ids: Sequence[str]) -> dict[str, Letter]:
-        """Read and lock the rows of `ids`, in a fixed order to avoid deadlocks."""
+        """Read and lock the letters with these ids, in a fixed order to avoid deadlocks."""
         query = (
             select(*COLUMNS_WITHOUT_BODY)
             .where(COLUMNS.id.in_(sorted(set(ids))))
@@ -544,7 +547,10 @@ class BlockingSqlStore:
         *,
         whole: bool = False,
     ) -> list[Letter]:
-        """Return at most `count` letters after `after`, in the order of their first storing."""
+        """Return at most `count` matching letters after `after`, first stored first.
+
+        See `LetterStore.find`.
+        """
         query = (
             _add_conditions(select(*COLUMNS_WITHOUT_BODY), selection)
             .where(_after_page(after))
@@ -567,7 +573,7 @@ class BlockingSqlStore:
         return None if row is None else _decode_row(row)
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> str | None:
-        """Return the id of the letter of `broker` that is due longest, or None."""
+        """Return the id of a letter of `broker` that is due, or None; expired leases come first."""
         query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)
         waiting = (
             query.where(COLUMNS.state == WAITING, COLUMNS.next_ms <= now_ms)
@@ -583,7 +589,10 @@ class BlockingSqlStore:
             return connection.scalar(left) or connection.scalar(waiting)
 
     def next_due_ms(self, group: str, broker: str = "") -> int | None:
-        """Return when the next letter of `broker` is due, in ms since 1970, or None."""
+        """Return when the next letter of `broker` is due, in ms since 1970; None if none waits.
+
+        A leased letter is due when its lease ends.
+        """
         own = (COLUMNS.group_name == group, COLUMNS.broker == broker)
         waiting = select(func.min(COLUMNS.next_ms)).where(*own, COLUMNS.state == WAITING)
         left = select(func.min(COLUMNS.lease_ms)).where(*own, COLUMNS.state == RETRYING)
@@ -592,7 +601,7 @@ class BlockingSqlStore:
         return min((int(each) for each in found if each is not None), default=None)
 
     def find_foreign_waiting(self, group: str, broker: str, after: PagePosition = FIRST_PAGE) -> list[Letter]:
-        """Return waiting letters of the group that are not marked as `broker`'s; at most a page."""
+        """Return waiting and leased letters of the group not marked as `broker`'s; at most a page."""
         query = select(*COLUMNS_WITHOUT_BODY).where(
             COLUMNS.group_name == group, COLUMNS.state.in_((WAITING, RETRYING)), COLUMNS.broker != broker
         )
@@ -601,7 +610,7 @@ class BlockingSqlStore:
             return [_decode_row(row) for row in connection.execute(query).mappings()]
 
     def failing_offsets(self, group: str, incarnation: int, partition: int) -> list[int]:
-        """Return the offsets of the group's failing letters of one partition."""
+        """Return the message offsets of the group's letters in state "failing", in one partition."""
         query = select(COLUMNS.message_offset).where(
             COLUMNS.group_name == group,
             COLUMNS.state == FAILING,
@@ -612,14 +621,17 @@ class BlockingSqlStore:
             return [int(offset) for offset in connection.scalars(query)]
 
     def count_by_state(self) -> dict[tuple[str, str], int]:
-        """Return the number of letters by (group, state)."""
+        """Return (group, state) -> number of letters, without letters that never failed."""
         query = select(COLUMNS.group_name, COLUMNS.state, func.count()).where(HAS_FAILED)
         query = query.group_by(COLUMNS.group_name, COLUMNS.state)
         with self.database.read_connection() as connection:
             return {(group, state): count for group, state, count in connection.execute(query)}
 
     def delete_expired(self, now_ms: int) -> int:
-        """Delete letters that ended long ago, at most a page. Return how many."""
+        """Delete at most a page of letters that ended more than ENDED_MS_KEPT ago. Return how many.
+
+        Also failing ones, if nothing was recorded for them for so long.
+        """
         old = (COLUMNS.state.in_(EXPIRING_STATES), COLUMNS.changed_ms < now_ms - ENDED_MS_KEPT)
         with self.database.write_transaction() as connection:
             ids = connection.scalars(select(COLUMNS.id).where(*old).limit(PAGE_LETTERS)).all()
@@ -627,7 +639,7 @@ class BlockingSqlStore:
         return len(ids)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; a later call opens new ones."""
         self.database.close()
 
 
@@ -637,7 +649,7 @@ def _after_page(page: PagePosition) -> ColumnElement[bool]:
 
 
 def _decode_row(row: Mapping[Any, Any]) -> Letter:
-    """Convert a row. Raises StoreFailed if it was changed by hand and is invalid."""
+    """Decode the letter of a row. Raises StoreFailed if it was changed by hand and is invalid."""
     try:
         return letter_from_row(row)
     except (ValueError, TypeError) as error:
@@ -670,7 +682,7 @@ def _without_body(letter: Letter) -> Letter:
 
 
 def _add_conditions(query: Select[Any], selection: Selection) -> Select[Any]:
-    """Add the conditions of `selection` to a query."""
+    """Return the query with the conditions of `selection`, as in `Selection.holds`."""
     equal = (
         (COLUMNS.group_name, selection.group),
         (COLUMNS.topic, selection.topic),
@@ -700,7 +712,7 @@ Result = TypeVar("Result")
 def _in_executor(
     call: Callable[Concatenate[BlockingSqlStore, Parameters], Result],
 ) -> Callable[Concatenate[SqlLetterStore, Parameters], Operation[Result]]:
-    """Return the method of `SqlLetterStore` that runs `call` of its store in its executor."""
+    """Return a method of `SqlLetterStore` that runs this blocking method in its executor."""
 
     @wraps(call)
     def method(
@@ -712,9 +724,9 @@ def _in_executor(
 
 
 class SqlLetterStore:
-    """`BlockingSqlStore` as operations, in a database.
+    """Dead letters in a database, as operations: a `LetterStore` over a `BlockingSqlStore`.
 
-    `run` executes its calls, inline or in a thread.
+    `run` executes the blocking calls, inline or in a thread.
     """
 
     def __init__(self, store: BlockingSqlStore, run: Executor) -> None:

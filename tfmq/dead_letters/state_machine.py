@@ -1,8 +1,8 @@
 """State machine of dead letters: what each event changes. No I/O.
 
-All stores and tests use `apply_event`, so a letter has the same state in all of them. An event that the state
-does not accept, or of another lease, changes nothing: the result is None, which the store returns to its
-caller.
+All stores and tests use `apply_event`, so a letter has the same state in all of them. An event that the
+letter's state does not accept, or that has the token of another lease or redrive, changes nothing: the result
+is None, which the store returns to its caller.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _apply_keep(letter: Letter | None, event: model.KeepEvent) -> Letter:
     """Store a message; if it is stored already, join both histories.
 
     A message that is delivered again after a crash, because its offset was not committed, does not start a
-    new round: it keeps the number of calls left, and a dead one stays dead. The same event again, repeated
-    because its response was lost, changes nothing.
+    new round of calls: its letter keeps the number of calls left, and a dead letter stays dead. The same
+    event again, repeated because its response was lost, changes nothing.
     """
     if letter is None:
         return replace(_to_waiting_or_dead(event.letter, event), kept_ms=event.at_ms)
@@ -156,18 +156,24 @@ def _apply_keep(letter: Letter | None, event: model.KeepEvent) -> Letter:
 
 
 def _with_broker(letter: Letter, met: Letter) -> Letter:
-    """Set the broker if unknown: it is that of the consumer which received the message again."""
+    """Return `letter` with the broker of `met` if its own is unknown.
+
+    `met` is a new letter of the same message, created by the consumer that received the message again.
+    """
     return letter if letter.broker or not met.broker else replace(letter, broker=met.broker)
 
 
 def _is_repeated(letter: Letter, repeated: Letter) -> bool:
-    """Return whether the latest failure is known already, so that the event is a repetition."""
+    """Return whether `letter` already has the latest failure of `repeated`.
+
+    Then the event with `repeated` was applied before.
+    """
     told = {(each.at_ms, each.error) for each in letter.failures}
     return bool(repeated.failures) and repeated.failures[-1][:2] in told
 
 
 def _to_waiting_or_dead(letter: Letter, event: model.KeepEvent) -> Letter:
-    """Return a waiting letter, or a dead one if it is not to be handled again."""
+    """Return `letter` as waiting, or as dead if the event has no due time or no calls left."""
     waits = event.next_ms > 0 and event.letter.calls_left > 0
     return replace(
         letter,
@@ -183,7 +189,10 @@ def _to_waiting_or_dead(letter: Letter, event: model.KeepEvent) -> Letter:
 
 
 def _apply_begin(letter: Letter | None, event: model.BeginEvent) -> Letter:
-    """Count a call before it starts. A stored message is not called again; its state is kept."""
+    """Count a handler call before it starts; without calls left the letter is dead.
+
+    A message whose letter is waiting, leased, dead or redriven is not called again: the letter is unchanged.
+    """
     if letter is not None and letter.state not in (FAILING, *FINAL_STATES):
         return letter
     left = letter.calls_left if letter is not None and letter.state == FAILING else event.letter.calls_left
@@ -196,10 +205,11 @@ def _apply_begin(letter: Letter | None, event: model.BeginEvent) -> Letter:
 
 
 def _apply_note(letter: Letter | None, event: model.NoteEvent) -> Letter:
-    """Record a failed call.
+    """Record a failed call of a message whose offset is not committed yet.
 
-    It belongs to the current round, which survives a crash of the consumer, or starts a new round. A stored
-    message that is delivered again, because its offset was not committed, keeps its state.
+    The call belongs to the current round of calls, which survives a crash of the consumer, or starts a new
+    round. A letter that is waiting, leased, dead or in a redrive keeps its state: its message was only
+    delivered again.
     """
     count = 0 if event.begun else 1
     if letter is None:
@@ -214,7 +224,7 @@ def _apply_note(letter: Letter | None, event: model.NoteEvent) -> Letter:
 
 
 def _with_call_state(letter: Letter, left: int, state: str) -> Letter:
-    """Return the letter in a state of the queue, without a retry time and redrive position."""
+    """Return the letter with `left` calls in a state without due time and redrive position."""
     return replace(letter, state=state, calls_left=left, next_ms=0, put_offs=0, journey=None, sent_offset=-1)
 
 
@@ -224,7 +234,10 @@ def _apply_pass(letter: Letter, event: model.PassEvent) -> Letter:
 
 
 def _apply_take(letter: Letter, event: model.TakeEvent) -> Letter | None:
-    """Lease the letter if it is due. The call counts now, because it may crash the process."""
+    """Lease the letter if it is due: its time or its former lease has ended.
+
+    The call counts now, because it may crash the process. Without calls left the letter is dead instead.
+    """
     if letter.state == RETRYING and letter.lease_ms > event.at_ms:
         return None
     if letter.state == WAITING and letter.next_ms > event.at_ms:
@@ -244,7 +257,7 @@ def _apply_take(letter: Letter, event: model.TakeEvent) -> Letter | None:
 
 
 def _to_dead(letter: Letter, *failures: Failure) -> Letter:
-    """Return the letter as dead."""
+    """Return the letter as dead, without a lease and with these failures added."""
     found = letter.with_failures(failures)
     return replace(found, state=DEAD, next_ms=0, token="", lease_ms=0)
 
@@ -255,14 +268,14 @@ def _apply_renew(letter: Letter, event: model.RenewEvent) -> Letter | None:
 
 
 def _apply_handled(letter: Letter, event: model.HandledEvent) -> Letter | None:
-    """End the lease of a handled letter."""
+    """Make the leased letter handled, which ends its lease."""
     if letter.token != event.token:
         return None
     return replace(letter, state=HANDLED, next_ms=0, token="", lease_ms=0)
 
 
 def _apply_failed(letter: Letter, event: model.FailedEvent) -> Letter | None:
-    """Schedule the next call, or make the letter dead."""
+    """Record the failure of a leased letter: it waits for the next call, or is dead."""
     if letter.token != event.token:
         return None
     if letter.calls_left <= 0 or not event.next_ms:
@@ -271,12 +284,15 @@ def _apply_failed(letter: Letter, event: model.FailedEvent) -> Letter | None:
 
 
 def _to_waiting(letter: Letter, next_ms: int) -> Letter:
-    """Return the letter as waiting."""
+    """Return the letter as waiting until `next_ms`, without a lease."""
     return replace(letter, state=WAITING, next_ms=next_ms, token="", lease_ms=0)
 
 
 def _apply_put_off(letter: Letter, event: model.PutOffEvent) -> Letter | None:
-    """Postpone the letter. The call does not count, but the number of postponements is limited."""
+    """Make the leased letter waiting, or dead after PUT_OFFS_MAX postponements.
+
+    The call does not count.
+    """
     if letter.token != event.token:
         return None
     if letter.put_offs >= PUT_OFFS_MAX:
@@ -288,7 +304,7 @@ def _apply_put_off(letter: Letter, event: model.PutOffEvent) -> Letter | None:
 
 
 def _apply_give_back(letter: Letter, event: model.GiveBackEvent) -> Letter | None:
-    """Release the lease; the call does not count."""
+    """Make the leased letter waiting, due as before; the call does not count."""
     if letter.token != event.token:
         return None
     found = replace(letter, calls=letter.calls - 1, calls_left=letter.calls_left + 1)
@@ -296,27 +312,28 @@ def _apply_give_back(letter: Letter, event: model.GiveBackEvent) -> Letter | Non
 
 
 def _apply_retry(letter: Letter, event: model.RetryEvent) -> Letter:
-    """Schedule the letter at once."""
+    """Make the letter waiting and due now, with at least one call left."""
     found = replace(letter, calls_left=max(1, event.calls_left), put_offs=0, journey=None)
     return _to_waiting(found, event.at_ms)
 
 
 def _apply_drop(letter: Letter, event: model.DropEvent) -> Letter | None:
-    """Drop the letter, unless it may be in transit."""
+    """Drop the letter; one that may have been sent by a redrive only with `force`."""
     if letter.state == REDRIVING and letter.journey is not None and not event.force:
         return None
     return replace(letter, state=DROPPED, next_ms=0, token="", lease_ms=0)
 
 
 def _apply_adopt(letter: Letter, event: model.AdoptEvent) -> Letter | None:
-    """Set the broker."""
+    """Record the letter's broker, if none is recorded or with `force`."""
     return replace(letter, broker=event.broker) if event.force or not letter.broker else None
 
 
 def _apply_claim(letter: Letter, event: model.ClaimEvent) -> Letter | None:
-    """Reserve the letter for a redrive.
+    """Reserve the letter for a redrive; a waiting one only if the event says so.
 
-    A former claim without a recorded sequence was never sent.
+    A letter that another redrive reserved, without recording a sequence, was never sent, so it can be
+    reserved again.
     """
     if letter.state == WAITING and not event.waiting:
         return None
@@ -328,14 +345,14 @@ def _apply_claim(letter: Letter, event: model.ClaimEvent) -> Letter | None:
 
 
 def _apply_depart(letter: Letter, event: model.DepartEvent) -> Letter | None:
-    """Record the producer sequence, once, so that the letter cannot be sent under two of them."""
+    """Record the producer sequence, once, so that the letter cannot be sent with two of them."""
     if letter.token != event.token or letter.journey is not None:
         return None
     return replace(letter, journey=event.journey)
 
 
 def _apply_arrive(letter: Letter, event: model.ArriveEvent) -> Letter | None:
-    """Record that the letter is sent."""
+    """Make the letter redriven, if the stored record has the producer sequence recorded for it."""
     journey = letter.journey
     if journey is None or (journey.producer_id, journey.sequence) != (event.producer_id, event.sequence):
         return None
@@ -345,7 +362,7 @@ def _apply_arrive(letter: Letter, event: model.ArriveEvent) -> Letter | None:
 def _apply_return(letter: Letter, event: model.ReturnEvent) -> Letter | None:
     """Make the letter dead again, if the sequence is the recorded one.
 
-    By now another redrive may be sending it with another sequence.
+    Otherwise another redrive may be sending it by now, with another sequence.
     """
     place = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
     if letter.token != event.token or place != (event.producer_id, event.sequence):

@@ -46,7 +46,10 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\+[A-Za-z0-9_]+)?://")
 
 
 class StoreAddress(NamedTuple):
-    """Parsed store address. `kind`: "path", "url" or "topic" · `value`: path, URL or topic name."""
+    """Parsed address of a store. `kind`: "path", "url" or "topic".
+
+    `value`: the path, URL or topic name.
+    """
 
     kind: str
     value: str
@@ -99,13 +102,16 @@ def default_path(group: str, folder: Path | None = None, broker: str = "") -> st
 
 
 def existing_or_default_path(group: str, broker: str) -> str:
-    """Return the default store, or that of an earlier release if only that one exists."""
+    """Return the path of a group's default store.
+
+    That of an earlier release (see `default_path`) if only that file exists.
+    """
     found, earlier = default_path(group, broker=broker), default_path(group)
     return earlier if os.path.isfile(earlier) and not os.path.exists(found) else found
 
 
 def broker_id_text(node: str) -> str:
-    """Return a broker's id for letters and paths; a hash of it if it is no valid file name."""
+    """Return a broker's id as letters and paths have it; a hash if it is no valid file name."""
     if _NODE.fullmatch(node):
         return node
     return hashlib.sha256(node.encode(errors="replace")).hexdigest()[:32]
@@ -132,7 +138,7 @@ Until then the own letters are unknown.
 
 
 def time_after_ms(now_ms: int, seconds: float) -> int:
-    """Return the time after `seconds`, in ms since 1970, limited to what can be stored."""
+    """Return the time `seconds` after `now_ms`, in ms since 1970, limited to what can be stored."""
     return min(BORN_MS_MAX, now_ms + max(1, round(min(seconds * 1000, BORN_MS_MAX))))
 
 
@@ -141,8 +147,8 @@ class GroupDeadLetterStore:
 
     `calls_max`: number of handler calls per message before it is dead · `token`: identifies this consumer ·
     `jitter` returns random numbers from 0 to 1 · `broker` returns the id of the broker whose messages are
-    handled, None while that is not reached yet; letters of other brokers are not leased · `has_message`
-    returns whether the broker has the message of a letter without a broker id; None: unknown at the moment.
+    handled, None until it is reached; letters of other brokers are not leased · `has_message` returns whether
+    the broker has the message of a letter without a broker id; None: unknown at the moment.
     """
 
     lease_seconds = LEASE_SECONDS
@@ -189,7 +195,7 @@ class GroupDeadLetterStore:
     ) -> Operation[str]:
         """Store `message` as dead, or to be handled later; see `DeadLetterStore`.
 
-        A postponed one keeps all calls that did not fail.
+        With `retry_after`, one call is the postponed one and does not reduce the number of calls left.
         """
         count = len(failures) - begun if calls is None else calls
         now_ms = self._now_ms()
@@ -230,13 +236,17 @@ class GroupDeadLetterStore:
         return found.state
 
     def failing_offsets(self, message: ReceivedMessage[Any]) -> Operation[frozenset[int]]:
-        """Return the offsets of failing messages in the partition of `message`."""
+        """Return the offsets of failing messages in the partition of `message`.
+
+        Their failed calls are recorded, and the consumer calls the handler again before it commits their
+        offsets.
+        """
         letter = self._letter_of(message)
         found = yield from self.letters.failing_offsets(self._group, letter.incarnation, letter.partition)
         return frozenset(found)
 
     def record_success(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        """Record that a message with recorded failures was handled."""
+        """Record that a message was handled whose failed or started calls are recorded."""
         id = self._letter_of(message).id
         yield from self.letters.apply([(id, model.PassEvent(self._now_ms()))])
 
@@ -270,10 +280,10 @@ class GroupDeadLetterStore:
         return None
 
     def _adopt_letters(self, broker: str) -> Operation[None]:
-        """Check waiting letters that are not marked as `broker`'s, at most once per interval.
+        """Assign waiting letters without a broker id to this broker if it has their messages.
 
-        Letters without a broker id, as earlier releases stored them, are marked as the broker's if it has
-        their messages. All others are left to the consumers of their brokers, with a log line.
+        Such letters were stored by earlier releases. Letters of other brokers are left to the consumers
+        there, with a log line. Does nothing if the last check is less than ADOPTION_CHECK_SECONDS ago.
         """
         now_ms = self._now_ms()
         if (
@@ -315,7 +325,10 @@ class GroupDeadLetterStore:
         self._foreign_ids = frozenset(each.id for each in left)
 
     def seconds_until_due(self) -> Operation[float | None]:
-        """Return the time until a letter is due: 0 if one is, None if none waits."""
+        """Return the time until the next letter is due: 0 if one is due now, None if none waits.
+
+        Until the broker is reached, the time after which to ask again.
+        """
         broker = self._broker()
         if broker is None:
             return BROKER_CHECK_SECONDS
@@ -333,9 +346,9 @@ class GroupDeadLetterStore:
         return bool((yield from self._apply_to_leased(due, model.HandledEvent(self._now_ms(), due.token))))
 
     def mark_failed(self, due: LeasedLetter, failure: Failure, *, rejected: bool = False) -> Operation[str]:
-        """Record a failed call of a leased letter, and return its state.
+        """Record a failed call of a leased letter. Return its state; "" if the lease had expired.
 
-        "" if the lease had expired.
+        The letter waits for its next call, or is dead if it is `rejected` or no calls are left.
         """
         now_ms = self._now_ms()
         next_ms = 0 if rejected else now_ms + retry_delay_ms(due.calls, self._jitter())
@@ -349,13 +362,13 @@ class GroupDeadLetterStore:
         return (yield from self._apply_to_leased(due, event))
 
     def release(self, due: LeasedLetter) -> Operation[bool]:
-        """Release a leased letter without a call. Return False if the lease had expired."""
+        """Release a leased letter without counting a call. Return False if the lease had expired."""
         return bool((yield from self._apply_to_leased(due, model.GiveBackEvent(self._now_ms(), due.token))))
 
     def delete_expired(self) -> Operation[None]:
-        """Delete letters that ended long ago; deferred until the broker is reached.
+        """Delete letters that reached a final state long ago; deferred until the broker is reached.
 
-        The default store is not known before that.
+        Before that, the path of the default store is not known.
         """
         self._expiry_pending = self._broker() is None
         if self._expiry_pending:
@@ -370,7 +383,7 @@ class GroupDeadLetterStore:
     def _apply_to_leased(self, due: LeasedLetter, event: model.Event) -> Operation[str]:
         """Apply an event to a leased letter and return its state.
 
-        "" if another consumer has it by now.
+        "" if its lease had expired and another consumer has leased it.
         """
         (found,) = yield from self.letters.apply([(due.id, event)])
         if found is None:
@@ -380,13 +393,13 @@ class GroupDeadLetterStore:
         return found.state
 
     def _log_if_dead(self, letter: Letter) -> None:
-        """Log a new dead letter, without the text of the error, which may quote the message."""
+        """Log a letter that is dead now, without the text of its error, which may quote the message."""
         if letter.state == DEAD:
             kind = letter.error.partition(":")[0]
             log.warning("%s is dead letter %s (%s) in %s", letter.origin, letter.id, kind, self.address)
 
     def _letter_of(self, message: ReceivedMessage[Any]) -> Letter:
-        """Return the letter for `message`, without a history."""
+        """Return a new letter for `message`, with no calls and no failures yet."""
         return letter_from_message(message, self._group, self._broker() or "")
 
     def _now_ms(self) -> int:
@@ -400,7 +413,7 @@ Step = tuple[str, Event]
 class LetterStore(Protocol):
     """Backend of a dead-letter store: a database or a topic. All methods raise StoreFailed.
 
-    Letters are returned without their bodies unless `whole` is set.
+    Letters are returned without their bodies, except by `get` and by `find` with `whole`.
     """
 
     @property
@@ -411,8 +424,9 @@ class LetterStore(Protocol):
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
         """Apply each event to its letter, and commit.
 
-        Return the new letters; None where nothing changed. `state_machine.apply_event` defines what an event
-        changes.
+        Returns the letters after their events; None where an event has no effect
+        (`state_machine.apply_event`). For a `KeepEvent` a topic returns the letter as if it had not been
+        stored before.
         """
         ...
 
@@ -424,7 +438,7 @@ class LetterStore(Protocol):
         *,
         whole: bool = False,
     ) -> Operation[list[Letter]]:
-        """Return at most `count` letters after `after`, in the order of their first storing.
+        """Return at most `count` matching letters after `after`, first stored first.
 
         [] at the end. `whole`: with bodies, and only as many as fit in memory (see `fit_page`). A letter
         whose body is lost is returned without it.
@@ -432,24 +446,30 @@ class LetterStore(Protocol):
         ...
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        """Return the id of the letter of `broker` that is due longest, or None."""
+        """Return the id of a letter of the group and of `broker` that is due at `now_ms`, or None.
+
+        A leased letter is due when its lease ends.
+        """
         ...
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        """Return when the next letter of `broker` is due, in ms since 1970; None if none waits."""
+        """Return when the next letter of `broker` is due, in ms since 1970; None if none waits.
+
+        A leased letter is due when its lease ends.
+        """
         ...
 
     def find_foreign_waiting(
         self, group: str, broker: str, after: PagePosition = FIRST_PAGE
     ) -> Operation[list[Letter]]:
-        """Return waiting letters of the group that are not marked as `broker`'s.
+        """Return waiting and leased letters of the group not marked as `broker`'s; at most a page.
 
-        At most a page, as `find`.
+        A topic leaves out those without a broker id: they belong to its own broker.
         """
         ...
 
     def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
-        """Return the offsets of the group's failing letters of one partition."""
+        """Return the message offsets of the group's letters in state "failing", in one partition."""
         ...
 
     def get(self, id: str) -> Operation[Letter | None]:
@@ -457,7 +477,7 @@ class LetterStore(Protocol):
         ...
 
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
-        """Return the number of letters by (group, state)."""
+        """Return (group, state) -> number of letters, without letters that never failed."""
         ...
 
     def delete_expired(self, now_ms: int) -> Operation[int]:
@@ -481,5 +501,8 @@ JITTER: Final = 0.2
 
 
 def retry_delay_ms(calls: int, chance: float) -> int:
-    """Return the delay after the `calls`-th call: doubled each time; `chance` is from 0 to 1."""
+    """Return the delay in ms after the `calls`-th call: doubled each time, up to MAX_MS.
+
+    `chance` is a random number from 0 to 1 for the jitter.
+    """
     return round(backoff_seconds(calls, FIRST_MS, MAX_MS, JITTER * chance))

@@ -1,7 +1,7 @@
 """Dead letters in a topic: encoded events, the index replayed from them, and the store.
 
-docs/dead-letters.md documents the record format. `LetterIndex` has for each letter in memory what is small:
-no body, no traceback, and the offsets of its events, from which the rest is read again on demand.
+docs/dead-letters.md documents the record format. `LetterIndex` has every letter in memory without its body
+and tracebacks, and the offsets of its events, from which these are read again on demand.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LetterIndex:
         return letter
 
     def delete_before(self, before: int) -> None:
-        """Remove letters of which retention deleted all events, those before offset `before`."""
+        """Remove letters whose events are all before offset `before`, where retention deleted them."""
         for id in [id for id, places in self.event_offsets.items() if places[-1] < before]:
             del self.letters[id], self.event_offsets[id]
             self._waiting.pop(id, None)
@@ -86,26 +86,33 @@ class LetterIndex:
         return min(found)[1] if found else None
 
     def next_due_ms(self, group: str, broker: str = "") -> int | None:
-        """Return when the next letter of `broker` is due, in ms since 1970, or None."""
+        """Return when the next letter of `broker` is due, in ms since 1970; None if none waits."""
         return min((time for time, _ in self._due_times(group, broker)), default=None)
 
     def find_foreign_waiting(self, group: str, broker: str, behind: PagePosition, count: int) -> list[Letter]:
-        """Return at most `count` waiting letters of the group of other brokers, as `find`."""
+        """Return at most `count` waiting or leased letters of the group of other brokers.
+
+        They are those after the page position `behind`, in the order of `find`.
+        """
         waiting = [each for each in self._waiting.values() if each.group == group]
         others = [each for each in waiting if each.broker not in ("", broker)]
         others = [each for each in others if (each.kept_ms, each.id) > behind]
         return sorted(others, key=lambda each: (each.kept_ms, each.id))[:count]
 
     def find(self, selection: Selection, behind: PagePosition, count: int) -> list[Letter]:
-        """Return at most `count` matching letters, in the order of their first storing."""
+        """Return at most `count` matching letters after the page position `behind`.
+
+        In the order in which they were first stored.
+        """
         meant = [each for each in self.letters.values() if selection.holds(each)]
         meant = [each for each in meant if (each.kept_ms, each.id) > behind]
         return sorted(meant, key=lambda each: (each.kept_ms, each.id))[:count]
 
     def _due_times(self, group: str, broker: str) -> list[tuple[int, str]]:
-        """Return (due time, id) of waiting and leased letters.
+        """Return (due time, id) of the group's waiting and leased letters that belong to `broker`.
 
-        A letter without a broker id belongs to the broker that has this topic.
+        A leased letter is due when its lease ends. A letter without a broker id belongs to the broker that
+        has this topic.
         """
         return [
             (each.next_ms if each.state == WAITING else each.lease_ms, each.id)
@@ -115,7 +122,7 @@ class LetterIndex:
 
 
 def without_body(letter: Letter) -> Letter:
-    """Return the letter without its body and tracebacks, for memory."""
+    """Return the letter without its body and tracebacks, to save memory."""
     failures = tuple(each._replace(traceback="") for each in letter.failures)
     return replace(letter, body=None, failures=failures)
 
@@ -155,7 +162,7 @@ _LETTER: Final = (
 
 
 def encode_event(id: str, event: model.Event, bytes_max: int) -> RecordContent:
-    """Encode an event as a record.
+    """Encode an event of the letter `id` as a record.
 
     A body that is too large for a record of `bytes_max` is omitted; it is read from the message's own topic
     instead.
@@ -171,7 +178,7 @@ def encode_event(id: str, event: model.Event, bytes_max: int) -> RecordContent:
 
 
 def decode_event(message: ReceivedMessage[Any]) -> tuple[str, model.Event] | None:
-    """Decode a record; None for an unknown or invalid one."""
+    """Decode a record to letter id and event; None for invalid data, unknown version or kind."""
     try:
         found = unpack(message.payload or b"")
         version, kind, id, at_ms, *fields = found
@@ -186,13 +193,13 @@ def decode_event(message: ReceivedMessage[Any]) -> tuple[str, model.Event] | Non
 
 @cache
 def _field_types(shape: Any) -> dict[str, Any]:
-    """Return the types of the fields of `shape` that are checked: plain types and unions."""
+    """Return name -> type of those fields of the class `shape` whose values are checked."""
     hints = get_type_hints(shape)
     return {name: kind for name, kind in hints.items() if get_origin(kind) in (None, UnionType)}
 
 
 def _check_fields(found: Any) -> None:
-    """Raise TypeError or ValueError for a field of the wrong type or range.
+    """Raise TypeError or ValueError for a field of the wrong type, or a time out of range.
 
     Any client that may write to the topic can write anything; it must not stop the readers.
     """
@@ -220,12 +227,12 @@ def _encode_letter(letter: Letter, bytes_max: int) -> list[Any]:
 
 
 def _tuple_to_list(value: Any) -> Any:
-    """Convert a tuple to a list."""
+    """Return a tuple as a list, any other value unchanged."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def _decode_letter(fields: list[Any], id: str) -> Letter:
-    """Decode a letter. Raises TypeError, ValueError, IndexError."""
+    """Decode the fields made by `_encode_letter`. Raises TypeError, ValueError, IndexError."""
     known, failures, stored = fields[:3]
     given = dict(zip(_LETTER, known, strict=False))
     body = None if stored is None else LetterBody(*stored[:2])
@@ -233,7 +240,10 @@ def _decode_letter(fields: list[Any], id: str) -> Letter:
 
 
 def _decode_event_fields(shape: Any, at_ms: int, fields: list[Any], id: str) -> model.Event:
-    """Decode an event. Raises TypeError, ValueError, IndexError for fields that do not match."""
+    """Create the event of class `shape` from a record's fields.
+
+    Raises TypeError, ValueError, IndexError for fields that do not match.
+    """
     if shape is model.KeepEvent:
         return model.KeepEvent(at_ms, _decode_letter(fields[1:], id), fields[0], any(fields[4:5]))
     if shape is model.BeginEvent:
@@ -262,11 +272,11 @@ PARTITION: Final = 0
 class TopicLetterStore:
     """Dead letters in a topic of the broker, for consumers without a disk of their own.
 
-    The topic is a log of events, all in its first partition, so that they have one order. A letter is what a
-    replay of its events results in (`LetterIndex`). A change is appended as an event, and then the log is
-    read up to it: of two conflicting events the first in the log wins, and the other has no effect. An event
-    whose response was lost may still be appended later. Then it has no unwanted effect, because an event has
-    the token of its sender, or can be applied once only.
+    The topic is a log of events, all in its first partition, so that they have one order. A letter is the
+    result of applying its events in that order (`LetterIndex`). A change is appended as an event, and then
+    the log is read up to it: of two conflicting events the first in the log wins, and the other has no
+    effect. An event whose response was lost may still be appended later. Then it has no unwanted effect,
+    because an event has the token of its sender, or can be applied once only.
 
     One method runs at a time; others wait. `create`: create the topic if it is missing.
     """
@@ -281,7 +291,7 @@ class TopicLetterStore:
         self._reset()
 
     def _reset(self) -> None:
-        """Reset what is known about the topic."""
+        """Forget index, read offset and producer id, as for a topic that was never read."""
         self._index = LetterIndex()
         self._offset = -1
         self._index_read_at = -INDEX_AGE_MAX
@@ -289,12 +299,11 @@ class TopicLetterStore:
         self._sequence = 0
         self._cluster.clear()
 
-    # Methods of LetterStore
-
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
-        """Append the events and return the new letters; None where an event has no effect.
+        """Append the events; return the letters after them, None where an event has no effect.
 
-        `KeepEvent`s are appended without reading the topic first, since every state accepts them.
+        If all are `KeepEvent`s the topic is not read, since every state accepts them; each letter is then
+        returned as if it had not been stored before.
         """
         if not steps:
             return []
@@ -309,7 +318,10 @@ class TopicLetterStore:
             self._release()
 
     def _append_and_read(self, steps: Sequence[Step], until: float) -> Operation[list[Letter | None]]:
-        """Append the events that the current states accept, and read the log to see their effects."""
+        """Append the events that have an effect, and read the log to see which effect they had.
+
+        An event of another client may have been appended before.
+        """
         yield from self._read_new_events(until)
         wanted = [
             step for step in steps if apply_event(self._index.letters.get(step[0]), step[1]) is not None
@@ -333,7 +345,10 @@ class TopicLetterStore:
         *,
         whole: bool = False,
     ) -> Operation[list[Letter]]:
-        """Return at most `count` letters after `after`, in the order of their first storing."""
+        """Return at most `count` matching letters after `after`, first stored first.
+
+        See `LetterStore.find`.
+        """
         yield from self._refresh_index()
         found = self._index.find(selection, after, count)
         if not whole:
@@ -356,7 +371,7 @@ class TopicLetterStore:
         return self._index.next_due_id(group, now_ms, broker)
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        """Return when the next letter of `broker` is due, in ms since 1970, or None."""
+        """Return when the next letter of `broker` is due, in ms since 1970; None if none waits."""
         if self._link.now() - self._index_read_at >= INDEX_AGE_MAX:
             yield from self._refresh_index()
         return self._index.next_due_ms(group, broker)
@@ -364,12 +379,12 @@ class TopicLetterStore:
     def find_foreign_waiting(
         self, group: str, broker: str, after: PagePosition = FIRST_PAGE
     ) -> Operation[list[Letter]]:
-        """Return waiting letters of the group that belong to other brokers; at most a page."""
+        """Return waiting and leased letters of the group of other brokers; at most a page."""
         yield from self._refresh_index()
         return self._index.find_foreign_waiting(group, broker, after, PAGE_LETTERS)
 
     def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
-        """Return the offsets of the group's failing letters of one partition."""
+        """Return the message offsets of the group's letters in state "failing", in one partition."""
         yield from self._refresh_index()
         place = (FAILING, group, incarnation, partition)
         return [
@@ -379,7 +394,7 @@ class TopicLetterStore:
         ]
 
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
-        """Return the number of letters by (group, state)."""
+        """Return (group, state) -> number of letters, without letters that never failed."""
         yield from self._refresh_index()
         counted: dict[tuple[str, str], int] = {}
         for each in filter(Selection().holds, self._index.letters.values()):
@@ -422,32 +437,31 @@ class TopicLetterStore:
     def close(self) -> None:
         """Do nothing: the connection belongs to the caller."""
 
-    # One method at a time
-
     def _acquire(self) -> Operation[None]:
-        """Wait until no other method is running."""
+        """Wait until no other method of this store is running, and reserve it for the caller."""
         while self._method_ended is not None:
             yield Wait((self._method_ended,))
         self._method_ended = Event()
 
     def _release(self) -> None:
-        """Let the next waiting method run."""
+        """End the reservation by `_acquire`, so that the next waiting method runs."""
         busy, self._method_ended = self._method_ended, None
         if busy is not None:
             busy.complete()
 
     def _refresh_index(self) -> Operation[None]:
-        """Read new events."""
+        """Apply events to the index that were appended since it was last read."""
         yield from self._acquire()
         try:
             yield from self._read_new_events(self._link.now() + TIMEOUT_SECONDS)
         finally:
             self._release()
 
-    # Reading
-
     def _find_partition(self, until: float) -> Operation[ProducerPartition]:
-        """Return the partition; its producer id is leased at the first append. Raises UnknownTopic."""
+        """Return the store's partition; its producer id is 0 until `_append_once` leases one.
+
+        The topic is created if it is missing and `create` was given. Raises UnknownTopic.
+        """
         if self._producer is None:
             found = yield from fetch_topics(self._link, self._cluster, [self._topic], create=self._create)
             if not found:
@@ -460,7 +474,10 @@ class TopicLetterStore:
     def _read_new_events(
         self, until: float, watched: Collection[int] = ()
     ) -> Operation[dict[int, Letter | None]]:
-        """Apply all new events. Return the letters after the records in `watched`."""
+        """Apply all new events of the log to the index.
+
+        Returns, for each id of a record in `watched`, the letter after its event; None if that had no effect.
+        """
         behind: dict[int, Letter | None] = {}
         wanted = frozenset(watched)
         while True:
@@ -469,7 +486,7 @@ class TopicLetterStore:
                 if self._offset < 0:
                     self._offset = yield from locate_log_end(self._link, stream, BY_EARLIEST, until)
                 chunk = yield from fetch_messages(self._link, stream, self._offset, until)
-            # Retention deleted events that are not applied yet; their letters expire as well.
+            # Retention deleted events before they were applied. Their letters have expired as well.
             except OffsetOutOfRange:
                 self._offset = -1
                 continue
@@ -488,22 +505,23 @@ class TopicLetterStore:
                 self._index_read_at = self._link.now()
                 return behind
 
-    # Appending
-
     def _append(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
-        """Append events durably, all or none. Return the ids of their records."""
+        """Append events durably, all or none. Return the ids of their records.
+
+        A second attempt follows if the producer id has expired or the topic was created again.
+        """
         self._index_read_at = -INDEX_AGE_MAX
         try:
             return (yield from self._append_once(steps, until))
         except UnknownProducer:
-            # Idle for so long that the broker expired the producer id; it did not store this append.
+            # The broker expired the idle producer id, and did not store this append.
             self._drop_producer_id()
         except UnknownTopic:  # deleted, perhaps created again
             self._reset()
         return (yield from self._append_once(steps, until))
 
     def _append_once(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
-        """Append events once; a producer id is leased if necessary."""
+        """Append events durably; lease a producer id first if too few sequences are left."""
         stream = yield from self._find_partition(until)
         if not stream.producer_id or remaining_sequences(self._sequence) < len(steps):
             stream = stream._replace(producer_id=(yield from lease_producer_id(self._link, until)))
@@ -515,13 +533,12 @@ class TopicLetterStore:
             sent = True
         finally:
             if not sent and self._producer is not None:
-                # Unknown whether it is stored, so the next append must use another producer id.
+                # It is unknown whether the append is stored, so the next one must use another producer id.
                 self._drop_producer_id()
         self._sequence = first + len(contents)
         return [pack_id(stream.producer_id, first + number) for number in range(len(contents))]
 
     def _encode_events(self, steps: Sequence[Step]) -> list[RecordContent]:
-        """Encode events."""
         most = self._link.limits["message_bytes"]
         return [encode_event(id, event, most) for id, event in steps]
 
@@ -538,9 +555,10 @@ EVENT_BYTES: Final = 64 << 10
 def load_full_letter(
     link: ClientConnection, stream: ProducerPartition, id: str, places: Iterable[int], until: float
 ) -> Operation[Letter | None]:
-    """Read the letter `id` from its events at the offsets `places`; None if they are deleted.
+    """Read the letter `id` with body and tracebacks from its events at the offsets `places`.
 
-    Raises StoreFailed if the body was to be read from the message's own topic and is deleted there.
+    None if the events are deleted. A body that no event has is read from the message's own topic; raises
+    StoreFailed if it is deleted there.
     """
     letter: Letter | None = None
     for offset in places:
@@ -566,7 +584,7 @@ def has_message(link: ClientConnection, letter: Letter, until: float) -> Operati
 
 
 def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operation[LetterBody]:
-    """Read the body from the message's own topic. Raises StoreFailed if it is deleted."""
+    """Read the letter's body from the message's own topic. Raises StoreFailed if deleted there."""
     stands = ProducerPartition(letter.topic, letter.incarnation, letter.partition, 0)
     try:
         message = yield from _read_message(link, stands, letter.offset, until)
@@ -584,7 +602,7 @@ def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operatio
 def _read_message(
     link: ClientConnection, stream: ProducerPartition, offset: int, until: float
 ) -> Operation[ReceivedMessage[Any] | None]:
-    """Return the message at an offset, or None if it is deleted."""
+    """Return the message at an offset of `stream`, or None if it is deleted."""
     try:
         chunk = yield from fetch_messages(link, stream, offset, until, EVENT_BYTES)
     except OffsetOutOfRange:

@@ -43,8 +43,10 @@ STATES: Final = (
         "zombie-says-handled",
         "who lost a letter says nothing of it",
         _COURSE,
-        ('    """End the lease of a handled letter."""\n    if letter.token != event.token:\n'),
-        ('    """End the lease of a handled letter."""\n    if not event.token:\n'),
+        (
+            '    """Make the leased letter handled, which ends its lease."""\n    if letter.token != event.token:\n'
+        ),
+        ('    """Make the leased letter handled, which ends its lease."""\n    if not event.token:\n'),
         [COURSE],
     ),
     Mutant(

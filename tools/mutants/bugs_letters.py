@@ -215,11 +215,11 @@ AGAIN: Final = (
         "what arrived is not sent by the next redrive",
         _REDRIVE,
         (
-            '        """Record the result of a run, in the store and in the report."""\n'
+            '        """Apply the events of `fate` to the store, and add its counts to the report."""\n'
             "        yield from self._letters.apply(fate.steps)\n"
         ),
         (
-            '        """Record the result of a run, in the store and in the report."""\n'
+            '        """Apply the events of `fate` to the store, and add its counts to the report."""\n'
             "        yield from ()\n"
         ),
         [f"{REDRIVE}::test_dead_letters_go_to_their_topic_again_as_they_were"],
@@ -304,11 +304,11 @@ HANDLED: Final = (
         "a store that was idle goes on when the broker forgot its producer",
         _TOPIC,
         (
-            "            # Idle for so long that the broker expired the producer id; it did not store this append.\n"
+            "            # The broker expired the idle producer id, and did not store this append.\n"
             "            self._drop_producer_id()\n"
         ),
         (
-            "            # Idle for so long that the broker expired the producer id; it did not store this append.\n"
+            "            # The broker expired the idle producer id, and did not store this append.\n"
             "            raise\n"
         ),
         [f"{TOPIC}::test_an_idle_store_goes_on_when_the_broker_forgot_it"],
