@@ -33,9 +33,9 @@ class UnreadableAttribute(DecodeFailed):
 
 
 class AttributeColumn:
-    """The attributes of all rows: bytes `begins` to `ends` of `data`.
+    """The encoded attributes of many records: row n is `data[begins[n]:ends[n]]`.
 
-    Rows not `having` one are null.
+    Rows for which `having` is false have no attribute and are null.
     """
 
     def __init__(self, data: Buffer, begins: Array, ends: Array, having: Array) -> None:
@@ -46,20 +46,20 @@ class AttributeColumn:
 
     @cached_property
     def layout(self) -> AttributeLayout:
-        """The byte ranges of their fields."""
+        """The byte ranges of the attributes' fields, found at the first use."""
         return find_layout(self._data, self._begins, self._ends, self._having)
 
     def column(self) -> pa.BinaryArray:
-        """Return the undecoded attributes."""
+        """Return the encoded attributes as a binary column."""
         if not self._having.any():
             return pa.nulls(len(self._having), pa.binary())
         return gather_bytes(self._data, self._begins, self._ends, self._having)
 
     def decode_fields(self, *names: str, lenient: bool = False) -> dict[str, pa.Array]:
-        """Return columns by name, from DECODED_COLUMNS: keys (strings as UTF-8) and tags; null if missing.
+        """Return the columns `names`, of "key" (a string as UTF-8) and "tag"; null if missing.
 
-        With `lenient`, an invalid attribute has neither key nor tag.
-        Raises: Unreadable for an invalid attribute, unless `lenient`.
+        With `lenient`, an invalid attribute has neither key nor tag. Raises: UnreadableAttribute for an
+        invalid attribute, unless `lenient`.
         """
         types = {"key": pa.binary(), "tag": pa.string()}
         if not self._having.any():
@@ -81,7 +81,7 @@ class AttributeColumn:
         return found
 
     def _decode_rows(self, rows: Array, lenient: bool) -> dict[str, list[Any]]:
-        """Decode key and tag of `rows` one by one; each distinct attribute once."""
+        """Decode key and tag of `rows` one by one; repeated attributes are decoded only once."""
         known: dict[bytes, Attribute] = {}
         keys: list[bytes | None] = []
         tags: list[str | None] = []
@@ -142,8 +142,8 @@ def gather_bytes(data: Buffer, begins: Array, ends: Array, valid: Array | None =
     count = len(begins)
     if not count:
         return pa.array([], pa.binary())
-    # View the buffer as a column in which wanted values alternate with the gaps between them, and keep
-    # every second one. This needs no loop.
+    # View the buffer as a column in which wanted values alternate with the gaps between them, and keep every
+    # second one. This needs no loop in Python.
     edges = np.empty(2 * count, dtype=np.int32)
     edges[0::2] = begins
     edges[1::2] = ends
@@ -174,7 +174,7 @@ def every_second_mask(count: int) -> pa.BooleanArray:
 
 
 def validity_bitmap(valid: Array) -> pa.Buffer:
-    """Return an Arrow validity bitmap."""
+    """Return an Arrow validity bitmap of one bit per row, from an array of booleans."""
     return pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
 
 
@@ -211,8 +211,9 @@ class FieldSpans(NamedTuple):
 class AttributeLayout(NamedTuple):
     """Byte ranges of the fields of all attributes.
 
-    `plain`: the attribute was decoded here; others have empty spans that are not `present`. `birth_times`:
-    the bytes between the map's first byte and the key, which are the encoded birth time or empty.
+    `plain`: the attribute has the common form that numpy decodes, or is missing; in other rows the ranges are
+    empty and not `present`. `birth_times`: the bytes between the map's first byte and the key, which are the
+    encoded birth time or empty.
     """
 
     plain: Array
@@ -222,9 +223,9 @@ class AttributeLayout(NamedTuple):
 
 
 def find_layout(data: Buffer, begins: Array, ends: Array, having: Array) -> AttributeLayout:
-    """Return the layout of the attributes at `begins` to `ends`.
+    """Return the layout of the attributes, for row n the bytes `begins[n]` to `ends[n]`.
 
-    Rows not `having` one are plain and empty.
+    Rows for which `having` is false have no attribute: they are plain, with empty ranges.
     """
     reader = _FieldReader(data)
     begins = begins.astype(np.int64)
@@ -261,10 +262,12 @@ def _plain_only(span: FieldSpans, plain: Array, begins: Array) -> FieldSpans:
 
 
 class _FieldReader:
-    """Decodes one field of every attribute per step.
+    """Decodes one field of all attributes at once, one step for each field.
 
-    A step beyond the end of an attribute reads other bytes, so the final comparison with the end fails. A
-    step beyond the buffer reads its last byte.
+    `cursor` has the position reached in each attribute, `left` the number of its remaining fields, and
+    `plain` whether it has the common form so far. A step beyond the end of an attribute reads bytes of the
+    next one, so the caller compares the last cursor with the end. A step beyond the buffer reads the buffer's
+    last byte.
     """
 
     def __init__(self, data: Buffer) -> None:
@@ -276,7 +279,7 @@ class _FieldReader:
         return found
 
     def skip_birth_time(self, cursor: Array, left: Array, plain: Array) -> tuple[Array, Array, Array]:
-        """Skip the birth time; return the new cursors, remaining field counts and plain flags."""
+        """Skip the birth time where it is the next field; return the new cursor, left and plain."""
         there = (left > 0) & (self.bytes_at(cursor) == BORN_AT)
         kind = self.bytes_at(cursor + 1)
         sizes = _NUMBER_SIZE[kind]
@@ -290,9 +293,9 @@ class _FieldReader:
     def skip_string(
         self, number: int, cursor: Array, left: Array, plain: Array
     ) -> tuple[Array, Array, Array, FieldSpans]:
-        """Skip field `number`.
+        """Skip the field `number`, a string or bytes, where it is the next field.
 
-        Return the new cursors, remaining field counts, plain flags and its spans.
+        Returns the new cursor, left and plain, and the byte ranges of the field.
         """
         there = (left > 0) & (self.bytes_at(cursor) == number)
         kind = self.bytes_at(cursor + 1)

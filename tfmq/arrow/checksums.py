@@ -1,4 +1,4 @@
-"""CRC-32 of all values of a column, and the partition of each row."""
+"""CRC-32 of each value of a column, and the partition of each row."""
 
 from __future__ import annotations
 

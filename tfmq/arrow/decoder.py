@@ -53,9 +53,10 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 class MessageRows(NamedTuple):
-    """The messages to decode, as columns.
+    """The messages to decode, as columns: a row for each record that is a message.
 
-    Begin and end of each record, begin of its attribute and payload, its flag, and the index of its block.
+    `positions`, `ends`: begin and end of the record in the data · `attributes`, `payloads`: begin of these
+    parts · `flags`: the record's flag · `blocks`: number of its block.
     """
 
     positions: Positions
@@ -119,7 +120,7 @@ class Decoder:
         return self._columns(data, offset, rows, controls)
 
     def _checked_rows(self, data: Buffer, offset: int) -> tuple[MessageRows, BlockTrailers] | None:
-        """Return the messages and block trailers; None if a check fails."""
+        """Check the blocks, and return their messages and block trailers; None if a check fails."""
         try:
             positions = record_positions(data)
         except BrokenChain:
@@ -183,7 +184,10 @@ class Decoder:
 
 
 def _message_rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> MessageRows | None:
-    """Return the messages; None if a record is invalid."""
+    """Return the messages among the records; None if a record is invalid.
+
+    `positions` and `flags` are those of all records, `indexes` says which of them are block trailers.
+    """
     ends = np.empty_like(positions)
     ends[:-1] = positions[1:]
     ends[-1] = len(data)
@@ -227,7 +231,7 @@ def _record_checksums_match(data: Buffer, rows: MessageRows) -> bool:
 
 
 def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows:
-    """Return the rows with positions in [start, end)."""
+    """Return the rows of records that begin in [start, end)."""
     first = int(np.searchsorted(rows.positions, start))
     last = len(rows.positions) if end is None else int(np.searchsorted(rows.positions, end))
     if first == 0 and last == len(rows.positions):
@@ -256,9 +260,8 @@ class BrokenChain(Exception):
 def record_positions(data: Buffer) -> Positions:
     """Return the position of every record in `data`, including block trailers and fillers.
 
-    Runs of records of one size are found by comparing columns, others in a loop (0.1 us each). Only checks
-    that the chain of lengths ends at the end of the data.
-    Raises: BrokenChain.
+    Runs of records of one size are found by comparing columns, others in a loop (0.1 us each). The only check
+    is that the last record ends at the end of the data. Raises: BrokenChain.
     """
     pieces: list[Any] = []
     position, end = 0, len(data)
@@ -280,9 +283,9 @@ def record_positions(data: Buffer) -> Positions:
 
 
 def _append_positions(data: Buffer, position: int, stop: int, found: list[int]) -> int:
-    """Append positions to `found` up to the first block trailer that ends after `stop`.
+    """Append positions of records up to the first block trailer that ends after `stop`.
 
-    Returns: the position after it.
+    Returns: the position after it, or after the last record.
     """
     unpack, add = _LENGTH_FLAG.unpack_from, found.append
     end = len(data)
@@ -296,9 +299,10 @@ def _append_positions(data: Buffer, position: int, stop: int, found: list[int]) 
 
 
 def _find_run(data: Buffer, position: int, guess: int) -> tuple[int, int]:
-    """Return (size, count) of the run of records of one size at `position`.
+    """Return (size, count) of the run of records of one size that begins at `position`.
 
-    Count 0 for a short run. More than `guess` records are only compared if that many have the same size.
+    Count 0 if the run is too short to compare columns. `guess` records are compared first, and more only if
+    all of them have the same size.
     """
     length, _ = _LENGTH_FLAG.unpack_from(data, position)
     size = HEADER_SIZE + length
@@ -365,9 +369,9 @@ class BlockTrailers:
         return column.astype(np.uint64 if column.dtype.itemsize == 8 else np.int64)
 
     def match(self, offset: int, log_id: int, ordinals: Sequence[int] | Array) -> bool:
-        """Check every trailer: its checksum, and its fields against the data.
+        """Return whether every trailer is valid: its own checksum, and its fields against the data.
 
-        `offset` is the offset of the first byte; `ordinals` the number of ordinals in each block.
+        `offset` is the offset of the first byte of the data; `ordinals` the number of ordinals in each block.
         """
         sizes = self.positions - self.starts
         records = self.column("records")
@@ -416,7 +420,7 @@ class DamageLocator:
         self.verify = verify
 
     def find_error(self, data: bytes, offset: int) -> Damaged | DecodeFailed | None:
-        """Return the first error in `data`, which begins at `offset`; None if there is none."""
+        """Return the first error in `data`, which begins at offset `offset`; None if there is none."""
         block_offset = offset
         try:
             for block in blocks_of(data, offset, self.log_id, verify=self.verify != "none"):
@@ -466,7 +470,10 @@ class DamageLocator:
         return self._make_error(block.offset, block.next, reason)
 
     def _damaged_from(self, data: bytes, block_offset: int, offset: int, reason: str) -> Damaged:
-        """Return the error for the block at `block_offset`, with the next readable offset."""
+        """Return the error for the block at `block_offset`, with the next offset that can be read.
+
+        `offset` is that of the first byte of `data`.
+        """
         start = block_offset - offset
         claim = find_next_trailer(data, start, offset=offset, log_id=self.log_id)
         following = offset + len(data)
@@ -497,7 +504,7 @@ def _describe_unknown_flag(kind: int) -> str:
 
 
 def _name_bad_records(records: bytes, offset: int) -> str:
-    """Return the end of a sentence that names the records with wrong checksums."""
+    """Return the end of an error sentence, which names the records with wrong checksums."""
     bad: list[int] = []
     try:
         for record in records_of(records):

@@ -38,7 +38,10 @@ HEADER: Final = np.dtype([("length", ">u4"), ("checksum", ">u4"), ("id", ">u8"),
 
 
 class Encoded(NamedTuple):
-    """Encoded records of a batch. `blocks` as in PRODUCE: (bytes, count, CRC-32)."""
+    """Encoded records of a batch: `count` records in `data`.
+
+    `blocks` describes how they are divided into blocks, as in PRODUCE: (bytes, number of records, CRC-32).
+    """
 
     data: Buffer
     count: int  # type: ignore[assignment]
@@ -55,12 +58,11 @@ def encode(
 ) -> Encoded:
     """Encode the rows of `batch` as records.
 
-    Ids are consecutive from (`producer_id`, `sequence`). Columns by name: `value` (binary or string; null
-    is a tombstone), and optionally `key` (binary or string), `tag` and `attributes`, see `build_parts`;
-    other columns are ignored. With `lenient`, invalid attributes are sent unchanged, as a copy requires.
-    The same rows always give the same bytes.
-    Raises: BadRequest for columns or attributes that cannot be sent; MessageTooLarge for a value of more
-    than `message_bytes`.
+    Ids are consecutive from (`producer_id`, `sequence`). Columns by name: `value` (binary or string; null is
+    a tombstone), and optionally `key` (binary or string), `tag` and `attributes`, see `build_parts`; other
+    columns are ignored. With `lenient`, invalid attributes are sent unchanged, as the copy of a topic
+    requires. The same rows always give the same bytes. Raises: BadRequest for columns or attributes that
+    cannot be sent; MessageTooLarge for a value of more than `message_bytes`.
     """
     count = len(batch)
     if sequence + count > SEQUENCE_COUNT:
@@ -94,9 +96,9 @@ def encode(
 
 
 def _select_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return only the columns of COLUMNS, as binary and string.
+    """Return only the columns of COLUMNS, cast to binary or string.
 
-    Raises: BadRequest.
+    Raises: BadRequest if `value` is missing or a column has another type.
     """
     if "value" not in batch.schema.names:
         raise BadRequest(
@@ -138,7 +140,10 @@ def _join_records(headers: Array, bodies: pa.BinaryArray) -> memoryview:
 
 
 def _divide_blocks(data: Buffer, ends: Array) -> Blocks:
-    """Divide the records into blocks of at most BLOCK_BYTES, or one record."""
+    """Divide the records into blocks of at most BLOCK_BYTES, or of one larger record.
+
+    `ends`: the position in `data` after each record.
+    """
     blocks: Blocks = []
     view = memoryview(data)
     first = start = 0
@@ -158,10 +163,11 @@ _TAG_SHIFT: Final = 32
 
 
 class AttributeParts(NamedTuple):
-    """Encoded attribute parts of all records.
+    """The encoded attribute of each record, in parts, as columns.
 
-    `pieces`: columns without nulls whose concatenation follows the record header; the attribute with its
-    size, or nothing. `has_attribute`: the record has an attribute. `tag_hashes`: hash of its tag.
+    `pieces`: columns without nulls; joined row by row they are the bytes between record header and payload:
+    the size of the attribute and the attribute, or nothing. `has_attribute`: whether the record has an
+    attribute. `tag_hashes`: hash of its tag, 0 without one.
     """
 
     pieces: list[pa.BinaryArray]
@@ -170,11 +176,11 @@ class AttributeParts(NamedTuple):
 
 
 class GivenAttributes(NamedTuple):
-    """Decoded column `attributes`.
+    """The column `attributes` of a batch, decoded.
 
-    `keys` are bytes (`text`: it was a string), `tags` strings. Attributes that are `plain` have no other
-    fields than a birth time, whose encoding is in `birth_times`; `birth_counts` is its number of fields (0
-    or 1).
+    `keys` are bytes (`text`: whether it was a string), `tags` strings. Attributes that are `plain` have no
+    fields but birth time, key and tag. `birth_times` has their encoded birth time, and `birth_counts` its
+    number of fields (0 or 1).
     """
 
     plain: Array
@@ -186,17 +192,16 @@ class GivenAttributes(NamedTuple):
 
 
 def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributeParts | None:
-    """Return the attribute parts of the records; None if no record has an attribute.
+    """Return the encoded attributes of the records; None if no record has an attribute.
 
     The columns are binary or string. `attributes` is used as given. A column `key` or `tag` replaces that
     field, and null removes it; the bytes of an attribute that already has that value are unchanged. With
     `lenient`, invalid attributes are kept as well.
 
-    Whole columns are processed at once: `AttributeColumn` decodes the given ones, Arrow joins new ones.
-    Without given attributes, everything but key and tag is one of a few byte strings, selected by their
-    lengths. Only attributes with other fields (properties, counts) are decoded and encoded again row by
-    row.
-    Raises: BadRequest with the row, MessageTooLarge.
+    Whole columns are processed at once: `AttributeColumn` decodes given attributes, Arrow joins the parts of
+    new ones. Without given attributes, everything but key and tag is one of a few byte strings, selected by
+    the lengths of key and tag. Only attributes with other fields (properties, counts) are decoded and encoded
+    again row by row. Raises: BadRequest with the row, MessageTooLarge.
     """
     names = [name for name in ("attributes", "key", "tag") if name in batch.schema.names]
     if all(batch.column(name).null_count == len(batch) for name in names):
@@ -246,7 +251,10 @@ def _parts_from_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) ->
 
 
 def _attribute_start(shape: int) -> bytes:
-    """Return the attribute's bytes before the key, with its size, for a combined shape."""
+    """Return the bytes of an attribute before its key: size, map header and the key's header.
+
+    `shape` is that of the key, and above _TAG_SHIFT that of the tag; see `_value_shapes`.
+    """
     if shape == _NULL_SHAPE:
         return b""
     tag, key = divmod(shape, 1 << _TAG_SHIFT)
@@ -275,7 +283,10 @@ def _decode_given(old: pa.BinaryArray, lenient: bool) -> GivenAttributes:
 def _build_attributes(
     old: GivenAttributes, key: pa.Array, text: Array, tag: pa.StringArray
 ) -> pa.BinaryArray:
-    """Return attributes of the given birth time, key and tag; null if all are missing."""
+    """Return attributes of birth times in `old`, `key` and `tag`; null for a row without any.
+
+    `text`: whether the key is a string.
+    """
     counts = (
         old.birth_counts
         + key.is_valid().to_numpy(zero_copy_only=False)
@@ -304,7 +315,10 @@ def _field_headers(number: int, values: pa.BinaryArray, text: Array) -> pa.Binar
 
 
 def _value_shapes(values: pa.Array, text: Array | bool) -> Array:
-    """Return one number per value for its length and type (string or bytes); _NOTHING for null."""
+    """Return a number for length and type (string or bytes) of each value; _NULL_SHAPE for null.
+
+    Values of one shape have the same header.
+    """
     lengths: Array = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
     shapes: Array = (lengths << 1 | text) + 1
     if not values.null_count:
@@ -338,7 +352,10 @@ def _rewrite_rows(
     tag: pa.StringArray,
     same_tag: Array,
 ) -> pa.BinaryArray:
-    """Replace the attributes of `rows` one by one, keeping their other fields."""
+    """Return `column` with the attributes of `rows` encoded again, one by one.
+
+    They keep the fields of `old`, but get the new key and tag where these differ from the old ones.
+    """
     if not len(rows):
         return column
     made: list[bytes | None] = []
@@ -380,7 +397,7 @@ def _without_empty(tags: pa.StringArray) -> pa.StringArray:
 
 
 def _equal_rows(new: pa.Array, old: pa.Array) -> Array:
-    """Return where both columns have the same bytes or both are null."""
+    """Return for each row whether both columns have the same bytes or are both null."""
     if new is old:
         return np.ones(len(new), dtype=bool)
     new, old = new.cast(pa.binary()), old.cast(pa.binary())
@@ -390,9 +407,9 @@ def _equal_rows(new: pa.Array, old: pa.Array) -> Array:
 
 
 def _require_valid(name: str, column: pa.Array, most: int) -> pa.Array:
-    """Check length and UTF-8 of all values; return the column.
+    """Check that no value has more than `most` bytes or is invalid UTF-8; return the column.
 
-    Raises: BadRequest, MessageTooLarge with the row.
+    Raises: BadRequest; MessageTooLarge with the row.
     """
     lengths = pc.binary_length(column).fill_null(0).to_numpy()
     row = int(lengths.argmax())
