@@ -31,7 +31,7 @@ from tfmq.spark.settings import SourceSettings
 
 
 class TaskRanges(InputPartition):
-    """The ranges that one task reads."""
+    """The ranges that one task reads; Spark pickles it and passes it to `read` in the task."""
 
     def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
         super().__init__(ranges)
@@ -58,7 +58,7 @@ class BatchReader(DataSourceReader):
         Raises BadRequest, UnknownTopic, ConnectionFailed, and what `LossPolicy` raises.
         """
         with open_log_reader(self._settings.address) as logs:
-            # With an empty list Spark would make one partition of its own, which `read` cannot handle.
+            # For an empty list Spark would create a partition by itself, which `read` cannot handle.
             return [TaskRanges(each) for each in Planner(self._settings, logs).plan_batch()] or [
                 TaskRanges(())
             ]
@@ -149,7 +149,10 @@ DecodeFunction = Callable[[Buffer, int, int, int], pa.RecordBatch]
 def _decode_until_damage(
     decode: DecodeFunction, chunk: BlockRun, begin: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a chunk; of a damaged one the rows before the damage, then raise Damaged."""
+    """Yield the rows of `chunk` in [begin, end).
+
+    If it is damaged: the rows before the damage, then raise Damaged.
+    """
     try:
         yield decode(chunk.data, chunk.offset, begin, end)
     except Damaged as error:
@@ -162,9 +165,10 @@ def _decode_until_damage(
 def _decode_leniently(
     decoders: Sequence[Decoder], losses: LossPolicy, data: Buffer, offset: int, begin: int, end: int
 ) -> pa.RecordBatch:
-    """Return the decoded rows. An undecodable attribute is a loss of that message's key and tag.
+    """Return the rows in [begin, end), also those with an attribute that cannot be decoded.
 
-    Any producer can send such an attribute.
+    Any producer can send such an attribute. Its message has neither key nor tag then, which `losses` treats
+    as a loss.
     """
     strict, lenient = decoders
     try:
@@ -176,5 +180,5 @@ def _decode_leniently(
 
 
 def _end_offset(chunk: BlockRun) -> int:
-    """Return the offset after the chunk."""
+    """Return the offset after the blocks of `chunk`."""
     return chunk.offset + memoryview(chunk.data).nbytes

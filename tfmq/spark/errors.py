@@ -153,9 +153,10 @@ class LossPolicy:
         self._logged: set[str] = set()
 
     def handle_loss(self, error: TfmqError, continues: str = "") -> None:
-        """Raise `error` if the query must stop, else log it.
+        """Raise `error` if the query must stop at losses, else log it once.
 
-        The sentence of `error` must say what is lost, not what to do. `continues` says how the query continues.
+        The sentence of `error` must say what is lost, not what to do. `continues` says how the query
+        continues.
         """
         if self.stops_query:
             error.sentence += (

@@ -56,36 +56,28 @@ class FolderLogReader:
         self._open_logs: OrderedDict[PartitionLog, ReadOnlyLog] = OrderedDict()
 
     def broker_id(self) -> str:
-        """Implement `LogReader.broker_id`."""
         return self._topics.broker_id
 
     def topics(self) -> list[str]:
-        """Implement `LogReader.topics`."""
         return self._translate_errors(None, self._topics.names)
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        """Implement `LogReader.partitions`."""
         return self._translate_errors(None, lambda: self._topics.partitions(topic))
 
     def bounds(self, log: PartitionLog) -> Bounds:
-        """Implement `LogReader.bounds`."""
         marks = self._query(log, lambda seen: seen.refresh())
         return Bounds(marks.first, marks.durable, marks.first_ordinal, marks.durable_ordinal)
 
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
-        """Implement `LogReader.all_bounds`."""
         return [self.bounds(log) for log in logs]
 
     def offset_at_time(self, log: PartitionLog, ms: int) -> int:
-        """Implement `LogReader.offset_at_time`."""
         return self._query(log, lambda seen: seen.offset_of_time(ms))
 
     def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
-        """Implement `LogReader.offset_of_ordinal`."""
         return self._query(log, lambda seen: seen.offset_of_ordinal(ordinal))
 
     def next_message_offset(self, log: PartitionLog, offset: int) -> int:
-        """Implement `LogReader.next_message_offset`."""
 
         def find(seen: ReadOnlyLog) -> int:
             place = seen.seek_offset(offset)
@@ -101,7 +93,6 @@ class FolderLogReader:
         return self._query(log, find)
 
     def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
-        """Implement `LogReader.ordinal_at_or_after`."""
         start = self.next_message_offset(log, offset)
 
         def count(seen: ReadOnlyLog) -> int:
@@ -116,11 +107,9 @@ class FolderLogReader:
         return self._query(log, count)
 
     def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
-        """Implement `LogReader.split`."""
         return split_range(range, self._query(range.log, lambda seen: _find_cuts(seen, range, size)))
 
     def read_blocks(self, range: OffsetRange, max_bytes: int = READ_BYTES) -> Iterator[BlockRun]:
-        """Implement `LogReader.read_blocks`."""
         log, offset, epoch = range.log, range.start, None
         while offset < range.end:
             size = min(max_bytes, range.end - offset)
@@ -132,7 +121,6 @@ class FolderLogReader:
             yield BlockRun(chunk.start, chunk.data)
 
     def close(self) -> None:
-        """Implement `LogReader.close`."""
         while self._open_logs:
             self._open_logs.popitem()[1].close()
 
@@ -147,7 +135,10 @@ class FolderLogReader:
     def _query(
         self, log: PartitionLog, question: Callable[[ReadOnlyLog], Found], offset: int | None = None
     ) -> Found:
-        """Call `question` with the read-only log of `log`, refreshed first. Raises TfmqError."""
+        """Return what `question` returns for the opened and refreshed `log`. Raises TfmqError.
+
+        `offset`: the one that is asked for, named in errors.
+        """
 
         def ask() -> Found:
             seen = self._open_log(log)
@@ -157,7 +148,7 @@ class FolderLogReader:
         return self._translate_errors(log, ask, offset)
 
     def _open_log(self, log: PartitionLog) -> ReadOnlyLog:
-        """Return the read-only log of `log` from the cache, opened if needed."""
+        """Return the opened `log`, from a cache of OPEN_LOGS_MAX logs."""
         found = self._open_logs.get(log)
         if found is None:
             found = ReadOnlyLog(self._disk, self._topics.partition_path(log), log.log_id)
@@ -170,7 +161,7 @@ class FolderLogReader:
     def _translate_errors(
         self, log: PartitionLog | None, ask: Callable[[], Found], offset: int | None = None
     ) -> Found:
-        """Call `ask`; its errors are raised as TfmqErrors."""
+        """Return what `ask` returns; its errors about `log` at `offset` are raised as TfmqErrors."""
         try:
             return ask()
         except (OSError, JournalError) as error:
@@ -191,7 +182,7 @@ class FolderLogReader:
         raise Damaged(f"The data folder {self._path} cannot be read: {error}.", first=0, next=0) from error
 
     def _log_error(self, error: Exception, log: PartitionLog, offset: int | None) -> errors.TfmqError:
-        """Return the TfmqError for an error of the log."""
+        """Return the TfmqError to raise for `error`, which the read of `log` at `offset` raised."""
         if isinstance(error, WrongLog):
             return replaced_topic_error(log)
         if isinstance(error, FileNotFoundError):
@@ -212,7 +203,10 @@ class FolderLogReader:
 
 
 def _read_blocks(seen: ReadOnlyLog, offset: int, size: int, epoch: int | None) -> tuple[batch.Chunk, int]:
-    """Return the blocks at `offset`, and the epoch of the log at that time."""
+    """Return at most `size` bytes of blocks from `offset` on, and the log's epoch at that time.
+
+    `epoch`: the one in which the previous blocks were read, None at first.
+    """
     return seen.read(offset, size, epoch), seen.checkpoint.epoch
 
 
@@ -266,11 +260,11 @@ class FolderTopics:
         return found
 
     def partition_path(self, log: PartitionLog) -> str:
-        """Return the folder of the partition's files."""
+        """Return the path of the folder with the partition's files."""
         return filenames.join(self.path, filenames.partition_folder(log.topic, log.partition))
 
     def _partition_logs(self, topic: str) -> list[PartitionLog]:
-        """Return the partitions of `topic` that have a checkpoint with a log id."""
+        """Return the partitions of `topic` whose folder has a checkpoint, which has the log id."""
         found = []
         for number in sorted(self._partition_numbers().get(topic, ())):
             folder = filenames.join(self.path, filenames.partition_folder(topic, number))
@@ -280,7 +274,7 @@ class FolderTopics:
         return found
 
     def _partition_numbers(self) -> dict[str, list[int]]:
-        """Return the partition numbers by topic, of the folders that have a checkpoint."""
+        """Return topic -> numbers of its partitions whose folders have a checkpoint."""
         found: dict[str, list[int]] = {}
         for name in self._disk.list(self.path):
             place = filenames.parse_partition_folder(name)
@@ -332,7 +326,7 @@ class FolderTopics:
 
 
 def _describe_mismatch(logs: list[PartitionLog]) -> str:
-    """Return why these logs are not all of one topic; "" if they are."""
+    """Return why `logs` are not all partitions of one incarnation of a topic; "" if they are."""
     numbers = {log.partition for log in logs}
     missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
     if missing:

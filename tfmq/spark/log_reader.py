@@ -58,18 +58,18 @@ class LogReader(Protocol):
         ...
 
     def bounds(self, log: PartitionLog) -> Bounds:
-        """Return the range of `log` that can be read now.
+        """Return the range of `log` that can be read now: up to its durable offset.
 
         Raises UnknownTopic: the topic was deleted, or deleted and created again.
         """
         ...
 
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
-        """Return `bounds` of each of `logs`; over the wire, the requests are sent together."""
+        """Return the `bounds` of each of `logs`; a broker gets the requests for all of them at once."""
         ...
 
     def offset_at_time(self, log: PartitionLog, ms: int) -> int:
-        """Return the offset of the first append at or after `ms` (since 1970), else the end."""
+        """Return the offset of the first append at or after `ms` (since 1970), or of the log's end."""
         ...
 
     def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
@@ -80,14 +80,14 @@ class LogReader(Protocol):
         ...
 
     def next_message_offset(self, log: PartitionLog, offset: int) -> int:
-        """Return the offset of the first message at or after `offset`, else the end.
+        """Return the offset of the first message at or after `offset`, or of the log's end.
 
         The result is within the bounds. Raises Damaged.
         """
         ...
 
     def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
-        """Return the ordinal of the first record at or after `offset`; -1 if damage hides it."""
+        """Return the ordinal of the first record at or after `offset`; -1 where damage hides it."""
         ...
 
     def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:

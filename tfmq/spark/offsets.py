@@ -33,14 +33,14 @@ Key = tuple[str, int]
 
 
 class PartitionOffset(NamedTuple):
-    """Offset in one partition; `incarnation` 0 and `broker` "" are unknown."""
+    """Offset in a partition of a topic's `incarnation` at `broker` (0 and "": unknown)."""
 
     incarnation: int
     offset: int
     broker: str = ""
 
     def is_of_another(self, incarnation: int, broker: str) -> bool:
-        """Return whether this is an offset of another incarnation or broker than the given ones."""
+        """Return whether its incarnation or broker is known and differs from the given one."""
         return self.incarnation not in (0, incarnation) or (
             "" not in (self.broker, broker) and self.broker != broker
         )
@@ -50,7 +50,7 @@ Offsets = dict[Key, PartitionOffset]
 
 
 def to_json(offsets: Mapping[Key, PartitionOffset]) -> dict[str, dict[str, int | str]]:
-    """Return the offsets as a JSON object, in the order of the checkpoint."""
+    """Return the offsets as a JSON object of the form in the module's docstring."""
     found: dict[str, dict[str, int | str]] = {}
     for topic, partition in sorted(offsets):
         found.setdefault(topic, {})[str(partition)] = offsets[topic, partition].offset
@@ -62,9 +62,9 @@ def to_json(offsets: Mapping[Key, PartitionOffset]) -> dict[str, dict[str, int |
 
 
 def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST, noun: str = "place") -> Offsets:
-    """Parse an object like that of `to_json`; offsets must be at least `low`.
+    """Parse an object of the form of `to_json`; offsets must be at least `low`.
 
-    Raises BadRequest; its sentence calls the object `what`, and a number in it `noun`.
+    Raises BadRequest, in whose sentence the object is called `what`, and a number in it `noun`.
     """
     found: Offsets = {}
     for topic, row in value.items():
@@ -133,8 +133,9 @@ BoundsByPartition = dict[Key, PartitionBounds]
 class OffsetSpec(NamedTuple):
     """Where a query begins or ends in each partition, as the user set it in `option`.
 
-    `by_partition` has an offset for each partition; without it `for_all` is for all of them: EARLIEST, LATEST, or
-    with `by_time` ms since 1970. `strict`: a time after the last message is an error, else it means the end.
+    `by_partition` has an offset for each partition. Without it `for_all` is the offset of all partitions:
+    EARLIEST or LATEST. With `by_time` both have ms since 1970 in place of offsets; `strict`: a time after the
+    last message is an error, else it means the end.
     """
 
     option: str
@@ -144,9 +145,10 @@ class OffsetSpec(NamedTuple):
     strict: bool = False
 
     def resolve(self, logs: LogReader, survey: BoundsByPartition, losses: LossPolicy) -> Offsets:
-        """Return the offset in each partition of `survey`.
+        """Return the offset in each of the partitions, whose current bounds are in `survey`.
 
-        Raises BadRequest, UnknownTopic; and what `losses` raises where the user's offset is no longer in the log.
+        Raises BadRequest, UnknownTopic; and what `losses` raises where the user's offset is no longer in the
+        log.
         """
         if self.by_partition is not None:
             self._check_partitions(survey)
@@ -160,9 +162,9 @@ class OffsetSpec(NamedTuple):
         }
 
     def is_later_than(self, other: OffsetSpec) -> bool:
-        """Return whether both are times for all partitions, and this one is later.
+        """Return whether this spec and `other` are times for all partitions, and this one is later.
 
-        A query from this one to `other` reads nothing.
+        Then a query from this one to `other` reads nothing.
         """
         times = self.by_time and other.by_time and self.by_partition is None and other.by_partition is None
         return times and self.for_all > other.for_all
@@ -189,7 +191,7 @@ class OffsetSpec(NamedTuple):
     def _resolve_partition(
         self, logs: LogReader, key: Key, standing: PartitionBounds, losses: LossPolicy
     ) -> int:
-        """Return the offset in one partition."""
+        """Return the offset in the partition `key`, whose log and bounds are `standing`."""
         log, bounds = standing
         given = PartitionOffset(0, self.for_all) if self.by_partition is None else self.by_partition[key]
         if given.is_of_another(log.incarnation, logs.broker_id()):
@@ -203,7 +205,10 @@ class OffsetSpec(NamedTuple):
         return self._resolve_offset(logs, standing, given.offset, losses)
 
     def _resolve_time(self, logs: LogReader, standing: PartitionBounds, ms: int) -> int:
-        """Return the offset of the first message at or after a time."""
+        """Return the offset of the first message at or after `ms` since 1970; the end if none is.
+
+        Raises BadRequest if there is none and the spec is strict.
+        """
         found = min(logs.offset_at_time(standing.log, ms), standing.bounds.end)
         name = f"{standing.log.topic}-{standing.log.partition}"
         if self.strict and found == standing.bounds.end:
@@ -216,7 +221,11 @@ class OffsetSpec(NamedTuple):
     def _resolve_offset(
         self, logs: LogReader, standing: PartitionBounds, offset: int, losses: LossPolicy
     ) -> int:
-        """Check an explicit offset: it must be in the log, at the start of a message."""
+        """Return the user's `offset` if a message begins there, or if it is the end of the log.
+
+        Messages before the log's first one are a loss; then the first offset is returned. Raises BadRequest
+        for any other offset.
+        """
         (log, bounds), name = standing, f"{standing.log.topic}-{standing.log.partition}"
         if offset > bounds.end:
             raise BadRequest(f"{self.option}: {name} ends at {bounds.end}, before {offset}.")
@@ -262,7 +271,7 @@ def parse_ending(given: Mapping[str, Any]) -> OffsetSpec:
 
 
 def _parse_spec(given: Mapping[str, Any], option: str, strict: bool) -> OffsetSpec | None:
-    """Parse one of these options; None if it is not given."""
+    """Parse `option`, one of those that set where a query begins or ends; None if it is ""."""
     if not option:
         return None
     value = given[option]
@@ -278,23 +287,26 @@ def _parse_spec(given: Mapping[str, Any], option: str, strict: bool) -> OffsetSp
 
 
 class Subscription(NamedTuple):
-    """The partitions that a query reads; exactly one of the three fields is not empty."""
+    """The partitions that a query reads, by topic names, a pattern, or (topic, partition) pairs.
+
+    Exactly one of the three fields is not empty.
+    """
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
     assigned: tuple[Key, ...] = ()
 
     def includes(self, topic: str) -> bool:
-        """Return whether the subscription includes `topic`."""
+        """Return whether the query reads partitions of `topic`."""
         if self.pattern:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.topics or any(topic == each[0] for each in self.assigned)
 
     def find_partitions(self, logs: LogReader, *, lenient: bool = False) -> dict[Key, PartitionLog]:
-        """Return the partitions that exist now.
+        """Return the subscribed partitions that exist now.
 
-        Raises UnknownTopic and UnknownPartition for a named one that does not exist; with `lenient` these are left
-        out.
+        Raises UnknownTopic and UnknownPartition for a topic or partition that the user named and that does
+        not exist; with `lenient` these are left out.
         """
         found: dict[Key, PartitionLog] = {}
         for topic in self._topics(logs):

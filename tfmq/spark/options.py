@@ -53,13 +53,13 @@ def kafka_advice(name: str) -> str | None:
     return None
 
 
-# The parsers of option values. Each raises ValueError whose text completes the sentence "NAME must be ...".
+# Parsers of option values. Each raises ValueError with a text that completes the sentence "NAME must be ...".
 NUMBER_MAX = (1 << 63) - 1
 _DIGITS = re.compile("[0-9]+")
 
 
 def parse_text(value: str) -> str:
-    """Parse a text that is not empty."""
+    """Return the value of an option that accepts any text but an empty one."""
     if not value.strip():
         raise ValueError("a text that is not empty")
     return value.strip()
@@ -76,7 +76,7 @@ def parse_topics(value: str) -> tuple[str, ...]:
 
 
 def parse_name(value: str) -> str:
-    """Parse a valid group name."""
+    """Parse the name of a consumer group: check that it is valid."""
     if not is_valid_name(value.strip()):
         raise ValueError("a name, 1 to 249 of A-Z a-z 0-9 . _ -")
     return value.strip()
@@ -100,7 +100,7 @@ def parse_flag(value: str) -> bool:
 
 
 def parse_count(value: str) -> int:
-    """Parse an integer from 1 on."""
+    """Parse an integer of at least 1."""
     found = _parse_integer(value, "a whole number from 1 on")
     if not found:
         raise ValueError("a whole number from 1 on")
@@ -156,7 +156,7 @@ def parse_timestamp(value: str) -> int:
 
 
 def parse_version(value: str) -> int:
-    """Parse an integer from 0 on."""
+    """Parse an integer of at least 0."""
     return _parse_integer(value, "a whole number from 0 on")
 
 
@@ -536,7 +536,7 @@ def _parse_value(option: Option, value: str, side: Side, query: QueryKind) -> An
 
 
 def exclusive_option(given: Mapping[str, Any], *exclusive: str, required: bool = False) -> str:
-    """Return which of the `exclusive` options is given, "" if none.
+    """Return the name of the one option among `exclusive` that is given; "" if none is.
 
     Raises BadRequest for two, and for none if one is `required`.
     """

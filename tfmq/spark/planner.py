@@ -38,14 +38,14 @@ UNKNOWN_ORDINAL = -1
 
 
 class BatchLimit(NamedTuple):
-    """Limit of a micro-batch; None: no limit."""
+    """Limit of a micro-batch, in rows or bytes; None: no limit."""
 
     rows: int | None = None
     bytes: int | None = None
 
 
 class Planner:
-    """Planner of one query over `logs`. `now`: monotonic seconds."""
+    """Plans what one query reads from `logs`. `now` returns monotonic seconds."""
 
     def __init__(
         self, settings: SourceSettings, logs: LogReader, now: Callable[[], float] = time.monotonic
@@ -60,7 +60,10 @@ class Planner:
         self._next_turn = 0
 
     def plan_batch(self) -> list[TaskPlan]:
-        """Return the tasks of a batch. Raises BadRequest, UnknownTopic, and what `LossPolicy` raises."""
+        """Return the tasks of a batch query.
+
+        Raises BadRequest, UnknownTopic, and what `LossPolicy` raises.
+        """
         assert self._settings.end is not None
         survey = self._initial_bounds()
         start = self._settings.start.resolve(self._logs, survey, self._losses)
@@ -91,13 +94,13 @@ class Planner:
 
     def freeze_end(self) -> None:
         """Set the current end of the topics as the end of the query (`Trigger.AvailableNow`)."""
-        # Lenient: topics that do not exist are reported by `initial_offsets` or `plan_end`.
+        # Missing topics are no error here: `initial_offsets` and `plan_end` report them.
         self._frozen_bounds = self._current_bounds(lenient=True)
 
     def plan_end(self, start: Offsets, limit: BatchLimit) -> Offsets:
-        """Return the end of the micro-batch that begins at `start`; `start` if nothing is to be read.
+        """Return the end of the micro-batch that begins at `start`; `start` if there is nothing new.
 
-        Raises UnknownTopic, OffsetOutOfRange or LogTruncated for lost messages, where losses stop the query.
+        Raises UnknownTopic, OffsetOutOfRange or LogTruncated for lost messages, if the query stops at losses.
         """
         survey = self._current_bounds(lenient=True)
         self._latest_seen = self._to_offsets(survey, {key: each.bounds.end for key, each in survey.items()})
@@ -122,11 +125,14 @@ class Planner:
         return self._to_offsets(survey, ends)
 
     def latest_seen(self) -> Offsets | None:
-        """Return the end of the topics at the last `plan_end`; None before that. Does no I/O."""
+        """Return the ends of the partitions at the last `plan_end`; None before it. Does no I/O."""
         return self._latest_seen
 
     def plan_micro_batch(self, start: Offsets, end: Offsets) -> list[TaskPlan]:
-        """Return the tasks of the micro-batch from `start` to `end`, perhaps planned by an earlier run."""
+        """Return the tasks of the micro-batch from `start` to `end`.
+
+        An earlier run of the query may have planned it.
+        """
         survey = self._current_bounds(lenient=True)
         ranges = []
         for key in sorted(end):
@@ -147,7 +153,10 @@ class Planner:
         return found
 
     def _current_bounds(self, *, lenient: bool = False) -> BoundsByPartition:
-        """Return the readable bounds of each partition; `lenient`: of those that exist."""
+        """Return the readable bounds of each subscribed partition.
+
+        With `lenient`, missing topics and partitions are left out instead of raising.
+        """
         for attempt in range(BOUNDS_ATTEMPTS):
             found = self._settings.subscription.find_partitions(self._logs, lenient=lenient)
             try:
@@ -163,7 +172,7 @@ class Planner:
         raise AssertionError("the last attempt returns or raises")
 
     def _check_removed(self, start: Offsets, survey: BoundsByPartition) -> None:
-        """Report topics and partitions of the query that were deleted, or are no longer subscribed."""
+        """Report partitions in `start` that are not in `survey`: deleted, or no longer subscribed."""
         for topic in sorted({topic for topic, _ in start.keys() - survey.keys()}):
             if not self._settings.subscription.includes(topic):
                 self._losses.handle_loss(
@@ -177,7 +186,10 @@ class Planner:
             self._settings.subscription.check_existing(self._logs, survey.keys())
 
     def _begin_offset(self, key: Key, start: PartitionOffset | None, standing: PartitionBounds) -> int:
-        """Return the first offset to read that is in the log, after reporting losses before it."""
+        """Return the first offset to read in a partition, after reporting losses before it.
+
+        `start`: where the query continues, None if it has not read the partition.
+        """
         log, bounds = standing
         if start is not None and start.is_of_another(log.incarnation, self._logs.broker_id()):
             another = start.broker not in ("", self._logs.broker_id())
@@ -185,7 +197,7 @@ class Planner:
                 _other_broker_error(log.topic) if another else _deleted_topic_error(log.topic)
             )
             start = None
-        # A partition that did not exist at the last request has existed from offset 0 on since.
+        # A partition that the query has not read was created after it began, so it is read from offset 0 on.
         begin = 0 if start is None else start.offset
         if begin < bounds.first:
             self._losses.handle_loss(
@@ -214,7 +226,7 @@ class Planner:
         return max(begin, standing.bounds.end)
 
     def _should_wait(self, survey: BoundsByPartition, begins: dict[Key, int]) -> bool:
-        """Return whether to wait for more messages, up to the trigger delay."""
+        """Return whether to wait for more messages: too few yet, and the trigger delay not over."""
         wanted, delay = self._settings.rows_min, self._settings.trigger_delay
         if wanted is None or self._frozen_bounds is not None or self._now() - self._last_batch_at >= delay:
             return False
@@ -222,7 +234,7 @@ class Planner:
         return sum(rows.values()) < wanted
 
     def _waiting_rows(self, survey: BoundsByPartition, begins: dict[Key, int]) -> dict[Key, int]:
-        """Return the number of waiting messages of each partition."""
+        """Return for each partition how many messages are after the offset in `begins`."""
         found, known = {}, {}
         for key, each in survey.items():
             ordinal, end = self._ordinal_of(each, begins[key]), each.bounds.end_ordinal
@@ -245,7 +257,7 @@ class Planner:
         return self._fetch_ordinal(log, offset) if known is None else known
 
     def _fetch_ordinal(self, log: PartitionLog, offset: int) -> int:
-        """Request the ordinal at `offset`; UNKNOWN_ORDINAL where damage hides it."""
+        """Return the ordinal at `offset` from the log reader; UNKNOWN_ORDINAL where damage hides it."""
         try:
             return self._logs.ordinal_at_or_after(log, offset)
         except Damaged:  # reported by the task that reads it
@@ -254,7 +266,7 @@ class Planner:
     def _limit_rows(
         self, survey: BoundsByPartition, begins: dict[Key, int], ends: dict[Key, int], limit: int
     ) -> dict[Key, int]:
-        """Return the ends of a micro-batch of at most `limit` messages."""
+        """Return the ends of a micro-batch from `begins` of at most `limit` messages."""
         rows = self._waiting_rows(survey, begins)
         if sum(rows.values()) <= limit:
             return ends
@@ -275,18 +287,20 @@ class Planner:
         return found
 
     def _end_after_gap(self, log: PartitionLog, begin: int, count: int, last: int) -> int:
-        """Return the end of a micro-batch that begins with more lost messages than its share `count`.
+        """Return the end of a micro-batch that begins with more lost messages than its share.
 
-        The ordinal of `begin` known so far is wrong then: the offset of the next `count` records is still `begin`.
+        `count`: its share. The ordinal of `begin` that was known so far is wrong then: the offset of the
+        message `count` later is still `begin`.
         """
         ordinal = self._fetch_ordinal(log, begin)
         found = last if ordinal == UNKNOWN_ORDINAL else self._logs.offset_of_ordinal(log, ordinal + count)
         return found if found > begin else self._next_message(log, begin, begin, last)
 
     def _next_message(self, log: PartitionLog, begin: int, offset: int, last: int) -> int:
-        """Return the offset of the first message at or after `offset`, above `begin`, at most `last`.
+        """Return the offset of the first message at or after `offset`, but above `begin`.
 
-        In damage: the start or the end of the damage, which the task that reads it reports.
+        `last` if that is not before `last`. In a damaged range it is the start or the end of that; the task
+        that reads the range reports the damage.
         """
         try:
             found = self._logs.next_message_offset(log, offset)
@@ -297,7 +311,7 @@ class Planner:
     def _limit_bytes(
         self, survey: BoundsByPartition, begins: dict[Key, int], ends: dict[Key, int], limit: int
     ) -> dict[Key, int]:
-        """Return the ends of a micro-batch of about `limit` bytes."""
+        """Return the ends of a micro-batch from `begins` of about `limit` bytes."""
         sizes = {key: ends[key] - begins[key] for key in survey}
         if sum(sizes.values()) <= limit:
             return ends
@@ -338,7 +352,10 @@ class Planner:
 
 
 def _limit_to_target(survey: BoundsByPartition, target: dict[Key, PartitionBounds]) -> BoundsByPartition:
-    """Limit `survey` to the partitions and ends of `target`, the end set for the query."""
+    """Return those partitions of `survey` that are in `target`, with the ends they have there.
+
+    `target`: the bounds that `Planner.freeze_end` set as the end of the query.
+    """
     found = {}
     for key, (log, bounds) in survey.items():
         aim = target.get(key)
@@ -374,10 +391,11 @@ SMALL_RANGE_BYTES = 1 << 20
 
 
 def share_limit(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[Name, int]:
-    """Share `limit` in proportion to what waits, without exceeding the waiting amount of a name.
+    """Share `limit` among names in proportion to their amounts in `waiting`.
 
-    The sum is `limit`, or the whole waiting amount if that is less. While the limit is at least the number of names
-    that wait, each of them gets something; below that they take turns, beginning at number `turn`.
+    No name gets more than its amount. The sum is `limit`, or the sum of `waiting` if that is less. While the
+    limit is at least the number of names with an amount, each of these gets something; below that they take
+    turns, beginning with the one at index `turn`.
     """
     names = [name for name, amount in waiting.items() if amount > 0]
     total = sum(waiting[name] for name in names)
@@ -388,14 +406,14 @@ def share_limit(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[
     rest, left = limit - len(names), total - len(names)
     found = {name: 1 + (waiting[name] - 1) * rest // left for name in names}
     over = limit - sum(found.values())
-    # The remainder of the division is added where the division cut off most.
+    # The rest that the rounding down left is added where it was largest.
     for name in sorted(names, key=lambda name: -((waiting[name] - 1) * rest % left))[:over]:
         found[name] += 1
     return found
 
 
 def group_ranges(ranges: Sequence[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
-    """Group ranges into tasks: a large range alone, small ones that follow each other together."""
+    """Group ranges into tasks: a large range alone, small adjacent ones together."""
     found: list[list[OffsetRange]] = []
     room = 0
     for each in ranges:

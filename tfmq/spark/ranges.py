@@ -15,9 +15,9 @@ READ_BYTES: Final = 4 * MIB
 
 
 class PartitionLog(NamedTuple):
-    """One partition of one incarnation of a topic.
+    """The log of one partition, of one incarnation of a topic.
 
-    A topic that is deleted and created again has new incarnations.
+    A topic that is deleted and created again has another incarnation, and so other logs.
     """
 
     topic: str
@@ -32,7 +32,7 @@ class PartitionLog(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The readable part of a log: offsets and ordinals of its first record and of its durable end.
+    """The readable part of a log: offset and ordinal of its first record and its durable end.
 
     An ordinal is -1 where damage hides it.
     """
@@ -44,7 +44,7 @@ class Bounds(NamedTuple):
 
 
 class OffsetRange(NamedTuple):
-    """The records of `log` with an offset >= `start` and < `end`. Both are record starts."""
+    """The records of `log` with `start` <= offset < `end`; both are offsets where records begin."""
 
     log: PartitionLog
     start: int
@@ -52,7 +52,7 @@ class OffsetRange(NamedTuple):
 
 
 class BlockRun(NamedTuple):
-    """Whole blocks, closed by their block trailers; `data` begins at `offset` of the log."""
+    """Consecutive whole blocks of a log, with their block trailers; `data` begins at `offset`."""
 
     offset: int
     data: Buffer
@@ -75,7 +75,7 @@ def split_targets(whole: OffsetRange, size: int) -> list[int]:
 
 
 def split_range(whole: OffsetRange, cuts: Iterable[int]) -> list[OffsetRange]:
-    """Split `whole` at those offsets of `cuts` that are inside of it; no part is empty."""
+    """Split `whole` at those offsets in `cuts` that are inside of it; no part is empty."""
     if whole.end <= whole.start:
         return []
     inside = sorted({cut for cut in cuts if whole.start < cut < whole.end})

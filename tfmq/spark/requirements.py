@@ -1,4 +1,7 @@
-"""What tfmq.spark needs to be installed. It imports none of it, so that a missing package is one sentence."""
+"""Check whether the packages that tfmq.spark needs are installed.
+
+This module imports none of them, so that a missing one can be reported as a sentence.
+"""
 
 from __future__ import annotations
 

@@ -119,9 +119,9 @@ GROUP_PREFIX = "spark-"
 class SinkSettings(NamedTuple):
     """Settings of a sink.
 
-    `topic` "": each row names its topic. `ttl_ms` None: the broker's default. `group` and `sequence` belong to an
-    idempotent batch write (txnAppId and txnVersion); "" and 0 for others. `lenient`: as in
-    `tfmq.arrow.encoder.encode`, for copies of archives.
+    `topic` "": each row names its topic. `ttl_ms`: time limit of prepared transactions, None: the broker's
+    default. `group` and `sequence` belong to an idempotent batch write (txnAppId and txnVersion); "" and 0
+    for others. `lenient`: as in `tfmq.arrow.encoder.encode`, for copies of archives.
     """
 
     servers: str
@@ -162,7 +162,7 @@ def parse_sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSet
 
 
 def commit_group_name(kind: str, name: str, topic: str = "") -> str:
-    """Return the commit group of a query ("stream") or an application ("batch").
+    """Return the name of the commit group of a query ("stream") or an application ("batch").
 
     `name` must not contain ".." nor end with ".", so that no two pairs of name and topic share a group.
     """

@@ -107,7 +107,7 @@ class CommitGroupClient:
         return TaskPart(core, self._driver)
 
     def commit(self, pending: PendingCommit, *, other_total: bool = False) -> CommitGroupReply:
-        """Commit the sequence; retried until the outcome is known.
+        """Commit the transactions of a sequence, with retries until the outcome is known.
 
         Raises `GroupStale` (a later sequence, or another number of rows without `other_total`, is committed),
         `GroupFenced`, `GroupIncomplete`.
@@ -118,7 +118,7 @@ class CommitGroupClient:
         return self._driver.run(commit_sequence(self.link, request, self._seconds))
 
     def abort(self, group: str, sequence: int, run: str) -> str:
-        """Discard what the run has prepared, and reject what it sends from now on.
+        """Discard what a run has prepared for a sequence, and reject what it sends from now on.
 
         Returns "aborted"; or "committed" if the commit was earlier.
         """
@@ -147,7 +147,10 @@ class CommitGroupClient:
 
 
 class TaskPart:
-    """Rows that one task sends. An exception in its `with` block discards all of them."""
+    """The rows that one task sends, as transactions that belong to a commit group's sequence.
+
+    An exception in its `with` block discards all of them.
+    """
 
     def __init__(self, core: CommitGroupWriter, driver: BlockingDriver) -> None:
         self._core = core
@@ -196,11 +199,12 @@ FindTopic = Callable[[str], Topic]
 class RowBatcher:
     """Splits the rows of a task by topic and partition, and cuts them into record batches.
 
-    Rows of one partition keep their order. A row is sent to the partition that it names, else to the partition of
-    its key, else to that of its batch: batches without keys use the partitions in turn.
+    Rows of one partition keep their order. A row is sent to the partition that it names, else to the
+    partition of its key. Rows of a task without keys are sent in whole batches, to one partition after the
+    other.
 
-    `topic` "": from the column. `first`: where this task begins its turn of the partitions. `lenient`: as in
-    `encode`.
+    `topic` "": the column `topic` names it. `first`: number of the partition with which this task begins.
+    `lenient`: as in `encode`.
     """
 
     def __init__(
@@ -253,7 +257,7 @@ class RowBatcher:
             yield name, part
 
     def _split_by_partition(self, topic: Topic, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (partition, rows); partition -1: any."""
+        """Yield (partition, its rows); partition -1: each batch may be sent to any partition."""
         named = _column_or_none(rows, "partition")
         keyed = _column_or_none(rows, "key") is not None
         sent = _with_standard_types(rows.select([name for name in COLUMNS if name in rows.schema.names]))
@@ -267,7 +271,7 @@ class RowBatcher:
         yield from _group_rows(sent, chosen)
 
     def _named_partitions(self, topic: Topic, column: pa.Array, rows: pa.RecordBatch) -> pa.Array:
-        """Return the partition of each row: from the column, or computed where that is null."""
+        """Return the partition of each row: from `column`, or computed where that is null."""
         count = len(topic.partitions)
         edges = pc.min_max(column).as_py()
         wrong = edges["min"] if edges["min"] < 0 else edges["max"]
@@ -280,13 +284,13 @@ class RowBatcher:
         return named if not named.null_count else pc.coalesce(named, self._computed_partitions(topic, rows))
 
     def _computed_partitions(self, topic: Topic, rows: pa.RecordBatch) -> pa.Array:
-        """Return the partition of each row, by its key, or in turn."""
+        """Return the partition of each row by its key; rows without a key are distributed in turn."""
         turn = self._next_turns.get(topic.name, self._first_turn)
         self._next_turns[topic.name] = turn + len(rows)
         return partition_of(rows, len(topic.partitions), turn % len(topic.partitions))
 
     def _next_partition(self, topic: Topic) -> int:
-        """Return the next of the writable partitions."""
+        """Return the number of the writable partition whose turn it is."""
         numbers = [each.number for each in topic.partitions if each.writable]
         # If no partition is writable, use all: the broker holds the request until its partition is writable again.
         numbers = numbers or [each.number for each in topic.partitions]
@@ -302,7 +306,10 @@ class RowBatcher:
 
 
 def _with_standard_types(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Cast large_string and large_binary columns, which Spark can be set to use, to the usual types."""
+    """Cast large_string and large_binary columns to string and binary.
+
+    Spark can be set to use the large types.
+    """
     wide = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     if not any(each in wide for each in rows.schema.types):
         return rows
@@ -321,7 +328,7 @@ def _needs_split(rows: pa.RecordBatch) -> bool:
 
 
 def _column_or_none(rows: pa.RecordBatch, name: str) -> pa.Array | None:
-    """Return the column; None if it is missing or has only nulls."""
+    """Return the column `name`; None if it is missing or has only nulls."""
     if name not in rows.schema.names:
         return None
     column = rows.column(name)
@@ -344,7 +351,10 @@ def _group_rows(rows: pa.RecordBatch, column: pa.Array) -> Iterable[tuple[Any, p
 
 
 def _cut_batches(rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield (rows, lower limit of their records' bytes), each of at most BATCH_BYTES or one row."""
+    """Cut rows into batches of at most BATCH_BYTES, or of one larger row.
+
+    Yields (rows, lower limit of the size of their records).
+    """
     sizes = np.full(len(rows), RECORD_OVERHEAD_BYTES, dtype=np.int64)
     for column in rows.columns:
         if not pa.types.is_null(column.type):
@@ -393,7 +403,7 @@ def write_rows(
 
 
 class _RowSender:
-    """Sends a task's rows through its part. Connects at the first row."""
+    """Sends a task's rows as its `TaskPart`; connects to the broker at the first row."""
 
     def __init__(self, settings: SinkSettings, client: CommitGroupClient, part: TaskPart) -> None:
         self._settings, self._client, self._part = settings, client, part
@@ -422,7 +432,7 @@ class _RowSender:
 
 
 def _client_name(member: CommitMember) -> str:
-    """Return the owner that `tfmq tx list` shows for the transactions of this task."""
+    """Return this task's client name, which `tfmq tx list` shows as owner of its transactions."""
     context = TaskContext.get()
     name = f"tfmq-spark batch {member.sequence}"
     return (
@@ -431,7 +441,7 @@ def _client_name(member: CommitMember) -> str:
 
 
 def collect_commit(messages: Sequence[WriterCommitMessage | None]) -> PendingCommit | None:
-    """Return what the tasks that sent a message want committed; None if none did."""
+    """Return what to commit, from the messages of the tasks; None if no task sent one."""
     told = [each for each in messages if isinstance(each, TaskCommitMessage)]
     if not told:
         return None
@@ -441,11 +451,11 @@ def collect_commit(messages: Sequence[WriterCommitMessage | None]) -> PendingCom
 
 
 def abort_run(settings: SinkSettings, member: CommitMember) -> TfmqError | None:
-    """Abort the run of `member`; return the error if that failed, instead of raising it.
+    """Abort the run that `member` names; return an error of that instead of raising it.
 
-    This also discards what was prepared by tasks without a message. Spark reports the original error, so a broker
-    that cannot be reached is waited for only for a short time. The group must not be deleted after an error: it
-    fences off tasks that Spark has not stopped yet.
+    This also discards the transactions of tasks that sent no message. Spark reports the original error, so a
+    broker that cannot be reached is waited for only for a short time. The group must not be deleted after an
+    error: it fences off tasks that Spark has not stopped yet.
     """
     try:
         with CommitGroupClient(

@@ -80,7 +80,7 @@ class BatchSink(DataSourceArrowWriter):
 
     @hide_traceback
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the rows of all tasks. A version that is already committed is not written again.
+        """Commit the rows of all tasks. A version (txnVersion) that is committed already is skipped.
 
         Runs on the driver.
         """
@@ -185,9 +185,9 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     @hide_traceback
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Commit the rows of all tasks, in a process of its own on the driver.
+        """Commit the rows of all tasks of a micro-batch; one that is committed already is skipped.
 
-        A micro-batch that is already committed is not written again.
+        Runs on the driver, in a process of its own.
         """
         verdict = collect_commit(messages)
         if verdict is None:

@@ -69,11 +69,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch. All messages before `start` are already processed."""
+        """Return the end of the next micro-batch, which begins at `start`.
+
+        All messages before `start` were processed by earlier micro-batches; with the option groupId this
+        progress is saved in that group.
+        """
         session, begin = self._open_session(query_begun=True), _parse_checkpoint(start)
         with session.idle_backoff.measured_request():
             end = session.planner.plan_end(begin, _to_batch_limit(limit))
-            # After `plan_end`, which checks that `begin` belongs to these topics.
+            # The progress is saved after `plan_end`, which checks that `begin` belongs to these topics.
             session.report_progress(begin)
         if end != begin:
             session.idle_backoff.reset()
@@ -81,13 +85,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the end of the topics when the last micro-batch was planned."""
+        """Return the ends of the partitions as of the last planned micro-batch, for Spark's metrics."""
         seen = self._open_session().planner.latest_seen()
         return None if seen is None else to_json(seen)
 
     @hide_traceback
     def prepareForTriggerAvailableNow(self) -> None:
-        """End the query at what is in the topics now."""
+        """Set the current ends of the topics as the end of the query."""
         self._open_session().planner.freeze_end()
 
     @hide_traceback
@@ -115,9 +119,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             session.close()
 
     def _open_session(self, query_begun: bool = False) -> DriverSession:
-        """Return the session, opened at the first call.
+        """Return the driver's session, opened at the first call.
 
-        `query_begun`: the query has begun, so its broker was reachable before; one that is down is waited for.
+        `query_begun`: the query has read before, so its broker was reachable; one that is down now is waited
+        for.
         """
         if self._session is None:
             self._session = DriverSession(self._settings, query_begun)
@@ -176,17 +181,16 @@ class FailedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     initialOffset = getDefaultReadLimit = reportLatestOffset = prepareForTriggerAvailableNow = _raise_error
 
-    # These three have their own signatures because Spark checks the number of parameters.
+    # The following three have signatures of their own because Spark checks the number of parameters.
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Raise the error."""
         return self._raise_error()  # type: ignore[no-any-return]
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """Raise the error. Not reached, because `latestOffset` raised before."""
+        """Raise the error; not reached, because `latestOffset` raises it before."""
         return self._raise_error()  # type: ignore[no-any-return]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raise the error. Not reached, because there are no tasks."""
+        """Raise the error; not reached, because there are no tasks."""
         return self._raise_error()  # type: ignore[no-any-return]
 
 
@@ -269,10 +273,11 @@ IDLE_SECONDS_MAX: Final = 0.2
 
 
 class IdleBackoff:
-    """Pause between the requests of an idle query. `now` and `sleep` are in seconds.
+    """Pauses between the requests of a query that finds no new messages.
 
-    Spark requests again 10 ms after a reply without new messages, which is cheap for a few partitions and expensive
-    for a thousand. The pause is before the request, so the reply is always current.
+    Spark requests again 10 ms after a reply without new messages, which is cheap for a few partitions and
+    expensive for a thousand. The pause is before the request, so the reply is always current. `now` and
+    `sleep` are in seconds.
     """
 
     def __init__(
@@ -283,7 +288,7 @@ class IdleBackoff:
 
     @contextmanager
     def measured_request(self) -> Iterator[None]:
-        """Wrap one request: pauses before it if the last one found nothing, and measures it."""
+        """Context of one request: pauses before it if the last one found nothing, and measures it."""
         if self._pause > 0:
             self._sleep(self._pause)
         begun = self._now()

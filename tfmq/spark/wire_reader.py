@@ -66,29 +66,24 @@ class BrokerLogReader:
             self._link.first_connect_timeout = max(self._link.first_connect_timeout, timeout)
 
     def broker_id(self) -> str:
-        """Implement `LogReader.broker_id`."""
         if self._link.hello is None:
             self._driver.run(request_with_retries(self._link, wire.Ping(), self._link.now() + self._timeout))
         assert self._link.hello is not None
         return self._link.hello.node
 
     def topics(self) -> list[str]:
-        """Implement `LogReader.topics`."""
         return sorted(row.name for row in self._topic_rows(None))
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        """Implement `LogReader.partitions`."""
         for row in self._topic_rows([topic]):
             numbers = sorted(each.partition for each in row.partitions)
             return [PartitionLog(topic, n, row.incarnation, make_log_id(row.incarnation, n)) for n in numbers]
         raise UnknownTopic(f"There is no topic {topic}: create it (tfmq topic create), or look at the list.")
 
     def bounds(self, log: PartitionLog) -> Bounds:
-        """Implement `LogReader.bounds`."""
         return self.all_bounds([log])[0]
 
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
-        """Implement `LogReader.all_bounds`."""
         kinds = (wire.BY_EARLIEST, wire.BY_LATEST)
         found = self._send_all([(log, _locate_request(log, by)) for log in logs for by in kinds])
         unforced = [n for n, last in enumerate(found[1::2]) if last.end_offset > last.forced_offset]
@@ -104,15 +99,12 @@ class BrokerLogReader:
         ]
 
     def offset_at_time(self, log: PartitionLog, ms: int) -> int:
-        """Implement `LogReader.offset_at_time`."""
         return self._find_offset(log, wire.BY_TIME_MS, max(0, ms))
 
     def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
-        """Implement `LogReader.offset_of_ordinal`."""
         return self._find_offset(log, wire.BY_ORDINAL, max(0, ordinal))
 
     def next_message_offset(self, log: PartitionLog, offset: int) -> int:
-        """Implement `LogReader.next_message_offset`."""
         found = self._locate(log, wire.BY_OFFSET, max(0, offset))
         place: int = found.offset
         while place < found.forced_offset:
@@ -125,7 +117,6 @@ class BrokerLogReader:
         return found.forced_offset
 
     def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
-        """Implement `LogReader.ordinal_at_or_after`."""
         found = self._locate(log, wire.BY_OFFSET, max(0, offset))
         if found.offset < offset < found.forced_offset:
             found = self._locate(log, wire.BY_OFFSET, self.next_message_offset(log, offset))
@@ -134,17 +125,15 @@ class BrokerLogReader:
         return found.ordinal
 
     def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
-        """Implement `LogReader.split`."""
         log = range.log
         questions = [
             (log, _locate_request(log, wire.BY_OFFSET, offset)) for offset in split_targets(range, size)
         ]
-        # No cut inside of damage; the task that reads this part reports it.
+        # A range is not split inside of damage; the task that reads this part reports the damage.
         found = self._send_all(questions, accepted_errors=Damaged)
         return split_range(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])
 
     def read_blocks(self, range: OffsetRange, max_bytes: int = READ_BYTES) -> Iterator[BlockRun]:
-        """Implement `LogReader.read_blocks`."""
         # The broker was reachable when the range was planned, so it is waited for if it is down now.
         self._link.first_connect_timeout = max(self._link.first_connect_timeout, self._timeout)
         reading = RangeFetch(self._driver, range, max_bytes, self._timeout)
@@ -155,7 +144,6 @@ class BrokerLogReader:
             reading.close()
 
     def close(self) -> None:
-        """Implement `LogReader.close`."""
         self._driver.close()
 
     def __enter__(self) -> BrokerLogReader:
@@ -167,11 +155,11 @@ class BrokerLogReader:
         self.close()
 
     def _wait_for_fsync(self, places: Sequence[tuple[PartitionLog, int]]) -> None:
-        """Wait until what was appended at these (log, durable offset) is fsynced. Errors are ignored.
+        """Wait until the appended messages after these (log, durable offset) are durable.
 
-        The broker may delay the fsync of appended records for seconds unless a client waits for them: a fetch at
-        the durable offset makes it fsync earlier, and is replied to afterwards. On an error only a smaller bound is
-        returned.
+        The broker may delay the fsync of appended records for seconds unless a client waits for them: a fetch
+        at the durable offset makes it fsync earlier, and is replied to afterwards. Errors are ignored: then
+        only a smaller bound is returned.
         """
         part = places[:REQUESTS_MAX]
         questions = [
@@ -187,7 +175,10 @@ class BrokerLogReader:
         return self._driver.run(asked).topics  # type: ignore[no-any-return]
 
     def _find_offset(self, log: PartitionLog, by: int, value: int) -> int:
-        """Return the offset that LOCATE finds, at most the durable offset."""
+        """Return the offset that a LOCATE request finds, but at most the durable offset.
+
+        `by`: how it searches, such as by time or ordinal; `value`: what for.
+        """
         found = self._locate(log, by, value)
         return min(found.offset, found.forced_offset)
 
@@ -213,7 +204,10 @@ class BrokerLogReader:
 
 
 class RangeFetch:
-    """Pipelined fetches of one range. `driver` runs the operation `next_blocks`."""
+    """Fetches the blocks of one range, with the next request always in flight.
+
+    `driver` runs the operation `next_blocks`.
+    """
 
     def __init__(self, driver: BlockingDriver, range: OffsetRange, max_bytes: int, timeout: float) -> None:
         self._driver, self._link = driver, driver.link
@@ -224,7 +218,10 @@ class RangeFetch:
         self._call: PendingRequest | None = None
 
     def next_blocks(self) -> Operation[BlockRun | None]:
-        """Return the next blocks; None after the last ones. Raises as `LogReader.read_blocks`."""
+        """Return the next blocks of the range; None after the last ones.
+
+        Raises as `LogReader.read_blocks`.
+        """
         deadline = self._link.now() + self._timeout
         backoff = Backoff(BUSY_SECONDS, BUSY_SECONDS_MAX)
         while self._offset < self._end:
@@ -244,10 +241,10 @@ class RangeFetch:
                 self._link.abandon(call)
 
     def _send_fetch(self) -> PendingRequest:
-        """Send the fetch at the current offset."""
+        """Send a fetch for the blocks from the current offset on."""
         size = min(self._max_bytes, self._end - self._offset)
         fetch = _fetch_request(self._log, self._offset, self._epoch, size)
-        # Without a time limit of its own: `_wait_for` limits the time during which a caller waits for it.
+        # The request has no time limit of its own: `_wait_for` limits how long a caller waits for it.
         self._call = self._link.send_request(fetch, seconds=None)
         self._driver.flush()
         return self._call
@@ -287,7 +284,7 @@ def send_requests(
     seconds: float,
     accepted_errors: type[TfmqError] | tuple[()] = (),
 ) -> Operation[list[PendingRequest]]:
-    """Send `requests` at once, again where the broker is busy, and return their completed calls.
+    """Send `requests` at once, again those for which the broker was busy; return them completed.
 
     Raises the first error that is not of a kind in `accepted_errors`.
     """

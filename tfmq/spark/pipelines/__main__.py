@@ -13,7 +13,7 @@ from tfmq.spark.pipelines.command import run_and_exit
 
 
 class Pipelines(LazyGroup):
-    """Group of the pipelines' commands; each is the only command of its module, imported when used."""
+    """Click group with a command for each pipeline, imported from its module when it is used."""
 
     targets = MappingProxyType({name: f"tfmq.spark.pipelines.{name}" for name in NAMES})
 

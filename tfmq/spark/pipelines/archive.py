@@ -64,7 +64,9 @@ OTHER_BROKER: Final = (
 class ArchiveOptions(NamedTuple):
     """Options of an archive run.
 
-    `since_ms`: where a partition that was never archived begins.
+    `address`: where to read from · `folder`: the archive · `node`: id of the broker, "" if unknown ·
+    `on_loss`: "stop" or "skip" · `since_ms`: append time at which a partition begins that was never archived;
+    None: its first message · `piece_bytes`, `step_bytes`: size of log that a task and a step archive.
     """
 
     address: SourceAddress
@@ -80,7 +82,7 @@ class ArchiveOptions(NamedTuple):
 
 @dataclass
 class ArchiveResult:
-    """What a run did for one topic; `resumed`: it began with an interrupted step of an earlier run."""
+    """What a run archived of one topic; `resumed`: it began by repeating an interrupted step."""
 
     topic: str
     steps: int = 0
@@ -112,7 +114,7 @@ class ArchiveResult:
 
 
 class TaskRunner(Protocol):
-    """Type of `SparkTaskRunner` and `run_inline`: runs the tasks of a step."""
+    """Type of `SparkTaskRunner` and `run_inline`, which run the tasks of a step."""
 
     def __call__(
         self,
@@ -124,7 +126,7 @@ class TaskRunner(Protocol):
 
 
 def archive_piece(wish: ArchiveOptions, topic: str, piece: ArchivePiece) -> TaskResult[list[ArchiveFile]]:
-    """Read a piece and write its files. Runs in a task."""
+    """Read the messages of a piece and write its Parquet files. Runs in a task."""
     log = PartitionLog(topic, piece.partition, piece.incarnation, piece.log_id)
     decoder = Decoder(topic, piece.partition, piece.log_id, COLUMNS, wish.verify, lenient=True)
     with open_log_reader(wish.address) as logs:
@@ -136,9 +138,9 @@ def archive_piece(wish: ArchiveOptions, topic: str, piece: ArchivePiece) -> Task
 
 
 def readable_start(logs: LogReader, log: PartitionLog, piece: ArchivePiece) -> int:
-    """Return the offset of the piece's first record.
+    """Return the offset at which to start reading a piece: that of its first record.
 
-    A repair since the plan may have replaced that record by a filler.
+    A repair after the plan was made may have replaced the record at the piece's start by a filler.
     """
     start = logs.next_message_offset(log, piece.start)
     gone = logs.bounds(log).first > piece.start  # requested last, so that no loss is missed
@@ -154,10 +156,11 @@ class TopicArchiver:
         self.outcome = ArchiveResult(topic)
 
     def archive_new(self, begin_progress: Callable[[int], Progress]) -> ArchiveResult:
-        """Archive all that is new at the start. `begin_progress` gets the bytes of log to archive.
+        """Archive all messages that are new when the run starts.
 
-        Raises Busy, OffsetOutOfRange (messages are lost, and the run is to stop then), LogTruncated, UnknownTopic,
-        BadRequest, Damaged, and the errors of reading.
+        `begin_progress` gets the number of bytes of log to archive. Raises Busy, OffsetOutOfRange (messages
+        are lost, and the options say to stop then), LogTruncated, UnknownTopic, BadRequest, Damaged, and the
+        errors of reading.
         """
         busy = RUN_IN_PROGRESS.format(topic=self._topic, folder=self._options.folder)
         with hold_lock(self._options.folder / archive_layout.lock_path(self._topic), busy):
@@ -194,7 +197,10 @@ class TopicArchiver:
             step, gaps = step + 1, ()
 
     def _last_manifest(self) -> Manifest | None:
-        """Return the last completed step. Raises BadRequest if it is of another broker."""
+        """Return the manifest of the topic's last completed step; None if there is none.
+
+        Raises BadRequest if the archive is of another broker.
+        """
         steps = self._archive.steps(self._topic)
         if not steps:
             return None
@@ -208,10 +214,10 @@ class TopicArchiver:
         return last
 
     def _drop_lost_pieces(self, plan: Plan | None) -> Plan | None:
-        """Return the plan of an interrupted step, without what was lost since.
+        """Return the plan of an interrupted step, without messages that the broker deleted since.
 
-        Raises OffsetOutOfRange if something was lost and the run is to stop then. Otherwise files of a changed
-        piece are moved aside, and the changed plan is durable on return.
+        Raises OffsetOutOfRange if some were deleted and the options say to stop then. Otherwise files already
+        written for a changed piece are moved aside, and the changed plan is durable on return.
         """
         if plan is None:
             return None
@@ -245,9 +251,10 @@ class TopicArchiver:
         return list(zip(logs, self._logs.all_bounds(logs), strict=True))
 
     def _find_new(self, ends: dict[tuple[int, int], int]) -> tuple[int, NewRanges]:
-        """Return (number of partitions, what is new).
+        """Return the number of partitions, and what is to be archived of them.
 
-        In a data folder, a log that seems truncated is read again for CHECKPOINT_LAG_SECONDS.
+        `ends`: where the last step ended, as in a manifest. In a data folder, a log that seems truncated is
+        read again for up to CHECKPOINT_LAG_SECONDS.
         """
         deadline = time.monotonic() + CHECKPOINT_LAG_SECONDS
         while True:
@@ -269,7 +276,10 @@ class TopicArchiver:
     def _execute(
         self, plan: Plan, ends: dict[tuple[int, int], int], progress: Progress
     ) -> dict[tuple[int, int], int]:
-        """Execute a plan; return where the next step begins."""
+        """Run the tasks of a plan and write its manifest; return the ends after this step.
+
+        `ends`: those before it.
+        """
         work = partial(archive_piece, self._options, self._topic)
         files = flatten(self._run(work, plan.pieces, progress, f"archive {self._topic}, step {plan.step}"))
         after = ends_after(ends, plan.pieces, plan.gaps)
@@ -310,9 +320,9 @@ class NewRange(NamedTuple):
 
 
 class NewRanges(NamedTuple):
-    """What a run archives of one topic.
+    """What a run archives of one topic, and the `gaps` of messages that were deleted before.
 
-    Fixed at the start, so a run ends although the topic grows.
+    It is fixed at the start, so a run ends although the topic grows.
     """
 
     ranges: tuple[NewRange, ...]
@@ -329,10 +339,11 @@ def find_new_ranges(
     on_loss: str,
     first_start: Callable[[PartitionLog, Bounds], int],
 ) -> NewRanges:
-    """Return what is new. `ends`: as in a manifest; `first_start`: start of a new partition.
+    """Return the records of each partition after those that are archived.
 
-    Raises OffsetOutOfRange (messages are lost, and `on_loss` is "stop"), LogTruncated (the log is shorter than what
-    was archived of it).
+    `found`: the partitions with their bounds; `ends`: where the archived part of each ends, as in a manifest;
+    `first_start` returns the start of a partition that is not in `ends`. Raises OffsetOutOfRange (messages
+    are lost, and `on_loss` is "stop"), LogTruncated (the log is shorter than what was archived of it).
     """
     stretches, gaps = [], []
     for log, bounds in found:
@@ -363,9 +374,9 @@ def find_new_ranges(
 def plan_step(
     logs: LogReader, survey: NewRanges, step_bytes: int, piece_bytes: int
 ) -> tuple[list[ArchivePiece], NewRanges]:
-    """Return (the pieces of the next step, what is left after it).
+    """Return the pieces of the next step, and the ranges that remain after it.
 
-    A step has about `step_bytes` of log, shared by the partitions.
+    A step has about `step_bytes` of log, shared by the partitions, and a piece at most about `piece_bytes`.
     """
     pieces: list[ArchivePiece] = []
     left: list[NewRange] = []
@@ -385,9 +396,10 @@ def plan_step(
 def drop_lost(
     pieces: Sequence[ArchivePiece], found: Sequence[tuple[PartitionLog, Bounds]]
 ) -> tuple[list[ArchivePiece], list[ArchivePiece], list[Gap]]:
-    """Return (readable pieces of a planned step, pieces changed or dropped, their gaps).
+    """Compare the pieces of a planned step with the bounds of the partitions.
 
-    Retention, or a deleted topic, may have removed some of them between two runs.
+    Returns the pieces that can be read, perhaps shortened; the pieces that were shortened or dropped, because
+    retention or the deletion of the topic removed messages; and the gaps that this leaves.
     """
     firsts = {(log.incarnation, log.partition): bounds.first for log, bounds in found}
     kept, changed, gaps = [], [], []
@@ -406,7 +418,7 @@ def drop_lost(
 def ends_after(
     ends: dict[tuple[int, int], int], pieces: Sequence[ArchivePiece], gaps: Sequence[Gap]
 ) -> dict[tuple[int, int], int]:
-    """Return where the step after these pieces and gaps begins."""
+    """Return the ends after a step with these pieces and gaps; `ends` are those before it."""
     after = dict(ends)
     reached = [(each.incarnation, each.partition, each.end) for each in pieces]
     reached += [(each.incarnation, each.partition, each.end) for each in gaps]
@@ -498,7 +510,7 @@ def archive(
 
 
 def select_topics(topics: Sequence[str], logs: LogReader) -> list[str]:
-    """Return the topics to archive, each once. Raises UnknownTopic."""
+    """Return the named topics, each once, or all topics if none is named. Raises UnknownTopic."""
     there = logs.topics()
     for name in topics:
         if name not in there:

@@ -127,7 +127,10 @@ class ArchivePiece(NamedTuple):
 
 
 def file_path(topic: str, hour: int, piece: ArchivePiece) -> str:
-    """Return the path, relative to the archive, of a piece's rows that were appended in `hour` since 1970, UTC."""
+    """Return the path of a piece's Parquet file for one hour, relative to the archive.
+
+    `hour`: the hour of the append times, counted from 1970 in UTC.
+    """
     moment = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
     return f"topic={topic}/date={moment:%Y-%m-%d}/hour={moment:%H}/{file_name(piece)}"
 

@@ -75,9 +75,10 @@ if TYPE_CHECKING:
 class AuditResult(NamedTuple):
     """Sums and findings of an audit, in the order of folders and offsets.
 
-    `bytes`, `blocks` and `messages` count valid data. `tail_bytes`: incomplete blocks after the durable offsets (a
-    running broker is writing them, or its next start truncates them). `pending`: messages that are committed and
-    not applied yet. `seconds`: without the start of Spark. `untold`: findings beyond those that are listed.
+    `bytes`, `blocks` and `messages` count valid data. `tail_bytes`: incomplete blocks after the durable
+    offsets (a running broker is writing them, or its next start truncates them). `pending`: messages that are
+    committed and not applied yet. `seconds`: duration without the start of Spark. `untold`: number of
+    findings beyond the listed ones.
     """
 
     folders: list[str]
@@ -120,7 +121,7 @@ def make_result(
     more: Iterable[Finding],
     seconds: float,
 ) -> AuditResult:
-    """Combine all results. `more`: findings from elsewhere."""
+    """Combine the summaries of logs, the results of the comparison, and `more` findings."""
     findings = [*more, *(finding for chain in chains for finding in chain.findings)]
     for verdict in verdicts:
         findings.extend(_repeat_finding(logs, each) for each in verdict.repeats)
@@ -193,10 +194,11 @@ NO_FACTS: Final = make_facts(0, 0, [])
 
 
 class AuditJobs:
-    """Spark jobs of an audit: check pieces and compare their facts, both in parallel.
+    """Spark jobs of an audit: check pieces, then compare their facts, both in parallel.
 
-    `found` has the results without their facts, which stay in Spark until `close`. Facts are numbers: some bytes
-    for 65,536 messages of one producer are shuffled, never a message.
+    `found` has the results of the pieces without their facts, which stay in Spark until `close`. Facts are
+    numbers: some bytes for 65,536 messages of one producer are shuffled, never a message. `folders`: data
+    folder -> its number.
     """
 
     def __init__(self, context: SparkContext, logs: Sequence[AuditedLog], folders: Mapping[str, int]) -> None:
@@ -208,7 +210,7 @@ class AuditJobs:
         self.found: list[PieceResult] = []
 
     def check_pieces(self, pieces: Sequence[AuditPiece], progress: Progress) -> None:
-        """Check all pieces. Raises what Spark raises."""
+        """Check all pieces in tasks, and set `found`. Raises what Spark raises."""
         if not pieces:
             return
         logs, folders = self._broadcast(self._logs), self._folders
@@ -235,7 +237,10 @@ class AuditJobs:
         standings: Mapping[int, AppliedState],
         known: Mapping[int, JournalCoverage],
     ) -> list[ComparisonResult]:
-        """Compare all facts, including those of `more`."""
+        """Compare the facts of all pieces, and `more` facts, those of the transaction journals.
+
+        `standings` by log number, `known` by folder number.
+        """
         context = self._context
         parts = max(1, context.defaultParallelism)
         mine: Any = context.parallelize(list(more), max(1, len(more)))
@@ -297,7 +302,7 @@ def group_pieces(pieces: Sequence[AuditPiece], size: int = PIECE_BYTES) -> list[
 
 @contextmanager
 def _report_progress(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[None]:
-    """Update `progress` from `done` while the block runs."""
+    """While the block runs, add to `progress` by how much the sums that `done` returns grow."""
     ended = threading.Event()
     before = [0, 0]
 
@@ -357,7 +362,11 @@ def audit(
 def read_journal_facts(
     context: SparkContext, folders: Sequence[str], logs: Sequence[AuditedLog]
 ) -> tuple[list[Facts], dict[int, JournalCoverage], list[Finding]]:
-    """Return what each folder's transaction journal demands and covers, and its findings."""
+    """Read the transaction journal of each folder.
+
+    Returns facts about what partitions must and must not have; by folder number the LSN ranges that the
+    journal covers; and findings.
+    """
     journals = [plan_journal(RealDisk(), data) for data in folders]
     read = read_journals(context, [file for journal in journals for file in journal.files])
     facts: list[Facts] = []
@@ -375,7 +384,7 @@ def read_journal_facts(
 def find_missing_partitions(
     disk: Disk, data: str, topics: list[TopicRow], logs: Sequence[AuditedLog]
 ) -> list[Finding]:
-    """Return partitions of the catalog without a folder.
+    """Return findings for partitions in the catalog that have no folder.
 
     The catalog is read again, because topics may be deleted during the audit.
     """
@@ -388,7 +397,7 @@ def find_missing_partitions(
 
 
 def summarize_logs(logs: Sequence[AuditedLog], found: Sequence[PieceResult]) -> list[LogSummary]:
-    """Return the summary of each log."""
+    """Return the summary of each log; `found` has the results of all pieces."""
     of_log: dict[int, list[PieceResult]] = {log.number: [] for log in logs}
     for each in found:
         of_log[each.piece.log].append(each)

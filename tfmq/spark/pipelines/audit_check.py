@@ -1,8 +1,8 @@
 """Check of the pieces of a log, and the summary of each log.
 
-`check_piece` reads one piece in a task: each byte is checked against its block trailer, and each block against the
-one before. `summarize_log` combines the pieces of a log on the driver. `Facts` have what must be compared with
-other pieces and with the transaction journal.
+`check_piece` reads one piece in a task: each byte is checked against its block trailer, and each block
+against the one before. `summarize_log` combines the pieces of a log on the driver. `Facts` describe the
+messages of a piece in numbers, to be compared with other pieces and with the transaction journal.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ LAST_SOURCE: Final = (1 << 64, 0)
 
 
 class LostSources(NamedTuple):
-    """A range of source positions whose messages the log may have lost; both bounds are inclusive.
+    """A range of source positions of which the log may have lost messages; bounds are inclusive.
 
-    `known`: the loss is a finding already, otherwise retention deleted the messages.
+    `known`: a finding reports the loss; otherwise retention deleted the messages.
     """
 
     low: SourcePosition
@@ -49,9 +49,10 @@ class LostSources(NamedTuple):
 
 
 class LogSummary(NamedTuple):
-    """Summary of a log. `bytes`, `blocks`, `records` count valid data.
+    """Summary of the check of one log. `bytes`, `blocks`, `records` count valid data.
 
-    `tail_bytes`: incomplete blocks after the durable offset. `applied`: the highest source position in the log.
+    `tail_bytes`: size of incomplete blocks after the durable offset. `applied`: the highest source position
+    in the log. `windows`: source positions whose messages may be lost.
     """
 
     log: AuditedLog
@@ -72,7 +73,7 @@ def summarize_log(log: AuditedLog, found: Sequence[PieceResult]) -> LogSummary:
 
 
 def find_missing_files(disk: Disk, log: AuditedLog, found: Sequence[PieceResult]) -> list[Finding]:
-    """Return findings for pieces whose file was missing in the task that should read it.
+    """Return findings for pieces whose file was missing when the task was to read it.
 
     Files deleted by retention, or with their topic, are left out.
     """
@@ -93,7 +94,7 @@ def _position_of(found: PieceResult) -> tuple[int, int]:
 
 
 class _LogSummarizer:
-    """Combines the pieces of one log."""
+    """Combines the results of one log's pieces, in the order of offsets, to a `LogSummary`."""
 
     def __init__(self, log: AuditedLog, found: list[PieceResult]) -> None:
         self.log, self.found = log, found
@@ -129,7 +130,10 @@ class _LogSummarizer:
         self.findings.append(self.log.make_finding(kind, base, first, next, text))
 
     def _check_segments(self) -> dict[int, int]:
-        """Report bytes missing between files; return base of a cut file -> offset of the missing bytes."""
+        """Report bytes that are missing between the files, or that are in two of them.
+
+        Returns, for each file with a missing end, its base and the offset at which the missing bytes begin.
+        """
         log, marks = self.log, self.log.checkpoint
         cut: dict[int, int] = {}
         if marks is not None:
@@ -149,7 +153,10 @@ class _LogSummarizer:
     def _report_missing_bytes(
         self, before: AuditedSegment | None, first: int, next: int, cut: dict[int, int]
     ) -> None:
-        """Report that bytes `first` to `next` are missing: the end of the file `before`, or whole files."""
+        """Report that the bytes from `first` to `next` are missing: whole files, or a file's end.
+
+        `before`: the file before them, None at the start of the log. If its end is missing, add it to `cut`.
+        """
         log = self.log
         self._add_lost_sources(first, next, known=True)
         if before is None:
@@ -177,7 +184,7 @@ class _LogSummarizer:
         self.add_finding(CUT, before.base, begins, next, text)
 
     def _torn_block_offset(self, segment: AuditedSegment) -> int | None:
-        """Return the offset of the incomplete last block of a file; None if it ends with a block."""
+        """Return the offset of an incomplete block at the end of a file, or None."""
         last = next((each for each in reversed(self.found) if each.piece.base == segment.base), None)
         if last is None or last.piece.end != segment.size:
             return None
@@ -188,7 +195,10 @@ class _LogSummarizer:
     def _report_damage(
         self, number: int, piece: AuditPiece, stretch: DamagedRange, cut: dict[int, int]
     ) -> None:
-        """Report a damaged range, unless it is already reported as the end of a cut file."""
+        """Report a damaged range of a piece, unless it is reported already as the end of a cut file.
+
+        `number`: index of the piece in `found`.
+        """
         low = stretch.before or self._source_before(number)
         high = stretch.after or self._source_after(number)
         self.windows.append(LostSources(low, high, True))
@@ -198,7 +208,7 @@ class _LogSummarizer:
             )
 
     def _check_ordinals(self, before: PieceResult, after: PieceResult) -> None:
-        """Report an ordinal that is skipped or used twice between two adjacent pieces."""
+        """Report ordinals that are skipped or used twice between two adjacent pieces."""
         begins = after.piece.base + after.piece.start
         if before.piece.base + before.piece.end != begins:
             return
@@ -208,7 +218,7 @@ class _LogSummarizer:
         self.add_finding(ORDER, after.piece.base, begins, after.piece.base + after.piece.end, text)
 
     def _add_lost_sources(self, first: int, next: int, known: bool) -> None:
-        """Record the source positions around missing bytes."""
+        """Record which source positions may have been in the bytes from `first` to `next`."""
         before = [each for each in self.found if each.piece.base + each.piece.end <= first]
         low = self._first_source_in(reversed(before), last=True) or FIRST_SOURCE
         after = [each for each in self.found if each.piece.base + each.piece.start >= next]
@@ -217,7 +227,10 @@ class _LogSummarizer:
 
     @staticmethod
     def _first_source_in(found: Iterable[PieceResult], last: bool) -> SourcePosition | None:
-        """Return the first source position (with `last`: the last one) of the first piece that has one."""
+        """Return the first source position of the first piece in `found` that has one, or None.
+
+        With `last`: the last one of that piece.
+        """
         for each in found:
             if each.sources is not None:
                 return each.sources[1 if last else 0]
@@ -230,7 +243,7 @@ class _LogSummarizer:
         return self._first_source_in(self.found[number + 1 :], last=False) or LAST_SOURCE
 
     def _check_start(self) -> None:
-        """Record that what was before the log's first offset was deleted by retention."""
+        """Record which source positions retention has deleted; report a missing checkpoint."""
         marks = self.log.checkpoint
         begins = self.segments[0].base if self.segments else 0
         if marks is None and not self.log.checkpoint_damaged and any(each.size for each in self.segments):
@@ -255,13 +268,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Facts(NamedTuple):
-    """Facts to be compared with those of other pieces and of the journal; a row each.
+    """Numbers about messages, to be compared with those of other pieces and of the journal.
 
-    Columns of one length, u64 (`folder`, `kind`, `log`: i64). `folder`: number of the data folder. `kind`: one of
-    the constants above. `key`: the first message id, or the LSN. `count`: messages. `log`: its number in the plan.
-    `offset`, `next`: where the messages are in the log; of expected and forbidden ones the LSN of the decision (0:
-    none) and the epoch of the transaction. `extra`: of expected ones the number of the last message in its
-    decision, of forbidden ones whether they were rolled back, of appends and decisions the journal's id.
+    A row is one fact; the columns have equal length and are u64 (`folder`, `kind`, `log`: i64). `folder`:
+    number of the data folder · `kind`: RUN (messages of a producer in a log), EXPECTED (messages that a log
+    must have), FORBIDDEN (messages that it must not have), APPEND (a block applied from a transaction),
+    DECISION (a commit in the journal) · `key`: the first message id; of APPEND and DECISION the LSN of the
+    decision · `count`: number of messages · `log`: number of the log in the plan · `offset`, `next`: where
+    the messages are in the log; of EXPECTED and FORBIDDEN the LSN of the decision (0: none) and the epoch of
+    the transaction · `extra`: of EXPECTED the number of the last message within its decision, of FORBIDDEN
+    whether the transaction was rolled back, of APPEND and DECISION the journal's id.
     """
 
     folder: Array
@@ -274,21 +290,21 @@ class Facts(NamedTuple):
     extra: Array
 
     def select(self, chosen: Any) -> Facts:
-        """Return the rows that a mask or indexes select."""
+        """Return the facts that a mask or an array of indexes selects."""
         return Facts(*(column[chosen] for column in self))
 
     def of_kind(self, kind: int) -> Facts:
-        """Return the rows of one kind."""
+        """Return the facts of one kind."""
         return self.select(self.kind == kind)
 
     @property
     def row_count(self) -> int:
-        """Number of rows."""
+        """Number of facts."""
         return len(self.key)
 
 
 def make_facts(folder: int, log: int, rows: list[list[int]]) -> Facts:
-    """Make facts of rows (key, kind, count, offset, next, extra)."""
+    """Create facts about one log from rows (key, kind, count, offset, next, extra)."""
     table = np.array(rows, np.uint64).reshape(-1, _ROW)
     key, kind, count, offset, next, extra = (np.ascontiguousarray(table[:, n]) for n in range(_ROW))
     numbers = np.full(len(key), folder, np.int64), np.full(len(key), log, np.int64)
@@ -296,14 +312,14 @@ def make_facts(folder: int, log: int, rows: list[list[int]]) -> Facts:
 
 
 def concatenate_facts(parts: list[Facts]) -> Facts:
-    """Concatenate facts."""
     return Facts(*(np.concatenate(columns) for columns in zip(*[make_facts(0, 0, []), *parts], strict=True)))
 
 
 def split_facts(facts: Facts, parts: int) -> list[tuple[int, Facts]]:
-    """Return (number below `parts`, facts): facts that must be compared have the same number.
+    """Split facts into parts with numbers below `parts`.
 
-    These are facts about ids of one producer, and facts about LSNs close to each other.
+    Facts that must be compared are in the same part: those about ids of one producer, and those about LSNs
+    close to each other.
     """
     mixed = (facts.key >> np.uint64(SEQUENCE_BITS)) + facts.folder.astype(np.uint64)
     numbers = mixed % np.uint64(parts)
@@ -311,7 +327,10 @@ def split_facts(facts: Facts, parts: int) -> list[tuple[int, Facts]]:
 
 
 class FactCollector:
-    """Collects the facts of one log; `add_run` and `add_append` are called in the order of offsets."""
+    """Collects the facts of one piece.
+
+    `add_run` and `add_append` must be called in the order of offsets.
+    """
 
     def __init__(self, folder: int, log: int) -> None:
         self._folder, self._log = folder, log
@@ -320,7 +339,10 @@ class FactCollector:
         self._append: list[int] | None = None
 
     def add_run(self, first_id: int, count: int, offset: int, next: int) -> None:
-        """Add consecutive messages of one producer, from `first_id` on; they end before `next`."""
+        """Add `count` messages of one producer with consecutive ids from `first_id` on.
+
+        They are at the offsets from `offset` to `next`.
+        """
         producer = first_id >> SEQUENCE_BITS
         row = self._open.get(producer)
         if row is not None and row[0] + row[2] == first_id and row[2] + count <= RUN_COUNT_MAX:
@@ -341,7 +363,7 @@ class FactCollector:
         self._rows.append(row)
 
     def to_facts(self) -> Facts:
-        """Return all facts."""
+        """Return all facts that were added."""
         return make_facts(self._folder, self._log, self._rows)
 
 
@@ -355,8 +377,8 @@ SourcePosition = tuple[int, int]
 class DamagedRange(NamedTuple):
     """Offsets `first <= x < next` that cannot be read.
 
-    `before`, `after`: the nearest source positions in the piece, None if there are none; `end`: no valid block
-    follows in the piece.
+    `before`, `after`: the nearest source positions in the piece, None if there are none; `end`: whether no
+    valid block follows in the piece.
     """
 
     first: int
@@ -368,11 +390,12 @@ class DamagedRange(NamedTuple):
 
 
 class PieceResult(NamedTuple):
-    """Result of the check of one piece.
+    """Result of the check of one piece; `bytes`, `blocks`, `records` count valid data.
 
-    `first_ordinal`, `next_ordinal`: None if no block has them. `sources`: the first and the last source position.
-    `file_missing`: the file does not exist any more. `torn_at`: the offset, at or after the durable offset, from which
-    nothing can be read; this is no damage. `times`: append times of the first and the last block.
+    `first_ordinal`: that of the first block, `next_ordinal`: the one after the last block; None without a
+    valid block. `sources`: the first and the last source position. `file_missing`: the file does not exist
+    any more. `torn_at`: the offset, at or after the durable offset, from which nothing can be read; this is
+    no damage. `times`: append times of the first and the last block.
     """
 
     piece: AuditPiece
@@ -391,9 +414,9 @@ class PieceResult(NamedTuple):
 
 
 def check_piece(disk: Disk, log: AuditedLog, piece: AuditPiece, folder: int) -> PieceResult:
-    """Check a piece; `folder` is the number of its data folder.
+    """Read and check a piece; `folder` is the number of its data folder.
 
-    Faults are findings, not exceptions.
+    Errors of the data and of reading are findings, not exceptions.
     """
     walk = _PieceChecker(disk, log, piece, folder)
     try:
@@ -411,7 +434,7 @@ def check_piece(disk: Disk, log: AuditedLog, piece: AuditPiece, folder: int) -> 
 
 
 class _PieceChecker:
-    """Check of one piece."""
+    """The state of `check_piece`: position, previous block, and what was found."""
 
     def __init__(self, disk: Disk, log: AuditedLog, piece: AuditPiece, folder: int) -> None:
         self.disk, self.log, self.piece = disk, log, piece
@@ -484,7 +507,10 @@ class _PieceChecker:
             self.first_ordinal = good.trailer.first_ordinal
 
     def _add_damaged_range(self, position: int, reason: str, end: bool) -> None:
-        """Record that nothing up to `position` can be read; the check continues there."""
+        """Record that nothing can be read up to `position`, where the check continues.
+
+        `end`: whether no valid block follows.
+        """
         first, self.offset = self.offset, self.piece.base + position
         self.previous, self.next_ordinal = None, None
         if self.piece.is_last and end and first >= self.log.durable_offset:
@@ -545,7 +571,7 @@ class _PieceChecker:
 
 
 def _name_damaged_record(segment: Segment, position: int, control: BlockTrailer) -> str:
-    """Return which record of a damaged block fails its checksum; or why none can be named."""
+    """Return the text that names the first damaged record of a block; or why none can be named."""
     data = memoryview(segment.pread(control.size, position))
     try:
         for record in records_of(data):

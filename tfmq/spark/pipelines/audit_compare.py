@@ -1,9 +1,9 @@
 """Comparison of facts: finds repeated ids, and missing or forbidden transaction messages.
 
-Two records with one id are always a fault. A producer id is leased once and a sequence is assigned once; the
-partition that receives a repeated send recognizes it; messages of transactions, delayed messages and those of
-schedules are stored elsewhere until they are applied to their partition, once, by their source position. So there
-are no valid repeats within the topics of a broker.
+Two records with one id are always an error. A producer id is leased once and a sequence is assigned once; the
+partition that receives a repeated send recognizes it. Messages of transactions, delayed messages and those of
+schedules are stored elsewhere, and applied to their partition once, by their source position. So there are no
+valid repeats within the topics of a broker.
 """
 
 from __future__ import annotations
@@ -36,21 +36,28 @@ LISTED_MAX: Final = 1000
 
 
 class AppliedState(NamedTuple):
-    """State of one log: `applied` is its highest source position."""
+    """What is applied to one log: `applied` is its highest source position.
+
+    `windows`: ranges of source positions whose messages it may have lost.
+    """
 
     applied: SourcePosition = FIRST_SOURCE
     windows: Sequence[LostSources] = ()
 
 
 class JournalCoverage(NamedTuple):
-    """Coverage of one data folder's journal: its id, and the LSN ranges that it still has completely."""
+    """The LSN ranges (`spans`) that a data folder's transaction journal still has completely."""
 
     journal_id: int = 0
     spans: Sequence[tuple[int, int]] = ()
 
 
 class RepeatedMessages(NamedTuple):
-    """`count` messages from `first_id` on that are stored twice, between these offsets."""
+    """`count` messages from `first_id` on that are stored twice.
+
+    Once in `log` between `offset` and `next`, and once in `other_log` between `other_offset` and
+    `other_next`.
+    """
 
     first_id: int
     count: int  # type: ignore[assignment]  # hides tuple.count
@@ -63,7 +70,10 @@ class RepeatedMessages(NamedTuple):
 
 
 class MissingMessages(NamedTuple):
-    """Messages of the decision at LSN `place` that a partition lacks; `first_id` is the first one."""
+    """Committed messages that a log lacks: `missing` of those from `first_id` on.
+
+    `place`: LSN of the decision that committed the transaction; `epoch`: the transaction.
+    """
 
     log: int
     place: int
@@ -73,7 +83,7 @@ class MissingMessages(NamedTuple):
 
 
 class UncommittedMessages(NamedTuple):
-    """Messages in a partition whose transaction was not committed."""
+    """Messages in a log whose transaction was rolled back or has no decision."""
 
     log: int
     epoch: int
@@ -83,7 +93,10 @@ class UncommittedMessages(NamedTuple):
 
 
 class UndecidedAppend(NamedTuple):
-    """An append with an LSN at which the journal has no decision."""
+    """An append to a log whose source position has an LSN at which the journal has no decision.
+
+    `place`: that LSN.
+    """
 
     log: int
     place: int
@@ -92,9 +105,10 @@ class UndecidedAppend(NamedTuple):
 
 
 class ComparisonResult(NamedTuple):
-    """Faults in one part of the facts.
+    """What is wrong in one part of the facts, at most LISTED_MAX of each kind.
 
-    `pending`: messages that are committed and not applied yet.
+    `pending`: number of messages that are committed and not applied yet. `untold`: number of what is not
+    listed.
     """
 
     repeats: list[RepeatedMessages]
@@ -108,7 +122,10 @@ class ComparisonResult(NamedTuple):
 def compare_sides(
     facts: Facts, applied_states: Mapping[int, AppliedState], coverage: Mapping[int, JournalCoverage]
 ) -> ComparisonResult:
-    """Compare one part of the facts. `applied_states` by log number, `coverage` by folder number."""
+    """Compare the facts of one part: partitions with each other and with the journals.
+
+    `applied_states` by log number, `coverage` by folder number.
+    """
     repeats: list[RepeatedMessages] = []
     lacks: list[MissingMessages] = []
     excesses: list[UncommittedMessages] = []
@@ -134,7 +151,7 @@ def compare_sides(
 
 
 def find_repeats(runs: Facts) -> Iterator[RepeatedMessages]:
-    """Yield each run that begins, in the order of ids, before an earlier one has ended."""
+    """Yield the messages of each run whose ids are also in an earlier run, in the order of ids."""
     if runs.row_count < 2:
         return
     runs = runs.select(np.lexsort((runs.offset, runs.log, runs.key)))
@@ -152,7 +169,10 @@ def find_repeats(runs: Facts) -> Iterator[RepeatedMessages]:
 def find_missing(
     runs: Facts, wanted: Facts, standings: Mapping[int, AppliedState]
 ) -> tuple[list[MissingMessages], int]:
-    """Return missing messages of committed transactions, and how many are only not applied yet."""
+    """Return which messages of committed transactions (`wanted`) the partitions (`runs`) lack.
+
+    The second result is the number of messages that are missing only because they are not applied yet.
+    """
     found: list[MissingMessages] = []
     late = 0
     for log in np.unique(wanted.log):
@@ -170,7 +190,7 @@ def find_missing(
 
 
 def find_uncommitted(runs: Facts, forbidden: Facts) -> Iterator[UncommittedMessages]:
-    """Yield messages in partitions that were not committed."""
+    """Yield messages of uncommitted transactions (`forbidden`) that are in partitions (`runs`)."""
     for log in np.unique(forbidden.log):
         here = forbidden.select(forbidden.log == log)
         covered = _count_covered(runs.select(runs.log == log), here)
@@ -181,9 +201,9 @@ def find_uncommitted(runs: Facts, forbidden: Facts) -> Iterator[UncommittedMessa
 
 
 def find_undecided(appends: Facts, decisions: Facts, known: JournalCoverage) -> Iterator[UndecidedAppend]:
-    """Yield appends without a decision at their LSN, within what the journal covers.
+    """Yield the appends whose LSN is none of `decisions`, although the journal covers it.
 
-    There is no decision at or after the end of the journal.
+    An LSN at or after the end of the journal counts as covered: there is no decision there.
     """
     if not known.spans or not appends.row_count:
         return
@@ -198,7 +218,7 @@ def find_undecided(appends: Facts, decisions: Facts, known: JournalCoverage) -> 
 
 
 def _count_covered(runs: Facts, asked: Facts) -> Array:
-    """Return, for each row of `asked`, how many of its ids are in `runs`; repeats count once."""
+    """Return for each row of `asked` how many of its ids are in `runs`; repeated ids count once."""
     if not runs.row_count:
         return np.zeros(asked.row_count, np.uint64)
     order = np.argsort(runs.key, kind="stable")
@@ -214,7 +234,7 @@ def _count_covered(runs: Facts, asked: Facts) -> Array:
 
 
 def _count_below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
-    """Return, for each of `ids`, how many smaller ids the spans have.
+    """Return for each of `ids` how many smaller ids are in the spans from `starts` to `ends`.
 
     `before`: the number of ids in all spans before each span.
     """
@@ -231,7 +251,7 @@ READ_BYTES: Final = 1 << 20
 def locate_repeat(disk: Disk, logs: list[AuditedLog], repeat: RepeatedMessages) -> RepeatedMessages:
     """Return `repeat` with the exact offsets of its messages, read from the files.
 
-    If the files do not have them, the offsets stay those of the runs.
+    If the records are not found, the offsets remain those of the runs.
     """
     ids = repeat.first_id, repeat.first_id + repeat.count
     here = _locate_records(disk, logs[repeat.log], repeat.offset, repeat.next, *ids)
@@ -242,9 +262,9 @@ def locate_repeat(disk: Disk, logs: list[AuditedLog], repeat: RepeatedMessages) 
 def _locate_records(
     disk: Disk, log: AuditedLog, offset: int, next: int, first_id: int, end_id: int
 ) -> tuple[int, int]:
-    """Return the offset of the first, and after the last, record with these ids.
+    """Return the offset of the first record with these ids, and the offset after the last one.
 
-    Only offsets from `offset` to `next` are searched.
+    Only offsets from `offset` to `next` are searched; these are returned if no such record is found.
     """
     segment = max((each for each in log.segments if each.base <= offset), default=None)
     if segment is None:

@@ -47,7 +47,10 @@ UNKNOWN_NUMBER: Final = 1 << 62
 
 
 class JournalFilePlan(NamedTuple):
-    """One file: its number and its first and end LSN. What is before LSN `durable_end` is durable."""
+    """One journal file to read: its number, and the LSNs of its start and its end.
+
+    What is before the LSN `durable_end` is durable.
+    """
 
     data: str
     number: int
@@ -58,7 +61,7 @@ class JournalFilePlan(NamedTuple):
 
 
 class JournalPlan(NamedTuple):
-    """Files of one journal. `journal_id` 0: there is no readable journal."""
+    """The files of a data folder's transaction journal. `journal_id` 0: none can be read."""
 
     data: str
     journal_id: int
@@ -67,7 +70,10 @@ class JournalPlan(NamedTuple):
 
 
 class JournalMessages(NamedTuple):
-    """Messages of a transaction. `place`: LSN of the entry, or of the one of which it is a copy."""
+    """Consecutive messages of a transaction for one log, in one entry of the journal.
+
+    `place`: LSN of the entry; if it is `copied`, LSN of the original entry.
+    """
 
     place: int
     epoch: int
@@ -78,10 +84,11 @@ class JournalMessages(NamedTuple):
 
 
 class JournalFileContents(NamedTuple):
-    """Contents of one file.
+    """What the audit needs of one journal file.
 
-    `decisions`: (LSN, epochs) of each commit; `rolled_back`: epochs that were rolled back; `spans`: LSN ranges
-    read without a gap; `totals`: (epoch, number of its messages), from its prepare or commit.
+    `decisions`: (LSN, epochs of the transactions) of each commit; `rolled_back`: epochs that were rolled
+    back; `spans`: LSN ranges read without a gap; `totals`: (epoch, number of its messages), from its prepare
+    or commit.
     """
 
     messages: list[JournalMessages]
@@ -175,7 +182,7 @@ def read_journal_file(disk: Disk, plan: JournalFilePlan) -> JournalFileContents:
 
 
 def _add_entry(entry: JournalEntry, found: JournalFileContents) -> None:
-    """Add one entry to `found`."""
+    """Add what one entry says to the contents `found` of its file."""
     content = entry.content
     if isinstance(content, AppendMsg):
         first_id = make_id(content.producer_id, content.sequence)
@@ -216,10 +223,10 @@ def join_spans(found: Sequence[JournalFileContents]) -> list[tuple[int, int]]:
 def expected_facts(
     plan: JournalPlan, found: Sequence[JournalFileContents], folder: int, logs: Mapping[int, int]
 ) -> Facts:
-    """Return facts: messages that partitions must have, or must not have, and the decisions.
+    """Return a journal's facts: messages that partitions must or must not have, and decisions.
 
-    `folder`: its number; `logs`: log id -> number in the plan. Messages for other logs are left out, because their
-    topics were deleted.
+    `folder`: number of the data folder; `logs`: log id -> number in the plan. Messages for other logs are
+    left out, because their topics were deleted.
     """
     spans = join_spans(found)
     known_from = spans[-1][0] if spans else 0
@@ -241,7 +248,11 @@ def expected_facts(
 def _number_messages(
     found: Sequence[JournalFileContents], of_epoch: Mapping[int, tuple[int, int]]
 ) -> Iterator[tuple[JournalMessages, int]]:
-    """Yield every message once, with the number of its last record in its decision, from 1 on."""
+    """Yield messages once, with the number of the last one within its decision, from 1 on.
+
+    `of_epoch`: epoch -> (LSN of the decision, rank of the transaction in it). UNKNOWN_NUMBER where it cannot
+    be computed.
+    """
     once: dict[tuple[int, int], JournalMessages] = {}
     for message in (message for each in found for message in each.messages):
         known = once.get((message.epoch, message.first_id))
@@ -266,7 +277,7 @@ def _unnumbered_decisions(
     """Return the LSNs of decisions whose messages cannot be numbered.
 
     A broker deletes the files with the first messages while the rest is still being applied; and the order of
-    copies of copies is unknown.
+    copies that were copied again is unknown.
     """
     has: dict[int, int] = {}
     copied = set()
@@ -288,7 +299,11 @@ def _rows_by_log(
     rolled: set[int],
     known_from: int,
 ) -> dict[int, list[list[int]]]:
-    """Return the rows of facts by log id."""
+    """Return log id -> rows for `make_facts` about messages that the log must or must not have.
+
+    `messages` with their numbers; `rolled`: epochs that were rolled back. Uncommitted messages before the LSN
+    `known_from` are left out: the entry with their commit may be deleted.
+    """
     rows: dict[int, list[list[int]]] = {}
     for message, number in messages:
         epoch = message.epoch

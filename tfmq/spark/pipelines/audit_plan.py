@@ -39,9 +39,9 @@ OWN_LOGS: Final = ((CATALOG_FOLDER, ".catalog"), (ARRIVALS_FOLDER, ".arrivals"))
 
 
 class AuditedSegment(NamedTuple):
-    """One segment file.
+    """One segment file: `base` is the offset of its first byte.
 
-    `indexed_size`: its size as of its index, None if the index does not have it.
+    `indexed_size`: its size according to its index file; None if that is missing or empty.
     """
 
     base: int
@@ -50,12 +50,12 @@ class AuditedSegment(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset after the segment."""
+        """The offset after the segment's last byte."""
         return self.base + self.size
 
 
 class AuditedLog(NamedTuple):
-    """One log, in `folder` of `data`; `partition` -1 for the broker's own logs.
+    """A log in `folder` of the data folder `data`; `partition` -1: one of the broker's own logs.
 
     `checkpoint` None: its file is missing or damaged. `log_id` None: unknown.
     """
@@ -73,7 +73,7 @@ class AuditedLog(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path of its folder."""
+        """Path of the log's folder."""
         return filenames.join(self.data, self.folder)
 
     @property
@@ -92,7 +92,11 @@ class AuditedLog(NamedTuple):
 
 
 class AuditPiece(NamedTuple):
-    """Positions `start <= x < end` of a segment, whole blocks; `is_last`: it is the last one of the log."""
+    """Whole blocks of a segment: the positions `start <= x < end` of the file.
+
+    `log`: number of the log in the plan; `base`: offset at which the segment begins; `is_last`: the log ends
+    with it.
+    """
 
     log: int
     base: int
@@ -145,7 +149,7 @@ def make_plan(disk: Disk, folders: Sequence[str], piece_bytes: int = PIECE_BYTES
 
 
 def _plan_folder(disk: Disk, data: str, child: str, suffix: str, made: AuditPlan, piece_bytes: int) -> None:
-    """Add one folder to the plan, unless its topic is deleted meanwhile.
+    """Add the log in the folder `child` to the plan `made`, unless its topic is deleted now.
 
     Tries again if retention deletes a file that was just listed.
     """
@@ -174,13 +178,13 @@ def _log_folders(disk: Disk, data: str) -> list[tuple[str, str]]:
 
 
 def _plan_log(disk: Disk, data: str, folder: str, suffix: str, made: AuditPlan) -> AuditedLog:
-    """Return the log in one folder."""
+    """Return the log in `folder` of `data`; add findings about unreadable files to `made`."""
     path = filenames.join(data, folder)
     parsed = filenames.parse_partition_folder(folder) or (folder, -1)
     log = AuditedLog(len(made.logs), data, folder, *parsed, suffix, None, None, ())
     try:
-        # The checkpoint is read before the segments are listed: a running broker has what it names in the segments by
-        # then.
+        # The checkpoint is read before the segments are listed. So a running broker has written by then what
+        # the checkpoint says about them.
         log_id, marks = _read_checkpoint(disk, path)
     except (Corrupt, NewerFormat) as error:
         log_id = marks = None
@@ -228,9 +232,9 @@ def current_first_offset(disk: Disk, log: AuditedLog, first: int) -> int:
 
 
 def _read_checkpoint(disk: Disk, path: str) -> tuple[int | None, LogCheckpoint | None]:
-    """Return (log id, checkpoint) of a folder whose log id is not known.
+    """Return (log id, checkpoint) of the log in the folder `path`; (None, None) without a file.
 
-    Raises Corrupt, NewerFormat.
+    The log id is taken from the checkpoint itself. Raises Corrupt, NewerFormat.
     """
     place = filenames.join(path, filenames.log_checkpoint_name())
     found = DualSlotFile(disk, place).read()
@@ -247,7 +251,8 @@ def _plan_segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: 
     size = disk.size(filenames.join(path, filenames.segment_name(base, suffix)))
     if log_id is None:
         return AuditedSegment(base, size, None)
-    # With the limit of a whole segment, because the file may be shorter now than its index says.
+    # The index is loaded up to the largest size of a segment, since the file may be shorter now than the
+    # index says.
     index = SegmentIndex.load(disk, filenames.join(path, filenames.index_name(base)), base, log_id, 1 << 40)
     return AuditedSegment(base, size, index.end if len(index) else None)
 
@@ -264,7 +269,10 @@ def _split_segments(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[Audit
 
 
 def _find_cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int) -> list[int]:
-    """Return positions of block ends, about `piece_bytes` apart, each confirmed by a block trailer."""
+    """Return positions in a segment, about `piece_bytes` apart, where a block ends.
+
+    A block trailer before the position confirms each.
+    """
     if log.log_id is None or segment.size < 2 * piece_bytes:
         return []
     path = filenames.join(log.path, filenames.index_name(segment.base))
@@ -298,10 +306,10 @@ CATALOG_SUFFIX: Final = ".catalog"
 
 
 def read_catalog_topics(disk: Disk, data: str) -> list[TopicRow]:
-    """Return the open topics of a data folder's catalog; [] if it is damaged or missing.
+    """Return the topics that the catalog of a data folder has; [] if it is damaged or missing.
 
-    The audit of the catalog's own log reports damage. Call this before the folders are listed, so that topics
-    created later are left out.
+    Topics in creation or deletion are left out. The audit of the catalog's own log reports damage. Call this
+    before the folders are listed, so that topics created later are left out.
     """
     folder = filenames.join(data, CATALOG_FOLDER)
     register = CatalogState()

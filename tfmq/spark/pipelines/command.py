@@ -43,7 +43,7 @@ UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of a pipeline: its output and Spark options."""
+    """One run of a pipeline's command: its output and Spark options."""
 
     name: str
     output: Output

@@ -49,8 +49,9 @@ class Gap(NamedTuple):
 class ArchiveFile(NamedTuple):
     """One Parquet file: the rows of a piece that were appended in one hour.
 
-    `size_bytes` and `crc` are of the whole file; `log_bytes` is the approximate size of its rows in the log.
-    `first_offset`, `last_offset` and `first_ms`, `last_ms` (append times) are those of its first and last row.
+    `start`, `end`: offsets of the piece. `size_bytes` and `crc` are of the whole file; `log_bytes` is the
+    approximate size of its rows in the log. `first_offset`, `last_offset` and `first_ms`, `last_ms` (append
+    times) are those of its first and last row.
     """
 
     path: str
@@ -69,7 +70,10 @@ class ArchiveFile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A step that is started. `partitions`: the number of them; `node`: the broker's id, or ""."""
+    """A step that is started: the pieces to archive, and the gaps before them.
+
+    `partitions`: number of the topic's partitions; `node`: the broker's id, "" if unknown.
+    """
 
     step: int
     topic: str
@@ -80,9 +84,10 @@ class Plan(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A completed step.
+    """A completed step: its plan and the files that were written.
 
-    `ends`: (incarnation, partition) -> offset at which the next step begins, over all steps so far.
+    `ends`: (incarnation, partition) -> offset up to which all steps so far archived, where the next step
+    begins.
     """
 
     plan: Plan

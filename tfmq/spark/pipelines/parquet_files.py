@@ -61,7 +61,7 @@ def verify_file(folder: Path, file: ArchiveFile) -> None:
 
 
 def read_batches(folder: Path, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
-    """Verify a file, and yield its rows in order, with COLUMNS. Raises Damaged."""
+    """Verify a file, and yield its rows in order, with the columns COLUMNS. Raises Damaged."""
     verify_file(folder, file)
     rows = BATCH_ROWS
     if file.rows:
@@ -123,7 +123,7 @@ class ChecksumFile:
 
 
 class HourFileWriter:
-    """The Parquet file of one hour while it is written; it gets its final name in `finish`."""
+    """Writes the Parquet file of a piece for one hour, under a temporary name until `finish`."""
 
     def __init__(self, folder: Path, topic: str, hour: int, piece: ArchivePiece, compression: str) -> None:
         self._folder, self._piece = folder, piece

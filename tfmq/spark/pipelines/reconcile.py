@@ -41,9 +41,9 @@ COLUMNS: Final = project(("offset", "id"))
 
 
 class LetterClaim(NamedTuple):
-    """A dead letter's statement that message `id` is at `offset`.
+    """A dead letter's statement that the message with this `id` is at `offset` of a partition.
 
-    `group` and `letter` are its own; `resent`: it was redriven to that offset.
+    `group` and `letter`: the dead letter's group and id; `resent`: the message was redriven to that offset.
     """
 
     offset: int
@@ -54,7 +54,7 @@ class LetterClaim(NamedTuple):
 
 
 class ClaimCheck(NamedTuple):
-    """Claims about one partition, in the order of offsets, which one task checks."""
+    """Claims about one partition, in the order of offsets, to be checked by one task."""
 
     address: SourceAddress
     log: PartitionLog
@@ -64,7 +64,10 @@ class ClaimCheck(NamedTuple):
 def plan_claim_checks(
     address: SourceAddress, logs: Iterable[PartitionLog], kept: Sequence[LetterSummary]
 ) -> list[ClaimCheck]:
-    """Return the checks for these letters. Letters of deleted partitions are left out."""
+    """Return the checks of what the letters `kept` claim about the partitions `logs`.
+
+    Claims about deleted partitions are left out.
+    """
     known = {(log.topic, log.incarnation, log.partition): log for log in logs}
     claims: dict[PartitionLog, list[LetterClaim]] = {}
     for letter in kept:
@@ -87,9 +90,9 @@ def plan_claim_checks(
 
 
 def check_claims(claim_check: ClaimCheck) -> TaskResult[list[Fault]]:
-    """Check claims by reading their messages; return the wrong ones. Runs in a task.
+    """Read the message of each claim; return a discrepancy for each wrong one. Runs in a task.
 
-    Messages deleted by retention are not counted as wrong.
+    Claims about messages that retention deleted are not wrong.
     """
     faults: list[Fault] = []
     log = claim_check.log
@@ -142,7 +145,7 @@ WRONG, NOTE = "wrong", "note"
 
 
 class GroupPosition(NamedTuple):
-    """Position of a group in one partition, as the broker has it.
+    """Committed offset and lag of a group in one partition, and the partition's bounds.
 
     `offset` -1: nothing is committed; `lag` -1: unknown. Ordinals count messages since the topic was created.
     """
@@ -161,10 +164,10 @@ class GroupPosition(NamedTuple):
 
 
 class LetterSummary(NamedTuple):
-    """The parts of a dead letter in `store` that are compared.
+    """The parts of a dead letter that are compared with the messages in its partition.
 
-    `message_id` is the message's id. `sent`: where a redriven message must be, (topic, incarnation, partition,
-    offset, id); None for others.
+    `store`: name of the store that has it · `message_id`: the message's id · `sent`: where a redriven message
+    must be: (topic, incarnation, partition, offset, id); None for other letters.
     """
 
     store: str
@@ -196,11 +199,12 @@ class Fault(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Message counts of one partition for one group.
+    """Message counts of one partition for one group; -1 if unknown.
 
-    `produced`: ever; `there`: still in the log; `consumed`: before the group's offset, -1 if unknown; `lag`: after
-    it. Of the consumed ones, `waiting` are dead letters that will be retried, `dead` ones need manual action,
-    `settled` were redriven, acked later or dropped; `handled` ones were acked without becoming a dead letter.
+    `produced`: all messages so far · `there`: those still in the log · `consumed`: those before the group's
+    offset · `lag`: those after it. Of the consumed ones, `waiting` are dead letters that will be retried,
+    `dead` ones need manual action, `settled` were redriven, acked later or dropped; `handled` ones were acked
+    without becoming a dead letter.
     """
 
     broker: str
@@ -218,7 +222,7 @@ class Row(NamedTuple):
 
 
 class Balance(NamedTuple):
-    """All rows and discrepancies."""
+    """Result of the pipeline: the counts of each group and partition, and the discrepancies."""
 
     rows: list[Row]
     faults: list[Fault]
@@ -236,7 +240,10 @@ def make_balance(
     letter_summaries: Sequence[LetterSummary],
     incarnations: Mapping[int, str],
 ) -> Balance:
-    """Compare positions and letters. `incarnations`: incarnation -> name of all existing topics."""
+    """Compare the groups' positions with the dead letters.
+
+    `incarnations`: incarnation -> name, of all existing topics.
+    """
     faults: list[Fault] = []
     letters: dict[tuple[str, int, int], list[LetterSummary]] = {}
     for letter in _unique_letters(letter_summaries, faults):
@@ -252,7 +259,7 @@ def make_balance(
 
 
 def _unique_letters(kept: Iterable[LetterSummary], faults: list[Fault]) -> Iterable[LetterSummary]:
-    """Return each letter once; a letter in two stores is a fault."""
+    """Return each letter once; add a discrepancy to `faults` for a letter that is in two stores."""
     found: dict[str, LetterSummary] = {}
     for letter in kept:
         other = found.setdefault(letter.id, letter)
@@ -285,7 +292,7 @@ def _make_row(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
 
 
 def consumed_count(standing: GroupPosition) -> int:
-    """Return the number of messages before the group's offset; -1 if unknown."""
+    """Return the number of messages before the group's committed offset; -1 if unknown."""
     if standing.offset < 0:
         return 0
     if standing.lag < 0 or standing.offset < standing.first_offset:
@@ -329,7 +336,10 @@ def _find_faults(standing: GroupPosition, letters: Sequence[LetterSummary]) -> I
 def _orphaned_letters(
     group: str, partition: int, letters: Sequence[LetterSummary], topic: str | None
 ) -> Fault:
-    """Return the fault for letters of a group or partition that the broker does not have."""
+    """Return the discrepancy for letters of a group or partition that the broker does not have.
+
+    `topic`: the current name of their topic, None if it was deleted.
+    """
     said = with_noun(len(letters), "letter")
     open_ones = sum(letter.state in (*OPEN_STATES, DEAD) for letter in letters)
     if topic is None:
@@ -409,8 +419,9 @@ def reconcile_brokers(
 
 
 def read_group_positions(admin: Admin, broker: str, groups: Sequence[str]) -> Iterator[GroupPosition]:
-    """Yield the positions of all groups, or of the given ones, in each partition."""
-    # Group offsets are read before the ends of partitions, so a group has never consumed more than was produced.
+    """Yield the position of each group in each partition; with `groups` only of these."""
+    # Group offsets are read before the ends of partitions, so that no group has more consumed than produced
+    # messages.
     names = [each.group for each in admin.groups() if not groups or each.group in groups]
     places = {name: admin.group(name).offsets for name in sorted(names)}
     topics: dict[str, Any] = {}
@@ -450,7 +461,10 @@ def check_groups(
 
 
 def read_letters(store: str, servers: str, groups: Sequence[str]) -> Iterator[LetterSummary]:
-    """Yield the letters of a store. Raises TfmqError if it does not exist."""
+    """Yield the letters in a store; with `groups` only of these.
+
+    Raises TfmqError if the store does not exist.
+    """
     with Desk(store, servers) as desk:
         desk.check()
         for name in groups or (None,):
@@ -459,7 +473,7 @@ def read_letters(store: str, servers: str, groups: Sequence[str]) -> Iterator[Le
 
 
 def summarize_letter(store: str, letter: Letter) -> LetterSummary:
-    """Return the compared parts of a letter."""
+    """Return the summary of a letter in `store`."""
     sent = None
     journey = letter.journey
     if journey is not None and letter.state == REDRIVEN and letter.sent_offset >= 0:
@@ -472,7 +486,7 @@ def summarize_letter(store: str, letter: Letter) -> LetterSummary:
 
 
 def print_balance(job: Job, found: Balance) -> None:
-    """Print the balance: JSON, or two tables."""
+    """Print the result: as JSON, or as a table of counts and one of discrepancies."""
     if job.output.json:
         job.output.print_object(found.to_json())
         return
@@ -486,9 +500,9 @@ def print_balance(job: Job, found: Balance) -> None:
 
 
 def _printable_row(row: Row | Fault) -> dict[str, Any]:
-    """Return a table row for a terminal.
+    """Return a row as a table row, with control characters escaped.
 
-    A store of letters may have been written by another user, so control characters are replaced.
+    Another user may have written the store of the letters.
     """
     return {
         name: escape_unprintable(value) if isinstance(value, str) else value

@@ -1,9 +1,9 @@
 """`python -m tfmq.spark.pipelines.replay TOPIC --from FOLDER`: sends archived messages to a topic.
 
-A replay has numbered steps, each one commit. Which files are in which step depends only on the archive and the
-filter; a step never spans two steps of the archive, so a grown archive only adds steps at the end. The broker keeps
-the last step of each replay as the sequence of a commit group: a run continues after the last completed step, and
-what an interrupted step prepared is discarded by the next commit.
+A replay has numbered steps, each one commit. Which files are in which step depends only on the archive and
+the filter; a step never has files of two steps of the archive, so a grown archive only adds steps at the end.
+The broker stores the last step of each replay as the sequence of a commit group: a run continues after the
+last completed step, and what an interrupted step prepared is discarded by the next commit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ReplayFilter(NamedTuple):
 
 
 class ReplayPart(NamedTuple):
-    """What one task sends: files of one partition, in the order of offsets."""
+    """The files that one task sends: those of one partition, in the order of offsets."""
 
     partition: int
     files: tuple[ArchiveFile, ...]
@@ -74,7 +74,7 @@ class ReplayPart(NamedTuple):
 
 
 class ReplayStep(NamedTuple):
-    """What one commit sends."""
+    """What is sent in one commit: a part for each partition, and the step's number from 1 on."""
 
     number: int
     parts: tuple[ReplayPart, ...]
@@ -87,10 +87,10 @@ class ReplayStep(NamedTuple):
 def plan_steps(
     manifests: Iterable[Manifest], selection: ReplayFilter, step_bytes: int = STEP_BYTES
 ) -> Iterator[ReplayStep]:
-    """Yield all steps of a replay. `manifests`: of all of the archive's steps, in order.
+    """Yield all steps of a replay; `manifests` are those of all steps of the archive, in order.
 
-    The incarnations of a topic that was deleted and created again are in separate steps, in order, also within one
-    step of the archive.
+    The incarnations of a topic that was deleted and created again are in separate steps, in order, also
+    within one step of the archive.
     """
     number = 0
     for manifest in manifests:
@@ -103,7 +103,10 @@ def plan_steps(
 
 
 def _split_into_steps(files: list[ArchiveFile], step_bytes: int) -> Iterator[tuple[ReplayPart, ...]]:
-    """Yield the parts of one step after the other, each with files of all partitions that have some."""
+    """Yield the parts of each step, about `step_bytes` of log in all.
+
+    They are shared by the partitions that have files left.
+    """
     waiting: dict[int, list[ArchiveFile]] = {}
     for each in sorted(files, key=lambda file: (file.partition, file.first_offset)):
         waiting.setdefault(each.partition, []).append(each)
@@ -157,7 +160,10 @@ class ReplayOptions(NamedTuple):
 
 
 class ReplayTarget(NamedTuple):
-    """The topic that gets the messages; `last_step`: 0 without one."""
+    """The topic that gets the messages; `last_step`: this replay's last completed step, or 0.
+
+    `group`: the commit group whose sequence is the step; `partitions`: number of the topic's partitions.
+    """
 
     group: str
     incarnation: int
@@ -167,7 +173,7 @@ class ReplayTarget(NamedTuple):
 
 @dataclass
 class ReplayResult:
-    """What a run did; `earlier_steps`: those completed by earlier runs."""
+    """What a run sent; `earlier_steps`: number of steps that earlier runs completed."""
 
     archived: str
     topic: str
@@ -189,7 +195,7 @@ class ReplayResult:
 
 
 class TaskRunner(Protocol):
-    """Type of `SparkTaskRunner` and `run_inline`: runs the tasks of a step."""
+    """Type of `SparkTaskRunner` and `run_inline`, which run the tasks of a step."""
 
     def __call__(
         self,
@@ -201,7 +207,7 @@ class TaskRunner(Protocol):
 
 
 class TaskSettings(NamedTuple):
-    """What a task needs besides its part.
+    """What each task of a step needs besides its part.
 
     `partitions`: number of the target's partitions if keys choose the partition again, else 0.
     """
@@ -214,7 +220,7 @@ class TaskSettings(NamedTuple):
 
 
 def replay_part(order: TaskSettings, part: ReplayPart) -> TaskResult[TaskCommitMessage]:
-    """Read a part's files, send and prepare its rows. Runs in a task."""
+    """Read the files of a part, send their selected rows and prepare them. Runs in a task."""
     written = write_rows(order.settings, order.member, read_rows(order, part))
     return TaskResult(written, written.rows, part.log_bytes)
 
@@ -255,7 +261,7 @@ class ReplayRun:
         self.outcome = ReplayResult(options.choice.topic, options.topic)
 
     def replay_new(self, begin_progress: Callable[[int], Progress]) -> ReplayResult:
-        """Send all that is archived and not in the target yet.
+        """Send all archived messages of the filter that earlier runs did not send.
 
         `begin_progress` gets the bytes to send.
 
@@ -289,7 +295,11 @@ class ReplayRun:
         return found
 
     def _open_target(self, manifests: Sequence[Manifest], last: Manifest) -> ReplayTarget:
-        """Return the target, created if it does not exist, and its last step."""
+        """Return the target topic, created if it does not exist, and this replay's last step in it.
+
+        `last`: the archive's last manifest. Raises BadRequest for a topic with another number of partitions,
+        and for the archived topic itself, unless the options permit these.
+        """
         wish, known = self._options, last.plan.partitions
         node = str(self._admin.status().get("node", ""))
         try:
@@ -324,7 +334,7 @@ class ReplayRun:
         return made
 
     def _check_files(self, todo: Sequence[ReplayStep]) -> None:
-        """Check that no file is missing, before anything is sent. Raises Damaged."""
+        """Check, before anything is sent, that no file of these steps is missing. Raises Damaged."""
         for step in todo:
             for part in step.parts:
                 for file in part.files:

@@ -77,12 +77,18 @@ def read_group_lags(address: SourceAddress, topics: Sequence[str], now_ms: int) 
 
 
 def combine_lags(group: str, lags: Sequence[int], ages: Sequence[float]) -> GroupLag:
-    """Combine the lags of a topic's partitions; -1 if one of them is unknown."""
+    """Return the lag of a group in a topic: the sum over its partitions, -1 if one is unknown.
+
+    The age is that of the partition with the oldest unconsumed message.
+    """
     return GroupLag(group, UNKNOWN if min(lags) < 0 else sum(lags), max(ages, default=0.0))
 
 
 def _oldest_age(logs: LogReader, log: PartitionLog, standing: GroupPosition, now_ms: int) -> float:
-    """Return the age (seconds) of the first message that a group has not consumed; 0 without one."""
+    """Return the age in seconds of the first message that a group has not consumed.
+
+    0 if it has consumed all. `standing`: the group's position in the partition `log`.
+    """
     bounds = logs.bounds(log)
     start = logs.next_message_offset(log, max(bounds.first, standing.offset))
     if start >= bounds.end:
@@ -106,7 +112,7 @@ def check_stores(stores: Sequence[str], servers: str | None) -> None:
 def add_letters(
     figures: Iterable[TopicFigures], stores: Sequence[str], servers: str | None
 ) -> Iterator[TopicFigures]:
-    """Yield the figures with the dead letters of these stores.
+    """Yield the figures of each topic with counts of its dead letters in these stores.
 
     Raises TfmqError for a missing store.
     """
@@ -137,7 +143,7 @@ MOMENT, SIZE, LATENCY, PARTITION, UNBORN, EARLY = "moment", "size", "latency", "
 
 
 class TimeRange(NamedTuple):
-    """Append times from `since_ms` on and before `until_ms`; None: no bound."""
+    """Append times from `since_ms` (inclusive) to `until_ms` (exclusive); None: no bound."""
 
     since_ms: int | None = None
     until_ms: int | None = None
@@ -190,9 +196,9 @@ def _append_times(logs: LogReader, log: PartitionLog, bounds: Bounds, now_ms: in
 
 
 def count_bins(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
-    """Return a row per bin: topic, kind of fact, bin, count, least, most and total value.
+    """Return a frame with a row per bin: topic, kind, bin, count; least, most and total value.
 
-    `widths`: seconds of a time bin, by topic.
+    The kind says what is counted, such as SIZE. `widths`: topic -> seconds of a time bin.
     """
     plain = frame.selectExpr(
         "topic",
@@ -240,7 +246,10 @@ def _bin_sql(value: str) -> str:
 
 
 def collect_figures(bins: DataFrame, widths: Mapping[str, int]) -> list[TopicFigures]:
-    """Collect the bins and return the figures of each topic."""
+    """Collect the bins on the driver, and return the figures of each topic.
+
+    `widths`: topic -> seconds of a time bin.
+    """
     rows = bins.collect()
     return [
         _topic_figures(topic, width, [row for row in rows if row["topic"] == topic])
@@ -337,7 +346,10 @@ def report(
 def measure_topics(
     address: SourceAddress, widths: Mapping[str, int], window: TimeRange, size_bytes: int, job: Job
 ) -> list[TopicFigures]:
-    """Count the messages with Spark; `widths` by topic. Raises the errors of the source."""
+    """Count the messages with Spark, and return the figures of each topic.
+
+    `widths`: topic -> seconds of a time bin. Raises the errors of the source.
+    """
     with ExitStack() as stack:
         session = stack.enter_context(job.spark())
         progress = stack.enter_context(job.progress("reading", size_bytes))

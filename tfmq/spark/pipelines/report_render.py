@@ -25,7 +25,7 @@ QUANTILES: Final = (0.5, 0.9, 0.99, 0.999)
 
 
 class Bin(NamedTuple):
-    """`count` values from `least` to `most`, with this `total`."""
+    """A bin of a distribution: `count` values from `least` to `most`, whose sum is `total`."""
 
     count: int  # type: ignore[assignment]  # hides tuple.count
     least: int
@@ -34,7 +34,7 @@ class Bin(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """A distribution: bins by increasing values, none of them empty."""
+    """The distribution of values such as sizes: non-empty bins in the order of values."""
 
     bins: tuple[Bin, ...] = ()
 
@@ -49,9 +49,9 @@ class Distribution(NamedTuple):
         return sum(each.total for each in self.bins) / max(1, self.count_values)
 
     def quantile(self, share: float) -> int:
-        """Return the value that `share` of all values do not exceed; 0 without values.
+        """Return the value that a `share` of all values (0 to 1) does not exceed; 0 without values.
 
-        Values are assumed evenly distributed within a bin.
+        Values are assumed to be evenly distributed within a bin.
         """
         left = share * self.count_values
         for each in self.bins:
@@ -61,7 +61,7 @@ class Distribution(NamedTuple):
         return self.bins[-1].most if self.bins else 0
 
     def to_json(self) -> dict[str, float | None]:
-        """Return the figures as a JSON object or table row; None, not 0, without values."""
+        """Return mean, quantiles and bounds as a JSON object or table row; None without values."""
         if not self.bins:
             names = ("mean", "min", *(quantile_name(share) for share in QUANTILES), "max")
             return {"values": 0, **dict.fromkeys(names)}
@@ -71,12 +71,12 @@ class Distribution(NamedTuple):
 
 
 def quantile_name(share: float) -> str:
-    """Return 'p99.9' for 0.999."""
+    """Return the name of a quantile: 0.999 -> 'p99.9'."""
     return f"p{str(share * 100).removesuffix('.0')}"
 
 
 class RateSample(NamedTuple):
-    """Messages, and bytes of payload, appended in `seconds` from `at` (seconds since 1970) on."""
+    """Messages, and bytes of payload, appended in `seconds` from `at` on (seconds since 1970)."""
 
     at: int
     seconds: int
@@ -100,9 +100,10 @@ def lag_text(lag: int) -> str:
 class TopicFigures(NamedTuple):
     """Figures of one topic.
 
-    `partitions`: messages by partition. `sizes`: payloads, in bytes. `latencies`: from birth to append, in ms.
-    `unborn`: messages without a birth time; `early`: messages whose birth time is after their append. `calls`:
-    number of handler calls -> dead letters with it. `letters`: by state.
+    `partitions`: partition -> number of messages. `sizes`: of payloads, in bytes. `latencies`: from birth to
+    append, in ms. `unborn`: number of messages without a birth time; `early`: with a birth time after their
+    append. `calls`: number of handler calls -> number of dead letters with as many. `letters`: state ->
+    number of dead letters.
     """
 
     topic: str
@@ -154,7 +155,7 @@ class TopicFigures(NamedTuple):
 
 
 def make_distribution(bins: Iterable[Sequence[int]]) -> Distribution:
-    """Make a distribution of rows (count, least, most, total), in any order."""
+    """Create a distribution of bins given as (count, least, most, total), in any order."""
     return Distribution(tuple(sorted((Bin(*each) for each in bins), key=lambda each: each.least)))
 
 
@@ -376,7 +377,10 @@ def _time_axis(axes: Axes) -> None:
 
 
 def _draw_distribution(axes: Axes, spread: Distribution, title: str, text: Any) -> None:
-    """Draw a distribution on a logarithmic axis, with the median and the 99th percentile."""
+    """Draw a distribution on a logarithmic axis, with lines at median and 99th percentile.
+
+    `text` formats a value.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_title(title)
@@ -408,12 +412,15 @@ def _draw_distribution(axes: Axes, spread: Distribution, title: str, text: Any) 
 
 
 def _draw_right_title(axes: Axes, text: str) -> None:
-    """Write figures at the right of the title, where they do not overlap the plot."""
+    """Write `text` at the right of the title, where it does not overlap the plot."""
     axes.set_title(text, loc="right", fontsize=9, fontweight="normal", color=INK)
 
 
 def histogram(spread: Distribution) -> tuple[Any, Any]:
-    """Return (edges, shares) of COLUMNS bars on a logarithmic axis, where 0 is at ZERO_POSITION."""
+    """Return the edges of COLUMNS bars on a logarithmic axis, and each bar's share of values.
+
+    Values below ZERO_POSITION, such as 0, count as that.
+    """
     low, high = (
         max(float(spread.bins[0].least), ZERO_POSITION),
         max(float(spread.bins[-1].most), ZERO_POSITION),
@@ -497,5 +504,5 @@ def _ms_text(value: float) -> str:
 
 
 def draw_topics(all_figures: Sequence[TopicFigures], kind: str) -> dict[str, bytes]:
-    """Draw the pictures of all topics, by topic."""
+    """Return topic -> bytes of its picture, drawn by `draw_topic`."""
     return {each.topic: draw_topic(each, kind) for each in all_figures}

@@ -30,10 +30,10 @@ CLEAR_LINE: Final = "\r\x1b[K"
 
 
 class Progress:
-    """Rows and bytes done so far, as a line of text. `add` may be called from any thread.
+    """Rows and bytes done so far, printed as a line. `add` may be called from any thread.
 
-    `total_bytes`: the whole amount of work, None if unknown. `print_line` prints a line; `add` calls it at most
-    once in `pause_seconds`.
+    `total_bytes`: the whole amount of work, None if unknown. `print_line` prints a line; `add` calls it at
+    most once in `pause_seconds`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Progress:
         return self._clock() - self._started_at
 
     def restart(self) -> None:
-        """Restart the time, so that earlier work such as the start of Spark does not affect the rate."""
+        """Restart the clock, so that the start of Spark, for example, does not count in the rate."""
         self._started_at = self._clock()
 
     def add(self, rows: int, size_bytes: int) -> None:
@@ -144,7 +144,7 @@ POLL_SECONDS: Final = 0.2
 
 
 class TaskResult(NamedTuple, Generic[Result]):
-    """Result of a task, and the amount of its work."""
+    """Result of a task, and the rows and bytes that it processed."""
 
     result: Result
     rows: int
@@ -152,7 +152,7 @@ class TaskResult(NamedTuple, Generic[Result]):
 
 
 class TaskFailure(NamedTuple):
-    """A TfmqError as plain values: pickled exceptions lose their keyword arguments."""
+    """A TfmqError of a task as plain values: pickled exceptions lose their keyword arguments."""
 
     code: str
     sentence: str
@@ -222,7 +222,7 @@ def run_tasks(
 
 
 def follow_progress(running: Future[Any], tally: Callable[[], tuple[int, int]], progress: Progress) -> None:
-    """Add to `progress` what `tally` gains, until `running` ends."""
+    """Add to `progress` by how much `tally()` (rows, bytes) grows, until `running` ends."""
     before = (0, 0)
     while True:
         ended = bool(wait([running], POLL_SECONDS).done)
@@ -248,7 +248,7 @@ def run_inline(
 
 
 class SparkTaskRunner:
-    """Runs tasks in a session that is started with the first ones: without tasks no Java starts."""
+    """Runs tasks in a Spark session that the first call starts: without tasks no Java starts."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start = start
@@ -276,7 +276,8 @@ STAGE_POLL_SECONDS: Final = 0.5
 def watch_progress(context: SparkContext, progress: Progress) -> Iterator[None]:
     """While the block runs, advance `progress` as tasks of the first stage end.
 
-    For a query whose tasks do not report their own progress: `total_bytes` is reached at the end of the block.
+    For a query whose tasks do not report their own progress: `total_bytes` is reached at the end of the
+    block.
     """
     ended = threading.Event()
     thread = threading.Thread(
