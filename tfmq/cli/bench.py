@@ -49,7 +49,7 @@ def bench(messages: int, size: int, topic: str | None, acks: str, output: Output
 
 
 def table_row(found: dict[str, Any]) -> dict[str, Any]:
-    """The same row for a table, with short headings."""
+    """Return the JSON row with the additional columns of the table, which have short headings."""
     return {
         **found,
         "messages/s": found["messages_per_second"],
@@ -70,7 +70,7 @@ def json_row(what: str, messages: int, size: int, seconds: float) -> dict[str, A
 
 
 def measure_bulk(output: Output, topic: str, messages: int, size: int, acks: str) -> float:
-    """Send `messages` in bulk; return the seconds that it took."""
+    """Send `messages` messages of `size` bytes in bulk; return the seconds that it took."""
     from tfmq.producer import Producer
 
     payload = b"x" * size
@@ -109,7 +109,7 @@ def measure_singles(output: Output, topic: str, size: int, acks: str) -> float:
 
 
 def measure_read(output: Output, topic: str, messages: int) -> float:
-    """Read `messages` back; return the seconds that it took."""
+    """Read `messages` messages of the topic; return the seconds that it took."""
     from tfmq.consumer import Consumer
 
     with Consumer(output.servers, topics=topic) as consumer, progress(output, "reading", messages) as advance:

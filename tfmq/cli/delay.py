@@ -69,7 +69,7 @@ def delay() -> None:
 
 
 def message_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `list` and `histogram` share: which messages."""
+    """Add the options by which `list` and `histogram` select messages."""
     for option in (
         click.option("--to", "end", type=Moment(), help="Only messages that are due before this time."),
         click.option(
@@ -82,9 +82,6 @@ def message_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
-
-
-# Queries
 
 
 @delay.command(
@@ -140,7 +137,7 @@ def list_command(
 
 
 def check_range(first: datetime | None, end: datetime | None) -> None:
-    """Raise UsageError for a range that ends before it begins."""
+    """Raise UsageError if `end` is before `first`, or nothing is between."""
     if first is not None and end is not None and end <= first:
         raise click.UsageError("--to should be later than --from")
 
@@ -162,9 +159,6 @@ def show(handle: str, output: Output) -> int:
         output.info(UNKNOWN_HANDLE)
         return 1
     return 0
-
-
-# Changes
 
 
 @delay.command(
@@ -218,7 +212,7 @@ def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | N
 
 
 def check_handles(handles: Sequence[str]) -> list[str]:
-    """Return the handles.
+    """Return the handles if all are well-formed.
 
     Raises BadRequest for the first mistyped one, before any change is made.
     """
@@ -229,9 +223,9 @@ def check_handles(handles: Sequence[str]) -> list[str]:
 
 
 async def change_all(output: Output, handles: Sequence[str], change: ChangeDelayed, wanted: str) -> int:
-    """Apply `change` to all handles, also after failures.
+    """Apply `change` to all handles, also after failures, and print the results.
 
-    Return 1 if one has not the state `wanted`.
+    Returns the exit code: 1 if one of the messages is not in the state `wanted` afterwards.
     """
     from tfmq import aio
 
@@ -285,9 +279,6 @@ def report_change(output: Output, handle: str, row: dict[str, Any], briefly: boo
     output.info(f"{handle}: {state}{why}")
 
 
-# Histogram
-
-
 @delay.command(
     short_help="Count delayed messages by due time.",
     epilog="\b\nExamples:\n  tfmq delay histogram\n  tfmq delay histogram --topic reminders --to +1h --every 5m\n"
@@ -328,7 +319,10 @@ def histogram(
 
 
 def split_counts(counts: Sequence[int], edges: Sequence[int]) -> tuple[int, Sequence[int]]:
-    """Split counts over all time: (how many are before the edges, the counts between the edges)."""
+    """Split `counts` into the sum of those before the first edge, and those between the edges.
+
+    `counts` has a further range before and after the edges unless they reach the first or the last time.
+    """
     if not edges:
         return sum(counts), ()
     first = int(edges[0] > 0)
@@ -343,9 +337,9 @@ def edges_for(
     end: datetime | None,
     every: float | None,
 ) -> list[int]:
-    """Return the edges of the ranges; [] without messages.
+    """Return the edges (ms since 1970) of the ranges to print; [] without messages.
 
-    Raises UsageError for too many ranges.
+    `every`: length of a range in seconds, None: chosen. Raises UsageError for too many ranges.
     """
     low = 0 if first is None else milliseconds(first)
     high = TIME_MAX if end is None else milliseconds(end)
@@ -373,7 +367,7 @@ def milliseconds(time: datetime) -> int:
 def print_summary(
     output: Output, before: int, inside: Sequence[int], behind: int, edges: Sequence[int], now_ms: int
 ) -> None:
-    """Print what the bars do not show."""
+    """Print the numbers of messages in, before and after the printed ranges."""
     last = f"{time_text(edges[-1])} ({relative_time(edges[-1] - now_ms)})"
     output.info(f"{with_noun(sum(inside), 'message')} in these ranges; end of the last: {last}")
     if before:

@@ -59,7 +59,7 @@ def iterate_messages(
 
 @contextmanager
 def with_topic_hint(admin: Admin, topic: str | None) -> Iterator[None]:
-    """Add the nearest topic name to an UnknownTopic of the enclosed calls."""
+    """Context that adds the nearest topic name to an UnknownTopic raised in the block."""
     try:
         yield
     except UnknownTopic:
@@ -75,13 +75,16 @@ def broker_now(admin: Admin) -> int:
 
 
 def check_handle(handle: str) -> str:
-    """Return the handle. Raises BadRequest for a mistyped one, before any change is made."""
+    """Return the handle if it is well-formed. Raises BadRequest for a mistyped one."""
     parse_handle(handle)
     return handle
 
 
 def count_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tuple[list[int], int]:
-    """Return how many messages are due between each edge (ms) and the next, and the total number."""
+    """Return how many messages are due between each edge (ms since 1970) and the next.
+
+    The second result is the number of all delayed messages.
+    """
     known = sorted({round_edge(edge) for edge in edges})
     found = admin.delayed_histogram([edge_datetime(edge) for edge in known], topic)
     counts = dict(zip(known, found.counts, strict=False))
@@ -108,7 +111,10 @@ complete_handles: Final = main.complete_names(
 
 
 def json_row(found: DelayedDescription) -> dict[str, Any]:
-    """Return the row for JSON: times in ms since 1970, and as ISO times where `datetime` supports them."""
+    """Return the JSON row of a delayed message: times in ms since 1970, and as ISO times.
+
+    A time after the year 9999, which `datetime` does not support, has no ISO time.
+    """
     row = {name: None if value == -1 else value for name, value in found._asdict().items()}
     row["topic"] = found.topic or None
     row.pop("details")
@@ -116,7 +122,7 @@ def json_row(found: DelayedDescription) -> dict[str, Any]:
 
 
 def table_row(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
-    """Return the row for a table."""
+    """Return the row of `list` for a delayed message."""
     return {
         "due": time_text(found.due_ms),
         "in": relative_time(found.due_ms - now_ms),
@@ -149,36 +155,30 @@ def detail_row(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
 
 
 def shorten_key(key: bytes | str | None) -> str | None:
-    """Return a key for a table, shortened."""
+    """Return a key as text for a table, at most KEY_CHARACTERS long."""
     if key is None:
         return None
     text = escape_unprintable(key.decode(errors="backslashreplace") if isinstance(key, bytes) else key)
     return text if len(text) <= KEY_CHARACTERS else f"{text[: KEY_CHARACTERS - 1]}…"
 
 
-# Times
-
-
 def due_fields(handle: str | None) -> dict[str, Any]:
-    """Return the due time that the handle contains."""
+    """Return the due time that the handle contains, as JSON fields; None without a handle."""
     due_ms = parse_handle(handle).due if handle else None
     return {"due_ms": due_ms, "due": iso_text(-1 if due_ms is None else due_ms)}
 
 
 def relative_time(ms: int) -> str:
-    """Return a time relative to now: 'in 2 h 5 min', 'now', '3 s ago'."""
+    """Format a distance from now in ms: 'in 2 h 5 min', 'now', '3 s ago'."""
     if ms == 0:
         return "now"
     return f"in {age_text(ms / 1_000)}" if ms > 0 else f"{age_text(-ms / 1_000)} ago"
 
 
-# Bars
-
-
 def print_histogram(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
-    """Print one line for each range, with a bar in proportion to its messages.
+    """Print a line for each range: its start, its number of messages, and a bar for that.
 
-    The longest fills the width.
+    The bar of the range with the most messages fills the width; the others are in proportion.
     """
     from rich.bar import Bar
     from rich.box import SIMPLE_HEAD
@@ -205,19 +205,19 @@ def print_histogram(edges: Sequence[int], counts: Sequence[int], now_ms: int) ->
 
 
 def text_widths(rows: Sequence[tuple[str, str, str]]) -> list[int]:
-    """Return the length of the longest text of each column."""
+    """Return the width of each column before the bar: that of its longest text or its heading."""
     return [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
 
 
 def bar_width(rows: Sequence[tuple[str, str, str]], terminal: int) -> int:
-    """Return the characters of a line that remain for the bar."""
+    """Return the number of characters for the bar in a line of `terminal` characters."""
     return max(BAR_WIDTH_MIN, min(BAR_WIDTH, terminal - sum(text_widths(rows)) - TABLE_PADDING))
 
 
 def bar_end(count: int, most: int, width: int) -> float:
-    """Return the end of a bar in eighths of a character.
+    """Return the end of a bar on a scale on which `most` fills `width` characters.
 
-    A range with messages gets at least one eighth.
+    A range with messages gets at least an eighth of a character.
     """
     return max(count, most / (8 * width)) if count else 0
 
@@ -259,12 +259,12 @@ DETAIL_PARTS: Final = 1_000
 
 
 def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_MAX) -> list[int]:
-    """Return edges between `first` and `end` that cover nearly all messages; [] without messages.
+    """Return edges (ms) that cover nearly all messages due from `first` to `end`; [] for none.
 
-    The times are not known in advance: the messages may be due in the next second or in ten years. So this
-    queries counts between edges that grow with the distance from now, then divides the range with nearly all
-    messages, and returns round steps over that range. If nearly all messages would be in one bar, the steps
-    grow with the distance instead.
+    The due times are not known in advance: they may be in the next second or in ten years. So `ask` is called
+    first with edges that are farther apart with the distance from now, then with equal parts of the range
+    that has nearly all messages. The result is round steps over that range; if nearly all messages would be
+    in one bar, it is steps that grow with the distance from now instead.
     """
     low, high = first, end
     for edges in (fine_edges(now, first, end), None):
@@ -286,7 +286,10 @@ def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_
 
 
 def coarse_edges(now: int, low: int, high: int, first: int, end: int) -> list[int]:
-    """Return edges around `low` and `high` whose distances grow with the distance from now."""
+    """Return edges from about `low` to about `high`, farther apart with the distance from now.
+
+    None is outside of `first` and `end`.
+    """
     steps = [now + each for each in DISTANCES]
     lowest = max((each for each in steps if each <= low), default=low)
     highest = min((each for each in steps if each >= high), default=high)
@@ -294,7 +297,7 @@ def coarse_edges(now: int, low: int, high: int, first: int, end: int) -> list[in
 
 
 def heaviest_range_ms(edges: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the length of the range with the most messages."""
+    """Return the length of the range (between two edges) with the most messages."""
     row = list(counts).index(max(counts))
     return edges[row + 1] - edges[row]
 
@@ -307,7 +310,7 @@ def fine_edges(now: int, low: int, high: int) -> list[int]:
 
 
 def clip_edges(edges: Sequence[int], low: int, high: int) -> list[int]:
-    """Return `low`, the edges between, and `high`."""
+    """Return `low`, those edges that are between `low` and `high`, and `high`."""
     return [low, *sorted({edge for edge in edges if low < edge < high}), high]
 
 
@@ -318,7 +321,7 @@ def equal_edges(low: int, high: int, count: int) -> list[int]:
 
 
 def main_range(edges: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
-    """Return the first and the last edge of the ranges that have nearly all messages."""
+    """Return the two edges between which nearly all messages are."""
     sums = list(accumulate(counts))
     outside = int(sums[-1] * IGNORED_SHARE)
     lowest = bisect_left(sums, outside + 1)
@@ -327,12 +330,12 @@ def main_range(edges: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
 
 
 def round_step(span: int, rows: int = RANGES_MAX) -> int:
-    """Return the shortest round step that divides the span into at most `rows` ranges."""
+    """Return the shortest of STEPS that divides `span` ms into at most `rows` ranges."""
     return next((step for step in STEPS if step * rows >= span), STEPS[-1])
 
 
 def round_edges(low: int, high: int, step: int, first: int = 0, end: int = TIME_MAX) -> list[int]:
-    """Return edges at multiples of `step` around `low` and `high`, within `first` and `end`."""
+    """Return edges at multiples of `step` that cover `low` to `high`, within `first` and `end`."""
     edges = [floor_to_step(low, step)]
     while edges[-1] < high:
         edges.append(next_edge(edges[-1], step))
@@ -340,9 +343,10 @@ def round_edges(low: int, high: int, step: int, first: int = 0, end: int = TIME_
 
 
 def floor_to_step(time: int, step: int) -> int:
-    """Round down to a multiple of `step` in local time: days begin at midnight, weeks on Monday.
+    """Round a time (ms) down to a multiple of `step` in local time: days begin at midnight.
 
-    Counted from a fixed time, so that a query a minute later has the same edges.
+    Multiples are counted from a fixed Monday, so that weeks begin on Monday, and a query a minute later has
+    the same edges.
     """
     local = local_time(time)
     if local is None:
@@ -373,7 +377,7 @@ def next_edge(edge: int, step: int) -> int:
 
 
 def local_time(time: int) -> datetime | None:
-    """Return the naive local time; None after the year 9999."""
+    """Return the naive local time of `time` ms since 1970; None after the year 9999."""
     try:
         return datetime.fromtimestamp(time / 1_000)
     except (ValueError, OverflowError, OSError):

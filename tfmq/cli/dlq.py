@@ -49,14 +49,14 @@ BROKER_CHARACTERS = 8
 
 
 class LetterChoice(NamedTuple):
-    """The user's filters: a store, or None for all stores of this user, and which letters."""
+    """The dead letters that the user selected; `store` None: in all stores of this user."""
 
     store: str | None
     group: str | None
     filters: Mapping[str, Any]
 
     def selection(self, states: Sequence[str] = (), ids: Sequence[str] = ()) -> Selection:
-        """Return the selection of letters; `states` applies if the user named no state."""
+        """Return the filters as a selection; `states` are used if the user named no state."""
         from tfmq.dead_letters.model import Selection
 
         given = {name: value for name, value in self.filters.items() if value is not None}
@@ -69,12 +69,12 @@ class LetterChoice(NamedTuple):
 
     @property
     def has_filters(self) -> bool:
-        """Whether any filter of letters is set."""
+        """Whether --group or any other filter is set."""
         return self.group is not None or any(value not in (None, ()) for value in self.filters.values())
 
 
 def store_options(command: Function) -> Function:
-    """Add --store and --group; the command gets a `choice`."""
+    """Add --store and --group; the command gets these and its other filters as `choice`."""
 
     @click.option(
         "--store",
@@ -94,7 +94,7 @@ def store_options(command: Function) -> Function:
 
 
 def filter_options(command: Function) -> Function:
-    """Add the filters of letters to the `choice`."""
+    """Add the options that filter letters; `store_options` puts their values into `choice`."""
     options = (
         click.option(
             "--topic", shell_complete=main.complete_topics, help="Only dead letters from this topic."
@@ -131,7 +131,10 @@ def state_option(command: Function) -> Function:
 
 @contextmanager
 def open_stores(choice: LetterChoice, output: Output) -> Iterator[list[Desk]]:
-    """Open the stores of the choice. Raises `TfmqError` for a named store that does not exist."""
+    """Open the named store, or all existing stores of this user, for the block.
+
+    Raises `TfmqError` for a named store that does not exist.
+    """
     from tfmq.dead_letters.admin import Desk, default_stores
 
     with ExitStack() as stack:
@@ -146,12 +149,12 @@ def open_stores(choice: LetterChoice, output: Output) -> Iterator[list[Desk]]:
 
 
 def none_found_text(choice: LetterChoice) -> str:
-    """Return the sentence for an empty result."""
+    """Return the sentence that says that no letter matches."""
     return f"no matching dead letters in {store_text(choice)}; another place: --store PATH, URL or topic:NAME"
 
 
 def store_text(choice: LetterChoice) -> str:
-    """Return which stores were searched."""
+    """Return the name of the store that was searched, or the folder of all stores of this user."""
     from tfmq.dead_letters.store import state_directory as state_folder
 
     return choice.store or str(state_folder())
@@ -174,7 +177,7 @@ def find_letter(desks: Sequence[Desk], id: str, choice: LetterChoice) -> tuple[D
 
 
 def json_row(letter: Letter) -> dict[str, Any]:
-    """Return the row for JSON, without body and tracebacks.
+    """Return the JSON object of a letter, without body and tracebacks.
 
     Times are ISO 8601 in UTC, null for none.
     """
@@ -209,7 +212,7 @@ def json_row(letter: Letter) -> dict[str, Any]:
 
 
 def table_row(letter: Letter) -> dict[str, str]:
-    """Return the row for a table."""
+    """Return the row of `list` for a letter."""
     row = json_row(letter)
     return {
         "id": escape_unprintable(letter.id),
@@ -225,7 +228,7 @@ def table_row(letter: Letter) -> dict[str, str]:
 
 
 def detail_row(letter: Letter) -> dict[str, Any]:
-    """Return the fields that `show` prints in two columns, without body and failures."""
+    """Return the fields of a letter that `show` prints as a table, without body and failures."""
     row = {
         key: escape_unprintable(each) if isinstance(each, str) else each
         for key, each in json_row(letter).items()
@@ -235,14 +238,14 @@ def detail_row(letter: Letter) -> dict[str, Any]:
 
 
 def shorten_error(error: str) -> str:
-    """Return the error for a table, shortened with "..."."""
+    """Return the text of an error for a table, at most ERROR_CHARACTERS long."""
     return error if len(error) <= ERROR_CHARACTERS else f"{error[: ERROR_CHARACTERS - 3]}..."
 
 
 def export_row(letter: Letter) -> dict[str, Any]:
-    """Return all fields with the message as in `read --json`.
+    """Return the JSON object of a letter for `export`, with its failures and its message.
 
-    `send --json` accepts these fields. Includes the history of failures.
+    The message is in the format of `read --json`, which `send --json` accepts.
     """
     from tfmq.dead_letters.model import iso_time as moment_text
 
@@ -270,9 +273,6 @@ STANDARD_OUTPUT = Path("-")
 @click.group(epilog="\b\nExample:\n  tfmq dlq list --group billing")
 def dlq() -> None:
     """Dead letters: list, show, retry, drop, export, redrive."""
-
-
-# Queries
 
 
 @dlq.command(
@@ -377,7 +377,7 @@ def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> in
     if first is None:
         return 0
     number, before = 0, "[" if as_array else ""
-    # a device or a pipe, such as /dev/stdout, is written directly: there is nothing to lose
+    # A device or a pipe, such as /dev/stdout, is written directly: it cannot be replaced by a file.
     if path.exists() and not path.is_file():
         path, beside = path, path
     else:
@@ -404,11 +404,8 @@ def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> in
     return number
 
 
-# Changes
-
-
 def chosen_options(command: Any) -> Any:
-    """Add the choice of letters: IDs, filters, or --all."""
+    """Add the arguments that select letters to change: IDs, filters, or --all."""
     all_option = click.option(
         "--all", "everything", is_flag=True, help="All dead letters that match the filters."
     )
@@ -470,7 +467,10 @@ def drop(ids: tuple[str, ...], choice: LetterChoice, everything: bool, force: bo
 def select_letters(
     found: Sequence[Desk], ids: Sequence[str], choice: LetterChoice, everything: bool, states: Sequence[str]
 ) -> list[tuple[Desk, list[Letter]]]:
-    """Return the selected letters for each store. Raises `UsageError` if nothing was selected."""
+    """Return each store with the letters to change: those with these ids, or those that match.
+
+    Raises `UsageError` if the user gave neither ids, filters nor --all, or ids and filters.
+    """
     if ids:
         if everything or any(value is not None for value in choice.filters.values()):
             raise click.UsageError("give either IDs or filters")
@@ -488,7 +488,10 @@ Results = list[tuple["Desk", list["Letter"], list["Letter | None"]]]
 
 
 def report_changes(output: Output, results: Results, word: str, what: str, choice: LetterChoice) -> int:
-    """Print the results as JSON or as sentences; return the exit code."""
+    """Print which letters were changed, as JSON or as sentences; return the exit code.
+
+    `word` is the JSON key of the ids of changed letters, `what` says in the sentence what was done.
+    """
     pairs = [pair for _, letters, behind in results for pair in zip(letters, behind, strict=True)]
     done = [letter.id for letter, now in pairs if now is not None]
     left = [letter for letter, now in pairs if now is None]
@@ -556,7 +559,7 @@ def redrive(
 
 
 def sendable_id(letter: Letter) -> str:
-    """Return the id. Raises `TfmqError` for a letter in another state."""
+    """Return the letter's id. Raises `TfmqError` if its state does not allow a redrive."""
     if letter.state not in ("dead", "waiting", "redriving"):
         raise TfmqError(
             f"{letter.id} is {letter.state}: only dead and waiting ones are sent again.", outcome="not done"
@@ -565,9 +568,9 @@ def sendable_id(letter: Letter) -> str:
 
 
 def redrive_stores(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
-    """Redrive the letters of each store; return the exit code.
+    """Redrive the selected letters of each store, and print the result; return the exit code.
 
-    Raises the error that stopped it, after the progress is printed.
+    An error ends the redrive and is raised, after the result so far is printed.
     """
     from tfmq.dead_letters.redrive import Report
 
@@ -610,7 +613,7 @@ def add(total: Report, more: Report) -> None:
 
 
 def report_redrive(total: Report, wish: Wish, output: Output) -> None:
-    """Print the result as JSON or as sentences."""
+    """Print the result of a redrive as JSON or as sentences."""
     if output.json:
         row: dict[str, Any] = {"dry_run": wish.dry, "sent": total.sent, "resumed": total.resumed}
         row.update(targets=total.targets, passed_over=total.looping)

@@ -74,7 +74,7 @@ def show(name: str, output: Output) -> None:
 
 
 def _member_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a member as a table row, with ranges of partitions."""
+    """Return the table row of a member, with its partitions as ranges of numbers."""
     return {
         **row,
         "last_heard": f"{age_text(row['silent_ms'] / 1000)} ago",
@@ -86,7 +86,7 @@ def _member_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _offset_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an offset as a table row: offsets count bytes, the lag counts messages."""
+    """Return the table row of a committed offset; offsets count bytes, the lag counts messages."""
     return {
         **row,
         "offset (bytes)": committed_offset(row),
@@ -96,7 +96,7 @@ def _offset_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def committed_offset(row: Mapping[str, Any]) -> int | None:
-    """Return the offset that the group committed, or None."""
+    """Return the offset that the group committed in a partition; None if it committed none."""
     return None if row["offset"] < 0 else int(row["offset"])
 
 
@@ -130,7 +130,7 @@ def find_group(admin: "Admin", name: str) -> "GroupDescription":
 
 
 def check_group(admin: "Admin", name: str, advice: str = "") -> None:
-    """Raise TfmqError for an unknown group, with the nearest name and `advice`."""
+    """Check that a group exists. Raises TfmqError with the nearest name and `advice`."""
     names = [each.group for each in admin.groups()]
     if name not in names:
         others = " `tfmq group list` has all." if names else " There are no groups yet."
@@ -196,7 +196,7 @@ def reset(
 
 
 def offset_text(offset: int | None) -> str | None:
-    """Format an offset as it can be typed."""
+    """Return an offset as digits only, as options accept it; None for None."""
     return None if offset is None else str(offset)
 
 

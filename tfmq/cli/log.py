@@ -126,7 +126,7 @@ def dump(path: Path, count: int | None, first: int, control: bool, output: Outpu
 
 
 def start_position(row: dict[str, Any]) -> int:
-    """Return the value that `--from` is compared with: an offset, an LSN, or a due time."""
+    """Return the value of a row that `--from` is compared with: offset, LSN, or due time."""
     found: int = row["place"] if "place" in row else row["due"] if "due" in row else row["offset"]
     return found
 
@@ -185,7 +185,7 @@ BLOCK_TRAILER_BYTES = 100  # a block trailer, header and body: docs/formats/reco
 
 
 def record_content(record: Record, body: memoryview) -> dict[str, Any]:
-    """Return the content of a record.
+    """Return the fields of a row that show a record's content.
 
     For an invalid body: the raw bytes as payload, and the reason.
     """
@@ -206,7 +206,7 @@ def record_content(record: Record, body: memoryview) -> dict[str, Any]:
 
 
 def format_record(row: dict[str, Any]) -> str:
-    """Format a row as a line."""
+    """Format a row of `segment_rows` or one of the other kinds as a line."""
     if "place" in row:
         return format_entry(row)
     if "due" in row:
@@ -271,7 +271,10 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
 
 
 def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> Iterator[VerifyReport]:
-    """A report for each kind of segment in what `path` names, one for the transaction journal, one for the buckets."""
+    """Verify what is at `path`; yield a report for each log, the journal and the buckets.
+
+    `records`: also check each record's own checksum. `moved` gets the progress.
+    """
     folders = [path] if is_segment(path) or is_log_folder(path) else partitions_of(path)
     for folder in folders:
         report = lost_is_damage(
@@ -290,7 +293,10 @@ def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> I
 
 
 class FileProgress:
-    """Converts the bytes done of each file into increments for a progress bar."""
+    """Progress callback of `verify` that advances a progress bar.
+
+    It is called with the bytes done of one file after the other.
+    """
 
     def __init__(self, advance: Any) -> None:
         self.advance, self._current_path, self._done_bytes = advance, "", 0
@@ -359,14 +365,14 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> i
 
 
 def kept_originals(path: Path) -> set[Path]:
-    """The folders at `path` in which repairs keep what they replace."""
+    """Return the folders at `path` in which repairs keep the files that they replaced."""
     folders = [path] if is_log_folder(path) else partitions_of(path)
     others = (path, path / META_NAME, journal_of(path), delay_of(path))
     return {*folders, *(other for other in others if other is not None and other.is_dir())}
 
 
 def repair_path(disk: Disk, path: str, *, dry_run: bool) -> DataRepairResult:
-    """Repair what is at `path`, which is a folder in a data folder."""
+    """Repair what is at `path`, a data folder or a folder in one."""
     place = Path(path)
     if is_meta(disk, place):
         data = str(place.parent)
@@ -436,7 +442,10 @@ def report_repair(output: Output, done: DataRepairResult, dry_run: bool) -> None
 
 
 def arrival_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
-    """Return the arrival header of the record in a block's `data`; None for an ordinary or invalid record."""
+    """Return the fields of an arrival header as a row; None for any other or invalid record.
+
+    `data` is the block of the record.
+    """
     if record.id != HEADER_ID:
         return None
     try:
@@ -460,7 +469,7 @@ def arrival_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
 
 
 def format_arrival(row: dict[str, Any]) -> str:
-    """Format a row as a line."""
+    """Format the row of an arrival header as a line."""
     said = row["what"]
     if "count" in row:
         first, last = time_text(row["first_due"], exact=True), time_text(row["last_due"], exact=True)
@@ -473,16 +482,15 @@ def format_arrival(row: dict[str, Any]) -> str:
     return f"{row['offset']:>12}  {row['ordinal']:>9}  arrival: {said}"
 
 
-# Delayed messages
-
 READ_COUNT: Final = 1000
 """Messages per read."""
 
 
 def delayed_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
-    """Yield every delayed message in `folder`, or in one `file` of it, by bucket, as stored in its file.
+    """Yield a row for every delayed message in the buckets of `folder`, or of one `file` in it.
 
-    Unreadable ranges are rows too. With `control`, the checkpoint, each file and each chunk are rows too.
+    The order is that of the buckets, and in a bucket that of the file. Unreadable ranges are rows too. With
+    `control`, the checkpoint, each file and each chunk are rows too.
     """
     with closing(BucketScan(disk, str(folder))) as survey:
         if file is None and survey.fault is not None:
@@ -574,7 +582,7 @@ def _damaged_row(error: Corrupt, due: int) -> dict[str, Any]:
 
 
 def format_delayed(row: dict[str, Any]) -> str:
-    """Format a row as a line."""
+    """Format a row of `delayed_rows` as a line."""
     kind, at = row["kind"], time_text(row["due"], exact=True)
     if kind == "damaged" and "number" in row:
         return f"{at}  {row['number']:>9}  DAMAGED, for {row['topic']}-{row['partition']}: {row['reason']}"
@@ -592,9 +600,6 @@ def format_delayed(row: dict[str, Any]) -> str:
             f" arrivals up to {row['arrivals']}"
         )
     return f"{at}  {row['number']:>9}  {row['topic']}-{row['partition']}  {message_text(row)}"
-
-
-# Transaction journal
 
 
 def journal_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
@@ -636,7 +641,7 @@ def _checkpoint_rows(survey: JournalScan) -> Iterator[dict[str, Any]]:
 
 
 def entry_row(part: JournalEntry | JournalGap) -> dict[str, Any]:
-    """Return the row of one entry, or of a gap between valid ones."""
+    """Return the row of a journal entry, or of a gap between valid entries."""
     if isinstance(part, JournalGap):
         return {"kind": "damaged", "place": part.first, "next": part.next, "reason": part.reason}
     row: dict[str, Any] = {"place": part.lsn, "size": part.size}
@@ -668,7 +673,7 @@ def _batch_fields(content: AppendMsg) -> dict[str, Any]:
 
 
 def _operation_fields(content: Operation) -> dict[str, Any]:
-    """Return the decoded operation; its raw payload if it is invalid."""
+    """Return the fields of a decoded step of a transaction; the raw payload if it is invalid."""
     from tfmq.transaction.journal_records import unpack
 
     try:
@@ -689,7 +694,7 @@ def _json_value(value: Any) -> Any:
 
 
 def format_entry(row: dict[str, Any]) -> str:
-    """Format a row as a line."""
+    """Format a row of `journal_rows` as a line."""
     place, kind = f"{row['place']:>12}", row["kind"]
     if kind == "damaged":
         return f"{place}  DAMAGED up to {row['next']}: {row['reason']}"
@@ -722,8 +727,6 @@ def _format_operation(row: dict[str, Any]) -> str:
     return f"{row['operation'].upper()}{of}{xid}{group}{at}{fault}"
 
 
-# Paths
-
 LOCK = "lock"
 
 
@@ -732,14 +735,14 @@ def is_segment(path: Path) -> bool:
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix of the segments at `path`: the catalog and the arrival log have their own."""
+    """Return the file suffix of segments at `path`; catalog and arrival log have their own."""
     folder = path if path.is_dir() else path.parent
     own = {META_NAME: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}
     return own.get(folder.name, filenames.SEGMENT_SUFFIX)
 
 
 def is_broker_file(path: Path) -> bool:
-    """Return whether a file of this name is created by the broker, not by the journal."""
+    """Return whether `path` is one of the broker's own files beside the segments of the catalog."""
     return path.parent.name == META_NAME and path.name in META_NAMES
 
 
@@ -772,14 +775,17 @@ def is_bucket_file(path: Path) -> bool:
 
 
 def delay_of(path: Path) -> Path | None:
-    """Return the folder of the buckets of delayed messages at `path`, or in the data folder `path`; or None."""
+    """Return the folder of delayed messages' buckets: `path`, its parent, or a folder in it.
+
+    None if there is none.
+    """
     if is_bucket_file(path):
         return path.parent
     return next((f for f in (path, path / DELAY_FOLDER) if is_bucket_folder(RealDisk(), str(f))), None)
 
 
 def partitions_of(path: Path) -> list[Path]:
-    """Return the partition folders in a data folder, with those of the catalog and of the arrival log."""
+    """Return the folders of all logs in a data folder: partitions, catalog and arrival log."""
     if not path.is_dir():
         return []
     arrivals = path / DELAY_FOLDER / ARRIVALS_NAME
@@ -788,16 +794,15 @@ def partitions_of(path: Path) -> list[Path]:
 
 
 def is_log_folder(path: Path) -> bool:
-    """Whether `path` is the folder of a partition, of the catalog or of the arrivals, also one that has lost its
-    segments."""
+    """Whether `path` is the folder of a partition, of the catalog or of the arrival log.
+
+    Also one that has lost its segments.
+    """
     return has_log(RealDisk(), str(path), suffix_of(path))
 
 
 def check_path(path: Path) -> Path:
-    """Return `path` if it can be read by this command.
-
-    Raises an error with a sentence otherwise.
-    """
+    """Return `path` if `tfmq log` can read it. Raises ClickException otherwise."""
     if not path.exists():
         raise click.ClickException(f"{path} is not there")
     alone = journal_of(path) is None and delay_of(path) is None
@@ -831,7 +836,7 @@ def size_of(path: Path) -> int:
 
 @contextmanager
 def explain_path_errors(path: Path) -> Iterator[None]:
-    """Turn an error about a path of the wrong type into a sentence with advice."""
+    """Context that turns an error about a path of the wrong type into a sentence with advice."""
     try:
         yield
     except OSError as error:
@@ -843,7 +848,7 @@ def explain_path_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_data_folder(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
-    """Lock the data folder that contains `path`, if any.
+    """Context that locks the data folder that contains `path`, if any; yields its disk.
 
     Raises an error while a server runs on it.
     """

@@ -58,7 +58,10 @@ INTERRUPTED = 130  # the exit code that shells expect of a program ended by Ctrl
 
 
 class OutputClosed(Exception):
-    """The reader of standard output closed it. click would report a plain BrokenPipeError as a failure."""
+    """The reader of standard output closed it (`tfmq read t | head`), which is no failure.
+
+    click would report a plain BrokenPipeError as one.
+    """
 
 
 class LazyGroup(click.Group):
@@ -177,7 +180,10 @@ def run(
 
 
 def similar_options(option: str, possibilities: Sequence[str] | None) -> list[str]:
-    """Return the similar options. click also counts the dashes as common characters."""
+    """Return the options that are similar to a mistyped one.
+
+    click's own choice counts the dashes as common characters.
+    """
     known = {each.lstrip("-"): each for each in possibilities or ()}
     return [known[each] for each in difflib.get_close_matches(option.lstrip("-"), known)]
 
@@ -193,7 +199,7 @@ def open_closed_streams() -> None:
 
 
 class CurrentStderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to the current standard error: a progress bar replaces it.
+    """Logging handler that writes to the current `sys.stderr`, which a progress bar replaces.
 
     Lines are then printed above the bar.
     """
@@ -204,7 +210,10 @@ class CurrentStderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def print_log_warnings() -> None:
-    """Print log warnings of the client (a lost connection, a damaged range) as sentences."""
+    """Install a handler that prints the client's log warnings as sentences.
+
+    Such as a lost connection or a damaged range.
+    """
     logger = logging.getLogger("tfmq")
     if "_TFMQ_COMPLETE" in os.environ:  # a warning would appear in the line that the user types
         logger.propagate = False
@@ -300,7 +309,10 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete_names(names: Callable[[Admin], Iterable[str | CompletionItem]]) -> Complete:
-    """Return a completion of names that the broker has; empty if no broker replies in time."""
+    """Return a click completion of the names that `names` gets from the broker.
+
+    It is empty if no broker replies in time.
+    """
 
     def complete(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
         from tfmq.admin import Admin

@@ -45,7 +45,7 @@ SEPARATOR = "  "
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output options of a command."""
+    """The output options of a command, and the address of the broker."""
 
     servers: str | None
     json: bool
@@ -53,8 +53,10 @@ class Output:
 
     @property
     def existing(self) -> str | None:
-        """`servers`, for a command that makes nothing: `file:PATH` would make the folder and start a broker in it.
-        Raises ConnectionFailed where there is no data folder.
+        """`servers`, for a command that must not create a broker's data folder.
+
+        With `file:PATH` another command creates the folder and starts a broker in it. Raises ConnectionFailed
+        if there is no data folder.
         """
         from tfmq.client.connection.addresses import data_folder_of as folder_of
         from tfmq.errors import NOT_DONE, ConnectionFailed
@@ -98,9 +100,10 @@ class Output:
     def print_rows(
         self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str, bare: Sequence[str] = ()
     ) -> None:
-        """Print a list as one JSON array or as a table; `empty` is the sentence for an empty list.
+        """Print a list as one JSON array, or the `columns` of its rows as a table.
 
-        Values of the columns in `bare` need no heading if there is no room for a table.
+        `empty`: sentence for an empty list. Values of the columns in `bare` need no heading if there is no
+        room for a table.
         """
         if self.json:
             click.echo(json_text(list(rows)))
@@ -164,8 +167,9 @@ def text_or_base64(data: bytes) -> str:
 
 
 def payload_fields(payload: bytes | None) -> dict[str, str | None]:
-    """Return the JSON fields of a payload: text if it is UTF-8, else base64 in its own field; None for a
-    tombstone.
+    """Return the JSON fields of a payload: as text, or if it is not UTF-8, as base64.
+
+    The base64 is in a field of its own. The value is None for a tombstone.
     """
     if payload is None:
         return {"payload": None}
@@ -180,9 +184,9 @@ def heading(key: str) -> str:
 
 
 def confirm(what: str) -> None:
-    """Ask on a terminal whether to do `what`.
+    """Ask on a terminal whether to do `what`; without one raise UsageError, to require --yes.
 
-    Otherwise require --yes, so that no script deletes by accident.
+    So no script deletes by accident.
     """
     if not sys.stdin.isatty():
         raise click.UsageError(f"To {what}, say --yes.")
@@ -250,13 +254,16 @@ def print_table(
 
 
 def unbreakable_parts(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the parts that must not be wrapped: short texts, and the words of long ones."""
+    """Yield the parts of texts that are not wrapped: short texts, and the words of long ones."""
     for text in texts:
         yield from [text] if len(text) <= UNBROKEN_WIDTH else text.split()
 
 
 def column_widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """Return the width of each column: its minimum, and a share of the remaining room if it can use it."""
+    """Distribute `room` characters among columns; return the width of each.
+
+    `least`, `most`: minimum and useful maximum of each column.
+    """
     found, left = list(least), room - sum(least)
     order = sorted(range(len(least)), key=lambda number: most[number] - least[number])
     for turn, number in enumerate(order):
@@ -289,7 +296,7 @@ def print_lines(
             else:
                 line += SEPARATOR + piece if line else piece
             if cell_len(line) > width and len(text) > UNBROKEN_WIDTH:
-                # A word longer than a line is not wrapped, so that it can be copied.
+                # A word that is longer than a line is not broken, so that it can be copied.
                 lines = wrap(
                     line, width, subsequent_indent=SEPARATOR, break_long_words=False, break_on_hyphens=False
                 )
@@ -349,7 +356,10 @@ def iso_text(time_ms: int) -> str | None:
 
 
 def with_times(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Add `NAME_at` in ISO format for each `NAME_ms` of `names`, in ms since 1970, where 0 means none."""
+    """Return the row with an added `NAME_at` in ISO format for each `NAME_ms` of `names`.
+
+    These are in ms since 1970, where 0 means none.
+    """
     return {**row, **{f"{name}_at": iso_text(row.get(f"{name}_ms") or -1) for name in names}}
 
 
@@ -410,7 +420,7 @@ def progress(
 
 
 def bar_width(columns: int) -> int:
-    """Return the width of the bar itself on a terminal with this many columns."""
+    """Return the width of the progress bar itself on a terminal with this many columns."""
     return min(40, columns // 3)
 
 

@@ -103,7 +103,7 @@ def read(
     if unserved == ends.keys():
         return 1
     ends = {number: end for number, end in ends.items() if number not in unserved}
-    # An unserved partition would end the reading of all.
+    # A partition that cannot be served would end the reading of all, so only the others are read.
     chosen = sorted(ends) if unserved or partition is not None else []
     consumer = Consumer(
         output.servers,
@@ -143,7 +143,7 @@ def current_ends(output: Output, topic: str, partition: int | None) -> dict[int,
 def partition_states(
     output: Output, topic: str, partition: int | None
 ) -> tuple[dict[int, int], set[int], list[str]]:
-    """Return the current end of each partition, the unserved partitions, and a sentence for each problem.
+    """Return each partition's current end, partitions not served, and a sentence per problem.
 
     Raises UnknownTopic with the nearest name.
     """
@@ -170,7 +170,7 @@ def partition_states(
 
 
 def unread_reason(topic: str, found: "PartitionDescription") -> str:
-    """Return why messages of a stopped partition may be missing in the output; "" if none are."""
+    """Return why the output may lack messages of a stopped partition; "" if it lacks none."""
     if found.state != "stopped":
         return ""
     name = f"{topic}-{found.partition}"
@@ -195,7 +195,7 @@ def check_offset(topic: str, offset: int, ends: dict[int, int]) -> None:
 
 
 class ReadEnds:
-    """The end offset of each partition at the start of the command.
+    """Offsets up to which each partition is read: its end at the start of the command.
 
     An end is lowered if the partition stops meanwhile. Partitions that other members of the group read are
     removed.
@@ -205,7 +205,10 @@ class ReadEnds:
         self.output, self.topic, self.offsets, self.group = output, topic, ends, group
 
     def refresh(self, consumer: "Consumer") -> None:
-        """Update the ends after an empty poll: the log may have been truncated. Raises UnknownTopic."""
+        """Lower ends after an empty poll if the log was truncated; remove partitions of others.
+
+        These are the partitions of other members of the group. Raises UnknownTopic.
+        """
         now = current_ends(self.output, self.topic, None)
         others = self._partitions_of_others(consumer) if self.group is not None else set()
         self.offsets = {
@@ -213,7 +216,7 @@ class ReadEnds:
         }
 
     def _partitions_of_others(self, consumer: "Consumer") -> set[int]:
-        """Return the partitions that other live members have and keep."""
+        """Return the partitions assigned to other live members of the group, and not to this one."""
         from tfmq.admin import Admin
 
         assert self.group is not None
@@ -231,7 +234,7 @@ class ReadEnds:
         )
 
     def _position(self, consumer: "Consumer", number: int) -> int | None:
-        """Return the read position; None if the partition is not assigned to this member (yet)."""
+        """Return the read position in a partition; None if it is not assigned to this member (yet)."""
         from tfmq.errors import UnknownPartition
 
         try:
@@ -245,7 +248,7 @@ class ReadEnds:
 def read_batches(
     consumer: "Consumer", ends: ReadEnds | None, count: int | None
 ) -> Iterator[list["ReceivedMessage"]]:
-    """Yield messages up to the ends (None: without end), at most `count`.
+    """Yield lists of messages up to the ends (None: without end), at most `count` in all.
 
     Messages after an end in the same poll are included: for a group they count as read.
     """
@@ -262,8 +265,9 @@ def read_batches(
 
 
 def escape_controls(text: bytes) -> bytes:
-    """Escape control characters, except tab and line feed, as `\\x1b`, so that no message controls the
-    terminal.
+    """Escape control characters, except tab and line feed, as `\\x1b`.
+
+    So no message controls the terminal.
     """
     return CONTROLS.sub(lambda found: b"\\x%02x" % found[0][-1], text)
 
@@ -273,7 +277,7 @@ def make_formatter(
 ) -> Callable[["ReceivedMessage"], bytes]:
     """Return the function that formats a message: its payload, the filled template, or JSON.
 
-    `written` converts the values of the message.
+    `written` converts the bytes of the message that are printed, for example to escape them.
     """
     if output.json:
         return lambda message: json_text(message_row(message)).encode() + b"\n"
@@ -287,7 +291,7 @@ def make_formatter(
 
 
 def message_row(message: "ReceivedMessage") -> dict[str, Any]:
-    """Return the object of `read --json`, which `send --json` accepts."""
+    """Return the JSON object that `read --json` prints, and `send --json` accepts."""
     row: dict[str, Any] = {
         "topic": message.topic,
         "partition": message.partition,
@@ -323,7 +327,7 @@ FIELDS: dict[str, Callable[["ReceivedMessage"], object]] = {
 def fill_template(
     template: str, message: "ReceivedMessage", written: Callable[[bytes], bytes] = bytes
 ) -> bytes:
-    """Replace the %-letters of the template, which are all known."""
+    """Return the template with its %-letters, all known, replaced by values of the message."""
     out, rest = b"", template
     while rest:
         text, percent, rest = rest.partition("%")

@@ -110,9 +110,9 @@ def add(
 
 
 def add_result(found: "ScheduleDescription") -> str:
-    """Return what `add` did.
+    """Return the words that say what `add` did: added, or there before and paused.
 
-    A schedule that existed before may be paused, which a deployment script should report.
+    A deployment script should report the latter.
     """
     return f"there already, paused: tfmq schedule resume {found.name}" if found.state == "paused" else "added"
 
@@ -148,7 +148,7 @@ def list_command(output: Output) -> None:
 
 
 def describe_full(admin: "Admin", name: str) -> "ScheduleDescription | None":
-    """Return the schedule with its payload; None if it was removed meanwhile."""
+    """Return the schedule `name` with its payload; None if it was removed meanwhile."""
     try:
         return admin.describe_schedule(name)
     except UnknownSchedule:
@@ -231,7 +231,7 @@ def remove(name: str, output: Output) -> None:
 
 
 def with_name_hint(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any:
-    """Return the result of the call. Raises UnknownSchedule with the nearest name."""
+    """Return `call(name)`; an UnknownSchedule that it raises gets the nearest name."""
     try:
         return call(name)
     except UnknownSchedule:
@@ -241,7 +241,7 @@ def with_name_hint(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any
 
 
 def report_schedule(output: Output, found: "ScheduleDescription", sentence: str) -> None:
-    """Print JSON, or a sentence with the next run."""
+    """Print the schedule as JSON, or `sentence` with its next run."""
     if output.json:
         output.print_object(json_row(found))
         return
@@ -254,7 +254,10 @@ def report_schedule(output: Output, found: "ScheduleDescription", sentence: str)
 
 
 def json_row(found: "ScheduleDescription") -> dict[str, Any]:
-    """Return the row for JSON: all fields, and next and last run as ISO times of its zone, null for none."""
+    """Return the JSON object of a schedule: all fields; next and last run as ISO times.
+
+    These are in the schedule's zone, and null if there is no such run.
+    """
     row = {key: value for key, value in found._asdict().items() if key not in ("details", "message")}
     if found.message is not None:
         row |= {"key": found.message.key, **payload_fields(found.message.payload)}
@@ -264,7 +267,7 @@ def json_row(found: "ScheduleDescription") -> dict[str, Any]:
 
 
 def detail_row(found: "ScheduleDescription") -> dict[str, Any]:
-    """Return the fields for `show`."""
+    """Return the fields of a schedule that `show` prints."""
     row = json_row(found)
     for name in ("next_ms", "last_ms", "made_ms", "made_at", "id", "size_bytes"):
         del row[name]
@@ -277,7 +280,7 @@ def detail_row(found: "ScheduleDescription") -> dict[str, Any]:
 
 
 def format_payload(value: Any) -> str:
-    """Format a text, bytes, or properties."""
+    """Format a text, bytes or properties of a schedule for `show`."""
     if isinstance(value, dict):
         return ", ".join(
             f"{escape_unprintable(name)}={escape_unprintable(text)}" for name, text in value.items()
@@ -288,7 +291,7 @@ def format_payload(value: Any) -> str:
 
 
 def table_row(found: "ScheduleDescription") -> dict[str, Any]:
-    """Return the row for a table."""
+    """Return the row of `list` for a schedule."""
     row = {
         key: escape_unprintable(str(getattr(found, key)))
         for key in ("name", "state", "cron", "timezone", "topic")

@@ -140,9 +140,10 @@ def send(
 
 
 class RoundRobinSelector(KeyHash):
-    """Selects partitions in turn by message, not by batch, for messages without a key.
+    """Selects the partition of messages without a key: after each message the next one.
 
-    A user who sends a few lines to several partitions expects messages in all of them.
+    A producer otherwise changes it after each batch, but a user who sends a few lines to several partitions
+    expects messages in all of them.
     """
 
     per_batch = False
@@ -155,10 +156,9 @@ def send_all(
     advance: Callable[[int], None],
     handles: bool = False,
 ) -> tuple[int, "SendResult | None", list[str | None]]:
-    """Send all messages. Raises the first failure.
+    """Send all messages and wait for their acks. Raises the first failure.
 
-    Returns their number and, when all are acknowledged, the last result; if `handles` is true, also the
-    handles of all.
+    Returns their number and the last result; if `handles` is true, also the handles of all.
     """
     count, last, kept = 0, None, []
     try:
@@ -184,7 +184,10 @@ def print_result(
     waits: bool = False,
     delayed: Sequence[str | None] = (),
 ) -> None:
-    """Print what was sent. `waits`: with a due time; `delayed`: the handles."""
+    """Print what was sent.
+
+    `waits`: the messages have a due time; `delayed`: their handles.
+    """
     if output.json:
         durability = last.durability if last else None
         row = {"topic": topic, "count": count, "durability": durability}
@@ -263,9 +266,9 @@ def split_stream(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
 
 
 def parse_objects(stream: BinaryIO, shared: SharedOptions) -> Iterator[Message]:
-    """Yield messages from the objects of `read --json`, one per line.
+    """Yield a message for each JSON object in `stream`, one per line, as of `read --json`.
 
-    Command line options take precedence.
+    Options of the command line (`shared`) take precedence over fields of the object.
     """
     for number, line in enumerate(stream, 1):
         if not line.strip():

@@ -121,7 +121,7 @@ def print_delay_problems(output: Output, found: Mapping[str, Any]) -> None:
 
 
 def row_label(key: str) -> str:
-    """Return the name of a row, without the unit if the value contains it."""
+    """Return the label of a status field, without the unit if the printed value contains it."""
     return "size" if key == "bytes" else key.removesuffix("_bytes").removesuffix("_seconds")
 
 

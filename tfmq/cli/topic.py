@@ -39,7 +39,7 @@ def topic() -> None:
 
 
 def json_row(found: TopicDescription) -> dict[str, Any]:
-    """Return the JSON row of a topic, with the sums of its partitions."""
+    """Return the JSON object of a topic, with the sums over its partitions."""
     parts = found.partitions
     states = sorted({p.state for p in parts}, key=lambda state: (state == "open", state))
     return {
@@ -53,7 +53,7 @@ def json_row(found: TopicDescription) -> dict[str, Any]:
 
 
 def table_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row for a table, with the size in a readable unit."""
+    """Return the table row of a topic from its JSON object, with the size in a readable unit."""
     shown = {key: value for key, value in row.items() if key not in ("size_bytes", "states")}
     return {**shown, "size": size_text(row["size_bytes"])}
 
@@ -121,7 +121,10 @@ def show(name: str, output: Output) -> None:
 
 
 def settings_rows(found: TopicDescription) -> list[dict[str, Any]]:
-    """Return the effective settings that differ from the defaults, in the format of --set, with their origin."""
+    """Return the topic's settings that differ from the defaults, each with its origin.
+
+    Values are in the format that --set accepts.
+    """
     return [
         {
             "setting": key,
@@ -345,7 +348,7 @@ def check_name(name: str) -> None:
 
 
 def find_topic(admin: Admin, name: str) -> Any:
-    """Return the topic's description.
+    """Return the description of the topic `name`.
 
     Raises UnknownTopic with the nearest name, UsageError like `check_name`.
     """

@@ -41,7 +41,7 @@ NAMES_COMPARED = 10_000
 def iterate_transactions(
     admin: Admin, states: Sequence[str] | None, group: str | None, after: int
 ) -> Iterator[TransactionDescription]:
-    """Yield all transactions, one page per request."""
+    """Yield all transactions in these states with an epoch above `after`, one page per request."""
     while True:
         page = admin.transactions(states, group=group, after=after, limit=PAGE)
         yield from page
@@ -51,14 +51,14 @@ def iterate_transactions(
 
 
 def json_row(found: TransactionDescription) -> dict[str, Any]:
-    """Return the row for JSON."""
+    """Return the JSON object of a transaction."""
     row = found._asdict()
     row |= row.pop("details") | {"topics": list(found.topics)}
     return with_times(row, *(name.removesuffix("_ms") for name in row if name.endswith("_ms")))
 
 
 def table_row(found: TransactionDescription) -> dict[str, Any]:
-    """Return the row for a table."""
+    """Return the row of `list` for a transaction."""
     return {
         "xid": escape_unprintable(found.xid),
         "epoch": str(found.epoch),
@@ -78,7 +78,7 @@ def state_text(found: TransactionDescription) -> str:
 
 
 def messages_text(found: TransactionDescription) -> int | str:
-    """Return the number of messages, with the number lost to damage of the transaction journal."""
+    """Return the number of messages, and how many of them were lost to damage of the journal."""
     lost = found.details.get("lost")
     return f"{found.messages:,}, {lost:,} lost" if lost else found.messages
 
@@ -109,7 +109,7 @@ NOTHING: tuple[Any, ...] = (None, "", "-", 0, -1, False, [], {}, ())
 
 
 def describe_transaction(found: TransactionDescription) -> str:
-    """Describe a transaction in a line."""
+    """Return words that identify a transaction for an operator, on one line."""
     parts = [found.state, f"{age_text(found.age_seconds)} old"]
     parts += [f"by {escape_unprintable(found.owner)}"] if found.owner else []
     lost = found.details.get("lost", 0)
@@ -124,7 +124,7 @@ def describe_transaction(found: TransactionDescription) -> str:
 
 
 def find_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDescription:
-    """Return the transaction.
+    """Return the transaction with this xid; with `epoch`, the one of that epoch.
 
     Raises UnknownTransaction with the nearest xid that needs an operator.
     """
@@ -149,8 +149,6 @@ def find_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDe
 xids = main.complete_names(lambda admin: (each.xid for each in iterate_transactions(admin, None, None, 0)))
 xids_argument = click.argument("xids_given", metavar="XID...", nargs=-1, required=True, shell_complete=xids)
 
-
-# Commit groups
 
 GROUP_COLUMNS = ("group", "sequence", "rows", "committed", "members", "run")
 
@@ -181,13 +179,13 @@ def groups(output: Output) -> None:
 
 
 def group_row(found: CommitGroupDescription) -> dict[str, Any]:
-    """Return the row for JSON."""
+    """Return the JSON object of a commit group."""
     row = found._asdict()
     return with_times(row | row.pop("details"), "committed")
 
 
 def group_table_row(found: CommitGroupDescription) -> dict[str, Any]:
-    """Return the row for a table."""
+    """Return the row of `groups` for a commit group."""
     row, none = group_row(found), found.sequence < 0
     return {
         "group": escape_unprintable(found.group),
@@ -233,7 +231,7 @@ def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
 
 
 def remaining_text(members: int) -> str:
-    """Return a description of the prepared transactions that a forgotten group leaves."""
+    """Return what becomes of a forgotten group's prepared transactions, as a part of a sentence."""
     if not members:
         return ""
     return (
@@ -279,9 +277,6 @@ tx.add_command(groups)
 tx.add_command(forget_group)
 
 
-# Queries
-
-
 @tx.command(
     "list",
     epilog="\b\nExamples:\n  tfmq tx list\n  tfmq tx list --state open --group shop\n"
@@ -323,9 +318,9 @@ def list_command(
 
 
 def print_overdue(output: Output, admin: Admin, shown: Sequence[TransactionDescription]) -> None:
-    """Print how many are older than the alarm limit.
+    """Print how many of the shown transactions are prepared for longer than the alarm limit.
 
-    Members of a commit group are ended by their group.
+    Members of a commit group are left out: their group ends them.
     """
     prepared = [each for each in shown if each.state == "prepared" and not each.expires_ms]
     if not prepared or output.quiet:
@@ -340,7 +335,7 @@ def print_overdue(output: Output, admin: Admin, shown: Sequence[TransactionDescr
 
 
 def print_losses(output: Output, shown: Sequence[TransactionDescription]) -> None:
-    """Print which transactions lost messages."""
+    """Print how many of the shown transactions lost messages to damage of the journal."""
     lossy = sum(each.state == "prepared" and bool(each.details.get("lost")) for each in shown)
     if lossy:
         verb = "is" if lossy == 1 else "are"
@@ -375,11 +370,8 @@ def show(xid: str, epoch: int | None, output: Output) -> None:
     output.print_object(detail_row(found))
 
 
-# Ending by hand
-
-
 def decision_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments that commit and rollback share."""
+    """Add the arguments and options that commit and rollback have in common."""
     for option in (
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option(
@@ -448,7 +440,7 @@ def end_by_hand(
     *,
     force: bool = False,
 ) -> int:
-    """End the transactions `names`; return the exit code.
+    """Find the transactions `names`, ask the operator, and end them; return the exit code.
 
     Nothing is changed before all of them are found and the operator has confirmed.
     """
@@ -509,7 +501,7 @@ def end_each(
 
 
 def report_end(output: Output, row: dict[str, Any]) -> None:
-    """Print the result for one transaction."""
+    """Print what became of one transaction that the command ended."""
     name, state, by_hand = escape_unprintable(row["xid"]), row["state"], row.get("by_hand", False)
     output.info(
         f"{name}: {state.removeprefix('heuristic_').replace('_', ' ')}{' by hand' if by_hand else ''}"
@@ -576,7 +568,10 @@ def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> in
 
 
 def all_known(admin: Admin, names: Sequence[str], epoch: int | None) -> list[TransactionDescription]:
-    """The transactions. Raises UnknownTransaction for the first that is not there, before any of them is changed."""
+    """Return the transactions with these xids.
+
+    Raises UnknownTransaction for the first that does not exist; call it before any of them is changed.
+    """
     try:
         return [find_transaction(admin, name, epoch) for name in names]
     except UnknownTransaction as error:

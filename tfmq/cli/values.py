@@ -51,7 +51,7 @@ def point_in_time(text: str) -> datetime:
 
 
 class StartPosition(click.ParamType):  # type: ignore[type-arg]
-    """A start position: earliest, latest, an offset, or a time."""
+    """Click parameter type of a start position: earliest, latest, an offset, or a time."""
 
     name = "earliest|latest|OFFSET|TIME"
 
@@ -73,7 +73,7 @@ class StartPosition(click.ParamType):  # type: ignore[type-arg]
 
 
 class PositiveInteger(click.ParamType):  # type: ignore[type-arg]
-    """An integer from 1 on; `what` is its noun in errors."""
+    """Click parameter type of an integer from 1 on; `what` is its noun in errors."""
 
     name = "NUMBER"
 
@@ -90,7 +90,10 @@ class PositiveInteger(click.ParamType):  # type: ignore[type-arg]
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]
-    """A number of messages per second above 0; rejects infinity and NaN, which `float` accepts."""
+    """Click parameter type of a number per second above 0, without infinity and NaN.
+
+    Python's `float` accepts these.
+    """
 
     name = "NUMBER"
 
@@ -106,7 +109,7 @@ class Rate(click.ParamType):  # type: ignore[type-arg]
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]
-    """A point in time."""
+    """Click parameter type of a point in time."""
 
     name = "TIME"
 
@@ -120,7 +123,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
-    """A duration in seconds."""
+    """Click parameter type of a duration, in seconds."""
 
     name = "DURATION"
 
@@ -134,7 +137,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
 
 class Delay(Duration):
-    """The delay of a message, in seconds."""
+    """Click parameter type of the delay of a message, in seconds."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
         from tfmq.client.send.delivery_time import DELAY_DAYS_MAX
@@ -150,7 +153,7 @@ class Delay(Duration):
 
 
 class Property(click.ParamType):  # type: ignore[type-arg]
-    """KEY=VALUE, as a pair."""
+    """Click parameter type of KEY=VALUE, converted to a pair."""
 
     name = "KEY=VALUE"
 
@@ -166,7 +169,7 @@ class Property(click.ParamType):  # type: ignore[type-arg]
 
 
 class ClientId(click.ParamType):  # type: ignore[type-arg]
-    """A client id."""
+    """Click parameter type of a client id."""
 
     name = "NAME"
 

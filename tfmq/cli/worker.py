@@ -46,7 +46,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def worker_command(target: str, workers: int, order: str, tracebacks: bool, quiet: bool) -> list[str]:
-    """Return the command line of one process."""
+    """Return the command line with which the supervisor starts one process."""
     main = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
     options = ["--workers", str(workers), "--order", order, "--watched"]
     options += [*([] if tracebacks else ["--no-tracebacks"]), *(["--quiet"] if quiet else [])]
@@ -54,9 +54,9 @@ def worker_command(target: str, workers: int, order: str, tracebacks: bool, quie
 
 
 def run_check(command: Sequence[str]) -> int:
-    """Return the exit code of a process that only checks the consumer.
+    """Run a process that only checks the consumer, and return its exit code.
 
-    The supervisor runs it first, so that an error of the module is printed once.
+    The supervisor does so first, so that an error of the module is printed once.
     """
     return subprocess.run(
         [*command[: command.index("--")], "--check", "--", command[-1]], check=False
@@ -64,9 +64,10 @@ def run_check(command: Sequence[str]) -> int:
 
 
 class WorkerSlot:
-    """One of the processes: the running one, or the time of its next start.
+    """One of the supervised processes: the one that runs, or when to start the next.
 
-    `proven`: one could start its run.
+    `has_started`: a process of this slot could start its run. `has_ended`: the last one ended and is not
+    restarted.
     """
 
     def __init__(self) -> None:
@@ -78,9 +79,10 @@ class WorkerSlot:
 
 
 class Supervisor:
-    """Supervises the processes of `tfmq run`.
+    """Starts, restarts and stops the processes of `tfmq run`.
 
-    `say` gets sentences for the user. `folder`: restart all when a source file below it changes; None: never.
+    `command` starts one of them, `count` is their number. `say` prints a sentence for the user. `folder`:
+    restart all when a source file below it changes; None: never.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class Supervisor:
         self._signals.append(number)
 
     def poll(self) -> None:
-        """Pass on signals, process ended children, start missing ones."""
+        """Pass signals on to the processes, handle those that ended, and start those that are due."""
         while self._signals:
             number = self._signals.pop(0)
             self._stopping = True
@@ -266,7 +268,7 @@ def run(
 def run_worker(
     target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, watched: bool = False
 ) -> int:
-    """Run one process until a signal or an error; return the exit code.
+    """Run the consumer in this process until a signal or an error; return the exit code.
 
     `watched`: the exit code tells the supervisor whether the run could start.
     """
@@ -315,9 +317,9 @@ class ImportFailed(click.ClickException):
 
 
 def consumer_of(target: str) -> Any:
-    """Return the consumer that `MODULE:CONSUMER` names.
+    """Return the consumer that `target` names, as MODULE:CONSUMER.
 
-    Raises `click.UsageError`; NotRunnable for an error of the module.
+    Raises `click.UsageError`; ImportFailed for an error of the module.
     """
     module_name, _, path = target.partition(":")
     if not module_name or not path:
@@ -358,7 +360,7 @@ def import_consumer_module(module_name: str) -> Any:
 
 
 def call_factory(factory: Any, target: str) -> Any:
-    """Call the factory. Raises like `consumer_of`."""
+    """Return the consumer that the user's function creates. Raises like `consumer_of`."""
     if inspect.iscoroutinefunction(factory):
         raise click.UsageError(f"{target} is a coroutine function; what makes a consumer is a plain one.")
     try:
@@ -377,9 +379,9 @@ def call_factory(factory: Any, target: str) -> Any:
 
 
 def import_error_text(error: BaseException) -> str:
-    """Return the error with its location in the user's files.
+    """Return the text of an error in the user's module, with its location in the user's files.
 
-    Includes all locations if there are several.
+    All locations if there are several.
     """
     ours = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(importlib.__file__) + os.sep)
     frames = [
@@ -399,7 +401,7 @@ def import_error_text(error: BaseException) -> str:
 
 
 def describe_object(found: Any) -> str:
-    """Describe the object in a sentence."""
+    """Return words that describe an object that is no consumer, for an error."""
     kind = type(found)
     if (kind.__module__, kind.__name__) == ("tfmq.twisted_consumer", "Consumer"):
         return "a tfmq.twisted.Consumer, which your own program runs in its reactor (docs/twisted.md)"
@@ -414,13 +416,16 @@ def is_consumer(found: Any) -> bool:
 
 
 def log_process_id() -> None:
-    """Add the process id to log lines, because several processes write to one terminal."""
+    """Prefix log lines with the process id, because several processes write to one terminal."""
     for handler in logging.getLogger("tfmq").handlers:
         handler.setFormatter(logging.Formatter("tfmq[%(process)d]: %(message)s"))
 
 
 def exit_on_stdin_eof() -> None:
-    """Exit cleanly on EOF on stdin, which means that the parent process died."""
+    """Start a thread that stops this process in order at the end of standard input.
+
+    That means that the parent process, which holds the other end, died.
+    """
 
     def wait() -> None:
         while os.read(0, 4096):
@@ -436,7 +441,7 @@ FILES_MAX: Final = 10_000
 
 
 class SourceWatcher:
-    """Checks modification times of Python files.
+    """Detects changes of the Python files below a folder by their modification times.
 
     Skips folders that begin with a dot, and virtual environments.
     """
