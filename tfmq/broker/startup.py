@@ -56,6 +56,7 @@ from tfmq.data_dir import (
 )
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID, SEGMENT_BYTES, arrival_options, damaged_ranges
 from tfmq.delay.arrivals.state import ArrivalLogState
+from tfmq.delay.buckets.fsck import rebuild_from_arrivals
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
 from tfmq.delay.requests import DelaySettings
@@ -383,6 +384,7 @@ def open_delay(broker: Broker) -> DelayStore:
         _require_new_delay(broker, folder)
         broker.disk.make_folder(folder)
     broker.disk.force_folder(broker.data)
+    _rebuild_buckets(broker, folder)
     buckets = BucketStore.open(
         broker.disk, folder, new_id=lambda: _new_delay_id(broker, folder), randomness=broker.randomness
     )
@@ -402,6 +404,27 @@ def open_delay(broker: Broker) -> DelayStore:
         broker.disk.unlink(word)
         broker.disk.force_folder(broker.meta)
     return store
+
+
+def _rebuild_buckets(broker: Broker, folder: str) -> None:
+    """Repair the buckets whose damaged messages are in the arrival log, from which they are deleted later.
+
+    Raises NewerFormat, Full, OSError.
+    """
+    try:
+        repaired = rebuild_from_arrivals(broker.disk, folder)
+    except (OSError, Full) as error:
+        log.error(
+            "buckets in %s cannot be read or repaired now (%s). What is whole would be lost: the start ends here. Make"
+            " space, or repair the disk, then start again, or run `tfmq log repair %s`",
+            folder, error, broker.data,
+        )  # fmt: skip
+        raise
+    for each in repaired:
+        log.error(
+            "%s was damaged (%s): %d delayed messages are kept, %d lost; %s; the file as it was is kept as %s",
+            each.file, each.reason, each.kept, each.lost, each.note, each.file + DAMAGED_SUFFIX,
+        )  # fmt: skip
 
 
 def _require_new_delay(broker: Broker, folder: str) -> None:

@@ -234,6 +234,22 @@ COUNTING: Final = (
         ["tests/broker/test_startup.py"],
     ),
     Mutant(
+        "repair-adds-arrivals-that-were-not-in-the-bucket",
+        "only what was in the damaged chunk is rebuilt from the arrival log",
+        "tfmq/delay/buckets/fsck.py",
+        "                if key in left and due in span:\n                    parts.append(left.pop(key))\n",
+        "                if due in span:\n                    parts.append(left.pop(key, 0))\n",
+        [REPAIR],
+    ),
+    Mutant(
+        "start-rebuilds-no-damaged-columns",
+        "a start rebuilds damaged columns from the arrivals before these are deleted",
+        "tfmq/broker/startup.py",
+        "    _rebuild_buckets(broker, folder)\n",
+        "",
+        [REPAIR],
+    ),
+    Mutant(
         "repair-removes-the-original",
         "what a repair replaces is kept aside",
         "tfmq/delay/buckets/fsck.py",

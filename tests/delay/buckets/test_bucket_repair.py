@@ -10,9 +10,12 @@ from journal.fsck.replacement import remove_originals
 from journal.log.log import Log
 from journal.record.batch import Batch
 from journal.testing import Moment, SimulatedDisk, crash_states
+from tests.broker.helpers import DATA, Broker, after, handles
 from tests.delay.bucketing import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, everything, flip, record_of
 from tests.scale import seeded
+from tfmq.broker.data_repair import repair_data, verify_data
 from tfmq.delay.arrivals.log import LOG_ID, arrival_options
+from tfmq.delay.buckets import bucket as bucket_module
 from tfmq.delay.buckets.format import CHUNK_SIZE, HEAD_SIZE, ChunkHead
 from tfmq.delay.buckets.fsck import BucketScan, is_bucket_folder, repair_buckets, verify_buckets
 
@@ -226,3 +229,121 @@ def mended(bench: Bench) -> SimulatedDisk:
     state = bench.disk.crash(keep="everything")
     repair_buckets(state, FOLDER)
     return state
+
+
+# With a broker, whose arrival log still has what the bucket has.
+
+HOURS = 3 * 3_600_000
+BUCKETS = f"{DATA}/delay"
+COUNT = 12
+
+
+def with_one_bucket() -> tuple[Broker, list[bytes]]:
+    """Stopped after a spill to one bucket; what is to be delivered, in order.
+
+    One message was cancelled before the spill, one after it, one moved.
+    """
+    broker = Broker()
+    broker.create("orders", 1)
+    producer = broker.lease()
+    given: list[str] = []
+    for number in range(COUNT):
+        due = after(HOURS + 1000 * (number % 5))
+        given += handles(broker.delay(producer, number, [b"message %02d" % number], due=due))
+    assert broker.cancel_delayed(given[2]).state == "cancelled"
+    broker.advance(90)
+    assert broker.cancel_delayed(given[7]).state == "cancelled"
+    broker.reschedule(given[0], after(HOURS + 60_000))
+    broker.stop()
+    order = sorted(set(range(1, COUNT)) - {2, 7}, key=lambda number: (number % 5, number))
+    return broker, [b"message %02d" % number for number in [*order, 0]]
+
+
+def damage_bucket(disk: SimulatedDisk, *positions: int) -> str:
+    """Flips bits in the only bucket; returns its path."""
+    (path,) = [f"{BUCKETS}/{name}" for name in disk.list(BUCKETS) if name.endswith(".bucket")]
+    data = bytearray(disk.read_file(path))
+    for position in positions:
+        flip(position)(data)
+    disk.write_file(path, bytes(data))
+    return path
+
+
+def assert_delivered_once(broker: Broker, expected: list[bytes]) -> None:
+    broker.advance(3 * 3600 - 91)
+    assert broker.payloads() == []
+    broker.advance(30)
+    again = broker.restart()
+    again.advance(4000)
+    assert again.payloads() == expected
+
+
+COLUMNS = HEAD_SIZE + CHUNK_SIZE
+ROWS = COUNT - 1
+CUT_PLACES = {
+    "head": HEAD_SIZE + 1,
+    "due time": COLUMNS + 7,
+    "number": COLUMNS + 8 * ROWS + 7,
+    "target": COLUMNS + 16 * ROWS + 3,
+    "size": COLUMNS + 20 * ROWS + 3,
+    "flag": COLUMNS + 24 * ROWS,
+    "table": COLUMNS + 25 * ROWS + 2,
+    "record": -3,
+}
+
+
+@pytest.mark.parametrize("how", ["repair", "start"])
+@pytest.mark.parametrize("place", CUT_PLACES)
+def test_what_the_arrival_log_still_has_of_a_damaged_bucket_is_delivered_once(place: str, how: str) -> None:
+    broker, expected = with_one_bucket()
+    disk = broker.disk
+    path = damage_bucket(disk, CUT_PLACES[place])
+    before = disk.read_file(path)
+    report = verify_buckets(disk, BUCKETS)
+    rebuilt = 1 if place == "record" else ROWS
+    (what,) = [finding.what for finding in report.findings if finding.field != "count"]
+    assert (
+        f"rebuilds {rebuilt} of its messages from the arrival log" in what and "messages are lost" not in what
+    )
+    if how == "repair" or place == "record":  # a start reads no record
+        planned = repair_data(disk, DATA, dry_run=True).buckets
+        (done,) = repair_data(disk, DATA).buckets
+        assert [done] == planned and (done.kept, done.lost) == (ROWS, 0)
+        assert f"{rebuilt} of the messages kept are rebuilt" in done.note
+        assert not any(report.damaged for report in verify_data(disk, DATA))
+    again = Broker(disk, broker.clock)
+    assert disk.read_file(path + ".damaged") == before
+    assert len(again.delayed()) == len(expected)
+    assert_delivered_once(again, expected)
+    assert not verify_buckets(disk, BUCKETS, records=True).damaged
+
+
+def test_what_the_arrival_log_has_no_more_is_named_as_lost() -> None:
+    broker, expected = with_one_bucket()
+    disk = broker.disk
+    damage_bucket(disk, COLUMNS)
+    (name,) = [name for name in disk.list(f"{BUCKETS}/arrivals") if name.endswith(".arrivals")]
+    arrived = f"{BUCKETS}/arrivals/{name}"
+    disk.damage(arrived, disk.read_file(arrived).index(b"message 05"), b"#")
+    (finding,) = [each for each in verify_buckets(disk, BUCKETS).findings if each.field == "columns"]
+    assert f"rebuilds {ROWS - 1} of its messages from the arrival log, 1 are lost" in finding.what
+    (done,) = repair_data(disk, DATA).buckets
+    assert (done.kept, done.lost) == (ROWS - 1, 1)
+    assert_delivered_once(Broker(disk, broker.clock), [each for each in expected if each != b"message 05"])
+
+
+def test_a_start_reads_only_the_last_chunks_of_a_bucket_for_what_arrivals_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bucket_module, "TAIL_WINDOW_BYTES", 64)
+    bench = Bench()
+    for _ in range(40):
+        bench.put(NOW + DAY)
+    ((_, bucket),) = BucketScan(bench.disk, FOLDER).buckets()
+    with bench.buckets.files.opened(bucket.path) as file:
+        every = list(bucket.chunks(file))
+        offsets = [part.arrival_offset for part in every if isinstance(part, ChunkHead)]
+        assert len(offsets) == 40
+        for count in (0, 1, 2, 39, 40):
+            after_offset = offsets[39 - count] if count < 40 else 0
+            assert list(bucket.last_chunks(file, after_offset)) == every[40 - count :]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
 from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
@@ -182,6 +182,19 @@ def read_batches(
             reading.reset()
 
 
+def batches_of_blocks(blocks: Iterable[Block | None]) -> Iterator[ArrivalBatch]:
+    """Yield the arrivals in blocks that follow each other, without a log; None: damage between two blocks.
+
+    For offline tools: records without their header are left out without a line in the log.
+    """
+    parser = _BatchParser(None, is_quiet=True)
+    for block in blocks:
+        if block is None:
+            parser.reset()
+        else:
+            yield from parser.parse_block(block)
+
+
 def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
     """Return the damage from the end of an append up to the durable offset. Raises OSError."""
     found: list[Corrupt] = []
@@ -214,8 +227,9 @@ def _next_block_offset(data: bytes | bytearray, start: int, position: int, log_i
 class _BatchParser:
     """Parses blocks in order, and tracks the header that the next records belong to."""
 
-    def __init__(self, on_header: HeaderCallback | None) -> None:
+    def __init__(self, on_header: HeaderCallback | None, is_quiet: bool = False) -> None:
         self._on_header = on_header
+        self._is_quiet = is_quiet
         self._header: ArrivalHeader | None = None
         self._records_parsed = 0
 
@@ -244,7 +258,7 @@ class _BatchParser:
                 count, size = len(batch.sizes), len(batch.data[0])
             ordinal += count
             position += size
-        if orphans:
+        if orphans and not self._is_quiet:
             logger.error(
                 "%d delayed messages have no due time: their headers before offset %d of the arrival log are lost",
                 orphans,
@@ -257,7 +271,8 @@ class _BatchParser:
         try:
             header = decode_header(record)
         except BadArrivalHeader as error:
-            logger.error("invalid arrival header at offset %d: %s", offset, error.reason)
+            if not self._is_quiet:
+                logger.error("invalid arrival header at offset %d: %s", offset, error.reason)
             return
         if header.record_count:
             self._header = header

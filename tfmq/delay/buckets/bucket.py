@@ -52,6 +52,9 @@ The largest record of the call before is assumed; a larger one costs a second re
 """
 SCAN_BYTES: Final = 1 << 20
 """Bytes read at once to find the next chunk after damage."""
+TAIL_WINDOW_BYTES: Final = 64 << 10
+"""Bytes at the end of the file in which the last chunks are looked for first."""
+TAIL_WINDOW_FACTOR: Final = 4
 NO_BYTE_LIMIT: Final = sys.maxsize
 """No limit for the bytes of one call."""
 DAMAGE_MAX: Final = 1000
@@ -142,7 +145,35 @@ class Bucket:
         except Corrupt as error:
             yield error
         size = min(listed_size, file.size())
+        yield from self._chunks_from(file, HEAD_SIZE, size, listed_size)
+        if size < listed_size:
+            yield Corrupt(self.path, size, listed_size, "the file is shorter than its listed size")
+
+    def last_chunks(self, file: File, after: int) -> Iterator[ChunkHead | Corrupt]:
+        """Yield the last chunks, as `chunks`: all that may have messages from after this arrival offset.
+
+        Does not read the chunks before these, of which there may be many. Raises OSError.
+        """
+        size = min(self.size, file.size())
+        window = TAIL_WINDOW_BYTES
         position = HEAD_SIZE
+        # Arrival offsets ascend in a file, except for the 0 of a repair.
+        while window < size - HEAD_SIZE:
+            found = self._find_chunk(file, size - window, size, self.size)
+            if (
+                found < size
+                and 0 < self._read_chunk_head(file, found, size, self.size).arrival_offset <= after
+            ):
+                position = found
+                break
+            window *= TAIL_WINDOW_FACTOR
+        for part in self._chunks_from(file, position, size, self.size):
+            if isinstance(part, Corrupt) or not 0 < part.arrival_offset <= after:
+                yield part
+
+    def _chunks_from(
+        self, file: File, position: int, size: int, listed_size: int
+    ) -> Iterator[ChunkHead | Corrupt]:
         while position < size:
             try:
                 chunk = self._read_chunk_head(file, position, size, listed_size)
@@ -153,8 +184,6 @@ class Bucket:
             else:
                 yield chunk
                 position = chunk.next_position
-        if size < listed_size:
-            yield Corrupt(self.path, size, listed_size, "the file is shorter than its listed size")
 
     def _check_head(self, data: bytes) -> None:
         found = decode_head(data, self.path)

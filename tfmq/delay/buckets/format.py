@@ -58,6 +58,10 @@ SUFFIX: Final = ".bucket"
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9]{2})\.bucket")
 
 
+LOST: Final = " messages are lost: "
+"""In the reason of damaged columns: before it their count, after it the fault."""
+
+
 class StoreIdentity(NamedTuple):
     """The identity of a bucket store.
 
@@ -176,9 +180,7 @@ def decode_columns(data: Buffer, chunk: ChunkHead, span: TimeSpan, seed: int, pa
     """Decode columns and table of a chunk. Raises Corrupt for the whole chunk."""
 
     def bad(reason: str) -> Corrupt:
-        return Corrupt(
-            path, chunk.position, chunk.next_position, f"{chunk.count} messages are lost: {reason}"
-        )
+        return Corrupt(path, chunk.position, chunk.next_position, f"{chunk.count}{LOST}{reason}")
 
     if len(data) != chunk.columns_size:
         raise bad("the file ends inside their columns")

@@ -7,27 +7,36 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from itertools import groupby
+from hashlib import blake2b
+from itertools import chain, groupby
 from struct import Struct
-from typing import Final
+from typing import Final, TypeAlias
 
 from journal import filenames
 from journal.disk import Disk, File, create_anew, write_all
 from journal.errors import Corrupt
 from journal.filenames import REPAIRED_SUFFIX
 from journal.fsck.findings import DAMAGE, NOTE, Progress, Verifier, VerifyReport
+from journal.fsck.log_verify import opened_segment, scan_segment
 from journal.fsck.replacement import RepairedFile, keep_original
 from journal.log.checkpoint import LogCheckpointFile
-from journal.record.format import BadRecord, checksum_matches, records_of
-from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
+from journal.record.block import Block
+from journal.record.format import HEADER_SIZE, LENGTH, BadRecord, Buffer, checksum_matches, records_of
+from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID, ArrivalBatch, batches_of_blocks
 from tfmq.delay.buckets.bucket import Bucket, OpenFileCache
 from tfmq.delay.buckets.format import (
+    CHUNK,
     CHUNK_BYTES,
+    CHUNK_BYTES_MAX,
     CHUNK_SIZE,
     CRC_SIZE,
+    ENTRY_SIZE,
     HEAD_SIZE,
+    LOST,
     TABLE_BYTES_MAX,
     ChunkColumns,
     ChunkHead,
@@ -37,6 +46,7 @@ from tfmq.delay.buckets.format import (
     bucket_name,
     checksum_failures,
     checksum_seed,
+    cut,
     decode_columns,
     decode_head,
     encode_chunk,
@@ -57,7 +67,7 @@ from tfmq.delay.buckets.recovery import (
     is_bucket_file_name,
 )
 from tfmq.delay.buckets.store import BucketIndex
-from tfmq.delay.buckets.writer import BucketBuffer, chunk_messages
+from tfmq.delay.buckets.writer import BucketBuffer, chunk_messages, pending_messages
 
 FINDINGS_BY_LABEL: Final = {
     "unlisted chunks": (NOTE, "the end of the file is not listed in the checkpoint; a start truncates it"),
@@ -120,17 +130,34 @@ class _BucketVerifier(Verifier):
     def _verify_bucket(self, listed: ListedBucket, bucket: Bucket) -> None:
         self.report.segments += 1
         count = 0
+        self.lost = LostMessages()
+        self.lost_findings: list[tuple[int, Corrupt, str, int]] = []
         for part in self.survey.chunks(bucket):
             if isinstance(part, Corrupt):
-                self.add_error(part, "chunk")
+                index = self.lost.add_chunk_without_head(self.survey, part)
+                self.lost_findings.append((index, part, "chunk", 0))
                 end = part.next
             else:
                 count += self._verify_chunk(bucket, part)
                 end = part.next_position
             self.progress(bucket.path, end, bucket.size)
+        self._report_lost(bucket)
         if self.survey.checkpoint is not None and count != listed.count and not bucket.damage:
             what = f"the file has {count} messages, the checkpoint lists {listed.count}"
             self.add_error(Corrupt(bucket.path, 0, bucket.size, what), "count")
+
+    def _report_lost(self, bucket: Bucket) -> None:
+        """Add the findings of a bucket, with the number of messages that a repair rebuilds."""
+        rebuilt = Counter[int]()
+        for _, parts in self.lost.rebuilt(self.survey, bucket.span):
+            rebuilt.update(parts)
+        for index, error, field, count in self.lost_findings:
+            what = error.reason
+            if found := rebuilt[index]:
+                what = what.partition(LOST)[2] or what
+                lost = f", {count - found} are lost" if count else ""
+                what += f"; {REBUILD_HINT} {found} of its messages from the arrival log{lost}"
+            self.add_error(error, field, DAMAGE, what)
 
     def _verify_chunk(self, bucket: Bucket, chunk: ChunkHead) -> int:
         """Verify a chunk; return its count of messages."""
@@ -140,7 +167,8 @@ class _BucketVerifier(Verifier):
         try:
             columns = decode_columns(data[CHUNK_SIZE:begins], chunk, bucket.span, bucket.seed, bucket.path)
         except Corrupt as error:
-            self.add_error(error, "columns")
+            index = self.lost.add_records(memoryview(data)[begins:])
+            self.lost_findings.append((index, error, "columns", chunk.count))
             return chunk.count
         self.report.blocks += 1
         self.report.bytes += chunk.size
@@ -154,7 +182,8 @@ class _BucketVerifier(Verifier):
             first = columns.positions[index]
             what = f"message {columns.numbers[index]} is damaged: {what}"
             next = first + CRC_SIZE + columns.sizes[index]
-            self.add_error(Corrupt(bucket.path, first, next, what), "record")
+            part = self.lost.add_turn(columns.dues[index], columns.numbers[index])
+            self.lost_findings.append((part, Corrupt(bucket.path, first, next, what), "record", 1))
         return chunk.count
 
 
@@ -174,6 +203,106 @@ def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int
     return faults
 
 
+# Lost messages that are still in the arrival log.
+#
+# Only an arrival header proves the due time and the target of a message whose columns are damaged. The record beside
+# these columns proves that this arrival is in the bucket: it was pending when the arrivals were spilled.
+
+REBUILD_HINT: Final = "`tfmq log repair` rebuilds"
+DIGEST_SIZE: Final = 16
+
+LostKey: TypeAlias = "bytes | tuple[int, int]"
+"""Of a lost message the digest of its stored record with the CRC, or its turn where only the record is damaged."""
+
+
+class LostMessages:
+    """What is known of the messages that the file of one bucket has lost, to find them among the arrivals."""
+
+    def __init__(self) -> None:
+        self._parts: dict[LostKey, int] = {}
+        """Damaged parts of the file, counted from 0, by lost message."""
+        self._part_count = 0
+
+    def add_turn(self, due: int, number: int) -> int:
+        """Add a message whose record is damaged; return the number of this part."""
+        return self._add([(due, number)])
+
+    def add_records(self, data: memoryview) -> int:
+        """Add the records of a chunk whose columns are damaged; return the number of this part."""
+        return self._add(map(_digest, _stored_records(data)))
+
+    def add_chunk_without_head(self, survey: BucketScan, damage: Corrupt) -> int:
+        """Add the records of a range that may begin with the damaged head of a chunk, as `add_records`."""
+        with survey.files.opened(damage.path) as file:
+            data = file.pread(min(damage.next - damage.first, CHUNK_BYTES_MAX), damage.first)
+        # What the head says is only a guess where the records begin: others match no arrival.
+        _, _, count, table_size, *_ = CHUNK.unpack_from(data.ljust(CHUNK_SIZE, b"\0"))
+        return self.add_records(memoryview(data)[CHUNK_SIZE + ENTRY_SIZE * count + table_size :])
+
+    def _add(self, keys: Iterable[LostKey]) -> int:
+        self._parts |= dict.fromkeys(keys, self._part_count)
+        self._part_count += 1
+        return self._part_count - 1
+
+    def rebuilt(self, survey: BucketScan, span: TimeSpan) -> Iterator[tuple[MessageColumns, list[int]]]:
+        """Yield the lost messages that are in the arrival log, with the number of the part of each.
+
+        Each once. Raises NewerFormat, OSError.
+        """
+        left = dict(self._parts)
+        for batch in survey.arrivals() if left else ():
+            if batch.low >= span.end or batch.high < span.start:
+                continue
+            messages = pending_messages(batch, lambda *_: True)
+            stored = cut(b"".join(messages.data), array("I", map(CRC_SIZE.__add__, messages.sizes)))
+            keep = bytearray(messages.length)
+            parts = []
+            for index, (due, number, data) in enumerate(
+                zip(messages.dues, messages.numbers, stored, strict=True)
+            ):
+                key = (due, number) if (due, number) in left else _digest(data)
+                if key in left and due in span:
+                    parts.append(left.pop(key))
+                    keep[index] = True
+            if parts:
+                yield messages.filtered(keep), parts
+
+
+def lost_messages(survey: BucketScan, bucket: Bucket) -> LostMessages:
+    """Read which messages of a bucket are lost. Raises NewerFormat, OSError."""
+    lost = LostMessages()
+    with survey.files.opened(bucket.path) as file:
+        for part in bucket.chunks(file):
+            if isinstance(part, Corrupt):
+                lost.add_chunk_without_head(survey, part)
+                continue
+            data = bytes(file.pread(part.size, part.position)).ljust(part.size, b"\0")
+            begins = CHUNK_SIZE + part.columns_size
+            try:
+                columns = decode_columns(data[CHUNK_SIZE:begins], part, bucket.span, bucket.seed, bucket.path)
+            except Corrupt:
+                lost.add_records(memoryview(data)[begins:])
+            else:
+                for index in checksum_failures(data[begins:], columns.sizes, columns.numbers):
+                    lost.add_turn(columns.dues[index], columns.numbers[index])
+    return lost
+
+
+def _stored_records(data: memoryview) -> Iterator[memoryview]:
+    """Yield the records that follow each other in `data`, each after its CRC, as their lengths say."""
+    position = 0
+    while position + CRC_SIZE + HEADER_SIZE <= len(data):
+        end = position + CRC_SIZE + HEADER_SIZE + LENGTH.unpack_from(data, position + CRC_SIZE)[0]
+        if end > len(data):
+            return
+        yield data[position:end]
+        position = end
+
+
+def _digest(stored: Buffer) -> bytes:
+    return blake2b(stored, digest_size=DIGEST_SIZE).digest()
+
+
 # Repair.
 
 MISSING: Final = "the file is missing"
@@ -185,10 +314,11 @@ def repair_buckets(
     """Repair the buckets in `folder`; `store_id`: the id of the store in the catalog, 0 if unknown.
 
     Return what was done, or with `dry_run` what would be done. A bucket with damage is rewritten with all its intact
-    messages; a missing one is removed from the checkpoint. A lost checkpoint is rebuilt from the buckets: messages
-    that are still in the arrival log do not count in them, and a message in several buckets, as a split may leave,
-    counts once. Where no bucket exists, every message that waits is in the arrival log, and the checkpoint is made for
-    the store `store_id`. Originals are kept, as `journal.fsck.replacement` describes.
+    messages, and with those lost ones that are still in the arrival log; a missing one is removed from the checkpoint.
+    A lost checkpoint is rebuilt from the buckets: messages that are still in the arrival log do not count in them, and
+    a message in several buckets, as a split may leave, counts once. Where no bucket exists, every message that waits is
+    in the arrival log, and the checkpoint is made for the store `store_id`. Originals are kept, as
+    `journal.fsck.replacement` describes.
 
     New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair
     can be run again. Raises Corrupt if the store cannot be identified, NewerFormat, Full, OSError.
@@ -206,6 +336,37 @@ def repair_buckets(
         return _RepairRun(disk, survey, identity, dry_run).run()
 
 
+def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
+    """Repair the buckets whose lost messages are still in the arrival log; return what was done.
+
+    For a start, before the arrival log is truncated further. Of the buckets it reads only the columns of chunks that
+    may have messages of the arrival log, so it does not find the damage of a single record. Changes nothing where the
+    start is refused. Raises NewerFormat, Full, OSError.
+    """
+    with closing(BucketScan(disk, folder)) as survey:
+        checkpoint, first = survey.checkpoint, survey.first_arrival_offset()
+        if checkpoint is None or first is None or first >= checkpoint.spilled_offset:
+            return []
+        if any(found.row.decision is Decision.REFUSE for found in survey.decisions()):
+            return []
+        damaged = {bucket.span for _, bucket in survey.buckets() if _is_end_damaged(survey, bucket, first)}
+        return _RepairRun(disk, survey, checkpoint.identity, False).rebuild(checkpoint, damaged)
+
+
+def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
+    """Return whether a head or columns are damaged of a chunk with arrivals from after this offset."""
+    with survey.files.opened(bucket.path) as file:
+        for part in bucket.last_chunks(file, after):
+            if isinstance(part, Corrupt):
+                return True
+            data = file.pread(part.columns_size, part.position + CHUNK_SIZE)
+            try:
+                decode_columns(data, part, bucket.span, bucket.seed, bucket.path)
+            except Corrupt:
+                return True
+    return False
+
+
 class _RepairRun:
     """One repair run."""
 
@@ -218,6 +379,15 @@ class _RepairRun:
         self.done: list[RepairedFile] = []
         self.listed: list[ListedBucket] = []
 
+    def rebuild(self, checkpoint: BucketCheckpoint, damaged: Collection[TimeSpan]) -> list[RepairedFile]:
+        """Rewrite those of the damaged buckets of which the arrival log has lost messages."""
+        for listed, bucket in self.survey.buckets():
+            if bucket.span not in damaged or not self._repair_bucket(bucket, listed.count, is_start=True):
+                self.listed.append(listed)
+        if self.done:
+            self._write_checkpoint(checkpoint)
+        return self.done
+
     def run(self) -> list[RepairedFile]:
         survey = self.survey
         checkpoint = survey.checkpoint
@@ -226,13 +396,18 @@ class _RepairRun:
         else:
             self._unlist_missing()
             for listed, bucket in survey.buckets():
-                self._repair_bucket(bucket, listed.count)
+                if not self._repair_bucket(bucket, listed.count):
+                    self.listed.append(ListedBucket(bucket.span, bucket.size, listed.count))
         if self.done and not self.dry_run:
             if survey.fault is not None and self.disk.exists(survey.checkpoint_file.path):
                 keep_original(self.disk, survey.checkpoint_file.path)
-            # The next start counts the dead messages.
-            survey.checkpoint_file.write(checkpoint._replace(buckets=sorted(self.listed), counted_offset=0))
+            self._write_checkpoint(checkpoint)
         return self.done
+
+    def _write_checkpoint(self, checkpoint: BucketCheckpoint) -> None:
+        # The next start counts the dead messages.
+        found = checkpoint._replace(buckets=sorted(self.listed), counted_offset=0)
+        self.survey.checkpoint_file.write(found)
 
     def _unlist_missing(self) -> None:
         for found in self.survey.decisions():
@@ -241,16 +416,28 @@ class _RepairRun:
                 note = "removed from the checkpoint"
                 self.done.append(RepairedFile(path, lost=found.listed.count, reason=MISSING, note=note))
 
-    def _repair_bucket(self, bucket: Bucket, count: int) -> None:
-        """Rewrite the bucket if it is damaged; `count`: the messages that it should have."""
+    def _repair_bucket(self, bucket: Bucket, count: int, is_start: bool = False) -> bool:
+        """Rewrite the bucket if it is damaged, and return whether it is; `count`: the messages that it should have.
+
+        `is_start`: only if the arrival log has lost messages of it.
+        """
         kept = sum(messages.length for messages in self._intact_messages(bucket, None))
         size = self.survey.sizes[bucket_name(bucket.span)]
         if not bucket.damage and kept == count and size >= bucket.size:
-            self.listed.append(ListedBucket(bucket.span, bucket.size, count))
-            return
+            return False
+        lost = lost_messages(self.survey, bucket)
+        rebuilt = sum(messages.length for messages, _ in lost.rebuilt(self.survey, bucket.span))
         reason = bucket.damage[0].reason if bucket.damage else f"it has {kept} messages, not {count}"
-        self.done.append(RepairedFile(bucket.path, kept=kept, lost=count - kept, reason=reason))
-        self._rewrite([bucket], lambda due: bucket.span, None)
+        note = ""
+        if is_start and not rebuilt:
+            return False
+        if rebuilt:
+            reason = reason.partition(LOST)[2] or reason
+            note = f"{rebuilt} of the messages kept are rebuilt from the arrival log"
+        kept += rebuilt
+        self.done.append(RepairedFile(bucket.path, kept=kept, lost=count - kept, reason=reason, note=note))
+        self._rewrite([bucket], lambda due: bucket.span, None, lost)
+        return True
 
     # Without a checkpoint
 
@@ -333,15 +520,23 @@ class _RepairRun:
                 yield messages if all(keep) else messages.filtered(keep)
 
     def _rewrite(
-        self, group: Sequence[Bucket], to_span: Callable[[int], TimeSpan], below: int | None
+        self,
+        group: Sequence[Bucket],
+        to_span: Callable[[int], TimeSpan],
+        below: int | None,
+        lost: LostMessages | None = None,
     ) -> None:
-        """Write all intact messages of `group` to new files, which replace the group."""
+        """Write all intact messages of `group` to new files, which replace the group.
+
+        `lost`: the lost ones of a single bucket, which are added as far as they are in the arrival log.
+        """
         if self.dry_run:
             return
         seen: set[int] = set()
         writers: dict[TimeSpan, _BucketFile] = {}
         for bucket in group:
-            for messages in self._intact_messages(bucket, below):
+            rebuilt = lost.rebuilt(self.survey, bucket.span) if lost is not None else ()
+            for messages in chain(self._intact_messages(bucket, below), (found for found, _ in rebuilt)):
                 fresh = _without_duplicates(messages, seen if len(group) > 1 else None)
                 for span, part in group_by_span(fresh, to_span):
                     if span not in writers:
@@ -512,6 +707,27 @@ class BucketScan:
         """Yield the chunks of a bucket, and ranges of the file without one."""
         with self.files.opened(bucket.path) as file:
             yield from bucket.chunks(file)
+
+    def arrivals(self) -> Iterator[ArrivalBatch]:
+        """Yield the arrivals that are still in the arrival log, without those that are damaged."""
+        yield from batches_of_blocks(self._arrival_blocks())
+
+    def first_arrival_offset(self) -> int | None:
+        """Return the lowest offset in the files of the arrival log; None if there is no file."""
+        return min(self._arrival_segments(), default=None)
+
+    def _arrival_segments(self) -> list[int]:
+        folder = filenames.join(self.folder, ARRIVALS_NAME)
+        names = self.disk.list(folder) if self.disk.is_folder(folder) else []
+        found = (filenames.parse_segment_name(name, ARRIVALS_SUFFIX) for name in names)
+        return sorted(base for base in found if base is not None)
+
+    def _arrival_blocks(self) -> Iterator[Block | None]:
+        folder = filenames.join(self.folder, ARRIVALS_NAME)
+        for base in self._arrival_segments():
+            with opened_segment(self.disk, folder, base, LOG_ID, ARRIVALS_SUFFIX) as segment:
+                for part in scan_segment(segment):
+                    yield part if isinstance(part, Block) else None
 
     def close(self) -> None:
         """Close the files."""
