@@ -25,9 +25,9 @@ UNIQUE_DIGITS = 12
 
 @pytest.fixture
 def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedBroker]:
-    """A broker in this process, one for each test, without sockets.
+    """A broker in this process, one for each test: no sockets, and only the test moves its clock.
 
-    Its disk is in memory, and only the test moves its clock. Clients connect with `tfmq_broker.producer()`,
+    Its disk is in memory. Clients connect with `tfmq_broker.producer()`,
     `tfmq_broker.consumer(...)`, or anywhere with `servers=tfmq_broker.servers`; $TFMQ_SERVERS is set to it
     while the test runs. See docs/testing.md.
     """
