@@ -3,7 +3,7 @@
 Other offsets and ordinals do not change.
 
 Each damaged range is replaced by one of the same size with a new block trailer; the segment is replaced as
-`journal.fsck.replacement` describes.
+`journal.fsck.findings` describes.
 
 A tail after the last valid block of the last segment is left to the next start, which decides what to
 truncate; only what the checkpoint reports as durable is repaired too. No other process may write in the
@@ -24,9 +24,8 @@ from zlib import crc32
 from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
-from journal.fsck.findings import Progress, no_progress
+from journal.fsck.findings import Progress, keep_original, no_progress, replace_file
 from journal.fsck.log_verify import NO_SEGMENT, DamagedRange, find_log_id, opened_segment, scan_segment
-from journal.fsck.replacement import keep_original, replace_file
 from journal.log.checkpoint import (
     LogCheckpoint,
     LogCheckpointFile,

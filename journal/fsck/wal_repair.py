@@ -5,7 +5,7 @@ Other LSNs do not change.
 A file ends where the next one starts: bytes after that place are removed. Unreadable bytes become a filler of
 the same size, so that everything valid keeps its LSN; headers, missing files and the checkpoint are created
 again from the other files. What a start truncates by itself is left to it. Files are replaced as
-`journal.fsck.replacement` describes, and the repair can be repeated. No other process may write in the folder.
+`journal.fsck.findings` describes, and the repair can be repeated. No other process may write in the folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt
-from journal.fsck.replacement import keep_original, replace_file
+from journal.fsck.findings import keep_original, replace_file
 from journal.fsck.wal_verify import JournalGap, JournalScan, unverified_description
 from journal.wal.checkpoint import (
     SNAPSHOTS_KEPT,

@@ -11,9 +11,9 @@ import pytest
 
 from journal.errors import Corrupt
 from journal.filenames import segment_name
+from journal.fsck.findings import RepairedFile
 from journal.fsck.log_repair import repair
 from journal.fsck.log_verify import NO_SEGMENT
-from journal.fsck.replacement import RepairedFile
 from journal.log.log import Log
 from journal.record.format import HEADER_SIZE
 from journal.testing import Moment, SimulatedDisk

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from tfmq.delay.arrivals.pending import WheelRows
+from tfmq.delay.arrivals.log import WheelRows
 from tfmq.delay.buckets.format import DEFAULT_LEVEL, FINEST_LEVEL, TimeSpan, span_of
 from tfmq.delay.memory_window import (
     CATCH_UP_ROWS,

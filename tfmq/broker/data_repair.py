@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, JournalError
-from journal.fsck.findings import DAMAGE, Finding, Progress, VerifyReport
+from journal.fsck.findings import DAMAGE, Finding, Progress, RepairedFile, VerifyReport
 from journal.fsck.log_repair import PendingRecords, RepairedRange, repair
 from journal.fsck.log_verify import (
     STOPPED,
@@ -29,7 +29,6 @@ from journal.fsck.log_verify import (
     scan_segment,
     verify,
 )
-from journal.fsck.replacement import RepairedFile
 from journal.fsck.wal_repair import NO_LSN, RepairedJournalRange, repair_journal
 from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, unrepaired_damage, verify_journal
 from journal.log.checkpoint import (

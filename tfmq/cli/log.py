@@ -19,10 +19,9 @@ import click
 from journal import filenames
 from journal.disk import Disk, RealDisk
 from journal.errors import Corrupt, Locked, NewerFormat
-from journal.fsck.findings import VerifyReport
+from journal.fsck.findings import VerifyReport, remove_originals
 from journal.fsck.log_repair import repair
 from journal.fsck.log_verify import DamagedRange, find_log_id, opened_segment, scan_segment, verify
-from journal.fsck.replacement import remove_originals
 from journal.fsck.wal_repair import repair_journal
 from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, unrepaired_damage, verify_journal
 from journal.record.block import Block

@@ -16,7 +16,7 @@ from journal.record.batch import Appended
 from journal.record.format import Buffer
 from tfmq.apply_target import ARRIVALS_KEY, ApplyTarget, RunInWorker, Timers
 from tfmq.delay.arrivals.header import ArrivalHeader
-from tfmq.delay.arrivals.pending import NonDurableArrivals, WrittenArrival
+from tfmq.delay.arrivals.log import NonDurableArrivals, WrittenArrival
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.loader import BucketLoader, RecoveredArrivals
 from tfmq.delay.buckets.store import BucketStore

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tfmq.apply_target import Timers
-from tfmq.delay.arrivals.pending import NonDurableArrivals
+from tfmq.delay.arrivals.log import NonDurableArrivals
 from tfmq.delay.due_time import BrokerClock
 from tfmq.delay.memory_window import LOAD_AHEAD_MS, MemoryWindow
 from tfmq.delay.queries import DelayMetrics

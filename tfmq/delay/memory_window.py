@@ -29,8 +29,7 @@ from typing import Final, NamedTuple
 from journal.record.batch import Appended
 from journal.record.format import Buffer
 from tfmq.delay.arrivals.header import ArrivalHeader
-from tfmq.delay.arrivals.log import record_offsets
-from tfmq.delay.arrivals.pending import WheelRows
+from tfmq.delay.arrivals.log import WheelRows, record_offsets
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, DEFAULT_LEVEL, FINEST_LEVEL, TimeSpan
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import TargetIds

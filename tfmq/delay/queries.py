@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from journal.record.format import BadRecord
 from tfmq.apply_target import Timers
-from tfmq.delay.arrivals.pending import NonDurableArrivals
+from tfmq.delay.arrivals.log import NonDurableArrivals
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
 from tfmq.delay.buckets.rows import BucketRow, bucket_histogram, histogram_of
 from tfmq.delay.buckets.store import BucketStore

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from tfmq.apply_queue import RETRY_SECONDS
 from tfmq.apply_target import RunInWorker, Timers
 from tfmq.backoff import Backoff
-from tfmq.delay.arrivals.pending import WheelRows, WrittenArrival
+from tfmq.delay.arrivals.log import WheelRows, WrittenArrival
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.bucket import Bucket
 from tfmq.delay.buckets.format import TimeSpan
@@ -53,7 +53,7 @@ Callback = Callable[[BaseException | None], None]
 class StorageScheduler:
     """Runs the file work of delayed messages, one piece at a time, in a worker.
 
-    `due_limit()` and `lowest_due()` are those of `tfmq.delay.arrivals.pending.NonDurableArrivals`. `moved()` is called
+    `due_limit()` and `lowest_due()` are those of `tfmq.delay.arrivals.log.NonDurableArrivals`. `moved()` is called
     after work that may have made more messages ready to fire.
     """
 

@@ -23,7 +23,7 @@ from tfmq.sql.database import PREFIX, has_two_phase_driver, xid_prefix
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from tfmq.aio_admin import Admin as AsyncAdmin
+    from tfmq.aio import Admin as AsyncAdmin
 
 LOCK_SECONDS = 2
 """Time limit for inserting "aborted" while the owner is committing.
@@ -245,7 +245,7 @@ def prune(
     is_async = kind is not None and isinstance(engine, kind.AsyncEngine)
     if not is_async and not isinstance(engine, Engine):
         raise BadRequest(f"prune takes an engine of SQLAlchemy first, not {engine!r}.")
-    aio = sys.modules.get("tfmq.aio_admin")
+    aio = sys.modules.get("tfmq.aio")
     kinds, name = ((aio.Admin,) if aio else (), "tfmq.aio.Admin") if is_async else ((Admin,), "tfmq.Admin")
     for admin in admins:
         if not isinstance(admin, kinds):

@@ -127,7 +127,7 @@ PROGRAMS: Final = (
     Mutant(
         "another-operation-in-one-api-variant",
         "the methods of all API variants do the same",
-        "tfmq/aio_admin.py",
+        "tfmq/aio.py",
         "    pause_schedule = awaitable(AdminCore.pause_schedule)\n",
         "    pause_schedule = awaitable(AdminCore.resume_schedule)\n",
         ["tests/test_faces.py::test_each_derived_method_runs_the_operation_of_its_name"],

@@ -356,7 +356,7 @@ _STARTS: Final = (
     Mutant(
         "surplus-is-not-in-the-original",
         "what a repair replaces is kept as it was",
-        "journal/fsck/replacement.py",
+        "journal/fsck/findings.py",
         "            _write_copy(disk, kept + REPAIRED_SUFFIX, path, file.size())\n",
         "            _write_copy(disk, kept + REPAIRED_SUFFIX, path, file.size() - 1)\n",
         [f"{REPAIR}::test_bytes_after_the_end_of_a_complete_file_cost_no_entry"],

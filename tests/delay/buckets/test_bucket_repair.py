@@ -6,7 +6,7 @@ import pytest
 
 from journal.clock import SystemClock
 from journal.errors import Corrupt
-from journal.fsck.replacement import remove_originals
+from journal.fsck.findings import remove_originals
 from journal.log.log import Log
 from journal.record.batch import Batch
 from journal.testing import Moment, SimulatedDisk, crash_states

@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from tests.delay.desk import BILLS, ORDERS, START_MS, Desk, Handle
-from tfmq.delay.arrivals.pending import WheelRows
+from tfmq.delay.arrivals.log import WheelRows
 from tfmq.delay.buckets.loader import LoadRange, merge_rows
 from tfmq.delay.requests import Turn
 from tfmq.delay.timing_wheel import ABSOLUTE, TARGET_SHIFT

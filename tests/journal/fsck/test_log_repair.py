@@ -18,9 +18,9 @@ from journal.dual_slot_file import SLOT_SIZE
 from journal.errors import Corrupt, NewerFormat
 from journal.filenames import index_name, log_checkpoint_name, log_snapshot_name, segment_name
 from journal.fsck import log_repair as salvage_module
+from journal.fsck.findings import remove_originals
 from journal.fsck.log_repair import RangePiece, rebuild_range, repair
 from journal.fsck.log_verify import find_log_id, verify
-from journal.fsck.replacement import remove_originals
 from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, Snapshot, encode_snapshot
 from journal.log.log import Log
 from journal.log.segment import Segment

@@ -8,7 +8,7 @@ import pytest
 
 from journal.errors import Corrupt, Lost
 from journal.filenames import journal_name, snapshot_name
-from journal.fsck.replacement import remove_originals
+from journal.fsck.findings import remove_originals
 from journal.fsck.wal_repair import (
     FILLER_SIZE_MAX,
     STATE_LOST,

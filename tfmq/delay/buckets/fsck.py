@@ -20,9 +20,8 @@ from journal import filenames
 from journal.disk import Disk, File, create_anew, write_all
 from journal.errors import Corrupt
 from journal.filenames import REPAIRED_SUFFIX
-from journal.fsck.findings import DAMAGE, NOTE, Progress, Verifier, VerifyReport
+from journal.fsck.findings import DAMAGE, NOTE, Progress, RepairedFile, Verifier, VerifyReport, keep_original
 from journal.fsck.log_verify import opened_segment, scan_segment
-from journal.fsck.replacement import RepairedFile, keep_original
 from journal.log.checkpoint import LogCheckpointFile
 from journal.record.block import Block
 from journal.record.format import HEADER_SIZE, LENGTH, BadRecord, Buffer, checksum_matches, records_of
@@ -318,7 +317,7 @@ def repair_buckets(
     A lost checkpoint is rebuilt from the buckets: messages that are still in the arrival log do not count in them, and
     a message in several buckets, as a split may leave, counts once. Where no bucket exists, every message that waits is
     in the arrival log, and the checkpoint is made for the store `store_id`. Originals are kept, as
-    `journal.fsck.replacement` describes.
+    `journal.fsck.findings` describes.
 
     New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair
     can be run again. Raises Corrupt if the store cannot be identified, NewerFormat, Full, OSError.

@@ -11,8 +11,7 @@ from journal.errors import Corrupt
 from journal.log.log import Log
 from tfmq.delay.arrivals import log
 from tfmq.delay.arrivals.header import ArrivalHeader
-from tfmq.delay.arrivals.log import ArrivalBatch
-from tfmq.delay.arrivals.pending import WheelRows
+from tfmq.delay.arrivals.log import ArrivalBatch, WheelRows
 from tfmq.delay.buckets.bucket import Bucket
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, ChunkColumns
 from tfmq.delay.buckets.store import BucketStore

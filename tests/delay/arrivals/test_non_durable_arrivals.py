@@ -1,6 +1,6 @@
 """What is not sure holds back everything behind it, and nothing longer than it must."""
 
-from tfmq.delay.arrivals.pending import NonDurableArrivals, WrittenArrival
+from tfmq.delay.arrivals.log import NonDurableArrivals, WrittenArrival
 from tfmq.delay.memory_window import NO_WHEEL_ROWS
 
 
