@@ -8,6 +8,7 @@ the state is damage and raises `ValueError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from journal.errors import NewerFormat
@@ -31,7 +32,17 @@ LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS, TX_OFFSETS, JOURN
 SCHEDULE, SCHEDULE_GONE, SCHEDULE_STATE, GROUP_OWNERS, SETTINGS, GROUP_GONE, NODE = range(12, 19)
 KIND_MAX: Final = NODE
 
-CREATING, GROWING, OPEN, DELETING = "creating", "growing", "open", "deleting"
+
+class TopicState(StrEnum):
+    """State of a topic in the catalog."""
+
+    CREATING = "creating"
+    GROWING = "growing"
+    OPEN = "open"
+    DELETING = "deleting"
+
+
+CREATING, GROWING, OPEN, DELETING = TopicState
 
 ID_FIRST: Final = LEASED_ID_FIRST
 """Ids below are the broker's own (the catalog's log and its records), never leased."""

@@ -6,6 +6,7 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -306,7 +307,17 @@ NAME_PROPERTY: Final = "schedule"
 TIME_PROPERTY: Final = "scheduled_for"
 """Properties of each message of a schedule: its schedule, and its scheduled time in the schedule's time zone."""
 
-ACTIVE, PAUSED, WAITING = "active", "paused", "waiting"
+
+class ScheduleState(StrEnum):
+    """State of a schedule as commands return it."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    WAITING = "waiting"
+    """A due message cannot be sent."""
+
+
+ACTIVE, PAUSED, WAITING = ScheduleState
 
 
 class RunningSchedule:

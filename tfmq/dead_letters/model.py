@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from tfmq.client.consumer.message import Codec, LazyAttribute, Origin, ReceivedMessage
@@ -201,9 +202,24 @@ FAILURES_MAX: Final = 20
 TRACEBACKS_MAX: Final = 5
 """Failures kept with a traceback; tracebacks are usually alike."""
 
-FAILING, WAITING, RETRYING, DEAD = "failing", "waiting", "retrying", "dead"
-REDRIVING, REDRIVEN, HANDLED, DROPPED = "redriving", "redriven", "handled", "dropped"
-STATES: Final = (FAILING, WAITING, RETRYING, DEAD, REDRIVING, REDRIVEN, HANDLED, DROPPED)
+
+class LetterState(StrEnum):
+    """State of a dead letter; docs/dead-letters.md describes each."""
+
+    FAILING = "failing"
+    WAITING = "waiting"
+    RETRYING = "retrying"
+    DEAD = "dead"
+    REDRIVING = "redriving"
+    REDRIVEN = "redriven"
+    HANDLED = "handled"
+    DROPPED = "dropped"
+
+    __repr__ = str.__repr__
+    """Users print letters."""
+
+
+FAILING, WAITING, RETRYING, DEAD, REDRIVING, REDRIVEN, HANDLED, DROPPED = STATES = tuple(LetterState)
 FINAL_STATES: Final = (REDRIVEN, HANDLED, DROPPED)
 """The letter is neither handled nor redriven; a new failure of its message starts a new round of calls."""
 

@@ -9,7 +9,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.connection import (
+    READY,
+    ClientConnection,
+)
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.message import Codec
 from tfmq.client.operation import Executor, Operation, run_inline
@@ -98,7 +101,7 @@ def _has_message(link: ClientConnection, letter: Letter) -> Operation[bool | Non
     """Return whether the broker has the letter's message; None if it cannot be asked now."""
     from tfmq.dead_letters.topic_store import has_message as stands_here
 
-    if link.state != "ready":
+    if link.state != READY:
         return None
     try:
         return (yield from stands_here(link, letter, link.now() + MESSAGE_LOOKUP_SECONDS))

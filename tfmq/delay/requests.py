@@ -1,16 +1,24 @@
 """Requests to the delay queue, their results, and what it needs from the broker."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
 
 from journal.log.log import Log
 from journal.record.batch import Appended, Batch
 
-PENDING: Final = "pending"
-CANCELLED: Final = "cancelled"
-DELIVERED: Final = "delivered"
-RESCHEDULED: Final = "rescheduled"
-UNKNOWN: Final = "unknown"
+
+class State(StrEnum):
+    """State of a delayed message, or the outcome of a reschedule. The values are those of the protocol."""
+
+    PENDING = "pending"
+    CANCELLED = "cancelled"
+    DELIVERED = "delivered"
+    RESCHEDULED = "rescheduled"
+    UNKNOWN = "unknown"
+
+
+PENDING, CANCELLED, DELIVERED, RESCHEDULED, UNKNOWN = State
 
 
 class Turn(NamedTuple):

@@ -13,7 +13,12 @@ from typing import Any, Final
 
 from journal.record.format import make_log_id
 from tfmq.backoff import Backoff
-from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
+from tfmq.client.connection.connection import (
+    READY,
+    REQUEST_TIMEOUT_SECONDS,
+    ClientConnection,
+    PendingRequest,
+)
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.drivers.blocking import BlockingDriver
@@ -254,7 +259,7 @@ class RangeFetch:
         while not call.done:
             remaining = deadline - self._link.now()
             if remaining <= 0:
-                down = self._link.state != "ready" and self._link.last_error is not None
+                down = self._link.state != READY and self._link.last_error is not None
                 self._link.abandon(
                     call, self._link.last_error if down else call.timeout_error(self._link.server)
                 )

@@ -24,7 +24,10 @@ from tfmq.admin import Admin
 from tfmq.broker.partition import Partition
 from tfmq.broker.request_handler import RequestHandler
 from tfmq.client.connection.addresses import DEFAULT_PORT, BrokerAddress
-from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.connection import (
+    READY,
+    ClientConnection,
+)
 from tfmq.client.connection.factory import (
     ClientParts,
     register_in_process_broker,
@@ -333,7 +336,7 @@ def is_reading(consumer: Consumer[Any], there: Callable[[str], bool]) -> bool:
     core = consumer._core
     if any(there(name) for name in core.options.subscription.missing_names(core.assignment.wanted)):
         return False
-    return core.link.state == "ready" and core.assignment.discovered and core.fetcher.next_retry() is None
+    return core.link.state == READY and core.assignment.discovered and core.fetcher.next_retry() is None
 
 
 READ_BYTES: Final = 8 << 20

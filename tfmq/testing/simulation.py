@@ -13,7 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.connection import (
+    READY,
+    ClientConnection,
+)
 from tfmq.client.operation import BackgroundTasks, Future
 from tfmq.client.send.accumulator import RecordAccumulator
 from tfmq.errors import NotAllowed
@@ -199,9 +202,7 @@ class Simulation:
 
     def all_connected(self) -> bool:
         """Return whether every client that has requests is connected."""
-        return all(
-            client.link.state == "ready" for client in self.clients if client.link.has_pending_requests
-        )
+        return all(client.link.state == READY for client in self.clients if client.link.has_pending_requests)
 
     @contextmanager
     def client_call(self) -> Iterator[None]:

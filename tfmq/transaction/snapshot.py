@@ -108,7 +108,7 @@ DURABLE_STATES: Final = {
 
 def _row(
     transaction: Transaction,
-    state: str,
+    state: states.State,
     decision: Decision | None,
     settled: bool,
     locations: BatchLocations,

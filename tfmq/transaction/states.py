@@ -4,53 +4,57 @@ An event is a request (its record is queued for the journal) or a record that wa
 the table does not list are rejected.
 """
 
+from enum import StrEnum
 from typing import Final
 
-OPEN: Final = "open"
-PREPARING: Final = "preparing"
-PREPARED: Final = "prepared"
-COMMITTING: Final = "committing"
-APPLYING: Final = "applying"
-COMMITTED: Final = "committed"
-ROLLING_BACK: Final = "rolling_back"
-ROLLED_BACK: Final = "rolled_back"
-HEURISTIC_COMMITTED: Final = "heuristic_committed"
-HEURISTIC_ROLLED_BACK: Final = "heuristic_rolled_back"
-READ_ONLY: Final = "read_only"
 
-STATES: Final = (
-    OPEN,
-    PREPARING,
-    PREPARED,
-    COMMITTING,
-    APPLYING,
-    COMMITTED,
-    ROLLING_BACK,
-    ROLLED_BACK,
-    HEURISTIC_COMMITTED,
-    HEURISTIC_ROLLED_BACK,
-    READ_ONLY,
-)
+class State(StrEnum):
+    """State of a transaction. The values are those of the protocol and of the snapshot."""
 
-# Requests: the record is queued; writing it may still fail.
-REQUEST_PREPARE: Final = "ask to prepare"
-REQUEST_COMMIT: Final = "ask to commit"
-REQUEST_ROLLBACK: Final = "ask to roll back"
-RECORD_FAILED: Final = "the record was not written, nothing was prepared"
-RECORD_FAILED_PREPARED: Final = "the record was not written, the transaction stays prepared"
+    OPEN = "open"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    COMMITTING = "committing"
+    APPLYING = "applying"
+    COMMITTED = "committed"
+    ROLLING_BACK = "rolling_back"
+    ROLLED_BACK = "rolled_back"
+    HEURISTIC_COMMITTED = "heuristic_committed"
+    HEURISTIC_ROLLED_BACK = "heuristic_rolled_back"
+    READ_ONLY = "read_only"
 
-# Records: the record is written to the journal.
-PREPARE: Final = "prepare"
-COMMIT: Final = "commit"
-ROLLBACK: Final = "roll back"
-HEURISTIC_COMMIT: Final = "commit by hand"
-HEURISTIC_ROLLBACK: Final = "roll back by hand"
 
-# Completion without a record: the journal and the partitions prove it.
-APPLIED: Final = "all of it is written"
-FINISH_EMPTY: Final = "nothing was in it"
+class Event(StrEnum):
+    """What changes a transaction's state. The values are texts for errors."""
 
-TRANSITIONS: Final[dict[tuple[str, str], str]] = {
+    # Requests: the record is queued; writing it may still fail.
+    REQUEST_PREPARE = "ask to prepare"
+    REQUEST_COMMIT = "ask to commit"
+    REQUEST_ROLLBACK = "ask to roll back"
+    RECORD_FAILED = "the record was not written, nothing was prepared"
+    RECORD_FAILED_PREPARED = "the record was not written, the transaction stays prepared"
+
+    # Records: the record is written to the journal.
+    PREPARE = "prepare"
+    COMMIT = "commit"
+    ROLLBACK = "roll back"
+    HEURISTIC_COMMIT = "commit by hand"
+    HEURISTIC_ROLLBACK = "roll back by hand"
+
+    # Completion without a record: the journal and the partitions prove it.
+    APPLIED = "all of it is written"
+    FINISH_EMPTY = "nothing was in it"
+
+
+# Names in the module: on Python 3.11 access to a member through its class is a call.
+OPEN, PREPARING, PREPARED, COMMITTING, APPLYING, COMMITTED, ROLLING_BACK, ROLLED_BACK = list(State)[:8]
+HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK, READ_ONLY = list(State)[8:]
+REQUEST_PREPARE, REQUEST_COMMIT, REQUEST_ROLLBACK, RECORD_FAILED, RECORD_FAILED_PREPARED = list(Event)[:5]
+PREPARE, COMMIT, ROLLBACK, HEURISTIC_COMMIT, HEURISTIC_ROLLBACK, APPLIED, FINISH_EMPTY = list(Event)[5:]
+
+STATES: Final = tuple(State)
+
+TRANSITIONS: Final[dict[tuple[str, str], State]] = {
     (OPEN, REQUEST_PREPARE): PREPARING,
     (OPEN, REQUEST_COMMIT): COMMITTING,
     (OPEN, REQUEST_ROLLBACK): ROLLING_BACK,
@@ -98,7 +102,7 @@ class InvalidTransition(ValueError):
         self.event = event
 
 
-def next_state(state: str, event: str) -> str:
+def next_state(state: str, event: str) -> State:
     """Return the state that follows `state` on `event`.
 
     Raises: InvalidTransition.

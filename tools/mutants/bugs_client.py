@@ -161,11 +161,11 @@ PRODUCER: Final = (
         [STREAM],
     ),
     Mutant(
-        "refused-batch-leaves-a-hole",
-        "behind a refused batch the stream goes on under a successor",
+        "rejected-batch-leaves-a-gap",
+        "after a rejected batch a partition sender continues with a successor of its producer id",
         "tfmq/client/send/partition_sender.py",
-        '        if self.state == "ready" and (self._has_gap or batch.last_error is not None):\n',
-        '        if self.state == "lost":\n',
+        "            if not self._has_gap and batch.last_error is None:\n",
+        "            if True:\n",
         [STREAM],
     ),
     Mutant(

@@ -128,7 +128,7 @@ CONSUMERS: Final = (
         "a broker that comes back in time is used by the end of a run",
         _AWAY,
         (
-            '        if self._link.state == "ready":\n'
+            "        if self._link.state == READY:\n"
             "            self._disconnected_since = None\n"
             "        elif self._disconnected_since is None:\n"
         ),

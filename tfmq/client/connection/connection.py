@@ -13,7 +13,8 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from enum import StrEnum
+from typing import Any, Final
 
 from tfmq import limits
 from tfmq.backoff import backoff_seconds
@@ -201,6 +202,20 @@ HELLO = BY_REQUEST[Hello]
 _CORRELATION_IDS = 1 << 32
 
 
+class ConnectionState(StrEnum):
+    """State of a client's connection."""
+
+    DOWN = "down"
+    GREETING = "greeting"
+    """HELLO is sent, its reply is not received."""
+    READY = "ready"
+    CLOSED = "closed"
+
+
+READY: Final = ConnectionState.READY
+"""For comparisons in each request: on Python 3.11 access to a member is a call."""
+
+
 class ClientConnection:
     """A connection to one of `servers`, without I/O. Reconnects with back-off.
 
@@ -208,8 +223,6 @@ class ClientConnection:
     connection, requests with `repeat` are sent again in their original order before any newer one; the others fail with
     outcome "unknown" if they were already sent, else they wait for the next connection. An abandoned request leaves the
     connection usable: its reply is dropped. Not thread-safe: callers hold the driver's lock.
-
-    `state` is "down", "greeting" (HELLO sent), "ready" or "closed".
     """
 
     def __init__(
@@ -234,7 +247,7 @@ class ClientConnection:
         self._reset()
 
     def _reset(self) -> None:
-        self.state = "down"
+        self.state = ConnectionState.DOWN
         self.hello: HelloReply | None = None
         self.limits = limits.limits_to_send({})
         """The broker's limits by name; the defaults before its HELLO reply."""
@@ -285,7 +298,7 @@ class ClientConnection:
         copied; do not change them before the request is done. Raises `Closed` after `close`, `BadRequest` for fields
         that cannot be packed.
         """
-        if self.state == "closed":
+        if self.state == ConnectionState.CLOSED:
             raise Closed("The client is closed; make a new one.")
         deadline = NEVER if seconds is None else self.now() + seconds
         call = PendingRequest(
@@ -298,9 +311,9 @@ class ClientConnection:
             wants_reply=wants_reply,
             update=update,
         )
-        if self.state == "ready":
+        if self.state == READY:
             self._send(call)
-        elif self.state == "down" and self.connection_count and not self._pending:
+        elif self.state == ConnectionState.DOWN and self.connection_count and not self._pending:
             self._shorten_back_off()
         self._pending[call.correlation_id] = call
         self.background_requests += in_background
@@ -315,7 +328,7 @@ class ClientConnection:
 
     def close(self, error: TfmqError | None = None) -> None:
         """Fail all open requests and reject new ones."""
-        self.state = "closed"
+        self.state = ConnectionState.CLOSED
         self.output.clear()
         for call in list(self._pending.values()):
             outcome = UNKNOWN if call.sent else NOT_DONE
@@ -339,14 +352,14 @@ class ClientConnection:
 
     def wants_connection(self) -> bool:
         """Return whether the driver must connect to `server` now."""
-        return self.state == "down" and bool(self._pending) and self.now() >= self._retry_at
+        return self.state == ConnectionState.DOWN and bool(self._pending) and self.now() >= self._retry_at
 
     def next_time(self) -> float:
         """Return when `tick` must be called next; infinity if never."""
         while self._deadlines and self._deadlines[0][2].done:
             heapq.heappop(self._deadlines)
         due = self._deadlines[0][0] if self._deadlines else NEVER
-        if self.state == "down":
+        if self.state == ConnectionState.DOWN:
             return min(due, self._retry_at) if self._pending else due
         return min(due, self._hello_deadline)
 
@@ -360,7 +373,7 @@ class ClientConnection:
             call = heapq.heappop(self._deadlines)[2]
             if not call.done:
                 self._fail(call, self._timeout_error(call))
-        if self.state == "greeting" and now >= self._hello_deadline:
+        if self.state == ConnectionState.GREETING and now >= self._hello_deadline:
             raise ConnectionFailed(
                 f"{self.server} accepted the connection but did not reply to HELLO in {HELLO_TIMEOUT_SECONDS:g} s:"
                 " check that a tfmq broker is there.",
@@ -369,7 +382,7 @@ class ClientConnection:
 
     def connected(self) -> None:
         """Send HELLO on the connection that the driver has made."""
-        self.state = "greeting"
+        self.state = ConnectionState.GREETING
         now = self.now()
         self._hello_deadline = now + HELLO_TIMEOUT_SECONDS
         self._trying_since = now if self._trying_since is None else self._trying_since
@@ -389,7 +402,7 @@ class ClientConnection:
         """
         for frame in self._decoder.feed(data):
             self._process_frame(frame)
-        if not self._got_response and self._decoder.is_incomplete and self.state == "ready":
+        if not self._got_response and self._decoder.is_incomplete and self.state == READY:
             self._got_response = True
 
     def next_output(self) -> list[memoryview]:
@@ -417,10 +430,10 @@ class ClientConnection:
 
     def disconnected(self, error: BaseException | None = None) -> None:
         """Fail or keep the open requests after a lost or failed connection."""
-        if self.state == "closed":
+        if self.state == ConnectionState.CLOSED:
             return
-        was_connected, was_ready = self.state != "down", self.state == "ready"
-        self.state = "down"
+        was_connected, was_ready = self.state != ConnectionState.DOWN, self.state == READY
+        self.state = ConnectionState.DOWN
         self.output.clear()
         self._complete_when_written.clear()
         self.last_error = connection_error(error, self.server, self.servers, was_connected)
@@ -469,7 +482,7 @@ class ClientConnection:
         kind, correlation = header[:2]
         if kind > 0:
             raise BadFrame(f"{self.server} sent a request where only replies are expected.")
-        if self.state == "greeting":
+        if self.state == ConnectionState.GREETING:
             self._process_hello(header)
             return
         call = self._pending.get(correlation)
@@ -501,7 +514,7 @@ class ClientConnection:
             self.limits = limits.received_limits(self.hello.limits)
         except (BadRequest, ValueError) as error:
             raise BadFrame(f"{self.server} replied to HELLO with something else: {error}") from None
-        self.state, self._got_response = "ready", False
+        self.state, self._got_response = READY, False
         self.connection_count += 1
         self._hello_deadline = NEVER
         self._decoder.frame_bytes = max(limits.FRAME_BYTES, self.limits["frame_bytes"])
@@ -522,7 +535,7 @@ class ClientConnection:
         self._complete(call)
 
     def _timeout_error(self, call: PendingRequest) -> TfmqError:
-        if self.state == "down" and self.last_error is not None:
+        if self.state == ConnectionState.DOWN and self.last_error is not None:
             return ConnectionFailed(self.last_error.sentence, outcome=UNKNOWN if call.sent else NOT_DONE)
         return call.timeout_error(self.server)
 

@@ -17,7 +17,12 @@ from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from tfmq.client.connection.connection import NEVER, ClientConnection, PendingRequest
+from tfmq.client.connection.connection import (
+    NEVER,
+    ClientConnection,
+    ConnectionState,
+    PendingRequest,
+)
 from tfmq.client.consumer.assignment import Assignment, GroupParts, read_position_of
 from tfmq.client.consumer.fetcher import Fetcher, FetchSession, PartitionFetchState, create_fetcher
 from tfmq.client.consumer.membership import Membership, create_membership
@@ -428,7 +433,7 @@ class ConsumerCore:
 
     def _check_tasks(self) -> None:
         """Raise the failure of a background task, or start the tasks that do not run."""
-        if self.closed or self.link.state == "closed":
+        if self.closed or self.link.state == ConnectionState.CLOSED:
             raise Closed("The consumer is closed; make a new one.")
         if not self._task_failures:
             for operation, task in self._background_tasks.items():
@@ -472,7 +477,7 @@ class ConsumerCore:
                 self.positions.ack_delivered()
             self.positions.drop_ready_batch()
             membership = self.membership
-            if membership is not None and membership.joined and self.link.state != "closed":
+            if membership is not None and membership.joined and self.link.state != ConnectionState.CLOSED:
                 yield from self.rebalance.run_final_callbacks()
                 if self.options.commits != "manual":
                     yield from self._offset_committer.commit_positions(

@@ -21,7 +21,11 @@ from typing import Any, Final, NamedTuple
 
 from journal.record.format import tag_hash
 from tfmq.backoff import backoff_seconds
-from tfmq.client.connection.connection import ClientConnection, PendingRequest
+from tfmq.client.connection.connection import (
+    READY,
+    ClientConnection,
+    PendingRequest,
+)
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import FETCH_BYTES, PREFETCH_BYTES, ConsumerOptions
@@ -520,7 +524,7 @@ class FetchSession:
         call = self._requests.pop(name, None)
         if call is not None and not call.done:
             self._link.abandon(call)
-            if call.sent and self._link.state == "ready":
+            if call.sent and self._link.state == READY:
                 self._link.send_request(Cancel(call.correlation_id))
 
     def clear(self) -> None:

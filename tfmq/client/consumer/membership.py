@@ -17,7 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
-from tfmq.client.connection.connection import NEVER, ClientConnection, PendingRequest
+from tfmq.client.connection.connection import (
+    NEVER,
+    READY,
+    ClientConnection,
+    PendingRequest,
+)
 from tfmq.client.connection.requests import PAUSE_SECONDS, request_with_retries
 from tfmq.client.consumer.options import ConsumerOptions
 from tfmq.client.operation import Event, Operation, Wait
@@ -131,7 +136,7 @@ class Membership:
     def may_deliver(self) -> bool:
         """Return whether the last heartbeat is recent enough to exclude other owners."""
         seconds = self._session_ms / 1000
-        if self._link.state != "ready" or self._link.connection_count != self._last_heartbeat_connection:
+        if self._link.state != READY or self._link.connection_count != self._last_heartbeat_connection:
             seconds /= DISCONNECTED_SESSION_FRACTION
         return self._link.now() < self._last_heartbeat_at + seconds
 

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfmq.client.admin.delayed import Rescheduled, cancel_delayed_message, reschedule_delayed_message
-from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.connection import (
+    READY,
+    ClientConnection,
+)
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import MetadataCache, wait_for_all
 from tfmq.client.operation import CallUserCode, Event, Operation, Wait
@@ -459,7 +462,7 @@ class ProducerCore:
             "rolled_back_transactions": self.transactions.rolled_back,
             "open_transactions": len(self.transactions),
             "connections": link.connection_count,
-            "connected": link.state == "ready",
+            "connected": link.state == READY,
             "server": str(link.server),
         }
 

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from tfmq.backoff import Backoff
@@ -298,6 +299,15 @@ class PartitionOutbox:
         return run_work(self._owner.core.owner.run_in_executor, lambda: call(self._owner.outbox))
 
 
+class OutboxState(StrEnum):
+    """State of a producer's outbox file."""
+
+    CLOSED = "closed"
+    """It is opened with the next batch."""
+    OPENING = "opening"
+    OPEN = "open"
+
+
 class StoreAndForward:
     """Store-and-forward of one producer; a ticker of its driver. Runs under the driver's lock."""
 
@@ -308,7 +318,7 @@ class StoreAndForward:
         self.outbox = Outbox(path, selector.store_bytes)
         self.tasks = BackgroundTasks(core.link.now)
         self._partitions: dict[tuple[str, int], PartitionOutbox] = {}
-        self._state = "new"
+        self._state = OutboxState.CLOSED
         self._belongs_to_parent = False
         self._waiting: list[StorableBatch] = []
         self._failed: set[tuple[str, int]] = set()
@@ -356,7 +366,7 @@ class StoreAndForward:
 
     def _queue_batch(self, batch: StorableBatch) -> None:
         """Queue a batch for its partition; it may be sent at once."""
-        if self._state == "open":
+        if self._state is OutboxState.OPEN:
             self._partition(batch.topic, batch.partition).add(batch)
         else:
             self._waiting.append(batch)
@@ -373,13 +383,13 @@ class StoreAndForward:
 
     def _start_opening(self) -> None:
         """Open the outbox, unless that has started. Batches of an earlier process are sent first."""
-        if self._state == "new":
-            self._state = "opening"
+        if self._state == OutboxState.CLOSED:
+            self._state = OutboxState.OPENING
             self.tasks.start(self._open_outbox(), self._open_failed)
 
     def _open_outbox(self) -> Operation[None]:
         found = yield from run_work(self.core.owner.run_in_executor, self.outbox.partitions)
-        self._state = "open"
+        self._state = OutboxState.OPEN
         for topic, partition in found:
             self._partition(topic, partition, kept=True)
         waiting, self._waiting = self._waiting, []
@@ -387,7 +397,7 @@ class StoreAndForward:
             self._partition(batch.topic, batch.partition).add(batch)
 
     def _open_failed(self, error: Exception) -> None:
-        self._state = "new"
+        self._state = OutboxState.CLOSED
         failure = error if isinstance(error, TfmqError) else Closed(f"The store cannot be opened: {error!r}")
         waiting, self._waiting = self._waiting, []
         for batch in waiting:

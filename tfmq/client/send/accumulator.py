@@ -11,12 +11,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from tfmq.client.connection.connection import ClientConnection, PendingRequest
+from tfmq.client.connection.connection import (
+    READY,
+    ClientConnection,
+    PendingRequest,
+)
 from tfmq.client.connection.requests import MetadataCache, Topic
 from tfmq.client.operation import Event, Operation
 from tfmq.client.send.batch import Batch, DelayedBatch, Delivery, DeliveryOwner
 from tfmq.client.send.delivery_time import StampedDueTime, due_number
-from tfmq.client.send.partition_sender import DelayedSender, PartitionSender, ProducerIds
+from tfmq.client.send.partition_sender import DelayedSender, PartitionSender, ProducerIds, SenderState
 from tfmq.client.send.partitioner import PartitionSelector, choose_partition
 from tfmq.client.send.record_encoder import attribute_part
 from tfmq.errors import (
@@ -243,7 +247,7 @@ class RecordAccumulator:
     def timeout_error(self, batch: Batch) -> TfmqError:
         """Return the error for a batch that was not acked before its deadline."""
         outcome = UNKNOWN if batch.attempts else NOT_DONE
-        if self.link.state != "ready" and self.link.last_error is not None:
+        if self.link.state != READY and self.link.last_error is not None:
             return ConnectionFailed(self.link.last_error.sentence, outcome=outcome)
         return TimedOut(
             f"1 message to {batch.topic} was not delivered in {self.timeout:g} s."
@@ -643,7 +647,7 @@ class PartitionSenders:
                 self._accumulator.close_batch(open_batch)
                 return self.buffer_for(topic, partition, delayed)
             stream = self.by_partition[key] = PartitionSender(self._accumulator, topic, partition)
-            if before is not None and (not before.idle or before.state == "held"):
+            if before is not None and (not before.idle or before.state == SenderState.BLOCKED):
                 before.block_replacement(stream)
         return stream
 

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
+from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol, cast
 
@@ -160,26 +161,39 @@ class BatchAccumulator(Protocol):
     def close_batch(self, batch: Batch) -> None: ...
 
 
+class SenderState(StrEnum):
+    """State of a partition sender."""
+
+    NO_ID = "no id"
+    """It has no producer id, and requests one for its first batch."""
+    REQUESTING_ID = "requesting id"
+    READY = "ready"
+    """It assigns sequences and sends."""
+    DRAINING = "draining"
+    """After an error, until all requests in flight are answered."""
+    BACKING_OFF = "backing off"
+    """The broker was busy: the same batches are sent again later."""
+    REQUESTING_SUCCESSOR = "requesting successor"
+    SUCCESSOR_FAILED = "successor failed"
+    """The request for a successor is repeated when there is a batch to send."""
+    TOPIC_DELETED = "topic deleted"
+    """Until all requests in flight are answered; then the batches that are not stored are rerouted."""
+    BLOCKED = "blocked"
+    """The topic was re-created: it starts when the sender of the deleted topic is idle."""
+
+
+_READY: Final = SenderState.READY
+"""On Python 3.11 access to a member is a call, and `push` and `pump` are called for each batch."""
+
+
 class PartitionSender:
     """Sends the batches for one partition in order, with consecutive producer sequences.
 
-    The stream rule of the broker: sequences of one producer id on one partition follow each other. So a batch that is
-    sent again after a lost connection is recognised; a refused one leaves a hole that everything behind it would fall
-    into. Then the stream lets its flight land and takes a *successor* id: that closes the old id for good and tells the
-    last sequence stored, by which batches of unknown fate are settled, and by which messages are found that had been
-    acknowledged and are lost: in a crash, or with an older copy of the broker's data.
-
-    States:
-
-        fresh       no producer id yet
-        leasing     a producer id is requested
-        ready       assigns sequences and sends
-        landing     after an error: waits until all requests in flight are answered
-        pausing     the broker was busy: sends the same batches again after a pause
-        succeeding  a successor id is requested
-        troubled    the successor request failed: repeated when there is a batch to send
-        gone        the topic was deleted: waits for the replies, then reroutes what is not stored
-        held        the topic was re-created: waits until the sender of the old topic is idle
+    The broker accepts the sequences of a producer id on a partition only without a gap. So it recognises a batch that
+    is sent again after a lost connection, and after a rejected batch it rejects all following ones. The sender then
+    waits for the replies of all requests in flight and requests a *successor* of its id. The reply closes the old id
+    and has the last sequence that is stored under it. This resolves batches of unknown outcome, and shows which
+    acknowledged messages are lost: in a crash, or with an older copy of the broker's data.
 
     All methods run under the driver's lock.
     """
@@ -190,7 +204,7 @@ class PartitionSender:
     def __init__(self, sender: BatchAccumulator, topic: Topic, partition: int) -> None:
         self.topic = topic
         self.partition = partition
-        self.state = "fresh"
+        self.state = SenderState.NO_ID
         self.replacement: PartitionSender | None = None
         """The blocked sender of the same partition of the re-created topic."""
         self.open_batch: Batch | None = None
@@ -217,20 +231,17 @@ class PartitionSender:
 
     def push(self, batch: Batch) -> None:
         """Queue a closed batch whose partition is chosen."""
-        behind_numbered = not self.queue or self.queue[-1].producer_id == self.producer_id
-        if self.state == "ready" and behind_numbered and batch.count <= remaining_sequences(self.sequence):
+        follows_numbered = not self.queue or self.queue[-1].producer_id == self.producer_id
+        if self.state is _READY and follows_numbered and batch.count <= remaining_sequences(self.sequence):
             self._assign_sequence(batch)  # Encode now, while the broker works on the preceding batches.
         self.queue.append(batch)
         self.pump()
 
     def pump(self) -> None:
         """Send the queued batches that may be sent."""
-        if self.state == "fresh" and self.queue:
-            self.state = "leasing"
-            self._accumulator.producer_ids.acquire(self._id_received)
-        elif self.state == "troubled" and self.queue:
-            self._request_successor()
-        while self.state == "ready" and self.queue and self._may_send():
+        if self.state is not _READY and self.queue:
+            self._request_missing_id()
+        while self.state is _READY and self.queue and self._may_send():
             if self.queue[0].producer_id != self.producer_id:
                 if self.queue[0].count > remaining_sequences(self.sequence):
                     if not self.in_flight:
@@ -241,12 +252,19 @@ class PartitionSender:
         if not self.in_flight and not self.queue:
             self._on_idle()
 
+    def _request_missing_id(self) -> None:
+        if self.state == SenderState.NO_ID:
+            self.state = SenderState.REQUESTING_ID
+            self._accumulator.producer_ids.acquire(self._id_received)
+        elif self.state == SenderState.SUCCESSOR_FAILED:
+            self._request_successor()
+
     def block_replacement(self, stream: PartitionSender) -> None:
         """Block `stream`, the sender for the re-created topic, until this one is idle.
 
         Batches in flight here may have to be rerouted to the new topic, ahead of its own batches.
         """
-        stream.state, self.replacement = "held", stream
+        stream.state, self.replacement = SenderState.BLOCKED, stream
 
     def start_replacement(self, first: Sequence[Batch] = ()) -> None:
         """Start the blocked replacement. The batches in `first` are queued ahead of its own."""
@@ -259,7 +277,7 @@ class PartitionSender:
             self._accumulator.reroute_batch(batch, self.topic)
         if held is not None:
             held.queue.extend(waiting)
-            held.state = "fresh"
+            held.state = SenderState.NO_ID
             held.pump()
 
     def _on_idle(self) -> None:
@@ -328,7 +346,7 @@ class PartitionSender:
 
     def _id_received(self, producer_id: int, error: TfmqError | None) -> None:
         if error is not None:
-            self.state = "fresh"
+            self.state = SenderState.NO_ID
             self._fail_all(error)
             return
         self._restart(producer_id)
@@ -337,7 +355,7 @@ class PartitionSender:
         """Go on under `producer_id`, from sequence 0."""
         self.producer_id, self._stored_through = producer_id, [-1, -1, -1]
         self._has_gap = self._outcome_unknown = False
-        self.state = "ready"
+        self.state = _READY
         for batch in self.in_flight:
             batch.attempts = 0  # At this point it is known that none of these batches is stored.
         self._requeue()
@@ -362,16 +380,19 @@ class PartitionSender:
             self._handle_stored(call, batch)
         elif self.ends_with_topic and isinstance(error, UnknownTopic):
             batch.last_error = error
-            self.state = "gone"
+            self.state = SenderState.TOPIC_DELETED
         else:
             self._handle_error(batch, error)
-        if self.state == "gone":
+        if self.state is _READY:
+            if not self._has_gap and batch.last_error is None:
+                self.pump()
+                return
+            self.state = SenderState.DRAINING
+        if self.state == SenderState.TOPIC_DELETED:
             if not self._open_requests:
                 self._topic_deleted(error if isinstance(error, UnknownTopic) else UnknownTopic())
             return
-        if self.state == "ready" and (self._has_gap or batch.last_error is not None):
-            self.state = "landing"
-        if self.state == "landing" and not self._open_requests:
+        if self.state == SenderState.DRAINING and not self._open_requests:
             self._resolve_errors()
         else:
             self.pump()
@@ -410,7 +431,7 @@ class PartitionSender:
         """Continue with the first batch that is not done. All requests are answered."""
         first = self.in_flight[0].last_error if self.in_flight else None
         if not self._has_gap and isinstance(first, Busy):
-            self.state = "pausing"
+            self.state = SenderState.BACKING_OFF
             self._log_busy(first)
             self._accumulator.call_later(self._backoff.advance(), self._resume_after_pause)
         elif max(self._stored_through) < 0 and not self._outcome_unknown and not self._id_may_be_closed():
@@ -435,8 +456,8 @@ class PartitionSender:
         )
 
     def _resume_after_pause(self) -> None:
-        if self.state == "pausing":
-            self.state = "ready"
+        if self.state == SenderState.BACKING_OFF:
+            self.state = _READY
             self._requeue()
             self.expire(self._accumulator.now())
             self.pump()
@@ -444,7 +465,7 @@ class PartitionSender:
     # Successor id
 
     def _request_successor(self) -> None:
-        self.state = "succeeding"
+        self.state = SenderState.REQUESTING_SUCCESSOR
         try:
             call = self._accumulator.link.send_request(
                 self._successor_request(), seconds=self._accumulator.timeout, in_background=True
@@ -467,7 +488,7 @@ class PartitionSender:
         elif isinstance(error, UnknownTopic):
             self._topic_deleted(error)
         else:
-            self.state = "troubled"
+            self.state = SenderState.SUCCESSOR_FAILED
             self._fail_all(error)
 
     def _resolve_in_flight(self, last_sequence: int, durability: int) -> None:
@@ -497,7 +518,7 @@ class PartitionSender:
             if batch.attempts > 1 or self._outcome_unknown:
                 self._remove_in_flight(batch)
                 self._accumulator.fail_batch(batch, UnknownProducer(error.sentence))
-        self.state = "leasing"
+        self.state = SenderState.REQUESTING_ID
         self._accumulator.producer_ids.acquire(self._id_received)
 
     @property

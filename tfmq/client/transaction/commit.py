@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from tfmq.bounded_msgpack import Buffer
-from tfmq.client.connection.connection import ClientConnection, PendingRequest
+from tfmq.client.connection.connection import (
+    ClientConnection,
+    ConnectionState,
+    PendingRequest,
+)
 from tfmq.client.connection.requests import request_until_not_busy
 from tfmq.client.operation import Operation, Task, Wait
 from tfmq.client.transaction.pipeline import (
@@ -372,7 +376,7 @@ class TransactionRequests:
         """Send a rollback without waiting for the reply."""
         self.stop_sending()
         pipeline = self.pipeline
-        if pipeline is not None and pipeline.begun and self._link.state != "closed":
+        if pipeline is not None and pipeline.begun and self._link.state != ConnectionState.CLOSED:
             request = RollbackTransaction(pipeline.xid, pipeline.epoch, False)
             self._link.send_request(request, seconds=BACKGROUND_ROLLBACK_SECONDS, in_background=True)
 

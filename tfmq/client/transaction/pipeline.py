@@ -14,7 +14,11 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq.backoff import Backoff
-from tfmq.client.connection.connection import ClientConnection, PendingRequest
+from tfmq.client.connection.connection import (
+    READY,
+    ClientConnection,
+    PendingRequest,
+)
 from tfmq.client.connection.requests import (
     TRANSACTION_PAUSE_SECONDS,
     TRANSACTION_PAUSE_SECONDS_MAX,
@@ -330,11 +334,8 @@ class Pipeline:
 
     Used for a transaction that exceeds one request or has a name.
 
-        beginning   waits for a producer sequence and for the transaction's epoch
-        flowing     sends queued batches, with the in-flight limit of a plain partition sender
-        pausing     the broker was busy: sends the rejected batches again with the same sequences
-        ended       sends nothing more: all is sent, an error occurred, or the commit group has committed it already
-
+    It acquires a producer sequence, begins the transaction, and sends queued batches with the in-flight limit of a
+    plain partition sender. If the broker is busy, it sends the rejected batches again later, with the same sequences.
     The broker accepts the batches of one producer sequence in order or not at all, so all batches after a rejected one
     are rejected, too. Memory is bounded: callers wait while `BUFFER_BYTES` are unacked. Runs as a background task under
     the driver's lock; all its requests are background requests.
@@ -354,7 +355,6 @@ class Pipeline:
         self.xid = beginning.xid
         self.epoch = epoch
         """Known after begin, or given for a transaction that was begun elsewhere."""
-        self.state = "beginning"
         self.failure: TfmqError | None = None
         self.already_committed = False
         """Whether the commit group has committed this sequence already.
@@ -416,7 +416,6 @@ class Pipeline:
         stream, self._sequence = self._sequence, None
         if stream is not None and not self._in_flight and self.failure is None:
             self._sequences.release(stream)
-        self.state = "ended"
         self._changed_event.complete()
 
     def set_failure(self, error: Exception) -> None:
@@ -424,7 +423,6 @@ class Pipeline:
         failure = error if isinstance(error, TfmqError) else TransactionError(f"The client failed: {error!r}")
         if self.failure is None:
             self.failure = failure
-        self.state = "ended"
         self._changed_event.complete()
 
     # The background task
@@ -458,7 +456,6 @@ class Pipeline:
             self.epoch, self.xid = reply.epoch, reply.xid
             self.already_committed = not reply.epoch
         self._connection = link.connection_count
-        self.state = "ended" if self.already_committed else "flowing"
         self._changed_event.complete()
 
     def _send_begin(self, until: float) -> Operation[BeginTransactionReply]:
@@ -536,9 +533,7 @@ class Pipeline:
                 isinstance(refusal, Busy)
                 and self._link.now() + backoff.seconds < self._progress_at + self._seconds
             ):
-                self.state = "pausing"
                 yield Wait((), backoff.advance())
-                self.state = "flowing"
             else:
                 raise self._with_reason(refusal)
             self._send()
@@ -670,7 +665,7 @@ class ProducerSequencePool:
 
     def _timeout_error(self) -> TfmqError:
         link = self._link
-        if link.state != "ready" and link.last_error is not None:
+        if link.state != READY and link.last_error is not None:
             return ConnectionFailed(link.last_error.sentence, outcome="not done")
         return TimedOut("The broker returned no producer id in time.", outcome="not done")
 

@@ -16,6 +16,7 @@ abandoned         belongs to the parent process after a fork
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final
 
 from tfmq.errors import (
@@ -30,19 +31,36 @@ from tfmq.errors import (
     TransactionState,
 )
 
-OPEN: Final = "open"
-PREPARED: Final = "prepared"
-READ_ONLY: Final = "read_only"
-COMMITTED: Final = "committed"
-APPLYING: Final = "applying"
-ROLLED_BACK: Final = "rolled_back"
-HEURISTIC_COMMITTED: Final = "heuristic_committed"
-HEURISTIC_ROLLED_BACK: Final = "heuristic_rolled_back"
-IN_DOUBT: Final = "unknown"
-ABANDONED: Final = "abandoned"
+
+class State(StrEnum):
+    """State of a transaction in the client, as `Transaction.state` returns its value."""
+
+    OPEN = "open"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    READ_ONLY = "read_only"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    APPLYING = "applying"
+    ROLLING_BACK = "rolling_back"
+    ROLLED_BACK = "rolled_back"
+    HEURISTIC_COMMITTED = "heuristic_committed"
+    HEURISTIC_ROLLED_BACK = "heuristic_rolled_back"
+    IN_DOUBT = "unknown"
+    ABANDONED = "abandoned"
+
+    __repr__ = str.__repr__
+    """Steps return it to users."""
+
+
+# Names in the module: on Python 3.11 access to a member through its class is a call.
+OPEN, PREPARING, PREPARED, READ_ONLY, COMMITTING, COMMITTED, APPLYING, ROLLING_BACK, ROLLED_BACK = list(
+    State
+)[:9]
+HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK, IN_DOUBT, ABANDONED = list(State)[9:]
 
 SEND, PREPARE, COMMIT, ROLLBACK = "send", "prepare", "commit", "rollback"
-STEP_STATES: Final = {PREPARE: "preparing", COMMIT: "committing", ROLLBACK: "rolling_back"}
+STEP_STATES: Final = {PREPARE: PREPARING, COMMIT: COMMITTING, ROLLBACK: ROLLING_BACK}
 IN_PROGRESS: Final = frozenset(STEP_STATES.values())
 LIVE: Final = frozenset((OPEN, *IN_PROGRESS))
 """The transaction is rolled back when its producer is closed or its last handle is deleted."""
@@ -81,7 +99,7 @@ _ENDED_OTHERWISE: Final[dict[tuple[str, str], type[TfmqError]]] = {
     (ROLLBACK, COMMITTED): TransactionCommitted,
     (ROLLBACK, APPLYING): TransactionCommitted,
 }
-_DESCRIPTIONS: Final = {
+_DESCRIPTIONS: Final[dict[str, str]] = {
     READ_ONLY: "over, with nothing in it",
     IN_DOUBT: "in doubt (a step got no reply; calling it again returns the outcome)",
 }

@@ -88,7 +88,7 @@ class TransactionCore:
     def __init__(self, home: TransactionManager, beginning: BeginFields) -> None:
         self.manager = home
         self.producer = home.producer
-        self.state = OPEN
+        self.state: str = OPEN
         self.accumulator = TransactionAccumulator(self, self.producer.accumulator, self.producer.wall_clock)
         self.requests = TransactionRequests(home, self.accumulator, beginning)
         self.shared_batches = self.accumulator.shared_batches

@@ -23,7 +23,10 @@ from types import FrameType, TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
 from tfmq.backoff import backoff_seconds
-from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.connection import (
+    READY,
+    ClientConnection,
+)
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.positions import AckTracker
@@ -55,7 +58,7 @@ class ConnectivityMonitor:
 
     def is_disconnected_long(self) -> bool:
         """Return whether the broker has been unreachable for `DISCONNECTED_SECONDS_MAX`."""
-        if self._link.state == "ready":
+        if self._link.state == READY:
             self._disconnected_since = None
         elif self._disconnected_since is None:
             self._disconnected_since = self._link.now()
@@ -81,7 +84,7 @@ class ConnectivityMonitor:
         told = False
         while True:
             yield Wait((), CONNECTIVITY_CHECK_SECONDS)
-            if self._link.state == "ready" or not self._link.connection_count:
+            if self._link.state == READY or not self._link.connection_count:
                 if told:
                     log.info("The broker is reachable again.")
                 told = False
