@@ -106,13 +106,13 @@ def _accepting_members(members: Sequence[Candidate], partitions: Sequence[Partit
     return {partition: same[found] for partition, found in takers.items()}
 
 
-# range
+# The strategy `range`
 
 
 def _range(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Assign contiguous runs.
+    """Divide the partitions of a topic that the same members accept into contiguous runs.
 
-    Each run consists of partitions of one topic that the same members accept.
+    Each of these members gets one run; the members are sorted by name.
     """
     runs: dict[tuple[str, frozenset[str]], list[Partition]] = {}
     for partition in sorted(takers):
@@ -128,7 +128,7 @@ def _range(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[Pa
     return assigned
 
 
-# consistent hash
+# The strategy `consistent_hash`
 
 
 def _consistent_hash(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
@@ -155,7 +155,7 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-# sticky
+# The strategy `sticky`
 
 
 def _sticky(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[Partition, str]:

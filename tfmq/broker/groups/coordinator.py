@@ -67,15 +67,15 @@ class GroupRegistry:
         self._generation = max(self._generation, self._register.generation) + 1
         return self._generation
 
-    # Entries that are being written
+    # Entries submitted to the catalog
 
     def entry_submitted(self, name: str, grants: int = 0) -> None:
-        """Count an entry that was submitted to the catalog."""
+        """Count an entry that was submitted to the catalog and assigns `grants` partitions."""
         self._pending_entries[name] = self._pending_entries.get(name, 0) + 1
         self._pending_owners += grants
 
     def entry_done(self, name: str, grants: int = 0) -> None:
-        """Count an entry as written or failed."""
+        """End the count of a submitted entry, which was written or failed."""
         self._pending_owners -= grants
         self._pending_entries[name] -= 1
         if not self._pending_entries[name]:
@@ -83,10 +83,10 @@ class GroupRegistry:
 
     @property
     def owners_left(self) -> int:
-        """How many more partitions may have an owner."""
+        """How many more partitions may get an owner, by the limit `group_owners`."""
         return self._limits["group_owners"] - self._register.owners_count - self._pending_owners
 
-    # Limits
+    # Limits on groups, members and subscriptions
 
     def check_group_limit(self, name: str) -> None:
         """Raise NotAllowed if the group would exceed the limit on groups."""
@@ -100,7 +100,7 @@ class GroupRegistry:
             raise NotAllowed(f"The broker has {len(known)} groups, its limit (limits.groups).")
 
     def check_member_limit(self, group: Group, instead_of: Member | None) -> None:
-        """Raise NotAllowed if another member would exceed the limit on members."""
+        """Raise NotAllowed if a new member, unless it replaces `instead_of`, would exceed the limit."""
         if instead_of is None and len(group.members) >= self._limits["group_members"]:
             raise NotAllowed(
                 f"The group {group.name} has {len(group.members)} members (limits.group_members)."
@@ -109,9 +109,10 @@ class GroupRegistry:
     def set_subscription(
         self, member: Member, wishes: GroupSubscription | None, instead_of: Member | None = None
     ) -> None:
-        """Replace the member's subscription; None removes it.
+        """Replace the member's subscription by `wishes`; None removes it.
 
-        Raises NotAllowed if all subscriptions together exceed the limit; nothing has changed then.
+        `instead_of` is an earlier member of the same id, whose subscription is removed. Raises NotAllowed if all
+        subscriptions together exceed the limit; nothing has changed then.
         """
         before = member if instead_of is None else instead_of
         less = 0 if before.subscription is None else before.subscription.name_count
@@ -127,10 +128,11 @@ class GroupRegistry:
 
 
 HEARTBEATS_PER_TIMEOUT: Final = 3
-"""A heartbeat waits at most this part of the session timeout, so that two may be lost before the member expires."""
+"""A heartbeat is parked for at most the session timeout divided by this, so that two may be lost before the member
+expires."""
 
 AssignedRow = tuple[str, int, int, int]
-"""The fields of `GrantedPartition`."""
+"""(topic, incarnation, partition, generation), as in `tfmq.protocol.schema.GrantedPartition`."""
 
 
 class ParkedHeartbeats:
@@ -167,7 +169,7 @@ class ParkedHeartbeats:
             self.answer(group, member)
 
     def answer(self, group: Group, member: Member, error: TfmqError | None = None) -> None:
-        """Answer the parked heartbeat: nothing has changed, or `error`."""
+        """Answer the member's parked heartbeat, if any: that nothing has changed, or with `error`."""
         waiting = member.parked
         if waiting is None:
             return
@@ -214,14 +216,14 @@ class ParkedHeartbeats:
 
 
 LATE_FRACTION: Final = 0.1
-"""If the broker checks a member late by more than this part of the session timeout, the broker itself was stopped."""
+"""A check of a member that is late by more than this part of the session timeout shows that the broker did not run."""
 
 
 class HeartbeatMonitor:
     """Session timeouts of members.
 
-    `expired(group, member)` is called when a member has sent nothing for its session timeout, or its connection was
-    closed for a part of it; `disconnected(group, member)` when its connection was closed just now.
+    `disconnected(group, member)` is called when the connection of a member is closed; `expired(group, member)` when
+    `Member.expires_at` is reached: it has sent nothing for its session timeout, or has not reconnected in time.
     """
 
     def __init__(
@@ -302,7 +304,7 @@ class HeartbeatMonitor:
 log = logging.getLogger("tfmq.broker")
 
 RETRY_SECONDS: Final = 1.0
-"""Interval of retries for an entry that the catalog rejected because it is busy or its disk is full."""
+"""Time until a group is planned again whose catalog entry failed, for example because the disk is full."""
 
 
 class PendingJoin(NamedTuple):
@@ -348,7 +350,7 @@ class GroupCoordinator:
         self._changed_topics: set[str] = set()
         self._joins: dict[str, list[PendingJoin]] = {}
 
-    # Start, stop, topics
+    # Start and stop of the broker, changes of topics
 
     def start(self) -> None:
         """Start a session timeout for each owner in the catalog."""
@@ -366,16 +368,17 @@ class GroupCoordinator:
                 self._parked.answer(group, member, Busy(STOPPING))
 
     def topic_changed(self, name: str) -> None:
-        """Plan again for a topic that was created, has grown, or was deleted."""
+        """Plan the groups of a topic again, because it was created, has grown, or was deleted."""
         self._changed_topics.add(name)
         self._mark_ready()
 
-    # Membership
+    # JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, and the members
 
     def join(self, request: JoinGroup, reply: Reply, session: Session) -> None:
         """Add a member without partitions.
 
-        The reply is sent once that, and its assignment, is durable.
+        The reply is sent when an entry of the catalog is durable that removes what an earlier member of its id owned,
+        and assigns the partitions that it gets at once.
 
         Raises BadRequest, NotAllowed, Fenced.
         """
@@ -424,7 +427,7 @@ class GroupCoordinator:
         held = {(each.incarnation, each.partition): each.leaving for each in request.held}
         if group.release(member, held, request.generation):
             self._mark_due(group)
-        # Partitions to be released that the member does not own are no news; parking them would waste memory.
+        # What the member still reports as being released, but does not own any more, need not be remembered.
         known = {key: leaving for key, leaving in held.items() if not leaving or key in member.owned}
         self._parked.park(
             group, member, ParkedHeartbeat(reply, session, request.generation, known), request.wait_ms
@@ -445,7 +448,7 @@ class GroupCoordinator:
         reply.ok(True)
 
     def cancel(self, session: Session, correlation: int) -> bool:
-        """End a parked heartbeat without a change. Return whether there was one."""
+        """Answer a parked heartbeat, because of CANCEL. Return whether there was one."""
         return self._parked.cancel(self._monitor.members(session), session, correlation)
 
     def group_of_member(self, name: str, member_id: str, generation: int, session: Session | None) -> Group:
@@ -492,7 +495,7 @@ class GroupCoordinator:
         return name in self._catalog.state.groups or self._registry.find(name) is not None
 
     def submit(self, entry: Sequence[Any], done: Waiter) -> None:
-        """Append an entry about a cleared group; `done` is called once it is durable."""
+        """Submit a catalog entry about a group without members; `done` is called once it is durable."""
         self._catalog.submit(entry, done)
 
     def remove_all_members(self, name: str) -> tuple[Group, int]:
@@ -533,12 +536,12 @@ class GroupCoordinator:
         self._parked.answer(group, member, Abandoned())
 
     def _remove_member(self, group: Group, member: Member, error: TfmqError) -> None:
-        """Stop monitoring a member that has left, and answer its heartbeat with `error`."""
+        """End a member's session timeout and subscription, and answer its heartbeat with `error`."""
         self._monitor.stop(member)
         self._parked.answer(group, member, error)
         self._registry.set_subscription(member, None)
 
-    # Assignment
+    # Plans of assignments, at the end of a turn
 
     def _mark_due(self, group: Group, *member_ids: str) -> None:
         self._due.setdefault(group.name, set()).update(member_ids)
@@ -560,7 +563,7 @@ class GroupCoordinator:
     def _plan_group(self, group: Group, member_ids: Collection[str]) -> None:
         """Plan a group and submit the changes.
 
-        A new plan checks all heartbeats, otherwise those of `member_ids`.
+        If the target is computed again, all members' heartbeats are checked, otherwise those of `member_ids`.
         """
         joins = self._joins.pop(group.name, [])
         member_ids = list(group.members) if group.target_outdated else member_ids
@@ -576,7 +579,7 @@ class GroupCoordinator:
     def _changes_written(
         self, group: Group, changes: OwnerChanges, joins: list[PendingJoin], error: BaseException | None
     ) -> None:
-        """Handle the result of an entry: durable, or failed with an unknown outcome."""
+        """Handle the result of a plan's entry: durable (`error` None), or failed."""
         self._registry.entry_done(group.name, len(changes.assigned))
         group.changes_written(changes, forced=error is None)
         for join in joins:
@@ -602,7 +605,7 @@ class GroupCoordinator:
             reply.error(fenced_error(group, member.id, "joined again, or left, before it was answered"))
 
     def _check_heartbeats(self, group: Group, member_ids: Iterable[str]) -> None:
-        """Check the members' heartbeats; after the plan, if the group is planned in this turn."""
+        """Answer the members' heartbeats if there is news; after the plan if one is due this turn."""
         if group.name in self._due:
             self._mark_due(group, *member_ids)
             return
@@ -611,7 +614,7 @@ class GroupCoordinator:
             if member is not None:
                 self._parked.answer_if_news(group, member)
 
-    # Descriptions
+    # LIST_GROUPS and DESCRIBE_GROUP
 
     def list(self) -> list[dict[str, Any]]:
         """Return the rows of LIST_GROUPS."""

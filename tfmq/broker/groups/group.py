@@ -61,7 +61,7 @@ class Group:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the catalog contains all state of the group."""
+        """Whether the catalog has all state of the group, so that this object can be dropped."""
         return not self.members and not self._pending
 
     def subscribes_to_any(self, topics: Collection[str]) -> bool:
@@ -69,7 +69,7 @@ class Group:
         wishes = (each.subscription for each in self.members.values())
         return any(each is not None and not each.topics.isdisjoint(topics) for each in wishes)
 
-    # Owners
+    # Owners of partitions
 
     def owner(self, key: Key) -> PartitionOwner | None:
         """Return the owner of a partition.
@@ -123,7 +123,7 @@ class Group:
             return True
         return any(grant > waiting.generation for grant in member.owned.values())
 
-    # Members
+    # Changes of members
 
     def add_member(self, member: Member) -> None:
         """Add a member that joined. It owns nothing, whatever a member of its id owned before."""
@@ -140,7 +140,7 @@ class Group:
     def expire_member(self, member_id: str) -> Member | None:
         """Remove an expired member.
 
-        Others may get its partitions; the member may return to those left.
+        Its partitions may be assigned to others. If the member returns, it still owns those that were not.
         """
         member = self.members.pop(member_id, None)
         if member is not None:
@@ -169,7 +169,7 @@ class Group:
         return [self._restore(member_id, owned, now) for member_id, owned in found.items()]
 
     def _restore(self, member_id: str, owned: Mapping[Key, PartitionOwner], now: float) -> Member:
-        """Restore a member. The generation of its join is unknown; its assignments have generations."""
+        """Add a member that owns `owned` by the catalog. The generation of its join is unknown: 0."""
         member = self.members[member_id] = Member(member_id, 0, next(iter(owned.values())).session_ms, now)
         member.owned = {key: owner.generation for key, owner in owned.items()}
         self._living_owners.update(dict.fromkeys(owned, member_id))
@@ -203,9 +203,9 @@ class Group:
     # Planned assignment
 
     def changes(self, generation: int, room: int) -> OwnerChanges:
-        """Return the changes to be written now, and treat them as being written.
+        """Return the changes of owners to be written now, and treat them as being written.
 
-        At most `room` partitions may be added that had no owner before.
+        At most `room` partitions that have no owner in the catalog may get one.
         """
         if self.target_outdated:
             self._compute_target()
@@ -231,7 +231,7 @@ class Group:
         return OwnerChanges(grants, freed)
 
     def changes_written(self, changes: OwnerChanges, forced: bool) -> None:
-        """Handle the result of an entry: durable, or (not `forced`) rejected or unknown."""
+        """Handle the result of `changes`: durable (`forced`), or failed, with any outcome."""
         for key, owner in changes.assigned.items():
             in_catalog = self.row.owners.get(key) == owner
             if not forced and in_catalog:
@@ -297,8 +297,8 @@ MEMBERS_SHOWN: Final = 1000
 """Members shown per group, so that a description fits a reply whatever the limits are."""
 
 SILENT_FRACTION: Final = 0.5
-"""A member that is silent for more than this part of its session timeout is reported: heartbeats are sent every
-third."""
+"""A member that is silent for more than this part of its session timeout is reported: heartbeats are sent three times
+in that timeout."""
 
 
 def summary(name: str, row: GroupState, group: Group | None, partitions: int, now: float) -> dict[str, Any]:
@@ -463,9 +463,9 @@ class ParkedHeartbeat:
 
 
 class Member:
-    """A living member: connection, subscription, owned partitions, parked heartbeat.
+    """A member that has not left or expired: its connection, subscription and partitions.
 
-    `joined` is the generation of its join. Anything older with the same id belongs to another member.
+    `joined` is the generation of its join. Requests of lower generations with the same id are of an earlier member.
     """
 
     __slots__ = (
@@ -498,7 +498,7 @@ class Member:
         self.timer: Timer | None = None
 
     def connected(self, session: Session, now: float) -> None:
-        """Record a request on this connection."""
+        """Record that the member uses this connection now."""
         self.session, self.disconnected_at, self.seen_at, self.latest_connection = (
             session,
             None,
@@ -507,10 +507,7 @@ class Member:
         )
 
     def has_moved_from(self, session: Session) -> bool:
-        """Return whether requests on this connection are outdated.
-
-        The member has used a later connection then.
-        """
+        """Return whether the member has used a later connection: requests on this one are old."""
         return session.number < self.latest_connection
 
     def disconnected(self, now: float) -> None:
@@ -524,7 +521,7 @@ class Member:
             self.disconnected_at = now
 
     def expires_at(self) -> float:
-        """Return when the member expires if it sends nothing more."""
+        """Return when the member expires if it sends nothing more (monotonic seconds)."""
         seconds = self.session_ms / 1000
         if self.disconnected_at is None:
             return self.seen_at + seconds

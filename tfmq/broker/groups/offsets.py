@@ -36,7 +36,7 @@ _NO_OFFSET = CommittedOffset(-1, 0, -1, 0)
 class GroupOffsetStore:
     """Commits and reads offsets, which are durable before the reply.
 
-    Offsets that `locks` has in doubt are busy.
+    Requests for offsets that a transaction has locked in `locks` are refused with Busy.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class GroupOffsetStore:
         self._catalog.when_durable(forced)
 
     def _requested_keys(self, request: ReadOffsets) -> list[Key] | None:
-        """Return the requested keys; None: all."""
+        """Return (incarnation, partition) of the requested offsets; None: all of the group."""
         if request.partitions is None:
             return None
         found = ((self._topics.find(each.topic), each.partition) for each in request.partitions)
@@ -238,8 +238,8 @@ class TransactionOffsetQueue:
     """Queue of offsets that transactions commit, written in the order of their LSNs.
 
     Effects queued during a turn become one change, all or nothing. The next change waits until it is written: the
-    highest applied LSN counts, so none may be applied past a missing one. `write` is called at the end of a turn,
-    before the catalog's own.
+    highest applied LSN counts, so no effect may be applied after a missing one. `write` is called at the end of a turn,
+    before `Catalog.write`.
     """
 
     def __init__(self, catalog: Catalog, mark_ready: Callable[[], None]) -> None:
@@ -308,7 +308,7 @@ class OffsetLocks:
     No other request may read or change them.
 
     A reader would continue from the old offset, and a commit would be overwritten. After a crash several transactions
-    may lock the same offset, when an earlier decided one is applied again. Locks are identified by the transaction's
+    may lock the same offset, when an earlier committed one is applied again. Locks are identified by the transaction's
     epoch.
     """
 
