@@ -16,13 +16,15 @@ from tfmq.protocol import commands
 log = logging.getLogger("tfmq.broker")
 
 RESULT_CHARACTERS_MAX: Final = 1000
-"""Characters of a result that are logged."""
+"""Longer results are cut to this many characters in the log."""
 
 
 class LoggedCommand(NamedTuple):
-    """How one command is told. `done`: what the reply's fields say. With `operator` only what an operator's client
-    asked for is told: programs do the same as their daily work. `refused`: what is said of an error instead of its
-    sentence, "" for the sentence.
+    """How the calls of one command are logged.
+
+    `describe_request(request)` and `describe_result(*fields of the reply)` return the text for the log. With
+    `operator_only` a call is logged only if an operator uses the client (`Session.operator`), because programs send the
+    same command all the time. `refused(request, error)` returns the text for an error, "" for the error's own sentence.
     """
 
     describe_request: Callable[[Any], str]
@@ -83,7 +85,11 @@ def _heuristic(request: Any) -> str:
 
 
 def _without_topic(asked: commands.AddSchedule, error: BaseException) -> str:
-    """Clients ask first, so that a wish that makes no sense makes no topic, then make the topic and ask again."""
+    """Return the log text for a schedule whose topic does not exist; "" for any other error.
+
+    That error is normal: a client adds the schedule first, so that an invalid one creates no topic. After UnknownTopic
+    it creates the topic and adds the schedule again.
+    """
     if not isinstance(error, UnknownTopic) or isinstance(error, UnknownPartition):
         return ""
     return (

@@ -14,7 +14,7 @@ from tfmq.broker.reply import Run, Session
 from tfmq.errors import Busy
 
 QUEUED_JOBS_MAX: Final = 100_000
-"""Each queued job takes a few hundred bytes, and the client that asked for it may have disconnected."""
+"""Limit of queued jobs. Each takes a few hundred bytes, even if its client has disconnected since."""
 
 QueuedJob = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 
@@ -106,7 +106,10 @@ class Backpressure:
         self.pending_requests_max = limits["pending_requests"]
 
     def acquire(self, session: Session, size_bytes: int) -> None:
-        """Count one more pending request. Raises Busy if the broker has no room for it."""
+        """Count a pending request of `size_bytes`. Pause its session if that reaches its limit.
+
+        Raises Busy if the request would exceed a limit of the broker; nothing is counted then.
+        """
         if self.pending_requests >= self.pending_requests_max or (
             self.pending_bytes and self.pending_bytes + size_bytes > self.pending_bytes_max
         ):
@@ -124,7 +127,7 @@ class Backpressure:
             session.pause()
 
     def release(self, session: Session, size_bytes: int) -> None:
-        """Release a request of `size_bytes` after its reply."""
+        """Subtract a request of `size_bytes` that has its reply. Resume its session if possible."""
         self.pending_bytes -= size_bytes
         self.pending_requests -= 1
         share = self._usage[session]

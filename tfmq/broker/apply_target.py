@@ -1,4 +1,7 @@
-"""The broker's partitions and group offsets as the apply target of decided transactions and schedules."""
+"""The apply target: writes effects to partitions, group offsets and the arrival log.
+
+The effects are those of committed transactions, of due delayed messages and of schedules.
+"""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -37,22 +40,22 @@ OFFSETS_NAME: Final = "the offsets of groups"
 ARRIVALS_NAME: Final = "the delayed messages"
 
 TRANSACTION_APPEND_BYTES: Final = 256 << 10
-"""Maximum size of one append of a transaction, unless a single batch is larger: other appends wait for it."""
+"""Maximum bytes of one append of effects, unless a single batch is larger: other appends wait until it is written."""
 
 
 class DelayedAppends(Protocol):
-    """The part of `tfmq.broker.delay_commands.DelayCommands` that effects need."""
+    """What `BrokerApplyTarget` uses of `tfmq.broker.delay_commands.DelayCommands`."""
 
     @property
     def partition(self) -> Partition: ...
 
     def pending_append(self, effect: AppendDelayed, done: AppliedCallback) -> PendingAppend:
-        """Return the queued append that writes `effect` exactly once."""
+        """Return an append that writes `effect` exactly once; the caller queues it."""
         ...
 
 
 class BrokerApplyTarget:
-    """Apply target for decided transactions and schedules. `tfmq.apply_target.ApplyTarget` specifies each method."""
+    """The broker's apply target. `tfmq.apply_target.ApplyTarget` specifies each method."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class BrokerApplyTarget:
         self._group_offsets = group_offsets
         self._reserved_bytes = 0
         self.delayed: DelayedAppends | None = None
-        """Target of delayed messages; set when the arrival log is opened, after the partitions."""
+        """Appends to the arrival log; None until that is opened, which is after the partitions."""
 
     # Disk space
 
@@ -90,7 +93,7 @@ class BrokerApplyTarget:
     def release_bytes(self, size_bytes: int) -> None:
         self._reserved_bytes -= size_bytes
 
-    # Targets
+    # Targets by key, and what was applied to them
 
     def display_name(self, key: int) -> str | None:
         if key == OFFSETS_KEY:
@@ -107,9 +110,9 @@ class BrokerApplyTarget:
         return row is None or (row.state == DELETING and self._topics.by_incarnation(incarnation) is None)
 
     def _open_partition(self, key: int) -> Partition:
-        """Return the open partition.
+        """Return the open partition with the log id `key`, which may be that of the arrival log.
 
-        Raises UnknownTopic if it was deleted, StorageStopped if it is not open.
+        Raises UnknownTopic if its topic was deleted, StorageStopped if its log is not open.
         """
         partition = self._find_partition(key)
         if partition is not None:
@@ -139,14 +142,14 @@ class BrokerApplyTarget:
         return None if partition is None else partition.log.settled(*source)
 
     def check_batch(self, partition: Partition, batch: Batch) -> None:
-        """Check everything that could make the append fail after the transaction is decided.
+        """Check everything that could make the append fail after the transaction is committed.
 
         Raises BadBatch.
         """
         partition.log.check(batch)
 
     def append_bytes_max(self, key: int) -> int:
-        """Return the maximum bytes of records for one `Append` to `key`."""
+        """Return how many bytes of batches one `Append` to the log id `key` may have."""
         partition = self._find_partition(key)
         return (
             TRANSACTION_APPEND_BYTES
@@ -154,7 +157,7 @@ class BrokerApplyTarget:
             else min(TRANSACTION_APPEND_BYTES, partition.append_bytes_max)
         )
 
-    # Effects
+    # Writing effects
 
     def apply(self, effect: Effect, done: AppliedCallback) -> None:
         if isinstance(effect, CommitOffsets):
@@ -180,7 +183,7 @@ class BrokerApplyTarget:
         if partition is not None:
             self._writes.end_exclusive(partition)
 
-    # Durability
+    # Durability of written effects
 
     def is_durable(self, mark: AppendResult) -> bool:
         if mark.key == OFFSETS_KEY:
@@ -205,7 +208,7 @@ class BrokerApplyTarget:
             done(error)
             return
         if mark.end > partition.log.end_offset:
-            # The resume of the partition truncated it. `applied` returns what is left.
+            # A resume of the partition truncated the append. `last_applied` returns what is left.
             done(StorageStopped(f"The end of {self.display_name(mark.key)} was lost.", outcome=UNKNOWN))
             return
 
@@ -215,7 +218,7 @@ class BrokerApplyTarget:
 
         partition.when_durable(mark.end, forced)
 
-    # Group offsets
+    # Group offsets in transactions
 
     def check_offsets(self, rows: Sequence[TransactionOffsets], session: Session) -> list[GroupPositions]:
         found = []

@@ -1,6 +1,7 @@
 """The broker: creates all components, connects them, runs their turns and stops them.
 
-Also the STATUS reply.
+A turn is the handling of the requests and timers of one poll of the server; `Broker.end_turn` writes what they have
+queued. The STATUS reply is made here, too.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ TOPIC_WORKERS: Final = 2
 class Broker:
     """All components of the broker.
 
-    `startup` sets the attributes from `lock` on, which need the disk.
+    `tfmq.broker.startup` sets the attributes from `lock` to `transaction_commands`, which need the disk.
     """
 
     lock: Lock
@@ -88,7 +89,7 @@ class Broker:
         self.started = clock.monotonic()
         self.is_open = False
         self.is_starting = True
-        """No turns run yet: worker jobs, and what would complete in a later turn, run immediately."""
+        """Whether the broker is starting. No turns run then, so worker jobs run at once, in its thread."""
         self.unknown_folders: list[str] = []
         self.begin_force = None if begin_force is None else partial(self._start_fsync, begin_force)
         self._ready: set[str] = set()
@@ -181,7 +182,7 @@ class Broker:
         )
 
     def _partitions_default(self, name: str, own: Mapping[str, Any] | None = None) -> int:
-        """Return how many partitions a new topic gets; `own`: its own settings."""
+        """Return how many partitions a new topic gets. `own` are the topic's own settings."""
         count: int = self.settings(name, own or {})["topics.partitions"]
         return count
 
@@ -230,7 +231,7 @@ class Broker:
             "catalog": self.catalog.write,
             "partitions": self.produce_handler.write,
         }
-        """What writes the queued work of each component, in the order of a turn."""
+        """The functions that write what a component has queued, in the order in which `end_turn` calls them."""
 
     @property
     def transaction_settings(self) -> Mapping[str, Any]:
@@ -274,7 +275,7 @@ class Broker:
         return {**self.config.values, **own, **self.config.topic.get(name, {})}
 
     def reload(self, config: Config) -> None:
-        """Use another configuration. Only the keys that `tfmq.config.merge_reload` allows may differ."""
+        """Use another configuration. Only keys that `tfmq.config.merge_reload` allows may differ."""
         self.config = config
         self.limits.update(config.limits)
         self.backpressure.set_limits(self.limits)
@@ -310,9 +311,9 @@ class Broker:
         self.topic_executor.run(partial(self.partition_dirs.create_archive, folder), made)
 
     def configured_settings(self, name: str) -> dict[str, str]:
-        """Return the settings that the configuration fixes for a topic, each with its origin.
+        """Return the settings that the configuration fixes for a topic: key -> origin.
 
-        They override its own.
+        They override the topic's own settings.
         """
         return {
             key: self.config.origins.get(f'topic."{name}".{key}', "configuration")
@@ -352,10 +353,10 @@ class Broker:
             append_bytes_max=self.limits["append_bytes"],
         )
 
-    # Turns
+    # Worker jobs, fsyncs, and the end of a turn
 
     def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` in a worker, and count it, so that a stop can wait for its end."""
+        """Run `work` in a worker, and count it, so that `stop` can wait for its end."""
         self.running_jobs += 1
 
         def ended(result: Any, error: BaseException | None) -> None:
@@ -365,16 +366,16 @@ class Broker:
         (run_immediately if self.is_starting else self._run)(work, ended)
 
     def _start_fsync(self, begin: StartFsync, file: File, landed: FsyncCallback) -> AioFsync | None:
-        """Start an fsync without a worker.
+        """Start an fsync of `file` by Linux AIO, without a worker; `landed` gets its result.
 
-        Returns None during startup, when no completion could be received.
+        Returns None if a worker has to do the fsync: always during startup, when no completion could be received.
         """
         return None if self.is_starting else begin(file, landed)
 
     def request_fsync(self, wanted: FsyncTarget, offset: int, waiter: Waiter) -> None:
-        """Request an fsync.
+        """Request an fsync of `wanted` up to `offset`; `waiter` gets its result.
 
-        It starts at the end of the turn, so that one covers all logs written in the turn.
+        It starts at the end of the turn, so that one fsync covers all logs written in the turn.
         """
         self.forcer.want(wanted, offset, waiter, start=False)
         self._fsync_requested = True
@@ -394,7 +395,8 @@ class Broker:
         to_check = not self.is_open
         while ready or to_check or self._fsync_requested:
             if not self.is_open:
-                # During a start or stop, each component also checks whether it is complete: once more after any wrote.
+                # During a start or stop, a component's write also checks whether all its work is complete. So all are
+                # called, and once more if one of them was ready.
                 to_check = bool(ready)
                 ready.update(self._writes)
             for component, write in self._writes.items():
@@ -443,13 +445,10 @@ class Broker:
         self.id_allocator.allocate(request.count, taken)
 
     def status(self) -> dict[str, Any]:
-        """Return the fields of STATUS.
-
-        Counters start with the broker and count storage, not traffic.
-        """
+        """Return the fields of the STATUS reply; see `broker_status`."""
         return broker_status(self)
 
-    # Stopping
+    # Stop of the broker
 
     def stop(self, done: Callable[[], None]) -> None:
         """Stop all components.
@@ -503,7 +502,7 @@ def run_immediately(work: Callable[[], Any], done: Callable[[Any, BaseException 
 
 
 def close_cleanly(closing: Log | DelayCommands | TransactionStore, name: str) -> None:
-    """Close a log cleanly. If that fails, log the error: the next start recovers the log."""
+    """Close a log or a store. An error is only logged, because the next start recovers it."""
     try:
         closing.close()
     except (OSError, JournalError, MemoryError) as error:
@@ -511,9 +510,9 @@ def close_cleanly(closing: Log | DelayCommands | TransactionStore, name: str) ->
 
 
 def broker_status(broker: Broker) -> dict[str, Any]:
-    """Return the fields of STATUS.
+    """Return the fields of the STATUS reply.
 
-    Nothing is read from the disk; counters start with the broker.
+    No file is read. Counters, for example of fsyncs, begin at 0 with each start of the broker.
     """
     partitions = list(broker.topics.partitions())
     stopped = [

@@ -52,11 +52,11 @@ BYTES_MAX: Final = 32 << 20
 """Limits on queued entries and their bytes, so that a disk that does not respond cannot exhaust the memory."""
 
 APPEND_BYTES: Final = 1 << 20
-"""Maximum bytes of one append, unless a single change is larger: small changes never add up to a segment."""
+"""Maximum bytes of one append, unless a single change is larger; far less than a segment."""
 
 
 FREES_SPACE: Final = frozenset({DELETE, GONE})
-"""Entries after which files are deleted: on a full disk the space reserve is released for them."""
+"""Kinds of entries after which files are deleted: on a full disk the space reserve is released for them."""
 
 
 class CatalogChange(NamedTuple):
@@ -184,12 +184,13 @@ class Catalog:
         self._schedule_checkpoint()
 
     def when_durable(self, done: Waiter, offset: int | None = None) -> None:
-        """Call `done(None)` once the catalog is durable, or `done(error)`.
+        """Call `done(None)` once the catalog is durable up to `offset`, or `done(error)`.
 
-        It must be durable up to `offset`, by default up to its current end.
+        `offset` is by default the current end, so that everything in `state` is durable then.
         """
         if self.log.waits_for_space:
-            # The state includes entries after the log's end, whose durability is not certain.
+            # Recovery found entries that a full disk kept it from making durable. They are in the state, after the
+            # log's end, and may still be lost.
             done(DiskFull())
         else:
             self._notify_when_durable(self.log.end_offset if offset is None else offset, [done])
@@ -215,7 +216,7 @@ class Catalog:
             self._run(partial(self._prepare_append, work), done)
 
     def _next_append(self) -> list[CatalogChange]:
-        """Take from the queue the first changes that fit one append; at least one."""
+        """Remove and return the first queued changes, as many as fit one append; at least one."""
         gathered: list[CatalogChange] = []
         size = 0
         while self._queue and (not gathered or size + self._queue[0].size_bytes <= APPEND_BYTES):
@@ -262,9 +263,9 @@ class Catalog:
                 change.done(None)
 
     def _reject(self, queue: list[CatalogChange], error: TfmqError) -> None:
-        """Reject `queue`, of which nothing was written.
+        """Call `done(error)` of the changes `queue`, of which nothing was written.
 
-        Changes that free space are retried with the space reserve.
+        On a full disk, changes that free space are queued again instead, if the space reserve has a piece left.
         """
         urgent = [change for change in queue if change.frees_space] if isinstance(error, DiskFull) else []
         if urgent and self.reserve.release_piece():
@@ -298,9 +299,10 @@ class Catalog:
             self._force(self.log, offset, forced)
 
     def _schedule_checkpoint(self) -> None:
-        """Schedule a rewrite of the checkpoint.
+        """Schedule a rewrite of the checkpoint with the current durable offset.
 
-        It records what is durable even if no other fsync follows; with it, the next start detects a truncated catalog.
+        If nothing else is written, the file would keep an old offset, and the next start could not detect that durable
+        entries were truncated.
         """
         if not self._checkpoint_scheduled:
             self._checkpoint_scheduled = True
@@ -319,12 +321,13 @@ def _raise_error(result: Any, error: BaseException | None) -> None:
 
 
 def _require_whole(disk: Disk, folder: str) -> None:
-    """Raise Corrupt if the catalog's files were truncated or a durable byte of them is damaged.
+    """Raise Corrupt if the catalog lacks a file or durable bytes, or such bytes are damaged.
 
-    They must not end before the offset that the checkpoint or the newest snapshot proves. Bytes before the newest
-    snapshot count too, although the snapshot replaces them: verify would name damage that a start hides.
+    The checkpoint and the newest snapshot prove an offset up to which the catalog was durable; the files must not end
+    before it. Damage before the newest snapshot counts too, although a start does not need those bytes: `tfmq log
+    verify` would report it, so a start must not hide it.
 
-    Nothing is changed in that case, because a repair needs the checkpoint as it is. Raises NewerFormat, OSError.
+    Writes nothing, because a repair needs the checkpoint as it is. Raises NewerFormat, OSError.
     """
     children = disk.list(folder)
     bases = sorted(base for name in children if (base := parse_segment_name(name, SUFFIX)) is not None)
@@ -333,12 +336,12 @@ def _require_whole(disk: Disk, folder: str) -> None:
     try:
         marks = LogCheckpointFile(disk, folder, LOG_ID).read()
     except (Corrupt, IsADirectoryError):
-        marks = None  # recovery reports it
+        marks = None  # the recovery of the log raises the error
         is_damaged = True
     forced = max([*states, marks.durable if marks is not None else 0])
     first = marks.first if marks is not None else 0
     if any(disk.is_folder(join(folder, segment_name(base, SUFFIX))) for base in bases):
-        return  # recovery reports that, too
+        return  # the recovery of the log raises the error
     path = join(folder, segment_name(bases[-1] if bases else first, SUFFIX))
     end = bases[-1] + disk.size(path) if bases else first
     if end < forced:
@@ -346,7 +349,7 @@ def _require_whole(disk: Disk, folder: str) -> None:
         raise Corrupt(path if bases else folder, end, forced, reason)
     had_files = is_damaged or any(map(is_trace, children)) or (marks is not None and not marks.clean)
     if not bases and had_files:
-        # The first file is created before the mark, so it was there; nothing else has the entries of its last second.
+        # The first segment is created before the checkpoint, so there was one. The newest entries are only there.
         raise Corrupt(
             folder, end, end, "the log of the catalog is missing; the broker does not start without it"
         )
@@ -356,8 +359,9 @@ def _require_whole(disk: Disk, folder: str) -> None:
 
 
 def _require_sound(disk: Disk, folder: str, base: int, forced: int) -> None:
-    """Reads the segment at `base`. Damage from the offset `forced` on is what recovery decides about: it may be the
-    torn end of an append that was never answered.
+    """Raise Corrupt if the segment at `base` is damaged before the offset `forced`.
+
+    Recovery decides about later damage, which may be the torn end of an append that was never acked.
     """
     segment = Segment.open(disk, folder, base, LOG_ID, writable=False, suffix=SUFFIX)
     try:
@@ -372,7 +376,7 @@ def _require_sound(disk: Disk, folder: str, base: int, forced: int) -> None:
 
 
 def _resume_log(log: Log) -> None:
-    """Resume a stopped catalog at startup: there is no command for it while the broker runs.
+    """Try to resume a stopped catalog at startup, because no command can do it later.
 
     Everything that was acked is durable, and recovery verifies the rest again. If the resume fails, the broker starts
     with a read-only catalog.
@@ -417,19 +421,20 @@ def write_version(disk: Disk, folder: str, node: str) -> None:
 
 
 ID_RANGE_MAX: Final = 4096
-"""Maximum of ids leased with one catalog entry, to share its fsync. 2^40 ids suffice for such a range per second for
-8 years."""
+"""Maximum ids in a range, which is leased with one catalog entry and its fsync. All 2^40 ids suffice for one such
+range per second for 8 years."""
 
 IDS_PER_SECOND: Final = 256
 CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
-"""The clock's number is 256 per second since November 2023. A range has as many ids as the clock's number grows by in a
-second, and more only while ids are used faster. So a copy of a data folder that is started a second after the original
-leased its last range reuses none of its ids; after a range of maximum size it has to be 16 seconds."""
+"""The clock's number is an id computed from the wall clock: 256 per second since CLOCK_BEGIN_SECONDS (November 2023).
+A range has 256 ids too, and more only while ids are used faster. So a copy of a data folder that is started a second
+after the original leased its last range reuses none of its ids; after a range of maximum size, 16 seconds after it."""
 CLOCK_ID_MAX: Final = PRODUCER_ID_MAX // 2
-"""A clock that is wrong by centuries uses up at most half of all ids. The true time reaches this in 2091."""
+"""Limit of the clock's number: a clock that is wrong by centuries uses up at most half of all ids. A correct clock
+reaches the limit in 2091."""
 
 ID_RANGE_SECONDS: Final = 3600.0
-"""The unused rest of an older range is discarded; far below the time after which ids expire."""
+"""The unused ids of an older range are discarded; far below the time after which idle ids expire."""
 
 IdsCallback = Callable[[int, BaseException | None], None]
 
@@ -456,10 +461,11 @@ class IdAllocator:
     def allocate(self, count: int, done: IdsCallback, *, in_use: int = 0) -> None:
         """Allocate `count` contiguous ids, at most ID_RANGE_MAX.
 
-        Calls `done(first, None)` or `done(0, error)`. `in_use`: an id that a client has; it is not allocated, and never
-        later, if it is in the current range: the client has it from a broker with a later copy of this data folder.
+        Calls `done(first, None)` or `done(0, error)`: immediately if the current range suffices, else when the next
+        range is durable.
 
-        `done` is called immediately if the current range suffices, else when the next range is durable.
+        `in_use` is an id that a client has. If it is in the rest of the current range, the client has it from a broker
+        with a later copy of this data folder, and this id and all before it are never allocated here.
         """
         self._waiting.append((count, in_use, done))
         if len(self._waiting) == 1:
@@ -497,10 +503,7 @@ class IdAllocator:
         self._catalog.submit((LEASE, end, self._clock.wall_ms()), forced)
 
     def _range_start(self) -> int:
-        """Return the start of the next range.
-
-        Ids between the counter and the clock's number are skipped.
-        """
+        """Return the first id of the next range: the counter or the clock's number, if higher."""
         register = self._catalog.state
         if not register.leases:
             return register.next_id
@@ -508,7 +511,10 @@ class IdAllocator:
         return max(register.next_id, min(seconds * IDS_PER_SECOND, CLOCK_ID_MAX))
 
     def _next_range_ids(self, wanted: int) -> int:
-        """Return the size of the next range: twice the last one if that was used up faster than the clock's number."""
+        """Return how many ids the next range has: at least `wanted`, and at least IDS_PER_SECOND.
+
+        Twice as many as the last one, up to ID_RANGE_MAX, if that was used up faster than IDS_PER_SECOND.
+        """
         used_fast = self._end and self._clock.monotonic() - self._leased_at < self._range_ids / IDS_PER_SECOND
         self._range_ids = min(2 * self._range_ids, ID_RANGE_MAX) if used_fast else IDS_PER_SECOND
         return max(self._range_ids, wanted)

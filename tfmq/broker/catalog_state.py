@@ -18,7 +18,7 @@ from tfmq.bounded_msgpack import decoding, pack, unpack_stored
 
 SNAPSHOT_VERSION: Final = 5
 SNAPSHOT_WITH_JOURNAL: Final = 2
-"""From this version on a snapshot has the transaction journal's id, and the highest applied LSN per journal."""
+"""From this version on a snapshot has the id of the transaction journal, and the highest LSN applied from each."""
 SNAPSHOT_WITH_DELAY: Final = 3
 """From this version on a snapshot has the id of the delay store, and the schedules."""
 SNAPSHOT_WITH_OWNERS: Final = 4
@@ -45,26 +45,27 @@ class TopicState(StrEnum):
 CREATING, GROWING, OPEN, DELETING = TopicState
 
 ID_FIRST: Final = LEASED_ID_FIRST
-"""Ids below are the broker's own (the catalog's log and its records), never leased."""
+"""The first id that may be leased. Lower ones are the broker's own, for its logs and their records."""
 
 LOST_IDS_MAX: Final = 1 << 20
-"""Ids skipped after the highest known one when the catalog has lost its counter: they may have been leased since.
+"""Ids skipped after the highest known one when the catalog has lost its counter: they may be in use.
 
-40 bits have room for a million such repairs.
+Ids have 40 bits, enough for a million such repairs.
 """
 
 LEASE_SPACING_MS: Final = 600_000
-"""Leases within ten minutes are stored as one, with the earliest time. Ids then look older than they are: the safe
-side."""
+"""Leases within ten minutes are stored as one, with the earliest time. Their ids then look older than they are, and
+expire too early rather than too late."""
 
 LEASES_MAX: Final = 4096
-"""Remembered lease times, four weeks of them. An older id has the lease time 0."""
+"""Lease times that are kept: at least four weeks of them. The ids of earlier leases have the lease time 0."""
 
 
 class TopicRow(NamedTuple):
-    """One topic.
+    """One topic in the catalog.
 
-    `partitions` exist; `target` is the wanted number while `state` is creating or growing.
+    `partitions` is the number of existing partitions. `target` is the number that it will have, larger only while
+    `state` is creating or growing. `settings` are the topic's own.
     """
 
     name: str
@@ -78,7 +79,8 @@ class TopicRow(NamedTuple):
 class CommittedOffset(NamedTuple):
     """The committed read position of a group in a partition.
 
-    `generation` is the one that committed it.
+    `index` messages of the record at `offset` are acked; it is 0, because a record is one message. `epoch` is that of
+    the log, `generation` that of the group at the commit.
     """
 
     offset: int
@@ -94,7 +96,7 @@ Key = tuple[int, int]
 class PartitionOwner(NamedTuple):
     """The owner of a partition in a group.
 
-    `generation` is the one that assigned it, `session_ms` the owner's session timeout.
+    `generation` is the one in which it was assigned, `session_ms` the owner's session timeout.
     """
 
     member: str
@@ -103,10 +105,10 @@ class PartitionOwner(NamedTuple):
 
 
 class GroupState:
-    """The last generation of a group, the owners of its partitions, and its offsets.
+    """A group in the catalog: last generation, owners of partitions, committed offsets.
 
-    `released`: partitions that its members released, which have no owner and no committed offset, in topics of which
-    another partition has one. They belong to the group's lag.
+    `released` are partitions that a member released without a committed offset. They have no owner now, and are kept
+    if another partition of their topic has an offset, because their messages count in the group's lag.
     """
 
     __slots__ = ("generation", "offsets", "owners", "released")
@@ -123,7 +125,7 @@ class GroupState:
         return len(self.owners) + len(self.released)
 
     def release(self, keys: Iterable[Key]) -> None:
-        """Remove the owners of partitions."""
+        """Remove the owners of the partitions `keys`; some become `released`."""
         topics = {incarnation for incarnation, _ in self.offsets}
         for key in keys:
             if self.owners.pop(key, None) is not None and key[0] in topics and key not in self.offsets:
@@ -144,10 +146,10 @@ class CatalogState:
         self.groups: dict[str, GroupState] = {}
         self.offsets_count = 0
         self.owners_count = 0
-        """Counts over all groups; that of the owners with released partitions."""
+        """Number of offsets, and of owned and released partitions (`GroupState.owners_count`), of all groups."""
         self.applied_lsns: dict[int, tuple[int, int]] = {}
-        """Highest applied LSN (high, low) of each transaction journal whose offsets are included, by the journal's
-        id."""
+        """Highest position (high, low) of each transaction journal whose group offsets are applied here, by the
+        journal's id; `high` is an LSN."""
         self.journal_id = 0
         """Id of the transaction journal that belongs to this catalog; 0 before it exists."""
         self.delay_store = 0
@@ -157,9 +159,9 @@ class CatalogState:
         """The node's id, as in DATA/meta/version; "" in a catalog of an older version, which lacks it."""
 
     def lease_time_ms(self, producer_id: int) -> int | None:
-        """Return the latest time (ms) at which the id's range may have been leased.
+        """Return when the id was leased (wall clock, ms); None if it never was.
 
-        Return None if it never was.
+        The time may be up to LEASE_SPACING_MS too early; it is 0 for a lease that is too old to be known.
         """
         if not ID_FIRST <= producer_id < self.next_id:
             return None
@@ -169,12 +171,12 @@ class CatalogState:
             low, high = (middle + 1, high) if self.leases[middle][0] <= producer_id else (low, middle)
         return self.leases[low - 1][1] if low else 0
 
-    # Entries
+    # Changes by entries of the catalog's log
 
     def apply_entry(self, entry: Sequence[Any]) -> None:
         """Apply one entry.
 
-        Raises ValueError if it is invalid or does not fit, NewerFormat for an unknown kind.
+        Raises ValueError if it is invalid or contradicts the state, NewerFormat for an unknown kind.
         """
         kind, *fields = entry
         rule = self._ENTRY_RULES.get(kind)
@@ -229,9 +231,9 @@ class CatalogState:
             self.owners_count += len(group.released)
 
     def _generation(self, group: str, generation: int, member: str) -> None:
-        """Start a new generation without owners.
+        """Set the group's generation and remove all owners.
 
-        `member` is ignored: in older catalogs it owned the whole group.
+        `member` is ignored: entries of older versions name a member that owned all partitions.
         """
         row = self._set_generation(group, generation)
         self.owners_count -= row.owners_count
@@ -239,7 +241,7 @@ class CatalogState:
         self.owners_count += row.owners_count
 
     def _group_owners(self, group: str, generation: int, changes: Sequence[Sequence[Any]]) -> None:
-        """Assign partitions to members. The member "" releases them."""
+        """Set owners. `changes` are (member, session timeout, keys); member "" removes the owner."""
         row = self._set_generation(group, generation)
         self.owners_count -= row.owners_count
         for member, session_ms, keys in changes:
@@ -324,7 +326,7 @@ class CatalogState:
         NODE: _node,
     }
 
-    # journal.log.checkpoint.State
+    # The methods of journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
         """Replace the state by a snapshot; b"" is the empty state. Raises ValueError, NewerFormat."""
@@ -392,16 +394,16 @@ def decode_entry(data: bytes) -> Any:
 
 
 SCHEDULE_ROW_BYTES: Final = 512
-"""Approximate memory of a schedule besides its payload and attribute."""
+"""Approximate memory of a schedule, in bytes, without its payload and attribute."""
 
 
 class ScheduleRow(NamedTuple):
-    """One schedule.
+    """One schedule in the catalog.
 
-    `id` is leased from the counter of all ids and never reused: it is the source of the schedule's appends and the
-    producer id of its records. `partition_wanted` is None where the broker chose `partition`, of the topic's
-    `incarnation`. `attribute` is a record's (key, tag, properties) or b""; `payload` None is a tombstone. Firings at or
-    before `through_ms` are not sent again, whatever the partition contains.
+    `id` is leased like a producer id and never reused: it is the source of the schedule's appends and the producer id
+    of its records. Messages are sent to `partition` of the topic's `incarnation`; `partition_wanted` is None if the
+    broker chose it. `attribute` is a record's (key, tag, properties) or b""; `payload` None is a tombstone. Nothing is
+    sent for times up to `through_ms`, whatever the partition contains.
     """
 
     id: int
@@ -425,7 +427,7 @@ class ScheduleRow(NamedTuple):
         return SCHEDULE_ROW_BYTES + len(self.attribute) + len(self.payload or b"")
 
     def same_definition(self, other: ScheduleRow) -> bool:
-        """Return whether both schedules have the same definition."""
+        """Return whether both schedules were added with the same parameters."""
         return self[1:9] == other[1:9]
 
 
@@ -451,7 +453,7 @@ class ScheduleTable:
     def find_by_id(self, id: int) -> ScheduleRow | None:
         return self._by_id.get(id)
 
-    # Entries
+    # Changes by entries of the catalog's log
 
     def add(self, *fields: Any) -> None:
         """Add a schedule, replacing one of the same name. Raises ValueError if the id exists."""
@@ -469,7 +471,7 @@ class ScheduleTable:
             self.size_bytes -= row.size_bytes
 
     def set_state(self, id: int, incarnation: int, partition: int, through_ms: int, paused: bool) -> None:
-        """Set target, progress and pause of a schedule; no error if it does not exist."""
+        """Set the changeable fields of a schedule; no error if it does not exist."""
         row = self._by_id.get(id)
         if row is not None:
             self._by_id[id] = row._replace(

@@ -103,7 +103,7 @@ UNKNOWN_NOTE: Final = (
 )
 
 
-# Files and folders
+# Paths whose type does not match their name
 
 
 def is_data_folder(disk: Disk, path: str) -> bool:
@@ -142,7 +142,7 @@ def wrong_paths(disk: Disk, data: str) -> list[OSError]:
 
 
 def _typed_paths(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
-    """Yield the paths whose names determine their type, and whether the type is folder.
+    """Yield (path, whether it must be a folder) for the paths whose names determine their type.
 
     A file that is only named like a partition's folder is skipped, because it may be unrelated.
     """
@@ -259,7 +259,7 @@ class DiskWithoutPaths:
         return any(path == hidden or path.startswith(f"{hidden}/") for hidden in self._hidden)
 
 
-# Missing folders
+# Folders that the catalog names and that are missing
 
 
 def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple[str, str, str]]:
@@ -287,7 +287,10 @@ def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple
 
 
 def lost_partition(disk: Disk, folder: str) -> Corrupt | None:
-    """What to say of a partition's folder that a start made anew because it was gone, until that is given up."""
+    """Return the error for a partition whose missing folder a start created anew, else None.
+
+    None also once an operator has resumed the partition, and so given up what it held.
+    """
     place = filenames.parse_partition_folder(os.path.basename(folder))
     try:
         log_id = read_log_id(disk, folder)
@@ -305,7 +308,7 @@ def _resume(topic: str, number: int) -> str:
 
 
 def lost_is_damage(report: VerifyReport) -> VerifyReport:
-    """What was in a folder that a start made anew is lost, which is no mere stop."""
+    """Return the report with damage, not a mere stop, for a log that lost all its messages."""
     report.findings = [
         replace(each, what=each.what.removeprefix(STOPPED), weight=DAMAGE)
         if each.what.startswith(tuple(STOPPED + loss for loss in LOSSES))
@@ -322,7 +325,7 @@ def _is_gone(disk: Disk, path: str) -> bool:
         return False
 
 
-# The version file
+# The version file DATA/meta/version
 
 
 def version_fault(disk: Disk, data: str, catalog: CatalogState) -> tuple[str, bool]:
@@ -364,7 +367,7 @@ def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
     return [RepairedFile(path, reason=fault, note=note)]
 
 
-# The catalog
+# The catalog: what can be read, and a new one made from that
 
 
 @dataclass
@@ -373,8 +376,9 @@ class CatalogSurvey:
 
     Raises NewerFormat, OSError.
 
-    `faults` are (path, reason). `is_complete`: all faults lie before the snapshot and nothing followed, so that
-    `state` is the full state. `end`: no file of the catalog extends beyond it.
+    `faults` are (path, reason); `notes` are the same for damaged snapshots. `is_complete`: all lost entries are in the
+    snapshot, and certainly no others followed, so that `state` is the full state. `end` is an offset beyond which no
+    file of the catalog extends.
     """
 
     disk: Disk
@@ -384,7 +388,7 @@ class CatalogSurvey:
     notes: list[tuple[str, str]] = field(default_factory=list)
     is_complete: bool = True
     lost_entries: bool = False
-    """Whether entries are lost, inside or outside of the snapshot."""
+    """Whether the log lost entries, even such that the snapshot includes."""
     checkpoint_fault: str = ""
     snapshot: Snapshot = NO_SNAPSHOT
     checkpoint: LogCheckpoint | None = None
@@ -424,9 +428,9 @@ class CatalogSurvey:
         self.end = max(self.end, end, forced, *bases)
 
     def _add_fault(self, path: str, reason: str, next: int) -> None:
-        """Record a fault that lost the entries before the offset `next`.
+        """Record a fault in which entries up to the offset `next` are lost.
 
-        Entries before the snapshot are in it.
+        `state` lacks them, unless they are before the snapshot's offset.
         """
         self.faults.append((path, reason))
         self.lost_entries = True
@@ -596,7 +600,10 @@ def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> 
 
 
 def _add_stores(disk: Disk, data: str, register: CatalogState) -> tuple[int, int]:
-    """Return the ids of the transaction journal and of the delay store; 0 for a missing one."""
+    """Add the ids of the transaction journal and of the delay store to a state that lacks them.
+
+    Return the ids as they are in the two folders; 0 for a missing one.
+    """
     journal_id = store_id = 0
     transactions, delay = _store_folders(data)
     if disk.is_folder(transactions):
@@ -638,7 +645,7 @@ def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
             rename_damaged(disk, filenames.join(folder, name))
 
 
-# The whole data folder
+# Verify and repair the whole data folder
 
 
 def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
@@ -670,7 +677,7 @@ def _has_segments(disk: Disk, folder: str, suffix: str) -> bool:
 def applied_lsn(disk: Disk, data: str) -> int:
     """Return the highest LSN of the transaction journal that a log or the catalog has applied.
 
-    Return NO_PLACE if there is none.
+    Return NO_LSN if there is none.
     """
     journal = JournalScan(disk, filenames.join(data, filenames.TRANSACTIONS_FOLDER))
     journal.close()
@@ -683,9 +690,9 @@ def applied_lsn(disk: Disk, data: str) -> int:
 
 
 def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -> int:
-    """Return the highest LSN of `source` in a log.
+    """Return the highest LSN that a log has applied from `source`; NO_LSN if there is none.
 
-    It is in the newest snapshot or in the block trailers after that.
+    The newest snapshot has it, or a block trailer after that.
     """
     log_id = _log_id(disk, folder, suffix)
     if log_id is None:
@@ -705,7 +712,7 @@ def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int
 
 
 class PendingTransactions:
-    """What the transaction journal of the data folder `data` applies to a log at a start."""
+    """Finds the records that a start will append to a log from the journal in `data`."""
 
     def __init__(self, disk: Disk, data: str) -> None:
         self._disk = disk
@@ -714,7 +721,7 @@ class PendingTransactions:
         self._is_read = False
 
     def __call__(self, log_id: int) -> PendingRecords | None:
-        """Return the records of all decisions in the journal for a log; None if the journal is missing or damaged.
+        """Return the log's records of all commits in the journal; None if it is missing or damaged.
 
         Raises NewerFormat, OSError.
         """
@@ -743,7 +750,7 @@ class PendingTransactions:
 
 
 def _read_table(scan: JournalScan) -> TransactionTable | None:
-    """Return the transactions as a start finds them in the journal; None if damage leaves them uncertain."""
+    """Return the transactions as a start will find them; None if damage leaves them uncertain."""
     head = scan.start_snapshot
     if head is None or scan.identity is None or scan.head_faults:
         return None
@@ -780,9 +787,9 @@ def _batch_at(scan: JournalScan, lsn: int) -> AppendMsg | None:
 
 
 def _arrivals_in_buckets(disk: Disk, data: str) -> dict[int, int]:
-    """Return {offset: number} up to which arrivals are in the buckets.
+    """Return {offset: message number} up to which the arrival log is in the buckets.
 
-    A start reads the arrival log from there.
+    A start reads the arrival log from there. {} if there are no buckets, or no valid checkpoint of them.
     """
     delay = filenames.join(data, DELAY_FOLDER)
     if not is_bucket_folder(disk, delay):
@@ -799,7 +806,7 @@ def _store_folders(data: str) -> tuple[str, str]:
 
 
 def _log_ids(disk: Disk, data: str) -> dict[str, int]:
-    """The id of each log by the name of its folder: partitions' as the catalog has them, and that of the arrivals."""
+    """Return the log ids, by folder name, of the catalog's partitions and the arrival log."""
     found = {ARRIVALS_NAME: ARRIVALS_LOG_ID}
     if _had_broker(disk, data):
         for row in CatalogSurvey(disk, data).state.topics.values():

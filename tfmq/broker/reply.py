@@ -1,6 +1,6 @@
-"""Interfaces of the broker's caller (`Reply`, `Session`, `Run`), and error mapping.
+"""Interfaces that the server implements (`Reply`, `Session`, `Run`), and errors for clients.
 
-The server implements them with sockets, the tests with lists. All methods are called in the broker's thread.
+The server implements them with sockets and threads, tests with lists. All methods are called in the broker's thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Randomness: TypeAlias = Callable[[int], bytes]
 class Reply(Protocol):
     """The single reply to one request. Exactly one of `ok` and `error` is called, once.
 
-    A PRODUCE with acks=none gets this call as well; the server sends nothing then.
+    This is so for a PRODUCE with acks=none, too; the server then sends nothing.
     """
 
     @property
@@ -46,9 +46,9 @@ class Reply(Protocol):
         ...
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
-        """Send the fields in the order of the command's table.
+        """Send the reply with these fields, in the order of `tfmq.protocol.commands`, and the body.
 
-        The body must not be modified any more.
+        The caller must not modify the body any more.
         """
         ...
 
@@ -75,22 +75,22 @@ class Session(Protocol):
 
     @property
     def number(self) -> int:
-        """Sequence number of the connection since the broker's start."""
+        """Number of the connection, counted since the broker's start."""
         ...
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback()` once, in the broker's thread, when the connection is closed.
 
-        It is called immediately if that is so already.
+        It is called immediately if the connection is closed already.
         """
         ...
 
     def pause(self) -> None:
-        """Stop reading from this client: its requests wait for the disk."""
+        """Stop reading from this connection: too many of its requests wait for the disk."""
         ...
 
     def resume(self) -> None:
-        """Resume reading."""
+        """Read from this connection again."""
         ...
 
 
@@ -110,7 +110,7 @@ NO_MEMORY = "The broker is out of memory. Raise its limit, or ask for less at a 
 
 
 def is_of_files(error: BaseException) -> bool:
-    """Whether a client's error says that no descriptor is left."""
+    """Return whether the error is the one for a process that cannot open more files."""
     return isinstance(error, errors.Busy) and error.sentence == NO_FILES
 
 
@@ -121,14 +121,14 @@ def _from_os_error(error: OSError) -> TfmqError:
 
 
 def _from_full(error: journal.Full) -> TfmqError:
-    """Map a full disk to DiskFull, and a lack of file descriptors to Busy."""
+    """Return DiskFull, or Busy if the cause is a lack of file descriptors."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EMFILE, errno.ENFILE):
         return errors.Busy(NO_FILES)
     return errors.DiskFull()
 
 
-# Journal errors as client errors. The first matching class is used. Sentences for clients never contain paths, which
-# are only in the server's log.
+# What a client gets for each error of `journal`; the first class that matches is used. Sentences for clients never
+# contain paths, which are only in the server's log.
 JOURNAL_ERRORS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.BelowStart, lambda e: errors.OffsetOutOfRange(first=e.first, end=-1, offset=e.offset)),
     (journal.BeyondEnd, lambda e: errors.OffsetOutOfRange(first=-1, end=e.end, offset=e.offset)),
@@ -151,7 +151,7 @@ def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqEr
         known = error
     else:
         known = _from_journal_error(error)
-        # Not sent; for the server's log.
+        # The cause is not sent to the client; the server logs it.
         known.__cause__ = error
     if outcome is not None:
         known.outcome = outcome
@@ -159,12 +159,12 @@ def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqEr
 
 
 def of_read(error: BaseException) -> TfmqError:
-    """What a reader gets for `error`: a read without memory changed nothing, and may be asked for again."""
+    """Return the error for a failed read; Busy for a lack of memory, so that it is repeated."""
     return errors.Busy(NO_MEMORY) if isinstance(error, MemoryError) else not_done_error(error)
 
 
 def arrival_log_error(error: BaseException) -> TfmqError:
-    """Return `client_error` for the arrival log, whose stop only a restart lifts."""
+    """Return `client_error` for the arrival log; a stopped one is resumed only by a restart."""
     known = client_error(error)
     if isinstance(known, errors.StorageStopped):
         return errors.StorageStopped(ARRIVALS_STOPPED, outcome=known.outcome, **known.details)

@@ -43,8 +43,8 @@ class RequestHandler:
     `error`. A method never raises for a client's error: every request gets exactly one call of its reply, and an ack
     is sent only once it is true. HELLO is handled by the server.
 
-    Appends are queued until `end_turn()`, so that the requests which one poll of the server received for a partition
-    are one write. Call it at the end of every poll, and after `tick`.
+    Appends are queued until `end_turn()`, so that the requests for a partition which the server received in one
+    poll are one write. Call it at the end of every poll, and after `tick`.
 
     `begin_force` (`journal.linux_aio.AioFsyncQueue.start`) fsyncs single files without a worker, where the system can.
     """
@@ -87,7 +87,7 @@ class RequestHandler:
         self.broker.end_turn()
 
     def reload(self, config: Config) -> None:
-        """Use another configuration. Only the keys that `tfmq.config.merge_reload` allows may differ."""
+        """Use another configuration. Only keys that `tfmq.config.merge_reload` allows may differ."""
         self.broker.reload(config)
 
     @property
@@ -95,7 +95,7 @@ class RequestHandler:
         """This broker's permanent id, created at the first start."""
         return self.broker.node
 
-    # Broker
+    # Commands about the broker itself
 
     @reply_errors
     def ping(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -114,7 +114,7 @@ class RequestHandler:
         parts = (self.broker.fetches, self.broker.transaction_commands, self.broker.group_coordinator)
         reply.ok(any(each.cancel(session, request.target) for each in parts))
 
-    # Topics
+    # Commands for topics
 
     def partition_counts(self) -> dict[str, int]:
         """Return the number of partitions by topic."""
@@ -158,7 +158,7 @@ class RequestHandler:
     def set_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.topic_admin.set(request, reply)
 
-    # Producing
+    # Commands of producers
 
     @reply_errors
     def lease_producer_ids(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -180,7 +180,7 @@ class RequestHandler:
         else:
             self.broker.delay_commands.succeed_producer(request, reply)
 
-    # Delayed messages
+    # Commands for delayed messages
 
     @log_command
     @reply_errors
@@ -204,7 +204,7 @@ class RequestHandler:
     def delayed_histogram(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.delay_commands.histogram(request, reply, session)
 
-    # Consuming
+    # Commands of consumers
 
     @reply_errors
     def fetch(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -214,7 +214,7 @@ class RequestHandler:
     def locate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.locate_offset(request, reply, session)
 
-    # Groups
+    # Commands of groups
 
     @reply_errors
     def join_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -254,7 +254,7 @@ class RequestHandler:
     def delete_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.offset_commands.delete(request, reply)
 
-    # Transactions
+    # Commands for transactions
 
     def transaction_status_fields(self) -> Mapping[str, Any]:
         """Return the "transactions" part of STATUS, without reading partitions."""
@@ -299,7 +299,7 @@ class RequestHandler:
     def await_checks(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.transaction_commands.await_checks(request, reply, session)
 
-    # Commit groups
+    # Commands for commit groups
 
     @log_command
     @reply_errors
@@ -320,7 +320,7 @@ class RequestHandler:
     def forget_commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.transaction_commands.forget_group(request, reply, session)
 
-    # Schedules
+    # Commands for schedules
 
     @log_command
     @reply_errors

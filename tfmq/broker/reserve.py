@@ -17,10 +17,12 @@ logger = logging.getLogger("tfmq.broker")
 NAME: Final = "reserve"
 
 PIECE_BYTES: Final = 256 << 10
-"""Space for one change. Its entry is small, but a file system allocates whole blocks and may need some itself."""
+"""Disk space for one entry of the catalog. An entry is small, but a file system allocates whole blocks, and needs some
+for itself."""
 
 PIECE_COUNT: Final = 4
-"""A deletion has two entries. The rest is for a roll of the catalog and for a second deletion."""
+"""Pieces of the reserve. The deletion of a topic takes two entries; the rest is for a roll of the catalog's log and for
+a second deletion."""
 
 SIZE_BYTES: Final = PIECE_COUNT * PIECE_BYTES
 
@@ -38,18 +40,24 @@ On a full disk small appends still succeed between rejected ones, and clients re
 
 
 class FullDiskLog:
-    """Puts a full disk, and a process without a file descriptor left, into the server's log: one line when the first
-    partition refuses a message, one when messages are appended again, whatever number of them is refused between."""
+    """Logs that the disk is full, or that no file can be opened, and the end of that state.
+
+    One line is logged when a partition rejects a message for that reason, and one when messages are appended again,
+    however many are rejected in between.
+    """
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
         self.is_full = self._armed = self._appended = self._is_of_files = False
         self._refused_at = 0.0
         self._refused_bytes = 0
-        """Size of the smallest rejected append."""
+        """Size of the smallest append that was rejected since the disk was full."""
 
     def refused(self, partition: str, size_bytes: int, *, files: bool = False) -> None:
-        """An append of `size_bytes` to `partition` was refused for want of space, or with `files` of a descriptor."""
+        """Record a rejected append of `size_bytes`; log the first since the disk has become full.
+
+        With `files` the reason is not the disk, but that no more files can be opened.
+        """
         self._refused_at, self._appended = self._timers.now(), False
         self._refused_bytes = min(self._refused_bytes, size_bytes) if self.is_full else size_bytes
         if not self.is_full:
@@ -71,7 +79,8 @@ class FullDiskLog:
     def appended(self, size_bytes: int) -> None:
         """Record a successful append while the disk is full.
 
-        It is evidence of free space, unless it is smaller than what was rejected just now.
+        It shows that there is space again, unless it is smaller than all rejected appends and one was rejected less
+        than RECOVERED_SECONDS ago.
         """
         if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + RECOVERED_SECONDS:
             self._appended = True
@@ -86,7 +95,7 @@ class FullDiskLog:
     def _check_recovered(self) -> None:
         self._armed = False
         if not self._appended:
-            return  # rejected again since; the next append sets the timer
+            return  # an append was rejected since; the next successful one sets the timer again
         if self._timers.now() < self._refused_at + RECOVERED_SECONDS:
             self._set_timer()
             return
@@ -96,11 +105,11 @@ class FullDiskLog:
 
 
 class SpaceReserve:
-    """The reserve file: released piece by piece so that topics can be deleted on a full disk.
+    """A file that occupies disk space, so that topics can be deleted on a full disk.
 
-    Deleting topics is the usual reaction to a full disk, and each deletion must first be written to the catalog. If the
-    catalog finds no space, the file is truncated by a piece, and the append follows immediately in the same thread,
-    before other writers can use the space. Without the file, a deletion on a completely full disk is rejected.
+    Deleting topics is the usual reaction to a full disk, and each deletion must first be written to the catalog. If
+    there is no space for that entry, the file is truncated by PIECE_BYTES, and the entry is appended at once in the
+    same thread, before other writers can use the space. Without the file, a deletion on a full disk is rejected.
 
     `fill` runs at the start and in workers, everything else in the broker's thread.
     """
@@ -116,14 +125,14 @@ class SpaceReserve:
         self._not_before = 0.0
 
     def open(self) -> None:
-        """Find, create or complete the file, at startup.
+        """Find, create or complete the reserve file, at startup.
 
-        Never raises: the broker works without the file.
+        Never raises: the broker works without it.
         """
         self._size = _size_or_zero(self.fill)
 
     def release_piece(self) -> bool:
-        """Free one piece of space on the disk. Return False if none is left."""
+        """Truncate the reserve file by one piece. Return False if it has none or is being filled."""
         if self._filling or self._size < PIECE_BYTES:
             return False
         self._size = _size_or_zero(lambda: self._truncate(self._size - PIECE_BYTES))
@@ -132,7 +141,7 @@ class SpaceReserve:
         return True
 
     def refill(self) -> None:
-        """Restore the file in a worker, if it is incomplete and was not tried recently."""
+        """Fill the reserve file in a worker, unless it is full or that was tried recently."""
         now = self._clock.monotonic()
         if self._filling or self._size == SIZE_BYTES or now < self._not_before:
             return
@@ -146,10 +155,10 @@ class SpaceReserve:
         self._run(lambda: _size_or_zero(self.fill), filled)
 
     def fill(self) -> int:
-        """Write what is missing of the file if the disk has enough space. Return its size in bytes.
+        """Write what is missing of the reserve file if the disk has enough space. Return its size.
 
-        Its content is random, so that file systems cannot compress it, and it is fsynced, so that the space is really
-        allocated. A file that a power cut left incomplete is completed. Raises OSError, Full.
+        The content cannot be compressed by the file system, and is fsynced, so that the space is really allocated. A
+        file that a power cut left incomplete is completed. Raises OSError, Full.
         """
         exists = self._disk.exists(self._path)
         size = self._disk.size(self._path) if exists else 0

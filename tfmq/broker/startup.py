@@ -73,8 +73,8 @@ def create_data_folder(broker: Broker) -> None:
             raise not_a_folder_error(path)
     if broker.disk.exists(join(broker.meta, VERSION_NAME)):
         return
-    # Until the version file exists, an earlier start may have ended between creating a folder and fsyncing its parent.
-    # So all parents are fsynced again.
+    # Without a version file, an earlier start may have ended after creating a folder and before fsyncing its parent. So
+    # all parents are fsynced again.
     missing = []
     path = broker.meta
     while path not in ("", ".", "/") and not broker.disk.exists(path):
@@ -97,7 +97,7 @@ def lock_data_folder(broker: Broker) -> None:
 
 
 def version_file(broker: Broker) -> None:
-    """Read or create the version file: the data folder's format and the node's id."""
+    """Read the version file, which has the data folder's format and the node's id, or create it."""
     if not broker.disk.exists(join(broker.meta, VERSION_NAME)):
         # Partitions without a version file are an incomplete copy. A new catalog would allocate the ids of their
         # producers again; the first batches of the new producers would look like duplicates, and be acked without
@@ -126,7 +126,7 @@ def _is_partition(broker: Broker, name: str) -> bool:
 
 
 def create_forcer(broker: Broker) -> None:
-    """Create the group commit of all logs.
+    """Create the `Forcer`, which makes the fsyncs of all logs.
 
     Its anchor file is opened before the first write, so that every write error is reported to it.
     """
@@ -141,9 +141,9 @@ def create_forcer(broker: Broker) -> None:
 
 
 def open_catalog(broker: Broker) -> None:
-    """Open the catalog.
+    """Open the catalog, and create the components that need it.
 
-    Raises Corrupt if it is missing: a new one would contain none of the topics.
+    Raises Corrupt if the catalog is missing: a new one would contain none of the topics.
     """
     children = broker.disk.list(broker.meta)
     if not any(is_partition_file(name, SUFFIX) for name in children):
@@ -186,7 +186,7 @@ def _bind_node(broker: Broker) -> None:
 
 
 def finish_deletions(broker: Broker) -> None:
-    """Finish decided deletions of topics, and delete the files of deleted topics."""
+    """Finish interrupted deletions of topics, and delete the files of deleted topics."""
     if broker.catalog.log.stopped is not None:
         return
     for topic in _in_state(broker, DELETING):
@@ -229,9 +229,9 @@ def skip_known_ids(broker: Broker) -> None:
 
 
 def start_delay(broker: Broker) -> None:
-    """Open delayed delivery.
+    """Open the delay store and load the waiting delayed messages.
 
-    This precedes the start of transactions, because decided transactions may add delayed messages.
+    This is done before transactions are opened, because committed ones may add delayed messages.
     """
     store = open_delay(broker)
     try:
@@ -243,16 +243,13 @@ def start_delay(broker: Broker) -> None:
 
 
 def start_transactions(broker: Broker) -> None:
-    """Open the transaction journal and apply decided transactions."""
+    """Open the transaction journal and apply committed transactions."""
     broker.create_transactions(open_transaction_store(broker))
     recover_transactions(broker)
 
 
 def start_housekeeping(broker: Broker) -> None:
-    """Start retention, delayed delivery, schedules and the groups' session timeouts.
-
-    Then accept requests.
-    """
+    """Start retention, delayed delivery, schedules and session timeouts; then accept requests."""
     broker.retention.start()
     broker.delay_commands.queue.start()
     broker.schedule_commands.start()
@@ -278,7 +275,7 @@ STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
 
 
 def start(broker: Broker) -> None:
-    """Run all steps.
+    """Start the broker: run all STEPS; after a failure close what is open.
 
     Raises Locked, NewerFormat, Corrupt, OSError, Full if the broker cannot start.
     """
@@ -300,10 +297,9 @@ def start(broker: Broker) -> None:
 
 @contextmanager
 def garbage_collection_disabled() -> Iterator[None]:
-    """Disable garbage collection.
+    """Disable Python's garbage collection meanwhile.
 
-    What a start allocates stays alive. Scanning it repeatedly took half of the start time with 100,000 prepared
-    transactions.
+    What a start allocates stays alive; to scan it repeatedly took half of the start with 100,000 prepared transactions.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -338,7 +334,7 @@ def _in_state(broker: Broker, state: str) -> list[TopicRow]:
     return [topic for topic in broker.catalog.state.topics.values() if topic.state == state]
 
 
-# Delayed delivery. The delay store is opened before any decided transaction is applied, because these may add delayed
+# Delayed delivery. The delay store is opened before any committed transaction is applied, because these may add delayed
 # messages. Delivery starts with the other housekeeping.
 #
 # A store that is missing, of another data folder, or older than the partitions is rejected: waiting messages would be
@@ -365,7 +361,7 @@ class DelayStore(NamedTuple):
 
     @property
     def producers(self) -> ProducerState:
-        """Producer state of the arrival log."""
+        """The producer state of the arrival log."""
         return cast(ProducerState, self.state.producers)
 
     def abandon(self, reason: str) -> None:
@@ -407,7 +403,7 @@ def open_delay(broker: Broker) -> DelayStore:
 
 
 def _rebuild_buckets(broker: Broker, folder: str) -> None:
-    """Repair the buckets whose damaged messages are in the arrival log, from which they are deleted later.
+    """Repair damaged buckets from the arrival log, as long as it still has their messages.
 
     Raises NewerFormat, Full, OSError.
     """
@@ -433,7 +429,7 @@ def _require_new_delay(broker: Broker, folder: str) -> None:
         return
     arrivals = join(folder, ARRIVALS_NAME)
     if broker.disk.exists(arrivals) and broker.disk.list(arrivals):
-        # The checkpoint is written before the arrival log is created.
+        # The checkpoint is written before the arrival log is created, so there was one.
         raise Corrupt(
             join(folder, CHECKPOINT_NAME),
             0,
@@ -448,10 +444,10 @@ def _delay_advice(broker: Broker) -> str:
 
 
 def _new_delay_id(broker: Broker, folder: str) -> int:
-    """Return the id of a new delay store, which is in the catalog before the store exists.
+    """Allocate the id of a new delay store, and enter it in the catalog before the store exists.
 
-    A start that is interrupted in between finds the marker file and creates another store. Raises Corrupt, Stopped,
-    Full, OSError.
+    If the start is interrupted in between, the next one finds the marker file and creates a store with another id.
+    Raises Corrupt, Stopped, Full, OSError.
     """
     _require_new_delay(broker, folder)
     word = join(broker.meta, NEW_DELAY_MARKER)
@@ -465,7 +461,7 @@ def _new_delay_id(broker: Broker, folder: str) -> int:
 
 
 def _require_own_delay(broker: Broker, folder: str, buckets: BucketStore) -> None:
-    """Raise Corrupt unless this is the store that the catalog names."""
+    """Raise Corrupt if the catalog names another delay store than the one that was opened."""
     known = broker.catalog.state.delay_store
     if known and known != buckets.store_id:
         reason = f"it holds the delayed messages of store {buckets.store_id}, and store {known} belongs to this data"
@@ -513,12 +509,10 @@ def _open_arrival_log(broker: Broker, path: str) -> tuple[Log, ArrivalLogState]:
 
 
 def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int:
-    """Repair the arrival log where it is damaged and not in the buckets yet.
+    """Repair the arrival log, as `tfmq log repair` does. Return how many messages are lost.
 
-    This is the same repair as in `tfmq log repair`.
-
-    Skipping the part would lose its undamaged records for good. Records before `offset`, which have lower numbers than
-    `number`, are in the buckets or done. Return how many of the other ones are lost. Raises OSError, Full.
+    Without a repair, undamaged records in a damaged range would be lost, too. Messages before `offset`, whose numbers
+    are below `number`, are not counted: they are in the buckets, or were delivered or cancelled. Raises OSError, Full.
     """
     try:
         repaired = repair(broker.disk, path, suffix=ARRIVALS_SUFFIX, starts={offset: number}, expected=LOG_ID)
@@ -539,21 +533,19 @@ def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int
             "%s was damaged from %d to %d (%s): %d records are kept, %d lost; the file as it was is kept as %s",
             each.file, each.first, each.next, each.reason, each.kept, each.lost, each.file + DAMAGED_SUFFIX,
         )  # fmt: skip
-    # Of a range that reaches from records in the buckets to later ones, the most that it lost of the later ones.
+    # A damaged range may begin with records that are in the buckets: count at most the later ones as lost.
     return sum(
         min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for each in repaired
     )
 
 
 def _segment_bytes(broker: Broker) -> int:
-    """Return the segment size: an append is at most a frame and its due times, and must fit."""
+    """Return the segment size of the arrival log: the largest append, a frame, must fit."""
     return max(SEGMENT_BYTES, 2 * broker.limits["frame_bytes"])
 
 
 def _resume_arrivals(arrivals: Log) -> None:
-    """Resume a stopped arrival log at startup.
-
-    It has no topic for which an operator could resume it.
+    """Try to resume a stopped arrival log at startup, because no command can do it later.
 
     Everything that was acked is durable, and recovery verifies the rest again. If the resume fails, waiting messages
     are still delivered.
@@ -568,8 +560,8 @@ def _resume_arrivals(arrivals: Log) -> None:
 def _require_newest_delay(broker: Broker, folder: str, store: DelayStore) -> None:
     """Raise Corrupt if the delay store is older than what depends on it.
 
-    Buckets are filled from the arrival log, and a message is delivered only after its arrival is durable. So the
-    arrival log must extend as far as the buckets and the partitions do.
+    Buckets are filled from the arrival log, and a message is delivered only after it is durable there. So all messages
+    in buckets and partitions must be before the end of the arrival log.
     """
     arrivals, buckets = store.log, store.buckets
     path = join(folder, ARRIVALS_NAME)
@@ -591,7 +583,7 @@ def _require_newest_delay(broker: Broker, folder: str, store: DelayStore) -> Non
 
 
 def _update_catalog_from_delay(broker: Broker, store: DelayStore) -> None:
-    """Add what the store knows to a catalog that is older, so that no id is allocated twice."""
+    """Enter ids of the delay store that the catalog lacks, so that none is allocated again."""
     register = broker.catalog.state
     if broker.catalog.log.stopped is not None:
         return
@@ -652,13 +644,13 @@ def create_delay(broker: Broker, store: DelayStore) -> None:
 
 
 def broker_time_floor_ms(broker: Broker, store_id: int) -> int:
-    """Return the highest due time delivered to any partition: broker time had reached it."""
+    """Return the latest due time delivered to a partition: broker time starts there or later."""
     turns = (each.log.applied(SOURCE_DELAY, store_id) for each in broker.topics.partitions())
     return max((turn[0] for turn in turns if turn is not None), default=0)
 
 
 def recover_delay(broker: Broker) -> None:
-    """Load the waiting messages. Worker jobs run in this thread. Raises what makes that fail."""
+    """Load the waiting delayed messages, in this thread. Raises what makes that fail."""
     recovered: list[BaseException | None] = []
     broker.delay_commands.queue.recover(recovered.append)
     if not recovered:
@@ -667,11 +659,11 @@ def recover_delay(broker: Broker) -> None:
         raise recovered[0]
 
 
-# Transactions. The transaction journal is opened, prepared transactions are restored, and decided ones are applied
+# Transactions. The transaction journal is opened, prepared transactions are restored, and committed ones are applied
 # before clients can connect.
 #
 # A journal that is missing, of another data folder, or older than the partitions is rejected: prepared transactions
-# would be lost, or later decisions would look as if they were applied already. A new one is created only in a data
+# would be lost, or later commits would look as if they were applied already. A new one is created only in a data
 # folder that never had one, or if the operator asks for it with an empty file DATA/meta/new-journal.
 
 TRANSACTION_FOLDER: Final = "transactions"
@@ -731,10 +723,10 @@ def _journal_advice(broker: Broker) -> str:
 
 
 def _new_journal_id(broker: Broker, folder: str) -> int:
-    """Return the id of a new journal, which is in the catalog before the journal exists.
+    """Allocate the id of a new journal, and enter it in the catalog before the journal exists.
 
-    A start that is interrupted in between finds the marker file and creates another journal. Raises Corrupt, Stopped,
-    Full, OSError.
+    If the start is interrupted in between, the next one finds the marker file and creates a journal with another id.
+    Raises Corrupt, Stopped, Full, OSError.
     """
     _require_new_journal(broker, folder)
     word = join(broker.meta, NEW_JOURNAL_MARKER)
@@ -748,9 +740,9 @@ def _new_journal_id(broker: Broker, folder: str) -> int:
 
 
 def _update_catalog_from_journal(broker: Broker, folder: str, store: TransactionStore) -> None:
-    """Check that the journal belongs to the catalog, and add ids that only the journal knows.
+    """Check that journal and catalog belong together. Enter ids that the catalog lacks.
 
-    Raises Corrupt.
+    Raises Corrupt if they do not, or if the journal is older than a target.
     """
     register = broker.catalog.state
     if register.journal_id and register.journal_id != store.journal_id:
@@ -776,7 +768,7 @@ def _update_catalog_from_journal(broker: Broker, folder: str, store: Transaction
 def _require_newest_journal(broker: Broker, folder: str, store: TransactionStore) -> None:
     """Raise Corrupt if the journal is older than a target.
 
-    A decision is durable before its first message is written, so no target may be ahead of the journal.
+    A commit is durable in the journal before its first message is written, so no target may be ahead of the journal.
     """
     source = (SOURCE_TRANSACTION, store.journal_id)
     places = [
@@ -796,9 +788,9 @@ def _require_newest_journal(broker: Broker, folder: str, store: TransactionStore
 
 
 def recover_transactions(broker: Broker) -> None:
-    """Apply decided transactions as far as their targets accept writes.
+    """Restore prepared transactions, and apply committed ones whose targets accept writes.
 
-    Jobs and fsyncs run in this thread.
+    Worker jobs and fsyncs run in this thread.
     """
     recovered: list[bool] = []
     broker.transaction_commands.coordinator.recover(lambda: recovered.append(True))

@@ -1,7 +1,7 @@
-"""Timers of the broker: flushes, long polls, sessions, housekeeping.
+"""Timers of the broker, for fsyncs, parked requests, session timeouts and housekeeping.
 
-Times are monotonic seconds of the given clock. Nothing runs before its time, and nothing runs unless `tick` is called:
-the caller sets one alarm for `next_due`.
+Times are monotonic seconds of the given clock. A timer runs only inside of a call of `tick`: the server calls it at the
+time that `next_due` returns.
 """
 
 import heapq
@@ -11,18 +11,18 @@ from typing import Final
 from journal.clock import Clock
 
 ROUNDING_SECONDS: Final = 0.25
-"""Long waits end at multiples of this, so that a thousand idle clients take one turn instead of one each."""
+"""Long waits end at multiples of this, so that those of a thousand idle clients end in one turn, not in a thousand."""
 ROUNDED_WAIT_MIN: Final = 20
-"""Shorter waits, in grains, are not rounded."""
+"""Waits shorter than ROUNDED_WAIT_MIN * ROUNDING_SECONDS are not rounded."""
 CANCELLED_KEPT_MAX: Final = 1024
-"""Up to this many cancelled timers the heap is not cleaned up."""
+"""Cancelled timers are removed from the heap when it has more of them than this, and more than half are cancelled."""
 
 
 class Timer:
     """A call that is due at `due`; created by `Timers.after`.
 
-    A deferrable timer may run late, together with the next other one: housekeeping rounds. Simulations skip idle time
-    over deferrable timers.
+    A `deferrable` timer, as of housekeeping, may run late: a simulation that skips idle time goes to the next timer
+    that is not deferrable.
     """
 
     __slots__ = ("call", "deferrable", "due")
@@ -92,7 +92,7 @@ class Timers:
     def next_not_deferrable(self) -> float | None:
         """Return when the first timer that is not deferrable is due; None if there is none.
 
-        Scans all timers.
+        For simulations. Examines all timers.
         """
         firm = (due for due, _, timer in self._heap if timer.call is not None and not timer.deferrable)
         return min(firm, default=None)
