@@ -1,4 +1,4 @@
-"""Commands for delayed messages, on top of the `DelayQueue`."""
+"""Commands for delayed messages, executed by the `DelayQueue`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -61,12 +61,12 @@ TRANSACTION_TOPIC: Final = "(delayed)"
 
 
 class DelayCommands:
-    """Delayed delivery.
+    """The commands for delayed messages.
 
     One method per command, called by the request handler; each replies once, or raises.
 
     A delayed send is checked as if it were appended to its partition immediately, because it must not be rejected
-    when it is due. A handle of another broker is answered as unknown.
+    when it is due. The message of another broker's handle is reported as unknown.
     """
 
     def __init__(
@@ -89,40 +89,40 @@ class DelayCommands:
         self._buckets, self._levels = buckets, levels
         self._node, self._epochs = node, epochs
         self._issuers: dict[int | None, int] = {}
-        """Issuers by epoch, as far as they were needed."""
+        """Cache of `_issuer_in`: the issuer that handles have, by epoch of the arrival log."""
         self._topics, self._register, self._writes, self._quotas = topics, register, writes, quotas
         self._limits, self._lost_messages = limits, lost
         self.stopped = False
-        """No operation is in progress any more."""
+        """Whether `stop` was called and no operation is in progress any more."""
 
     def stop(self) -> None:
         """Stop accepting work; `stopped` is set once no operation is in progress."""
         self.queue.stop(partial(setattr, self, "stopped", True))
 
     def close(self) -> None:
-        """Write a last checkpoint and close, after `stopped`; in a worker.
+        """Write a last checkpoint and close the buckets. Call it in a worker, once `stopped` is set.
 
-        Raises OSError, JournalError; the store is closed even then.
+        Raises OSError, JournalError; the buckets are closed even then.
         """
         self._buckets.close(self.queue.now_ms())
 
     def abandon(self, reason: str) -> None:
-        """Close the store without writing anything."""
+        """Close the arrival log and the buckets without writing anything."""
         self.partition.log.abandon(reason)
         self._buckets.abandon()
 
     def status(self) -> dict[str, Any]:
         """Return the "delay" part of STATUS.
 
-        `levels` are in seconds, for clients that choose one by number. `damaged` includes what was found lost at the
-        start.
+        `levels` are in seconds, for clients that choose one by number. `damaged` includes messages that the start
+        found to be lost.
         """
         found = self.queue.status()
         found["damaged"] += self._lost_messages
         arrivals = self.partition.log.stopped or "open"
         return {**found, "arrivals": arrivals, "levels": list(self._levels)}
 
-    # Sending
+    # Sends with due times
 
     def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
         """Queue a PRODUCE with due times.
@@ -199,10 +199,10 @@ class DelayCommands:
         self.queue.schedule_maintenance()
 
     def pending_append(self, effect: AppendDelayed, done: AppliedCallback) -> PendingAppend:
-        """Return the queued append for delayed batches of decided transactions."""
+        """Return an append of a transaction's delayed batches; the caller queues it."""
         return DelayedEffectAppend(effect, done, self.queue)
 
-    # One delayed message
+    # Commands for one delayed message, by its handle
 
     def cancel(self, request: CancelDelayed, reply: Reply, session: Session) -> None:
         handle = parse_handle(request.handle)
@@ -243,7 +243,10 @@ class DelayCommands:
         return (known,)
 
     def issuer_of(self, number: int) -> int:
-        """Return the issuer in the handle of the message with this number."""
+        """Return the issuer that the handle of the message with this number has.
+
+        It identifies the broker's node, its delay store, and the epoch of the arrival log.
+        """
         return self._issuer_in(self._epochs.epoch_of(number))
 
     def _issuer_in(self, epoch: int | None) -> int:
@@ -253,12 +256,12 @@ class DelayCommands:
         return found
 
     def _is_own(self, handle: Handle) -> bool:
-        """Return whether this broker issued the handle, and its number was not given again since."""
+        """Return whether this broker issued the handle, for the message that has its number now."""
         if handle.store_id == self.issuer_of(handle.number):
             return True
         return handle.number < self._epochs.unmarked_end and handle.store_id == self._issuer_in(None)
 
-    # Several delayed messages
+    # Lists and counts of delayed messages
 
     def list(self, request: ListDelayed, reply: Reply, session: Session) -> None:
         """Return a page of the waiting messages. Raises UnknownTopic, BadRequest."""
@@ -305,9 +308,7 @@ class DelayCommands:
     ) -> Callable[[Any, BaseException | None], None]:
         """Return a callback that replies with `fields(result)`.
 
-        Until then the request counts as pending.
-
-        Raises Busy.
+        The request counts as pending until then. Raises Busy if too much is pending.
         """
         self._quotas.acquire(session, REQUEST_BYTES)
 
@@ -324,7 +325,7 @@ class DelayCommands:
         return format_handle(Handle(self.issuer_of(turn.number), log_id, turn.due, turn.number))
 
     def _list_row(self, pending: PendingMessage) -> dict[str, Any]:
-        """Return a waiting message as a list row."""
+        """Return a waiting message as a row of LIST_DELAYED."""
         attribute = _decode_attribute(pending.attribute)
         return {
             "handle": self._handle_text(pending.key, Turn(pending.due, pending.number)),

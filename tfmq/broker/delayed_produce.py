@@ -1,7 +1,7 @@
 """The arrival log, which stores delayed messages until they are due, and its appends.
 
 The arrival log is a `Partition` outside of all topics, with the same queue, file work and fsyncs. A delayed PRODUCE
-and the delayed batches of decided transactions are each appended as an arrival header followed by the records as
+and the delayed batches of committed transactions are each appended as an arrival header followed by the records as
 their producer sent them, in one append. Work is done per batch, never per message.
 """
 
@@ -43,7 +43,7 @@ from tfmq.protocol.commands import ORDINAL_UNKNOWN, DelayedBatch, Produce
 
 NAME: Final = "delay"
 INCARNATION: Final = 2
-"""Reserved for the broker, below every topic's incarnation: log id `tfmq.apply_target.ARRIVALS_KEY`."""
+"""In place of a topic's incarnation, which is higher; makes the log id `tfmq.apply_target.ARRIVALS_KEY`."""
 
 
 class ArrivalPartition(Partition):
@@ -94,10 +94,10 @@ class ArrivalLogAdapter:
 
 
 class DelayQueueAppend:
-    """Append by the delay queue: arrival headers, and copies of records after them.
+    """An append that the delay queue makes itself, for cancellations and new due times.
 
-    Copies have the ids of their first producers, so they are not the next sequence of any producer. They are an
-    append of their own.
+    Its batches are arrival headers, and copies of records whose due time changes. A copy has the id of its original,
+    which is not the next sequence of its producer; so an append with copies is not combined with others.
     """
 
     is_effect = False
@@ -123,21 +123,18 @@ class DelayQueueAppend:
         self._done(None, reply.arrival_log_error(error))
 
     def copy_bytes(self, *, staged: bool = False) -> None:
-        """Its bytes are its own."""
-
-
-"""Do nothing: the batches own their bytes."""
+        """Do nothing: the batches own their bytes."""
 
 
 HEADER_BYTES_MAX: Final = 512
 """Maximum size of an arrival header besides its due times: record header, fields, and topic name."""
 DUE_WORDS: Final = 2
-"""A due time takes one word on the wire and one in the arrival header."""
+"""How often due times are in memory during an append: as received, and in the arrival header."""
 BATCHES_PER_ARRIVAL: Final = 2
 """Batches per arrival: the header and the records."""
 
 _FLAG_TABLE: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
-"""Translation of a due word's first byte to the message's flag."""
+"""Table for `bytes.translate`: the first byte of a due time, as the client sent it -> absolute or relative."""
 
 
 class ArrivalQueue(Protocol):
@@ -154,9 +151,9 @@ class ArrivalQueue(Protocol):
 
 
 class ExpectedArrival(NamedTuple):
-    """A batch to be appended.
+    """A delayed batch whose append is announced to the delay queue.
 
-    `ticket` is the queue's ticket for the expected arrival.
+    `ticket` identifies it there: the result of `begin_append`.
     """
 
     header: ArrivalHeader
@@ -168,8 +165,8 @@ class DelayedProduceAppend(ProduceAppend):
 
     Producer sequences and acks work as for any other produce.
 
-    Effective due times are set at the append. The delay queue expects them from then until the append succeeds or
-    fails, so that it fires nothing later in between.
+    `prepare` computes the effective due times and announces the append to the delay queue. Until the append succeeds or
+    fails, the queue fires no message that is due at the earliest of these times or later.
     """
 
     __slots__ = ("_expected", "_first_number", "_header", "_issuer_of", "_log_id", "_queue")
@@ -222,10 +219,7 @@ class DelayedProduceAppend(ProduceAppend):
             self._release_body()
 
     def _answer_duplicate(self, partition: Partition, repeat: DuplicateBatch) -> None:
-        """Answer a duplicate with the stored due times.
-
-        They are in the log until the buckets contain them.
-        """
+        """Reply to a duplicate with the stored due times, if they are still in the arrival log."""
         self._first_number = repeat.stored.first_ordinal
         self._run(
             partial(header_before, partition.log, self._first_number),
@@ -263,16 +257,16 @@ class DelayedProduceAppend(ProduceAppend):
         super().rejected(reply.arrival_log_error(error))
 
     def _withdraw(self) -> None:
-        """Withdraw the expected batch, which is not written."""
+        """Report to the delay queue that the announced batch, if any, is not written."""
         landed, self._expected = self._expected, None
         if landed is not None:
             self._queue.append_failed(landed.ticket)
 
 
 class DelayedEffectAppend(EffectAppend):
-    """Append of delayed batches of decided transactions, once per LSN.
+    """Append of the delayed batches of a committed transaction, applied exactly once.
 
-    Delays count from the decision.
+    Delays count from the commit.
     """
 
     def __init__(self, effect: AppendDelayed, done: AppliedCallback, queue: ArrivalQueue) -> None:
@@ -297,9 +291,9 @@ class DelayedEffectAppend(EffectAppend):
         return self._batches
 
     def _add_arrival(self, note: ArrivalHeader, records: Batch) -> None:
-        """Add one arrival.
+        """Add an arrival header and its records to the append, and announce them to the delay queue.
 
-        The header format ensures that no block trailer header appears where two batches meet.
+        The format of the header ensures that nothing like a block trailer appears where two batches meet.
         """
         self._batches += arrival_batches(note, *records)
         self._expected.append((ExpectedArrival(note, self._queue.begin_append(note.dues.low)), records.data))
@@ -325,9 +319,7 @@ class DelayedEffectAppend(EffectAppend):
 
 
 def wrap_batch(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
-    """Return a delayed batch as the transaction journal stores it.
-
-    It is an arrival header followed by the records.
+    """Return a delayed batch as the transaction journal stores it: arrival header, then records.
 
     The header has the due times as the client set them. `count` remains the count of the records.
     """
@@ -350,10 +342,10 @@ def unwrap_batch(wrapped: Batch) -> tuple[ArrivalHeader, Batch]:
 
 
 def effective_due_times_at(asked: DueTimes, decided_ms: int, now_ms: int, ahead_ms: int) -> DueTimes:
-    """Return the due times of a transaction decided at `decided_ms` and written at `now_ms`.
+    """Return the due times of messages committed at `decided_ms` and written at `now_ms`.
 
-    Both are broker time, `ahead_ms` ahead of the wall clock. A delay counts from the decision; no message is due before
-    the next ms.
+    Both are broker time, `ahead_ms` ahead of the wall clock. A delay counts from the commit; no message is due before
+    `now_ms` + 1.
     """
     dues = effective_due_times(_requested_words(asked), len(asked.times), decided_ms, ahead_ms)
     if dues.low > now_ms:

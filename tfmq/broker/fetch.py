@@ -38,11 +38,15 @@ FILTER_BYTES_INLINE: Final = 64 << 10
 """Larger reads are filtered in a worker: 8 MiB of small records take a tenth of a second."""
 
 FilteredRead = tuple[Chunk, list[memoryview] | None]
-"""A fetch response, and its matching blocks if it has been filtered already."""
+"""What was read, and its blocks that match the tags of the fetch; None for a fetch without tags."""
 
 
 class FetchInProgress:
-    """One FETCH in progress. `offset` advances past blocks that the tag filter left out."""
+    """One FETCH in progress.
+
+    `offset` is where the next read starts: it advances past blocks that the tag filter left out. `deadline` is when the
+    fetch stops waiting for records (monotonic seconds); 0.0 if it does not wait. `timer` is set while it is parked.
+    """
 
     __slots__ = (
         "answered",
@@ -92,7 +96,7 @@ class FetchHandler:
         self._topics = topics
         self._timers, self._read_executor = timers, read_executor
         self._short = 0
-        """Fetches that were refused for want of memory."""
+        """Number of fetches that failed for lack of memory."""
         self._sessions: dict[Session, dict[int, FetchInProgress]] = {}
         self.parked_count = 0
 
@@ -131,7 +135,7 @@ class FetchHandler:
             for poll in list(waiting.values()):
                 self._reply_error(poll, Busy(reply.STOPPING))
 
-    # Reading
+    # Reading the log
 
     def _try_read(self, poll: FetchInProgress) -> None:
         if poll.reading:
@@ -159,7 +163,7 @@ class FetchHandler:
 
     @staticmethod
     def _read_and_filter(poll: FetchInProgress) -> FilteredRead:
-        """Read and filter; in a worker."""
+        """Read the log, and filter by tags if the fetch has some. Runs in a worker."""
         log = poll.partition.log
         chunk = log.read(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
         return chunk, None if poll.tags is None else _matching_blocks(poll, chunk)
@@ -184,11 +188,11 @@ class FetchHandler:
             self._reply_filtered(poll, chunk, _matching_blocks(poll, chunk) if blocks is None else blocks)
 
     def _reply_filtered(self, poll: FetchInProgress, chunk: Chunk, blocks: list[memoryview]) -> None:
-        """Reply with the matching blocks.
+        """Reply with the matching `blocks`; if there are none, reply without blocks, or park.
 
-        Without any, an empty reply advances the reader immediately if there is more to read, which bounds the work of
-        one request, and after the first read, so that the reader knows when it is at the end. Otherwise the fetch is
-        parked.
+        A reply without blocks advances the reader past those that do not match. It is sent if there is more to read, so
+        that the work for one request is bounded, and if the fetch was not parked before, so that the reader learns that
+        it is at the end.
         """
         if blocks or chunk.next < poll.readable_end() or poll.timer is None:
             self._reply_ok(poll, chunk, blocks)
@@ -197,7 +201,7 @@ class FetchHandler:
             self._park(poll)
 
     def _read_failed(self, poll: FetchInProgress, error: BaseException) -> None:
-        """Park a fetch at the end of what it may read; reply with any other error."""
+        """Park a fetch whose offset is after what it may read; reply to others with the error."""
         if isinstance(error, BeyondEnd) and poll.offset <= poll.partition.log.end_offset:
             self._park(poll)
             return
@@ -208,7 +212,7 @@ class FetchHandler:
                 logger.error("out of memory, a fetch of %s was refused; %d so far", name, self._short)
         self._reply_error(poll, read_error(error, poll.partition))
 
-    # Parking
+    # Parking fetches that wait for records
 
     def _park(self, poll: FetchInProgress) -> None:
         if not poll.deadline or self._timers.now() >= poll.deadline:
@@ -265,7 +269,7 @@ class FetchHandler:
         for poll in list(self._sessions.pop(session, {}).values()):
             self._reply_error(poll, Abandoned())
 
-    # Replies
+    # Replies to fetches
 
     def _reply_empty(self, poll: FetchInProgress) -> None:
         """Reply with an empty response at the reader's offset."""
@@ -298,7 +302,7 @@ def _matching_blocks(poll: FetchInProgress, chunk: Chunk) -> list[memoryview]:
 
 
 def read_error(error: BaseException, partition: Partition) -> BaseException:
-    """Return the client error for a failed read, with the log's current range."""
+    """Return the client error for a failed read; for a wrong offset it names the log's range."""
     log: Log = partition.log
     if partition.deleted:
         return UnknownTopic(TOPIC_DELETED.format(name=partition.name))
@@ -307,7 +311,7 @@ def read_error(error: BaseException, partition: Partition) -> BaseException:
     return reply.of_read(error)
 
 
-# Filtering by tag. The client makes the exact check.
+# Filtering by the hash of a tag that each record's flag has. The client compares the tags themselves.
 
 LENGTH_FLAG: Final = Struct(">I12xI")
 
@@ -365,7 +369,7 @@ def _is_valid_block(data: memoryview, start: int, end: int, offset: int, log_id:
 
 
 def _add_range(found: list[tuple[int, int]], start: int, end: int) -> None:
-    """Append [start, end), merged with the last part if they touch."""
+    """Append the range [start, end) to `found`, merged with the last one if they touch."""
     if found and found[-1][1] == start:
         start = found.pop()[0]
     found.append((start, end))

@@ -1,4 +1,4 @@
-"""Offsets and ordinals of records in a log, LOCATE, and retention with TRUNCATE."""
+"""LOCATE, the search for a record by offset, ordinal or time; retention and TRUNCATE."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ class RecordLocation(NamedTuple):
 
 
 def record_offset(log: Log, offset: int, records: int) -> int:
-    """Return the offset of the record that is `records` after the one at `offset`.
-
-    Both are in the same block.
+    """Return the offset of the record that is `records` after the one at `offset`, in one block.
 
     Reads the disk: call it in a worker. Raises what `Log.read` raises.
     """
@@ -58,10 +56,10 @@ def record_offset(log: Log, offset: int, records: int) -> int:
 
 
 def ordinal_of(log: Log, offset: int) -> int:
-    """Return the ordinal of the record at `offset`; at the end, and inside a filler, that of the next record.
+    """Return the ordinal of the record at `offset`.
 
-    ORDINAL_UNKNOWN in a damaged range, and where a stopped log cannot be read any more. May read the disk: call it in a
-    worker. Raises what `Log.read` raises.
+    At the end of the log, and inside a filler, that of the next record; ORDINAL_UNKNOWN in a damaged range, and where a
+    stopped log cannot be read any more. May read the disk: call it in a worker. Raises what `Log.read` raises.
     """
     if offset == log.end_offset:
         return log.end_ordinal
@@ -84,7 +82,11 @@ def ordinal_of(log: Log, offset: int) -> int:
 
 
 def find_location(log: Log, by: int, value: int) -> RecordLocation:
-    """Return what LOCATE asks for; a value outside the log gives its nearest end."""
+    """Return the record that LOCATE requests.
+
+    `by` is a BY_ constant, `value` an offset, an ordinal or a time (ms) accordingly; a value outside of the log gives
+    the nearest end of the log.
+    """
     if by == BY_EARLIEST:
         return RecordLocation(log.first_offset, log.first_ordinal)
     if by == BY_LATEST:
@@ -125,8 +127,8 @@ ROUND_SECONDS: Final = 60.0
 class Retention:
     """Periodic deletion of sealed segments by age and size, and TRUNCATE.
 
-    The last segment is sealed by its age too, so that it can be deleted. Each round also expires idle producers. One
-    partition is processed at a time, so that this work uses at most one worker.
+    The last segment is sealed when it is old, so that it can be deleted later. Each round also removes idle producer
+    ids. One partition is processed at a time, so that this work uses at most one worker.
     """
 
     def __init__(self, *, topics: Topics, timers: Timers, clock: Clock) -> None:
@@ -136,7 +138,7 @@ class Retention:
         self._stopped = False
 
     def add_partition(self, partition: Partition) -> None:
-        """Add a partition without a topic: only its idle producers are expired."""
+        """Include a partition without a topic, whose idle producer ids are to be removed."""
         self._extra_partitions.append(partition)
 
     def start(self) -> None:
@@ -144,7 +146,7 @@ class Retention:
         self._timers.after(ROUND_SECONDS, self._start_round, deferrable=True)
 
     def stop(self) -> None:
-        """Stop; the rest of the current round is left to the next start."""
+        """Stop. The current round skips the partitions that it has not processed yet."""
         self._stopped = True
         self._remaining.clear()
 
@@ -157,7 +159,7 @@ class Retention:
         self._timers.after(ROUND_SECONDS, self._start_round, deferrable=True)
 
     def _process_next(self) -> None:
-        """Process the next partition that has something to do."""
+        """Remove idle producer ids of the next partitions, up to one with retention; apply that."""
         while self._remaining:
             partition = self._remaining.popleft()
             if partition.deleted or partition.file_work_running:

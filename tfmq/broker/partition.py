@@ -67,7 +67,7 @@ class Partition:
         self.file_work_running = False
         self._queue: deque[PendingAppend] = deque()
         self._exclusive_source: SourceId | None = None
-        """The only source whose effects are appended now."""
+        """While it is set, only effects of this source are appended."""
         self._blocked: deque[PendingAppend] = deque()
         """Appends that wait until the exclusive use ends."""
         self._force, self._run, self._timers = force, run, timers
@@ -89,7 +89,7 @@ class Partition:
             return "stopped"
         return "damaged" if self.log.damage else "open"
 
-    # Writing
+    # The queue of appends
 
     def enqueue(self, work: PendingAppend) -> bool:
         """Queue an append for the next `write`. Return whether it is the first in the queue."""
@@ -117,10 +117,7 @@ class Partition:
         return bool(self._queue) and not self.file_work_running
 
     def write(self) -> None:
-        """Write everything queued, unless file work is in progress.
-
-        Its completion continues with the queue.
-        """
+        """Write everything queued, unless file work runs in a worker: its end calls this again."""
         while self._queue and not self.file_work_running:
             staged = self._stage_queued()
             if not staged.items:
@@ -135,9 +132,9 @@ class Partition:
             self._run(work, partial(self._file_work_done, staged))
 
     def _start_append(self, staged: StagedAppends) -> Callable[[], None] | None:
-        """Return what must run in a worker before the append.
+        """Return what must run in a worker before `staged` can be appended.
 
-        Return None if it was appended or rejected immediately.
+        Return None if `staged` was appended, or rejected, immediately.
         """
         try:
             work = self.log.before_append(staged.size_bytes)
@@ -223,7 +220,7 @@ class Partition:
             logger.info("%s-%d takes messages again", self.name, self.number)
         if self._full_disk.is_full and any(batches for _, batches in staged.items):
             self._full_disk.appended(staged.size_bytes)
-        self.wake_parked()  # readers of written records first: they have waited longest
+        self.wake_parked()  # fetches of written records before the producers: they have waited longer
         at = 0
         for work, batches in staged.items:
             count = len(batches) or 1
@@ -244,8 +241,8 @@ class Partition:
     def _take_followers(self, refused: PendingAppend) -> list[PendingAppend]:
         """Remove and return the queued appends that must be rejected with a rejected effect.
 
-        These are the later effects of the same source: the highest applied LSN counts, so none may be applied past a
-        missing one.
+        These are the later effects of the same source. All up to the highest applied position count as applied, so no
+        effect may be appended after a missing one.
         """
         if not refused.is_effect:
             return []
@@ -257,15 +254,16 @@ class Partition:
         self._blocked = deque(each for each in self._blocked if not _is_effect_of(each, source))
         return followers
 
-    # Fsync
+    # Fsyncs and their waiters
 
     def when_durable(self, offset: int, waiter: Waiter) -> None:
         """Call `waiter(None)` once the log is durable up to `offset`, or `waiter(error)`.
 
-        It is called immediately if that is so already.
+        It is called immediately if the log is durable so far already.
         """
         if self.log.waits_for_space and offset >= self.log.end_offset:
-            # The producer state includes records after the log's end, whose durability is not certain.
+            # Recovery found records that a full disk kept it from making durable. They are in the producer state, after
+            # the log's end, and may still be lost.
             waiter(Full("the end of the log waits for space to be made durable"))
             return
         if offset <= self.log.forced_offset:
@@ -326,7 +324,7 @@ class Partition:
     def set_options(self, options: LogOptions) -> None:
         """Replace the options of the log.
 
-        Its data that is not durable yet is flushed by the new options.
+        The new options also determine when data that was written before is fsynced.
         """
         self.log.set_options(options)
         self.append_bytes_max = min(self._append_bytes_max, options.segment_bytes // APPENDS_PER_SEGMENT)
@@ -336,14 +334,14 @@ class Partition:
     # Parked fetches and exclusive work
 
     def wake_parked(self) -> None:
-        """Retry everything that is parked on this partition."""
+        """Retry the fetches that are parked on this partition."""
         for look in list(self.parked.values()):
             look()
 
     def close_for_deletion(self, done: Callable[[], None]) -> None:
-        """Fail everything that waits, because the topic is deleted.
+        """Reject everything that waits, because the topic is deleted.
 
-        `done()` once no worker uses the log.
+        `done()` is called once no worker uses the log.
         """
         self.deleted = True
         self.end_exclusive()
@@ -400,14 +398,14 @@ class Partition:
                 each.rejected(StorageStopped(reason="it was resumed meanwhile", outcome=NOT_DONE))
 
     def _log_trouble(self, error: BaseException, size_bytes: int = 0) -> None:
-        """Puts a stop, a full disk or a want of descriptors into the server's log, once until it is over."""
+        """Log a stop, a full disk or a lack of file descriptors; once, until that state has ended."""
         files = reply.is_of_files(error)
         if self.log.stopped is None and (files or isinstance(error, DiskFull)):
             self._full_disk.refused(f"{self.name}-{self.number}", size_bytes, files=files)
         self.log_stop()
 
     def log_stop(self) -> None:
-        """Log a stop, once until it ends."""
+        """Log that the partition has stopped, and why; once for each stop."""
         reason = self.log.stopped
         if reason is not None and reason != self._logged_stop:
             self._logged_stop = reason
@@ -433,7 +431,7 @@ def _is_effect_of(work: PendingAppend, source: SourceId) -> bool:
 def _append_error(error: BaseException) -> TfmqError:
     """Return the client error of a failed append.
 
-    Its outcome is known only if the log rejected all of it.
+    The outcome is unknown if the log has stopped, because part of the append may be written.
     """
     known = reply.client_error(error)
     if isinstance(known, StorageStopped):
@@ -476,7 +474,7 @@ class EffectAppend:
         applied = partition.log.applied(self.source.kind, self.source.id)
         if applied is not None and place <= applied:
             if partition.log.stopped is not None:
-                # Nothing reads from a stopped log, and the effect may be lost: only a resume can tell.
+                # The effect was written, but may be lost with the stop. Only a resume finds out.
                 raise StorageStopped(reason=partition.log.stopped, outcome=UNKNOWN)
             self._done(AppendResult(self._key, partition.log.end_offset, ()), None)
             return None
@@ -500,18 +498,17 @@ class PendingAppend(Protocol):
 
     size_bytes: int
     alone: bool
-    """It must not share an append with others, even of the same source."""
+    """Whether it must not be combined with others into one append of the log, even of the same source."""
     is_effect: bool
-    """It is an effect of a transaction or a schedule. Its batches were validated when the producer sent them, their
-    bytes verified again when read back, and they do not change until the append is complete."""
+    """Whether it is an effect, for example of a transaction. The batches of an effect were checked when their producer
+    sent them, and are not checked again. Their bytes do not change until the append is complete."""
     source: Source
 
     def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
-        """Return what to append.
+        """Return the batches to append.
 
-        Return None if the request was answered without an append (a duplicate, a rejection).
-
-        Raises FlushStagedFirst if that depends on appends that are staged but not written.
+        Return None if the request needs no append and is answered: a duplicate, for example. Raises FlushStagedFirst if
+        the result depends on appends that are staged but not written, and any error with which to reject this append.
         """
         ...
 
@@ -540,7 +537,8 @@ class StagedAppends:
 
     An append names one source. So only appends of the same source are combined: plain produce requests, or effects of
     one transaction journal, whose highest LSN then stands for all of them. The log writes an append completely or not
-    at all, so that this LSN never covers a missing effect. `next_sequences` are by producer.
+    at all, so that this LSN never covers a missing effect. `next_sequences` has for each producer id the sequence after
+    its last staged batch.
     """
 
     def __init__(self) -> None:
@@ -548,7 +546,7 @@ class StagedAppends:
         self.size_bytes = 0
         self.next_sequences: dict[int, int] = {}
         self.tail = b""
-        """The last bytes, which the next batch follows directly."""
+        """The end of the last staged batch, which the next batch follows directly in the log."""
 
     def accepts(self, work: PendingAppend, size_bytes_max: int) -> bool:
         """Return whether `work` may be added: enough room, and the same source."""
@@ -582,5 +580,5 @@ class StagedAppends:
 
 
 def tail_of(batch: Batch) -> bytes:
-    """Return the end of a validated batch, as long as a header."""
+    """Return the last HEADER_SIZE bytes of a batch, as `Log.check` needs them for the next one."""
     return bytes(batch.data[-HEADER_SIZE:])

@@ -32,13 +32,13 @@ from tfmq.errors import Busy
 log = logging.getLogger("tfmq.broker")
 
 DELETED_PREFIX: Final = "deleted~"
-"""No topic name contains `~`."""
+"""First characters of the names of deleted topics' folders. No topic name contains `~`."""
 
 ARCHIVE_NAME: Final = "archive"
 RESERVED_NAMES: Final = frozenset({"meta", "transactions", "delay", ARCHIVE_NAME, "lock"})
 
 DESCRIPTORS_LEFT: Final = 8
-"""File descriptors that a new topic must leave: connections, and segment rolls of other logs, need them."""
+"""File descriptors that must be free after a topic was created: connections, and segment rolls, need them."""
 
 
 class OpenedPartition(NamedTuple):
@@ -71,12 +71,12 @@ class PartitionDirs:
         self._options, self._producers = options, producers
         self.new_partition = partition
         self.is_stopping = False
-        """No topic is created or grown any more, not even one that is in progress."""
+        """Whether the broker stops: no more partitions are created, and a creation in progress fails."""
 
     def path(self, name: str, number: int) -> str:
         return join(self._data, partition_folder(name, number))
 
-    # Create
+    # Create folders
 
     def create_missing(self, topic: TopicRow, made: list[str] | None = None) -> list[OpenedPartition]:
         """Create and open the partitions that the topic lacks.
@@ -116,7 +116,7 @@ class PartitionDirs:
                 each.close()
 
     def abandon(self, opened: list[OpenedPartition]) -> None:
-        """Close the logs of a topic that was not created."""
+        """Close the logs of partitions whose creation failed, without writing to them."""
         for each in opened:
             each.log.abandon("its topic could not be made")
 
@@ -128,7 +128,11 @@ class PartitionDirs:
                 self.create_archive(archive)
 
     def _open_own(self, topic: TopicRow, number: int, names: list[str]) -> OpenedPartition:
-        """Opens what is new, or was begun before: until it has its marks that has nothing but an empty file."""
+        """Create or open the log in the folder of a new partition, which has the files `names`.
+
+        An interrupted creation leaves at most an empty segment. Raises WrongLog if there are other files but no
+        checkpoint: they are not of this topic.
+        """
         path = self.path(topic.name, number)
         begun = all(
             parse_segment_name(name) is not None and not self._disk.size(join(path, name)) for name in names
@@ -166,7 +170,7 @@ class PartitionDirs:
                 self._disk.make_folder(folder)
                 self._disk.force_folder(parent)
 
-    # Open at startup
+    # Open partitions at startup
 
     def open_all(self, topic: TopicRow) -> Topic:
         """Open all partitions of a topic. A log that cannot be opened does not affect the others.
@@ -207,7 +211,7 @@ class PartitionDirs:
                 found.append(name)
         return found
 
-    # Delete
+    # Delete folders
 
     def delete_created(self, made: list[str]) -> None:
         """Delete folders that `create_missing` created; their logs are closed."""
@@ -250,8 +254,9 @@ class PartitionDirs:
 
 
 def log_recovery(opened: Log, *, damage: bool = True) -> None:
-    """Logs what recovery has found and done: an operator learns of damage before a reader does. Without `damage`
-    where that is mended before anything is served.
+    """Log what the recovery of a log found and did, so that an operator learns of damage early.
+
+    `damage` False leaves out damaged ranges: the caller repairs them and logs the repair.
     """
     found = opened.recovery
     for warning in found.warnings:

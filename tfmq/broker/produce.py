@@ -1,4 +1,4 @@
-"""Produce and succession requests, from the request to the reply.
+"""PRODUCE, and SUCCEED_PRODUCER, which closes a producer id: from the request to the reply.
 
 Appends are queued during a turn. `ProduceHandler.write` writes them at its end, one append per partition.
 """
@@ -27,7 +27,7 @@ _LENGTH_FLAG: Final = Struct(">I12xI")
 
 
 class ProduceAppend:
-    """Append of one PRODUCE."""
+    """The append of one PRODUCE, and its reply."""
 
     __slots__ = (
         "_body",
@@ -145,9 +145,9 @@ class ProduceAppend:
 
 
 class SuccessionAppend:
-    """Append that closes a producer id on a partition for good.
+    """The append that closes a producer id on a partition for good, and its reply.
 
-    Safe to repeat: it gets the first answer again.
+    A repeated request gets the reply of the first one.
     """
 
     alone = True
@@ -183,7 +183,7 @@ class SuccessionAppend:
 
 
 class ProduceHandler:
-    """Produce and succession commands, and the partitions to be written in this turn."""
+    """The commands PRODUCE and SUCCEED_PRODUCER, and the partitions to be written in this turn."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class ProduceHandler:
         self._message_bytes_max = message_bytes_max
         self._record_bytes_max = message_bytes_max + attribute_bytes_max + HEADER_SIZE
         self._partition = partition
-        self._lease, self._mark_ready = lease, mark_ready  # as IdAllocator.allocate, of one id
+        self._lease, self._mark_ready = lease, mark_ready  # `lease` is IdAllocator.allocate for one id
         self._due: list[Partition] = []
 
     def produce(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
@@ -289,7 +289,7 @@ class ProduceHandler:
 
 
 def reply_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -> None:
-    """Reply (successor, last sequence) once the closing block is durable."""
+    """Reply `closed`, a producer id's (successor, last sequence), once the log is durable."""
 
     def forced(error: BaseException | None) -> None:
         if error is not None:
@@ -301,5 +301,5 @@ def reply_closed(partition: Partition, closed: tuple[int, int], reply: Reply) ->
 
 
 def reached_durability(log: Log, end: int) -> int:
-    """Return the durability reached for an append that ends at `end`."""
+    """Return ACKS_SYNCED if the append that ends at `end` is durable, else ACKS_WRITTEN."""
     return ACKS_SYNCED if log.forced_offset >= end else ACKS_WRITTEN

@@ -1,4 +1,4 @@
-"""Producer state of a partition, for exactly-once appends."""
+"""What a partition remembers of its producers, to recognise duplicates and gaps."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ PRODUCERS_OVERSHOOT: Final = 2
 """Factor over the limit at which a new producer id evicts the longest idle one without waiting for `expire`."""
 
 LeaseTimeMs = Callable[[int], int | None]
-"""Returns the latest time (wall clock, ms) at which an id was leased; None if it never was."""
+"""Returns when an id was leased (wall clock, ms), as `CatalogState.lease_time_ms`; None if it never was."""
 
 
 class StoredBatch(NamedTuple):
@@ -54,9 +54,10 @@ class DuplicateBatch(NamedTuple):
 
 
 class ProducerEntry:
-    """One producer id in this partition.
+    """What is remembered of one producer id in a partition.
 
-    `next_sequence` is the expected one; `successor` is 0 while it is open.
+    `next_sequence` is expected next, `seen_ms` the time of the last append, `batches` are the most recent ones.
+    `successor` is the id that continues after a closed one; 0 while this id is open.
     """
 
     __slots__ = ("batches", "next_sequence", "seen_ms", "successor")
@@ -99,7 +100,7 @@ class ProducerState:
         known = (max(producer_id, stream.successor) for producer_id, stream in self._entries.items())
         return max(known, default=self.floor)
 
-    # Validate
+    # Checks of new batches
 
     def check(
         self, producer_id: int, sequence: int, records: int, *, gaps: bool, now_ms: int
@@ -125,7 +126,10 @@ class ProducerState:
         return _find_duplicate(stream, sequence, records)
 
     def require_known_new(self, producer_id: int, now_ms: int) -> None:
-        """Raise UnknownProducer for an id without state that may have been removed."""
+        """Raise UnknownProducer for an id without an entry, unless it certainly never had one.
+
+        The entry may have been removed if the id is not above the floor, or was leased too long ago.
+        """
         leased = self._leased_ms(producer_id)
         if producer_id <= self.floor or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
@@ -142,7 +146,7 @@ class ProducerState:
         stream = self._entries.get(producer_id)
         return stream.next_sequence - 1 if stream is not None else -1
 
-    # Record appends
+    # Changes by new appends
 
     def record_batch(self, producer_id: int, sequence: int, records: int, appended: Appended) -> None:
         """Record an appended batch."""
@@ -194,7 +198,7 @@ class ProducerState:
         stream.batches.append(answer)
         stream.next_sequence = answer.next_sequence
 
-    # journal.log.checkpoint.State
+    # The methods of journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
         """Replace the state by a snapshot; b"" is the empty state. Raises ValueError, NewerFormat."""
@@ -228,7 +232,10 @@ class ProducerState:
         return pack((SNAPSHOT_VERSION, self.floor, streams))
 
     def apply(self, block: Block) -> None:
-        """Apply one more block in order; called by recovery. Blocks of one append may share a batch."""
+        """Apply the next block of the log; called by recovery.
+
+        A batch may continue in the next block of the same append.
+        """
         found = []
         ordinal = block.control.first_ordinal
         if block.control.source_kind == SOURCE_PLAIN:
@@ -238,7 +245,10 @@ class ProducerState:
         self.apply_runs(block.control, found)
 
     def apply_runs(self, control: BlockTrailer, found: Iterable[tuple[int, ProducerRun]]) -> None:
-        """Apply a block's runs that producers sent, each with the ordinal of its first record."""
+        """Apply a block, given as its trailer and its runs: consecutive records of one producer.
+
+        `found` has each run with the ordinal of its first record.
+        """
         if control.source_kind == SOURCE_SUCCESSION:
             self.close(control.source_id, control.source_high, control.source_low - 1, control.append_time)
         elif control.source_kind == SOURCE_PLAIN:
@@ -251,9 +261,9 @@ class ProducerState:
         self._append_continues = control.more_follows
 
     def _apply_run(self, producer_id: int, run: StoredBatch) -> None:
-        """Add a run, merged with the previous one if both may be one batch.
+        """Add a run as a batch, or append it to the producer's last batch if both may be one batch.
 
-        They must be in the same append, without a gap in between.
+        For that they must be in the same append, without a gap in between.
         """
         stream = self._entries.get(producer_id)
         last = stream.batches[-1] if stream is not None and stream.batches else None

@@ -31,10 +31,11 @@ EndCallback = Callable[[], None]
 
 
 class ScheduleCommands:
-    """All schedules. The catalog stores the definitions, the partitions what was sent.
+    """The commands for schedules.
 
-    Every change is durable in the catalog before its reply. A schedule is bound to one partition of one incarnation
-    of its topic. If the topic is deleted and created again, the schedule is bound to the new incarnation from that
+    The catalog stores the schedules; which messages were sent is in the block trailers of their partitions. Every
+    change is durable in the catalog before its reply. A schedule is bound to one partition of one incarnation of its
+    topic. If the topic is deleted and created again, the schedule is bound to the new incarnation from that
     time on, in the catalog too, so that messages of the old one are never sent to the new one. Changes of one
     schedule are serialized.
     """
@@ -52,7 +53,7 @@ class ScheduleCommands:
         limits: Mapping[str, int],
         partitions_default: Callable[[str], int],
     ) -> None:
-        """`partitions_default(name)`: how many partitions a topic gets when it is created on first use."""
+        """`partitions_default(name)` returns how many partitions a topic created on first use gets."""
         self._catalog, self._topics, self._leases = catalog, topics, leases
         self._partitions_default = partitions_default
         self._clock, self._limits = clock, limits
@@ -60,7 +61,7 @@ class ScheduleCommands:
         self._running: dict[str, RunningSchedule] = {}
         self._changing: dict[str, deque[Callable[[], None]]] = {}
         self._adding: dict[str, int] = {}
-        """Sizes of the schedules that are being added."""
+        """Bytes of the schedules that are being added, by name."""
         self.scheduler = Scheduler(
             destination=destination, topics=topics, timers=timers, clock=clock, run=run, bind=self._bind
         )
@@ -99,7 +100,7 @@ class ScheduleCommands:
             "waiting": states.count(WAITING),
         }
 
-    # Adding
+    # ADD_SCHEDULE
 
     def add(self, request: AddSchedule, body: Body, reply: Reply) -> None:
         """Add a schedule. Raises BadRequest, MessageTooLarge."""
@@ -147,9 +148,9 @@ class ScheduleCommands:
         self._leases.allocate(1, leased)
 
     def _check_new_topic(self, row: ScheduleRow) -> None:
-        """Raises UnknownPartition if the topic does not exist and would be created without the wanted partition.
+        """Raise UnknownPartition if a topic created for the schedule would lack its partition.
 
-        After UnknownTopic a client creates the topic and adds the schedule again.
+        For a topic that does not exist, a client gets UnknownTopic, creates the topic, and adds the schedule again.
         """
         if self._topics.find(row.topic) is not None or row.partition_wanted is None:
             return
@@ -185,7 +186,7 @@ class ScheduleCommands:
                 "All schedules together would be larger than the broker's limit (limits.schedules_bytes)."
             )
 
-    # Queries
+    # LIST_SCHEDULES
 
     def list(self, request: ListSchedules, reply: Reply) -> None:
         """Reply with one page of schedules, by name."""
@@ -201,18 +202,18 @@ class ScheduleCommands:
         return run.description(firing.last_sent(run), firing.next_shown(run), firing.trouble(run))
 
     def _describe_fully(self, run: RunningSchedule) -> dict[str, Any]:
-        """Return a schedule with its content.
+        """Return a schedule with its payload and attribute.
 
         Only for a reply about one schedule: lists could become too large.
         """
         return self._describe(run) | run.content_fields()
 
-    # Changes
+    # PAUSE_SCHEDULE, RESUME_SCHEDULE, REMOVE_SCHEDULE, and the binding to a topic
 
     def pause(self, request: PauseSchedule, reply: Reply) -> None:
         """Pause a schedule.
 
-        The reply is sent when that is durable; no message is started afterwards.
+        The reply is sent when that is durable; no append is started after it.
         """
         self._serialize(request.name, reply, partial(self._pause, request.name, reply))
 
@@ -244,7 +245,7 @@ class ScheduleCommands:
     def _restart_with_new_id(self, run: RunningSchedule, now: int, reply: Reply, end: EndCallback) -> None:
         """Restart a schedule under another id, because the clock is before its last sent time.
 
-        The LSNs of one source only increase, so the old id could not send for the earlier times.
+        The positions of a source only increase, so nothing can be sent under the old id for times before the last one.
         """
         name = run.row.name
         finish = partial(self._reply_fields, reply, end, name)
@@ -271,7 +272,7 @@ class ScheduleCommands:
         self._leases.allocate(1, leased)
 
     def remove(self, request: RemoveSchedule, reply: Reply) -> None:
-        """Remove a schedule. Reply whether one with that id existed."""
+        """Remove the schedule of that name and id (0: any). Reply whether there was one."""
         self._serialize(request.name, reply, partial(self._remove, request, reply))
 
     def _remove(self, request: RemoveSchedule, reply: Reply, end: EndCallback) -> None:
@@ -328,7 +329,7 @@ class ScheduleCommands:
 
         self._change(run, bound, incarnation=topic.incarnation, partition=number, through_ms=now)
 
-    # Helpers
+    # Changes in the catalog, one after the other for each schedule
 
     def _find_run(self, name: str) -> RunningSchedule:
         """Return a running schedule. Raises UnknownSchedule."""
@@ -338,7 +339,7 @@ class ScheduleCommands:
         return run
 
     def _change(self, run: RunningSchedule, then: ErrorCallback, **changed: Any) -> None:
-        """Change the schedule's state in the catalog; nothing is sent until that is durable."""
+        """Change fields of the schedule in the catalog; nothing is sent until that is durable."""
         run.is_changing = True
 
         def forced(error: BaseException | None) -> None:
@@ -370,9 +371,9 @@ class ScheduleCommands:
         end()
 
     def _serialize(self, name: str, reply: Reply | None, change: Callable[[EndCallback], None]) -> None:
-        """Serialize changes of one name.
+        """Call `change(end)` when all earlier changes of the schedule `name` are complete.
 
-        `change(end)` calls `end` when it is complete, or raises immediately.
+        It calls `end` when it is complete, or raises immediately; `reply` then gets the error.
         """
         begin = partial(self._start_change, name, reply, change)
         waiting = self._changing.get(name)
@@ -400,9 +401,9 @@ class ScheduleCommands:
 
 
 def chosen_partition(run: RunningSchedule, topic: Topic) -> int:
-    """Return the target partition.
+    """Return the number of the partition to which the schedule sends.
 
-    It is the requested one, else chosen by the message key as producers do, else by the name.
+    It is the requested one, else chosen by the message key as producers do, else by the schedule's name.
 
     Raises UnknownPartition.
     """

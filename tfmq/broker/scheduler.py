@@ -31,7 +31,7 @@ from tfmq.message import Attribute, decode_attribute, encode_attribute
 logger = logging.getLogger("tfmq.broker")
 
 MESSAGES_AT_ONCE: Final = 100
-"""Messages of one schedule in one append, after a downtime. Creating them takes some ten milliseconds."""
+"""Maximum messages of one schedule in one append, after a downtime. Encoding them takes some ten milliseconds."""
 
 TOPIC_GONE: Final = (
     "There is no topic {topic}: create it (tfmq topic create {topic}), or remove the schedule."
@@ -78,13 +78,13 @@ class Scheduler:
         self._timer.stop()
 
     def add(self, run: RunningSchedule) -> None:
-        """Start a schedule."""
+        """Start to send the messages of a schedule."""
         self._timer.schedules[run.row.id] = run
         self._record_durable(run)
         self.plan(run)
 
     def remove(self, run: RunningSchedule) -> None:
-        """Stop a schedule; its append in progress is still written."""
+        """Stop sending the messages of a schedule; its append in progress is still written."""
         self._timer.remove(run)
 
     def plan(self, run: RunningSchedule) -> None:
@@ -101,16 +101,19 @@ class Scheduler:
                 self.plan(run)
         self._timer.retry_now(log_id)
 
-    # State
+    # What a schedule has sent, and why it does not send
 
     def next_unresolved(self, run: RunningSchedule) -> int | None:
-        """Return the first time that is not resolved yet, possibly in the past; None while paused."""
+        """Return the first time of the schedule for which nothing was sent or skipped yet.
+
+        It may be in the past. None while the schedule is paused.
+        """
         if run.row.paused or run.cron is None:
             return None
         return run.cron.next_after(self.resolved_until(run))
 
     def resolved_until(self, run: RunningSchedule) -> int:
-        """Return the time up to which nothing is sent any more.
+        """Return the time up to which messages were sent or skipped, and are not sent again.
 
         Messages in a stopped partition that are not known to be durable do not count: a resume may truncate them.
         """
@@ -120,7 +123,7 @@ class Scheduler:
         return max(run.row.through_ms, known, run.durable_ms, run.skipped_ms)
 
     def last_sent(self, run: RunningSchedule) -> int:
-        """Return the latest time in the partition's trailers, durable or not; 0 for none."""
+        """Return the latest time whose message is in the partition, durable or not; 0 for none."""
         applied = self._destination.last_applied(run.key, run.source)
         return 0 if applied is None else applied[0]
 
@@ -140,7 +143,7 @@ class Scheduler:
         return False
 
     def _record_durable(self, run: RunningSchedule) -> None:
-        """Record as durable what the partition contains, unless it is stopped or waits for space."""
+        """Record up to which time the schedule's messages are durable in its partition."""
         settled = self._destination.last_durable(run.key, run.source)
         if settled is not None:
             run.durable_ms = settled[0]
@@ -154,22 +157,22 @@ class Scheduler:
         return run.trouble or (CLOCK_BEHIND if self.is_clock_behind(run) else "")
 
     def is_clock_behind(self, run: RunningSchedule) -> bool:
-        """Return whether the clock is before the last sent time, as after setting it back."""
+        """Return whether the clock is before the last sent time by GRACE_MS: it was set back."""
         return self.resolved_until(run) - self._clock.wall_ms() >= GRACE_MS
 
     def _clock_set_back(self, now: int) -> None:
-        """Plan again the times that were skipped and that occur again."""
+        """Plan all schedules again from `now`: skipped times that are later occur once more."""
         for run in list(self._timer.schedules.values()):
             run.skipped_ms = min(run.skipped_ms, now)
             if not run.is_sending and not self._timer.is_parked(run):
                 self.plan(run)
 
     def _may_send(self, run: RunningSchedule) -> bool:
-        """Return whether the schedule runs. After a change or a resume, `plan` is called again."""
+        """Return whether the schedule may send now. When that changes, `plan` is called."""
         here = self._timer.schedules.get(run.row.id) is run
         return self._timer.is_started and here and not run.is_changing and not run.row.paused
 
-    # Due times
+    # Schedules that are due
 
     def _process(self, run: RunningSchedule) -> None:
         """Process a schedule that is due, or that was due and could not send."""
@@ -213,7 +216,7 @@ class Scheduler:
             self.skip_due(run)
 
     def skip_due(self, run: RunningSchedule, trouble: str = "") -> None:
-        """Skip what is due by now. `trouble` is the reason; "" if the misfire rule says so."""
+        """Skip all times up to now. `trouble` is the reason; "" if the misfire rule demands it."""
         if trouble:
             logger.warning("the schedule %s skips what is due: %s", run.row.name, trouble)
         run.trouble = trouble
@@ -229,7 +232,7 @@ class Scheduler:
         run.is_sending = False
         self._timer.retry_later(run)
 
-    # Appends
+    # Appends of messages
 
     def _send_if_allowed(self, run: RunningSchedule, moments: list[int]) -> None:
         """Send for these times, as far as they still count after a resume or a new binding."""
@@ -244,7 +247,7 @@ class Scheduler:
             self.plan(run)
 
     def _send(self, run: RunningSchedule, moments: list[int]) -> None:
-        """Append as many messages as fit one append; the rest follows when it is durable."""
+        """Append as many messages as fit one append. The others follow when these are durable."""
         try:
             append, count = self._make_append(run, moments)
         except Exception as error:
@@ -305,7 +308,7 @@ class Scheduler:
 
 NAME_PROPERTY: Final = "schedule"
 TIME_PROPERTY: Final = "scheduled_for"
-"""Properties of each message of a schedule: its schedule, and its scheduled time in the schedule's time zone."""
+"""Names of properties of each message: the schedule's name, and the scheduled time in the schedule's time zone."""
 
 
 class ScheduleState(StrEnum):
@@ -332,9 +335,9 @@ class RunningSchedule:
         self.next_ms: int | None = None
         """When the schedule is processed next, by the wall clock."""
         self.durable_ms = 0
-        """Messages for times up to here are durable in the partition it is bound to now."""
+        """Messages for times up to this one are durable in the partition to which the schedule sends."""
         self.skipped_ms = 0
-        """Times up to here were skipped; never in the future."""
+        """Times up to this one were skipped; it is never in the future."""
         self.trouble = ""
         """Why due messages are not sent, in one sentence."""
         self.is_sending = False
@@ -363,14 +366,14 @@ class RunningSchedule:
             )
 
     def replace_row(self, row: ScheduleRow) -> None:
-        """Replace the row."""
+        """Replace the row after a change. In another partition nothing is durable yet."""
         if (row.incarnation, row.partition) != (self.row.incarnation, self.row.partition):
             self.durable_ms = 0
         self.row = row
 
     @property
     def key(self) -> int:
-        """Return the id of the target log."""
+        """The id of the target partition's log."""
         return make_log_id(self.row.incarnation, self.row.partition)
 
     @property
@@ -405,7 +408,7 @@ class RunningSchedule:
         return (SCHEDULE, *self.row[:-1])
 
     def state_entry(self, **changed: Any) -> tuple[Any, ...]:
-        """Return the catalog entry that changes the schedule's state."""
+        """Return the catalog entry that changes these fields of the row."""
         row = self.row._replace(**changed)
         return SCHEDULE_STATE, row.id, row.incarnation, row.partition, row.through_ms, row.paused
 
@@ -446,10 +449,10 @@ PORTION_STEPS: Final = 100
 PORTION_SECONDS: Final = 0.005
 """Limits of the work in one turn: thousands of schedules may be due at 9 a.m. or after a downtime."""
 PAUSE_SECONDS: Final = 0.005
-"""Pause between such turns."""
+"""Pause between two portions of work, in which other requests are served."""
 
 OBSOLETE_ENTRIES_MAX: Final = 64
-"""Obsolete entries in the heap before it is rebuilt."""
+"""The heap is rebuilt when it has this many entries more than two per schedule: most are obsolete then."""
 
 Step = Callable[[], None]
 
@@ -501,7 +504,7 @@ class ScheduleTimer:
                 self._timers.cancel(timer)
 
     def remove(self, run: RunningSchedule) -> None:
-        """Remove a schedule."""
+        """Remove a schedule, so that it is not processed any more."""
         self.schedules.pop(run.row.id, None)
         self._parked.pop(run.row.id, None)
 
@@ -537,7 +540,7 @@ class ScheduleTimer:
             self._retry_at = self._timers.now()
             self._run_within(0.0)
 
-    # Portions
+    # Portions of work, and their timers
 
     def _set_timers(self) -> None:
         """Set the timers for the next due schedule and for the next round."""
@@ -551,7 +554,7 @@ class ScheduleTimer:
             self._round = self._timers.after(ROUND_SECONDS, self._run_round, deferrable=True)
 
     def _run_round(self) -> None:
-        """Check the clock, unless the other timer does so now anyway."""
+        """Run a portion, which checks the clock, unless the other timer is due now anyway."""
         alarm = self._alarm
         if alarm is not None and not _is_finished(alarm) and alarm.due <= self._timers.now() + PAUSE_SECONDS:
             self._set_timers()
@@ -579,7 +582,7 @@ class ScheduleTimer:
             self._set_timers()
 
     def _do_portion(self, now: int) -> bool:
-        """Do one portion of the work that is due. Return whether there is more."""
+        """Do one portion of the work due at `now` (wall clock, ms). Return whether there is more."""
         if now < self._last_wall_ms:
             self._set_back(now)
         self._last_wall_ms = now

@@ -44,7 +44,7 @@ ErrorCallback = Callable[[BaseException | None], None]
 class TopicAdmin:
     """Topic commands.
 
-    Changes of one name are serialized; a waiting change checks its preconditions again.
+    Changes of one topic name are made one after the other; each checks its preconditions when its turn comes.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class TopicAdmin:
     ) -> None:
         """Callbacks for changes of topics.
 
-        `deleted(incarnation)` is called when a deletion is decided, `resumed(log id)` when a partition accepts writes
-        again, `created(topic)` when a topic was created or has grown, `apply(topic)` when its settings may differ
-        from those of its logs. `configured(name)` returns the settings that the configuration fixes for the topic,
-        with their origins.
+        `deleted(incarnation)` is called when a deletion is in the catalog, `resumed(log id)` when a partition accepts
+        writes again, `created(topic)` when a topic was created or has grown, `apply(topic)` when its settings may
+        differ from those of its logs. `configured(name)` returns the settings that the configuration fixes for the
+        topic, with their origins.
         """
         self._topics = topics
         self._deleted, self._resumed, self._created = deleted, resumed, created
@@ -203,9 +203,9 @@ class TopicAdmin:
         return None
 
     def _create_partitions(self, incarnation: int, undo: tuple[Any, ...], end: ErrorCallback) -> None:
-        """Create the missing partitions and enter that in the catalog.
+        """Create the missing partitions, then append the entry `ready` to the catalog.
 
-        On failure revert with the entry `undo`.
+        If they cannot be created, revert the change with the entry `undo`.
         """
         topic = self._catalog.state.topics[incarnation]
         new: list[str] = []
@@ -219,7 +219,7 @@ class TopicAdmin:
                 if error is None:
                     self._partitions_created(incarnation, opened, end)
                     return
-                # The entry before demands the partitions: the next start finishes the change.
+                # The entry `create` or `grow` is durable: the next start finishes the change.
                 self._folders.abandon(opened)
                 end(client_error(error, UNKNOWN))
 
@@ -241,9 +241,9 @@ class TopicAdmin:
     def _undo(
         self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: ErrorCallback
     ) -> None:
-        """Delete the folders that were created, then append `undo`.
+        """Delete the folders `new`, append the entry `undo` to the catalog, then call `end(error)`.
 
-        If that fails, the error's outcome is "unknown".
+        The outcome of the error is "unknown" if that fails.
         """
 
         def removed(result: Any, failure: BaseException | None) -> None:
@@ -266,9 +266,9 @@ class TopicAdmin:
     # GROW_TOPIC
 
     def grow(self, request: GrowTopic, reply: Reply) -> None:
-        """Add partitions.
+        """Add partitions, up to the requested number.
 
-        Fewer than now are rejected; the current number is accepted without a change.
+        A number below the current one is rejected; the current one changes nothing.
         """
 
         def grown(error: BaseException | None) -> None:
@@ -399,7 +399,7 @@ class TopicAdmin:
         )
 
     def _finish_deletion(self, topic: Topic, end: ErrorCallback) -> None:
-        """Finish a decided deletion.
+        """Finish a deletion whose entry `delete` is durable.
 
         Removes the topic from the table, fails its parked fetches, deletes its folders.
         """
@@ -417,7 +417,7 @@ class TopicAdmin:
 
         def aside(paths: list[str] | None, error: BaseException | None) -> None:
             if error is not None or paths is None:
-                # The deletion is decided: the next start renames the folders. Until then the name stays in use.
+                # The entry `delete` is durable: the next start renames the folders. Until then the name stays in use.
                 then_unknown = client_error(error or RuntimeError("no result"), UNKNOWN)
                 end(then_unknown)
                 return
@@ -479,12 +479,12 @@ class TopicAdmin:
 
 
 def _then(end: ErrorCallback, go_on: Callable[[], None]) -> ErrorCallback:
-    """Return a callback that continues with `go_on`, or ends with the error."""
+    """Return a callback that calls `go_on()`, or `end(error)` if it gets an error."""
     return lambda error: end(error) if error is not None else go_on()
 
 
 def _with_unknown_outcome(end: ErrorCallback) -> ErrorCallback:
-    """Return an `end` that sets the outcome "unknown", because the change is decided."""
+    """Return `end` with the outcome "unknown" for errors: the next start completes the change."""
     return lambda error: end(None if error is None else client_error(error, UNKNOWN))
 
 

@@ -8,7 +8,7 @@ from tfmq.broker.partition import Partition
 from tfmq.errors import NOT_DONE, StorageStopped, UnknownPartition, UnknownTopic
 
 OpenError = str
-"""Why a partition's log could not be opened. The partition is listed as stopped and rejects everything."""
+"""Takes the place of a `Partition` whose log could not be opened: the reason. It is listed as stopped."""
 
 
 class Topic:
@@ -20,7 +20,7 @@ class Topic:
 
 
 class Topics:
-    """The existing topics. Only `topic_admin` adds and removes them."""
+    """The existing topics. Only a start and `TopicAdmin` add and remove topics."""
 
     def __init__(self, register: CatalogState) -> None:
         self._register = register
@@ -30,7 +30,7 @@ class Topics:
         return len(self._topics)
 
     def topic(self, name: str) -> Topic:
-        """Return a topic. Raises UnknownTopic."""
+        """Return the topic `name`. Raises UnknownTopic."""
         topic = self._topics.get(name)
         if topic is None:
             raise UnknownTopic(f"There is no topic {name}. Look at tfmq topic list, or create it.")
@@ -67,12 +67,12 @@ class Topics:
                     yield partition
 
     def by_incarnation(self, incarnation: int) -> str | None:
-        """Return the name of an existing topic."""
+        """Return the name of the existing topic with that incarnation, or None."""
         row = self._register.topics.get(incarnation)
         return row.name if row is not None and row.name in self._topics else None
 
     def find_partition(self, incarnation: int, number: int) -> Partition | None:
-        """Return the open partition of that incarnation, if it exists."""
+        """Return the partition of the topic with that incarnation; None if it is not open."""
         row = self._register.topics.get(incarnation)
         topic = None if row is None else self._topics.get(row.name)
         found = topic.partitions[number] if topic is not None and number < len(topic.partitions) else None
@@ -102,7 +102,7 @@ class Topics:
 
 
 def no_partition(topic: Topic, number: int) -> UnknownPartition:
-    """The error for a partition that the topic does not have, with those that it has."""
+    """Return the error for a partition that the topic does not have. It names those that exist."""
     count = len(topic.partitions)
     numbers = "1 partition" if count == 1 else f"{count} partitions"
     there = "its number is 0" if count == 1 else f"their numbers are 0 to {count - 1}"
@@ -131,7 +131,7 @@ def metadata_row(topic: Topic) -> tuple[str, int, list[tuple[int, str]], dict[st
 
 
 def partition_state(partition: Partition | OpenError) -> str:
-    """Return the partition's state; "stopped" if it could not be opened."""
+    """Return "open", "damaged" or "stopped"; the last also if the log could not be opened."""
     return "stopped" if isinstance(partition, str) else partition.state
 
 
@@ -144,7 +144,7 @@ def stop_reason(partition: Partition | OpenError) -> str:
 
 
 def describe_partition(number: int, partition: Partition | OpenError) -> dict[str, Any]:
-    """Return one partition for DESCRIBE_TOPIC."""
+    """Return one partition's row in the reply of DESCRIBE_TOPIC."""
     if isinstance(partition, str):
         return {"partition": number, "state": "stopped", "reason": partition}
     log = partition.log

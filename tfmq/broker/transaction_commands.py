@@ -54,13 +54,13 @@ ReplyFields = Callable[[Any], tuple[Any, ...]]
 
 
 class TransactionCommands:
-    """Transactions.
+    """The commands for transactions.
 
     One method per command, called by the request handler; each replies once, or raises.
 
     A request counts against the session's limit until its reply. A batch is checked when it is sent as if it were
-    appended to its partition immediately, because it must not be rejected after the decision. The coordinator checks
-    its sequence.
+    appended to its partition immediately, because it must not be rejected after the commit. The coordinator checks its
+    producer sequence.
     """
 
     def __init__(
@@ -81,16 +81,14 @@ class TransactionCommands:
         self._watched: set[Session] = set()
         self._parked_waits: dict[Session, dict[int, Callable[[], None]]] = {}
         self.stopped = False
-        """No operation is in progress any more."""
+        """Whether `stop` was called and no operation is in progress any more."""
 
     def _reply_when_done(
         self, reply: Reply, session: Session, fields: ReplyFields, size_bytes: int = 0
     ) -> DoneCallback:
         """Return a callback that replies with `fields(result)`.
 
-        Until then the request counts as pending.
-
-        Raises Busy.
+        The request counts as pending until then. Raises Busy if too much is pending.
         """
         size = size_bytes + REQUEST_BYTES
         self._quotas.acquire(session, size)
@@ -237,7 +235,7 @@ class TransactionCommands:
             self.store.producer_states.find_request(request.producer_id, request.number, now_ms) is not None
         )
 
-    # Queries
+    # Lists, and waits for check-backs
 
     def list_transactions(self, request: ListTransactions, reply: Reply) -> None:
         reply.ok(*self.coordinator.list(request.states, request.after, request.limit, request.group))
@@ -246,7 +244,10 @@ class TransactionCommands:
         reply.ok(self.coordinator.describe(request.xid, request.epoch))
 
     def await_checks(self, request: AwaitChecks, reply: Reply, session: Session) -> None:
-        """Park the request until a check is due, the time is over, the session closes, or CANCEL."""
+        """Park the request until a prepared transaction of the group needs a check-back.
+
+        The wait also ends after `wait_ms`, by CANCEL, and when the session closes.
+        """
         number = reply.correlation
         over = False
 
