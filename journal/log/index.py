@@ -87,6 +87,8 @@ class SegmentIndex:
         self._times = array("Q")
         self._epochs = array("I")
         self._written = 0
+        self.is_due = False
+        """Whether the file lacks WRITE_COUNT entries or more: they should be written."""
         self._file: File | None = None
         self._open_run = IndexPosition(0, None)
         self.end = 0
@@ -146,13 +148,14 @@ class SegmentIndex:
 
     def add(self, control: BlockTrailer) -> None:
         """Add the next block. Its run also covers damage between it and the previous block."""
-        if self._open_run.ordinal is None:
-            self._open_run = IndexPosition(self._open_run.position, control.first_ordinal)
-        self.end = control.next - self._base
-        self.end_ordinal = control.next_ordinal
+        position, ordinal = self._open_run
+        if ordinal is None:
+            self._open_run = IndexPosition(position, control.first_ordinal)
+        self.end = control.offset + control.size + TRAILER_SIZE - self._base
+        self.end_ordinal = control.first_ordinal + control.records
         self._time = max(self._time, control.append_time)
         self._epoch = control.epoch
-        if self.end - self._open_run.position >= RUN_SIZE_MIN:
+        if self.end - position >= RUN_SIZE_MIN:
             self.close_run()
 
     def close_run(self) -> None:
@@ -167,6 +170,7 @@ class SegmentIndex:
         self._positions.append(position)
         self._ordinals.append(ordinal)
         self._open_run = IndexPosition(self.end, self.end_ordinal)
+        self.is_due = len(self._ordinals) - self._written >= WRITE_COUNT
 
     def truncate(self, position: int) -> None:
         """Remove every run that ends after `position`; the caller adds the remaining blocks again."""
@@ -180,6 +184,7 @@ class SegmentIndex:
         self._time = self._times[-1] if len(self) else 0
         self._epoch = self._epochs[-1] if len(self) else 0
         self._written = min(self._written, len(self))
+        self.is_due = False
 
     def by_position(self, position: int) -> IndexPosition:
         """Last known block start at or before `position`."""
@@ -204,15 +209,12 @@ class SegmentIndex:
         number = bisect_left(self._times, time_ms, 0, count)
         return self._position_of(number) if number < count else self._open_run
 
-    def write(self, disk: Disk, *, all: bool = True) -> None:
-        """Append the entries that the file lacks.
+    def write(self, disk: Disk) -> None:
+        """Append the entries that the file lacks. Not fsynced.
 
-        If not `all`, only when there are at least WRITE_COUNT.
-
-        Not fsynced. Raises Full or OSError; the entries remain to be written.
+        Raises Full or OSError; the entries remain to be written.
         """
-        due = len(self) - self._written
-        if due < (1 if all else WRITE_COUNT) and not (all and self.fault):
+        if len(self) == self._written and not self.fault:
             return
         if self._file is None:
             self._file = disk.open_write(self.path) if disk.exists(self.path) else disk.create(self.path)
@@ -223,6 +225,7 @@ class SegmentIndex:
         if data:
             write_all(self._file, [data], position)
         self._written = len(self)
+        self.is_due = False
         self.fault = None
 
     def close(self) -> None:

@@ -300,8 +300,9 @@ class Log(LogStatus):
         verify_batch(data, *batch[1:], verify=self.options.verify)
         # After a torn write, recovery could not tell a block trailer of this log inside of a payload from a
         # real one. The trailer's header may also begin in the preceding bytes.
-        seam = before + data[:HEADER_SIZE] if before else b""
-        if contains_trailer_header(data, self.log_id) or contains_trailer_header(seam, self.log_id):
+        if contains_trailer_header(data, self.log_id) or (
+            before and contains_trailer_header(before + data[:HEADER_SIZE], self.log_id)
+        ):
             raise BadBatch("it contains a block trailer of its own partition")
 
     def append(
@@ -313,7 +314,8 @@ class Log(LogStatus):
         already called `check`. Raises BadBatch, Full (nothing was appended; continue when there is space),
         Stopped, Closed.
         """
-        self._writable()
+        if self.closed or self._segment_set.stopped is not None:
+            self._writable()
         if not batches:
             raise BadBatch("an empty append")
         if not checked:
@@ -443,13 +445,14 @@ class Log(LogStatus):
 
         None: nothing is due.
         """
-        dirty = self.dirty
-        if dirty is None or self._segment_set.stopped is not None:
+        segment_set, since = self._segment_set, self._writer.dirty_since
+        if segment_set.durable >= segment_set.end or segment_set.stopped is not None:
             return None
         messages, seconds = self.options.flush_messages, self.options.flush_seconds
-        if not messages or not seconds or dirty.records >= messages:
-            return min(now, dirty.since)
-        return dirty.since + seconds
+        records = segment_set.end_ordinal - segment_set.durable_ordinal
+        if not messages or not seconds or records >= messages:
+            return min(now, since)
+        return since + seconds
 
     def force(self) -> None:
         """Fsync everything written so far, in this thread. Raises Stopped, Closed."""

@@ -135,7 +135,7 @@ class ReadOnlySegment(Segment):
     def has_index(self) -> bool:
         return True
 
-    def write_index(self, *, all: bool = True) -> None:
+    def write_index(self) -> None:
         """Do nothing: the owner of the log writes the index."""
 
     def close(self) -> None:

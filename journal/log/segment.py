@@ -137,16 +137,17 @@ class Segment:
         """
         if self.sealed:
             raise Closed(self.path)
-        index = self.index
+        index = self.index if self._index is None else self._index
         try:
-            written = write_all(self.file, buffers, self.size)
+            written = write_all(self.file if self._file is None else self._file, buffers, self.size)
         except Full:
             self._undo_write(buffers)
             raise
         for trailer in controls:
             index.add(trailer)
         self.size += written
-        self.write_index(all=False)
+        if index.is_due:
+            self.write_index()
 
     def _undo_write(self, buffers: Sequence[Bytes]) -> None:
         """Truncate the bytes of a failed write."""
@@ -162,13 +163,13 @@ class Segment:
         if written and not any(b"".join(buffers)[written:]):
             self.file.force()
 
-    def write_index(self, *, all: bool = True) -> None:
+    def write_index(self) -> None:
         """Update the index file. An error is stored in `index_error` and ends all updates."""
         # The index is derived: the next `open` completes the file.
         if self.index_error is not None or self._index is None:
             return
         try:
-            self._index.write(self.disk, all=all)
+            self._index.write(self.disk)
         except (Full, OSError) as error:
             self.index_error = error
 

@@ -53,7 +53,7 @@ class LogWriter:
 
         An append that is larger than a segment gets one of its own.
         """
-        segment_set, active = self._segment_set, self._segment_set.active
+        segment_set, active = self._segment_set, self._segment_set.segments[-1]
         if segment_set.pending_recovery is not None:
             return lambda: self._complete_recovery(size)
         full = active.sealed or (active.size > 0 and active.size + size > self.options.segment_bytes)
@@ -81,9 +81,9 @@ class LogWriter:
         """Append checked batches atomically. Raises BadBatch, Full, Stopped."""
         if self._segment_set.pending_recovery is not None:
             self._durability.complete_recovery()
-        position = self._append_position(self._append_time())
+        position = self._append_position()
         append = build_append(batches, source, position)
-        work = self.prepare(append.end - self._segment_set.end)
+        work = self.prepare(append.end - position.offset)
         if work is not None:
             work()
             if self._segment_set.epoch != position.epoch:
@@ -92,7 +92,8 @@ class LogWriter:
                 append = build_append(batches, source, position)
         self._write(append)
         self._advance(append)
-        self._record_source(source)
+        if source.kind != SOURCE_PLAIN:
+            self._record_source(source)
         return append
 
     def roll_by_age(self, now_ms: int) -> None:
@@ -117,8 +118,7 @@ class LogWriter:
         work = self.prepare(size_bound)
         if work is not None:
             work()
-        segment, time = self._segment_set.active, self._append_time()
-        size, position = segment.size, self._append_position(time)
+        size, position = self._segment_set.active.size, self._append_position()
         first, runs, index = position.ordinal, [], 0
         append = None
         try:
@@ -134,7 +134,7 @@ class LogWriter:
         if append is None:
             raise ValueError("an empty append")
         self._advance(append)
-        return Appended(runs, first, append.end, time)
+        return Appended(runs, first, append.end, position.append_time)
 
     def snapshot(self) -> Snapshot:
         """Snapshot of all records so far; it must not be written before they are durable."""
@@ -154,23 +154,21 @@ class LogWriter:
         self._snapshot_due = self._segment_set.end + self.options.state_bytes
         return self.snapshot()
 
-    def _append_time(self) -> int:
-        return max(self._segment_set.append_time, self._clock.wall_ms())
-
-    def _append_position(self, time: int) -> AppendPosition:
+    def _append_position(self) -> AppendPosition:
         segment_set = self._segment_set
-        return AppendPosition(
+        fields = (
             segment_set.log_id,
             segment_set.end,
             segment_set.end_ordinal,
-            time,
+            max(segment_set.append_time, self._clock.wall_ms()),
             segment_set.epoch,
             segment_set.durable,
         )
+        return _new(AppendPosition, fields)
 
     def _write(self, append: PreparedAppend) -> None:
         try:
-            self._segment_set.active.append(append.buffers, append.trailers)
+            self._segment_set.segments[-1].append(append.buffers, append.trailers)
         except OSError as error:
             raise self._durability.stop(f"a write failed: {error}") from error
 
@@ -211,6 +209,8 @@ def _with_last(batches: Iterable[Batch]) -> Iterable[tuple[Batch, bool]]:
 
 
 _NO_CRC: Final = -1
+_new: Final = tuple.__new__
+"""Makes a NamedTuple of a tuple with all its fields, without the call of its generated `__new__`."""
 
 
 class AppendPosition(NamedTuple):
@@ -321,11 +321,11 @@ def _build_single_block(
         position.ordinal,
         position.offset,
     )
-    trailer = BlockTrailer(count, size, crc, *numbers, more_follows, *source)
+    trailer = _new(BlockTrailer, (count, size, crc, *numbers, more_follows, *source))
     end = position.offset + size + TRAILER_SIZE
-    answer = Appended([(0, position.offset)], position.ordinal, end, position.append_time)
+    answer = _new(Appended, ([(0, position.offset)], position.ordinal, end, position.append_time))
     buffers: list[Bytes] = [memoryview(batch.data)[:size], encode_trailer(position.log_id, trailer)]
-    return PreparedAppend(buffers, [trailer], [answer], end, position.ordinal + count)
+    return _new(PreparedAppend, (buffers, [trailer], [answer], end, position.ordinal + count))
 
 
 def _join_blocks(

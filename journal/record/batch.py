@@ -60,7 +60,15 @@ def verify_batch(
     also checks each record's own checksum and the bounds of its attribute. Raises BadBatch.
     """
     size = len(data)
-    _check_numbers(size, producer_id, sequence, count)
+    if not 1 <= producer_id <= PRODUCER_ID_MAX:
+        raise BadBatch(f"producer id {producer_id} is not in 1..{PRODUCER_ID_MAX}")
+    if count < 1:
+        raise BadBatch(f"a batch of {count} records")
+    if not 0 <= sequence <= SEQUENCE_COUNT - count:
+        last = sequence + count - 1
+        raise BadBatch(f"sequences {sequence}..{last} pass the limit of {SEQUENCE_COUNT} of one id")
+    if count * HEADER_SIZE > size:
+        raise BadBatch(f"{count} records cannot be in {size} bytes")
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     if blocks:
         _check_blocks(data, blocks, count, record_size_max)
@@ -100,22 +108,10 @@ def split_blocks(data: Buffer, size_max: int = BLOCK_SIZE_MAX) -> list[BatchBloc
     return blocks
 
 
-def _check_numbers(size: int, producer_id: int, sequence: int, count: int) -> None:
-    if not 1 <= producer_id <= PRODUCER_ID_MAX:
-        raise BadBatch(f"producer id {producer_id} is not in 1..{PRODUCER_ID_MAX}")
-    if count < 1:
-        raise BadBatch(f"a batch of {count} records")
-    if not 0 <= sequence <= SEQUENCE_COUNT - count:
-        last = sequence + count - 1
-        raise BadBatch(f"sequences {sequence}..{last} pass the limit of {SEQUENCE_COUNT} of one id")
-    if count * HEADER_SIZE > size:
-        raise BadBatch(f"{count} records cannot be in {size} bytes")
-
-
 def _check_blocks(data: Buffer, blocks: Sequence[BatchBlock], count: int, record_size_max: int) -> None:
     """Check that sizes and counts match, that no block is too large, and every CRC."""
     view = memoryview(data)
-    position = 0
+    position = found = 0
     for number, (block_size, block_count, crc) in enumerate(blocks):
         if block_count < 1 or block_size < block_count * HEADER_SIZE:
             raise BadBatch(f"block {number}: {block_count} records cannot be in {block_size} bytes")
@@ -124,9 +120,9 @@ def _check_blocks(data: Buffer, blocks: Sequence[BatchBlock], count: int, record
         if crc32(view[position : position + block_size]) != crc:
             raise BadBatch(f"block {number}, bytes {position}..{position + block_size}, fails its checksum")
         position += block_size
+        found += block_count
     if position != len(data):
         raise BadBatch(f"the blocks cover {position} bytes of {len(data)}")
-    found = sum(block[1] for block in blocks)
     if found != count:
         raise BadBatch(f"the blocks have {found} records, the batch {count}")
 

@@ -102,7 +102,7 @@ def contains_trailer_header(data: bytes | bytearray, log_id: int) -> bool:
     """True if a block trailer of this log may start anywhere in `data`: its header is there."""
     # The header bytes are mostly zeros, for which the search is slow. Its last byte is searched instead as
     # long as that byte is rare, as it is in zeros and in text.
-    mark = trailer_key(log_id)
+    mark = TRAILER_KEY.pack(log_id, FLAG_TRAILER)
     start, patience = TRAILER_KEY_POSITION, len(data) >> _RARE_SHIFT
     while True:
         if patience >= 0:
