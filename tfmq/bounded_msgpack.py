@@ -23,6 +23,7 @@ Buffer = bytes | bytearray | memoryview
 UNCHECKED_BYTES_MAX = 256
 
 _unpackb = msgpack.unpackb
+_Packer = msgpack.Packer
 
 
 class Malformed(ValueError):
@@ -34,7 +35,7 @@ def pack(value: Any) -> bytes:
 
     Raises `ValueError`, `TypeError` or `OverflowError` for unsupported values.
     """
-    packed: bytes = msgpack.packb(value)
+    packed: bytes = _Packer().pack(value)
     return packed
 
 

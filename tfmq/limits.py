@@ -378,12 +378,15 @@ def is_valid_name(name: object) -> bool:
 
     Valid are `[A-Za-z0-9._-]{1,249}`, but not `.` or `..`.
     """
-    return isinstance(name, str) and len(name) <= NAME_LENGTH and _is_valid_name(name)
+    return isinstance(name, str) and len(name) <= NAME_LENGTH and is_valid_short_name(name)
 
 
 @lru_cache(1024)
-def _is_valid_name(name: str) -> bool:
-    """Check a name. Cached, because the same few names are in most requests."""
+def is_valid_short_name(name: str) -> bool:
+    """As `is_valid_name`, for strings of at most NAME_LENGTH characters.
+
+    Cached, because the same few names are in most requests.
+    """
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 

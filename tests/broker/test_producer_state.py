@@ -60,7 +60,7 @@ class Store:
 def check(
     producers: ProducerState, producer: int, sequence: int, records: int = 1, gaps: bool = False
 ) -> Any:
-    return producers.check(producer, sequence, records, gaps=gaps, now_ms=DAY_MS)
+    return producers.check(producer, sequence, records, gaps=gaps, now_ms=lambda: DAY_MS)
 
 
 def test_the_next_batch_of_a_stream_is_new() -> None:

@@ -19,7 +19,6 @@ from tfmq.server.session import (
     Reply,
     Session,
     SessionContext,
-    allow_all,
     allow_none,
     unknown_command,
 )
@@ -66,7 +65,7 @@ class Client:
                 turn_wanted=self.net.turn.request_end,
                 status=lambda: {"connections": 1},
                 **{
-                    "allow": allow_all,
+                    "allow": None,
                     "opened": self.sessions.add,
                     "closed": self.sessions.discard,
                     "header_bounds": commands.header_bounds(),

@@ -75,16 +75,6 @@ RESUME_FRACTION = 2
 """A paused session is resumed when half of its limit is free again, to avoid rapid toggling at the limit."""
 
 
-class SessionUsage:
-    """Pending bytes of one session, and whether the session is paused."""
-
-    __slots__ = ("bytes", "paused")
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.paused = False
-
-
 class Backpressure:
     """Limits on pending bytes and requests, per session and for the whole broker.
 
@@ -97,7 +87,9 @@ class Backpressure:
         self.set_limits(limits)
         self.pending_bytes = 0
         self.pending_requests = 0
-        self._usage: dict[Session, SessionUsage] = {}
+        self._usage: dict[Session, int] = {}
+        """Pending bytes of each session that has any."""
+        self._paused: set[Session] = set()
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
         """Replace the limits. Requests that are already pending may exceed them."""
@@ -116,24 +108,20 @@ class Backpressure:
             raise Busy(
                 "The broker waits for its disk and accepts no more requests for now. Wait a little and try again."
             )
-        share = self._usage.get(session)
-        if share is None:
-            share = self._usage[session] = SessionUsage()
         self.pending_bytes += size_bytes
         self.pending_requests += 1
-        share.bytes += size_bytes
-        if share.bytes >= self.session_bytes_max and not share.paused:
-            share.paused = True
+        used = self._usage[session] = self._usage.get(session, 0) + size_bytes
+        if used >= self.session_bytes_max and session not in self._paused:
+            self._paused.add(session)
             session.pause()
 
     def release(self, session: Session, size_bytes: int) -> None:
         """Subtract a request of `size_bytes` that has its reply. Resume its session if possible."""
         self.pending_bytes -= size_bytes
         self.pending_requests -= 1
-        share = self._usage[session]
-        share.bytes -= size_bytes
-        if share.paused and share.bytes * RESUME_FRACTION <= self.session_bytes_max:
-            share.paused = False
+        used = self._usage[session] = self._usage[session] - size_bytes
+        if session in self._paused and used * RESUME_FRACTION <= self.session_bytes_max:
+            self._paused.discard(session)
             session.resume()
-        if not share.bytes:
+        if not used:
             del self._usage[session]

@@ -34,7 +34,7 @@ from tfmq.broker.partition import Partition
 from tfmq.broker.partition_dirs import OpenedPartition, PartitionDirs
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.producer_state import ProducerState
-from tfmq.broker.reply import STOPPING, Randomness, Reply, Run, Session, not_done_error
+from tfmq.broker.reply import Randomness, Reply, Run, Session, not_done_error
 from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.schedule_commands import ScheduleCommands
 from tfmq.broker.timers import Timers
@@ -42,7 +42,6 @@ from tfmq.broker.topic_admin import CREATION_ONLY_KEY, TopicAdmin
 from tfmq.broker.topics import Topic, Topics, describe_topic, partition_state, stop_reason
 from tfmq.broker.transaction_commands import TransactionCommands
 from tfmq.config import DEFAULT, Config
-from tfmq.errors import Busy
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds, Locate
 from tfmq.settings import TOPIC_KEYS
 from tfmq.transaction.coordinator import TransactionCoordinator
@@ -410,10 +409,6 @@ class Broker:
                 ready.add("delay")
         if self._stopped is not None:
             self._stop_if_idle()
-
-    def require_open(self) -> None:
-        if not self.is_open:
-            raise Busy(STOPPING)
 
     # Commands that involve several components
 

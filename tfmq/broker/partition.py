@@ -158,7 +158,7 @@ class Partition:
         staged = StagedAppends()
         while self._queue:
             work = self._queue[0]
-            if not staged.accepts(work, self.append_bytes_max):
+            if staged.items and not staged.accepts(work, self.append_bytes_max):
                 break
             try:
                 batches = self._prepare(work, staged)
@@ -182,37 +182,35 @@ class Partition:
             return None
         if self.log.stopped is not None:
             raise StorageStopped(reason=self.log.stopped, outcome=NOT_DONE)
-        before = staged.tail
+        before = staged.last_batch
         if work.is_effect:
-            if batches and self._forms_trailer_header(before, batches[0]):
+            if batches and before is not None and self._forms_trailer_header(before, batches[0]):
                 raise FlushStagedFirst
             return batches
         for batch in batches:
-            self.log.check(batch, before)
-            before = tail_of(batch)
+            self.log.check(batch, b"" if before is None else tail_of(before))
+            before = batch
         return batches
 
-    def _forms_trailer_header(self, before: bytes, batch: Batch) -> bool:
+    def _forms_trailer_header(self, before: Batch, batch: Batch) -> bool:
         """Return whether a trailer's header would appear where two batches meet; see `Log.check`."""
-        seam = before + bytes(batch.data[:HEADER_SIZE])
-        return bool(before) and contains_trailer_header(seam, self.log.log_id)
+        return contains_trailer_header(tail_of(before) + bytes(batch.data[:HEADER_SIZE]), self.log.log_id)
 
     def _append(self, staged: StagedAppends) -> None:
-        batches = [batch for _, each in staged.items for batch in each]
-        source = staged.source
+        batches: list[Batch] = []
+        for _, own in staged.items:
+            batches += own
         try:
             if self.deleted:
                 raise UnknownTopic(TOPIC_DELETED.format(name=self.name))
-            answers = self._append_to_log(batches, source)
+            # The source in the block trailers is that of the last append, whose LSN is the highest.
+            source = staged.items[-1][0].source
+            log = self.log
+            answers = log.append(batches, source, checked=True) if batches else [log.append_control(source)]
         except Exception as error:
             self._reject_staged(staged, _append_error(error))
             return
         self._appended(staged, answers)
-
-    def _append_to_log(self, batches: list[Batch], source: Source) -> list[Appended]:
-        if batches:
-            return self.log.append(batches, source, checked=True)
-        return [self.log.append_control(source)]
 
     def _appended(self, staged: StagedAppends, answers: list[Appended]) -> None:
         if self._logged_stop is not None:
@@ -220,7 +218,8 @@ class Partition:
             logger.info("%s-%d takes messages again", self.name, self.number)
         if self._full_disk.is_full and any(batches for _, batches in staged.items):
             self._full_disk.appended(staged.size_bytes)
-        self.wake_parked()  # fetches of written records before the producers: they have waited longer
+        if self.parked:
+            self.wake_parked()  # fetches of written records before the producers: they have waited longer
         at = 0
         for work, batches in staged.items:
             count = len(batches) or 1
@@ -307,14 +306,15 @@ class Partition:
 
     def _flush(self) -> None:
         """Request an fsync if the flush settings demand it now, else set a timer for it."""
-        due = self.log.flush_due(self._timers.now())
+        now = self._timers.now()
+        due = self.log.flush_due(now)
         if due is None:
             return
-        if due <= self._timers.now():
+        if due <= now:
             self.request_fsync()
         elif not self._flush_timer_set:
             self._flush_timer_set = True
-            self._timers.after(due - self._timers.now(), self._flush_timer_fired)
+            self._timers.after(due - now, self._flush_timer_fired)
 
     def _flush_timer_fired(self) -> None:
         self._flush_timer_set = False
@@ -478,7 +478,7 @@ class EffectAppend:
                 raise StorageStopped(reason=partition.log.stopped, outcome=UNKNOWN)
             self._done(AppendResult(self._key, partition.log.end_offset, ()), None)
             return None
-        if staged.items and place <= staged.source[2:]:
+        if staged.items and place <= staged.items[-1][0].source[2:]:
             raise FlushStagedFirst
         return self._batches
 
@@ -545,13 +545,11 @@ class StagedAppends:
         self.items: list[tuple[PendingAppend, list[Batch]]] = []
         self.size_bytes = 0
         self.next_sequences: dict[int, int] = {}
-        self.tail = b""
-        """The end of the last staged batch, which the next batch follows directly in the log."""
+        self.last_batch: Batch | None = None
+        """The next batch follows its bytes directly in the log."""
 
     def accepts(self, work: PendingAppend, size_bytes_max: int) -> bool:
-        """Return whether `work` may be added: enough room, and the same source."""
-        if not self.items:
-            return True
+        """Return whether `work` may be added to what is staged: enough room, and the same source."""
         first = self.items[0][0]
         if work.alone or first.alone or self.size_bytes + work.size_bytes > size_bytes_max:
             return False
@@ -562,12 +560,7 @@ class StagedAppends:
         self.size_bytes += work.size_bytes
         for batch in batches:
             self.next_sequences[batch.producer_id] = batch.sequence + batch.count
-            self.tail = tail_of(batch)
-
-    @property
-    def source(self) -> Source:
-        """The source in the block trailers: that of the last append, whose LSN is the highest."""
-        return self.items[-1][0].source
+            self.last_batch = batch
 
     def copy_bytes(self) -> None:
         """Copy the bytes of everything staged, as `PendingAppend.copy_bytes` does."""

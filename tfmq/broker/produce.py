@@ -9,7 +9,6 @@ from struct import Struct
 from struct import error as StructError
 from typing import Any, Final
 
-from journal.log.log import Log
 from journal.record.batch import PLAIN, Appended, Batch, succession_source
 from journal.record.block_trailer import TRAILER_SIZE
 from journal.record.format import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER_SIZE
@@ -24,6 +23,8 @@ from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce
 REQUEST_BYTES: Final = 512
 """Approximate memory of a pending request besides its body."""
 _LENGTH_FLAG: Final = Struct(">I12xI")
+_new: Final = tuple.__new__
+"""Makes a NamedTuple of a tuple with all its fields, without the call of its generated `__new__`."""
 
 
 class ProduceAppend:
@@ -56,7 +57,13 @@ class ProduceAppend:
         request = self._request
         expected = staged.next_sequences.get(request.producer_id)
         if expected is None:
-            repeat = self._check_sequence(partition)
+            repeat = partition.producers.check(
+                request.producer_id,
+                request.sequence,
+                request.count,
+                gaps=request.acks == ACKS_NONE,
+                now_ms=self._now_ms,
+            )
             if repeat is not None:
                 self._answer_duplicate(partition, repeat)
                 return None
@@ -64,19 +71,14 @@ class ProduceAppend:
             raise FlushStagedFirst
         elif request.sequence > expected and request.acks != ACKS_NONE:
             raise SequenceGap(expected=expected, found=request.sequence)
-        return [Batch(self._body, request.blocks, request.producer_id, request.sequence, request.count)]
-
-    def _check_sequence(self, partition: Partition) -> DuplicateBatch | None:
-        request = self._request
-        gaps = request.acks == ACKS_NONE
-        return partition.producers.check(
-            request.producer_id, request.sequence, request.count, gaps=gaps, now_ms=self._now_ms()
-        )
+        fields = (self._body, request.blocks, request.producer_id, request.sequence, request.count)
+        return [_new(Batch, fields)]
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
         request, (answer,) = self._request, answers
         partition.producers.record_batch(request.producer_id, request.sequence, request.count, answer)
-        self._release_body()
+        if not self._body_released:
+            self._release_body()
         self._body = b""
         self._reply_when_durable(partition, answer.end_offset, answer.positions, False, answer)
 
@@ -93,7 +95,8 @@ class ProduceAppend:
         if self._request.acks == ACKS_SYNCED:
             partition.when_durable(end, partial(self._fsync_done, positions, fields))
         else:
-            self._reply_ok(positions, reached_durability(partition.log, end), *fields)
+            durable = end <= partition.log.forced_offset
+            self._reply_ok(positions, ACKS_SYNCED if durable else ACKS_WRITTEN, *fields)
 
     def _fsync_done(
         self, positions: Sequence[tuple[int, int]], fields: Any, error: BaseException | None
@@ -212,7 +215,9 @@ class ProduceHandler:
         self.check_record_size(request.blocks, body)
         partition = self._partition(request.topic, request.incarnation, request.partition)
         self.quotas.acquire(session, len(body) + REQUEST_BYTES)
-        self.enqueue(partition, ProduceAppend(request, body, reply, session, self))
+        if partition.enqueue(ProduceAppend(request, body, reply, session, self)):
+            self._due.append(partition)
+            self._mark_ready()
 
     def check_record_size(self, blocks: Sequence[tuple[int, int, int]], data: Body) -> None:
         """Raise MessageTooLarge if a record or its payload is too large.
@@ -220,7 +225,7 @@ class ProduceHandler:
         A block above the block size contains a single record. A batch without blocks is limited to the same size. So
         the records are iterated over only where one may be too large.
         """
-        size = max([block[0] for block in blocks], default=len(data))
+        size = blocks[0][0] if len(blocks) == 1 else max([block[0] for block in blocks], default=len(data))
         if size > self._message_bytes_max:
             self._check_payloads(memoryview(data))
         if size > self._record_bytes_max:
@@ -298,8 +303,3 @@ def reply_closed(partition: Partition, closed: tuple[int, int], reply: Reply) ->
             reply.ok(*closed, ACKS_SYNCED)
 
     partition.when_durable(partition.log.end_offset, forced)
-
-
-def reached_durability(log: Log, end: int) -> int:
-    """Return ACKS_SYNCED if the append that ends at `end` is durable, else ACKS_WRITTEN."""
-    return ACKS_SYNCED if log.forced_offset >= end else ACKS_WRITTEN

@@ -15,6 +15,8 @@ from tfmq.errors import BadRequest, SequenceGap, StaleProducer, UnknownProducer
 SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_NAME: Final = "the producers' snapshot"
 
+_new: Final = tuple.__new__
+"""Makes a NamedTuple of a tuple with all its fields, without the call of its generated `__new__`."""
 PRODUCERS_OVERSHOOT: Final = 2
 """Factor over the limit at which a new producer id evicts the longest idle one without waiting for `expire`."""
 
@@ -103,7 +105,7 @@ class ProducerState:
     # Checks of new batches
 
     def check(
-        self, producer_id: int, sequence: int, records: int, *, gaps: bool, now_ms: int
+        self, producer_id: int, sequence: int, records: int, *, gaps: bool, now_ms: Callable[[], int]
     ) -> DuplicateBatch | None:
         """Return None if the batch is the next one, a `DuplicateBatch` if it is in the log.
 
@@ -111,7 +113,7 @@ class ProducerState:
         """
         stream = self._entries.get(producer_id)
         if stream is None:
-            self.require_known_new(producer_id, now_ms)
+            self.require_known_new(producer_id, now_ms())
             if sequence and not gaps:
                 raise UnknownProducer(producer_id=producer_id)
             return None
@@ -150,15 +152,9 @@ class ProducerState:
 
     def record_batch(self, producer_id: int, sequence: int, records: int, appended: Appended) -> None:
         """Record an appended batch."""
-        answer = StoredBatch(
-            sequence,
-            records,
-            appended.positions,
-            appended.first_ordinal,
-            appended.end_offset,
-            appended.append_time,
-        )
-        self._add_batch(producer_id, answer)
+        positions, first_ordinal, end_offset, append_time = appended
+        fields = (sequence, records, positions, first_ordinal, end_offset, append_time)
+        self._add_batch(producer_id, _new(StoredBatch, fields))
 
     def close(self, producer_id: int, successor: int, last_sequence: int, append_time: int) -> None:
         """Record that `producer_id` was closed by a block in the log."""
@@ -196,7 +192,7 @@ class ProducerState:
     def _add_batch(self, producer_id: int, answer: StoredBatch) -> None:
         stream = self._touch_entry(producer_id, answer.append_time)
         stream.batches.append(answer)
-        stream.next_sequence = answer.next_sequence
+        stream.next_sequence = answer.sequence + answer.records
 
     # The methods of journal.log.checkpoint.State
 

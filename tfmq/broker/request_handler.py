@@ -12,9 +12,10 @@ from journal.disk import Disk
 from journal.linux_aio import StartFsync
 from tfmq.broker.acts import log_command
 from tfmq.broker.broker import Broker
-from tfmq.broker.reply import Body, Randomness, Reply, Run, Session, client_error
+from tfmq.broker.reply import STOPPING, Body, Randomness, Reply, Run, Session, client_error
 from tfmq.broker.startup import start
 from tfmq.config import Config
+from tfmq.errors import Busy
 
 Method: TypeAlias = Callable[["RequestHandler", Any, Body, Reply, Session], None]
 
@@ -25,7 +26,8 @@ def reply_errors(method: Method) -> Method:
     @functools.wraps(method)
     def command(self: "RequestHandler", request: Any, body: Body, reply: Reply, session: Session) -> None:
         try:
-            self.broker.require_open()
+            if not self.broker.is_open:
+                raise Busy(STOPPING)
             method(self, request, body, reply, session)
         except Exception as error:
             reply.error(client_error(error))

@@ -41,7 +41,7 @@ class Topics:
 
         Raises UnknownTopic (also for another incarnation), UnknownPartition, StorageStopped.
         """
-        topic = self.topic(name)
+        topic = self._topics.get(name) or self.topic(name)
         if topic.incarnation != incarnation:
             raise UnknownTopic(
                 f"The topic {name} was deleted and made again since you asked about it. Ask again.",

@@ -315,17 +315,7 @@ class ConnectionLimits:
             self._check_scheduled = True
             self._call_later(CHECK_SECONDS, self._check_stalled)
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether incomplete frames fill the receive memory, so that reads must be small."""
-        return self.receiving_bytes > CROWDED_FACTOR * RECEIVING_BYTES_ALL
-
     def close_worst(self) -> None:
-        """Close the connection with the most unsent bytes if the total is above its limit.
-
-        Called at every send.
-        """
-        if self.unsent_bytes <= UNSENT_BYTES_ALL:
-            return
+        """Close the connection with the most unsent bytes: the total is above UNSENT_BYTES_ALL."""
         worst = max(self._to_flush + list(self._monitored), key=lambda connection: connection.unsent_bytes)
         worst.cut_off(f"{self.unsent_bytes} bytes wait for all peers, the most for this one")

@@ -24,7 +24,7 @@ from tfmq.protocol.commands import ACKS, header_bounds
 from tfmq.server.connection_limits import ConnectionLimits
 from tfmq.server.listener import bind_socket, connections_max, listen_error
 from tfmq.server.reactor import AsyncFsync, Turn, WorkerThreads
-from tfmq.server.session import HANDLERS, RejectedConnection, Session, SessionContext, allow_all
+from tfmq.server.session import HANDLERS, RejectedConnection, Session, SessionContext
 from tfmq.server.transport import Listener, address_text
 
 
@@ -491,7 +491,7 @@ class Server:
                 call_later=self._reactor.callLater,
                 turn_wanted=self._turn.request_end,
                 status=self._status,
-                allow=allow_all,
+                allow=None,
                 opened=self._session_opened,
                 closed=self._session_closed,
                 header_bounds=self._header_bounds,

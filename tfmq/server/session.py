@@ -61,8 +61,8 @@ class SessionContext(NamedTuple):
     """Called to request that the hooks at the end of this turn run."""
     status: Callable[[], dict[str, Any]]
     """Returns the server's part of STATUS."""
-    allow: Callable[[Session, Command], None]
-    """Called before each command; raises NotAllowed if the session may not use it."""
+    allow: Callable[[Session, Command], None] | None
+    """Called before each command; raises NotAllowed if the session may not use it. None: all may be used."""
     opened: Callable[[Session], None]
     closed: Callable[[Session], None]
     header_bounds: Mapping[int, tuple[int, int]]
@@ -92,9 +92,10 @@ class Reply:
         session = self._take_session()
         if session is None or self.is_silent:
             return
-        parts = [body] if isinstance(body, bytes | memoryview) else body
+        if isinstance(body, bytes | memoryview):
+            body = (body,) if len(body) else ()
         try:
-            buffers = frames.encode((0, self.correlation, *fields), *(part for part in parts if len(part)))
+            buffers = frames.encode((0, self.correlation, *fields), *filter(len, body))
         except TfmqError as error:
             session.send_error(self.correlation, error)
         else:
@@ -107,7 +108,8 @@ class Reply:
             session.send_error(self.correlation, error)
 
     def _take_session(self) -> Session | None:
-        self.body_done()
+        if self._hold is not None:
+            self.body_done()
         session, self._session = self._session, None
         if session is not None:
             session.request_answered()
@@ -188,7 +190,8 @@ class Session:
             if self._in_flight > self._in_flight_max:
                 raise Busy(f"More than {self._in_flight_max} requests of this connection wait for answers.")
             command, method = entry
-            self._context.allow(self, command)
+            if self._context.allow is not None:
+                self._context.allow(self, command)
             request = command.request.decode(header, command.name, 2)
         except TfmqError as error:
             reply.error(error)
@@ -292,7 +295,8 @@ class Session:
                 f"This broker speaks protocol versions {commands.VERSION_MIN} to {commands.VERSION_MAX}, "
                 f"the client {hello.version_min} to {hello.version_max}."
             )
-        self._context.allow(self, HELLO)
+        if self._context.allow is not None:
+            self._context.allow(self, HELLO)
         self._cancel_hello_timer()
         self._set_identity(hello.client)
         self.operator = hello.details.get("operator") is True
@@ -353,10 +357,6 @@ class RejectedConnection:
 
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
         """Ignore bytes that are no frame."""
-
-
-def allow_all(session: Session, command: Command) -> None:
-    """Allow every command; there are no users yet."""
 
 
 def allow_none(session: Session, command: Command) -> None:

@@ -20,7 +20,8 @@ from tfmq.errors import BadFrame
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_REQUEST
 from tfmq.protocol.frames import SIZE, UNSIGNED, check_size
-from tfmq.server.connection_limits import ConnectionLimits, PartialFrame, allocates_at_once
+from tfmq.server import connection_limits
+from tfmq.server.connection_limits import CROWDED_FACTOR, ConnectionLimits, PartialFrame, allocates_at_once
 from tfmq.server.reactor import TURN_SECONDS
 
 logger = logging.getLogger("tfmq.server")
@@ -155,7 +156,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
         if self._partial is not None:
             return self._read_partial(self._partial)
         arena = self._limits.arena
-        room = arena.read_buffer()[:CROWDED_READ_BYTES] if self._limits.is_crowded else arena.read_buffer()
+        room = arena.read_buffer()
+        if self._limits.receiving_bytes > CROWDED_FACTOR * connection_limits.RECEIVING_BYTES_ALL:
+            room = room[:CROWDED_READ_BYTES]
         start = len(self._leftover)
         if start:
             room[:start] = self._leftover
@@ -229,11 +232,13 @@ class Connection(tcp.Server):  # type: ignore[misc]
         while end - position >= 4:
             if self._ending or self.disconnecting or self._aborting or self.disconnected:
                 return
-            try:
-                whole = 4 + check_size(view, position, frame_bytes=protocol.frame_bytes)
-            except BadFrame as error:
-                protocol.frame_refused(error, bytes(view[position : position + 16]))
-                return
+            whole = 4 + SIZE.unpack_from(view, position)[0]
+            if not 8 <= whole <= 4 + protocol.frame_bytes:
+                try:
+                    check_size(view, position, frame_bytes=protocol.frame_bytes)
+                except BadFrame as error:
+                    protocol.frame_refused(error, bytes(view[position : position + 16]))
+                    return
             if position + whole > end:
                 self._start_partial(view[position:], whole)
                 break
@@ -342,7 +347,8 @@ class Connection(tcp.Server):  # type: ignore[misc]
         if not self._flushing and not self._waiting:
             self._flushing = True
             self._limits.flush_later(self)
-        self._limits.close_worst()
+        if self._limits.unsent_bytes > connection_limits.UNSENT_BYTES_ALL:
+            self._limits.close_worst()
 
     def write(self, data: bytes) -> None:
         """Send data; a method that Twisted requires of a transport."""
@@ -390,9 +396,12 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
         Return whether all bytes of the last write were sent.
         """
+        queue = self._queue
         self.unsent_bytes -= size
         self._limits.unsent_bytes -= size
-        queue = self._queue
+        if not self.unsent_bytes:
+            queue.clear()
+            return True
         tried = min(len(queue), VECTOR_MAX)
         while tried and size >= len(queue[0]):
             size -= len(queue.popleft())

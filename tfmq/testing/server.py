@@ -19,7 +19,7 @@ from tfmq.broker.request_handler import RequestHandler
 from tfmq.broker.timers import Timer, Timers
 from tfmq.config import Config
 from tfmq.protocol.commands import ACKS, Command, header_bounds
-from tfmq.server.session import HANDLERS, Method, Session, SessionContext, allow_all
+from tfmq.server.session import HANDLERS, Method, Session, SessionContext
 from tfmq.testing.wire import BrokerEnd, ClientEnd, Wire
 
 STOP_TURNS_MAX: Final = 100_000
@@ -210,7 +210,7 @@ class SimulatedServer:
             call_later=self._call_later,
             turn_wanted=self._request_turn,
             status=self._status,
-            allow=allow_all,
+            allow=None,
             opened=self._sessions.add,
             closed=self._sessions.discard,
             header_bounds=header_bounds(),

@@ -70,8 +70,8 @@ ANSWERS: Final = (
         "durability-overstated",
         "the answer names the durability that was reached",
         "tfmq/broker/produce.py",
-        "            self._reply_ok(positions, reached_durability(partition.log, end), *fields)\n",
-        "            self._reply_ok(positions, ACKS_SYNCED, *fields)\n",
+        "            durable = end <= partition.log.forced_offset\n",
+        "            durable = True\n",
         [WRITES],
     ),
     Mutant(
@@ -197,7 +197,9 @@ STREAMS: Final = (
         "unknown-id-accepted",
         "an id that was never leased, or too long ago, is refused",
         "tfmq/broker/producer_state.py",
-        ("            self.require_known_new(producer_id, now_ms)\n            if sequence and not gaps:\n"),
+        (
+            "            self.require_known_new(producer_id, now_ms())\n            if sequence and not gaps:\n"
+        ),
         "            if sequence and not gaps:\n",
         [PRODUCERS],
     ),

@@ -46,7 +46,7 @@ PARTITIONS: Final = (
         "same-effect-twice-in-an-append",
         "an effect that waits in the same append already is not written again",
         "tfmq/broker/partition.py",
-        "        if staged.items and place <= staged.source[2:]:\n",
+        "        if staged.items and place <= staged.items[-1][0].source[2:]:\n",
         "        if staged.items and place <= (-1, -1):\n",
         [EFFECT_WORK],
     ),
