@@ -288,7 +288,8 @@ class Log(LogStatus):
         run until it returns, reads may. The work raises Stopped or Full, and the append then fails with the
         same error. `append` does the work inline if the caller did not. Raises Stopped, Closed.
         """
-        self._writable()
+        if self.closed or self._segment_set.stopped is not None:
+            self._writable()
         return self._writer.prepare(size_bound(size_bytes))
 
     def check(self, batch: Batch, before: bytes = b"") -> None:

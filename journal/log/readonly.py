@@ -102,6 +102,7 @@ class ReadOnlySegment(Segment):
         super().__init__(disk, ReadOnlyFile(disk, path, pool, end - base), folder, base, log_id)
         self.sealed = True
         self._disk_index: OnDiskIndex | None = None
+        self.has_index = True
         self._index_file_usable = True
         self._index_file = ReadOnlyFile(disk, self._index_path, pool)
 
@@ -130,10 +131,6 @@ class ReadOnlySegment(Segment):
         if known:
             self._index_file_usable, self._disk_index = False, None
         return known
-
-    @property
-    def has_index(self) -> bool:
-        return True
 
     def write_index(self) -> None:
         """Do nothing: the owner of the log writes the index."""

@@ -58,6 +58,8 @@ class Segment:
         self._file: File | None = file
         self._index_path = filenames.join(folder, filenames.index_name(base))
         self._index: SegmentIndex | None = None
+        self.has_index = False
+        """True if the index is in memory: then `index` reads nothing and is safe in any thread."""
         self._oldest_ms: int | None = None
 
     @classmethod
@@ -74,6 +76,7 @@ class Segment:
         if disk.exists(segment._index_path):
             disk.unlink(segment._index_path)
         segment._index = SegmentIndex(segment._index_path, base, log_id)
+        segment.has_index = True
         return segment
 
     @classmethod
@@ -114,6 +117,7 @@ class Segment:
             self._drop_stale_entries(index)
             self._index_rest(index)
             self._index = index
+            self.has_index = True
         return self._index
 
     @property
@@ -123,11 +127,6 @@ class Segment:
             first = next(self.valid_blocks(), None)
             self._oldest_ms = None if first is None else first.control.append_time
         return self._oldest_ms
-
-    @property
-    def has_index(self) -> bool:
-        """True if the index is in memory: then `index` reads nothing and is safe in any thread."""
-        return self._index is not None
 
     def append(self, buffers: Sequence[Bytes], controls: Sequence[BlockTrailer]) -> None:
         """Write whole blocks at the end in one vectored write, and add their trailers to the index.

@@ -24,13 +24,13 @@ from journal.record.format import (
     LENGTH,
     PRODUCER_ID_MAX,
     RECORD_SIZE_MAX,
+    SEQUENCE_BITS,
     SEQUENCE_COUNT,
     BadRecord,
     Buffer,
     has_only_client_flags,
     header_positions,
     ids_are_contiguous,
-    make_id,
     sizes_are_equal,
     split_body,
 )
@@ -72,7 +72,7 @@ def verify_batch(
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     if blocks:
         _check_blocks(data, blocks, count, record_size_max)
-    first_id = make_id(producer_id, sequence)
+    first_id = producer_id << SEQUENCE_BITS | sequence
     record_size = HEADER_SIZE + LENGTH.unpack_from(plain)[0]
     if not (
         count >= COLUMNS_COUNT_MIN

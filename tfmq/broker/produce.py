@@ -77,8 +77,6 @@ class ProduceAppend:
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
         request, (answer,) = self._request, answers
         partition.producers.record_batch(request.producer_id, request.sequence, request.count, answer)
-        if not self._body_released:
-            self._release_body()
         self._body = b""
         self._reply_when_durable(partition, answer.end_offset, answer.positions, False, answer)
 
@@ -93,6 +91,7 @@ class ProduceAppend:
         """Reply now, or once the log is durable up to `end` if the request asks for that."""
         fields = (repeated, answer.append_time, answer.first_ordinal)
         if self._request.acks == ACKS_SYNCED:
+            self._release_body()
             partition.when_durable(end, partial(self._fsync_done, positions, fields))
         else:
             durable = end <= partition.log.forced_offset

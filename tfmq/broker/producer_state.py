@@ -152,9 +152,7 @@ class ProducerState:
 
     def record_batch(self, producer_id: int, sequence: int, records: int, appended: Appended) -> None:
         """Record an appended batch."""
-        positions, first_ordinal, end_offset, append_time = appended
-        fields = (sequence, records, positions, first_ordinal, end_offset, append_time)
-        self._add_batch(producer_id, _new(StoredBatch, fields))
+        self._add_batch(producer_id, _new(StoredBatch, (sequence, records, *appended)))
 
     def close(self, producer_id: int, successor: int, last_sequence: int, append_time: int) -> None:
         """Record that `producer_id` was closed by a block in the log."""

@@ -36,7 +36,8 @@ class Turn:
         self._reactor = reactor
         self._hooks: list[Callable[[], None]] = []
         self._has_turn_reactor = isinstance(reactor, TurnReactor)
-        self._requested = False
+        self.is_requested = False
+        """The hooks must run at the end of this turn."""
         self.handling_seconds = 0.0
         """Time that requests of this poll took."""
         self.is_ending = False
@@ -50,30 +51,29 @@ class Turn:
 
     def request_end(self) -> None:
         """Request that the hooks run at the end of this turn."""
-        if not self._requested:
-            self._requested = True
+        if not self.is_requested:
+            self.is_requested = True
             if not self._has_turn_reactor:
                 self._reactor.callLater(0, self.run_hooks)
 
-    def run_hooks(self) -> bool:
-        """Run the hooks if they were requested, and return whether they were.
+    def run_hooks(self) -> None:
+        """Run the hooks if they were requested.
 
         If a hook requests the end of the turn again, they run again, a limited number of times.
         """
-        if not self._requested:
-            return False
+        if not self.is_requested:
+            return
         self.is_ending = True
         for _ in range(HOOK_ROUNDS_MAX):
-            self._requested = False
+            self.is_requested = False
             for hook in self._hooks:
                 try:
                     hook()
                 except Exception:
                     log.err(None, "a hook of the turn's end failed")
-            if not self._requested:
+            if not self.is_requested:
                 break
         self.is_ending = False
-        return True
 
 
 class TurnReactor(EPollReactor):  # type: ignore[misc]
@@ -90,7 +90,8 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
     def doPoll(self, timeout: float | None) -> None:
         """Poll once. Like the base class, but without its logging context (3 us per event)."""
         turn = self.turn
-        if turn is not None and turn.run_hooks():
+        if turn is not None and turn.is_requested:
+            turn.run_hooks()
             timeout = min(timeout or 0, self.timeout() or 0) if timeout is not None else self.timeout()
         events = self._poller.poll(-1 if timeout is None else timeout, max(len(self._selectables), 1))
         selectables = self._selectables
@@ -108,7 +109,7 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
                     # again.
                     self._was_too_short = True
                     break
-        if turn is not None:
+        if turn is not None and turn.is_requested:
             turn.run_hooks()
 
     def _served_until(self, event: tuple[int, int]) -> float:

@@ -427,7 +427,7 @@ class Server:
         return self._config
 
     def _set_timer(self) -> None:
-        self._timer.set_due(self._request_handler.next_due())
+        self._timer.set_due(self._request_handler.broker.timers.next_due())
 
     def _tick(self) -> None:
         try:

@@ -99,7 +99,8 @@ class Reply:
         except TfmqError as error:
             session.send_error(self.correlation, error)
         else:
-            session.send(buffers)
+            if not session.is_closed:
+                session.transport.send(buffers)
 
     def error(self, error: BaseException) -> None:
         """Send an error reply. An error with `closes` ends the session."""
@@ -109,7 +110,8 @@ class Reply:
 
     def _take_session(self) -> Session | None:
         if self._hold is not None:
-            self.body_done()
+            self._hold.release()
+            self._hold = None
         session, self._session = self._session, None
         if session is not None:
             session.request_answered()
@@ -132,7 +134,7 @@ class Session:
         """The client's name and address, for display."""
         self._in_flight = 0
         self._in_flight_max = welcome.limits["requests_in_flight"]
-        self._is_closed = False
+        self.is_closed = False
         self._on_close: dict[Callable[[], None], None] = {}
         self._hello_timer: Any = None
         self.frame_bytes: int = welcome.limits["frame_bytes_before_hello"]
@@ -155,7 +157,7 @@ class Session:
 
     def connectionLost(self, reason: Any) -> None:
         """Call every callback that was registered with `on_close`."""
-        self._is_closed = True
+        self.is_closed = True
         self._cancel_hello_timer()
         self._context.closed(self)
         callbacks, self._on_close = self._on_close, {}
@@ -230,7 +232,7 @@ class Session:
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback()` once when the connection is closed; immediately if it is."""
-        if self._is_closed:
+        if self.is_closed:
             callback()
         else:
             self._on_close[callback] = None
@@ -247,7 +249,7 @@ class Session:
 
     def send(self, buffers: list[Any]) -> None:
         """Send a frame, given as its buffers."""
-        if not self._is_closed:
+        if not self.is_closed:
             self.transport.send(buffers)
 
     def send_error(self, correlation: int, error: BaseException) -> None:
@@ -264,7 +266,7 @@ class Session:
         self._in_flight -= 1
         if (
             self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_FRACTION - 1
-            and not self._is_closed
+            and not self.is_closed
         ):
             self.transport.resume(PAUSED_FOR_REQUESTS)
 
@@ -325,7 +327,7 @@ class Session:
             alarm.cancel()
 
     def _close(self) -> None:
-        if not self._is_closed:
+        if not self.is_closed:
             self.transport.end()
 
 
