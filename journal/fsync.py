@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -187,7 +187,9 @@ class Forcer:
         self._syncfs_speed = _SyncfsSpeed()
         self._methods = _FsyncMethods()
         self._failures = 0
+        """How often a syncfs has failed."""
         self._verified: WeakKeyDictionary[FsyncTarget, int] = WeakKeyDictionary()
+        """How many failures there had been when an fsync of the log's own file succeeded; none is stored as 0."""
         self.forces = 0
         """Fsync rounds so far; `joint_forces` of them were one syncfs."""
         self.joint_forces = 0
@@ -206,9 +208,11 @@ class Forcer:
         add them all first and one fsync serves them. Raises BeyondEnd.
         """
         if log.forced_offset >= offset:
-            self._call_waiters([(waiter, None)])
+            self._results.append((waiter, None))
+            self._call_waiters()
         elif log.stopped is not None:
-            self._call_waiters([(waiter, Stopped(log.stopped))])
+            self._results.append((waiter, Stopped(log.stopped)))
+            self._call_waiters()
         elif offset > log.end_offset:
             raise BeyondEnd(offset, log.end_offset)
         else:
@@ -247,11 +251,17 @@ class Forcer:
         """Start an fsync if a log is dirty and none is in progress."""
         while self._dirty and not self._in_progress:
             logs, self._dirty = self._dirty, {}
-            plans = [plan for log in logs if (plan := log.force_plan()) is not None]
-            self._end_waits(set(logs) - {plan.log for plan in plans}, again=False)
+            plans: list[FsyncPlan] = []
+            for log in logs:
+                plan = log.force_plan()
+                if plan is not None:
+                    plans.append(plan)
+                else:
+                    self._end_waits(log, again=False)
             if plans:
                 self._start_round(plans)
-        self._call_waiters([])
+        if self._results:
+            self._call_waiters()
 
     def close(self) -> None:
         """Close the anchor; no fsync may be in progress or waited for."""
@@ -298,37 +308,42 @@ class Forcer:
             # An error of this code or of the thread, not of the disk; what is on the disk is unknown all the
             # same.
             results = [RuntimeError(f"the fsync did not run: {error!r}")] * len(plans)
-        work = [plan.log.force_done(plan, result) for plan, result in zip(plans, results, strict=True)]
-        self._end_waits({plan.log for plan in plans}, again=True)
+        work = []
+        for plan, result in zip(plans, results, strict=True):
+            job = plan.log.force_done(plan, result)
+            if job is not None:
+                work.append(job)
+        for plan in plans:
+            self._end_waits(plan.log, again=True)
         self.start()
-        self._call_waiters([])
-        for job in filter(None, work):
+        for job in work:
             self._run(job, _raise_error)
 
-    def _end_waits(self, logs: Iterable[FsyncTarget], *, again: bool) -> None:
-        """Queue the results of those waiters of `logs` whose offset is durable, or whose log is stopped.
+    def _end_waits(self, log: FsyncTarget, *, again: bool) -> None:
+        """Queue the results of those waiters of `log` whose offset is durable, or of all if it is stopped.
 
-        `again`: other waiters wait for the next fsync of their log. If False, there will be none, and they
-        get an error.
+        `again`: other waiters wait for the next fsync of the log. If False, there will be none, and they get
+        an error.
         """
-        for log in logs:
-            waiting = self._waiting.pop(log, [])
-            rest = [want for want in waiting if want[0] > log.forced_offset]
-            self._results.extend((waiter, None) for offset, waiter in waiting if offset <= log.forced_offset)
-            if rest and (log.stopped is not None or not again):
-                # A log that needs no fsync and is not stopped was closed while a waiter was left.
-                error = Closed() if log.stopped is None else Stopped(log.stopped)
-                self._results.extend((waiter, error) for _, waiter in rest)
-            elif rest:
-                self._waiting[log] = rest
-                self._dirty[log] = None
+        rest, durable = [], log.forced_offset
+        for offset, waiter in self._waiting.pop(log, ()):
+            if offset <= durable:
+                self._results.append((waiter, None))
+            else:
+                rest.append((offset, waiter))
+        if rest and (log.stopped is not None or not again):
+            # A log that needs no fsync and is not stopped was closed while a waiter was left.
+            error = Closed() if log.stopped is None else Stopped(log.stopped)
+            self._results.extend((waiter, error) for _, waiter in rest)
+        elif rest:
+            self._waiting[log] = rest
+            self._dirty[log] = None
 
-    def _call_waiters(self, answers: Sequence[tuple[Waiter, Exception | None]]) -> None:
-        """Call the queued waiters and then those of `answers`, each with its error or None.
+    def _call_waiters(self) -> None:
+        """Call the queued waiters, each with its error or None.
 
         Waits that end during such a call are queued after them, so that waiters are called in order.
         """
-        self._results.extend(answers)
         if self._calling_waiters:
             return
         self._calling_waiters = True
@@ -375,7 +390,8 @@ class Forcer:
 
     def _record_success(self, plan: FsyncPlan, began: float) -> None:
         """Record that an fsync of the log's own file, which started at `began`, has succeeded."""
-        self._verified[plan.log] = self._failures
+        if self._failures:
+            self._verified[plan.log] = self._failures
         self._syncfs_speed.record_fsync(self._clock.monotonic() - began)
 
 

@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -136,11 +136,13 @@ class AioFsyncQueue:
             return None
         return flight
 
-    def drain_ended(self) -> Iterator[AioFsync]:
-        """Yield each fsync that has ended, once; the caller must call its `callback`."""
+    def drain_ended(self) -> list[AioFsync]:
+        """Return the fsyncs that have ended, each once; the caller must call their `callback`."""
         self.collect(0.0)
+        ended = []
         while self._ended:
-            yield self._ended.popleft()
+            ended.append(self._ended.popleft())
+        return ended
 
     def collect(self, seconds: float) -> None:
         """Collect ended fsyncs; wait up to `seconds` for one. Any thread. Raises OSError."""

@@ -467,7 +467,7 @@ class Log(LogStatus):
             return None
         now, snapshot = self._clock.monotonic(), self._writer.snapshot_if_due()
         position = (segment_set.end, segment_set.end_ordinal, segment_set.epoch)
-        return LogFsyncPlan(self, self._durability, segment_set.active, *position, now, snapshot)
+        return LogFsyncPlan(self, self._durability, segment_set.segments[-1], *position, now, snapshot)
 
     def force_done(self, plan: LogFsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the result of an fsync: advance `forced_offset`, or stop the log.

@@ -290,7 +290,8 @@ class Partition:
         elif not self._checkpoint_scheduled:
             self._checkpoint_scheduled = True
             self._timers.after(REWRITE_SECONDS, self._write_checkpoint, deferrable=True)
-        self.wake_parked()
+        if self.parked:
+            self.wake_parked()
         for waiter in self._durability_waiters.pop(offset):
             waiter(error)
 

@@ -87,6 +87,23 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
     _was_too_short = False
     """The last turn ended before all that was ready was handled."""
 
+    def mainLoop(self) -> None:
+        """Run until the reactor stops. Like the base class, but timers are handled only when one is new or due."""
+        while self._started:
+            try:
+                self.runUntilCurrent()
+                timeout = self.timeout()
+                self.doPoll(timeout if self.running else 0)
+                while self.running and not (self._newTimedCalls or self.threadCallQueue or self._justStopped):
+                    timers = self._pendingTimedCalls
+                    timeout = timers[0].time - self.seconds() if timers else None
+                    if timeout is not None and timeout <= 0:
+                        break
+                    self.doPoll(timeout)
+            except BaseException:
+                # As in Twisted: an error of one event must not end the server.
+                log.err(None, "the reactor's loop failed")
+
     def doPoll(self, timeout: float | None) -> None:
         """Poll once. Like the base class, but without its logging context (3 us per event)."""
         turn = self.turn
