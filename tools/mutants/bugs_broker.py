@@ -22,10 +22,12 @@ ANSWERS: Final = (
         "tfmq/broker/produce.py",
         (
             "        if self._request.acks == ACKS_SYNCED:\n"
+            "            self._release_body()\n"
             "            partition.when_durable(end, partial(self._fsync_done, positions, fields))\n"
         ),
         (
             "        if self._request.acks > ACKS_SYNCED:\n"
+            "            self._release_body()\n"
             "            partition.when_durable(end, partial(self._fsync_done, positions, fields))\n"
         ),
         [WRITES],
@@ -34,9 +36,9 @@ ANSWERS: Final = (
         "answered-before-the-write",
         "acks written is answered once the batch is in the log",
         "tfmq/broker/produce.py",
-        "        return [Batch(self._body, request.blocks,",
+        "        return [_new(Batch, fields)]\n",
         "        if request.acks != ACKS_NONE:\n            self._reply.ok([], request.acks, False, 0, 0)\n"
-        "        return [Batch(self._body, request.blocks,",
+        "        return [_new(Batch, fields)]\n",
         [WRITES],
     ),
     Mutant(
@@ -94,7 +96,7 @@ ANSWERS: Final = (
         "broker-skips-the-check-of-batches",
         "a damaged batch is refused before the first byte is written",
         "tfmq/broker/partition.py",
-        "            self.log.check(batch, before)\n",
+        '            self.log.check(batch, b"" if before is None else tail_of(before))\n',
         "            len(batch.data)\n",
         [WRITES],
     ),

@@ -30,8 +30,8 @@ PARTITIONS: Final = (
         "joined-append-names-the-first-place",
         "a joined append stands for the last place in it",
         "tfmq/broker/partition.py",
-        "        return self.items[-1][0].source\n",
-        "        return self.items[0][0].source\n",
+        "            source = staged.items[-1][0].source\n",
+        "            source = staged.items[0][0].source\n",
         [WORK, EFFECT_WORK],
     ),
     Mutant(
@@ -55,7 +55,7 @@ PARTITIONS: Final = (
         "two batches that meet never make a block trailer of the partition",
         "tfmq/broker/partition.py",
         (
-            "            if batches and self._forms_trailer_header(before, batches[0]):\n"
+            "            if batches and before is not None and self._forms_trailer_header(before, batches[0]):\n"
             "                raise FlushStagedFirst\n"
         ),
         "",

@@ -166,10 +166,10 @@ FORCES: Final = (
         "forced-mark-moves-when-the-force-begins",
         "the forced mark moves after the force succeeded",
         "journal/log/log.py",
-        "        return LogFsyncPlan(self, self._durability, segment_set.active, *position, now, snapshot)\n",
+        "        return LogFsyncPlan(self, self._durability, segment_set.segments[-1], *position, now, snapshot)\n",
         (
             "        segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)\n"
-            "        return LogFsyncPlan(self, self._durability, segment_set.active, *position, now,"
+            "        return LogFsyncPlan(self, self._durability, segment_set.segments[-1], *position, now,"
             " snapshot)\n"
         ),
         [FORCE],

@@ -322,8 +322,8 @@ CHECKS: Final = (
         "control-record-of-its-own-log-accepted",
         "no producer can write what recovery would take for a log's own record",
         "journal/log/log.py",
-        "        if contains_trailer_header(data, self.log_id) or contains_trailer_header(seam, self.log_id):\n",
-        "        if contains_trailer_header(seam, -1):\n",
+        "        if contains_trailer_header(data, self.log_id) or (\n",
+        '        if contains_trailer_header(b"", self.log_id) or (\n',
         ["tests/issues/test_forged_control.py"],
     ),
     Mutant(
@@ -448,8 +448,8 @@ APPENDS_AND_READS: Final = (
         "append-times-go-back",
         "append times never go back, whatever the clock does",
         "journal/log/writer.py",
-        "        return max(self._segment_set.append_time, self._clock.wall_ms())\n",
-        "        return self._clock.wall_ms()\n",
+        "            max(segment_set.append_time, self._clock.wall_ms()),\n",
+        "            self._clock.wall_ms(),\n",
         [LOG],
     ),
     Mutant(

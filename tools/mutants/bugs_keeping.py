@@ -112,8 +112,8 @@ READERS_AND_GROUPS: Final = (
         "fetch-not-woken",
         "a waiting fetch is answered as soon as there is something to read",
         "tfmq/broker/partition.py",
-        ("        self.wake_parked()\n        for waiter in self._durability_waiters.pop(offset):\n"),
-        "        for waiter in self._durability_waiters.pop(offset):\n",
+        ("            self.wake_parked()\n        for waiter in self._durability_waiters.pop(offset):\n"),
+        "            pass\n        for waiter in self._durability_waiters.pop(offset):\n",
         [POLLS],
     ),
     Mutant(
