@@ -485,10 +485,6 @@ def staged(*works: PendingAppend) -> StagedAppends:
     return made
 
 
-def test_an_empty_append_takes_whatever_comes_first_however_large() -> None:
-    assert StagedAppends().accepts(work(SOURCE_TRANSACTION, 5, 1, bytes(1000)), 10)
-
-
 def test_only_effects_of_one_source_share_an_append() -> None:
     one = staged(work(SOURCE_TRANSACTION, 5, 1))
     assert one.accepts(work(SOURCE_TRANSACTION, 5, 2), 1000)
@@ -510,4 +506,7 @@ def test_the_last_one_s_place_stands_for_all() -> None:
 def test_the_end_of_a_batch_is_kept_for_the_seam() -> None:
     records = Batch(batch(7, 0, [b"0123456789" * 4]), (), 7, 0, 1)
     assert tail_of(records) == b"0123456789" * 2
-    assert staged(work(SOURCE_TRANSACTION, 5, 1, b"y" * 40)).tail == b"y" * 20
+    last = staged(
+        work(SOURCE_TRANSACTION, 5, 1, b"x" * 40), work(SOURCE_TRANSACTION, 5, 2, b"y" * 40)
+    ).last_batch
+    assert last is not None and tail_of(last) == b"y" * 20

@@ -203,9 +203,7 @@ class Partition:
         try:
             if self.deleted:
                 raise UnknownTopic(TOPIC_DELETED.format(name=self.name))
-            # The source in the block trailers is that of the last append, whose LSN is the highest.
-            source = staged.items[-1][0].source
-            log = self.log
+            log, source = self.log, staged.source
             answers = log.append(batches, source, checked=True) if batches else [log.append_control(source)]
         except Exception as error:
             self._reject_staged(staged, _append_error(error))
@@ -479,7 +477,7 @@ class EffectAppend:
                 raise StorageStopped(reason=partition.log.stopped, outcome=UNKNOWN)
             self._done(AppendResult(self._key, partition.log.end_offset, ()), None)
             return None
-        if staged.items and place <= staged.items[-1][0].source[2:]:
+        if staged.items and place <= staged.source[2:]:
             raise FlushStagedFirst
         return self._batches
 
@@ -562,6 +560,11 @@ class StagedAppends:
         for batch in batches:
             self.next_sequences[batch.producer_id] = batch.sequence + batch.count
             self.last_batch = batch
+
+    @property
+    def source(self) -> Source:
+        """The source in the block trailers: that of the last append, whose LSN is the highest."""
+        return self.items[-1][0].source
 
     def copy_bytes(self) -> None:
         """Copy the bytes of everything staged, as `PendingAppend.copy_bytes` does."""
