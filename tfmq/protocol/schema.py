@@ -173,27 +173,37 @@ class Record(Generic[Tuple]):
         self.check = self.decode
 
     def _compile(self) -> Any:
-        """Return `decode` as one function without loops: half the time of every small request is its decoding."""
+        """Return `decode` as one function without loops over the fields.
+
+        A request of one message takes 4 calls to decode by this, in place of 12.
+        """
         fields = [f"v{number}" for number in range(len(self.names))]
         row = "".join(f"{field}, " for field in fields)
+        required = len(fields) - len(self.defaults)
         lines = [
             "def decode(values, name, start=0):",
             "    if type(values) is not list: reject_list(name, values)",
-            f"    if len(values) - start < {len(fields)}: return decode_short(values[start:], name)",
+            "    count = len(values) - start",
+            f"    if count < {len(fields)}:",
+            f"        if count < {required}: reject_short(values[start:], name)",
+            f"        values, start = [*values[start:], *defaults[count - {required}:]], 0",
             f"    [{row}] = values[start:start + {len(fields)}]",
         ]
         scope: dict[str, Any] = {
             "new": _new,
             "shape": self.shape,
-            "decode_short": self._decode_short,
+            "defaults": tuple(self.defaults.values()),
             "reject_list": self._reject_list,
+            "reject_short": self._reject_short,
         }
-        for field, name, kind in zip(fields, self.names, self.kinds, strict=True):
+        for number, (field, name, kind) in enumerate(zip(fields, self.names, self.kinds, strict=True)):
             check, wanted = f"check_{field}", f"{field} is not None"
             if isinstance(kind, Integer):
                 wanted = f"type({field}) is not int or not {kind.low} <= {field} <= {kind.high}"
             elif not isinstance(kind, Optional):
                 wanted = "True"
+            if number >= required:
+                wanted = f"count > {number} and ({wanted})"
             scope[check] = kind.check
             lines.append(f"    if {wanted}: {field} = {check}({field}, {name!r})")
         exec("\n".join([*lines, f"    return new(shape, ({row}))"]), scope)
@@ -206,17 +216,10 @@ class Record(Generic[Tuple]):
     def text(self) -> str:
         return f"[{', '.join(self.names)}]"
 
-    def _decode_short(self, values: list[Any], name: str) -> Tuple:
-        """Decode a list that lacks fields, which have their defaults."""
-        fields = [
+    def _reject_short(self, values: list[Any], name: str) -> NoReturn:
+        for value, kind, field in zip(values, self.kinds, self.names, strict=False):
             kind.check(value, field)
-            for value, kind, field in zip(values, self.kinds, self.names, strict=False)
-        ]
-        for field in self.names[len(fields) :]:
-            if field not in self.defaults:
-                raise BadRequest(f"{name} lacks its field {field}.")
-            fields.append(self.defaults[field])
-        return _new(self.shape, fields)
+        raise BadRequest(f"{name} lacks its field {self.names[len(values)]}.")
 
 
 # Field types and rows shared by several commands. Each type is a Python type with the kind that validates it.
