@@ -361,7 +361,7 @@ class Server:
             self._workers.stop()
             self._fsync.stop()
             raise
-        self._turn.at_end(self._request_handler.end_turn)
+        self._turn.at_end(self._request_handler.broker.end_turn)
         self._connection_limits = ConnectionLimits(
             self._pool, self._turn, self._clock, self._reactor.callLater, self._config.limits
         )
