@@ -10,16 +10,13 @@ import pytest
 from tests.client.fake_broker import CUT, LOSE, SWALLOW
 from tests.client.fake_delays import NOW_MS, STORE_ID, Waiting
 from tests.client.rig import Rig
+from tfmq.client.admin.admin import AdminCore
 from tfmq.client.admin.delayed import (
     DelayedCounts,
     DelayedDescription,
-    DelayedQuery,
     Rescheduled,
     cancel_delayed_message,
-    count_delayed,
     delayed_description,
-    describe_delayed_message,
-    list_delayed,
     reschedule_delayed_message,
 )
 from tfmq.errors import BadRequest, TimedOut
@@ -88,14 +85,14 @@ def test_a_broker_that_does_not_answer_is_waited_for_so_long(rig: Pending) -> No
         rig.run(cancel_delayed_message(rig.link, rig.handle(2), 2.0))
 
 
-@pytest.mark.parametrize("work", [cancel_delayed_message, describe_delayed_message])
+@pytest.mark.parametrize("work", [AdminCore.cancel, AdminCore.describe_delayed])
 def test_a_typo_is_refused_before_it_travels(rig: Pending, work: Any) -> None:
     for wrong in (rig.handle(0)[:-1] + "!", "", "order-42"):
         with pytest.raises(BadRequest, match="no handle"):
-            rig.run(work(rig.link, wrong, 5.0))
+            rig.run(work(AdminCore(rig.link, 5.0), wrong))
     for none, sentence in ((None, "was not delayed"), (5, "not int"), (b"d", "not bytes")):
         with pytest.raises(TypeError, match=sentence):
-            rig.run(work(rig.link, none, 5.0))
+            rig.run(work(AdminCore(rig.link, 5.0), none))
     assert not rig.broker.requests
 
 
@@ -141,16 +138,16 @@ def test_a_new_delay_counts_from_the_call_however_late_it_gets_there(rig: Pendin
 
 def test_one_is_described_whether_it_waits_or_not(rig: Pending) -> None:
     handle = rig.handle(1)
-    found = rig.run(describe_delayed_message(rig.link, handle, 5.0))
+    found = rig.run(AdminCore(rig.link, 5.0).describe_delayed(handle))
     assert (found.handle, found.state, found.topic, found.partition) == (handle, "pending", "bills", 1)
     assert (found.due_ms, found.size_bytes, found.born_ms) == (NOW_MS + 1000, 21, 5)
     assert found.due_at == NOW + timedelta(seconds=1) and found.details == {"number": 1}
     assert (
-        type(rig.run(describe_delayed_message(rig.link, Rescheduled("rescheduled", handle), 5.0)).handle)
+        type(rig.run(AdminCore(rig.link, 5.0).describe_delayed(Rescheduled("rescheduled", handle))).handle)
         is str
     )
     rig.broker.fire(1)
-    assert rig.run(describe_delayed_message(rig.link, handle, 5.0))[:3] == (handle, "delivered", -1)
+    assert rig.run(AdminCore(rig.link, 5.0).describe_delayed(handle))[:3] == (handle, "delivered", -1)
 
 
 def test_a_due_time_that_no_calendar_has_is_told_in_ms_only() -> None:
@@ -164,7 +161,7 @@ def test_nil_is_as_good_as_not_said() -> None:
 
 
 def listed(rig: Pending, after: str | None = None, limit: int | None = None, **asked: Any) -> list[int]:
-    found = rig.run(list_delayed(rig.link, DelayedQuery(**asked), after, limit, 5.0))
+    found = rig.run(AdminCore(rig.link, 5.0).delayed(**asked, after=after, limit=limit))
     return [parse_handle(each.handle).number for each in found]
 
 
@@ -198,7 +195,7 @@ def test_a_name_that_is_empty_does_not_mean_all_topics(rig: Pending) -> None:
     with pytest.raises(BadRequest, match="is empty"):
         listed(rig, topic="")
     with pytest.raises(BadRequest, match="is empty"):
-        rig.run(count_delayed(rig.link, [NOW, NOW + timedelta(seconds=2)], "", 5.0))
+        rig.run(AdminCore(rig.link, 5.0).delayed_histogram([NOW, NOW + timedelta(seconds=2)], ""))
     assert not rig.broker.requests
 
 
@@ -223,10 +220,10 @@ def test_a_page_may_be_empty_although_there_is_more(rig: Pending) -> None:
 
 def test_they_are_counted_between_edges(rig: Pending) -> None:
     edges: list[datetime | float] = [NOW, NOW + timedelta(seconds=2), NOW_MS / 1000 + 60]
-    assert rig.run(count_delayed(rig.link, edges, None, 5.0)) == DelayedCounts(
+    assert rig.run(AdminCore(rig.link, 5.0).delayed_histogram(edges, None)) == DelayedCounts(
         (NOW_MS, NOW_MS + 2000, NOW_MS + 60_000), (2, 3), 5
     )
-    assert rig.run(count_delayed(rig.link, edges[:2], "bills", 5.0))[1:] == ((1,), 2)
+    assert rig.run(AdminCore(rig.link, 5.0).delayed_histogram(edges[:2], "bills"))[1:] == ((1,), 2)
 
 
 @pytest.mark.parametrize(
@@ -234,5 +231,5 @@ def test_they_are_counted_between_edges(rig: Pending) -> None:
 )
 def test_edges_that_do_not_ascend_are_refused_here(rig: Pending, edges: Any) -> None:
     with pytest.raises(BadRequest, match="edges"):
-        rig.run(count_delayed(rig.link, edges, None, 5.0))
+        rig.run(AdminCore(rig.link, 5.0).delayed_histogram(edges, None))
     assert not rig.broker.requests

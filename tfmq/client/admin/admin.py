@@ -9,22 +9,23 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
+from itertools import pairwise
 from typing import Any, Final
 
-from tfmq.client.admin import delayed as asked_schedules
+from tfmq.bounded_msgpack import Buffer
 from tfmq.client.admin.delayed import (
     DelayedCounts,
     DelayedDescription,
-    DelayedQuery,
     Rescheduled,
     ScheduleDescription,
     ScheduleRequest,
     cancel_delayed_message,
+    check_handle,
     check_limit,
-    count_delayed,
-    describe_delayed_message,
-    list_delayed,
+    delayed_description,
     reschedule_delayed_message,
+    schedule_description,
+    topic_field,
 )
 from tfmq.client.admin.models import (
     STATES,
@@ -53,9 +54,18 @@ from tfmq.client.connection.requests import (
     wait_for_reply,
 )
 from tfmq.client.operation import Operation
-from tfmq.client.send.delivery_time import Delay, Moment
-from tfmq.errors import BadRequest, Busy, NotAllowed, OffsetOutOfRange, UnknownTransaction
-from tfmq.limits import TRANSACTIONS_PER_PAGE
+from tfmq.client.send.delivery_time import Delay, Moment, moment_ms
+from tfmq.errors import (
+    BadRequest,
+    Busy,
+    NotAllowed,
+    OffsetOutOfRange,
+    UnknownPartition,
+    UnknownSchedule,
+    UnknownTopic,
+    UnknownTransaction,
+)
+from tfmq.limits import DELAYED_HISTOGRAM_EDGES, DELAYED_PER_PAGE, SCHEDULES_PER_PAGE, TRANSACTIONS_PER_PAGE
 from tfmq.message import Ordinal
 from tfmq.protocol import commands
 
@@ -469,8 +479,28 @@ class AdminCore:
         before `end` (aware datetimes, or seconds since 1970) · `after`: only messages after this handle · `limit`: the
         maximum number; None: all.
         """
-        asked = DelayedQuery(topic, partition, key, first, end)
-        return list_delayed(self._link, asked, after, limit, self._seconds)
+        # Read page by page: messages that are sent or delivered during the call may be missing or included.
+        check_limit(limit)
+        first_due = 0 if first is None else moment_ms(first)
+        end_due = commands.DUE_MAX if end is None else moment_ms(end)
+        filters = (
+            topic_field(topic),
+            partition,
+            key.encode() if isinstance(key, str) else key,
+            first_due,
+            end_due,
+        )
+        behind = "" if after is None else check_handle(after)
+        found: list[DelayedDescription] = []
+        more = limit is None or limit > 0
+        while more:
+            page = int(DELAYED_PER_PAGE) if limit is None else min(limit - len(found), DELAYED_PER_PAGE)
+            reply = yield from self._request(commands.ListDelayed(*filters, behind, page))
+            found += [delayed_description(row) for row in reply.delayed]
+            last = reply.after or (found[-1].handle if found else behind)
+            more = reply.more and last != behind and len(found) != limit
+            behind = last
+        return found
 
     def delayed_histogram(
         self, edges: Sequence[Moment], topic: str | None = None
@@ -481,14 +511,22 @@ class AdminCore:
 
         `edges` are aware datetimes, or seconds since 1970. Raises `BadRequest` for edges that do not ascend.
         """
-        return count_delayed(self._link, edges, topic, self._seconds)
+        moments = [moment_ms(each) for each in edges]
+        if not 2 <= len(moments) <= DELAYED_HISTOGRAM_EDGES or any(a >= b for a, b in pairwise(moments)):
+            raise BadRequest(
+                f"A histogram has 2 to {DELAYED_HISTOGRAM_EDGES:d} edges, each later than the one before, by 1 ms at"
+                " least."
+            )
+        reply = yield from self._request(commands.DelayedHistogram(topic_field(topic), moments))
+        return DelayedCounts(tuple(moments), tuple(reply.counts), reply.pending)
 
     def describe_delayed(self, handle: str) -> Operation[DelayedDescription]:
         """Return one delayed message, pending or not, as long as the broker has it.
 
         Raises `BadRequest` for a mistyped handle.
         """
-        return describe_delayed_message(self._link, handle, self._seconds)
+        reply = yield from self._request(commands.DescribeDelayed(check_handle(handle)))
+        return delayed_description({**reply.description, "handle": str(handle)})
 
     def cancel(self, handle: str) -> Operation[str]:
         """See `Producer.cancel`."""
@@ -528,30 +566,53 @@ class AdminCore:
         schedule has the name.
         """
         wish = ScheduleRequest(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
-        return asked_schedules.add_schedule(self._link, self._metadata, wish, self._seconds)
+        message, body = wish.request()
+        try:
+            reply = yield from self._request(message, body)
+        except UnknownPartition:
+            raise
+        except UnknownTopic:  # The broker has accepted all other arguments.
+            self._metadata.invalidate(topic)
+            yield from get_topic(self._link, self._metadata, topic, create=True, seconds=self._seconds)
+            reply = yield from self._request(message, body)
+        return schedule_description(reply.schedule)
 
     def schedules(self) -> Operation[list[ScheduleDescription]]:
         """Return all schedules, by name."""
-        return asked_schedules.list_schedules(self._link, self._seconds)
+        # Read page by page: schedules that are added or removed during the call may be missing or included.
+        found: list[ScheduleDescription] = []
+        more = True
+        while more:
+            after = found[-1].name if found else ""
+            reply = yield from self._request(commands.ListSchedules("", after, int(SCHEDULES_PER_PAGE)))
+            found += [schedule_description(row) for row in reply.schedules]
+            more = reply.more and bool(reply.schedules)
+        return found
 
     def describe_schedule(self, name: str) -> Operation[ScheduleDescription]:
         """Return one schedule. Raises `UnknownSchedule`."""
-        return asked_schedules.describe_schedule(self._link, name, self._seconds)
+        reply = yield from self._request(commands.ListSchedules(name))
+        if not reply.schedules:
+            raise UnknownSchedule(f"There is no schedule {name}. Look at the list: tfmq schedule list.")
+        return schedule_description(reply.schedules[0])
 
     def pause_schedule(self, name: str) -> Operation[ScheduleDescription]:
         """Pause a schedule until it is resumed. Raises `UnknownSchedule`."""
-        return asked_schedules.pause_schedule(self._link, name, self._seconds)
+        return schedule_description((yield from self._request(commands.PauseSchedule(name))).schedule)
 
     def resume_schedule(self, name: str) -> Operation[ScheduleDescription]:
         """Resume a schedule with its next time; times that passed meanwhile do not count as missed.
 
         Raises `UnknownSchedule`.
         """
-        return asked_schedules.resume_schedule(self._link, name, self._seconds)
+        return schedule_description((yield from self._request(commands.ResumeSchedule(name))).schedule)
 
     def remove_schedule(self, name: str) -> Operation[bool]:
         """Remove a schedule. Raises `UnknownSchedule`."""
-        return asked_schedules.remove_schedule(self._link, name, self._seconds)
+        # The request names the id, so that a repeated request cannot remove a new schedule of the same name.
+        found = yield from self.describe_schedule(name)
+        reply = yield from self._request(commands.RemoveSchedule(name, found.id))
+        return bool(reply.removed)
 
     # Internal
 
@@ -567,8 +628,8 @@ class AdminCore:
             )
         return found.epoch
 
-    def _request(self, message: Any, repeat: bool = True) -> Operation[Any]:
-        return (yield from request(self._link, message, seconds=self._seconds, repeat=repeat))
+    def _request(self, message: Any, *body: Buffer, repeat: bool = True) -> Operation[Any]:
+        return request(self._link, message, *body, seconds=self._seconds, repeat=repeat)
 
     def _current_topic(self, name: str) -> Operation[Topic]:
         """Return the topic with fresh metadata. A cached incarnation could be deleted by now."""

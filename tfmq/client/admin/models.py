@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 STATES: Final = (
@@ -250,27 +250,26 @@ class CommitGroupEnd(NamedTuple):
     dropped: int
 
 
-_WIRE_NAMES = {"bytes": "size_bytes"}
-
-
 def transaction_description(row: Mapping[str, Any]) -> TransactionDescription:
     """Parse one row of LIST_TRANSACTIONS or DESCRIBE_TRANSACTION."""
-    known, details = _split_fields(row, TransactionDescription._fields)
+    known, details = split_fields(row, TransactionDescription._fields)
     known["topics"] = tuple(known.get("topics", ()))
     return TransactionDescription(**known, details=details)
 
 
 def commit_group_description(row: Mapping[str, Any]) -> CommitGroupDescription:
     """Parse one row of LIST_COMMIT_GROUPS."""
-    known, details = _split_fields(row, CommitGroupDescription._fields)
+    known, details = split_fields(row, CommitGroupDescription._fields)
     return CommitGroupDescription(**known, details=details)
 
 
-def _split_fields(row: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (fields in `names`, other fields); nil is the same as a missing field."""
+def split_fields(
+    row: Mapping[str, Any], names: Sequence[str], size: str = "bytes"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (fields in `names`, other fields); nil is the same as a missing field. `size`: `size_bytes` there."""
     known: dict[str, Any] = {}
     details: dict[str, Any] = {}
     for key, value in row.items():
-        name = _WIRE_NAMES.get(key, key)
+        name = "size_bytes" if key == size else key
         (known if name in names and name != "details" else details)[name] = value
     return {name: value for name, value in known.items() if value is not None}, details
