@@ -20,7 +20,6 @@ from tfmq.client.operation import (
     Wait,
     run_inline,
     run_work,
-    thread_executor,
 )
 
 
@@ -211,7 +210,7 @@ def test_work_in_a_thread_brings_its_result_under_the_lock() -> None:
 
     driver = Driver()
     results: list[Any] = []
-    run = thread_executor(driver)
+    run = partial(BlockingDriver.run_in_thread, driver)  # type: ignore[arg-type]
     for call in (threading.get_ident, lambda: 1 // 0):
         driver.done.clear()
         run(call, lambda result, error: results.append((result, error, driver.lock.locked())))

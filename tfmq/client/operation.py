@@ -16,9 +16,8 @@ Operations run in the driver's thread, under the driver's lock, so they may use 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 NEVER = float("inf")
 
@@ -38,10 +37,7 @@ class Task:
         self._stepping = False
 
     def step(self, _: object = None) -> None:
-        """Run the operation until it has to wait.
-
-        A future that completes in the meantime is handled in the same loop.
-        """
+        """Run the operation until it has to wait for a future that is not done."""
         thrown_away = getattr(self._operation, "gi_running", False)
         if self._stepping or self.done or thrown_away:
             return
@@ -77,10 +73,7 @@ class Task:
             self._stepping = False
 
     def cancel(self) -> None:
-        """End the operation where it waits.
-
-        If the operation itself calls this, it ends at its next `Wait`.
-        """
+        """End the operation where it waits; at its next `Wait` if it calls this itself."""
         self._unsubscribe()
         self.done = True
         if not getattr(self._operation, "gi_running", False):
@@ -105,10 +98,7 @@ class BackgroundTasks:
         self._tasks: list[Task] = []
 
     def start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
-        """Start `operation` at once and step it until it ends.
-
-        `failed` is called with the exception if the operation raises one.
-        """
+        """Start `operation` at once and step it until it ends. `failed` gets what it raises."""
         task = Task(operation, failed, self._clock)
         self._tasks.append(task)
         task.step()
@@ -178,10 +168,7 @@ class Event(Future):
 
 
 class Wait(NamedTuple):
-    """Resume when any of `futures` is done, or after `seconds` (None: no limit).
-
-    Without futures this is a plain sleep.
-    """
+    """Resume when any of `futures` is done, or after `seconds` (None: no limit). () only sleeps."""
 
     futures: Iterable[Future]
     seconds: float | None = None
@@ -200,14 +187,11 @@ Operation = Generator[Wait | CallUserCode, None, Result]
 
 
 Executor = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""An executor: run(work, done) calls `work()` somewhere, then `done(result, error)`.
-
-`done` is called in the driver's thread and under its lock.
-"""
+"""run(work, done) calls `work()` somewhere, then `done(result, error)` in the driver's thread, under its lock."""
 
 
-class _WorkFuture(Future):
-    """The result or error of work done by an executor."""
+class ResultFuture(Future):
+    """A result or an error; a callback that takes both, such as `done` of an executor, is `set_outcome`."""
 
     __slots__ = ("error", "result")
 
@@ -231,45 +215,9 @@ def run_inline(work: Callable[[], Any], done: Callable[[Any, BaseException | Non
         done(result, None)
 
 
-class WakeableDriver(Protocol):
-    """The part of a driver that a worker thread needs to deliver a result."""
-
-    closed: bool
-
-    @property
-    def lock(self) -> Any: ...
-
-    def poll_nonblocking(self) -> None: ...
-
-    def wake(self) -> None: ...
-
-    def set_event(self, event: Event) -> None: ...
-
-
-def thread_executor(driver: WakeableDriver) -> Executor:
-    """Return an `Executor` that runs each piece of work in a new daemon thread.
-
-    The work may block, and may use the driver's client.
-    """
-
-    def run(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        def finished(result: Any, error: BaseException | None) -> None:
-            with driver.lock:
-                done(result, error)
-                if not driver.closed:
-                    driver.poll_nonblocking()
-            driver.wake()
-            # A thread that drives the client while it waits for this work sleeps on the socket: wake it.
-            driver.set_event(Event())
-
-        threading.Thread(target=run_inline, args=(work, finished), name="tfmq-work", daemon=True).start()
-
-    return run
-
-
 def run_work(run: Executor, call: Callable[[], Result]) -> Operation[Result]:
     """Run `call` in the executor `run`. Return its result or raise its error."""
-    doing = _WorkFuture()
+    doing = ResultFuture()
     run(call, doing.set_outcome)
     while not doing.done:
         yield Wait((doing,))

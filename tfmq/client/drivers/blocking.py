@@ -8,17 +8,14 @@ import os
 import select
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.drivers.callbacks import CallbackQueue, Timer, Timers, check_not_in_callback
-from tfmq.client.drivers.fork import register_for_fork
-from tfmq.client.drivers.socket import SocketChannel, choose_address, resolve_address
-from tfmq.client.operation import CallUserCode, Event, Future, Operation, thread_executor
+from tfmq.client.drivers.callbacks import Driver, Timer, check_not_in_callback
+from tfmq.client.drivers.socket import choose_address, resolve_address
+from tfmq.client.operation import CallUserCode, Event, Future, Operation, run_inline
 from tfmq.errors import Closed, NotAllowed
 
 log = logging.getLogger("tfmq.client")
@@ -49,14 +46,6 @@ def _warn_of_running_loop() -> None:
         )
 
 
-class Ticker(Protocol):
-    """A component with its own timers. Both methods are called under the driver's lock."""
-
-    def next_time(self) -> float: ...
-
-    def tick(self) -> None: ...
-
-
 class Waiter:
     """A thread that waits for any of `futures` while another thread polls."""
 
@@ -73,17 +62,14 @@ class Waiter:
         return any(map(_done, self.futures))
 
     def wake(self, _: object = None) -> None:
-        """Let the thread continue. Called under the driver's lock.
-
-        When a future calls this, the wait is over, so the thread is removed from `followers`.
-        """
-        if _ is not None:
+        """Let the thread continue. Called under the driver's lock."""
+        if _ is not None:  # The wait is over, because one of its futures calls this.
             self.followers.pop(self, None)
         if self.gate.locked():  # A second wake-up has no effect.
             self.gate.release()
 
 
-class BlockingDriver:
+class BlockingDriver(Driver):
     """Runs operations in the calling threads. Thread-safe.
 
     One of the waiting threads polls the socket: the *polling thread*, the first that waits. It reads for all. When its
@@ -99,21 +85,11 @@ class BlockingDriver:
     the driver; a forked child resets it.
     """
 
-    def __init__(self, link: ClientConnection, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.link = link
-        self.clock = clock
-        self.timers = Timers(clock)
-        self.tickers: list[Ticker] = [self.timers]
-        self.callbacks = CallbackQueue()
-        self.on_fork: list[Callable[[], None]] = []
-        """Called in a forked child, to discard the parent's state."""
-        self._reset_state()
-        register_for_fork(self)
+    lock: threading.RLock
 
     def _reset_state(self) -> None:
+        super()._reset_state()
         self.lock = threading.RLock()
-        self.channel = SocketChannel(self.link)
-        self.closed = False
         self._polling_thread: int | None = None
         self._waiters: dict[Waiter, None] = {}
         self._in_poll = self._reading = False
@@ -196,10 +172,7 @@ class BlockingDriver:
         return woken and forgotten and not orphaned
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
-        """Call `function` once after `seconds`, under the lock, in whichever thread runs the driver.
-
-        `cancel` of the timer prevents the call.
-        """
+        """Call `function` once after `seconds`, under the lock. `cancel` of the timer prevents it."""
         with self.lock:
             timer = self.timers.add(seconds, function)
         self.wake()
@@ -208,8 +181,18 @@ class BlockingDriver:
     def run_in_thread(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
     ) -> None:
-        """Run `work` in a thread of its own. An `Executor`."""
-        thread_executor(self)(work, done)
+        """Run `work` in a daemon thread of its own; it may block and may use the client. An `Executor`."""
+
+        def finished(result: Any, error: BaseException | None) -> None:
+            with self.lock:
+                done(result, error)
+                if not self.closed:
+                    self.poll_nonblocking()
+            self.wake()
+            # A thread that drives the client while it waits for this work sleeps on the socket: wake it.
+            self.set_event(Event())
+
+        threading.Thread(target=run_inline, args=(work, finished), name="tfmq-work", daemon=True).start()
 
     def set_event(self, event: Event) -> None:
         """Set `event` from any thread, or from a signal handler."""
@@ -259,19 +242,8 @@ class BlockingDriver:
         self.callbacks.run()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: reset the connection and the locks."""
-        self.channel.close()
         self._wake_pipe.close()
-        self.callbacks.clear()
-        self.timers.clear()
-        was_closed = self.closed
-        self.link.reset_after_fork()
-        self._reset_state()
-        if was_closed:
-            self.closed = True
-            self.link.close()
-        for forget in self.on_fork:
-            forget()
+        super().reset_after_fork()
 
     # Polling and waiting
 
@@ -284,10 +256,7 @@ class BlockingDriver:
                 return
 
     def _may_poll(self) -> bool:
-        """Return whether this thread may poll.
-
-        A signal handler may poll although its own thread is in `poll`.
-        """
+        """Return whether this thread may poll; a signal handler may while its own thread polls."""
         return self._polling_thread is None or self._polling_thread == threading.get_ident()
 
     def _wait_for_turn(self, waiter: Waiter, deadline: float) -> bool:
@@ -342,11 +311,7 @@ class BlockingDriver:
                 self._wake_polling_thread()  # The result that the interrupted `poll` waits for may have been read here.
 
     def _run_turn(self, done: Callable[[], bool], deadline: float) -> None:
-        """Run what is due, poll once, and process the result.
-
-        Does not sleep if `done()`: an expired request or a failed connection attempt may already have completed the
-        wait.
-        """
+        """Run what is due, poll once, and process the result."""
         for ticker in self.tickers:
             ticker.tick()
         self.channel.tick()
@@ -356,6 +321,7 @@ class BlockingDriver:
             self.channel.flush()
         if self._waiters:
             self._wake_done()
+        # An expired request or a failed connection attempt may already have completed the wait.
         due = self.clock() if done() else min(deadline, self.next_time())
         events = self._poll_socket(max(0.0, min(due - self.clock(), POLL_SECONDS_MAX)))
         if events & select.POLLOUT or (events and self.channel.connecting):
@@ -363,15 +329,15 @@ class BlockingDriver:
         if self._waiters:
             self._wake_done()
         if self.callbacks:
-            self._run_callbacks()
+            self.lock.release()
+            try:
+                self.callbacks.run()
+            finally:
+                self.lock.acquire()
 
     def _wake_done(self) -> None:
         for waiter in [each for each in self._waiters if each.is_done()]:
             waiter.wake()
-
-    def next_time(self) -> float:
-        """Return the time of the next due action, in the driver's clock. Called under the lock."""
-        return min(self.link.next_time(), *[ticker.next_time() for ticker in self.tickers])
 
     def _poll_socket(self, seconds: float) -> int:
         """Wait for the socket or a wake-up without the lock, and read. Return the socket's events."""
@@ -383,7 +349,10 @@ class BlockingDriver:
         source = channel.socket
         polled = (channel.fileno(), READ_WRITE if channel.wants_write else select.POLLIN)
         if polled != self._polled or nested:
-            self._poller, self._polled = self._new_poller(*polled), polled
+            self._poller, self._polled = select.poll(), polled
+            if polled[0] >= 0:
+                self._poller.register(*polled)
+            self._poller.register(self._wake_pipe.descriptor, select.POLLIN)
         poll = self._poller
         events, data, received = 0, None, False
         self._in_poll, self._reading = True, False
@@ -411,21 +380,6 @@ class BlockingDriver:
             self._reading = False
         return events
 
-    def _new_poller(self, descriptor: int, events: int) -> select.poll:
-        """Return a poller for `events` of the socket, if there is one, and for wake-ups."""
-        poller = select.poll()
-        if descriptor >= 0:
-            poller.register(descriptor, events)
-        poller.register(self._wake_pipe.descriptor, select.POLLIN)
-        return poller
-
-    def _run_callbacks(self) -> None:
-        self.lock.release()
-        try:
-            self.callbacks.run()
-        finally:
-            self.lock.acquire()
-
     def _connect(self) -> None:
         """Start connecting if the connection needs it. Resolves names without the lock."""
         if self.closed or not self.link.wants_connection():
@@ -441,24 +395,15 @@ class BlockingDriver:
         elif not self.closed:
             self.channel.start_connecting(choose_address(found))
 
-    # Waking the polling thread
-
     def _wake_polling_thread(self) -> None:
-        """Wake the polling thread from its `poll`."""
         if self._in_poll:
             self._wake_pipe.notify()
 
 
 ACTIVE_SECONDS = 1.0
-"""The background thread checks for work this long before it sleeps until it is woken.
-
-Waking it costs more than one check.
-"""
+"""The background thread checks this long before it sleeps: waking it costs more than one check."""
 CHECK_SECONDS = 0.005
-"""The pause between two checks.
-
-It is the default linger time, so that a batch waits at most twice as long.
-"""
+"""The pause between two checks: the default linger time, so that a batch waits at most twice as long."""
 CHECK_SECONDS_MIN = 0.0005
 POLLING_SECONDS_MAX = 60.0
 
@@ -545,9 +490,6 @@ class NetworkThread:
             self.is_polling = False
 
 
-_DRAIN_BYTES = 4096
-
-
 class WakePipe:
     """A pipe that wakes a thread from `poll`. Created when it is first polled."""
 
@@ -562,17 +504,14 @@ class WakePipe:
         return self._read
 
     def notify(self) -> None:
-        """Make the descriptor readable. Safe in any thread and in signal handlers.
-
-        Does nothing if the pipe was never polled.
-        """
+        """Make the descriptor readable, if it was ever polled. Safe in threads and signal handlers."""
         if self._write >= 0:
             with contextlib.suppress(BlockingIOError):  # A full pipe wakes the thread, too.
                 os.write(self._write, b"w")
 
     def drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while len(os.read(self._read, _DRAIN_BYTES)) == _DRAIN_BYTES:
+            while len(os.read(self._read, 4096)) == 4096:
                 pass
 
     def close(self) -> None:

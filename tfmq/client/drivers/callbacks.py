@@ -1,4 +1,4 @@
-"""Users' result callbacks, and timers."""
+"""What all drivers have: users' result callbacks, timers, and the reset in a forked child."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import heapq
 import itertools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.drivers.fork import DriverLock, register_for_fork
+from tfmq.client.drivers.socket import SocketChannel
 from tfmq.errors import NotAllowed
 
 log = logging.getLogger("tfmq.client")
@@ -96,3 +101,50 @@ class Timers:
 
     def clear(self) -> None:
         self._heap.clear()
+
+
+class Ticker(Protocol):
+    """A component with its own timers. Both methods are called under the driver's lock."""
+
+    def next_time(self) -> float: ...
+
+    def tick(self) -> None: ...
+
+
+class Driver:
+    """The base of all drivers. `_reset_state` is called again in a forked child."""
+
+    lock: DriverLock
+
+    def __init__(self, link: ClientConnection, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.link = link
+        self.clock = clock
+        self.timers = Timers(clock)
+        self.tickers: list[Ticker] = [self.timers]
+        self.callbacks = CallbackQueue()
+        self.on_fork: list[Callable[[], None]] = []
+        """Called in a forked child, to discard the parent's state."""
+        self._reset_state()
+        register_for_fork(self)
+
+    def _reset_state(self) -> None:
+        self.channel = SocketChannel(self.link)
+        self.closed = False
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: reset the connection and the state of the driver."""
+        self.channel.close()
+        self.callbacks.clear()
+        self.timers.clear()
+        was_closed = self.closed
+        self.link.reset_after_fork()
+        self._reset_state()
+        if was_closed:
+            self.closed = True
+            self.link.close()
+        for forget in self.on_fork:
+            forget()
+
+    def next_time(self) -> float:
+        """Return the time of the next due action, in the driver's clock. Called under the lock."""
+        return min(self.link.next_time(), *[ticker.next_time() for ticker in self.tickers])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.drivers.blocking import POLL_SECONDS_MAX, Ticker
-from tfmq.client.drivers.callbacks import CallbackQueue, Timer, Timers
-from tfmq.client.drivers.fork import register_for_fork
-from tfmq.client.drivers.socket import ResolvedAddresses, SocketChannel, choose_address
+from tfmq.client.drivers.blocking import POLL_SECONDS_MAX
+from tfmq.client.drivers.callbacks import Driver, Timer
+from tfmq.client.drivers.socket import ResolvedAddresses, choose_address
 from tfmq.client.operation import CallUserCode, Event, Future, Operation
 from tfmq.errors import TfmqError
 
@@ -31,14 +28,14 @@ class NoLock:
     def release(self) -> None: ...
 
 
-class EventDriver(ABC):
+class EventDriver(Driver, ABC):
     """Runs operations as coroutines. Not thread-safe, except `set_event`.
 
     `wake` schedules one turn after the current one of the loop. A turn runs what is due, writes the connection's
     output, and registers the socket and a timer with the loop. A cancelled caller leaves nothing behind: its request
     continues, and the reply is dropped if no other caller needs it.
 
-    Subclasses implement the methods in "Event loop interface". `_reset_state` is called again in a forked child.
+    Subclasses implement the methods in "Event loop interface".
     """
 
     _current: Callable[[], object]
@@ -46,21 +43,11 @@ class EventDriver(ABC):
     _owner: object
     """What `_current` returns where the driver may be used; None before the first use."""
 
-    def __init__(self, link: ClientConnection, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.link = link
-        self.clock = clock
-        self.timers = Timers(clock)
-        self.tickers: list[Ticker] = [self.timers]
-        self.callbacks = CallbackQueue()
-        self.on_fork: list[Callable[[], None]] = []
-        self.lock = NoLock()
-        self._reset_state()
-        register_for_fork(self)
+    lock = NoLock()
 
     def _reset_state(self) -> None:
-        self.channel = SocketChannel(self.link)
+        super()._reset_state()
         self.channel.before_close = self._unwatch  # A loop must not use a closed descriptor.
-        self.closed = False
         self._owner = None
         self._watched: tuple[int, bool] | None = None
         self._timer_handle: Any = None
@@ -89,10 +76,7 @@ class EventDriver(ABC):
             self.wake()
 
     def check_caller(self) -> None:
-        """Raise `NotAllowed` outside of the loop, or the thread, that the client belongs to.
-
-        Methods call it before they change anything without `run`.
-        """
+        """Raise `NotAllowed` outside of the loop, or the thread, that the client belongs to."""
         if self._current() != self._owner:
             self._check_other_caller()
 
@@ -124,19 +108,8 @@ class EventDriver(ABC):
         self.callbacks.run()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: reset the connection without touching the parent's loop."""
-        was_closed = self.closed
-        self.channel.before_close = None
-        self.channel.close()
-        self.callbacks.clear()
-        self.timers.clear()
-        self.link.reset_after_fork()
-        self._reset_state()
-        if was_closed:
-            self.closed = True
-            self.link.close()
-        for forget in self.on_fork:
-            forget()
+        self.channel.before_close = None  # The parent's loop must not be changed.
+        super().reset_after_fork()
 
     # Event loop interface
 
@@ -184,10 +157,7 @@ class EventDriver(ABC):
 
     @abstractmethod
     def _start_resolving(self) -> None:
-        """Resolve the address of `connection.server` and pass it to `_address_resolved`.
-
-        Ignored while a resolution is in progress.
-        """
+        """Resolve `link.server`, unless that is in progress, and pass it to `_address_resolved`."""
 
     # Internal
 
@@ -204,10 +174,6 @@ class EventDriver(ABC):
         self.channel.flush()
         self._watch()
         self.callbacks.run()
-
-    def next_time(self) -> float:
-        """Return the time of the next due action, in the driver's clock."""
-        return min(self.link.next_time(), *(ticker.next_time() for ticker in self.tickers))
 
     def _watch(self) -> None:
         channel = self.channel

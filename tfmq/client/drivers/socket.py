@@ -1,7 +1,4 @@
-"""A non-blocking socket and its connection object, and address resolution.
-
-Used by all drivers.
-"""
+"""A non-blocking socket and its connection object, and address resolution, for all drivers."""
 
 from __future__ import annotations
 
@@ -16,10 +13,7 @@ from tfmq.errors import TfmqError
 
 RECEIVE_BYTES_MIN = 16 << 10
 RECEIVE_BYTES_MAX = 1 << 20
-"""Maximum bytes per read.
-
-The size grows when reads are full, so that small replies need only small buffers.
-"""
+"""Bytes per read. The size grows when reads are full, so that small replies need only small buffers."""
 SOCKET_BUFFER_BYTES = 1 << 20
 """Requested in both directions, so that a batch is sent in one write."""
 
@@ -61,10 +55,9 @@ class SocketChannel:
             self.connection_failed(OSError(code, errno.errorcode.get(code, "")) if code else None)
 
     def receive(self) -> bytes | OSError | None:
-        """Read without blocking.
+        """Read bytes (b"" at the end of the stream), None if there are none, or the connection's error.
 
-        Return bytes (b"" at the end of the stream), None if there are none, or the error of the connection. Needs no
-        lock; only one thread may read at a time.
+        Never blocks. Needs no lock; only one thread may read at a time.
         """
         if self.socket is None or self.connecting:
             return None
@@ -104,7 +97,7 @@ class SocketChannel:
         if self.connecting:
             code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self.connection_failed(OSError(code, _error_name(code)))
+                self.connection_failed(OSError(code, errno.errorcode.get(code, str(code))))
                 return
             self.connecting = False
             self.link.connected()
@@ -146,10 +139,6 @@ class SocketChannel:
                 self.before_close()
             self.socket.close()
             self.socket = None
-
-
-def _error_name(code: int) -> str:
-    return errno.errorcode.get(code, str(code))
 
 
 def choose_address(found: list[tuple[Any, ...]]) -> tuple[int, Any]:
