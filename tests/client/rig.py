@@ -10,7 +10,7 @@ from tfmq.client.connection.addresses import BrokerAddress
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import MetadataCache
 from tfmq.client.drivers.callbacks import Timers
-from tfmq.client.operation import CallUserCode, Operation
+from tfmq.client.operation import CallUserCode, Operation, Wait
 from tfmq.client.send.accumulator import RecordAccumulator, SendOptions
 from tfmq.client.send.batch import Batch, Delivery
 from tfmq.client.send.partitioner import KeyHash, PartitionSelector
@@ -163,3 +163,7 @@ class SenderRig(Rig):
 
     def schedule_callback(self, callback: Callable[[], object]) -> None:
         self.called_back.append(callback())
+
+
+def sleep(seconds: float) -> Operation[None]:
+    yield Wait((), seconds)

@@ -199,8 +199,8 @@ PRODUCER: Final = (
         "child-keeps-its-parent-s-calls",
         "a forked child forgets what its parent had open",
         "tfmq/client/connection/connection.py",
-        '        For a forked child: the requests belong to the parent process.\n        """\n        self._reset()\n',
-        '        For a forked child: the requests belong to the parent process.\n        """\n',
+        'completing them: they belong to the parent process."""\n        self._reset()\n',
+        'completing them: they belong to the parent process."""\n',
         [LINK],
     ),
     Mutant(

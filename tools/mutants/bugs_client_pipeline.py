@@ -29,8 +29,8 @@ _WAY: Final = (
         "batch-of-no-transaction",
         "what is sent in a transaction is not visible before its commit",
         "tfmq/client/transaction/pipeline.py",
-        ("            batch.due_field,\n            self.epoch,\n"),
-        ("            batch.due_field,\n            None,\n"),
+        "encoded.blocks, batch.due_field, self.epoch)",
+        "encoded.blocks, batch.due_field, None)",
         [PIPELINE, CORE, ENDING],
     ),
     Mutant(
@@ -200,8 +200,8 @@ _BESIDE: Final = (
         "consumer-told-of-a-rollback",
         "a consumer goes on from offsets that are committed only",
         "tfmq/client/transaction/transaction.py",
-        "        if self.state not in SUCCEEDED:\n            return []\n",
-        ("        if self.state not in FINISHED:\n            return []\n"),
+        "                if self.state in SUCCEEDED:\n",
+        "                if self.state in FINISHED:\n",
         [OFFSETS, CORE, ENDING, PIPELINE],
     ),
     Mutant(

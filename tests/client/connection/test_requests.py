@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.client.fake_broker import HOLD, LOSE, SWALLOW
-from tests.client.rig import Rig
+from tests.client.rig import Rig, sleep
 from tests.client.scripted import Broker, Script
 from tfmq.client.connection.requests import (
     REFRESH_SECONDS,
@@ -18,7 +18,6 @@ from tfmq.client.connection.requests import (
     request,
     request_until_not_busy,
     request_with_retries,
-    sleep,
     wait_for_all,
 )
 from tfmq.client.operation import Event

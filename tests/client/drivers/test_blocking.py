@@ -14,10 +14,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.client.fake_broker import CUT, HOLD, SWALLOW, FakeBroker, listening
+from tests.client.rig import sleep
 from tests.scale import scaled
 from tfmq.client.connection.addresses import parse_servers
 from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.connection.requests import request, sleep
+from tfmq.client.connection.requests import request
 from tfmq.client.drivers import blocking
 from tfmq.client.drivers.blocking import BlockingDriver, WakePipe
 from tfmq.client.operation import Event, Operation, Wait

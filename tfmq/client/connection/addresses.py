@@ -11,6 +11,7 @@ keeps the lock until it exits. So only one start is in progress at a time; other
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -138,10 +139,7 @@ ADDRESS_NAME: Final = "address"
 LOCK_NAME: Final = "lock"
 LOG_NAME: Final = "server.log"
 LOG_BYTES_MAX: Final = 1 << 20
-"""A longer log is renamed to `server.log.1` at the next start.
-
-It is needed only after a failed start.
-"""
+"""A longer log is renamed to `server.log.1` at the next start: it is needed only after a failed one."""
 IDLE_SECONDS: Final = 10
 """A broker started by a client exits after this time without clients.
 
@@ -162,15 +160,9 @@ _PROGRAM: Final = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)];"
     " from tfmq.server.main import main; main()"
 )
-"""Runs the broker without the current folder in `sys.path`.
-
-The current folder is the data folder, which holds no modules.
-"""
+"""Runs the broker without the current folder, which is the data folder, in `sys.path`."""
 _BACKGROUND_SCRIPT: Final = '"$@" &'
-"""A shell script that starts a command in the background.
-
-The command is then no child of this process, so this process need not wait for its exit.
-"""
+"""Starts a command that is no child of this process, which so need not wait for its exit."""
 
 
 class LocalBrokerAddress:
@@ -236,7 +228,8 @@ class LocalBrokerAddress:
             if self._broker_started:
                 self._broker_started = False
                 raise self._start_error()
-            self._remove_stale_address()
+            with contextlib.suppress(FileNotFoundError):  # An address there is stale.
+                os.unlink(os.path.join(self.path, ADDRESS_NAME))
             self._start_broker(self.path, descriptor)
             handed_over = self._broker_started = True
         finally:
@@ -263,12 +256,6 @@ class LocalBrokerAddress:
             return True
         finally:
             os.close(descriptor)
-
-    def _remove_stale_address(self) -> None:
-        try:
-            os.unlink(os.path.join(self.path, ADDRESS_NAME))
-        except FileNotFoundError:
-            return
 
     def _read_text(self, name: str) -> str:
         try:

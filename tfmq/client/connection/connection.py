@@ -102,10 +102,7 @@ class PendingRequest(Future):
         self.update = update
         self.sent = False
         self.send_count = 0
-        """How often it was sent.
-
-        Above 1, an earlier sending may have been executed although a later one was rejected.
-        """
+        """Above 1, an earlier sending may have been executed although a later one was rejected."""
         self.reply: Any = None
         self.reply_body: memoryview = _EMPTY
         self.error: TfmqError | None = None
@@ -151,10 +148,7 @@ Address = BrokerAddress | LocalBrokerAddress
 def connection_error(
     error: BaseException | None, server: Address, servers: Sequence[Address], was_connected: bool
 ) -> TfmqError:
-    """Return the user-visible error for `error` on the connection to `server`.
-
-    `servers`: all configured addresses. `was_connected`: the connection was lost; else it could not be made.
-    """
+    """Return the user-visible error for `error` on the connection to `server`, one of `servers`."""
     if isinstance(error, BadFrame):
         failure: TfmqError = ConnectionFailed(f"{server}: {error.sentence}")
     elif isinstance(error, TfmqError):
@@ -301,10 +295,13 @@ class ClientConnection:
         if self.state == ConnectionState.CLOSED:
             raise Closed("The client is closed; make a new one.")
         deadline = NEVER if seconds is None else self.now() + seconds
+        number = next(self._correlation_ids) % _CORRELATION_IDS
+        while number == 0 or number in self._pending:
+            number = next(self._correlation_ids) % _CORRELATION_IDS
         call = PendingRequest(
             request,
             body,
-            correlation_id=self._next_correlation_id(),
+            correlation_id=number,
             deadline=deadline,
             repeat=repeat,
             in_background=in_background,
@@ -337,10 +334,7 @@ class ClientConnection:
             )
 
     def reset_after_fork(self) -> None:
-        """Discard all requests without completing them.
-
-        For a forked child: the requests belong to the parent process.
-        """
+        """Discard all requests without completing them: they belong to the parent process."""
         self._reset()
 
     # Used by drivers
@@ -406,10 +400,7 @@ class ClientConnection:
             self._got_response = True
 
     def next_output(self) -> list[memoryview]:
-        """Return the next buffers to write, at most `OUTPUT_BUFFERS`.
-
-        The driver reports the number of bytes written to `output_written`.
-        """
+        """Return the next buffers to write, at most `OUTPUT_BUFFERS`; see `output_written`."""
         return list(itertools.islice(self.output, OUTPUT_BUFFERS))
 
     def output_written(self, size: int) -> None:
@@ -436,10 +427,10 @@ class ClientConnection:
         self.state = ConnectionState.DOWN
         self.output.clear()
         self._complete_when_written.clear()
-        self.last_error = connection_error(error, self.server, self.servers, was_connected)
+        failed = self.last_error = connection_error(error, self.server, self.servers, was_connected)
         now = self.now()
         for call in [each for each in self._pending.values() if each.sent and not each.repeat]:
-            self._fail(call, ConnectionFailed(self.last_error.sentence, outcome=UNKNOWN))
+            self._fail(call, ConnectionFailed(failed.sentence, outcome=UNKNOWN))
         self._server_index += 1
         if was_ready and self._got_response:
             self._attempts, self._trying_since, self._retry_at = 0, None, now
@@ -448,17 +439,19 @@ class ClientConnection:
         self._trying_since = now if self._trying_since is None else self._trying_since
         self._schedule_reconnect(now)
         if self._should_give_up(error, now):
-            self._fail_all(self.last_error)
-        elif isinstance(error, ConnectionRefusedError) and not self.connection_count:
-            self._log_waiting()
+            self._trying_since = None
+            for call in list(self._pending.values()):
+                outcome = UNKNOWN if call.sent else NOT_DONE
+                failure = type(failed)(failed.sentence, outcome=outcome)
+                failure.__cause__ = failed.__cause__
+                self._fail(call, failure)
+            return
+        waiting = self._attempts == SILENT_ATTEMPTS * len(self.servers) and not self.connection_count
+        if waiting and isinstance(error, ConnectionRefusedError):
+            addresses = join_addresses(self.servers)
+            log.info("Nothing listens at %s yet: waiting %g s.", addresses, self.first_connect_timeout)
 
     # Internal
-
-    def _next_correlation_id(self) -> int:
-        number = next(self._correlation_ids) % _CORRELATION_IDS
-        while number == 0 or number in self._pending:
-            number = next(self._correlation_ids) % _CORRELATION_IDS
-        return number
 
     def _queue(self, buffers: list[Buffer]) -> None:
         for buffer in buffers:
@@ -564,21 +557,3 @@ class ClientConnection:
         if isinstance(error, TfmqError) and not error.retriable:
             return True
         return not self.connection_count and now - (self._trying_since or now) >= self.first_connect_timeout
-
-    def _log_waiting(self) -> None:
-        """Log once per first connection that no broker has answered yet."""
-        if self._attempts == SILENT_ATTEMPTS * len(self.servers):
-            log.info(
-                "Nothing listens at %s yet: waiting %g s.",
-                join_addresses(self.servers),
-                self.first_connect_timeout,
-            )
-
-    def _fail_all(self, error: TfmqError) -> None:
-        """Fail all open requests with `error`."""
-        self._trying_since = None
-        for call in list(self._pending.values()):
-            outcome = UNKNOWN if call.sent else NOT_DONE
-            failure = type(error)(error.sentence, outcome=outcome)
-            failure.__cause__ = error.__cause__
-            self._fail(call, failure)

@@ -88,11 +88,24 @@ def make_client_parts(
     name = os.environ.get(CLIENT_ID_VARIABLE) or None if client_id is None else client_id
     if name is not None:
         check_client_id(name)
-    found = _make_parts(servers, driver_type)
+    path = data_folder_of(servers)
+    found = parse_servers(servers) if path is None else ()
+    broker = _in_process_brokers.get(found[0]) if found else None
+    if broker is not None:
+        parts = broker.make_client_parts(found, driver_type)
+    else:
+        link = (
+            ClientConnection(found, time.monotonic)
+            if path is None
+            else ClientConnection(
+                (LocalBrokerAddress(path),), time.monotonic, first_connect_timeout=START_TIMEOUT_SECONDS
+            )
+        )
+        parts = ClientParts(link, driver_type(link), time.time)
     if name is not None:
-        found.link.client = name
-    found.link.operator = operator
-    return found
+        parts.link.client = name
+    parts.link.operator = operator
+    return parts
 
 
 def check_client_id(name: object) -> None:
@@ -101,20 +114,3 @@ def check_client_id(name: object) -> None:
         raise BadRequest(
             f"client_id must be 1 to {CLIENT_ID_LENGTH} letters, digits, '.', '_' or '-', not {str(name)[:120]!r}."
         )
-
-
-def _make_parts(
-    servers: str | Sequence[str] | None, driver_type: Callable[[ClientConnection], Driver]
-) -> ClientParts[Driver]:
-    path = data_folder_of(servers)
-    if path is not None:
-        link = ClientConnection(
-            (LocalBrokerAddress(path),), time.monotonic, first_connect_timeout=START_TIMEOUT_SECONDS
-        )
-        return ClientParts(link, driver_type(link), time.time)
-    found = parse_servers(servers)
-    broker = _in_process_brokers.get(found[0])
-    if broker is not None:
-        return broker.make_client_parts(found, driver_type)
-    link = ClientConnection(found, time.monotonic)
-    return ClientParts(link, driver_type(link), time.time)

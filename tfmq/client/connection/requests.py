@@ -20,12 +20,7 @@ from tfmq.protocol.commands import TopicRow
 
 PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
-"""Maximum pause between two attempts.
-
-The first is `PAUSE_SECONDS`; each further one is twice as long.
-
-The connection's own back-off is added where there is no connection.
-"""
+"""Maximum pause between two attempts, besides the connection's own back-off."""
 ATTEMPT_TIMEOUT_SECONDS: Final = 30.0
 """Timeout of one attempt."""
 
@@ -45,14 +40,30 @@ def request_with_retries(
     `in_background`: no caller waits; the background thread reads the reply. The request may be executed more than once,
     so do not use this for PRODUCE.
     """
+    call = yield from call_with_retries(
+        link, request, until=until, in_background=in_background, while_busy=while_busy
+    )
+    return call.reply
+
+
+def call_with_retries(
+    link: ClientConnection,
+    request: Any,
+    *body: Buffer,
+    until: float,
+    in_background: bool = False,
+    while_busy: bool = True,
+) -> Generator[Wait, None, PendingRequest]:
+    """Return the completed request, otherwise as `request_with_retries`."""
     backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
     while True:
         seconds = max(0.0, min(ATTEMPT_TIMEOUT_SECONDS, until - link.now()))
-        call = link.send_request(request, seconds=seconds, in_background=in_background)
+        call = link.send_request(request, *body, seconds=seconds, in_background=in_background)
         try:
             while not call.done:
                 yield Wait((call,))
-            return call.result()
+            call.result()
+            return call
         except TfmqError as error:
             give_up = (
                 not error.retriable
@@ -154,11 +165,6 @@ def wait_for_all(futures: Sequence[Future], seconds: float | None, link: ClientC
     return True
 
 
-def sleep(seconds: float) -> Operation[None]:
-    """Wait for `seconds`."""
-    yield Wait((), seconds)
-
-
 def fetch_topics(
     link: ClientConnection,
     cluster: MetadataCache,
@@ -224,15 +230,8 @@ def locate_offset(
 
 TRANSACTION_PAUSE_SECONDS: Final = 0.01
 TRANSACTION_PAUSE_SECONDS_MAX: Final = 1.0
-"""Maximum pause between two attempts.
-
-The first pause is `TRANSACTION_PAUSE_SECONDS`; each further one is twice as long.
-"""
 UNCHECKED_ERRORS: Final = (Busy, Closed, ConnectionFailed, TimedOut)
-"""Errors raised before the broker checks for duplicates.
-
-They do not say whether an earlier sending of the same request was executed.
-"""
+"""Errors from before the check for duplicates: an earlier sending may have been executed."""
 
 
 def request_until_not_busy(

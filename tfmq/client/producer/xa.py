@@ -29,12 +29,8 @@ def check_xa_producer(producer: Any, driver: type, face: str) -> Any:
 
 
 def notify_committed(branch: TransactionCore) -> str:
-    """Notify the consumers whose offsets were committed, and return the state.
-
-    Call it outside of the producer's lock: consumers have locks of their own.
-    """
-    for each in branch.pop_committed_offsets():
-        each.mark_committed()
+    """Notify the consumers whose offsets were committed, and return the state."""
+    branch.notify_consumers()
     return branch.state
 
 

@@ -18,15 +18,13 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from journal.record.format import FLAG_TOMBSTONE, tag_flag
-from tfmq.backoff import Backoff
-from tfmq.bounded_msgpack import Buffer
-from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
-from tfmq.client.connection.requests import PAUSE_SECONDS, PAUSE_SECONDS_MAX, request_with_retries
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.requests import call_with_retries, request_with_retries
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.operation import Operation, Wait
+from tfmq.client.operation import Operation
 from tfmq.client.send.record_encoder import EncodedRecords, attribute_part, encode_each
-from tfmq.errors import TfmqError, UnknownPartition, UnknownTopic
+from tfmq.errors import UnknownPartition, UnknownTopic
 from tfmq.ids import pack_id
 from tfmq.protocol.commands import (
     ACKS_SYNCED,
@@ -112,7 +110,13 @@ def send_idempotent(
     Requests are repeated until `until` (the connection's clock) on retriable errors; then the last error is
     raised.
     """
-    encoded = _encode_contents(stream, sequence, contents)
+    flags = [
+        (tag_flag(each.tag) if each.tag else 0) | (FLAG_TOMBSTONE if each.payload is None else 0)
+        for each in contents
+    ]
+    payloads = [each.payload or b"" for each in contents]
+    parts = [attribute_part(each.attribute) for each in contents]
+    encoded = encode_each(payloads, parts, flags, stream.producer_id, sequence)
     reply = yield from send_encoded(link, stream, sequence, encoded, len(contents), until)
     return _offsets(encoded, len(contents), reply.positions)
 
@@ -128,7 +132,7 @@ def send_encoded(
     """Like `send_idempotent`, for records that are already encoded. Return the PRODUCE response."""
     place = (stream.topic, stream.incarnation, stream.partition, stream.producer_id, sequence, count)
     request = Produce(*place, ACKS_SYNCED, encoded.blocks)  # type: ignore[arg-type]
-    call = yield from _request_with_retry(link, request, encoded.data, until=until)
+    call = yield from call_with_retries(link, request, encoded.data, until=until)
     reply: ProduceReply = call.reply
     return reply
 
@@ -181,46 +185,11 @@ def fetch_messages(
 ) -> Operation[FetchedMessages]:
     """Fetch messages from `offset`. Raises OffsetOutOfRange, Damaged."""
     fetch = Fetch(stream.topic, stream.incarnation, stream.partition, offset, EPOCH_UNKNOWN, bytes_max)
-    call = yield from _request_with_retry(link, fetch, until=until)
+    call = yield from call_with_retries(link, fetch, until=until)
     reply, decoder = call.reply, Decoder(stream.topic, stream.partition, stream.incarnation)
     blocks = decoder.decode(bytes(call.reply_body), reply.start, reply.skip_to, reply.next)
     messages = [message for block in blocks for message in block.messages]
     return FetchedMessages(messages, reply.next, reply.next >= reply.forced or reply.next <= offset)
-
-
-def _request_with_retry(
-    link: ClientConnection, request: Any, *body: Buffer, until: float
-) -> Operation[PendingRequest]:
-    """Send a request and return the completed one; retriable errors are repeated until `until`."""
-    backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
-    while True:
-        call = link.send_request(
-            request, *body, seconds=max(0.0, min(REQUEST_TIMEOUT_SECONDS, until - link.now()))
-        )
-        try:
-            while not call.done:
-                yield Wait((call,))
-            call.result()
-            return call
-        except TfmqError as error:
-            if not error.retriable or not link.connection_count or link.now() + backoff.seconds >= until:
-                raise
-        finally:
-            link.abandon(call)
-        yield Wait((), backoff.advance())
-
-
-def _encode_contents(
-    stream: ProducerPartition, sequence: int, contents: Sequence[RecordContent]
-) -> EncodedRecords:
-    """Encode records with producer sequences."""
-    flags = [
-        (tag_flag(each.tag) if each.tag else 0) | (FLAG_TOMBSTONE if each.payload is None else 0)
-        for each in contents
-    ]
-    payloads = [each.payload or b"" for each in contents]
-    parts = [attribute_part(each.attribute) for each in contents]
-    return encode_each(payloads, parts, flags, stream.producer_id, sequence)
 
 
 def _offsets(encoded: EncodedRecords, count: int, positions: Sequence[tuple[int, int]]) -> list[int]:

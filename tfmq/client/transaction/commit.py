@@ -53,10 +53,7 @@ from tfmq.protocol.schema import TransactionDelayed
 log = logging.getLogger("tfmq.transaction")
 
 BACKGROUND_ROLLBACK_SECONDS: Final = 30.0
-"""How long a background rollback is retried.
-
-Afterwards the transaction's own timeout ends it.
-"""
+"""How long a background rollback is retried; the transaction's own timeout ends it afterwards."""
 SEQUENCES_TRIED: Final = 4
 """Maximum producer sequences tried for one TRANSACT request that was certainly not executed.
 
@@ -73,13 +70,9 @@ class TransactionServices(Protocol):
     """How long a step waits for its reply."""
     sequences: ProducerSequencePool
 
-    def start_task(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
-        """Run `operation` in the background."""
-        ...
+    def start_task(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task: ...
 
-    def fits_one_request(self, gathering: TransactionAccumulator) -> bool:
-        """Return whether the transaction can be sent as one request."""
-        ...
+    def fits_one_request(self, gathering: TransactionAccumulator) -> bool: ...
 
 
 class TransactionRequests:
@@ -134,7 +127,7 @@ class TransactionRequests:
     @property
     def is_empty(self) -> bool:
         """Whether no message or offset was added in this process."""
-        return self.pipeline is None and self._is_empty()
+        return self.pipeline is None and self._accumulator.is_empty and not self.offsets
 
     @property
     def one_request_sent(self) -> bool:
@@ -170,11 +163,11 @@ class TransactionRequests:
 
         `ttl_ms`: its time limit in the prepared state (None: the broker's default).
         """
-        if not self.begun and self._is_empty():
+        if not self.begun and self.is_empty:
             return READ_ONLY
         yield from self._send_all()
         self.maybe_executed = self._prepare_sent = True
-        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, self._offset_rows())
+        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, list(self.offsets.values()))
         call = yield from self._send_request(request)
         state = str(call.result().state)
         self.prepared = state == PREPARED
@@ -185,7 +178,7 @@ class TransactionRequests:
         if not self.begun:
             if self._sent_batches:
                 return APPLYING  # Only the broker's targets know more: report the state as "applying".
-            if self._is_empty():
+            if self.is_empty:
                 return READ_ONLY
             if self.one_request_sent or self._manager.fits_one_request(self._accumulator):
                 return (yield from self._commit_in_one_request())
@@ -194,9 +187,8 @@ class TransactionRequests:
         elif not self.prepared:
             yield from self._send_all()
         self.maybe_executed = True
-        request = CommitTransaction(
-            self.xid, self.epoch, not self.prepared, False, [] if self.prepared else self._offset_rows()
-        )
+        offsets = [] if self.prepared else list(self.offsets.values())
+        request = CommitTransaction(self.xid, self.epoch, not self.prepared, False, offsets)
         call = yield from self._send_request(request)
         # Other clients may end a prepared transaction.
         never_began = self._began_here and not self.prepared and call.send_count == 1
@@ -269,21 +261,12 @@ class TransactionRequests:
             self._unresolved.discard(kind)
         return call
 
-    def _offset_rows(self) -> list[TransactionOffsets]:
-        return list(self.offsets.values())
-
-    def _is_empty(self) -> bool:
-        return self._accumulator.is_empty and not self.offsets
-
     def _store_commit_reply(self, reply: CommitTransactionReply | TransactReply) -> None:
         self.batch_offsets, self.dropped_messages, dropped = reply.offsets, reply.dropped, reply.dropped
         self.delayed_replies = {each.batch: each for each in reply.delayed}
         if dropped:
-            log.warning(
-                "%d messages of transaction %s were dropped: their topics were deleted before it was committed.",
-                dropped,
-                self.xid,
-            )
+            lost = "%d messages of transaction %s were dropped: their topics were deleted before it was committed."
+            log.warning(lost, dropped, self.xid)
 
     def _send_all(self) -> Operation[None]:
         """Wait until the broker has all batches. Raises the error that prevents it."""
@@ -347,21 +330,11 @@ class TransactionRequests:
         for batch in batches:
             encoded = batch.assign_sequence(stream.producer_id, sequence)
             size = len(encoded.data)
-            rows.append(
-                BatchRow(
-                    batch.topic,
-                    batch.incarnation,
-                    batch.partition,
-                    sequence,
-                    batch.count,
-                    size,
-                    encoded.blocks,  # type: ignore[arg-type]
-                    batch.due_field,
-                )
-            )
+            place = (batch.topic, batch.incarnation, batch.partition, sequence, batch.count, size)
+            rows.append(BatchRow(*place, encoded.blocks, batch.due_field))  # type: ignore[arg-type]
             bodies.append(encoded.data)
             sequence += batch.count
-        request = Transact(stream.producer_id, stream.number, rows, self._offset_rows())
+        request = Transact(stream.producer_id, stream.number, rows, list(self.offsets.values()))
         return self._send_request(request, *bodies, until=until)
 
     # End

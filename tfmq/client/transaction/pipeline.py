@@ -25,7 +25,7 @@ from tfmq.client.connection.requests import (
     Topic,
     request_until_not_busy,
 )
-from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.operation import Event, Operation, ResultFuture, Wait
 from tfmq.client.send.accumulator import RecordAccumulator
 from tfmq.client.send.batch import Batch, DelayedHandleBatch, Delivery
 from tfmq.client.send.delivery_time import DueTimes, StampedDueTime, due_number
@@ -154,10 +154,7 @@ class TransactionAccumulator:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.shared_batches: dict[str, TransactionBatch] = {}
-        """Open batches, by topic, that accept any message without a key.
-
-        The fast path of `send` appends to them.
-        """
+        """Open batches, by topic, for any message without a key; the fast path appends to them."""
         self._owner = teller
         self._accumulator = sender
         self._wall_clock = wall_clock
@@ -223,10 +220,7 @@ class TransactionAccumulator:
         return batch, first
 
     def exceeds(self, limit_bytes: int) -> bool:
-        """Return whether more than `limit_bytes` are gathered.
-
-        The result may be late by `CHECK_INTERVAL_BYTES`.
-        """
+        """Return whether more than `limit_bytes` are gathered; late by `CHECK_INTERVAL_BYTES`."""
         if self._bytes_max <= max(limit_bytes, self._check_at_bytes):
             return False
         size = self.size_bytes()
@@ -311,10 +305,7 @@ class TransactionAccumulator:
 BUFFER_BYTES: Final = 12 << 20
 """Maximum unacked bytes of one transaction, plus one message: 1.5 times the in-flight limit."""
 SEQUENCE_ERRORS: Final = (SequenceGap, UnknownProducer, StaleProducer)
-"""Errors of a producer sequence that the broker does not know, or knows differently.
-
-The transaction then uses a new one.
-"""
+"""The broker does not know the producer sequence, or knows it differently: a new one is used."""
 
 
 class BeginFields(NamedTuple):
@@ -357,10 +348,7 @@ class Pipeline:
         """Known after begin, or given for a transaction that was begun elsewhere."""
         self.failure: TfmqError | None = None
         self.already_committed = False
-        """Whether the commit group has committed this sequence already.
-
-        Then no transaction is begun.
-        """
+        """Whether the commit group has committed this sequence; then no transaction is begun."""
         self.unacked_bytes = 0
         """Bytes queued or in flight."""
         self.batch_count = self.message_count = self.sent_bytes = 0
@@ -409,10 +397,7 @@ class Pipeline:
         return [*(batch for batch, _ in self._in_flight), *self._queue]
 
     def stop(self) -> None:
-        """Stop after the end of the transaction.
-
-        Return the producer sequence to the pool if it is clean.
-        """
+        """Stop after the end of the transaction. A clean producer sequence returns to the pool."""
         stream, self._sequence = self._sequence, None
         if stream is not None and not self._in_flight and self.failure is None:
             self._sequences.release(stream)
@@ -465,7 +450,7 @@ class Pipeline:
         connection on which it was begun, so after a lost connection a new one is begun.
         """
         named = bool(self.begin_fields.xid)
-        strange = 0
+        strange = False
         while True:
             stream = self._sequence
             assert stream is not None, "taken before"
@@ -475,14 +460,16 @@ class Pipeline:
                 self._link, request, until=until, in_background=True, repeat=named
             )
             if isinstance(call.error, SEQUENCE_ERRORS) and not strange:
-                strange += 1
+                strange = True
                 self._sequence = yield from self._sequences.lease_new(until)
-            elif not (isinstance(call.error, ConnectionFailed) and not named and self._may_retry(until)):
+            elif (
+                named
+                or not isinstance(call.error, ConnectionFailed)
+                or not self._link.connection_count
+                or self._link.now() >= until
+            ):
                 reply: BeginTransactionReply = call.result()
                 return reply
-
-    def _may_retry(self, until: float) -> bool:
-        return bool(self._link.connection_count) and self._link.now() < until
 
     # Sending
 
@@ -505,18 +492,15 @@ class Pipeline:
     def _send_batch(self, batch: TransactionBatch) -> PendingRequest:
         encoded = batch.encoded
         assert encoded is not None, "placed"
-        request = Produce(
+        place = (
             batch.topic,
             batch.incarnation,
             batch.partition,
             batch.producer_id,
             batch.sequence,
             batch.count,
-            ACKS_WRITTEN,
-            encoded.blocks,  # type: ignore[arg-type]
-            batch.due_field,
-            self.epoch,
         )
+        request = Produce(*place, ACKS_WRITTEN, encoded.blocks, batch.due_field, self.epoch)  # type: ignore[arg-type]
         return self._link.send_request(request, encoded.data, seconds=self._seconds, in_background=True)
 
     # Replies
@@ -542,7 +526,7 @@ class Pipeline:
 
     def _ack_in_order(self) -> TfmqError | None:
         """Ack the answered batches in order. Return the error of the first rejected one."""
-        landed = False
+        acked = self.batch_count
         while self._in_flight and self._in_flight[0][1].done:
             batch, call = self._in_flight[0]
             if call.error is not None:
@@ -556,8 +540,7 @@ class Pipeline:
             self.message_count += batch.count
             self.sent_bytes += batch.size_bytes
             self._sequence_unused = False
-            landed = True
-        if landed:
+        if self.batch_count > acked:
             self._progress_at = self._link.now()
             self._changed_event.complete()
         first = self._in_flight[0][1] if self._in_flight else None
@@ -652,22 +635,19 @@ class ProducerSequencePool:
 
     def lease_new(self, until: float) -> Operation[ProducerSequence]:
         """Return a sequence with a newly leased producer id. Raises as `acquire`."""
-        request = _ProducerIdEvent()
-        self._producer_ids.acquire(request.set_id)
+        request = ResultFuture()
+        self._producer_ids.acquire(request.set_outcome)
         while not request.done:
             remaining = until - self._link.now()
             if remaining <= 0:
-                raise self._timeout_error()
+                if self._link.state != READY and self._link.last_error is not None:
+                    raise ConnectionFailed(self._link.last_error.sentence, outcome="not done")
+                raise TimedOut("The broker returned no producer id in time.", outcome="not done")
             yield Wait((request,), remaining)
         if request.error is not None:
-            raise type(request.error)(request.error.sentence, outcome="not done")
-        return ProducerSequence(request.producer_id, self._link.now())
-
-    def _timeout_error(self) -> TfmqError:
-        link = self._link
-        if link.state != READY and link.last_error is not None:
-            return ConnectionFailed(link.last_error.sentence, outcome="not done")
-        return TimedOut("The broker returned no producer id in time.", outcome="not done")
+            error: Any = request.error
+            raise type(error)(error.sentence, outcome="not done")
+        return ProducerSequence(request.result, self._link.now())
 
     def _pop_free(self) -> ProducerSequence | None:
         """Return a free sequence that the broker has not expired, or None."""
@@ -677,18 +657,3 @@ class ProducerSequencePool:
             if stream.used_at > oldest:
                 return stream
         return None
-
-
-class _ProducerIdEvent(Event):
-    """Waits for one producer id."""
-
-    __slots__ = ("error", "producer_id")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.producer_id = 0
-        self.error: TfmqError | None = None
-
-    def set_id(self, producer_id: int, error: TfmqError | None) -> None:
-        self.producer_id, self.error = producer_id, error
-        self.complete()

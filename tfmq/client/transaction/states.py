@@ -62,8 +62,6 @@ HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK, IN_DOUBT, ABANDONED = list(State)[9:
 SEND, PREPARE, COMMIT, ROLLBACK = "send", "prepare", "commit", "rollback"
 STEP_STATES: Final = {PREPARE: PREPARING, COMMIT: COMMITTING, ROLLBACK: ROLLING_BACK}
 IN_PROGRESS: Final = frozenset(STEP_STATES.values())
-LIVE: Final = frozenset((OPEN, *IN_PROGRESS))
-"""The transaction is rolled back when its producer is closed or its last handle is deleted."""
 SUCCEEDED: Final = frozenset((COMMITTED, APPLYING, READ_ONLY, HEURISTIC_COMMITTED))
 FAILED: Final = frozenset((ROLLED_BACK, HEURISTIC_ROLLED_BACK))
 FINISHED: Final = SUCCEEDED | FAILED

@@ -27,7 +27,6 @@ from tfmq.client.transaction.states import (
     ABANDONED,
     COMMIT,
     DONE,
-    FAILED,
     FINISHED,
     IN_DOUBT,
     IN_PROGRESS,
@@ -58,15 +57,9 @@ from tfmq.message import Message
 from tfmq.protocol.commands import ACKS_SYNCED
 
 ONE_REQUEST_BYTES: Final = 1 << 20
-"""Maximum size of a transaction sent as one request.
-
-A larger one is sent while it grows, so that neither side holds all of it in memory.
-"""
+"""A larger transaction is sent while it grows, so that neither side holds all of it in memory."""
 EXIT_ROLLBACK_SECONDS: Final = 5.0
-"""Time limit of the rollback at the end of `with` after an exception.
-
-The broker rolls back by itself later.
-"""
+"""Limit of the rollback at the end of `with` after an exception; the broker does it later, too."""
 
 
 class TransactionManager(TransactionServices, Protocol):
@@ -229,19 +222,18 @@ class TransactionCore:
             self._handed_out[row.group] = handed_out
             self.requests.offsets[row.group] = row
 
-    def pop_committed_offsets(self) -> list[TransactionPositions]:
-        """Remove and return the offsets whose consumers must be notified of the commit."""
-        if self.state not in SUCCEEDED:
-            return []
-        return self._pop_handed_out()
+    def notify_consumers(self) -> None:
+        """Notify the consumers of its offsets how it ended.
 
-    def pop_rolled_back_offsets(self) -> list[TransactionPositions]:
-        """Remove and return the offsets whose consumers must be notified of the rollback."""
-        return self._pop_handed_out() if self.state in FAILED else []
-
-    def _pop_handed_out(self) -> list[TransactionPositions]:
-        told, self._handed_out = list(self._handed_out.values()), {}
-        return told
+        Call it outside of the producer's lock: consumers have locks of their own.
+        """
+        if self.state in FINISHED:
+            told, self._handed_out = self._handed_out, {}
+            for each in told.values():
+                if self.state in SUCCEEDED:
+                    each.mark_committed()
+                else:
+                    each.mark_rolled_back()
 
     # Steps
 
@@ -312,38 +304,28 @@ class TransactionCore:
     # End
 
     def exit(self, error: BaseException | None) -> Operation[None]:
-        """End of `with`: commit, or roll back after `error`.
-
-        A prepared transaction stays: another decision ends it.
-        """
+        """End of `with`: commit, or roll back after `error`. A prepared transaction stays."""
         if error is None:
             if self.state not in FINISHED and self.state != IN_DOUBT:
-                yield from self._commit_or_drop()
+                try:
+                    yield from self.commit()
+                except BaseException as failure:
+                    self.drop(failure if isinstance(failure, TfmqError) else None)
+                    raise
         elif self.state == OPEN:
             try:
                 with suppress(TfmqError):
                     yield from self.roll_back(EXIT_ROLLBACK_SECONDS)
-            finally:
-                self._force_roll_back()
+            finally:  # Whether or not the broker replied: no commit or prepare was requested.
+                if self.state == IN_DOUBT:
+                    self.state = OPEN
+                self.drop(None)
         elif self.state in (PREPARED, IN_DOUBT):
             anywhere = f", also producer.resume({self.xid!r}) in any process" if self.requests.begun else ""
             name = self.xid or "of this `with`"
             error.add_note(
                 f"The transaction {name} is left as it is ({self.state}): commit() or rollback() ends it{anywhere}."
             )
-
-    def _commit_or_drop(self) -> Operation[None]:
-        try:
-            yield from self.commit()
-        except BaseException as error:
-            self.drop(error if isinstance(error, TfmqError) else None)
-            raise
-
-    def _force_roll_back(self) -> None:
-        """Roll back, whether or not the broker replied: no commit or prepare was requested."""
-        if self.state == IN_DOUBT:
-            self.state = OPEN
-        self.drop(None)
 
     def close(self, until: float, why: str) -> Operation[bool]:
         """Roll back because the producer is closed, unless the transaction ends by `until`.
@@ -472,11 +454,7 @@ class TransactionHandle:
         return self._core.requests.dropped_messages
 
     def _notify_consumers(self) -> None:
-        """Notify the consumers of its offsets how it ended, outside of the producer's lock."""
-        for each in self._core.pop_committed_offsets():
-            each.mark_committed()
-        for each in self._core.pop_rolled_back_offsets():
-            each.mark_rolled_back()
+        self._core.notify_consumers()
 
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
