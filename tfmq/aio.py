@@ -68,7 +68,7 @@ class Producer:
         settings = ProducerSettings.from_mapping(locals())
         self._core = ProducerCore(AsyncDeliveryOwner, AsyncDriver, settings)
         self._driver: AsyncDriver = self._core.driver
-        delivery.register_open(self._core.owner)
+        delivery.open_producers.add(self._core.owner)
 
     async def send(
         self,
@@ -139,7 +139,7 @@ class Producer:
     async def close(self, timeout: float | None = None) -> None:
         self._driver.check_caller()
         seconds = self._core.options.timeout if timeout is None else timeout
-        delivery.unregister_open(self._core.owner)
+        delivery.open_producers.discard(self._core.owner)
         try:
             await self._driver.run(self._core.close(seconds))
         finally:

@@ -77,7 +77,7 @@ class Producer:
         settings = ProducerSettings.from_mapping(locals())
         self._core = ProducerCore(BlockingDeliveryOwner, BlockingDriver, settings)
         self._driver: BlockingDriver = self._core.driver
-        delivery.register_open(self._core.owner)
+        delivery.open_producers.add(self._core.owner)
 
     def send(
         self,
@@ -171,7 +171,7 @@ class Producer:
         A second call does nothing.
         """
         seconds = self._core.options.timeout if timeout is None else timeout
-        delivery.unregister_open(self._core.owner)
+        delivery.open_producers.discard(self._core.owner)
         self._core.owner.close(seconds)
 
     def stats(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Producer:
         self._core = ProducerCore(AsyncDeliveryOwner, DeferredDriver, settings)
         self._driver: DeferredDriver = self._core.driver
         self._driver.reactor = reactor
-        delivery.register_open(self._core.owner)
+        delivery.open_producers.add(self._core.owner)
 
     send = deferred(
         tfmq.aio.Producer.send,

@@ -397,11 +397,11 @@ def test_its_end_delivers_what_lingers_and_closes_everybody(caplog: pytest.LogCa
         broker.close()
         delivery._close_all_at_exit()
     assert [delivery.result().durability for delivery in deliveries] == ["synced", "synced"]
-    assert producer._core.owner not in delivery._open_producers
+    assert producer._core.owner not in delivery.open_producers
     assert caplog.records == []
     with pytest.raises(tfmq.Closed):
         own.send("orders", "z").result()
-    delivery.unregister_open(own._core.owner)
+    delivery.open_producers.discard(own._core.owner)
 
 
 def test_behind_its_end_its_address_is_nobodys() -> None:

@@ -238,7 +238,7 @@ class SimulatedBroker:
         finally:
             self._simulation.close_clients()
             for producer in self._producers:
-                delivery.unregister_open(producer._core.owner)
+                delivery.open_producers.discard(producer._core.owner)
             if self._state_folder is not None:
                 self._state_folder.cleanup()
 

@@ -171,7 +171,7 @@ _ENDS: Final = (
         "lost-work-not-told-at-a-close",
         "a producer that is closed says what was rolled back",
         "tfmq/client/transaction/manager.py",
-        ("        if lost:\n            raise TransactionRolledBack(LOST_MESSAGE.format(_open(lost)))\n"),
+        ("        if lost:\n            raise TransactionRolledBack(_lost_message(lost))\n"),
         "",
         [CORE, ENDING, PIPELINE, ALL],
     ),

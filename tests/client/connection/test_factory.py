@@ -96,4 +96,4 @@ def test_every_face_comes_to_the_broker_in_the_process(house: House) -> None:
         made = face(str(HERE), **options)
         assert len(house.asked) == before + 1
         if face.__name__ == "Producer":
-            delivery.unregister_open(made._core.owner)
+            delivery.open_producers.discard(made._core.owner)

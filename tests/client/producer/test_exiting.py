@@ -29,7 +29,7 @@ class Unclosed:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_open_producers", set())
+    monkeypatch.setattr(delivery, "open_producers", set())
 
 
 def test_all_that_are_open_are_finished_in_bounded_time_and_losses_are_told(
@@ -37,8 +37,8 @@ def test_all_that_are_open_are_finished_in_bounded_time_and_losses_are_told(
 ) -> None:
     fine, lossy, broken, closed = Unclosed(), Unclosed(3), Unclosed(error=OSError("gone")), Unclosed()
     for each in (fine, lossy, broken, closed):
-        delivery.register_open(each)
-    delivery.unregister_open(closed)
+        delivery.open_producers.add(each)
+    delivery.open_producers.discard(closed)
     delivery._close_all_at_exit()
     assert fine.seconds == pytest.approx(delivery.EXIT_SECONDS / 3)
     assert closed.seconds == 0

@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfmq.client.admin.delayed import Rescheduled, cancel_delayed_message, reschedule_delayed_message
-from tfmq.client.connection.connection import (
-    READY,
-    ClientConnection,
-)
+from tfmq.client.connection.connection import READY, ClientConnection
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import MetadataCache, wait_for_all
 from tfmq.client.operation import CallUserCode, Event, Operation, Wait
@@ -21,7 +18,7 @@ from tfmq.client.send.delivery_time import IMMEDIATE, Delay, DeliveryTime, Momen
 from tfmq.client.send.partitioner import PartitionSelector, StrictPartitions, load_selector
 from tfmq.client.transaction.manager import ProducerTransactions
 from tfmq.codecs import Codec, check_codec, select_codec
-from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TfmqError, TimedOut
+from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TimedOut
 from tfmq.hooks import Hook, check_hooks
 from tfmq.limits import is_valid_name
 from tfmq.message import Message, payload_bytes
@@ -104,10 +101,7 @@ class ProducerCore:
         self.closed_event = Event()
         """Set when closing has finished, for further callers of `close`."""
         self.has_fast_path = self.codec is None and not self.hooks and self.selector.per_batch
-        """Whether payloads without key, tag and properties may take the fast path.
-
-        The fast path appends them directly to the open batch.
-        """
+        """Whether payloads without key, tag and properties may be appended to the open batch at once."""
         self.link, self.driver, self.wall_clock = make_client_parts(
             settings.servers, driver_type, client_id=settings.client_id
         )
@@ -119,36 +113,24 @@ class ProducerCore:
     def _create_accumulator(self) -> None:
         self.metadata = MetadataCache(self.link.now)
         self.accumulator = RecordAccumulator(
-            self.link,
-            self.metadata,
-            self.driver,
-            self.owner,
-            self.options,
-            self.selector,
-            self.wall_clock,
+            self.link, self.metadata, self.driver, self.owner, self.options, self.selector, self.wall_clock
         )
         self.driver.tickers.append(self.accumulator)
-        self.store_and_forward = self._create_store_and_forward()
-        if self.store_and_forward is not None:
-            self.driver.tickers.append(self.store_and_forward)
-
-    def _create_store_and_forward(self) -> StoreAndForward | None:
-        selector = self.selector
-        if isinstance(selector, StrictPartitions) and selector.store is not None:
-            return StoreAndForward(self, selector, selector.store)
-        return None
+        self.store_and_forward: StoreAndForward | None = None
+        if isinstance(self.selector, StrictPartitions) and self.selector.store is not None:
+            self.store_and_forward = StoreAndForward(self, self.selector, self.selector.store)
+            self.driver.tickers.append(self.store_and_forward.tasks)
 
     def _on_fork(self) -> None:
         self.driver.tickers.remove(self.accumulator)
         self.accumulator.abandon_after_fork()
         if self.store_and_forward is not None:
-            self.driver.tickers.remove(self.store_and_forward)
+            self.driver.tickers.remove(self.store_and_forward.tasks)
             self.store_and_forward.abandon_after_fork()
         self._create_accumulator()
         self.transactions = self.transactions.recreate_after_fork()
-        self.closed_event.done = (
-            self.closed
-        )  # The thread that was closing the producer exists only in the parent.
+        # The thread that was closing the producer exists only in the parent.
+        self.closed_event.done = self.closed
 
     # Messages
 
@@ -214,10 +196,7 @@ class ProducerCore:
     # Sending
 
     def can_append(self, topic: str, message: Message) -> bool:
-        """Return whether `append` can be called now.
-
-        There must be buffer space, and the partition must not depend on unknown metadata.
-        """
+        """Return whether there is buffer space, and the partition depends on no unknown metadata."""
         if self.store_and_forward is not None:
             return self.accumulator.has_room()
         free = message.partition is None and message.key is None and self.selector.per_batch
@@ -408,9 +387,7 @@ class ProducerCore:
         """
         waited = self.accumulator.close_open_batches()
         done = yield from wait_for_all(waited, timeout, self.link)
-        failed = self.accumulator.pop_failures()
-        if failed:
-            raise _delivery_failed(failed)
+        self._raise_failures()
         if not done:
             raise TimedOut(
                 f"Not all messages were delivered within {timeout:g} s; the rest is still being sent."
@@ -443,9 +420,14 @@ class ProducerCore:
                 self.store_and_forward.close()
             self.accumulator.fail_outstanding(TimedOut(reason))
             self.closed_event.complete()
-        failed = self.accumulator.pop_failures()
-        if failed:
-            raise _delivery_failed(failed)
+        self._raise_failures()
+
+    def _raise_failures(self) -> None:
+        if failed := self.accumulator.pop_failures():
+            count = "1 message" if len(failed) == 1 else f"{len(failed)} messages"
+            raise DeliveryFailed(
+                f"{count} could not be delivered; the first one: {failed[0].peek()}", deliveries=failed
+            )
 
     def stats(self) -> dict[str, Any]:
         """Return counters since the start, and the current state."""
@@ -465,11 +447,3 @@ class ProducerCore:
             "connected": link.state == READY,
             "server": str(link.server),
         }
-
-
-def _delivery_failed(failed: list[Delivery]) -> TfmqError:
-    first = failed[0].peek()
-    return DeliveryFailed(
-        f"{len(failed)} {'message' if len(failed) == 1 else 'messages'} could not be delivered; the first one: {first}",
-        deliveries=failed,
-    )

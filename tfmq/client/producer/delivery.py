@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfmq.client.drivers.callbacks import check_not_in_callback
 from tfmq.client.operation import Operation
@@ -34,29 +34,13 @@ class Undelivered(NamedTuple):
     first_error: TfmqError | None
 
 
-class OpenProducer(Protocol):
-    """A producer that can be closed at exit."""
-
-    def close_at_exit(self, seconds: float) -> Undelivered:
-        """Flush for at most `seconds` and close. Return what was not delivered, and no caller has inspected."""
-        ...
-
-
-_open_producers: set[OpenProducer] = set()
-
-
-def register_open(producer: OpenProducer) -> None:
-    _open_producers.add(producer)
-
-
-def unregister_open(producer: OpenProducer) -> None:
-    _open_producers.discard(producer)
+open_producers: set[BlockingDeliveryOwner] = set()
 
 
 def _close_all_at_exit() -> None:
-    for producer in list(_open_producers):
+    for producer in list(open_producers):
         try:
-            lost = producer.close_at_exit(EXIT_SECONDS / max(1, len(_open_producers)))
+            lost = producer.close_at_exit(EXIT_SECONDS / max(1, len(open_producers)))
         except Exception:
             log.exception("A producer could not be flushed at the end of the program.")
             continue
@@ -171,7 +155,6 @@ class AsyncDeliveryOwner(BlockingDeliveryOwner):
     def run_in_executor(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
     ) -> None:
-        """Run `work` in the loop's thread pool. An `Executor`."""
         self._core.driver.run_in_threads(work, done)
 
     def close_at_exit(self, seconds: float) -> Undelivered:

@@ -13,7 +13,6 @@ the log.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -59,24 +58,15 @@ log = logging.getLogger("tfmq.producer")
 Result = TypeVar("Result")
 
 REPLY_TIMEOUT_SECONDS: Final = 2.0
-"""A partition that does not reply within this time is treated as unavailable.
-
-Its batches are then stored in the outbox.
-"""
+"""The batches for a partition that does not reply within this time are stored in the outbox."""
 PAUSE_SECONDS: Final = 0.05
 """The pause before a partition is tried again; doubled each time up to the maximum."""
 PAUSE_SECONDS_MAX: Final = 2.0
 CHUNK_COUNT: Final = 64
-"""Maximum stored batches sent per chunk.
-
-A chunk costs two fsyncs: recording the ids, and the removal.
-"""
+"""Stored batches sent per chunk, which costs two fsyncs: recording the ids, and the removal."""
 CHUNK_BYTES: Final = 4 << 20
 _STORE_ERRORS: Final = (StorageStopped, SequenceGap, StaleProducer, UnknownProducer)
-"""Errors after which a batch is stored, besides the retriable ones.
-
-The batch itself is valid.
-"""
+"""Errors, besides the retriable ones, after which a batch, which itself is valid, is stored."""
 
 
 class PartitionOutbox:
@@ -139,7 +129,12 @@ class PartitionOutbox:
         until = self._link.now() + REPLY_TIMEOUT_SECONDS
         place = NEVER_SENT
         try:
-            stream = yield from self._direct_stream(batch.count, until)
+            if self._stream is None or batch.count > remaining_sequences(self._sequence):
+                self._stream, self._from_offset = yield from start_producer(
+                    self._link, self.topic, self.partition, until
+                )
+                self._sequence = 0
+            stream = self._stream
             encoded = batch.assign_sequence(stream.producer_id, self._sequence)
             place = SentAs(stream.incarnation, stream.producer_id, self._sequence, self._from_offset)
             batch.attempts += 1
@@ -162,28 +157,15 @@ class PartitionOutbox:
         self.batches.popleft()
         self._owner.core.accumulator.complete_batch(batch, reply.positions, reply.durability)
 
-    def _direct_stream(self, count: int, until: float) -> Operation[ProducerPartition]:
-        """Return the open stream for direct sends, with sequences for `count` more records."""
-        if self._stream is None or count > remaining_sequences(self._sequence):
-            self._stream, self._from_offset = yield from start_producer(
-                self._link, self.topic, self.partition, until
-            )
-            self._sequence = 0
-        return self._stream
-
     def _store_queued(self, place: SentAs = NEVER_SENT) -> Operation[None]:
-        """Append all queued batches to the outbox in one commit.
-
-        The first may have been sent as `place`.
-        """
+        """Append all queued batches to the outbox in one commit; `place`: of the first, maybe sent."""
         batches = list(self.batches)
         rows = []
-        for batch, its_place in zip(
-            batches, itertools.chain((place,), itertools.repeat(NEVER_SENT)), strict=False
-        ):
+        for batch in batches:
             batch.seal()
             encoded = batch.encoded or batch.assign_sequence(0, 0)
-            rows.append((batch.count, encoded.blocks, bytes(encoded.data), its_place))
+            rows.append((batch.count, encoded.blocks, bytes(encoded.data), place))
+            place = NEVER_SENT
         self._storing = True
         failure: TfmqError | None = None
         try:
@@ -309,7 +291,7 @@ class OutboxState(StrEnum):
 
 
 class StoreAndForward:
-    """Store-and-forward of one producer; a ticker of its driver. Runs under the driver's lock."""
+    """Store-and-forward of one producer; `tasks` is a ticker of its driver. Runs under the driver's lock."""
 
     def __init__(self, core: ProducerContext, selector: StrictPartitions, path: str) -> None:
         self.core = core
@@ -323,12 +305,6 @@ class StoreAndForward:
         self._waiting: list[StorableBatch] = []
         self._failed: set[tuple[str, int]] = set()
         self._open: dict[tuple[str, int], StorableBatch] = {}
-
-    def next_time(self) -> float:
-        return self.tasks.next_time()
-
-    def tick(self) -> None:
-        self.tasks.tick()
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
         """Append one message. Returns its delivery handle.
@@ -370,7 +346,9 @@ class StoreAndForward:
             self._partition(batch.topic, batch.partition).add(batch)
         else:
             self._waiting.append(batch)
-            self._start_opening()
+            if self._state == OutboxState.CLOSED:  # Batches of an earlier process are sent first.
+                self._state = OutboxState.OPENING
+                self.tasks.start(self._open_outbox(), self._open_failed)
 
     def _partition(self, topic: str, partition: int, kept: bool = False) -> PartitionOutbox:
         key = (topic, partition)
@@ -380,12 +358,6 @@ class StoreAndForward:
                 self, topic, partition, kept or key in self._failed
             )
         return line
-
-    def _start_opening(self) -> None:
-        """Open the outbox, unless that has started. Batches of an earlier process are sent first."""
-        if self._state == OutboxState.CLOSED:
-            self._state = OutboxState.OPENING
-            self.tasks.start(self._open_outbox(), self._open_failed)
 
     def _open_outbox(self) -> Operation[None]:
         found = yield from run_work(self.core.owner.run_in_executor, self.outbox.partitions)

@@ -33,8 +33,7 @@ class DeliveryTime(NamedTuple):
 IMMEDIATE: Final = DeliveryTime()
 
 DELAY_DAYS_MAX: Final = 36_525
-"""The longest delay, 100 years: a longer one is a mistake in the unit or in the number.
-"""
+"""The longest delay, 100 years: a longer one is a mistake in the unit or in the number."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -54,50 +53,31 @@ def due_number(delay: Delay | None, deliver_at: Moment | None) -> int | None:
         if deliver_at is not None:
             raise TypeError("A message has a delay, or a time to deliver it at, not both.")
         return DUE_RELATIVE | _delay_ms(delay)
-    return None if deliver_at is None else _deliver_at_ms(deliver_at)
+    if deliver_at is None:
+        return None
+    milliseconds = moment_ms(deliver_at)
+    if milliseconds > BORN_MS_MAX and not isinstance(deliver_at, datetime):
+        raise _after_year_9999(deliver_at)
+    return milliseconds
 
 
 def _delay_ms(delay: Delay) -> int:
-    if isinstance(delay, timedelta):
-        _reject_negative(delay, delay < timedelta())
-        return _refuse_long(-(-(delay // _MICROSECOND) // 1000))
-    if not _is_number(delay):
+    if not isinstance(delay, timedelta) and not _is_number(delay):
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
-    _reject_negative(delay, bool(delay < 0))
-    return _refuse_long(_to_ms("delay", delay))
-
-
-def _refuse_long(delay_ms: int) -> int:
-    """Raises BadRequest."""
+    is_negative = delay < timedelta() if isinstance(delay, timedelta) else delay < 0
+    # A negative delay is usually the difference of two times in the wrong order; it would be sent at once.
+    if is_negative:
+        raise BadRequest(
+            f"A delay of {delay}{'' if isinstance(delay, timedelta) else ' seconds'} is before now: give 0 or more, or"
+            " the time as deliver_at, which may be over."
+        )
+    delay_ms = -(-(delay // _MICROSECOND) // 1000) if isinstance(delay, timedelta) else _to_ms("delay", delay)
     if delay_ms > DELAY_DAYS_MAX * 86_400_000:
         raise BadRequest(
             f"A delay is at most {DELAY_DAYS_MAX:,} days, 100 years. What is due later, up to the year 9999, is given"
             " its time as deliver_at."
         )
     return delay_ms
-
-
-def _reject_negative(delay: Delay, is_negative: bool) -> None:
-    """Raises `BadRequest` for a negative delay.
-
-    A negative delay is usually the difference of two times in the wrong order; it would be sent at once.
-    """
-    if is_negative:
-        raise BadRequest(
-            f"A delay of {delay}{'' if isinstance(delay, timedelta) else ' seconds'} is before now: give 0 or more, or"
-            " the time as deliver_at, which may be over."
-        )
-
-
-def _deliver_at_ms(moment: Moment) -> int:
-    """Return ms since 1970. Raises as `due_of`.
-
-    Rejects numbers after the year 9999: they are probably milliseconds instead of seconds.
-    """
-    milliseconds = moment_ms(moment)
-    if milliseconds > BORN_MS_MAX and not isinstance(moment, datetime):
-        raise _after_year_9999(moment)
-    return milliseconds
 
 
 def _after_year_9999(moment: float) -> BadRequest:
@@ -184,16 +164,8 @@ class DueTimes:
         self._due_times.append(due)
         self._called_at.append(called_at)
 
-    @property
-    def run_count(self) -> int:
-        """The number of runs."""
-        return len(self._counts)
-
     def pack(self, now: float) -> bytes:
-        """Return the request field at `now`: one u64 per message.
-
-        Delays are reduced by the elapsed time.
-        """
+        """Return the request field at `now`, one u64 per message: delays are reduced."""
         columns = zip(self._counts, self._due_times, self._called_at, strict=True)
         return b"".join(
             [
@@ -209,10 +181,7 @@ class DueTimes:
 
 
 def remaining_due(due: int, called_at: float, now: float) -> int:
-    """Return the remaining delay at `now` of a delay set at `called_at`.
-
-    Absolute times are returned unchanged.
-    """
+    """Return the rest at `now` of a delay set at `called_at`; an absolute time is unchanged."""
     if due < DUE_RELATIVE:
         return due
     over_ms = max(0, int((now - called_at) * 1000))

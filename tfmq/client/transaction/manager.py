@@ -30,7 +30,6 @@ from tfmq.protocol.commands import DescribeTransaction
 
 log = logging.getLogger("tfmq.transaction")
 
-LOST_MESSAGE: Final = "{} rolled back when the producer was closed: end transactions before, or use `with`."
 CLOSED_MESSAGE: Final = "The producer was closed before the transaction was committed, so it was rolled back."
 RESUMED_STATES: Final = {
     "open": OPEN,
@@ -190,13 +189,10 @@ class ProducerTransactions:
         for each in list(self._open):
             lost += yield from each.close(until, CLOSED_MESSAGE)
         for each in self._open:
-            log.warning(
-                "The producer was closed while the state of %s was %s.",
-                f"transaction {each.xid}" if each.xid else "a transaction",
-                each.state,
-            )
+            name = f"transaction {each.xid}" if each.xid else "a transaction"
+            log.warning("The producer was closed while the state of %s was %s.", name, each.state)
         if lost:
-            raise TransactionRolledBack(LOST_MESSAGE.format(_open(lost)))
+            raise TransactionRolledBack(_lost_message(lost))
 
     def drop_all(self) -> int:
         """Roll back as `close` without waiting. Return how many transactions had messages."""
@@ -205,7 +201,7 @@ class ProducerTransactions:
             lost += each.state == OPEN and not each.requests.is_empty
             each.drop(TransactionRolledBack(CLOSED_MESSAGE), CLOSED_MESSAGE)
         if lost:
-            log.error(LOST_MESSAGE.format(_open(lost)))
+            log.error(_lost_message(lost))
         return lost
 
     def stop(self) -> None:
@@ -216,10 +212,7 @@ class ProducerTransactions:
             self._tasks.cancel()
 
     def recreate_after_fork(self) -> ProducerTransactions:
-        """In a forked child: abandon the parent's transactions and return a new manager.
-
-        The child's manager answers checks once it begins a transaction.
-        """
+        """In a forked child: abandon the parent's transactions; return a manager for the child's own."""
         for transaction in list(self._open):
             transaction.abandon_after_fork()
         self._open.clear()
@@ -243,5 +236,6 @@ def _timeout_ms(timeout: float) -> int:
     return max(1, int(timeout * 1000))
 
 
-def _open(count: int) -> str:
-    return "1 open transaction was" if count == 1 else f"{count} open transactions were"
+def _lost_message(count: int) -> str:
+    lost = "1 open transaction was" if count == 1 else f"{count} open transactions were"
+    return f"{lost} rolled back when the producer was closed: end transactions before, or use `with`."
