@@ -11,11 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from tfmq.client.connection.connection import (
-    READY,
-    ClientConnection,
-    PendingRequest,
-)
+from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
 from tfmq.client.connection.requests import MetadataCache, Topic
 from tfmq.client.operation import Event, Operation
 from tfmq.client.send.batch import Batch, DelayedBatch, Delivery, DeliveryOwner
@@ -88,20 +84,16 @@ class ProducerTopics:
 
     def add_waiting(self, entry: ProducerTopic, batch: Batch, message: Message = KEYLESS) -> None:
         """Hold a batch until the topic is known. `message` then decides its partition."""
-        if (
-            not entry.waiting_batches or entry.waiting_batches[-1][0] is not batch
-        ):  # A batch can be added twice in a row.
+        # A batch can be added twice in a row.
+        if not entry.waiting_batches or entry.waiting_batches[-1][0] is not batch:
             entry.waiting_batches.append((batch, message))
         self.request_metadata(entry)
 
     def invalidate(self, topic: Topic) -> None:
         """Discard the metadata if it describes this incarnation of the topic."""
         entry = self._topics.get(topic.name)
-        if (
-            entry is not None
-            and entry.metadata is not None
-            and entry.metadata.incarnation == topic.incarnation
-        ):
+        known = None if entry is None else entry.metadata
+        if entry is not None and known is not None and known.incarnation == topic.incarnation:
             entry.metadata, entry.known_event = None, Event()
 
     def next_time(self) -> float:
@@ -129,34 +121,25 @@ class ProducerTopics:
                 entry.error = UnknownTopic(
                     f"There is no topic {entry.name}, and the broker does not create topics automatically."
                 )
+        sender = self._accumulator
         if entry.metadata is not None:
-            self._send_waiting(entry, entry.metadata)
+            while entry.waiting_batches:
+                sender.route(entry.metadata, *entry.waiting_batches.popleft())
+            for batch in sender.partition_senders.unassigned_batches(entry.name):
+                sender.close_batch(batch)
         elif entry.error is not None:
-            self._fail_waiting(entry, entry.error)
+            waiting = [batch for batch, _ in entry.waiting_batches]
+            entry.waiting_batches.clear()
+            for batch in (*waiting, *sender.partition_senders.unassigned_batches(entry.name)):
+                sender.fail_unrouted_batch(batch, entry.error)
         known = entry.known_event
         if entry.metadata is None:
             entry.known_event = Event()
         known.complete()
 
-    def _send_waiting(self, entry: ProducerTopic, topic: Topic) -> None:
-        while entry.waiting_batches:
-            self._accumulator.route(topic, *entry.waiting_batches.popleft())
-        for batch in self._accumulator.partition_senders.unassigned_batches(entry.name):
-            self._accumulator.close_batch(batch)
-
-    def _fail_waiting(self, entry: ProducerTopic, error: TfmqError) -> None:
-        waiting, entry.waiting_batches = entry.waiting_batches, deque()
-        for batch, _ in waiting:
-            self._accumulator.fail_unrouted_batch(batch, error)
-        for batch in self._accumulator.partition_senders.unassigned_batches(entry.name):
-            self._accumulator.fail_unrouted_batch(batch, error)
-
 
 FAILURES_REMEMBERED = 1000
-"""Failed batches kept for the next flush.
-
-Older ones are only counted, so that memory stays bounded without a flush.
-"""
+"""Failed batches kept for the next flush; older ones are only counted, so that memory is bounded."""
 IN_FLIGHT_RESERVE = 4
 """The broker remembers this many more batches for duplicate detection than may be in flight."""
 
@@ -209,9 +192,8 @@ class RecordAccumulator:
         """Every batch that is not acked or failed, oldest first."""
         self.failures: deque[Batch] = deque(maxlen=FAILURES_REMEMBERED)
         self.used_bytes = 0
-        self.lost_messages = self.sent_messages = self.sent_batches = self.sent_bytes = (
-            self.failed_messages
-        ) = 0
+        self.lost_messages = self.failed_messages = 0
+        self.sent_messages = self.sent_batches = self.sent_bytes = 0
         self._timers = times
         self._owner = owner
         self.selector = selector
@@ -219,14 +201,10 @@ class RecordAccumulator:
         self.topics = ProducerTopics(self)
         self.partition_senders = PartitionSenders(self)
         self.shared_batches = self.partition_senders.shared_batches[False]
-        """Open batches, by topic, that accept any message without a key.
-
-        The fast path of `send` appends to them.
-        """
+        """Open batches, by topic, for any message without a key; the fast path appends to them."""
         self._lingering: deque[Batch] = deque()
         self._expedited: list[Batch] = []
         self._room_event: Event | None = None
-
         self.overhead_bytes = self._create_batch("", -1, remember=False).overhead_bytes
         """Bytes that a record without key, tag and properties adds to its payload."""
 
@@ -276,12 +254,7 @@ class RecordAccumulator:
         batch.set_failed(error)
 
     def remove_partition(self, stream: PartitionSender, moving: Sequence[Batch] = ()) -> None:
-        """Remove the sender of a partition of a deleted topic.
-
-        The next send requests the metadata again.
-
-        The batches in `moving`, of which nothing is stored, are rerouted first.
-        """
+        """Remove the sender of a partition of a deleted topic; reroute `moving`, not stored, first."""
         self.partition_senders.remove(stream)
         self.invalidate_topic(stream.topic)
         stream.start_replacement(moving)
@@ -412,8 +385,8 @@ class RecordAccumulator:
         """Fail all batches that are not done. Return their number of messages."""
         count = 0
         for batch in list(self.outstanding):
-            count += batch.count or len(batch.payloads)
             batch.count = batch.count or len(batch.payloads)
+            count += batch.count
             self.fail_batch(
                 batch, type(error)(error.sentence, outcome=UNKNOWN if batch.attempts else NOT_DONE)
             )
@@ -453,19 +426,15 @@ class RecordAccumulator:
     # Internal
 
     def _close_if_idle(self, batch: Batch) -> None:
-        """Close an urgent batch if its partition sender is idle.
-
-        Otherwise it is closed when the batches in flight are answered.
-        """
+        """Close an urgent batch if its partition sender is idle, else when that is answered."""
         buffer = self.partition_senders.find_buffer(batch)
         if buffer is None or buffer.idle:
             self.close_batch(batch)
 
     def check_size(self, size_bytes: int) -> None:
         """Raises `MessageTooLarge` if a payload exceeds the broker's limit."""
-        most = (
-            self.link.hello.limits.get("message_bytes", MESSAGE_BYTES) if self.link.hello else MESSAGE_BYTES
-        )
+        hello = self.link.hello
+        most = hello.limits.get("message_bytes", MESSAGE_BYTES) if hello else MESSAGE_BYTES
         if size_bytes > most:
             raise MessageTooLarge(
                 f"The message has {size_bytes} bytes, the broker takes {most}: send it in parts, or raise"
@@ -531,10 +500,7 @@ class RecordAccumulator:
             self.route(entry.metadata, batch, KEYLESS)
 
     def route(self, topic: Topic, batch: Batch, message: Message) -> None:
-        """Queue a closed batch at its partition sender.
-
-        `message` decides the partition if none is chosen yet.
-        """
+        """Queue a closed batch at its partition sender; `message` decides a partition not chosen."""
         try:
             partition = batch.partition
             if partition < 0:
@@ -582,9 +548,7 @@ class ProducerContext(Protocol):
     has_fast_path: bool
     wall_clock: Callable[[], float]
 
-    def check_open(self) -> None:
-        """Raises `Closed` after the producer was closed."""
-        ...
+    def check_open(self) -> None: ...
 
     def make_message(self, topic: str, payload: Any, *args: Any, **options: Any) -> Message: ...
 
@@ -594,9 +558,7 @@ class ProducerContext(Protocol):
 
     def add_hook_callback(self, topic: str, message: Message, delivery: Delivery) -> None: ...
 
-    def wait_for_topic(self, topic: str) -> Operation[None]:
-        """Wait for the metadata of `topic`."""
-        ...
+    def wait_for_topic(self, topic: str) -> Operation[None]: ...
 
 
 class PartitionBuffer(Protocol):
@@ -613,10 +575,7 @@ class PartitionBuffer(Protocol):
 
 
 class PartitionSenders:
-    """The partition senders of one producer, and its sender for delayed messages.
-
-    Runs under the driver's lock.
-    """
+    """The partition senders of one producer, with that of delayed messages. Under the driver's lock."""
 
     def __init__(self, sender: RecordAccumulator) -> None:
         self._accumulator = sender

@@ -39,15 +39,11 @@ if TYPE_CHECKING:
 class DeliveryOwner(Protocol):
     """The part of a producer that delivery handles use."""
 
-    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
-        """Wait until all are done. Raises `TimedOut`."""
-        ...
+    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None: ...
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]: ...
 
-    def schedule_callback(self, callback: Callable[[], object]) -> None:
-        """Schedule `callback` to run outside of every lock."""
-        ...
+    def schedule_callback(self, callback: Callable[[], object]) -> None: ...
 
 
 class Batch(Future):
@@ -169,10 +165,8 @@ class Batch(Future):
             self.encoded = encode_shared(self.payloads, self.shared_attribute, producer_id, sequence)
         else:
             missing = len(self.payloads) - len(self.attribute_parts)
-            parts, flags = (
-                self.attribute_parts + [self.shared_attribute] * missing,
-                self.flags + [0] * missing,
-            )
+            parts = self.attribute_parts + [self.shared_attribute] * missing
+            flags = self.flags + [0] * missing
             self.encoded = encode_each(self.payloads, parts, flags, producer_id, sequence)
         self.producer_id, self.sequence = producer_id, sequence
         self.payloads, self.attribute_parts, self.flags = [], None, None
@@ -226,9 +220,8 @@ class Batch(Future):
             self.mark_seen(index, count)
             raise self.error
         message_id = pack_id(self.producer_id, self.sequence + index)
-        return SendResult(
-            self.topic, self.partition, self.offset_of(index), message_id, self.durability, count
-        )
+        offset = self.offset_of(index)
+        return SendResult(self.topic, self.partition, offset, message_id, self.durability, count)
 
     def results_of(self, first: int, count: int) -> SendResult:
         """Return one result for `count` messages sent together. Raises as `result_of`."""
@@ -373,10 +366,7 @@ class Deliveries:
 
 
 class DelayedHandleBatch(Batch):
-    """A batch whose messages may have handles of delayed messages instead of offsets.
-
-    `handles` is None until the broker has returned them, and where it returns none.
-    """
+    """A batch whose messages may have handles of delayed messages instead of offsets."""
 
     __slots__ = ("handles",)
 
@@ -393,7 +383,6 @@ class DelayedHandleBatch(Batch):
             self.handles = Handles(told.store_id, told.log_id, told.first_number, dues)
 
     def _decode_due_times(self, packed: bytes) -> array[int]:
-        """Decode the due times of the reply."""
         return decode_due_times(packed)
 
     def result_of(self, index: int, count: int = 1) -> SendResult:
@@ -412,10 +401,8 @@ class DelayedBatch(DelayedHandleBatch):
 
     __slots__ = ("due_times", "routed_topic")
 
-    def __init__(
-        self, owner: DeliveryOwner, topic: str, partition: int, room: int, born_ms: int, leaves_at: float
-    ) -> None:
-        super().__init__(owner, topic, partition, room, born_ms, leaves_at)
+    def __init__(self, *fields: Any) -> None:
+        super().__init__(*fields)
         self.due_times = DueTimes()
         self.routed_topic: Topic | None = None
         """The topic's metadata at the time when the partition was chosen."""

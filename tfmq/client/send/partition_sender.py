@@ -38,10 +38,7 @@ from tfmq.protocol.commands import (
 )
 
 LEASE_COUNT = 16
-"""Minimum number of ids per lease; twice the number of waiting callers if that is more.
-
-Leasing in advance saves the first send to a partition a round trip, and there are plenty of ids.
-"""
+"""Minimum of ids per lease: leasing in advance saves the first send to a partition a round trip."""
 
 ProducerIdCallback = Callable[[int, TfmqError | None], None]
 
@@ -102,16 +99,10 @@ LOST_WITH_TOPIC: Final = (
 )
 
 IN_FLIGHT_BYTES_MAX = 8 << 20
-"""More bytes in flight do not increase the throughput.
-
-Measured: 1.6 M messages of 100 bytes/s with 20 batches of 256 KiB.
-"""
+"""More do not increase the throughput: 1.6 M messages of 100 bytes/s with 20 batches of 256 KiB."""
 IN_FLIGHT_BATCHES_MAX = 20
 _RESEND_ERRORS = SequenceGap | StaleProducer | UnknownProducer | Busy
-"""Errors after which a batch is sent again.
-
-The batch was not stored, and the batch itself is valid.
-"""
+"""Errors after which a batch is sent again: it was not stored, and is itself valid."""
 
 PAUSE_SECONDS = 0.05
 """The pause after a "busy" error; doubled each time up to the maximum."""
@@ -133,26 +124,20 @@ class BatchAccumulator(Protocol):
     def acks(self) -> int: ...
 
     @property
-    def in_flight_limit(self) -> int:
-        """Batches of one partition that may be in flight."""
-        ...
+    def in_flight_limit(self) -> int: ...
 
     @property
     def now(self) -> Callable[[], float]: ...
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> None: ...
 
-    def timeout_error(self, batch: Batch) -> TfmqError:
-        """Return the error for a batch that was not acked before its deadline."""
-        ...
+    def timeout_error(self, batch: Batch) -> TfmqError: ...
 
     def complete_batch(self, batch: Batch, positions: Sequence[tuple[int, int]], durability: int) -> None: ...
 
     def fail_batch(self, batch: Batch, error: TfmqError) -> None: ...
 
-    def reroute_batch(self, batch: Batch, gone: Topic) -> None:
-        """Reroute a batch for a deleted topic to the re-created one."""
-        ...
+    def reroute_batch(self, batch: Batch, gone: Topic) -> None: ...
 
     def remove_partition(self, stream: PartitionSender, moving: Sequence[Batch] = ()) -> None: ...
 
@@ -240,7 +225,11 @@ class PartitionSender:
     def pump(self) -> None:
         """Send the queued batches that may be sent."""
         if self.state is not _READY and self.queue:
-            self._request_missing_id()
+            if self.state == SenderState.NO_ID:
+                self.state = SenderState.REQUESTING_ID
+                self._accumulator.producer_ids.acquire(self._id_received)
+            elif self.state == SenderState.SUCCESSOR_FAILED:
+                self._request_successor()
         while self.state is _READY and self.queue and self._may_send():
             if self.queue[0].producer_id != self.producer_id:
                 if self.queue[0].count > remaining_sequences(self.sequence):
@@ -252,18 +241,9 @@ class PartitionSender:
         if not self.in_flight and not self.queue:
             self._on_idle()
 
-    def _request_missing_id(self) -> None:
-        if self.state == SenderState.NO_ID:
-            self.state = SenderState.REQUESTING_ID
-            self._accumulator.producer_ids.acquire(self._id_received)
-        elif self.state == SenderState.SUCCESSOR_FAILED:
-            self._request_successor()
-
     def block_replacement(self, stream: PartitionSender) -> None:
-        """Block `stream`, the sender for the re-created topic, until this one is idle.
-
-        Batches in flight here may have to be rerouted to the new topic, ahead of its own batches.
-        """
+        """Block `stream`, the sender for the re-created topic, until this one is idle."""
+        # Batches in flight here may have to be rerouted to the new topic, ahead of its own batches.
         stream.state, self.replacement = SenderState.BLOCKED, stream
 
     def start_replacement(self, first: Sequence[Batch] = ()) -> None:
@@ -288,19 +268,14 @@ class PartitionSender:
             self._accumulator.close_batch(self.open_batch)
 
     def expire(self, now: float) -> None:
-        """Fail queued batches whose deadline has passed.
-
-        A batch that was sent is not failed here, except if the broker was busy each time.
-        """
+        """Fail queued batches whose deadline has passed, if never sent or the broker was always busy."""
         while self.queue and self.queue[0].deadline <= now and not self.queue[0].attempts:
             batch = self.queue.popleft()
             if batch.producer_id == self.producer_id:
                 self._clear_sequences(batch.sequence)
             busy = batch.last_error
-            self._accumulator.fail_batch(
-                batch,
-                with_outcome(busy, batch) if busy is not None else self._accumulator.timeout_error(batch),
-            )
+            late = self._accumulator.timeout_error(batch) if busy is None else with_outcome(busy, batch)
+            self._accumulator.fail_batch(batch, late)
 
     # Sending
 
@@ -450,10 +425,8 @@ class PartitionSender:
 
     def _id_may_be_closed(self) -> bool:
         """Return whether the broker may have closed the producer id, or may have stored a batch."""
-        return any(
-            isinstance(each.last_error, StaleProducer | UnknownProducer) or each.attempts > 1
-            for each in self.in_flight
-        )
+        closed = StaleProducer | UnknownProducer
+        return any(isinstance(each.last_error, closed) or each.attempts > 1 for each in self.in_flight)
 
     def _resume_after_pause(self) -> None:
         if self.state == SenderState.BACKING_OFF:
@@ -466,17 +439,16 @@ class PartitionSender:
 
     def _request_successor(self) -> None:
         self.state = SenderState.REQUESTING_SUCCESSOR
+        topic = self.topic
+        request = SucceedProducer(topic.name, topic.incarnation, self.partition, self.producer_id)
         try:
             call = self._accumulator.link.send_request(
-                self._successor_request(), seconds=self._accumulator.timeout, in_background=True
+                request, seconds=self._accumulator.timeout, in_background=True
             )
         except Closed as error:
             self._fail_all(error)
             return
         call.add_done_callback(self._successor_received)
-
-    def _successor_request(self) -> SucceedProducer:
-        return SucceedProducer(self.topic.name, self.topic.incarnation, self.partition, self.producer_id)
 
     def _successor_received(self, call: PendingRequest) -> None:
         error = call.error
@@ -558,10 +530,7 @@ class PartitionSender:
             self._accumulator.fail_batch(batch, with_outcome(error, batch))
 
     def _fail_all(self, error: TfmqError) -> None:
-        """Fail the queued batches and the answered ones in flight.
-
-        The others wait for their replies.
-        """
+        """Fail the queued batches and the answered ones in flight; the others await their replies."""
         waiting = [each for each in self.in_flight if each.last_error is not None]
         for batch in waiting:
             self._remove_in_flight(batch)
@@ -569,10 +538,8 @@ class PartitionSender:
         self.queue.clear()
         for batch in waiting:
             batch.clear_sequence()
-            late = isinstance(error, TimedOut)
-            self._accumulator.fail_batch(
-                batch, self._accumulator.timeout_error(batch) if late else with_outcome(error, batch)
-            )
+            late = self._accumulator.timeout_error(batch) if isinstance(error, TimedOut) else None
+            self._accumulator.fail_batch(batch, late or with_outcome(error, batch))
         if self.idle and self.replacement is not None:
             self.start_replacement()
 
@@ -580,16 +547,8 @@ class PartitionSender:
 def produce_request(batch: Batch, topic: Topic, acks: int) -> Produce:
     """Return the PRODUCE request for a batch with assigned sequence."""
     assert batch.encoded is not None, "numbered"
-    return Produce(
-        topic.name,
-        topic.incarnation,
-        batch.partition,
-        batch.producer_id,
-        batch.sequence,
-        batch.count,
-        acks,
-        batch.encoded.blocks,  # type: ignore[arg-type]
-    )
+    place = (topic.name, topic.incarnation, batch.partition, batch.producer_id, batch.sequence, batch.count)
+    return Produce(*place, acks, batch.encoded.blocks)  # type: ignore[arg-type]
 
 
 def with_outcome(error: TfmqError, batch: Batch) -> TfmqError:
@@ -667,7 +626,6 @@ class DelayedSender(PartitionSender):
 
     def _send_request(self, batch: Batch, seconds: float, acks: int) -> PendingRequest:
         delayed, sender = cast(DelayedBatch, batch), self._accumulator
-
         dues = delayed.due_times
 
         def renew(request: Produce) -> Produce:
@@ -737,18 +695,11 @@ class DelayedSender(PartitionSender):
         super()._fail_all(error)
 
     def _remove_deleted_buffers(self) -> list[DelayedPartitionBuffer]:
-        """Remove and return the buffers of deleted topics.
-
-        The next send requests their metadata again.
-        """
+        """Remove and return the buffers of deleted topics, whose metadata is requested again."""
         gone, self._deleted_topics = self._deleted_topics, {}
         for home in gone.values():
             self._accumulator.invalidate_topic(home)
-        closed = [
-            buffer
-            for buffer in self.buffers.values()
-            if (buffer.topic.name, buffer.topic.incarnation) in gone
-        ]
+        closed = [each for each in self.buffers.values() if (each.topic.name, each.topic.incarnation) in gone]
         for buffer in closed:
             del self.buffers[buffer.topic.name, buffer.partition]
         return closed

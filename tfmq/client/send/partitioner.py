@@ -104,21 +104,17 @@ def load_selector(selector: PartitionSelector | str | None) -> PartitionSelector
     if selector is None:
         return KeyHash()
     if isinstance(selector, str):
-        return _load_entry_point(selector)
+        found = metadata.entry_points(group=ENTRY_POINTS)
+        if selector not in found.names:
+            names = ", ".join(sorted(found.names)) or "none"
+            raise BadRequest(f"There is no partition selector called {selector!r}; installed: {names}.")
+        made: PartitionSelector = found[selector].load()()
+        return made
     if not callable(getattr(selector, "get_partition", None)):
         raise BadRequest(
             f"A selector needs get_partition(topic, partitions, message); {selector!r} has none."
         )
     return selector
-
-
-def _load_entry_point(name: str) -> PartitionSelector:
-    found = metadata.entry_points(group=ENTRY_POINTS)
-    if name not in found.names:
-        names = ", ".join(sorted(found.names)) or "none"
-        raise BadRequest(f"There is no partition selector called {name!r}; installed: {names}.")
-    made: PartitionSelector = found[name].load()()
-    return made
 
 
 def choose_partition(selector: PartitionSelector, topic: Topic, message: Message) -> int:

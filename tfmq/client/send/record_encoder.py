@@ -33,10 +33,7 @@ _STRIDED_COUNT: Final = 8
 
 
 class EncodedRecords(NamedTuple):
-    """The records of a batch.
-
-    `ends`: end position of each record; None if all have `record_size` bytes.
-    """
+    """The records of a batch. `ends`: of each record; None if all have `record_size` bytes."""
 
     data: bytearray
     blocks: Blocks
@@ -51,10 +48,7 @@ class EncodedRecords(NamedTuple):
 
 
 def attribute_part(attribute: bytes) -> bytes:
-    """Return the bytes between a record's header and its payload.
-
-    These are the attribute and its size, or nothing.
-    """
+    """Return the bytes between a record's header and payload: the attribute's size and itself."""
     return ATTRIBUTE_SIZE.pack(len(attribute)) + attribute if attribute else b""
 
 
@@ -132,10 +126,7 @@ def _encode_equal_sizes(
     stride = len(template) + size
     data = bytearray(template)
     data += template.join(payloads)
-    if part:
-        checksums = array("I", map(zlib.crc32, payloads, repeat(zlib.crc32(part))))
-    else:
-        checksums = array("I", map(zlib.crc32, payloads))
+    checksums = array("I", map(zlib.crc32, payloads, repeat(zlib.crc32(part))))
     if sys.byteorder == "little":
         checksums.byteswap()
     column = checksums.tobytes()
@@ -143,7 +134,14 @@ def _encode_equal_sizes(
         data[4 + byte :: stride] = column[byte::4]
     for byte, numbers in zip((13, 14, 15), _sequence_columns(sequence, count), strict=True):
         data[byte::stride] = numbers
-    return EncodedRecords(data, _equal_blocks(data, stride, count), stride, None)
+    per_block = max(1, limits.BLOCK_BYTES // stride)
+    blocks: Blocks = []
+    with memoryview(data) as view:
+        for first in range(0, count, per_block):
+            number = min(per_block, count - first)
+            start = first * stride
+            blocks.append((number * stride, number, zlib.crc32(view[start : start + number * stride])))
+    return EncodedRecords(data, blocks, stride, None)
 
 
 def _sequence_columns(sequence: int, count: int) -> tuple[bytes, bytes, bytes]:
@@ -169,17 +167,6 @@ _ALL_BYTES: Final = bytes(range(256))
 def _counting_bytes(first: int, count: int) -> bytes:
     """Return `count` bytes that count up from `first`, modulo 256."""
     return (_ALL_BYTES * (count // 256 + 2))[first : first + count]
-
-
-def _equal_blocks(data: bytearray, stride: int, count: int) -> Blocks:
-    per_block = max(1, limits.BLOCK_BYTES // stride)
-    blocks: Blocks = []
-    with memoryview(data) as view:
-        for first in range(0, count, per_block):
-            number = min(per_block, count - first)
-            start = first * stride
-            blocks.append((number * stride, number, zlib.crc32(view[start : start + number * stride])))
-    return blocks
 
 
 def _divide_blocks(data: bytearray, lengths: Sequence[int]) -> EncodedRecords:
