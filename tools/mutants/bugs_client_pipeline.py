@@ -184,8 +184,8 @@ _BESIDE: Final = (
         "offsets-kept-elsewhere",
         "offsets that the broker does not keep cannot be part of a transaction",
         "tfmq/client/consumer/external_offsets.py",
-        "    if consuming.options.storage is not None:\n",
-        "    if consuming.options.storage is consuming:\n",
+        "    if in_broker and consuming.options.storage is not None:\n",
+        "    if in_broker and consuming.options.storage is consuming:\n",
         [OFFSETS],
     ),
     Mutant(

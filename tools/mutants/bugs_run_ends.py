@@ -41,7 +41,7 @@ ENDS: Final = (
         "        yield from core.close(ack_delivered=False)\n",
         (
             "        core.positions.ack_all()\n"
-            "        for ledger in list(core.positions.ack_trackers):\n"
+            "        for ledger in list(core.positions.ack_trackers.values()):\n"
             "            core.positions._advance_acked(ledger.name, ledger.end_position)\n"
             "        yield from core.close(ack_delivered=True)\n"
         ),

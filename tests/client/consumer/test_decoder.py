@@ -20,7 +20,7 @@ from tfmq.client.consumer.decoder import (
     Decoder,
     SingleBlockDecoder,
     SingleBlockRun,
-    _layouts,
+    _cached_layout,
 )
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.errors import Damaged, DecodeFailed, TfmqError
@@ -296,7 +296,7 @@ def test_a_sender_that_uses_every_size_does_not_fill_the_memory() -> None:
     for size in range(LAYOUTS_MAX + 50):
         log.append(*[b"x" * size] * 4)
     assert len(messages(log)) == 4 * (LAYOUTS_MAX + 50)
-    assert len(_layouts) <= LAYOUTS_MAX
+    assert _cached_layout.cache_info().currsize <= LAYOUTS_MAX
 
 
 # The fast way through blocks of one record gives what the slow way gives, wherever a bit is wrong.

@@ -465,11 +465,10 @@ def test_a_partition_that_is_leaving_says_when_no_handler_is_at_work_on_it() -> 
     ledgers.on_handlers_idle = lambda: freed.append(True)
     ledger = ledgers.add_batch(batch_of_ledger(2), ReadPosition(0, 0, 1))
     ledger.active_handlers = 1
-    assert ledgers.has_active_handlers(A_LEDGER)
     ledgers.revoke(A_LEDGER)
     assert ledger.revoked and not ledger.invalid and not freed
     ledgers.handler_ended(ledger)
-    assert freed and not ledgers.has_active_handlers(A_LEDGER)
+    assert freed and not ledger.active_handlers
 
 
 def test_one_that_stays_after_all_goes_on_and_a_void_one_never_does() -> None:
@@ -482,7 +481,7 @@ def test_one_that_stays_after_all_goes_on_and_a_void_one_never_does() -> None:
     ledgers.unrevoke(A_LEDGER)
     assert stayed and not ledger.revoked
     ledgers.invalidate(A_LEDGER)
-    assert ledger.invalid and ledger.revoked and ledgers.get(A_LEDGER) is None and ledgers.names() == []
+    assert ledger.invalid and ledger.revoked and ledgers.get(A_LEDGER) is None and not ledgers
 
 
 # Places, and what lies behind a message.

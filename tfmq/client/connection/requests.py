@@ -144,13 +144,15 @@ def request(
     return call.result()
 
 
-def wait_for_reply(link: ClientConnection, call: PendingRequest) -> Operation[None]:
-    """Wait until `call` is done. Abandon it if the operation ends early."""
+def wait_for_reply(link: ClientConnection, *calls: PendingRequest) -> Operation[None]:
+    """Wait until all of `calls` are done. Abandon them if the operation ends early."""
     try:
-        while not call.done:
-            yield Wait((call,))
+        for call in calls:
+            while not call.done:
+                yield Wait((call,))
     finally:
-        link.abandon(call)
+        for call in calls:
+            link.abandon(call)
 
 
 def wait_for_all(futures: Sequence[Future], seconds: float | None, link: ClientConnection) -> Operation[bool]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from tfmq.backoff import Backoff
-from tfmq.client.connection.connection import ClientConnection, PendingRequest
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.fetcher import Fetcher, PartitionFetchState
@@ -85,10 +85,7 @@ class Assignment:
         self._wake_event = Event()
 
     def run(self) -> Operation[None]:
-        """Refresh the metadata and apply the assignment, for ever.
-
-        Raises errors that are not retriable.
-        """
+        """Refresh the metadata and apply the assignment, until an error that is not retriable."""
         backoff, due, again = Backoff(MISSING_SECONDS, MISSING_SECONDS_MAX), 0.0, True
         while True:
             self._wake_event = Event()
@@ -97,7 +94,7 @@ class Assignment:
                 if (
                     self._metadata.count_changed
                     or self._has_unknown_incarnation()
-                    or (late and (anyhow or not self._is_notified_of_changes()))
+                    or (late and (anyhow or not self._metadata.is_notified_of_changes(self._fetcher)))
                 ):
                     yield from self._refresh_metadata()
                     late = True
@@ -117,22 +114,13 @@ class Assignment:
                 backoff.reset()
             yield Wait((self._wake_event,), max(0.0, wait))
 
-    def _is_notified_of_changes(self) -> bool:
-        """Return whether changes of the metadata are reported without a refresh."""
-        return self._metadata.is_notified_of_changes(
-            name for name, feed in self._fetcher.partitions.items() if feed.fetching
-        )
-
     @property
     def wanted(self) -> Mapping[PartitionName, int]:
         """Subscribed partitions that exist now, with the incarnations of their topics."""
         return self._metadata.wanted
 
     def partition_count_seen(self, topic: str, count: int) -> None:
-        """Process a topic's partition count from a fetch response.
-
-        A change causes a metadata refresh.
-        """
+        """Process a topic's partition count from a fetch response; a change causes a refresh."""
         if self._metadata.partition_count_seen(topic, count):
             self._wake_event.complete()
 
@@ -196,9 +184,8 @@ class Assignment:
             elif handover.unrevoke(name):
                 self._add_partition(name, held.incarnation, self._positions.delivered_position(name))
         leaving = membership.owned.keys() - membership.assigned.keys()
-        membership.release(
-            [name for name in leaving if name not in self._positions]
-        )  # reading of these never started
+        # Reading of these never started.
+        membership.release([name for name in leaving if name not in self._positions])
         self._wake_event.complete()
 
     def partitions_fenced(self, names: Iterable[PartitionName]) -> None:
@@ -208,10 +195,7 @@ class Assignment:
             self.assignment_changed()
 
     def _stop_reading(self, name: PartitionName) -> None:
-        """Stop fetching and delivering a partition.
-
-        A loop over its batch ends after the current message.
-        """
+        """Stop fetching and delivering a partition; a loop ends after the current message."""
         self._cancel_fetch(name)
         if name in self._fetcher.partitions:
             self._fetcher.remove(name)
@@ -401,18 +385,13 @@ class Assignment:
             self._group.rebalance.assigned(taken)
 
     def _add_partition(self, name: PartitionName, incarnation: int, place: ReadPosition) -> None:
-        """Add the partition to the fetcher."""
-        decoder = Decoder(
-            name.topic, name.partition, incarnation, select_codec(self._options.codec, name.topic)
-        )
+        codec = select_codec(self._options.codec, name.topic)
+        decoder = Decoder(name.topic, name.partition, incarnation, codec)
         self._fetcher.add(PartitionFetchState(name, incarnation, place, decoder))
         log.debug("Reading %s from offset %d.", name, place.offset)
 
     def _is_new_partition(self, name: PartitionName, incarnation: int) -> bool:
-        """Return whether the partition was created after the first metadata response.
-
-        Such a partition is read from its start.
-        """
+        """Return whether it was created after the first metadata, so that it is read from its start."""
         if self._metadata.initial is None or self._metadata.initial.get(name) == incarnation:
             return False
         return self._options.start_latest or self._topics.get(name.topic) == incarnation
@@ -425,25 +404,18 @@ class Assignment:
         Retriable failures and unknown topics are left out and tried again at the next check; other errors are
         raised.
         """
-        calls: dict[PartitionName, PendingRequest] = {
-            name: self._link.send_request(
-                Locate(name.topic, fresh[name], name.partition, each.by, each.value)
-            )
-            for name, each in questions.items()
-        }
-        found = {}
+        found, calls = {}, {}
+        for name, each in questions.items():
+            request = Locate(name.topic, fresh[name], name.partition, each.by, each.value)
+            calls[name] = self._link.send_request(request)
         try:
             for name, call in calls.items():
                 while not call.done:
                     yield Wait((call,))
-                if (
-                    call.error is not None
-                    and not call.error.retriable
-                    and not isinstance(call.error, UnknownTopic)
-                ):
-                    raise call.error
                 if call.error is None:
                     found[name] = ReadPosition(call.reply.offset, call.reply.ordinal, call.reply.epoch)
+                elif not call.error.retriable and not isinstance(call.error, UnknownTopic):
+                    raise call.error
         finally:
             for call in calls.values():
                 self._link.abandon(call)
@@ -467,11 +439,8 @@ class Assignment:
         names = ", ".join(map(str, sorted(refused)))
         if names and names != self._logged_trouble:
             self._logged_trouble = names
-            log.warning(
-                "Group %s: the offset storage has a later generation of %s; trying again.",
-                self._options.group,
-                names,
-            )
+            text = "Group %s: the offset storage has a later generation of %s; trying again."
+            log.warning(text, self._options.group, names)
 
 
 SQL_XID_PREFIX: Final = "tfmq.sql."
@@ -537,23 +506,16 @@ class MetadataRefresh:
         self.missing = bool(missing)
         self._log_missing(missing)
 
-    def is_notified_of_changes(self, waiting: Iterable[PartitionName]) -> bool:
-        """Return whether a change would have been reported, given fetches in flight for `waiting`."""
-        pattern = self._options.subscription.pattern
-        if (
-            self.missing
-            or pattern is not None
-            or self._link.now() >= self._refreshed_at + NOTIFIED_REFRESH_SECONDS
-        ):
+    def is_notified_of_changes(self, fetcher: Fetcher) -> bool:
+        """Return whether a change would have been reported, given the fetches in flight."""
+        old = self._link.now() >= self._refreshed_at + NOTIFIED_REFRESH_SECONDS
+        if self.missing or self._options.subscription.pattern is not None or old:
             return False
-        topics = {name.topic for name in self.wanted}
-        return self._notified_by_group or topics <= {name.topic for name in waiting}
+        fetching = {name.topic for name, feed in fetcher.partitions.items() if feed.fetching}
+        return self._notified_by_group or {name.topic for name in self.wanted} <= fetching
 
     def partition_count_seen(self, topic: str, count: int) -> bool:
-        """Record a topic's partition count from a fetch response.
-
-        Return whether a refresh is needed.
-        """
+        """Record a topic's partition count from a fetch response. Return whether to refresh."""
         if self._seen_counts.get(topic) == count:
             return False
         self._seen_counts[topic] = count

@@ -13,18 +13,14 @@ partition.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from tfmq.client.connection.connection import (
-    NEVER,
-    ClientConnection,
-    ConnectionState,
-    PendingRequest,
-)
+from tfmq.client.connection.connection import NEVER, ClientConnection, ConnectionState, PendingRequest
+from tfmq.client.connection.requests import wait_for_reply
 from tfmq.client.consumer.assignment import Assignment, GroupParts, read_position_of
-from tfmq.client.consumer.fetcher import Fetcher, FetchSession, PartitionFetchState, create_fetcher
+from tfmq.client.consumer.fetcher import Fetcher, FetchSession, PartitionFetchState
 from tfmq.client.consumer.membership import Membership, create_membership
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.offset_commit import GroupOffsets, OffsetCommitter
@@ -80,7 +76,13 @@ class ConsumerCore:
         """Partitions withheld from delivery: handlers have enough, or a rewind is pending."""
         self.tasks = BackgroundTasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
-        self.fetcher = create_fetcher(options)
+        self.fetcher = Fetcher(
+            fetch_bytes=options.fetch_bytes,
+            prefetch_bytes=options.prefetch_bytes,
+            tags=options.tags,
+            skip_damage=options.skip_damage,
+            reset=options.reset,
+        )
         self.fetch_session = FetchSession(
             options, link, self.fetcher, arrived=self._notify_change, flush=flush
         )
@@ -101,19 +103,13 @@ class ConsumerCore:
         if group is not None:
             self._offset_committer.on_fenced = self.assignment.partitions_fenced
         self._change_event = Event()
-        self._background_tasks: dict[Callable[[], Operation[None]], Task | None] = dict.fromkeys(
-            self._background_operations()
-        )
+        self._background_tasks: dict[Callable[[], Operation[None]], Task | None] = {self.assignment.run: None}
+        """None of the operations ever ends by itself."""
+        if self.membership is not None:
+            self._background_tasks |= {self.membership.run: None, self.rebalance.run: None}
+            if options.commits == "auto":
+                self._background_tasks[self._offset_committer.commit_periodically] = None
         self._task_failures: list[Exception] = []
-
-    def _background_operations(self) -> list[Callable[[], Operation[None]]]:
-        """Return the background operations; none of them ever ends by itself."""
-        if self.membership is None:
-            return [self.assignment.run]
-        found = [self.assignment.run, self.membership.run, self.rebalance.run]
-        return (
-            [*found, self._offset_committer.commit_periodically] if self.options.commits == "auto" else found
-        )
 
     # Delivery
 
@@ -186,9 +182,8 @@ class ConsumerCore:
         self._change_event = Event() if self._change_event.done else self._change_event
         if self.heartbeat_overdue:
             return False
-        if (
-            self.positions.ready_messages() or self._decode_next_batch()
-        ):  # left over by a poll() in another thread
+        # A batch may be left over by a poll() in another thread.
+        if self.positions.ready_messages() or self._decode_next_batch():
             return True
         if (failure := self.fetcher.next_failure() or self.fetcher.all_stopped_failure()) is not None:
             raise failure
@@ -215,19 +210,15 @@ class ConsumerCore:
     def _decode_next_batch(self) -> bool:
         """Decode fetch responses until a batch has messages. Return False if there is none."""
         self.fetch_session.send_fetches()  # the broker works on the next response while this one is decoded
-        taken, held = (
-            False,
-            self.suspended if self.membership is None else self.suspended | self.rebalance.unannounced,
-        )
+        held = self.suspended if self.membership is None else self.suspended | self.rebalance.unannounced
         try:
             while (batch := self.fetch_session.next_batch(held)) is not None:
                 self.positions.set_ready_batch(batch)
                 if batch.messages:
                     break
-            taken = True
-        finally:
-            if not taken:  # Interrupted (Ctrl-C) during decoding: read again what was not delivered.
-                self._rewind_to_delivered()
+        except BaseException:  # For example Ctrl-C during decoding: read again what was not delivered.
+            self._rewind_to_delivered()
+            raise
         self.fetch_session.send_fetches()
         return batch is not None
 
@@ -241,23 +232,19 @@ class ConsumerCore:
             return []
         name = partition_of(first := messages[0])
         self.positions.ack_delivered()
-        saved = False
         try:
             refused = yield from self.commit_acked()
-            saved = True
-        finally:
-            if not saved and name in self.fetcher.partitions:
+        except BaseException:
+            if name in self.fetcher.partitions:
                 self.set_position(name, ReadPosition(first.offset, first.ordinal, first.origin.epoch))
+            raise
         if name in refused:
             return []
         self.message_count += len(messages)
         return messages
 
     def stop(self) -> None:
-        """Deliver nothing more.
-
-        The caller must set `stop_requested` through the driver to wake waiting threads.
-        """
+        """Deliver nothing more. The caller sets `stop_requested` through the driver."""
         self.positions.stop()
 
     # Positions
@@ -281,10 +268,7 @@ class ConsumerCore:
         return name in self.positions and self.positions.delivered_position(name).offset <= message.offset
 
     def _rewind_to_delivered(self) -> None:
-        """Continue reading after the last delivered message of each partition.
-
-        Drop what was prefetched.
-        """
+        """Drop what was prefetched: continue after the last delivered message of each partition."""
         self.positions.drop_ready_batch()
         for name, feed in self.fetcher.partitions.items():
             if feed.failure is None:
@@ -359,7 +343,31 @@ class ConsumerCore:
     def lag(self) -> Operation[Lag]:
         """Return the number of undelivered messages, with `.partitions` for each partition."""
         yield from self._wait_for_partitions(self.link.now() + self.options.timeout)
-        return (yield from measure_lag(self.link, self.fetcher, self.positions, self.options.timeout))
+        # All requests are sent at once: the ends of all logs, and the ordinals of positions that have none.
+        fetcher, positions = self.fetcher, self.positions
+        places = {name: positions.delivered_position(name) for name in fetcher.partitions}
+        ends = {name: self._locate(name, BY_LATEST, 0) for name in places}
+        here = {
+            n: self._locate(n, BY_OFFSET, each.offset)
+            for n, each in places.items()
+            if each.ordinal == UNKNOWN
+        }
+        yield from wait_for_reply(self.link, *ends.values(), *here.values())
+        lags = {}
+        for name, place in places.items():
+            try:
+                ordinal = here[name].result().ordinal if name in here else place.ordinal
+                end = ends[name].result().end_ordinal
+            except UnknownTopic:  # Partitions of deleted topics are left out.
+                continue
+            except StorageStopped:
+                ordinal = end = UNKNOWN
+            lags[name] = UNKNOWN if ordinal == UNKNOWN else max(0, end - ordinal)
+        return Lag(lags)
+
+    def _locate(self, name: PartitionName, by: int, value: int) -> PendingRequest:
+        request = Locate(name.topic, self.fetcher.partitions[name].incarnation, name.partition, by, value)
+        return self.link.send_request(request, seconds=self.options.timeout)
 
     def position(self, topic: str, partition: int) -> Operation[int]:
         """Return the offset after the last delivered message of the partition."""
@@ -377,7 +385,29 @@ class ConsumerCore:
 
     def stats(self) -> dict[str, Any]:
         """Return counters since the start, and the state of the membership and the partitions."""
-        return consumer_stats(self)
+        positions, fetcher, member = self.positions, self.fetcher, self.membership
+        group: Mapping[str, Any] = {"generation": 0} if member is None else member.stats()
+        return {
+            "messages": self.message_count,
+            "bytes": fetcher.bytes_read,
+            "fetches": fetcher.fetch_count,
+            "connections": self.link.connection_count,
+            "commits": 0 if member is None else self.offsets.commit_count,
+            **group,
+            "skipped": fetcher.skipped_count,
+            "skipped_ranges": [tuple(each) for each in fetcher.skipped],
+            "partitions": {
+                str(name): {
+                    "offset": positions.delivered_position(name).offset,
+                    "processed_offset": positions.acked_position(name).offset,
+                    "saved_offset": positions.committed_offset(name),
+                    "waiting_bytes": feed.buffered_bytes,
+                    "paused": feed.paused,
+                    "stopped": None if feed.failure is None else str(feed.failure),
+                }
+                for name, feed in fetcher.partitions.items()
+            },
+        }
 
     # Commits
 
@@ -397,15 +427,9 @@ class ConsumerCore:
         self.rebalance.wake()
 
     def commit_acked(self) -> Operation[Collection[PartitionName]]:
-        """Commit what is acked.
-
-        Return the partitions that were fenced; raises what the store raises.
-        """
-        return (
-            yield from self._offset_committer.commit_positions(
-                self.positions.uncommitted_positions, self.link.now() + self.options.timeout
-            )
-        )
+        """Commit what is acked. Return the fenced partitions; raises what the store raises."""
+        until = self.link.now() + self.options.timeout
+        return self._offset_committer.commit_positions(self.positions.uncommitted_positions, until)
 
     def require_membership(self) -> Membership:
         """Return the group membership. Raises Closed, and BadRequest for a consumer without a group."""
@@ -447,10 +471,7 @@ class ConsumerCore:
     # Shutdown
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child: same positions, own reader.
-
-        A group must be joined again.
-        """
+        """Reset the state in a forked child: same positions, own reader; a group is joined again."""
         self.fetch_session.clear()
         self.tasks.cancel()
         self._background_tasks = dict.fromkeys(self._background_tasks)
@@ -480,9 +501,8 @@ class ConsumerCore:
             if membership is not None and membership.joined and self.link.state != ConnectionState.CLOSED:
                 yield from self.rebalance.run_final_callbacks()
                 if self.options.commits != "manual":
-                    yield from self._offset_committer.commit_positions(
-                        self.positions.uncommitted_positions, until
-                    )
+                    uncommitted = self.positions.uncommitted_positions
+                    yield from self._offset_committer.commit_positions(uncommitted, until)
                 yield from membership.leave(until)
         finally:
             self.closed = True
@@ -490,38 +510,6 @@ class ConsumerCore:
             self.fetch_session.clear()
             if self.options.storage is not None:
                 self.options.storage.close()
-
-
-def consumer_stats(core: ConsumerCore) -> dict[str, Any]:
-    """Return the counters of `stats()` and the state of each partition."""
-    positions, fetcher = core.positions, core.fetcher
-    return {
-        "messages": core.message_count,
-        "bytes": fetcher.bytes_read,
-        "fetches": fetcher.fetch_count,
-        "connections": core.link.connection_count,
-        **_group_stats(core),
-        "skipped": fetcher.skipped_count,
-        "skipped_ranges": [tuple(each) for each in fetcher.skipped],
-        "partitions": {
-            str(name): {
-                "offset": positions.delivered_position(name).offset,
-                "processed_offset": positions.acked_position(name).offset,
-                "saved_offset": positions.committed_offset(name),
-                "waiting_bytes": feed.buffered_bytes,
-                "paused": feed.paused,
-                "stopped": None if feed.failure is None else str(feed.failure),
-            }
-            for name, feed in fetcher.partitions.items()
-        },
-    }
-
-
-def _group_stats(core: ConsumerCore) -> dict[str, Any]:
-    """Return the counters of the group membership."""
-    if core.membership is None:
-        return {"commits": 0, "generation": 0}
-    return {"commits": core.offsets.commit_count, **core.membership.stats()}
 
 
 RETRY_SECONDS: Final = 1.0
@@ -553,14 +541,10 @@ def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) ->
     consumer. A `seek` in the meantime takes precedence.
     """
     positions = core.positions
-    found = [
-        name for name in names if name in core.fetcher.partitions and positions.ack_trackers.get(name) is None
-    ]
+    found = [n for n in names if n in core.fetcher.partitions and n not in positions.ack_trackers]
     for name in found:
         offset = positions.committed_offset(name)
-        core.set_position(
-            name, positions.start_position(name) if offset is None else ReadPosition(offset, UNKNOWN, UNKNOWN)
-        )
+        core.set_position(name, positions.start_position(name) if offset is None else ReadPosition(offset))
         core.suspended.add(name)
     if found and not core.closed:
         core.tasks.start(_rewind_when_read(core, found), core.task_failed)
@@ -573,10 +557,8 @@ def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> O
     try:
         stored = yield from _read_committed(core, names)
         for name in core.suspended.intersection(names, stored, core.fetcher.partitions):
-            row = stored[name]
-            if row.incarnation == positions.incarnation(name) and row.offset != positions.committed_offset(
-                name
-            ):
+            row, known = stored[name], positions.committed_offset(name)
+            if row.incarnation == positions.incarnation(name) and row.offset != known:
                 place = read_position_of(name, row)
                 positions.mark_committed({name: place})
                 core.set_position(name, place)
@@ -619,47 +601,3 @@ class Lag(int):
         lag = super().__new__(cls, sum(max(0, each) for each in partitions.values()))
         lag.partitions = partitions
         return lag
-
-
-def measure_lag(
-    link: ClientConnection, fetcher: Fetcher, positions: Positions, seconds: float
-) -> Operation[Lag]:
-    """Ask the broker for the ends of all logs, and for the ordinals of positions that have none.
-
-    All requests are sent at once. Partitions of deleted topics are left out.
-    """
-    places = {name: positions.delivered_position(name) for name in fetcher.partitions}
-    ends = {name: _locate(link, fetcher.partitions[name], BY_LATEST, 0, seconds) for name in places}
-    here = {
-        name: _locate(link, fetcher.partitions[name], BY_OFFSET, place.offset, seconds)
-        for name, place in places.items()
-        if place.ordinal == UNKNOWN
-    }
-    calls = [*ends.values(), *here.values()]
-    try:
-        for call in calls:
-            while not call.done:
-                yield Wait((call,))
-    finally:
-        for call in calls:
-            link.abandon(call)
-    lags = {}
-    for name, place in places.items():
-        try:
-            ordinal = here[name].result().ordinal if name in here else place.ordinal
-            end = ends[name].result().end_ordinal
-        except UnknownTopic:
-            continue
-        except StorageStopped:
-            ordinal = end = UNKNOWN
-        lags[name] = UNKNOWN if ordinal == UNKNOWN else max(0, end - ordinal)
-    return Lag(lags)
-
-
-def _locate(
-    link: ClientConnection, feed: PartitionFetchState, by: int, value: int, seconds: float
-) -> PendingRequest:
-    """Send a LOCATE request for a partition."""
-    return link.send_request(
-        Locate(feed.name.topic, feed.incarnation, feed.name.partition, by, value), seconds=seconds
-    )

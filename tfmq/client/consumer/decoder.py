@@ -11,6 +11,7 @@ blocks out, so gaps are allowed then.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, count, repeat
 from struct import Struct
 from struct import error as StructError
@@ -46,10 +47,7 @@ from tfmq.errors import Damaged, DecodeFailed
 SAME_SIZE_COUNT_MIN: Final = 4
 """With fewer records the set-up of the column-wise path costs more than it saves."""
 LAYOUTS_MAX: Final = 512
-"""Size of the cache of struct layouts.
-
-Record sizes repeat, but a sender that uses every size must not fill the memory.
-"""
+"""Record sizes repeat, but a sender that uses every size must not fill the memory."""
 BAD_RECORDS_NAMED: Final = 5
 """Maximum number of bad records that an error sentence names."""
 
@@ -57,6 +55,7 @@ _FLAG_LOW: Final = 0xFFFF
 _KNOWN: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER
 _PREFIX: Final = Struct(">I4xQII")
 _PREFIX_SIZE: Final = _PREFIX.size
+_cached_layout = lru_cache(LAYOUTS_MAX)(Struct)
 _new = tuple.__new__
 
 
@@ -136,9 +135,8 @@ class Decoder:
             position = at + TRAILER_SIZE
             place = position + shift
         if not gaps and place != next_offset:
-            raise self._damaged(
-                body, end, place, next_offset, gaps, "bytes are missing at the end of the response"
-            )
+            reason = "bytes are missing at the end of the response"
+            raise self._damaged(body, end, place, next_offset, gaps, reason)
 
     def _verify_block(
         self, body: bytes, position: int, place: int, next_offset: int, gaps: bool
@@ -177,10 +175,15 @@ class Decoder:
         except (BadRecord, StructError) as bad:
             sentence = f"{self._where(control.offset)}: the block's records do not fit together ({bad})."
             raise Damaged(sentence, first=control.offset, next=following) from None
-        self._check_records(columns, control)
-        origin = Origin(
-            self.incarnation, control.append_time, control.epoch, self.codec, self.failure_handler
-        )
+        counted = len(columns.ids) if columns.ordinals is None else columns.ordinals[-1]
+        if 0 in columns.ids or counted != control.records:
+            reason = f"{counted} records where {control.records} are announced."
+            if 0 in columns.ids:
+                reason = "a record has the id 0."
+            sentence = f"{self._where(control.offset)}: {reason}"
+            raise Damaged(sentence, first=control.offset, next=following)
+        time, epoch = control.append_time, control.epoch
+        origin = Origin(self.incarnation, time, epoch, self.codec, self.failure_handler)
         offsets, next_offsets = _offsets(columns.positions, shift, following)
         rows = zip(
             columns.payloads,
@@ -199,18 +202,6 @@ class Decoder:
             messages = [each for each in messages if each.offset >= skip_to]
         return DecodedBlock(messages, control.offset, following, control.next_ordinal, control.epoch)
 
-    def _check_records(self, columns: _Columns, control: BlockTrailer) -> None:
-        """Raise Damaged for an id 0, and for another number of records than the trailer announces."""
-        if 0 in columns.ids:
-            sentence = f"{self._where(control.offset)}: a record has the id 0."
-            raise Damaged(sentence, first=control.offset, next=control.next)
-        counted = len(columns.ids) if columns.ordinals is None else columns.ordinals[-1]
-        if counted != control.records:
-            sentence = (
-                f"{self._where(control.offset)}: {counted} records where {control.records} are announced."
-            )
-            raise Damaged(sentence, first=control.offset, next=control.next)
-
     def _damaged(
         self, body: bytes, position: int, place: int, next_offset: int, gaps: bool, reason: str
     ) -> Damaged:
@@ -225,7 +216,6 @@ class Decoder:
         return Damaged(sentence, first=place, next=following)
 
     def _where(self, offset: int) -> str:
-        """Return the partition and the offset as the start of a sentence."""
         return f"{self.topic}-{self.partition} at offset {offset}"
 
 
@@ -363,7 +353,6 @@ def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iter
 
 
 def _ordinals(ordinals: Sequence[int] | None, first: int) -> Iterable[int]:
-    """Return the ordinals of the records."""
     return count(first) if ordinals is None else [first + each for each in ordinals]
 
 
@@ -381,19 +370,6 @@ def _describe_bad_records(records: bytes, offset: int) -> str:
     named = ", ".join(map(str, bad[:BAD_RECORDS_NAMED]))
     more = " and more" if len(bad) > BAD_RECORDS_NAMED else ""
     return f"; the record at offset {named}{more} is wrong"
-
-
-_layouts: dict[str, Struct] = {}
-
-
-def _cached_layout(text: str) -> Struct:
-    """Return a cached `Struct`; the cache is cleared when it is full."""
-    found = _layouts.get(text)
-    if found is None:
-        if len(_layouts) >= LAYOUTS_MAX:
-            _layouts.clear()
-        found = _layouts[text] = Struct(text)
-    return found
 
 
 _BODY_SIZE: Final = TRAILER_SIZE - HEADER_SIZE
@@ -436,12 +412,8 @@ class SingleBlockDecoder:
     def decode_run(self, body: bytes, position: int, place: int, limit: int) -> SingleBlockRun:
         """Decode blocks from `position` of `body`, which is offset `place`, up to offset `limit`."""
         messages: list[ReceivedMessage] = []
-        view, mark, unpack, unpack_control = (
-            memoryview(body),
-            self._mark,
-            _PREFIX.unpack_from,
-            TRAILER.unpack_from,
-        )
+        view, mark = memoryview(body), self._mark
+        unpack, unpack_control = _PREFIX.unpack_from, TRAILER.unpack_from
         origin, time, epoch, ordinal = None, -1, -1, -1
         topic, partition = self._fixed
         try:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tfmq.client.consumer.assignment import read_position_of
 from tfmq.client.consumer.core import ConsumerCore, redeliver_lost_partitions, rewind_to_committed
+from tfmq.client.consumer.membership import Membership
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.positions import ReadPosition
 from tfmq.errors import BadRequest, Fenced
@@ -75,21 +76,10 @@ def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> Ext
     it did not deliver, Closed, and Fenced for a message whose partition belongs to another member. Also
     raises NotAllowed in a handler if handlers use `commit()`, and a permanent failure of the membership.
     """
-    consuming = getattr(consumer, "_core", None)
-    if not isinstance(consuming, ConsumerCore):
-        raise TypeError(f"commit_offsets takes a tfmq consumer, not {type(consumer).__name__}.")
-    lock = consumer._driver.lock
+    consuming, lock = _consumer_core(consumer), consumer._driver.lock
     with lock:
-        membership = consuming.require_membership()
-        if consuming.options.commits != "manual":
-            raise BadRequest(
-                'commit_offsets needs a consumer with commits="manual": otherwise it saves offsets by itself, before'
-                " the transaction is committed."
-            )
-        if membership.failure is not None:
-            raise membership.failure
+        membership = _check_consumer(consuming)
         positions = consuming.positions
-        positions.ack_trackers.check_commit_method("transaction")
         fenced = None
         if message is None:
             redeliver_lost_partitions(consuming)
@@ -108,15 +98,33 @@ def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> Ext
             )
             for name, place in places.items()
         }
-        return ExternalOffsets(
-            consuming,
-            lock,
-            consuming.options.storage,
-            membership.group,
-            offsets,
-            places,
-            fenced,
+        storage = consuming.options.storage
+        return ExternalOffsets(consuming, lock, storage, membership.group, offsets, places, fenced)
+
+
+def _consumer_core(consumer: Any) -> ConsumerCore:
+    core = getattr(consumer, "_core", None)
+    if not isinstance(core, ConsumerCore):
+        raise TypeError(f"commit_offsets takes a tfmq consumer, not {type(consumer).__name__}.")
+    return core
+
+
+def _check_consumer(consuming: ConsumerCore, in_broker: bool = False) -> Membership:
+    """Raises as `external_offsets`; with `in_broker` also for offsets that are stored elsewhere."""
+    membership = consuming.require_membership()
+    if consuming.options.commits != "manual":
+        raise BadRequest(
+            'commit_offsets needs a consumer with commits="manual": otherwise it saves offsets by itself, before the'
+            " transaction is committed."
         )
+    if in_broker and consuming.options.storage is not None:
+        raise BadRequest(
+            'commit_offsets needs a consumer with offsets="broker": the broker cannot commit what is kept elsewhere.'
+        )
+    if membership.failure is not None:
+        raise membership.failure
+    consuming.positions.ack_trackers.check_commit_method("transaction")
+    return membership
 
 
 class TransactionPositions(NamedTuple):
@@ -157,47 +165,20 @@ def transaction_positions(consumer: Any) -> TransactionPositions:
     consumer, Closed, Fenced. Also raises NotAllowed in a handler if handlers use `commit()`, and a permanent
     failure of the membership.
     """
-    consuming = getattr(consumer, "_core", None)
-    if not isinstance(consuming, ConsumerCore):
-        raise TypeError(f"commit_offsets takes a tfmq consumer, not {type(consumer).__name__}.")
-    with consumer._driver.lock:
-        return TransactionPositions(consuming, consumer._driver.lock, *_collect_positions(consuming))
-
-
-def _collect_positions(
-    consuming: ConsumerCore,
-) -> tuple[TransactionOffsets, dict[PartitionName, ReadPosition], dict[PartitionName, int]]:
-    """Return the row for the broker, the positions and the generations; the consumer is locked."""
-    membership = consuming.require_membership()
-    if consuming.options.commits != "manual":
-        raise BadRequest(
-            'commit_offsets needs a consumer with commits="manual": otherwise it saves offsets by itself, before the'
-            " transaction is committed."
-        )
-    if consuming.options.storage is not None:
-        raise BadRequest(
-            'commit_offsets needs a consumer with offsets="broker": the broker cannot commit what is kept elsewhere.'
-        )
-    if membership.failure is not None:
-        raise membership.failure
-    consuming.positions.ack_trackers.check_commit_method("transaction")
-    redeliver_lost_partitions(consuming)
-    places = consuming.positions.transaction_positions()
-    try:
-        consuming.positions.raise_if_lost()
-    except Fenced:
-        rewind_to_committed(consuming, places)
-        raise
-    rows = [
-        GroupOffset(
-            name.topic,
-            consuming.positions.incarnation(name),
-            name.partition,
-            place.offset,
-            0,
-            place.epoch,
-        )
-        for name, place in places.items()
-    ]
-    row = TransactionOffsets(membership.group, membership.member_id, membership.generation, rows)
-    return row, places, {name: membership.generation_of(name) for name in places}
+    consuming, lock = _consumer_core(consumer), consumer._driver.lock
+    with lock:
+        membership, positions = _check_consumer(consuming, in_broker=True), consuming.positions
+        redeliver_lost_partitions(consuming)
+        places = positions.transaction_positions()
+        try:
+            positions.raise_if_lost()
+        except Fenced:
+            rewind_to_committed(consuming, places)
+            raise
+        rows = [
+            GroupOffset(n.topic, positions.incarnation(n), n.partition, place.offset, 0, place.epoch)
+            for n, place in places.items()
+        ]
+        row = TransactionOffsets(membership.group, membership.member_id, membership.generation, rows)
+        generations = {name: membership.generation_of(name) for name in places}
+        return TransactionPositions(consuming, lock, row, places, generations)

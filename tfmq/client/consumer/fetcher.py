@@ -21,11 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from journal.record.format import tag_hash
 from tfmq.backoff import backoff_seconds
-from tfmq.client.connection.connection import (
-    READY,
-    ClientConnection,
-    PendingRequest,
-)
+from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import FETCH_BYTES, PREFETCH_BYTES, ConsumerOptions
@@ -48,30 +44,18 @@ log = logging.getLogger("tfmq.consumer")
 
 LARGE_MESSAGE_BYTES: Final = 512
 FETCH_BYTES_LARGE: Final = MIB
-"""Fetch size for messages larger than `LARGE_MESSAGE_BYTES`, unless the user chose a size.
-
-With the normal size too few messages would share the cost of a fetch.
-"""
+"""For larger messages, unless the user chose a size: else too few share the cost of a fetch."""
 FETCH_BYTES_MIN: Final = 16 * KIB
-"""Minimum fetch size with very many partitions.
-
-What is buffered may then exceed `prefetch_bytes`.
-"""
+"""With very many partitions; what is buffered may then exceed `prefetch_bytes`."""
 WAIT_MS: Final = 50_000
 """How long the broker holds a fetch without data: long, so that idle consumers are cheap."""
 FETCHES_MAX: Final = 1024
-"""Maximum fetches in flight, well below the broker's limit per connection.
-
-Then partitions take turns.
-"""
+"""In flight, well below the broker's limit per connection. With more partitions these take turns."""
 TURN_WAIT_MS: Final = 250
 """How long the broker holds a fetch without data where partitions take turns."""
 RETRY_SECONDS: Final = 0.01
 RETRY_SECONDS_MAX: Final = 2.0
-"""Delay before a fetch is repeated after a retriable error, doubled up to the maximum.
-
-The connection has its own back-off; this one is for a broker that responds with Busy.
-"""
+"""Delay after a retriable error such as Busy, doubled up to this; the connection has its own."""
 SKIPPED_MAX: Final = 100
 """Skipped ranges that are kept individually; all of them are counted."""
 
@@ -217,7 +201,6 @@ class Fetcher:
             self.fetchable[feed] = None
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child: no fetch is in flight."""
         self._in_flight = 0
 
     # Requests
@@ -237,7 +220,12 @@ class Fetcher:
             max_bytes = sizes[feed.large_messages]
             if now >= feed.retry_at and (not feed.buffered_bytes or feed.buffered_bytes + max_bytes <= share):
                 del self.fetchable[feed]
-                found.append(self._create_plan(feed, max_bytes, wait_ms))
+                feed.fetching = True
+                self._in_flight += 1
+                self.fetch_count += 1
+                filtered = self._tags is not None and feed.fetch_offset >= feed.unfiltered_until
+                place = (feed.fetch_offset, feed.fetch_epoch, max_bytes, wait_ms)
+                found.append(FetchPlan(feed.name, feed.incarnation, *place, filtered, feed.fetch_version))
         return found
 
     def next_retry(self) -> float | None:
@@ -245,15 +233,6 @@ class Fetcher:
         if not self.fetchable:
             return None
         return min([feed.retry_at for feed in self.fetchable if feed.retry_at], default=None)
-
-    def _create_plan(self, feed: PartitionFetchState, max_bytes: int, wait_ms: int) -> FetchPlan:
-        """Create a fetch and count it as in flight."""
-        feed.fetching = True
-        self._in_flight += 1
-        self.fetch_count += 1
-        filtered = self._tags is not None and feed.fetch_offset >= feed.unfiltered_until
-        place = (feed.fetch_offset, feed.fetch_epoch, max_bytes, wait_ms)
-        return FetchPlan(feed.name, feed.incarnation, *place, filtered, feed.fetch_version)
 
     # Responses
 
@@ -331,10 +310,7 @@ class Fetcher:
     # Delivery
 
     def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
-        """Decode and return the next response of the partitions in turn, except `held` ones.
-
-        None if empty.
-        """
+        """Decode and return the next response of the partitions in turn, except `held` ones, or None."""
         passed = 0
         while passed < len(self._ready):
             feed = self._ready.popleft()
@@ -356,12 +332,7 @@ class Fetcher:
     def next_failure(self) -> TfmqError | None:
         """Return a stopped partition's failure, once, after everything before it was delivered."""
         for feed in self.partitions.values():
-            if (
-                feed.failure is not None
-                and not feed.failure_raised
-                and not feed.responses
-                and not feed.paused
-            ):
+            if feed.failure is not None and not (feed.failure_raised or feed.responses or feed.paused):
                 feed.failure_raised = True
                 return feed.failure
         return None
@@ -402,8 +373,8 @@ class Fetcher:
         return Batch(feed.name, messages, following)
 
     def _handle_damage(self, feed: PartitionFetchState, chunk: FetchResponse, damaged: Damaged) -> None:
-        # With a filter the end of the damage is unknown, because blocks may be missing.
         """Fetch a damaged range again without a filter, stop the partition, or skip the range."""
+        # With a filter the end of the damage is unknown, because blocks may be missing.
         if chunk.filtered:
             feed.restart_at(ReadPosition(damaged.first, UNKNOWN, chunk.epoch))
             feed.unfiltered_until = chunk.next_offset
@@ -417,7 +388,6 @@ class Fetcher:
             feed.buffered_bytes += len(rest)
 
     def _record_skipped(self, feed: PartitionFetchState, first: int, next_offset: int, sentence: str) -> None:
-        """Log and record a skipped range."""
         log.warning("Skipped offsets %d to %d. %s", first, next_offset, sentence)
         self.skipped_count += 1
         self.skipped.append(SkippedRange(feed.name, first, next_offset, sentence))
@@ -453,17 +423,6 @@ def add_partition_to_error(error: TfmqError, name: PartitionName, offset: int) -
 
 FETCH_GRACE_SECONDS: Final = 30.0
 """How much longer than the broker may hold a fetch the client waits for the response."""
-
-
-def create_fetcher(options: ConsumerOptions) -> Fetcher:
-    """Create the fetcher for `options`."""
-    return Fetcher(
-        fetch_bytes=options.fetch_bytes,
-        prefetch_bytes=options.prefetch_bytes,
-        tags=options.tags,
-        skip_damage=options.skip_damage,
-        reset=options.reset,
-    )
 
 
 class FetchSession:
@@ -532,28 +491,21 @@ class FetchSession:
         self._requests.clear()
 
     def _request_done(self, plan: FetchPlan, call: PendingRequest) -> None:
-        """Process the end of a fetch request."""
         if self._requests.get(plan.name) is call:
             del self._requests[plan.name]
         try:
-            self._process_response(plan, call)
+            if call.error is not None:
+                self._fetcher.fetch_failed(plan, call.error, self._link.now())
+            else:
+                reply, body = call.reply, bytes(call.reply_body)
+                self.on_partition_count(plan.name.topic, reply.partitions)
+                fields = (reply.start, reply.skip_to, reply.next, reply.epoch, plan.filtered)
+                self._fetcher.add_response(plan, FetchResponse(body, *fields))
         except BaseException:  # Ctrl-C in the thread that runs the network I/O: fetch again.
             self._fetcher.fetch_failed(plan, Abandoned(), self._link.now())
             raise
         finally:
             self._on_response()
-
-    def _process_response(self, plan: FetchPlan, call: PendingRequest) -> None:
-        """Pass a response or failure to the fetcher."""
-        if call.error is not None:
-            self._fetcher.fetch_failed(plan, call.error, self._link.now())
-        else:
-            reply = call.reply
-            self.on_partition_count(plan.name.topic, reply.partitions)
-            body = bytes(call.reply_body)
-            self._fetcher.add_response(
-                plan, FetchResponse(body, reply.start, reply.skip_to, reply.next, reply.epoch, plan.filtered)
-            )
 
 
 def filter_batch(

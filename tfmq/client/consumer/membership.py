@@ -17,12 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
-from tfmq.client.connection.connection import (
-    NEVER,
-    READY,
-    ClientConnection,
-    PendingRequest,
-)
+from tfmq.client.connection.connection import NEVER, READY, ClientConnection, PendingRequest
 from tfmq.client.connection.requests import PAUSE_SECONDS, request_with_retries
 from tfmq.client.consumer.options import ConsumerOptions
 from tfmq.client.operation import Event, Operation, Wait
@@ -45,10 +40,6 @@ DISCONNECTED_SESSION_FRACTION: Final = 10
 """A member without a connection expires after this fraction of the session timeout."""
 
 
-def do_nothing() -> None:
-    """Default callback that does nothing."""
-
-
 class Membership:
     """Membership of one consumer in a group that the broker coordinates.
 
@@ -62,7 +53,7 @@ class Membership:
         *,
         session_ms: int,
         strategy: str = STICKY,
-        changed: Callable[[], None] = do_nothing,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.group = group
         self.member_id = token_hex(8)
@@ -148,10 +139,7 @@ class Membership:
     # Protocol
 
     def run(self) -> Operation[None]:
-        """Join, send heartbeats, and join again when expired, until `leave`.
-
-        Raises errors that are neither retriable nor Fenced.
-        """
+        """Join, send heartbeats, and join again when expired, until `leave` or another error."""
         while not self._left:
             if self._subscription is None:
                 yield Wait((self._fresh_wake_event(),))
@@ -197,21 +185,14 @@ class Membership:
             yield Wait((self._fresh_wake_event(),), RETRY_SECONDS)
 
     def _heartbeat_request(self, with_subscription: bool) -> Heartbeat:
-        """Return the next heartbeat request; `with_subscription`: with the subscription."""
         held = [
             HeldPartition(each.topic, each.incarnation, each.partition, name not in self.assigned)
             for name, each in self.owned.items()
         ]
         at_once, self._respond_immediately = self._respond_immediately or not self.may_deliver(), False
         wait_ms = 0 if at_once else int(self.heartbeat_seconds * 1000)
-        return Heartbeat(
-            self.group,
-            self.member_id,
-            self.generation,
-            held,
-            wait_ms,
-            self._subscription if with_subscription else None,
-        )
+        subscription = self._subscription if with_subscription else None
+        return Heartbeat(self.group, self.member_id, self.generation, held, wait_ms, subscription)
 
     def _process_heartbeat_response(self, call: PendingRequest, began: float) -> Operation[None]:
         """Process the response to a heartbeat that was sent at `began`."""
@@ -294,7 +275,6 @@ class Membership:
         self._wake_event, self._note_reason = Event(), ""
 
     def _drop_membership(self) -> None:
-        """Drop the membership and everything owned."""
         self.joined, self._subscription_unsent = False, True
         self.assigned, self.owned = {}, {}
 
@@ -342,10 +322,7 @@ def create_membership(
 
 
 class ZooKeeperMembership(Membership):
-    """Membership in a group that ZooKeeper coordinates.
-
-    The assignment strategy is always "range".
-    """
+    """Membership in a group that ZooKeeper coordinates. The strategy is always "range"."""
 
     def __init__(
         self,
@@ -357,9 +334,8 @@ class ZooKeeperMembership(Membership):
         address: str,
         raise_flag: Callable[[Event], None],
     ) -> None:
-        from tfmq.zookeeper.group_coordinator import (
-            GroupMembership as Coordination,  # kazoo is an optional dependency
-        )
+        # kazoo is an optional dependency
+        from tfmq.zookeeper.group_coordinator import GroupMembership as Coordination
 
         super().__init__(link, group, session_ms=session_ms, changed=changed)
         self._zookeeper_event = Event()
@@ -379,7 +355,6 @@ class ZooKeeperMembership(Membership):
         only: Iterable[PartitionName] | None = None,
         wanted: Mapping[PartitionName, int] | None = None,
     ) -> None:
-        """Set the topics and partitions to request; the partitions are those of `wanted`."""
         self._incarnations = dict(wanted or {})
         numbers: dict[str, list[int]] = {topic: [] for topic in topics}
         for name in sorted(self._incarnations):
@@ -389,7 +364,6 @@ class ZooKeeperMembership(Membership):
         self._zookeeper_event.complete()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        """Release partitions so that other members may get them."""
         gone = [name for name in names if name in self.owned]
         super().release(gone)
         self._coordination.release(gone)
@@ -402,10 +376,7 @@ class ZooKeeperMembership(Membership):
         return self._coordination.may_deliver()
 
     def run(self) -> Operation[None]:
-        """Apply the assignments of ZooKeeper, for ever.
-
-        Raises a permanent failure of the coordination.
-        """
+        """Apply the assignments of ZooKeeper. Raises a permanent failure of the coordination."""
         while True:
             self._zookeeper_event = Event()
             self.failure = self._coordination.failure
@@ -426,7 +397,6 @@ class ZooKeeperMembership(Membership):
         return held != dict(granted) or self.owned.keys() - self.assigned.keys() != set(revoked)
 
     def _set_partitions(self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> None:
-        """Replace the assignment."""
         self.owned = {
             name: GrantedPartition(name.topic, self._incarnations.get(name, 0), name.partition, grant)
             for name, grant in granted.items()
@@ -441,6 +411,5 @@ class ZooKeeperMembership(Membership):
         yield from ()
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child."""
         super().reset_after_fork()
         self._coordination.restart_as(self.member_id)

@@ -61,7 +61,6 @@ class FailureHandler(Protocol):
 
     def context(self, message: "ReceivedMessage[Any]", tracebacks: bool) -> MessageContext:
         """Return the context in which one message is handled."""
-        ...
 
 
 class Origin:
@@ -190,11 +189,8 @@ class ReceivedMessage(_MessageFields, Generic[Value]):
     def born_at(self) -> datetime | None:
         """When the sender created the message (aware, UTC, sender's clock); None if not set."""
         attribute = self.attribute
-        return (
-            attribute.born_at
-            if attribute.__class__ is LazyAttribute
-            else _cached_attribute(attribute).born_at
-        )
+        found = attribute if attribute.__class__ is LazyAttribute else _cached_attribute(attribute)
+        return found.born_at
 
     @property
     def appended_at(self) -> datetime:
@@ -208,21 +204,15 @@ class ReceivedMessage(_MessageFields, Generic[Value]):
         It stays 0 while `run` repeats a handler's calls.
         """
         attribute = self.attribute
-        return (
-            attribute.attempts
-            if attribute.__class__ is LazyAttribute
-            else _cached_attribute(attribute).attempts
-        )
+        found = attribute if attribute.__class__ is LazyAttribute else _cached_attribute(attribute)
+        return found.attempts
 
     @property
     def redrives(self) -> int:
         """How often the message was a dead letter that `tfmq dlq redrive` sent again."""
         attribute = self.attribute
-        return (
-            attribute.redrives
-            if attribute.__class__ is LazyAttribute
-            else _cached_attribute(attribute).redrives
-        )
+        found = attribute if attribute.__class__ is LazyAttribute else _cached_attribute(attribute)
+        return found.redrives
 
     @property
     def attribute_bytes(self) -> bytes | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request_with_retries
@@ -30,23 +30,11 @@ READ_SECONDS = 30.0
 """How long a read waits for the end of a transaction that contains the offsets, if it waits."""
 
 
-class OffsetOwner(Protocol):
-    """The group member on whose behalf offsets are committed."""
-
-    group: str
-    member_id: str
-
-    @property
-    def generation(self) -> int: ...
-
-    def generation_of(self, name: PartitionName) -> int: ...
-
-
 class GroupOffsets:
     """Reads and commits the offsets of one group; without `storage` in the broker."""
 
     def __init__(
-        self, link: ClientConnection, holder: OffsetOwner, run: Executor, storage: OffsetStorage | None = None
+        self, link: ClientConnection, holder: Membership, run: Executor, storage: OffsetStorage | None = None
     ) -> None:
         self.commit_count = 0
         self._link = link
@@ -118,7 +106,12 @@ class GroupOffsets:
                 storage, group, generation = self._storage, self._owner.group, self._owner.generation
                 yield from self._save_after_former(lambda: storage.save(group, generation, offsets), until)
             else:
-                request = self._commit_request(offsets)
+                rows = [
+                    GroupOffset(n.topic, each.incarnation, n.partition, each.offset, each.index, each.epoch)
+                    for n, each in offsets.items()
+                ]
+                owner = self._owner
+                request = CommitOffsets(owner.group, owner.member_id, owner.generation, rows)
                 reply = yield from request_with_retries(self._link, request, until, in_background=True)
                 refused = {PartitionName(*each) for each in reply.fenced}
         except Fenced as fenced:
@@ -147,14 +140,6 @@ class GroupOffsets:
     def reset_after_fork(self) -> None:
         """Reset the state in a forked child: commits in progress belong to the parent."""
         self._last_save_ended = None
-
-    def _commit_request(self, offsets: Mapping[PartitionName, StoredOffset]) -> CommitOffsets:
-        """Return the commit request."""
-        rows = [
-            GroupOffset(name.topic, each.incarnation, name.partition, each.offset, each.index, each.epoch)
-            for name, each in offsets.items()
-        ]
-        return CommitOffsets(self._owner.group, self._owner.member_id, self._owner.generation, rows)
 
 
 log = logging.getLogger("tfmq.consumer")
@@ -194,7 +179,7 @@ class OffsetCommitter:
             names: Iterable[PartitionName] = list(positions.names())
         else:
             names = [positions.ack_through(message)]
-        refused = yield from self.commit_positions(lambda: self._uncommitted_positions(names), until)
+        refused = yield from self.commit_positions(lambda: positions.uncommitted_positions(names), until)
         positions.raise_if_lost(refused, message)
 
     def commit_positions(
@@ -211,15 +196,21 @@ class OffsetCommitter:
         places = choose()
         if not places:
             return ()
-        under_way = self._commit_ended = Event()
+        under_way, generation_of = Event(), self._membership.generation_of
+        self._commit_ended = under_way
         try:
-            stored = {name: self._stored_offset(name, place) for name, place in places.items()}
+            stored = {
+                name: StoredOffset(
+                    place.offset, 0, self._positions.incarnation(name), place.epoch, generation_of(name)
+                )
+                for name, place in places.items()
+            }
             refused = yield from self._offsets.save(stored, until)
             self._positions.mark_committed({n: place for n, place in places.items() if n not in refused})
         finally:
             self._commit_ended = None
             under_way.complete()
-        lost = [name for name in refused if self._generation(name) == stored[name].generation]
+        lost = [name for name in refused if generation_of(name) == stored[name].generation]
         if lost:
             self.on_fenced(lost)
         return refused
@@ -235,24 +226,10 @@ class OffsetCommitter:
                 if not error.retriable:
                     raise
                 log.warning(
-                    "Offsets of group %s were not saved, trying again: %s", self._options.group, error
+                    "Offsets of group %s were not saved, trying again: %s", self._membership.group, error
                 )
 
     def reset_after_fork(self) -> None:
         """Reset the state in a forked child: no commit is in progress."""
         self._commit_ended = None
         self._offsets.reset_after_fork()
-
-    def _uncommitted_positions(self, names: Iterable[PartitionName]) -> dict[PartitionName, ReadPosition]:
-        """Return the uncommitted positions of these partitions."""
-        unsaved = self._positions.uncommitted_positions()
-        return {name: unsaved[name] for name in names if name in unsaved}
-
-    def _generation(self, name: PartitionName) -> int:
-        """Return the generation under which the partition is owned."""
-        return self._membership.generation_of(name)
-
-    def _stored_offset(self, name: PartitionName, place: ReadPosition) -> StoredOffset:
-        """Return the row to store for a position."""
-        incarnation = self._positions.incarnation(name)
-        return StoredOffset(place.offset, 0, incarnation, place.epoch, self._generation(name))

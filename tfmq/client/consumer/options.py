@@ -54,12 +54,17 @@ RETRIES: Final = 5
 DEFAULT_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
 """Default for `dead_letters`: a database per data directory and group."""
 BROKER: Final = "broker"
-STRATEGIES: Final = (STICKY, RANGE, CONSISTENT_HASH)
 EVERY_TAG: Final = "*"
 TAG_SEPARATOR: Final = "||"
 TOPIC_PREFIX: Final = "topic:"
 """Prefix of the topic that stores the dead letters."""
-_ON_OUT_OF_RANGE: Final = ("stop", "earliest", "latest")
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "read": tuple(READ),
+    "on_damage": ("stop", "skip"),
+    "on_out_of_range": ("stop", "earliest", "latest"),
+    "commits": ("auto", "manual", "before"),
+    "strategy": (STICKY, RANGE, CONSISTENT_HASH),
+}
 
 
 class ConsumerOptions(NamedTuple):
@@ -195,11 +200,10 @@ def check_poll(timeout: Any, max_messages: Any) -> None:
 
 def _check_values(given: ConsumerArguments, by_broker: bool) -> None:
     """Validate choices, numbers and combinations of arguments. Raises BadRequest."""
-    _check_choice("read", given.read, READ)
-    _check_choice("on_damage", given.on_damage, ("stop", "skip"))
-    _check_choice("on_out_of_range", given.on_out_of_range, _ON_OUT_OF_RANGE)
-    _check_choice("commits", given.commits, ("auto", "manual", "before"))
-    _check_choice("strategy", given.strategy, STRATEGIES)
+    for name, allowed in _CHOICES.items():
+        if (value := getattr(given, name)) not in allowed:
+            words = ", ".join(f'"{each}"' for each in allowed)
+            raise BadRequest(f"{name}={value!r} is not known; it takes {words}.")
     saves = given.commits != "auto" or given.offsets != BROKER or given.broadcast or not by_broker
     if given.group is None and saves:
         raise BadRequest(
@@ -207,13 +211,18 @@ def _check_values(given: ConsumerArguments, by_broker: bool) -> None:
         )
     if type(given.retries) is not int or given.retries < 0:
         raise BadRequest(f"retries={given.retries!r} is no number of calls; it takes one from 0 on.")
-    _check_seconds(
-        timeout=given.timeout,
-        session=given.session,
-        save_every=given.save_every,
-        refresh_every=given.refresh_every,
-    )
-    _check_bytes(fetch_bytes=given.fetch_bytes, prefetch_bytes=given.prefetch_bytes)
+    for name in ("session", "timeout", "save_every", "refresh_every"):
+        value = getattr(given, name)
+        if not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise BadRequest(f"{name}={value!r} is no number of seconds above 0.")
+    if not limits.SESSION_MS_MIN <= given.session * 1000 <= limits.SESSION_MS.cap:
+        raise BadRequest(
+            f"session={given.session!r}: it must be from 1 to {limits.SESSION_MS.cap // 1000} seconds."
+        )
+    for name in ("fetch_bytes", "prefetch_bytes"):
+        value = getattr(given, name)
+        if type(value) is not int or not 0 < value < 1 << 32:
+            raise BadRequest(f"{name}={value!r} is no number of bytes from 1 to 4 GiB.")
     check_codec(given.codec, "decode")
 
 
@@ -273,10 +282,7 @@ def _check_dead_letters(where: Any, subscription: Subscription, group: str | Non
 
 
 def _group_name(group: str | None, broadcast: bool | str) -> str | None:
-    """Return the group name; for a broadcast with the name of this machine as suffix.
-
-    Raises BadRequest.
-    """
+    """Return the group name, for a broadcast with that of this machine. Raises BadRequest."""
     if group is None:
         return None
     name = group
@@ -286,16 +292,13 @@ def _group_name(group: str | None, broadcast: bool | str) -> str | None:
             " and '-', at most 249."
         )
     if broadcast:
-        own = broadcast if isinstance(broadcast, str) else _machine_name()
+        own = (
+            broadcast if isinstance(broadcast, str) else re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
+        )
         name = f"{group}-{own}"
     if not limits.is_valid_name(name):
         raise BadRequest(f"{name!r} is no name of a group: letters, digits, '.', '_' and '-', at most 249.")
     return name
-
-
-def _machine_name() -> str:
-    """Return the host name, with other characters than a group name may have replaced."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
 
 
 def _is_broker_coordinated(coordinator: str) -> bool:
@@ -305,31 +308,6 @@ def _is_broker_coordinated(coordinator: str) -> bool:
     if isinstance(coordinator, str) and coordinator.startswith(ZOOKEEPER_PREFIX):
         return False
     raise BadRequest(f'coordinator={coordinator!r}: it takes "broker" or "zookeeper://HOST:PORT/ROOT".')
-
-
-def _check_choice(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """Raise BadRequest if `value` is not one of `allowed`."""
-    if value not in tuple(allowed):
-        words = ", ".join(f'"{each}"' for each in allowed)
-        raise BadRequest(f"{name}={value!r} is not known; it takes {words}.")
-
-
-def _check_seconds(session: float, **times: float) -> None:
-    """Raise BadRequest for a time that is no positive number, and for a session out of limits."""
-    for name, value in {"session": session, **times}.items():
-        if not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise BadRequest(f"{name}={value!r} is no number of seconds above 0.")
-    if not limits.SESSION_MS_MIN <= session * 1000 <= limits.SESSION_MS.cap:
-        raise BadRequest(
-            f"session={session!r}: it must be from 1 to {limits.SESSION_MS.cap // 1000} seconds."
-        )
-
-
-def _check_bytes(**sizes: int) -> None:
-    """Raise BadRequest for a size out of limits."""
-    for name, value in sizes.items():
-        if type(value) is not int or not 0 < value < 1 << 32:
-            raise BadRequest(f"{name}={value!r} is no number of bytes from 1 to 4 GiB.")
 
 
 def _parse_tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
@@ -406,10 +384,7 @@ Start = str | int | Ordinal | datetime
 
 
 class StartPosition(NamedTuple):
-    """Start position as the `by` and `value` of a LOCATE request.
-
-    `exact`: `value` is the offset, no request is needed.
-    """
+    """As `by` and `value` of a LOCATE request. `exact`: `value` is the offset, no request is needed."""
 
     by: int
     value: int = 0
@@ -502,13 +477,11 @@ class Subscription(NamedTuple):
         """Parse the arguments `topics` and `partitions` of a consumer. Raises BadRequest."""
         if topics is None:
             return Subscription(single_partitions=_parse_single_partitions(partitions))
-        if partitions is not None and (
-            isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable)
-        ):
-            raise BadRequest(f"partitions={partitions!r} is no list of numbers, as in [0, 1].")
-        numbers = (
-            None if partitions is None else frozenset(_check_partition_number(each) for each in partitions)
-        )
+        numbers = None
+        if partitions is not None:
+            if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
+                raise BadRequest(f"partitions={partitions!r} is no list of numbers, as in [0, 1].")
+            numbers = frozenset(map(_check_partition_number, partitions))
         if numbers is not None and not numbers:
             raise BadRequest("partitions= is an empty list; leave it out to read all of them.")
         if isinstance(topics, re.Pattern):
@@ -544,10 +517,7 @@ class Subscription(NamedTuple):
         }
 
     def requested_partitions(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
-        """Return the partitions that a group member requests, including missing ones; None: all.
-
-        `found` are the existing ones.
-        """
+        """Return the partitions to request, with missing ones; None: all. `found`: the existing ones."""
         if not self.single_partitions and self.partition_numbers is None:
             return None
         named = (
@@ -590,7 +560,6 @@ def _parse_single_partitions(
 
 
 def _check_partition_number(value: object) -> int:
-    """Return a partition number. Raises BadRequest."""
     if (
         isinstance(value, int)
         and not isinstance(value, bool)
@@ -601,7 +570,6 @@ def _check_partition_number(value: object) -> int:
 
 
 def _check_topic_name(name: object) -> str:
-    """Return a topic name. Raises BadRequest."""
     if isinstance(name, str) and limits.is_valid_name(name):
         return name
     raise BadRequest(f"{name!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249.")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from operator import attrgetter
 from typing import NamedTuple
@@ -79,10 +79,7 @@ class Positions:
             places.pop(name, None)
 
     def remove_lost(self, name: PartitionName) -> bool:
-        """Remove a partition. Return True if delivered messages of it are uncommitted.
-
-        Such messages are delivered again, to the new owner.
-        """
+        """Remove a partition. Return True if the new owner gets delivered messages of it again."""
         known = self._acked.get(name)
         unsaved = known is not None and known.offset != self._committed[name]
         open_ended = self.is_in_progress(name) or self.has_uncommitted(name)
@@ -92,15 +89,9 @@ class Positions:
         return open_ended or unsaved
 
     def reassigned_after_loss(self, message: ReceivedMessage | None = None) -> list[PartitionName]:
-        """Return partitions assigned again whose loss is not reported yet.
-
-        With `message` only its own partition.
-        """
-        return [
-            name
-            for name in self._lost
-            if name in self and (message is None or name == _partition_of(message))
-        ]
+        """Return partitions assigned again whose loss is not reported yet; of `message` if given."""
+        own = None if message is None else partition_of(message)
+        return [name for name in self._lost if name in self and own in (None, name)]
 
     def raise_if_lost(
         self, refused: Iterable[PartitionName] = (), message: ReceivedMessage | None = None
@@ -113,7 +104,7 @@ class Positions:
         lost = sorted(self._lost.union(refused))
         message = message or CURRENT_MESSAGE.get()
         if message is not None:
-            lost = [name for name in lost if name == _partition_of(message)]
+            lost = [name for name in lost if name == partition_of(message)]
         self._lost.difference_update(lost)
         if lost:
             raise Fenced(
@@ -132,21 +123,16 @@ class Positions:
 
     def is_in_progress(self, name: PartitionName) -> bool:
         """Return whether a loop, `poll` caller or handler may be working on a message of it."""
-        return (
-            name in self._polled
-            or name == self._loop_partition
-            or self.ack_trackers.has_active_handlers(name)
-        )
+        ledger = self.ack_trackers.get(name)
+        active = ledger is not None and ledger.active_handlers > 0
+        return active or name in self._polled or name == self._loop_partition
 
     def has_uncommitted(self, name: PartitionName) -> bool:
         """Return whether, in manual mode, a delivered message of the partition is not committed."""
         return name in self._uncommitted
 
     def seek(self, name: PartitionName, position: ReadPosition) -> None:
-        """Continue at `position`.
-
-        Everything before it counts as acked; unacked deliveries are discarded.
-        """
+        """Continue at `position`: what is before it counts as acked, unacked deliveries are discarded."""
         self._discard_delivered(name)
         self._start_offsets.pop(name, None)
         self._acked[name] = position
@@ -203,10 +189,7 @@ class Positions:
         return None if ready is None else self.ack_trackers.add_batch(ready, self._acked[ready.name])
 
     def ack_delivered(self) -> None:
-        """Ack everything delivered.
-
-        Called when more is requested, and when the consumer is left without an error.
-        """
+        """Ack everything delivered, when more is requested or the consumer is left without an error."""
         current, ready = self._loop_message(), self.ready
         for name, place in self._unacked_positions():
             self._ack_through(name, place)
@@ -220,7 +203,7 @@ class Positions:
         self.current = self._loop_partition = self._invalidated_loop_partition = None
         if not self._manual:
             self._lost.clear()
-        if current is None or ready is None or _partition_of(current) != ready.name:
+        if current is None or ready is None or partition_of(current) != ready.name:
             return
         if ready.ends_with(current):
             self.ready = None
@@ -231,7 +214,7 @@ class Positions:
         """Ack everything delivered, including the current message, for `commit()`."""
         for name, place in (*self._delivered.items(), *self._unacked_positions()):
             self._advance_acked(name, place)
-        for name in self.ack_trackers.names():
+        for name in self.ack_trackers:
             self._advance_acked(name, self._committable(name))
 
     def ack_through(self, message: ReceivedMessage) -> PartitionName:
@@ -259,11 +242,8 @@ class Positions:
         return name, behind if ledger is None else self._contiguous_position_after(name, message)
 
     def _check_delivered(self, message: ReceivedMessage) -> tuple[PartitionName, ReadPosition]:
-        """Check that `message` was delivered by this consumer.
-
-        Return its partition and the position after it.
-        """
-        name, behind = _partition_of(message), self._batch_position_after(message)
+        """Check that this consumer delivered `message`. Return its partition, the position after it."""
+        name, behind = partition_of(message), self._batch_position_after(message)
         if name not in self._acked:
             self._raise_if_removed(name)
             raise BadRequest(f"This consumer does not read {name}, so it cannot commit a message of it.")
@@ -293,7 +273,7 @@ class Positions:
     def acked_position(self, name: PartitionName) -> ReadPosition:
         """Return the position before which everything of the partition is acked."""
         current = self._loop_message()
-        if current is not None and not self._manual and _partition_of(current) == name:
+        if current is not None and not self._manual and partition_of(current) == name:
             self._advance_acked(name, ReadPosition(current.offset, current.ordinal, current.origin.epoch))
         ledger = self.ack_trackers.get(name)
         if ledger is not None and not self._manual:
@@ -304,9 +284,12 @@ class Positions:
         """Return the last committed offset that this consumer knows of, or None."""
         return self._committed[name]
 
-    def uncommitted_positions(self) -> dict[PartitionName, ReadPosition]:
-        """Return the acked positions that are not committed yet."""
-        places = {name: self.acked_position(name) for name in self._acked}
+    def uncommitted_positions(
+        self, names: Iterable[PartitionName] | None = None
+    ) -> dict[PartitionName, ReadPosition]:
+        """Return the acked positions that are not committed yet; of `names` if given."""
+        read = self._acked if names is None else [name for name in names if name in self._acked]
+        places = {name: self.acked_position(name) for name in read}
         return {name: place for name, place in places.items() if place.offset != self._committed[name]}
 
     def transaction_positions(self) -> dict[PartitionName, ReadPosition]:
@@ -318,20 +301,16 @@ class Positions:
         would fence the transaction.
         """
         message = CURRENT_MESSAGE.get()
-        if message is not None and self.ack_trackers.get(_partition_of(message)) is not None:
-            places = {
-                _partition_of(message): self._contiguous_position_after(_partition_of(message), message)
-            }
+        if message is not None and self.ack_trackers.get(partition_of(message)) is not None:
+            name = partition_of(message)
+            places = {name: self._contiguous_position_after(name, message)}
         else:
             places = {name: self._committable(name) for name in self._acked}
         known = {name: self._start_offsets.get(name, self._committed[name]) for name in places}
         return {name: place for name, place in places.items() if place.offset != known[name]}
 
     def delegate_to_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
-        """Stop waiting for the commit of `positions`.
-
-        A transaction has them whose end is not reported to this consumer.
-        """
+        """Stop waiting for the commit of `positions`: the end of their transaction is not reported."""
         for name, place in positions.items():
             self._delegated[name] = place.offset
             if self._uncommitted.get(name, UNKNOWN) <= place.offset:
@@ -343,12 +322,10 @@ class Positions:
         return self._acked[name] if offset is None else ReadPosition(offset, UNKNOWN, UNKNOWN)
 
     def mark_committed_by_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
-        """Record `positions` as committed by a transaction, and ack them.
-
-        Partitions that a `seek` moved back meanwhile are not acked.
-        """
+        """Record `positions` as committed by a transaction, and ack them."""
         self.mark_committed(positions)
         for name, place in positions.items():
+            # Otherwise a `seek` moved it back meanwhile.
             if name in self and self.delivered_position(name).offset >= place.offset:
                 self._advance_acked(name, place)
 
@@ -367,10 +344,7 @@ class Positions:
     # Internals
 
     def _contiguous_position_after(self, name: PartitionName, message: ReceivedMessage) -> ReadPosition:
-        """Return the position after a handler's message if all earlier messages are acked.
-
-        Raises BadRequest if one of these is not.
-        """
+        """Return the position after a handler's message. Raises BadRequest if earlier ones are unacked."""
         ledger = self.ack_trackers.get(name)
         assert ledger is not None
         place = max(self._acked[name], ledger.position_if_acked(message))
@@ -387,28 +361,23 @@ class Positions:
         if ledger is None:
             return self.delivered_position(name)
         message = CURRENT_MESSAGE.get()
-        own = message if message is not None and _partition_of(message) == name else None
+        own = message if message is not None and partition_of(message) == name else None
         return max(self._acked[name], ledger.position_if_acked(own))
 
     def _loop_message(self) -> ReceivedMessage | None:
-        """Return the message of the loop, or None if its partition was removed.
-
-        A loop sets `current` without a lock, possibly after the removal.
-        """
-        current = self.current
-        return (
-            None if current is None or _partition_of(current) == self._invalidated_loop_partition else current
-        )
+        """Return the message of the loop, or None if its partition was removed."""
+        current = self.current  # A loop sets it without a lock, possibly after the removal.
+        if current is None or partition_of(current) == self._invalidated_loop_partition:
+            return None
+        return current
 
     def _unacked_positions(self) -> list[tuple[PartitionName, ReadPosition]]:
         """Return the positions after unacked delivered messages, except those of handlers."""
         current = self._loop_message()
         found = list(self._polled.items())
-        return (
-            found
-            if current is None
-            else [*found, (_partition_of(current), self._batch_position_after(current))]
-        )
+        if current is not None:
+            found.append((partition_of(current), self._batch_position_after(current)))
+        return found
 
     def _ack_through(self, name: PartitionName, position: ReadPosition) -> None:
         """Ack up to `position`; in manual mode only record it as delivered."""
@@ -453,15 +422,9 @@ class Positions:
         if self._loop_partition == name:
             self._invalidated_loop_partition = name
         if self.ready is not None and self.ready.name == name:
-            self.ready.messages.clear()
-            self.ready = None
-        if self.current is not None and _partition_of(self.current) == name:
+            self.drop_ready_batch()
+        if self.current is not None and partition_of(self.current) == name:
             self.current = None
-
-
-def _partition_of(message: ReceivedMessage) -> PartitionName:
-    """Return the partition of `message`."""
-    return PartitionName(message.topic, message.partition)
 
 
 _offset = attrgetter("offset")
@@ -539,17 +502,17 @@ class AckTracker:
         return place
 
 
-class AckTrackers:
+class AckTrackers(dict[PartitionName, AckTracker]):
     """Ack trackers of one consumer, by partition."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.on_handlers_idle: Callable[[], None] = lambda: None
         """Called when a revoked partition has no running handler any more."""
         self.on_unrevoked: Callable[[], None] = lambda: None
         """Called when a revocation was withdrawn."""
         self.is_run_active = False
         """Whether `run` delivers the messages; stays True for the consumer's lifetime."""
-        self._trackers: dict[PartitionName, AckTracker] = {}
         self._commit_method = ""
 
     def raise_if_run_active(self) -> None:
@@ -561,30 +524,16 @@ class AckTrackers:
             )
 
     def add_batch(self, batch: Batch, position: ReadPosition) -> AckTracker:
-        """Add a delivered batch.
-
-        `position` is the acked position if the partition has no tracker yet.
-        """
-        ledger = self._trackers.get(batch.name)
+        """Add a delivered batch. `position`: the acked one if the partition has no tracker yet."""
+        ledger = self.get(batch.name)
         if ledger is None:
-            ledger = self._trackers[batch.name] = AckTracker(batch.name, position)
+            ledger = self[batch.name] = AckTracker(batch.name, position)
         ledger.add_batch(batch)
         return ledger
 
-    def get(self, name: PartitionName) -> AckTracker | None:
-        """Return the tracker of a partition, or None."""
-        return self._trackers.get(name)
-
-    def __iter__(self) -> Iterator[AckTracker]:
-        return iter(self._trackers.values())
-
-    def names(self) -> list[PartitionName]:
-        """Return the partitions that have a tracker."""
-        return list(self._trackers)
-
     def check_commit_method(self, method: str) -> None:
         """Record how a handler commits. Raises NotAllowed if another method was used before."""
-        if not self._trackers or CURRENT_MESSAGE.get() is None:
+        if not self or CURRENT_MESSAGE.get() is None:
             return
         if self._commit_method not in ("", method):
             raise NotAllowed(
@@ -594,20 +543,15 @@ class AckTrackers:
             )
         self._commit_method = method
 
-    def has_active_handlers(self, name: PartitionName) -> bool:
-        """Return whether a handler is running for the partition."""
-        ledger = self._trackers.get(name)
-        return ledger is not None and ledger.active_handlers > 0
-
     def revoke(self, name: PartitionName) -> None:
         """Start no more handlers for the partition; running ones may end and ack."""
-        ledger = self._trackers.get(name)
+        ledger = self.get(name)
         if ledger is not None:
             ledger.revoked = True
 
     def unrevoke(self, name: PartitionName) -> None:
         """Withdraw a revocation."""
-        ledger = self._trackers.get(name)
+        ledger = self.get(name)
         if ledger is not None and ledger.revoked:
             ledger.revoked = False
             self.on_unrevoked()
@@ -620,7 +564,7 @@ class AckTrackers:
 
     def invalidate(self, name: PartitionName) -> None:
         """Remove the tracker of a lost or sought partition. Late acks are ignored."""
-        ledger = self._trackers.pop(name, None)
+        ledger = self.pop(name, None)
         if ledger is not None:
             ledger.invalid = ledger.revoked = True
 

@@ -9,7 +9,7 @@ minutes. Acked offsets are committed before the release.
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -87,7 +87,6 @@ class UserCall:
             raise
 
     def _awaited_done(self, error: BaseException | None) -> None:
-        """Record the end of the awaited result."""
         self._error = error
         self._done.complete()
 
@@ -208,10 +207,8 @@ class Rebalance:
                 )
                 yield from self._run_callback(self._options.on_revoked, going, over)
             else:
-                came, self._assigned_pending = (
-                    self._assigned_pending & self._membership.assigned.keys(),
-                    set(),
-                )
+                came = self._assigned_pending & self._membership.assigned.keys()
+                self._assigned_pending = set()
                 over = partial(
                     self._callback_returned,
                     lambda: self.unannounced.intersection_update(self._assigned_pending),
@@ -245,10 +242,7 @@ class Rebalance:
     # Release
 
     def run(self) -> Operation[None]:
-        """Release revoked partitions when they are ready, for ever.
-
-        Raises errors of a commit that are not retriable.
-        """
+        """Release revoked partitions when they are ready. Raises a commit's error if not retriable."""
         while True:
             free = [name for name in self._revoked if self._is_releasable(name)]
             if free:
@@ -271,7 +265,7 @@ class Rebalance:
         try:
             if self._options.commits != "manual":
                 yield from self._saving.commit_positions(
-                    lambda: self._uncommitted_positions(names), self._link.now() + RETRY_SECONDS
+                    lambda: self._positions.uncommitted_positions(names), self._link.now() + RETRY_SECONDS
                 )
         except TfmqError as error:
             if error.retriable:
@@ -290,11 +284,6 @@ class Rebalance:
         if failure is not None:
             raise failure
 
-    def _uncommitted_positions(self, names: Iterable[PartitionName]) -> Mapping[PartitionName, Any]:
-        """Return the uncommitted positions of these partitions."""
-        unsaved = self._positions.uncommitted_positions()
-        return {name: unsaved[name] for name in names if name in unsaved}
-
     def reset_after_fork(self) -> None:
         """Reset the state in a forked child: no revocation or callback is pending."""
         self._revoked.clear()
@@ -304,5 +293,4 @@ class Rebalance:
 
 
 def _listed(names: Iterable[PartitionName]) -> str:
-    """Return the partitions as text, sorted."""
     return ", ".join(map(str, sorted(names)))

@@ -350,7 +350,7 @@ class HandlerRunner:
     def _enqueue_next_batch(self) -> bool:
         """Move a decoded batch into the queues. Return False if there is none."""
         core, ledgers = self._core, self._core.positions.ack_trackers
-        core.suspended = {each.name for each in ledgers if each.unacked_bytes >= UNACKED_BYTES_MAX}
+        core.suspended = {each.name for each in ledgers.values() if each.unacked_bytes >= UNACKED_BYTES_MAX}
         if not core.prepare_batch():
             return False
         ready = core.positions.ready
