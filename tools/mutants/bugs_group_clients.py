@@ -151,8 +151,8 @@ HANDING_OVER: Final = (
         "what-never-began-is-not-released",
         "what is to go before it was begun with is released at once",
         _ASSIGNMENT,
-        "        membership.release([name for name in leaving if name not in self._positions]\n",
-        "            []\n",
+        "        membership.release([name for name in leaving if name not in self._positions])\n",
+        "        membership.release([])\n",
         [CONSUMING],
     ),
     Mutant(

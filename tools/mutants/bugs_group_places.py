@@ -277,10 +277,10 @@ GOING_BACK: Final = (
         "nothing of what came is handed out before on_assigned returned",
         _CONSUMING,
         (
-            "            self.suspended if self.membership is None else self.suspended |"
-            " self.rebalance.unannounced,\n"
+            "        held = self.suspended if self.membership is None else self.suspended |"
+            " self.rebalance.unannounced\n"
         ),
-        "            self.suspended,\n",
+        "        held = self.suspended\n",
         [HANDOVER],
     ),
 )

@@ -134,8 +134,8 @@ DATABASES: Final = (
         "saving-consumer-commits-offsets-in-a-transaction",
         "offsets in a transaction need commits=manual",
         "tfmq/client/consumer/external_offsets.py",
-        '        if consuming.options.commits != "manual":\n',
-        '        if consuming.options.commits == "before":\n',
+        '    if consuming.options.commits != "manual":\n',
+        '    if consuming.options.commits == "before":\n',
         [STORAGE],
     ),
     Mutant(

@@ -1,6 +1,7 @@
 """Offsets of a consumer inside a transaction: which ones, from whom, and how the consumer goes on behind it."""
 
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,6 +137,15 @@ def test_one_that_was_replaced_is_refused(broker: Broker) -> None:
 # Inside the transaction
 
 
+class Noted:
+    """Offsets whose consumer notes in `told` how their transaction ended."""
+
+    def __init__(self, handed_out: TransactionPositions, told: list[str]) -> None:
+        self.row = handed_out.row
+        self.mark_committed = partial(told.append, "committed")
+        self.mark_rolled_back = partial(told.append, "rolled back")
+
+
 def offsets_at(rig: TransactionRig) -> list[int]:
     return [each.offset for each in rig.broker.group_offsets["g"]]
 
@@ -147,12 +157,15 @@ def test_they_travel_with_the_frame_and_the_last_of_a_group_count(broker: Broker
     script.poll(count=1)
     tx.add_offsets(standing(script))
     script.poll(count=1)
-    tx.add_offsets(standing(script))
-    assert tx.pop_committed_offsets() == []
+    told: list[str] = []
+    tx.add_offsets(Noted(standing(script), told))  # type: ignore[arg-type]
+    tx.notify_consumers()
+    assert told == []
     assert rig.commit(tx) == "committed"
     assert offsets_at(rig) == [offset_of(log, 2)] and len(rig.frames()) == 1
-    (told,) = tx.pop_committed_offsets()
-    assert told.core is script.core and tx.pop_committed_offsets() == []
+    tx.notify_consumers()
+    tx.notify_consumers()
+    assert told == ["committed"]
 
 
 def test_they_travel_with_the_prepare_or_with_the_commit_in_one_phase(broker: Broker) -> None:
@@ -178,9 +191,11 @@ def test_a_fenced_group_refuses_the_whole_transaction(broker: Broker) -> None:
     script.poll(count=1)
     tx = rig.begin()
     rig.send(tx, b"result", "bills")
-    tx.add_offsets(standing(script))
+    told: list[str] = []
+    tx.add_offsets(Noted(standing(script), told))  # type: ignore[arg-type]
     rig.broker.fenced.add("g")
     with pytest.raises(Fenced):
         rig.leave(tx)
     assert tx.state == "rolled_back" and rig.broker.payloads("bills") == [] and offsets_at(rig) == []
-    assert tx.pop_committed_offsets() == []
+    tx.notify_consumers()
+    assert told == ["rolled back"]
