@@ -42,11 +42,9 @@ class InProcessBroker(Protocol):
         self, servers: Sequence[BrokerAddress], driver_type: Callable[[ClientConnection], Driver]
     ) -> ClientParts[Driver]:
         """Return a connection to it and a driver equivalent to `driver_type`."""
-        ...
 
     def state_folder(self) -> str:
         """Return the default folder for the local files of its clients."""
-        ...
 
 
 _in_process_brokers: dict[BrokerAddress, InProcessBroker] = {}

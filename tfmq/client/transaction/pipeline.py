@@ -70,7 +70,6 @@ class TransactionDeliveryOwner(Protocol):
 
     def retain(self, batch: TransactionBatch) -> None:
         """Hold a reference to `batch` until its callbacks have run; the user may have dropped it."""
-        ...
 
 
 class TransactionBatch(DelayedHandleBatch):

@@ -69,7 +69,6 @@ class TransactionManager(TransactionServices, Protocol):
 
     def transaction_ended(self, transaction: TransactionCore, committed: bool) -> None:
         """Count a transaction that ended."""
-        ...
 
 
 class TransactionCore:

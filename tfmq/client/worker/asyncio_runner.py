@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError as FuturesCancelled
 from contextvars import copy_context
 from functools import partial
@@ -20,13 +20,12 @@ from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.client.worker.listeners import (
     Listener,
-    Listeners,
     check_result,
     handler_context,
     is_coroutine_listener,
 )
 from tfmq.client.worker.ordered_queues import HandlerJob
-from tfmq.client.worker.runner import SIGNALS, HandlerRunner, immediate_exit, log_first_signal
+from tfmq.client.worker.runner import SIGNALS, EventLoopRun, immediate_exit, log_first_signal
 from tfmq.errors import Closed
 
 
@@ -36,10 +35,7 @@ def run_in_new_loop(run: Coroutine[Any, Any, None]) -> None:
 
 
 def cancelled_failure(cancelled: asyncio.CancelledError) -> Exception:
-    """Convert the cancellation of something that a listener awaited to a regular failure.
-
-    The listener itself was not cancelled.
-    """
+    """Convert the cancellation of what a listener awaited, not of itself, to a regular failure."""
     failure = FuturesCancelled(*cancelled.args)
     failure.__cause__ = cancelled
     return failure
@@ -75,14 +71,12 @@ class HandlerThreads:
             self._queue.put(None)
 
     def _run_calls(self) -> None:
-        """Run calls from the queue until `stop`."""
         while (call := self._queue.get()) is not None:
             call()
 
     def _execute(
         self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], function: Callable[[], Any]
     ) -> None:
-        """Run one call and pass the result to the event loop."""
         result: Any = None
         failure: BaseException | None = None
         try:
@@ -96,7 +90,6 @@ class HandlerThreads:
             loop.call_soon_threadsafe(self._set_result, future, result, failure)
 
     def _set_result(self, future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
-        """Set the result of a call in the event loop."""
         self._busy -= 1
         if future.done():
             return
@@ -106,22 +99,13 @@ class HandlerThreads:
             future.set_exception(failure)
 
 
-class TaskRunner:
-    """One `run` of an asyncio consumer. `stop` is the consumer's."""
+class TaskRunner(EventLoopRun):
+    """One `run` of an asyncio consumer."""
 
-    def __init__(
-        self,
-        running: HandlerRunner,
-        driver: AsyncDriver,
-        listeners: Listeners,
-        hooks: Sequence[Any],
-        stop: Callable[[], None],
-    ) -> None:
-        self._runner = running
-        self._driver = driver
-        self._listeners = listeners
-        self._hooks = hooks
-        self._stop = stop
+    _driver: AsyncDriver
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._threads = HandlerThreads()
         self._tasks: list[asyncio.Task[None]] = []
         self._signal: int | None = None
@@ -155,7 +139,6 @@ class TaskRunner:
             raise running.failure
 
     async def _cancel_workers(self) -> None:
-        """Cancel the workers and wait for them."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -165,16 +148,7 @@ class TaskRunner:
         """Handle one message after the other until the run ends. An error ends the run."""
         driver, running = self._driver, self._runner
         try:
-            while (job := await driver.run(running.next_job())) is not None:
-                settled = False
-                try:
-                    error = await self._call_listener(job)
-                    await driver.run(running.finish_call(job, error))
-                    settled = True
-                finally:
-                    if not settled:
-                        with contextlib.suppress(Closed):
-                            await driver.run(running.abandon(job))
+            await self._handle_messages()
         except asyncio.CancelledError as error:
             await driver.run(running.fail(error if self._signal is None else immediate_exit(self._signal)))
         except Closed:
@@ -185,7 +159,6 @@ class TaskRunner:
             await driver.run(running.fail(error))
 
     async def _call_listener(self, job: HandlerJob) -> Exception | None:
-        """Call the listener. Return what it raised, or None."""
         message = job.message
         listener = self._listeners.find(message.topic)
         try:
@@ -217,10 +190,7 @@ class TaskRunner:
     # Signals
 
     def _install_signal_handlers(self) -> list[int]:
-        """Install signal handlers and return their signals.
-
-        None if this is not the main thread's loop.
-        """
+        """Install signal handlers and return their signals; [] if this is not the main thread's loop."""
         loop = asyncio.get_running_loop()
         installed: list[int] = []
         for number in SIGNALS:

@@ -20,12 +20,7 @@ from tfmq.errors import StoreFailed
 ERROR_CHARACTERS: Final = 1000
 """Maximum length of an error's sentence; longer ones usually contain a payload."""
 TRACEBACK_CHARACTERS: Final = 8000
-"""Maximum length of a traceback, about a hundred frames.
-
-Its end is stored, which has the location.
-"""
-
-
+"""Of a traceback, about a hundred frames. Its end, which has the location, is stored."""
 EXPIRY_SECONDS: Final = 3600.0
 """Interval for deleting expired letters."""
 
@@ -115,7 +110,6 @@ class DeadLetterStore(Protocol):
         call the handler, then `record_failure(..., begun=True)` or `record_success`; otherwise the offset may
         be committed without a call. The state is "dead" after `calls_max` crashed processes.
         """
-        ...
 
     def record_failure(
         self,
@@ -133,15 +127,12 @@ class DeadLetterStore(Protocol):
         `begin`. `noted` is called with the state before the store logs that the message is dead: the caller logs the
         failed call first.
         """
-        ...
 
     def failing_offsets(self, message: ReceivedMessage[Any]) -> Operation[frozenset[int]]:
         """Return the offsets of failing messages in the partition of `message`."""
-        ...
 
     def record_success(self, message: ReceivedMessage[Any]) -> Operation[None]:
         """Record that a message with recorded failures was handled."""
-        ...
 
     def store_letter(
         self,
@@ -160,26 +151,21 @@ class DeadLetterStore(Protocol):
         that asked for it does not count; None: it is dead. Storing the same message again results in one
         letter with both histories; the number of remaining calls is unchanged, and a dead one stays dead.
         """
-        ...
 
     def lease_next(self) -> Operation[LeasedLetter | None]:
         """Lease the letter that is due longest and return it, or None.
 
         Its call counts from now on, also if the process crashes.
         """
-        ...
 
     def seconds_until_due(self) -> Operation[float | None]:
         """Return the time until a letter is due: 0 if one is, None if none waits."""
-        ...
 
     def renew_lease(self, due: LeasedLetter) -> Operation[bool]:
         """Extend the lease. Return False if it had expired and another consumer has the letter."""
-        ...
 
     def mark_handled(self, due: LeasedLetter) -> Operation[bool]:
         """Mark the letter as handled. Return False if the lease had expired."""
-        ...
 
     def mark_failed(self, due: LeasedLetter, failure: Failure, *, rejected: bool = False) -> Operation[str]:
         """Record a failed call of a leased letter, and return its state.
@@ -187,26 +173,21 @@ class DeadLetterStore(Protocol):
         "" if the lease had expired. It waits for the next call, or is dead if it is `rejected` or its calls
         are used up.
         """
-        ...
 
     def postpone(self, due: LeasedLetter, seconds: float, reason: str = "") -> Operation[str]:
         """Postpone a leased letter by `seconds`, and return its state; "" if the lease had expired.
 
         This is not a failure, but after too many postponements the letter is dead.
         """
-        ...
 
     def release(self, due: LeasedLetter) -> Operation[bool]:
         """Release a leased letter without a call.
 
         The call is not counted. Return False if it had expired.
         """
-        ...
 
     def delete_expired(self) -> Operation[None]:
         """Delete letters that ended long ago; to be called from time to time."""
-        ...
 
     def close(self) -> None:
         """Close the store; leased letters are available again when their leases expire."""
-        ...

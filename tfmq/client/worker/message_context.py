@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.consumer.positions import partition_of
 from tfmq.client.operation import Operation, Wait
 from tfmq.client.worker.dead_letter_store import EXPIRY_SECONDS, DeadLetterStore, Failure
 from tfmq.client.worker.listeners import Reject, RetryLater, handler_context, log_failure
@@ -57,14 +58,10 @@ class MessageContextFactory:
         self._failing_message: tuple[ReceivedMessage[Any], int] | None = None
 
     def context(self, message: ReceivedMessage[Any], tracebacks: bool) -> LoopMessageContext:
-        """Return the context for one message.
-
-        With `tracebacks` False only the class of an error is logged.
-        """
+        """Return the context for one message. `tracebacks` False: only the class of an error is logged."""
         return LoopMessageContext(self, message, tracebacks)
 
     def close(self) -> None:
-        """Close the store if it was opened."""
         if self._store is not None:
             self._store.close()
         self._opened, self._store = False, None
@@ -141,12 +138,8 @@ class MessageContextFactory:
 
     def _failed_calls(self, message: ReceivedMessage[Any]) -> int:
         """Return the number of failed calls of `message` in this consumer."""
-        known, calls = self._failing_message or (None, 0)
-        same = known is not None and (known.topic, known.partition, known.offset) == (
-            message.topic,
-            message.partition,
-            message.offset,
-        )
+        known, calls = self._failing_message or (message, 0)
+        same = partition_of(known) == partition_of(message) and known.offset == message.offset
         return calls if same else 0
 
 
@@ -186,7 +179,6 @@ class LoopMessageContext:
         return bool(await self._handler.run(self._finish_body(error))) and error is not None
 
     def _finish_body(self, error: BaseException | None) -> Operation[bool]:
-        """Return the operation for the end of the body."""
         return self._handler.finish_body(self._message, error, self._tracebacks)
 
     def _exit_handler_context(

@@ -14,25 +14,24 @@ for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import signal
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
 from tfmq.backoff import backoff_seconds
-from tfmq.client.connection.connection import (
-    READY,
-    ClientConnection,
-)
+from tfmq.client.connection.connection import READY, ClientConnection
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.positions import AckTracker
 from tfmq.client.operation import Event, Operation, Wait
 from tfmq.client.worker.dead_letter_store import DeadLetterStore, Failure, HandlerNotCalled
-from tfmq.client.worker.listeners import Reject, RetryLater, log_failure
+from tfmq.client.worker.listeners import Listeners, Reject, RetryLater, log_failure
 from tfmq.client.worker.ordered_queues import HandlerJob, OrderedQueues
 from tfmq.errors import NOT_DONE, Closed, ConnectionFailed, DecodeFailed, Fenced, TfmqError
 
@@ -43,10 +42,7 @@ CONNECTIVITY_CHECK_SECONDS: Final = 2.0
 CLOSING_CHECK_SECONDS: Final = 0.5
 """Interval of connectivity checks while a run is closing."""
 DISCONNECTED_SECONDS_MAX: Final = 5.0
-"""How long closing waits for an unreachable broker.
-
-This is longer than a restart of the broker, and shorter than the 10 s and more that supervisors allow.
-"""
+"""For an unreachable broker at the end: longer than its restart, shorter than supervisors allow."""
 
 
 class ConnectivityMonitor:
@@ -96,7 +92,6 @@ class ConnectivityMonitor:
                 told = True
 
     def _reason(self) -> str:
-        """Return the last connection error, or ""."""
         return str(self._link.last_error or "")
 
 
@@ -111,11 +106,8 @@ def immediate_exit(number: int) -> BaseException:
 
 
 def log_first_signal(number: int) -> None:
-    """Log what the first signal does."""
-    log.info(
-        "%s: messages in progress are finished first; a second signal ends at once.",
-        signal.Signals(number).name,
-    )
+    name = signal.Signals(number).name
+    log.info("%s: messages in progress are finished first; a second signal ends at once.", name)
 
 
 class SignalHandlers:
@@ -143,14 +135,12 @@ class SignalHandlers:
         self._restore()
 
     def _restore(self) -> None:
-        """Restore the former signal handlers."""
         for number, handler in self._former_handlers.items():
             # None: the handler was not installed from Python, and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._former_handlers.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
         if self._signalled:
             self._restore()
             raise immediate_exit(number)
@@ -166,15 +156,9 @@ FAILING: Final = "failing"
 HANDLER_PAUSE_SECONDS: Final = 0.1
 """Long enough for short failures, such as a database lock or a lost connection, to be over."""
 HANDLER_PAUSE_SECONDS_MAX: Final = 30.0
-"""The following messages of the ordered queue wait, too.
-
-A failure that needs longer is a case for the dead letter store or for `RetryLater`.
-"""
+"""Longer failures, for which the queue waits too, are for dead letters or `RetryLater`."""
 HANDLER_PAUSE_JITTER: Final = 0.2
-"""Maximum fraction of the pause that is added at random.
-
-Handlers that failed together then do not retry together.
-"""
+"""Fraction of the pause added at random: what failed together is not retried together."""
 COUNT_BEFORE_CALL_MAX: Final = 16
 """First messages of a partition whose calls are counted in the store before they start.
 
@@ -286,9 +270,8 @@ class HandlerRunner:
                     away.end_without_broker(unsaved)
                     return
                 if isinstance(wait, Wait):
-                    wait = wait._replace(
-                        seconds=min(CLOSING_CHECK_SECONDS, wait.seconds or CLOSING_CHECK_SECONDS)
-                    )
+                    seconds = min(CLOSING_CHECK_SECONDS, wait.seconds or CLOSING_CHECK_SECONDS)
+                    wait = wait._replace(seconds=seconds)
                 yield wait
         finally:
             closing.close()
@@ -318,7 +301,6 @@ class HandlerRunner:
         self._set_event(self._core.stop_requested)
 
     def _set_event(self, flag: Event) -> None:
-        """Set an event here and for threads that wait for it."""
         flag.complete()
         self._raise_flag(flag)
 
@@ -333,11 +315,8 @@ class HandlerRunner:
         while not self.is_stopping:
             if core.membership is not None and core.rebalance.has_pending_callbacks:
                 yield from core.rebalance.run_callbacks()
-            job = (
-                self._queues.next_dead_letter()
-                if core.heartbeat_overdue
-                else self._queues.next(core.link.now())
-            )
+            late = core.heartbeat_overdue
+            job = self._queues.next_dead_letter() if late else self._queues.next(core.link.now())
             if job is not None:
                 if self._idle_workers and self._queues.has_ready:
                     self._wake_workers()
@@ -360,9 +339,8 @@ class HandlerRunner:
             first = ledger.delivered_count - len(messages)
             for number, message in enumerate(messages, first):
                 job = HandlerJob(message, ledger, careful=number < COUNT_BEFORE_CALL_MAX)
-                job.commit_first = COUNT_BEFORE_CALL_MAX <= number <= EARLY_COMMIT_MAX and not number & (
-                    number - 1
-                )
+                power_of_two = not number & (number - 1)
+                job.commit_first = COUNT_BEFORE_CALL_MAX <= number <= EARLY_COMMIT_MAX and power_of_two
                 self._queues.add(job)
         core.message_count += len(messages)
         return True
@@ -380,7 +358,6 @@ class HandlerRunner:
             self._idle_workers -= 1
 
     def _wake_workers(self) -> None:
-        """Wake idle workers."""
         if self._idle_workers:
             self._set_event(self._work_event)
 
@@ -491,9 +468,8 @@ class HandlerRunner:
         """Return the pause before the next call without a store. Raises `error` after the last call."""
         final = isinstance(error, Reject | RetryLater | DecodeFailed) or self._at_most_once
         if final or job.failures > self._core.options.retries:
-            self._record_failure(
-                error
-            )  # also an error like `Closed`, which a worker would take for the end of the run
+            # Also an error like `Closed`, which a worker would take for the end of the run.
+            self._record_failure(error)
             raise error
         return self._log_retry(job, error)
 
@@ -536,13 +512,11 @@ class HandlerRunner:
         return self._core.options.commits == "before"
 
     def _log_retry(self, job: HandlerJob, error: Exception) -> float:
-        """Log the failure, and return the pause before the next call."""
         pause = handler_pause_seconds(job.failures, self._chance())
         self._log_failure(job, error, f"; it is called again in {pause:.1f} s")
         return pause
 
     def _log_failure(self, job: HandlerJob, error: Exception, then: str = "") -> None:
-        """Log a failed call."""
         log_failure(job.message, error, then, tracebacks=self._tracebacks)
 
     def _complete(self, job: HandlerJob) -> None:
@@ -616,8 +590,45 @@ class HandlerRunner:
             raise job.error
 
     def _run_retry_loop(self, loop: RetryLoop) -> Operation[None]:
-        """Run the retry loop, and set an event at its end."""
         try:
             yield from loop.run()
         finally:
             self._set_event(self._retry_loop_ended)
+
+
+class ListenerRun:
+    """One `run` of a consumer: the base of its variants. `stop` is the consumer's."""
+
+    def __init__(
+        self,
+        running: HandlerRunner,
+        driver: Any,
+        listeners: Listeners,
+        hooks: Sequence[Any],
+        stop: Callable[[], None],
+    ) -> None:
+        self._runner = running
+        self._driver = driver
+        self._listeners = listeners
+        self._hooks = hooks
+        self._stop = stop
+
+
+class EventLoopRun(ListenerRun, ABC):
+    """One `run` in an event loop, where workers are coroutines."""
+
+    async def _handle_messages(self) -> None:
+        """Handle one message after the other until the run ends."""
+        driver, running = self._driver, self._runner
+        while (job := await driver.run(running.next_job())) is not None:
+            try:
+                error = await self._call_listener(job)
+                await driver.run(running.finish_call(job, error))
+            except BaseException:
+                with contextlib.suppress(Closed):
+                    await driver.run(running.abandon(job))
+                raise
+
+    @abstractmethod
+    async def _call_listener(self, job: HandlerJob) -> Exception | None:
+        """Call the listener. Return what it raised, or None."""

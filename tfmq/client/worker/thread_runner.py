@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from typing import Any, Final
 
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.operation import Event, Operation, Wait
-from tfmq.client.worker.listeners import Listeners, check_result, handler_context
+from tfmq.client.worker.listeners import check_result, handler_context
 from tfmq.client.worker.ordered_queues import HandlerJob
-from tfmq.client.worker.runner import HandlerRunner, SignalHandlers
+from tfmq.client.worker.runner import ListenerRun, SignalHandlers
 from tfmq.errors import Closed
 
 STOP_SECONDS: Final = 5.0
@@ -61,7 +61,6 @@ class ListenerLoopThread:
             thread.join(STOP_SECONDS)
 
     def _ensure_started(self) -> asyncio.AbstractEventLoop:
-        """Start the thread if necessary and return its loop."""
         with self._lock:
             if self._loop is None:
                 loop = self._loop = asyncio.new_event_loop()
@@ -91,22 +90,13 @@ JOIN_SECONDS: Final = 5.0
 """Time limit for workers to end; they have no message in progress then."""
 
 
-class ThreadRunner:
-    """One `run` of a blocking consumer. `stop` is the consumer's."""
+class ThreadRunner(ListenerRun):
+    """One `run` of a blocking consumer."""
 
-    def __init__(
-        self,
-        running: HandlerRunner,
-        driver: BlockingDriver,
-        listeners: Listeners,
-        hooks: Sequence[Any],
-        stop: Callable[[], None],
-    ) -> None:
-        self._runner = running
-        self._driver = driver
-        self._listeners = listeners
-        self._hooks = hooks
-        self._stop = stop
+    _driver: BlockingDriver
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._loop: Any = None
         self._active_workers = 0
         self._all_ended = Event()
@@ -147,15 +137,13 @@ class ThreadRunner:
         """Handle one message after the other until the run ends."""
         driver, running = self._driver, self._runner
         while (job := driver.run(running.next_job())) is not None:
-            settled = False
             try:
                 error = self._call_listener(job)
                 driver.run(running.finish_call(job, error))
-                settled = True
-            finally:
-                if not settled:
-                    with contextlib.suppress(Closed):
-                        driver.run(running.abandon(job))
+            except BaseException:
+                with contextlib.suppress(Closed):
+                    driver.run(running.abandon(job))
+                raise
 
     def _call_listener(self, job: HandlerJob) -> Exception | None:
         """Call the listener. Return what it raised, or None."""
@@ -171,7 +159,6 @@ class ThreadRunner:
         return None
 
     def _await_in_loop(self, awaitable: Any) -> Any:
-        """Await in the listeners' event loop."""
         with self._driver.lock:
             if self._loop is None:
                 # Created only when a listener returns an awaitable: most programs need no loop.
@@ -198,7 +185,6 @@ class ThreadRunner:
             thread.join(JOIN_SECONDS)
 
     def _run_worker_in_thread(self) -> None:
-        """Run a worker; an error ends the run."""
         try:
             self._run_worker()
         except Closed:
@@ -211,13 +197,11 @@ class ThreadRunner:
             self._driver.set_event(Event())  # the calling thread may be waiting on the socket
 
     def _worker_ended(self) -> Operation[None]:
-        """Count a worker as ended."""
         yield from ()
         self._active_workers -= 1
         if not self._active_workers:
             self._all_ended.complete()
 
     def _wait_for_workers(self) -> Operation[None]:
-        """Wait until all workers ended."""
         while not self._all_ended.done:
             yield Wait((self._all_ended,))

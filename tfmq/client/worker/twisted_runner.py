@@ -12,15 +12,15 @@ import inspect
 import logging
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
 from tfmq.client.drivers.twisted import DeferredDriver
-from tfmq.client.worker.listeners import Listeners, check_result, handler_context
+from tfmq.client.worker.listeners import check_result, handler_context
 from tfmq.client.worker.ordered_queues import HandlerJob
-from tfmq.client.worker.runner import SIGNALS, HandlerRunner, immediate_exit
+from tfmq.client.worker.runner import SIGNALS, EventLoopRun, immediate_exit
 from tfmq.errors import Closed
 
 log = logging.getLogger("tfmq.consumer")
@@ -64,26 +64,16 @@ class ReactorShutdown:
         return self._run_ended
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """Pass a signal to the run, in the reactor's thread."""
         self._reactor.callFromThread(self._on_signal_callback, number)
 
 
-class DeferredRunner:
-    """One `run` of a Twisted consumer. `stop` is the consumer's."""
+class DeferredRunner(EventLoopRun):
+    """One `run` of a Twisted consumer."""
 
-    def __init__(
-        self,
-        running: HandlerRunner,
-        driver: DeferredDriver,
-        listeners: Listeners,
-        hooks: Sequence[Any],
-        stop: Callable[[], None],
-    ) -> None:
-        self._runner = running
-        self._driver = driver
-        self._listeners = listeners
-        self._hooks = hooks
-        self._stop = stop
+    _driver: DeferredDriver
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._workers: list[Deferred[None]] = []
         self._active_workers = 0
         self._all_ended: Deferred[None] = Deferred()
@@ -110,7 +100,6 @@ class DeferredRunner:
             raise running.failure
 
     async def _run_workers(self, workers: int) -> None:
-        """Run the workers, then close the consumer."""
         driver, running = self._driver, self._runner
         try:
             await driver.run(running.start())
@@ -128,45 +117,30 @@ class DeferredRunner:
             await driver.run(running.fail_in_close(error))
 
     def _worker_ended(self, _: object) -> None:
-        """Count a worker as ended."""
         self._active_workers -= 1
         if not self._active_workers and not self._all_ended.called:
             self._all_ended.callback(None)
 
     async def _cancel_and_wait(self, error: BaseException) -> None:
-        """Cancel the workers and wait for them."""
         if self._active_workers:
             self._all_ended = Deferred()
             self._cancelled = error
-            # In another reactor iteration: a worker whose listener caused this is not waiting for anything
-            # yet.
+            # In another reactor iteration: a worker whose listener caused this is not waiting for anything yet.
             self._driver.get_reactor().callLater(0, self._cancel_workers, error)
             await self._all_ended
 
     def _cancel_workers(self, error: BaseException) -> None:
-        """Cancel all workers because of `error`."""
         self._cancelled = self._cancelled or error
         for worker in self._workers:
             worker.cancel()
 
     def _cancel_on_signal(self, number: int) -> None:
-        """End the run at once on a signal."""
         self._cancel_workers(immediate_exit(number))
 
     async def _run_worker(self) -> None:
         """Handle one message after the other until the run ends. An error ends the run."""
-        driver, running = self._driver, self._runner
         try:
-            while (job := await driver.run(running.next_job())) is not None:
-                settled = False
-                try:
-                    error = await self._call_listener(job)
-                    await driver.run(running.finish_call(job, error))
-                    settled = True
-                finally:
-                    if not settled:
-                        with contextlib.suppress(Closed):
-                            await driver.run(running.abandon(job))
+            await self._handle_messages()
         except Closed:
             # The consumer was closed meanwhile, which is a regular end. A `Closed` that a listener raised is
             # in `failure`.
@@ -174,10 +148,9 @@ class DeferredRunner:
         except BaseException as error:
             if isinstance(error, CancelledError) and self._cancelled is not None:
                 error = self._cancelled
-            await driver.run(running.fail(error))
+            await self._driver.run(self._runner.fail(error))
 
     async def _call_listener(self, job: HandlerJob) -> Exception | None:
-        """Call the listener. Return what it raised, or None."""
         message = job.message
         listener = self._listeners.find(message.topic)
         try:
