@@ -5,7 +5,6 @@ import logging
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from tests.client.handling_rig import TOPIC, Bench
 from tests.dead_letters.helpers import finished
 from tfmq.client.consumer.options import DEFAULT_STORE
 from tfmq.client.operation import run_inline
-from tfmq.client.worker.listeners import Listeners
 from tfmq.dead_letters import default_path
 from tfmq.dead_letters.sql_store import BlockingSqlStore
 from tfmq.protocol.commands import HelloReply
-from tfmq.runs import create_run
 from tfmq.testing.broker import SimulatedBroker
 
 
@@ -142,15 +139,8 @@ def test_the_store_is_the_groups_own_unless_told_and_named_in_the_log(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     consumer: Any = tfmq.Consumer("127.0.0.1:1", topics="orders", group="billing")
     with caplog.at_level(logging.INFO):
-        running = create_run(
-            consumer._core,
-            Listeners(),
-            print,
-            workers=1,
-            order="key",
-            beside=run_inline,
-            wall_clock=time.time,
-        )
+        consumer._executor = run_inline
+        running = consumer._create_run(print, 1, "key", True)
     assert running.store is not None and running.store.address == str(
         tmp_path / "tfmq" / "NODE" / "billing.db"
     )

@@ -1,21 +1,16 @@
-"""What the blocking, asyncio and Twisted consumers share: their base class, and the set-up of `run`.
-
-`create_run` checks the arguments of `run`, opens the dead-letter store, and creates a `HandlerRunner` for the
-consumer's core.
-"""
+"""What the blocking, asyncio and Twisted consumers share: their base class, with the set-up of `run`."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 from tfmq.client.connection.addresses import describe_client
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.factory import in_process_state_folder, make_client_parts
 from tfmq.client.consumer.core import ConsumerCore
-from tfmq.client.consumer.options import DEFAULT_STORE, ConsumerArguments, ConsumerOptions, check_arguments
+from tfmq.client.consumer.options import DEFAULT_STORE, ConsumerArguments, check_arguments
 from tfmq.client.operation import Event, Executor
 from tfmq.client.worker.dead_letter_store import DeadLetterStore
 from tfmq.client.worker.listeners import Function, Listener, Listeners, check_listener
@@ -64,7 +59,7 @@ class ConsumerHandle:
         self._handling = MessageContextFactory(
             self._core,
             driver.run,
-            partial(open_dead_letter_store, options, self._executor, self._core, self._wall_clock),
+            self._open_dead_letter_store,
             wall_clock=self._wall_clock,
             is_async=awaits,
         )
@@ -74,17 +69,60 @@ class ConsumerHandle:
     def _create_run(
         self, listener: Listener | None, workers: int, order: str, tracebacks: bool
     ) -> HandlerRunner:
-        """Create a run of this consumer; see `create_run`."""
-        return create_run(
-            self._core,
-            self._listeners,
-            listener,
-            workers=workers,
+        """Create a run (`HandlerRunner`) that has no workers yet.
+
+        Raises BadRequest for invalid arguments, Closed for a closed consumer.
+        """
+        core, options = self._core, self._core.options
+        if core.closed:
+            raise Closed("The consumer is closed, as it always is after a run; make a new one.")
+        core.positions.ack_trackers.raise_if_run_active()
+        if type(workers) is not int or not 1 <= workers <= WORKERS_MAX:
+            raise BadRequest(
+                f"workers={workers!r} is no number of workers; it takes one from 1 to {WORKERS_MAX}."
+            )
+        if order not in ORDERS:
+            words = ", ".join(f'"{each}"' for each in ORDERS)
+            raise BadRequest(f"order={order!r} is not known; it takes {words}.")
+        if options.commits == "before" and order != "partition":
+            raise BadRequest(
+                'commits="before" needs order="partition": an offset cannot be saved before one message and after'
+                " another."
+            )
+        if listener is not None:
+            self._listeners.default = check_listener(listener)
+        self._listeners.check(options.subscription.topics_to_request() or (), options.subscription.reads)
+        store, wall_clock = self._open_dead_letter_store(), self._wall_clock
+        running = HandlerRunner(
+            core,
+            store,
             order=order,
             tracebacks=tracebacks,
-            beside=self._executor,
-            wall_clock=self._wall_clock,
+            wall_clock=wall_clock,
             raise_flag=Event.complete if self._handling.is_async else self._driver.set_event,
+        )
+        if store is not None:
+            # The path of the default store is not known before the client is connected.
+            if options.dead_letters != DEFAULT_STORE:
+                log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
+            running.retry_loop = Retrying(store, running.redeliver, now=core.link.now, wall_clock=wall_clock)
+        core.positions.ack_trackers.is_run_active = True
+        return running
+
+    def _open_dead_letter_store(self) -> DeadLetterStore | None:
+        """Open the dead-letter store; None without one, or without a group. Raises BadRequest."""
+        options, link = self._core.options, self._core.link
+        if options.dead_letters is None or options.group is None:
+            return None
+        return open_dead_letters(
+            options.dead_letters,
+            group=options.group,
+            calls_max=options.retries + 1,
+            codec=options.codec,
+            run=self._executor,
+            link=link,
+            wall_clock=self._wall_clock,
+            folder=in_process_state_folder(link),
         )
 
     def stats(self) -> dict[str, Any]:
@@ -109,73 +147,3 @@ class ConsumerHandle:
         return describe_client(
             self, self._core.link.servers, topics=options.subscription.shown, group=options.group
         )
-
-
-def create_run(
-    core: ConsumerCore,
-    listeners: Listeners,
-    listener: Listener | None,
-    *,
-    workers: int,
-    order: str,
-    tracebacks: bool = True,
-    beside: Executor,
-    wall_clock: Callable[[], float],
-    raise_flag: Callable[[Event], None] = Event.complete,
-) -> HandlerRunner:
-    """Create a run (`HandlerRunner`) that has no workers yet.
-
-    `beside` runs the work of the dead-letter store in other threads; `raise_flag` completes an event and
-    wakes the threads that wait for it. Raises BadRequest for invalid arguments, Closed for a closed consumer.
-    """
-    options = core.options
-    if core.closed:
-        raise Closed("The consumer is closed, as it always is after a run; make a new one.")
-    core.positions.ack_trackers.raise_if_run_active()
-    if type(workers) is not int or not 1 <= workers <= WORKERS_MAX:
-        raise BadRequest(
-            f"workers={workers!r} is no number of workers; it takes one from 1 to {WORKERS_MAX}."
-        )
-    if order not in ORDERS:
-        words = ", ".join(f'"{each}"' for each in ORDERS)
-        raise BadRequest(f"order={order!r} is not known; it takes {words}.")
-    if options.commits == "before" and order != "partition":
-        raise BadRequest(
-            'commits="before" needs order="partition": an offset cannot be saved before one message and after another.'
-        )
-    if listener is not None:
-        listeners.default = check_listener(listener)
-    listeners.check(options.subscription.topics_to_request() or (), options.subscription.reads)
-    store = open_dead_letter_store(options, beside, core, wall_clock)
-    running = HandlerRunner(
-        core, store, order=order, tracebacks=tracebacks, wall_clock=wall_clock, raise_flag=raise_flag
-    )
-    if store is not None:
-        # The path of the default store is not known before the client is connected.
-        if options.dead_letters != DEFAULT_STORE:
-            log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
-        running.retry_loop = Retrying(store, running.redeliver, now=core.link.now, wall_clock=wall_clock)
-    core.positions.ack_trackers.is_run_active = True
-    return running
-
-
-def open_dead_letter_store(
-    options: ConsumerOptions, beside: Executor, core: ConsumerCore, wall_clock: Callable[[], float]
-) -> DeadLetterStore | None:
-    """Open the dead-letter store of the consumer's options; None if it has none, or no group.
-
-    Raises BadRequest.
-    """
-    where = options.dead_letters
-    if where is None or options.group is None:
-        return None
-    return open_dead_letters(
-        where,
-        group=options.group,
-        calls_max=options.retries + 1,
-        codec=options.codec,
-        run=beside,
-        link=core.link,
-        wall_clock=wall_clock,
-        folder=in_process_state_folder(core.link),
-    )
