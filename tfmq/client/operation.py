@@ -175,10 +175,7 @@ class Wait(NamedTuple):
 
 
 class CallUserCode(NamedTuple):
-    """Call `function` in the driver's thread, outside of its lock, then resume.
-
-    So the user's code may block, and may use the client. What it raises ends the operation.
-    """
+    """Call user code in the driver's thread, outside of its lock. What it raises ends the operation."""
 
     function: Callable[[], object]
 

@@ -141,10 +141,7 @@ LOG_NAME: Final = "server.log"
 LOG_BYTES_MAX: Final = 1 << 20
 """A longer log is renamed to `server.log.1` at the next start: it is needed only after a failed one."""
 IDLE_SECONDS: Final = 10
-"""A broker started by a client exits after this time without clients.
-
-Long enough for the gap between two commands of a shell script, short enough not to leave stray processes.
-"""
+"""Long enough for the gap between two commands of a script, short enough to leave no strays."""
 START_TIMEOUT_SECONDS: Final = 30.0
 """Timeout of a first connection: covers the start of Python and recovery after a crash."""
 LOG_TAIL_BYTES: Final = 2000
@@ -240,10 +237,7 @@ class LocalBrokerAddress:
         raise self._not_ready_error("starts")
 
     def _is_locked(self) -> bool:
-        """Return whether a process holds the lock of the data folder.
-
-        The test takes a shared lock, so that two clients that test at the same time do not block each other.
-        """
+        """Return whether the data folder is locked. Takes a shared lock, so tests do not disturb another."""
         try:
             descriptor = os.open(os.path.join(self.path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

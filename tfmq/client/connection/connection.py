@@ -180,10 +180,7 @@ BACK_OFF_SECONDS_MAX = 2.0
 BACK_OFF_SECONDS_FIRST = 0.25
 """The longest pause before the first successful connection: a user waits for the result."""
 FIRST_CONNECT_TIMEOUT = 2.0
-"""How long a connection that never reached a broker retries before its requests fail.
-
-Long enough for a broker that is started together with its clients, short enough to report a wrong address soon.
-"""
+"""Long enough for a broker started together with its clients, short enough for a wrong address."""
 SILENT_ATTEMPTS = 3
 """Failed rounds over all addresses, about 0.15 s, before the first log line."""
 REQUEST_TIMEOUT_SECONDS = 30.0

@@ -219,10 +219,7 @@ class Assignment:
         return ReadPosition(reply.offset, reply.ordinal, reply.epoch)
 
     def _drop_recreated(self) -> None:
-        """Drop failed partitions of a topic that was deleted and created again.
-
-        They are started as new ones, but only after the failure was raised to the user.
-        """
+        """Drop failed partitions of a re-created topic, once the failure was raised, to start them anew."""
         for name, feed in list(self._fetcher.partitions.items()):
             if (
                 feed.failure_raised

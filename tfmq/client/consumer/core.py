@@ -114,10 +114,7 @@ class ConsumerCore:
     # Delivery
 
     def next_batch(self) -> Operation[list[ReceivedMessage] | None]:
-        """Return messages for a loop, or None after `stop`.
-
-        The loop sets `positions.current` to each message before it hands the message out.
-        """
+        """Return messages for a loop, which sets `positions.current` to each, or None after `stop`."""
         self._ack_delivered()
         while (yield from self._wait_for_batch(NEVER)):
             if self.options.commits != "before":
@@ -223,10 +220,7 @@ class ConsumerCore:
         return batch is not None
 
     def _commit_before_delivery(self, count: int) -> Operation[list[ReceivedMessage]]:
-        """Commit up to `count` ready messages, then return those whose commit succeeded.
-
-        After a failed commit the messages are delivered again later.
-        """
+        """Commit up to `count` ready messages and return them; on a failure they are delivered later."""
         messages = self.positions.take_ready_messages(count)
         if not messages:
             return []

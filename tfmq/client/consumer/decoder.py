@@ -141,10 +141,7 @@ class Decoder:
     def _verify_block(
         self, body: bytes, position: int, place: int, next_offset: int, gaps: bool
     ) -> tuple[int, BlockTrailer]:
-        """Verify the block at `position`. Return the position of its trailer, and the trailer.
-
-        Raises Damaged, DecodeFailed.
-        """
+        """Return the verified block's trailer and its position. Raises Damaged, DecodeFailed."""
         try:
             at = trailer_position(body, position)
             control = decode_trailer(body, at, self.log_id)

@@ -227,10 +227,7 @@ def _check_values(given: ConsumerArguments, by_broker: bool) -> None:
 
 
 def _check_functions(given: ConsumerArguments, awaits: bool) -> None:
-    """Validate the functions among the arguments. Raises BadRequest.
-
-    Calling a generator function would not run its body, nor would a coroutine function that is not awaited.
-    """
+    """Raises BadRequest for functions whose body a call would not run: generators, coroutines."""
     for name in ("where", "on_assigned", "on_revoked"):
         value = getattr(given, name)
         if value is None:
@@ -311,10 +308,7 @@ def _is_broker_coordinated(coordinator: str) -> bool:
 
 
 def _parse_tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
-    """Return the tags to filter by, or None for no filter. "a || b" is both, "*" everything.
-
-    Raises BadRequest.
-    """
+    """Return the tags to filter by. "a || b" is both; None, "*": no filter. Raises BadRequest."""
     if tags is None:
         return None
     if not isinstance(tags, Iterable) or isinstance(tags, bytes):

@@ -60,10 +60,7 @@ class Positions:
     def add(
         self, name: PartitionName, position: ReadPosition, saved: int | None = None, incarnation: int = 0
     ) -> None:
-        """Start reading a partition at `position`. `saved` is the committed offset, if there is one.
-
-        `incarnation` is that of the topic.
-        """
+        """Start reading a partition of the topic's `incarnation`. `saved`: the committed offset, if any."""
         self._committed[name] = saved
         self._incarnations[name] = incarnation
         if saved is None:
@@ -165,10 +162,7 @@ class Positions:
         return [] if self.stopped else self._loop_messages
 
     def stop(self) -> None:
-        """End a loop after the current message. Safe in any thread and in signal handlers.
-
-        Only the loop's list is cleared: it is not used for positions, so nothing is acked by this.
-        """
+        """End a loop after the current message, without an ack. Safe in threads and signal handlers."""
         self.stopped = True
         self._loop_messages.clear()
 
@@ -573,10 +567,7 @@ UNKNOWN = -1
 
 
 class ReadPosition(NamedTuple):
-    """Position in a partition: next offset, number of messages before it, epoch of the log.
-
-    `ordinal` and `epoch` are -1 where unknown.
-    """
+    """Next offset, number of messages before it, epoch of the log; the latter two -1 if unknown."""
 
     offset: int
     ordinal: int = UNKNOWN

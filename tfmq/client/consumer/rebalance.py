@@ -29,10 +29,7 @@ RETRY_SECONDS: Final = 1.0
 
 
 StartAwait = Callable[[Awaitable[Any], Callable[[BaseException | None], None]], object]
-"""Starts to await an object and calls back with its exception or None.
-
-The result must be kept alive until then.
-"""
+"""Awaits an object, then calls back with its exception or None; the result is to be kept alive."""
 
 
 def start_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:

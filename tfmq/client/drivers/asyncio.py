@@ -18,10 +18,7 @@ OTHER_LOOP = "This client belongs to another event loop; make one for each loop.
 
 
 class AsyncDriver(EventDriver):
-    """Runs operations as coroutines of asyncio tasks.
-
-    It is bound to the event loop in which it is first used.
-    """
+    """Runs operations as coroutines of asyncio tasks, in the event loop in which it is first used."""
 
     _current = staticmethod(asyncio._get_running_loop)
 
@@ -95,10 +92,7 @@ class AsyncDriver(EventDriver):
             raise NotAllowed(OTHER_LOOP)
 
     def _bind_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop and bind the driver to it.
-
-        A closed loop is replaced; its connection is dropped. Raises `NotAllowed` in a different loop.
-        """
+        """Bind the driver to the running loop; a closed one is replaced. Raises `NotAllowed` in another."""
         running = asyncio.get_running_loop()
         if self._loop is None or (self._loop is not running and self._loop.is_closed()):
             self._loop = self._owner = running

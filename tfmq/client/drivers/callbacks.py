@@ -22,10 +22,7 @@ _running = threading.local()
 
 
 class CallbackQueue(deque[Callable[[], object]]):
-    """A queue of user callbacks. They run in the thread that reads, outside every lock.
-
-    An exception of a callback is logged; the next one still runs.
-    """
+    """User callbacks, run in the reading thread, outside every lock. What one raises is logged."""
 
     def run(self) -> None:
         """Run the queued callbacks. Thread-safe: each one runs once. Ignored inside a callback."""
@@ -47,10 +44,7 @@ class CallbackQueue(deque[Callable[[], object]]):
 
 
 def check_not_in_callback() -> None:
-    """Raises `NotAllowed` in a thread that runs a callback.
-
-    The callback would wait for a reply that only its own thread can read.
-    """
+    """Raises `NotAllowed` in a callback, which would wait for a reply that only its thread can read."""
     if getattr(_running, "now", False):
         raise NotAllowed(
             "A callback must not wait: it runs in the thread that reads the replies. Hand the work to a thread of"

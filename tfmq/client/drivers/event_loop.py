@@ -56,10 +56,7 @@ class EventDriver(Driver, ABC):
     # For the API variants
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """Run `operation` to its end. Return its result or raise its error.
-
-        Raises `NotAllowed` as `check_caller`, before the operation has started.
-        """
+        """Run `operation` to its end. Return its result or raise its error; first as `check_caller`."""
         if self._current() != self._owner:  # Inline, to save every send a call.
             self._check_other_caller()
         try:

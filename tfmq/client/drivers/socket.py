@@ -152,10 +152,7 @@ ResolvedAddresses = list[tuple[Any, ...]]
 
 
 def resolve_address(server: BrokerAddress | LocalBrokerAddress) -> ResolvedAddresses | OSError | TfmqError:
-    """Resolve the address of a broker. Return the error if that fails.
-
-    May block on a name server or a disk. A data folder address may start a broker.
-    """
+    """Resolve a broker's address, or return the error. May block, and start a broker for a data folder."""
     try:
         place = server.resolve() if isinstance(server, LocalBrokerAddress) else server
     except TfmqError as error:

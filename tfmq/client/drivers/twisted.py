@@ -87,10 +87,7 @@ class SocketDescriptor:
 
 
 class DeferredDriver(EventDriver):
-    """Runs operations as coroutines that wait for Deferreds.
-
-    Cancelling the Deferred of an operation leaves nothing behind.
-    """
+    """Runs operations as coroutines that wait for Deferreds, which may be cancelled."""
 
     _current = staticmethod(get_ident)
     uses_reactor = True
@@ -157,10 +154,7 @@ class DeferredDriver(EventDriver):
         super().reset_after_fork()
 
     def get_reactor(self) -> Any:
-        """Return the reactor; the installed one if none was passed.
-
-        Raises `NotAllowed` in a thread other than the reactor's.
-        """
+        """Return the reactor, by default the installed one. Raises `NotAllowed` in another thread."""
         if self.reactor is None:
             from twisted.internet import reactor
 

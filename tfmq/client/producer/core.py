@@ -150,10 +150,7 @@ class ProducerCore:
         deliver_at: Any = None,
         partition: int | None = None,
     ) -> Message:
-        """Return the message to send, after the hooks.
-
-        Raises `BadRequest` and `TypeError` for arguments that the broker would reject.
-        """
+        """Return the message to send, after the hooks. Raises `BadRequest`, `TypeError`, `Closed`."""
         if isinstance(payload, Message):
             if any(each is not None for each in (key, tag, properties, delay, deliver_at, partition)):
                 raise TypeError("A Message has its key, tag and so on in it: give them there, not beside it.")
@@ -162,10 +159,7 @@ class ProducerCore:
         return self.prepare_message(topic, made)
 
     def prepare_message(self, topic: str, message: Message) -> Message:
-        """Check the message, run the `before_send` hooks, and return the result.
-
-        Raises `Closed`, `BadRequest`, `TypeError`.
-        """
+        """Check the message and run the `before_send` hooks. Raises `Closed`, `BadRequest`, `TypeError`."""
         self.check_open()
         if not isinstance(topic, str) or not is_valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
@@ -182,10 +176,7 @@ class ProducerCore:
         return message
 
     def encode_payload(self, topic: str, message: Message) -> bytes | None:
-        """Return the encoded payload, copied if the caller could change it.
-
-        Raises `TypeError` that names the codecs.
-        """
+        """Return the payload, encoded, and copied if the caller could change it. Raises `TypeError`."""
         value = message.payload
         if self.codec is not None and value is not None:
             codec = select_codec(self.codec, topic)
@@ -205,10 +196,7 @@ class ProducerCore:
     def append(
         self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
     ) -> Delivery:
-        """Append the message to a batch; a delay starts at `called_at` (None: now).
-
-        Raises `Closed`, and as `RecordAccumulator.append`.
-        """
+        """Append the message; a delay starts at `called_at` (None: now). Raises as the accumulator."""
         self.check_open()
         if self.store_and_forward is not None:
             delivery = self.store_and_forward.append(topic, message, payload)

@@ -32,10 +32,7 @@ SCHEMA_VERSION: Final = 1
 """Schema version; 0 in files from before versions were recorded."""
 LOCK_SUFFIX: Final = ".lock"
 FILE_NUMBER_SHIFT: Final = 40
-"""The upper bits of a batch id count the files opened at the path.
-
-So the ids of a removed file are never valid in the next one.
-"""
+"""Upper bits of a batch id count the files at the path: an id of a removed one stays invalid."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 """Only the user may read payloads."""
@@ -88,10 +85,7 @@ class Outbox:
     def append(
         self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, SentAs]]
     ) -> None:
-        """Append batches (count, blocks, data, id of the send): all or none, fsynced on return.
-
-        Raises `Busy` if the size limit would be exceeded.
-        """
+        """Append batches (count, blocks, data, id), all or none; fsynced on return. Raises `Busy` if full."""
         rows = [
             (topic, partition, count, json.dumps(list(map(tuple, blocks))), data, *place)
             for count, blocks, data, place in batches
@@ -150,10 +144,7 @@ class Outbox:
             self._close_file()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: drop the parent's file without closing it.
-
-        Closing SQLite's descriptors in the child would release the parent's locks.
-        """
+        """In a forked child: drop the parent's file unclosed, because SQLite would release its locks."""
         self._mutex = threading.Lock()
         self._parent_databases.append(self._database)
         self._database = None
@@ -193,10 +184,7 @@ class Outbox:
 
     @contextlib.contextmanager
     def _open_database(self) -> Iterator[sqlite3.Connection]:
-        """Yield the open database under the lock; roll back on errors.
-
-        Raises `StoreFailed` for disk and SQLite errors, and if the file was removed meanwhile.
-        """
+        """Yield the open database under the lock; roll back on errors. Raises `StoreFailed`."""
         with self._mutex:
             try:
                 if self._database is not None and self._was_replaced():

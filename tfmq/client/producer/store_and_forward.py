@@ -255,10 +255,7 @@ class PartitionOutbox:
         return [row for row in rows if row.id not in arrived]
 
     def _find_arrived(self, stream: ProducerPartition, rows: list[StoredBatch]) -> Operation[set[int]]:
-        """Return the ids of `rows` that the broker has stored from `stream`.
-
-        Closes the producer id, so that the broker accepts no further batch under it.
-        """
+        """Close the producer id of `stream` and return the ids of `rows` that the broker has stored."""
         until = self._link.now() + REPLY_TIMEOUT_SECONDS
         try:
             last = yield from close_producer(self._link, stream, until)
@@ -411,10 +408,7 @@ class StoreAndForward:
 
 
 class StorableBatch(Batch):
-    """A batch that the broker or the outbox stores.
-
-    For the accumulator it is never open: it is sealed when its partition can send it.
-    """
+    """A batch that the broker or the outbox stores; never open for the accumulator."""
 
     __slots__ = ("is_gathering", "is_in_outbox")
 

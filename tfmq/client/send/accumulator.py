@@ -70,10 +70,7 @@ class ProducerTopics:
         return self.get_or_create(topic).metadata is not None
 
     def request_metadata(self, entry: ProducerTopic) -> None:
-        """Request the topic's metadata. The broker creates the topic if it is configured to.
-
-        `entry.known_event` is set when the reply arrives.
-        """
+        """Request the topic's metadata, which may create it. The reply sets `entry.known_event`."""
         if entry.metadata_requested:
             return
         entry.metadata_requested = True
@@ -357,10 +354,7 @@ class RecordAccumulator:
         return batch
 
     def expedite(self, batches: Iterable[Batch], at_once: bool = True) -> None:
-        """Close `batches` as soon as their partition senders are idle: a caller waits for them.
-
-        `at_once=False`: at the next tick, so that further messages can be added to them.
-        """
+        """Close `batches`, for which a caller waits, once their senders are idle, or at the next tick."""
         for batch in batches:
             if batch.is_open and not batch.is_urgent:
                 batch.is_urgent = True

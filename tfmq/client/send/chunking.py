@@ -14,18 +14,12 @@ CHUNK_COUNT: Final = 500
 """How many payloads the first chunk has. Their size decides how many to read next."""
 CHUNK_COUNT_MAX: Final = 50_000
 FILL_RATIO: Final = 0.95
-"""The fraction of a batch that the next chunk should fill.
-
-It is estimated from the average size of the last chunk. Payloads that do not fit are put into a further batch.
-"""
+"""Of a batch, to be filled by the next chunk, which is estimated from the average size of the last."""
 PLAIN_TYPES: Final = frozenset((bytes, str))
 
 
 class PayloadChunker:
-    """Reads the payloads of an iterable in chunks.
-
-    The iterable is the caller's code: it may block, and may itself send. So use `CallUserCode(read)`.
-    """
+    """Reads an iterable in chunks. It may block, and may itself send: use `CallUserCode(read)`."""
 
     def __init__(self, payloads: Iterable[Any]) -> None:
         if isinstance(payloads, str | bytes | bytearray | memoryview | Message | Mapping):
@@ -67,10 +61,7 @@ def with_delivery_time(item: Any, when: DeliveryTime) -> Message:
 
 
 def batch_ends(sizes: Sequence[int], batch_bytes: int, overhead: int) -> list[int]:
-    """Return the end index of each batch: after the last payload that fits.
-
-    Each batch has at least one payload.
-    """
+    """Return the end index of each batch: after the last payload that fits, at least one."""
     ends = list(accumulate([size + overhead for size in sizes]))
     if ends[-1] <= batch_bytes:
         return [len(sizes)]

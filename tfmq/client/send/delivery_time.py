@@ -103,10 +103,7 @@ def moment_ms(moment: Moment) -> int:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether the value is a number of seconds.
-
-    Excludes booleans, and numpy's times, which are registered as integers but have another unit.
-    """
+    """Exclude booleans, and numpy's times, which are registered as integers but have another unit."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     return not isinstance(value, Integral) or hasattr(value, "__index__")
@@ -136,10 +133,7 @@ class StampedDueTime(NamedTuple):
 
 
 class DueTimes:
-    """The due times of a batch's messages in order, stored as runs of equal values.
-
-    A run takes 20 bytes, however many messages it has.
-    """
+    """The due times of a batch's messages in order, as runs of equal values of 20 bytes each."""
 
     __slots__ = ("_called_at", "_counts", "_due_times", "count")
 

@@ -482,10 +482,7 @@ class PartitionSender:
                 first += lost
 
     def _id_unknown(self, error: UnknownProducer) -> None:
-        """Get a new id, because the broker does not know the current one.
-
-        A batch that was sent once and rejected is not stored; the outcome of the others is unknown.
-        """
+        """Get a new id. The outcome of batches is unknown, unless sent once and rejected."""
         for batch in list(self.in_flight):
             if batch.attempts > 1 or self._outcome_unknown:
                 self._remove_in_flight(batch)
@@ -519,10 +516,7 @@ class PartitionSender:
         self._accumulator.remove_partition(self, moving)
 
     def _reroute_or_fail(self, batch: Batch, error: TfmqError, moving: list[Batch]) -> None:
-        """Add the batch to `moving`, or fail it if it may be stored or was rerouted before.
-
-        Rerouting once is enough: a topic that is deleted repeatedly must not keep a batch forever.
-        """
+        """Add the batch to `moving`, or fail it if it may be stored or was rerouted once, which is enough."""
         if batch.attempts <= 1 and not batch.rerouted_from_partitions:
             moving.append(batch)
         else:
@@ -552,10 +546,7 @@ def produce_request(batch: Batch, topic: Topic, acks: int) -> Produce:
 
 
 def with_outcome(error: TfmqError, batch: Batch) -> TfmqError:
-    """Return a copy of `error` for a batch that was rejected or never sent.
-
-    Its outcome is "unknown" if the batch was sent more than once, because an earlier sending may be stored.
-    """
+    """Return a copy of `error`, "unknown" if the batch was sent twice: the first may be stored."""
     told = copy(error)
     told.outcome = UNKNOWN if batch.attempts > 1 else NOT_DONE
     return told

@@ -118,10 +118,7 @@ def load_selector(selector: PartitionSelector | str | None) -> PartitionSelector
 
 
 def choose_partition(selector: PartitionSelector, topic: Topic, message: Message) -> int:
-    """Return the number of the partition that `message` names, or that `selector` chooses.
-
-    Raises `UnknownPartition`, and the errors of the selector.
-    """
+    """Return the partition that `message` names, or `selector` chooses. Raises `UnknownPartition`."""
     partitions = topic.partitions
     if selector.strict:
         return selector.get_partition(topic.name, partitions, message).number
@@ -205,10 +202,7 @@ class StrictPartitions(PartitionSelector):
         return partitions[number]
 
     def choose(self, topic: str, message: Message) -> int:
-        """Return the partition number for `message` from the configuration alone.
-
-        Raises `BadRequest` and `UnknownPartition` as `get_partition`.
-        """
+        """Return the partition from the configuration alone. Raises as `get_partition`."""
         numbers = self.partitions.get(topic)
         if numbers is None:
             raise BadRequest(

@@ -101,10 +101,7 @@ def encode_each(
 
 
 def rewrite_ids(encoded: EncodedRecords, producer_id: int, sequence: int) -> EncodedRecords:
-    """Return the records with other ids and new block CRCs.
-
-    Record checksums do not cover the id, so they stay valid.
-    """
+    """Return the records with other ids and block CRCs; record checksums do not cover the id."""
     data = bytearray(encoded.data)
     first_id = producer_id << SEQUENCE_BITS | sequence
     for number, position in enumerate(record_positions(bytes(data))):

@@ -23,10 +23,7 @@ log = logging.getLogger("tfmq.transaction")
 WAIT_SECONDS: Final = 30.0
 """How long the broker holds one request; its limit is a minute."""
 POLL_SECONDS: Final = 5.0
-"""Maximum delay of reading a reply while no thread sends.
-
-The broker asks after a minute anyway.
-"""
+"""Delay of reading a reply while no thread sends: the broker asks after a minute anyway."""
 GRACE_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 5.0
 """The pause after an error: the broker is unreachable, or has too many waiting requests."""
@@ -53,10 +50,7 @@ DECISION_REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
 
 
 class CheckBackClient:
-    """Answers the broker with the check functions of one producer.
-
-    `run` is the executor that calls the functions. `run_checks` is a background task.
-    """
+    """Answers the broker with a producer's check functions, which `run` executes."""
 
     def __init__(self, link: ClientConnection, group: str, run: Executor, functions: Sequence[Check]) -> None:
         self._functions = functions

@@ -76,10 +76,7 @@ class TransactionServices(Protocol):
 
 
 class TransactionRequests:
-    """The requests of one transaction.
-
-    `maybe_executed` is true from the moment when the requested step may have been executed.
-    """
+    """The requests of one transaction. `maybe_executed`: the requested step may have been executed."""
 
     def __init__(
         self, home: TransactionServices, gathering: TransactionAccumulator, beginning: BeginFields
@@ -159,10 +156,7 @@ class TransactionRequests:
     # Steps: each returns the state after it
 
     def prepare(self, ttl_ms: int | None) -> Operation[str]:
-        """Prepare the transaction.
-
-        `ttl_ms`: its time limit in the prepared state (None: the broker's default).
-        """
+        """Prepare. `ttl_ms`: the time limit in the prepared state (None: the broker's default)."""
         if not self.begun and self.is_empty:
             return READ_ONLY
         yield from self._send_all()
@@ -247,10 +241,7 @@ class TransactionRequests:
     def _send_request(
         self, request: Any, *bodies: Buffer, until: float | None = None
     ) -> Operation[PendingRequest]:
-        """Send `request` and return the completed request.
-
-        Its type counts as unresolved from the first sending until the broker has reported the outcome.
-        """
+        """Send a request whose type is unresolved until the broker has reported the outcome."""
         kind, until = type(request), self._link.now() + self._manager.seconds if until is None else until
         doubtful = kind in self._unresolved
         self._unresolved.add(kind)

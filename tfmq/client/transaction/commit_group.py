@@ -24,10 +24,7 @@ from tfmq.protocol.commands import (
 )
 
 DROP_TIMEOUT_SECONDS: Final = 5.0
-"""How long a failed writer waits for the rollback of its members.
-
-Afterwards the timeout of each member ends it.
-"""
+"""For the rollback of a failed writer's members; afterwards the timeout of each ends it."""
 
 
 class EncodedBlocks(Protocol):
@@ -96,10 +93,7 @@ class RequestTimes(NamedTuple):
 StartTask = Callable[[Operation[Any], Callable[[Exception], None]], Task]
 """Runs an operation in the background: `BackgroundTasks.start`."""
 CallLater = Callable[[float, Callable[[], None]], Any]
-"""Calls a function after a number of seconds, under the driver's lock.
-
-The result has `cancel()`.
-"""
+"""Calls a function after some seconds, under the driver's lock. The result has `cancel()`."""
 
 
 class CommitGroupWriter:
@@ -170,10 +164,7 @@ class CommitGroupWriter:
         return self.prepared
 
     def drop(self, seconds: float = DROP_TIMEOUT_SECONDS) -> Operation[None]:
-        """Roll back all members within `seconds`.
-
-        Members that could not be rolled back end with their connection or by their timeout.
-        """
+        """Roll back all members within `seconds`; the rest ends with its connection or timeout."""
         until = self._link.now() + seconds
         names, pipeline = list(self.prepared), self._pipeline
         if pipeline is not None and pipeline.begun:
@@ -302,10 +293,7 @@ def forget_group(link: ClientConnection, group: str, seconds: float) -> Operatio
 
 
 def _request_until_answered(link: ClientConnection, message: Any, seconds: float) -> Operation[Any]:
-    """Return the reply to a request that the broker recognises when repeated.
-
-    A request that times out is repeated as long as the broker answers a ping within `seconds`.
-    """
+    """Repeat a request that times out as long as the broker answers a ping within `seconds`."""
     doubtful = False
     while True:
         call = yield from request_until_not_busy(

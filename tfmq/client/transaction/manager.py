@@ -69,10 +69,7 @@ class ProducerTransactions:
         return len(self._open)
 
     def begin(self, xid: str | None = None, timeout: float | None = None) -> TransactionCore:
-        """Create a transaction. The broker learns of it at its first request.
-
-        Raises `BadRequest`, `Closed`.
-        """
+        """Create a transaction, for the broker at its first request. Raises `BadRequest`, `Closed`."""
         self.producer.check_open()
         self.roll_back_unreferenced()
         if self._check_functions and self._checks is None:
@@ -179,10 +176,7 @@ class ProducerTransactions:
             self._open.pop(transaction, None)
 
     def close(self, seconds: float) -> Operation[None]:
-        """Roll back the open transactions because the producer is closed.
-
-        Raises `TransactionRolledBack` if any of them had messages.
-        """
+        """Roll back the open transactions. Raises `TransactionRolledBack` if any of them had messages."""
         self.roll_back_unreferenced()
         until = self.link.now() + min(seconds, EXIT_ROLLBACK_SECONDS)
         lost = 0

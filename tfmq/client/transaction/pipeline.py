@@ -173,10 +173,7 @@ class TransactionAccumulator:
         return not self._full and not any(batch.payloads for batch in self._open.values())
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Append one message of a known topic.
-
-        Raises `MessageTooLarge`, `UnknownPartition`, and errors of the partition selector.
-        """
+        """Append a message of a known topic. Raises `MessageTooLarge`, `UnknownPartition`, the selector's."""
         sender = self._accumulator
         length = 0 if payload is None else len(payload)
         sender.check_size(length)
@@ -308,10 +305,7 @@ SEQUENCE_ERRORS: Final = (SequenceGap, UnknownProducer, StaleProducer)
 
 
 class BeginFields(NamedTuple):
-    """Fields of BEGIN_TRANSACTION.
-
-    `xid` "" is a local transaction, which ends with its connection. `member`: of a commit group.
-    """
+    """Of BEGIN_TRANSACTION. `xid` "": local, ends with its connection. `member`: of a commit group."""
 
     xid: str = ""
     timeout_ms: int | None = None

@@ -110,10 +110,7 @@ _ADVICE: Final = {
 
 
 def check_step(step: str, state: str, reason: str = "") -> str:
-    """Return `GO` or `DONE`. Raises the error of a step that is not allowed in `state`.
-
-    `reason`: the error message that says why the transaction is in this state.
-    """
+    """Return `GO` or `DONE`, or raise why `step` is not allowed in `state`, with `reason` if given."""
     found = TABLE.get((step, state))
     if found is not None:
         return found

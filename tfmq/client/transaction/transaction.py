@@ -254,10 +254,7 @@ class TransactionCore:
         return self._run_step(ROLLBACK, lambda: self.requests.roll_back(seconds))
 
     def _run_step(self, step: str, work: Callable[[], Operation[str]]) -> Operation[str]:
-        """Run one step and return the state after it.
-
-        Its errors contain the state of the transaction and what the caller can do.
-        """
+        """Return the state after a step. Errors contain it, and what the caller can do."""
         while self.state in IN_PROGRESS:
             yield Wait((self._step_done,))
         if check_step(step, self.state, self._reason) == DONE:
@@ -282,10 +279,7 @@ class TransactionCore:
         return state
 
     def _state_if_not_executed(self, before: str) -> str:
-        """Return the state after a step that was not executed.
-
-        A TRANSACT request that was certainly not executed leaves the transaction open.
-        """
+        """A TRANSACT request that was certainly not executed leaves the transaction open."""
         return before if before != IN_DOUBT or self.requests.begun or self.requests.one_request_sent else OPEN
 
     def _finish_step(self, state: str, error: TfmqError | None) -> None:
@@ -327,10 +321,7 @@ class TransactionCore:
             )
 
     def close(self, until: float, why: str) -> Operation[bool]:
-        """Roll back because the producer is closed, unless the transaction ends by `until`.
-
-        Return whether messages were lost.
-        """
+        """Roll back unless the transaction ends by `until`. Return whether messages were lost."""
         link = self.producer.link
         while self.state in IN_PROGRESS and link.now() < until:
             yield Wait((self._step_done,), until - link.now())
@@ -345,10 +336,7 @@ class TransactionCore:
         return lost
 
     def drop(self, error: TfmqError | None, why: str = "") -> None:
-        """Roll back an open transaction without waiting; its deliveries fail with `error`.
-
-        Has no effect on a prepared transaction, or while a step is in progress.
-        """
+        """Roll back without waiting; deliveries fail with `error`. Only if open, not during a step."""
         if self.state == OPEN:
             self.requests.roll_back_in_background()
             self.state, self._reason = ROLLED_BACK, why

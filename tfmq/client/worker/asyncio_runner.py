@@ -1,7 +1,4 @@
-"""`run` of the asyncio consumer: workers are tasks.
-
-Listeners that are plain functions run in threads.
-"""
+"""`run` of the asyncio consumer: workers are tasks; plain listeners run in threads."""
 
 from __future__ import annotations
 
@@ -42,20 +39,14 @@ def cancelled_failure(cancelled: asyncio.CancelledError) -> Exception:
 
 
 class HandlerThreads:
-    """Threads that call plain functions for tasks.
-
-    A thread is started when all others are busy. They are daemons, so they do not keep the process alive.
-    """
+    """Daemon threads that call plain functions for tasks; started when all others are busy."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._count = self._busy = 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call `function` in a thread, in the caller's context.
-
-        Return its result or raise its exception. If the caller is cancelled, the function continues.
-        """
+        """Call `function` in a thread, in the caller's context. It goes on if the caller is cancelled."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._busy == self._count:
@@ -111,10 +102,7 @@ class TaskRunner(EventLoopRun):
         self._signal: int | None = None
 
     async def run(self, workers: int, signals: bool) -> None:
-        """Run until `stop`, a signal or an error, then commit what is acked and leave the group.
-
-        Raises the error that ended the run.
-        """
+        """Run until `stop`, a signal or an error, which is raised; commit what is acked, leave the group."""
         driver, running = self._driver, self._runner
         installed = self._install_signal_handlers() if signals else []
         try:

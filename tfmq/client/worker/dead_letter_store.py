@@ -55,10 +55,7 @@ class Failure(NamedTuple):
 
 
 def format_without_source(error: BaseException) -> list[str]:
-    """Return class and sentence of an exception.
-
-    For a SyntaxError Python puts the source text first, which may be a payload; it is omitted.
-    """
+    """Return class and sentence, for a SyntaxError without its source text, which may be a payload."""
     lines = traceback.format_exception_only(error)
     if not isinstance(error, SyntaxError):
         return lines
@@ -66,10 +63,7 @@ def format_without_source(error: BaseException) -> list[str]:
 
 
 def format_storable(form: Callable[[BaseException], list[str]], error: BaseException) -> str:
-    """Return the text that `form` creates, in storable characters.
-
-    The class name if `form` fails.
-    """
+    """Return what `form` creates in storable characters; the class name if it fails."""
     try:
         text = "".join(form(error))
     except Exception:

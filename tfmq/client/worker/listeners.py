@@ -28,10 +28,7 @@ Listener = Callable[[ReceivedMessage[Any]], Any]
 Function = TypeVar("Function", bound=Listener)
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 _CLIENT_PACKAGE: Final = "tfmq.client."
-"""Modules between a worker and the user's function.
-
-The head of a traceback omits their frames.
-"""
+"""Modules between a worker and the user's function: tracebacks omit their frames."""
 
 
 class Listeners:
@@ -126,10 +123,7 @@ def _matches_any(listener: Any, *kinds: Callable[[Any], bool]) -> bool:
 
 
 def check_result(found: object) -> None:
-    """Check the final result of a listener.
-
-    Raises BadRequest for a coroutine or a generator: its body did not run, but returning acks the message.
-    """
+    """Raises BadRequest for a result whose body did not run: returning acks the message."""
     if inspect.iscoroutine(found) or inspect.isgenerator(found):
         found.close()  # its body never started
     elif not inspect.isasyncgen(found):

@@ -174,10 +174,7 @@ restart at least halves the number of messages before it.
 UNACKED_BYTES_MAX: Final = 4 << 20
 """Maximum span from the lowest unacked message; beyond it a partition is not read further."""
 FENCED_RETRIES_MAX: Final = 8
-"""How often `Fenced` from a handler is treated as a lost partition.
-
-The next heartbeats would report that, within half a minute. After that it is a failure like any other.
-"""
+"""`Fenced` of a handler is a lost partition so often; heartbeats would report it meanwhile."""
 IDLE_CHECK_SECONDS: Final = 60.0
 """Maximum time between two checks of an idle worker."""
 
@@ -362,10 +359,7 @@ class HandlerRunner:
             self._set_event(self._work_event)
 
     def _prepare_call(self, job: HandlerJob) -> Operation[bool]:
-        """Prepare a handler call. Return False if the message is not to be handled.
-
-        What must be committed or counted before the call is, when this returns.
-        """
+        """Commit and count what is due before a handler call. Return False to skip it."""
         job.started = job.in_progress = True
         if job.ack_tracker is None:
             return True
@@ -381,10 +375,7 @@ class HandlerRunner:
         return begins
 
     def _commit_or_count_first(self, job: HandlerJob, ledger: AckTracker) -> Operation[bool]:
-        """Commit the offset or count the call first where that is necessary.
-
-        Return False to skip the call.
-        """
+        """Commit the offset or count the call first where necessary. Return False to skip it."""
         core, store, message = self._core, self.store, job.message
         if core.options.commits == "before":
             ledger.ack(message)
@@ -414,10 +405,7 @@ class HandlerRunner:
     # Result of a call
 
     def finish_call(self, job: HandlerJob, error: Exception | None) -> Operation[None]:
-        """Process the end of a handler call, which raised `error` or returned.
-
-        Raises what ends the run.
-        """
+        """Process the end of a handler call. Raises what ends the run."""
         try:
             pause = yield from self._process_outcome(job, error)
         except BaseException:
@@ -436,10 +424,7 @@ class HandlerRunner:
         self._release(job)
 
     def _process_outcome(self, job: HandlerJob, error: Exception | None) -> Operation[float | None]:
-        """Record the result of a call.
-
-        Return the pause before the next call, or None if there is none.
-        """
+        """Record the result of a call. Return the pause before the next call, or None."""
         store, message = self.store, job.message
         if job.ack_tracker is None:
             job.error = error
@@ -476,10 +461,7 @@ class HandlerRunner:
     def _fail_with_store(
         self, store: DeadLetterStore, job: HandlerJob, error: Exception
     ) -> Operation[float | None]:
-        """Record a failure in the store.
-
-        Return the pause before the next call, or None if it was the last.
-        """
+        """Record a failure in the store. Return the pause before the next call, or None."""
         message = job.message
         failure = Failure.from_exception(error, round(self._wall_clock() * 1000))
         begun, job.counted = job.counted, False
@@ -538,10 +520,7 @@ class HandlerRunner:
         job.ended.complete()
 
     def _commit_early(self) -> Operation[None]:
-        """Commit acked offsets early.
-
-        A failure is ignored, because the next periodic commit repeats it.
-        """
+        """Commit acked offsets early. The next periodic commit repeats what fails."""
         try:
             yield from self._core.commit_acked()
         except Closed:
@@ -552,10 +531,7 @@ class HandlerRunner:
     def _retry_store(
         self, make: Callable[[], Operation[Result]], waits: str = "A handled message waits"
     ) -> Operation[Result]:
-        """Repeat the store operation `make()` while it fails with retriable errors, with a log line.
-
-        Raises other errors, and retriable ones when the run is stopping.
-        """
+        """Repeat `make()` while it fails with retriable errors and the run is not stopping."""
         tries = 0
         while True:
             try:
@@ -571,10 +547,7 @@ class HandlerRunner:
     # Due dead letters
 
     def redeliver(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        """Have a worker call the handler with a dead letter, and wait for the result.
-
-        Raises what the handler raises, and HandlerNotCalled if the run ends before the call.
-        """
+        """Have a worker handle a dead letter. Raises the handler's error, or HandlerNotCalled."""
         job = HandlerJob(message)
         self._queues.add(job)
         self._wake_workers()

@@ -25,10 +25,7 @@ STOP_SECONDS: Final = 5.0
 
 
 class ListenerLoopThread:
-    """Event loop in a thread, started on first use.
-
-    All workers share it, because objects that listeners share (a session, a pool) belong to one loop.
-    """
+    """Event loop in a thread, for all workers: what listeners share (a pool) belongs to one loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,10 +33,7 @@ class ListenerLoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Run `awaitable` in the caller's context and return its result. Cancelled if interrupted.
-
-        Must not be called in the loop's own thread.
-        """
+        """Run `awaitable` in the caller's context, never in the loop's thread. Cancelled if interrupted."""
 
         async def awaited() -> Any:
             return await awaitable
@@ -102,10 +96,7 @@ class ThreadRunner(ListenerRun):
         self._all_ended = Event()
 
     def run(self, workers: int, signals: bool) -> None:
-        """Run until `stop`, a signal or an error, then commit what is acked and leave the group.
-
-        Raises the error that ended the run.
-        """
+        """Run until `stop`, a signal or an error, which is raised; commit what is acked, leave the group."""
         driver, running = self._driver, self._runner
         try:
             with SignalHandlers(self._stop, signals):
@@ -168,10 +159,7 @@ class ThreadRunner(ListenerRun):
     # Several workers
 
     def _run_worker_threads(self, workers: int) -> None:
-        """Run worker threads and wait for them; the calling thread receives signals.
-
-        Threads that a second signal leaves behind end with the process, because they are daemons.
-        """
+        """Run daemon threads and wait for them; the calling thread receives signals."""
         threads = [
             threading.Thread(target=self._run_worker_in_thread, name=f"tfmq-worker-{number}", daemon=True)
             for number in range(workers)

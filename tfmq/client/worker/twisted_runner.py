@@ -27,10 +27,7 @@ log = logging.getLogger("tfmq.consumer")
 
 
 class ReactorShutdown:
-    """Context manager that makes the reactor's shutdown wait for the end of a run.
-
-    The shutdown calls `stop`. A signal during the shutdown is passed to `again`.
-    """
+    """Makes the reactor's shutdown call `stop` and wait; a signal meanwhile is passed to `again`."""
 
     def __init__(self, reactor: Any, stop: Callable[[], None], again: Callable[[int], None]) -> None:
         self._reactor = reactor
@@ -80,10 +77,7 @@ class DeferredRunner(EventLoopRun):
         self._cancelled: BaseException | None = None
 
     async def run(self, workers: int, signals: bool) -> None:
-        """Run until `stop`, the reactor's shutdown or an error.
-
-        Then commit what is acked and leave the group. Raises the error that ended the run.
-        """
+        """Run until `stop`, the shutdown or an error, which is raised; commit and leave the group."""
         reactor = self._driver.get_reactor()
         running = self._runner
         try:
