@@ -1,4 +1,4 @@
-"""What the blocking, asyncio and Twisted consumers share: their base class, with the set-up of `run`."""
+"""The base class of the blocking, asyncio and Twisted consumers, with the set-up of `run`."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class Wait(NamedTuple):
 
 
 class CallUserCode(NamedTuple):
-    """Call user code in the driver's thread, outside of its lock. What it raises ends the operation."""
+    """Call user code in the driver's thread, without its lock. An error ends the operation."""
 
     function: Callable[[], object]
 
@@ -184,11 +184,11 @@ Operation = Generator[Wait | CallUserCode, None, Result]
 
 
 Executor = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""run(work, done) calls `work()` somewhere, then `done(result, error)` in the driver's thread, under its lock."""
+"""run(work, done) calls `work()` somewhere, then `done(result, error)` under the driver's lock."""
 
 
 class ResultFuture(Future):
-    """A result or an error; a callback that takes both, such as `done` of an executor, is `set_outcome`."""
+    """A result or an error. `set_outcome` can be the callback `done` of an executor."""
 
     __slots__ = ("error", "result")
 

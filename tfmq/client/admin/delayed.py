@@ -1,4 +1,4 @@
-"""Delayed messages and schedules: descriptions, arguments, and cancel and reschedule of a delayed message.
+"""Delayed messages and schedules: descriptions, arguments, cancel and reschedule.
 
 Every request may be repeated over a new connection. A repeated cancel or reschedule has no further effect. A schedule
 that is added again with the same arguments is the same schedule.

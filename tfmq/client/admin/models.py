@@ -266,7 +266,7 @@ def commit_group_description(row: Mapping[str, Any]) -> CommitGroupDescription:
 def split_fields(
     row: Mapping[str, Any], names: Sequence[str], size: str = "bytes"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (fields in `names`, other fields); nil is the same as a missing field. `size`: `size_bytes` there."""
+    """Return (fields in `names`, others), nil as missing. `size`: the name of `size_bytes` there."""
     known: dict[str, Any] = {}
     details: dict[str, Any] = {}
     for key, value in row.items():

@@ -139,7 +139,7 @@ ADDRESS_NAME: Final = "address"
 LOCK_NAME: Final = "lock"
 LOG_NAME: Final = "server.log"
 LOG_BYTES_MAX: Final = 1 << 20
-"""A longer log is renamed to `server.log.1` at the next start: it is needed only after a failed one."""
+"""A longer log, which only a failed start needs, is renamed to `server.log.1` at the next."""
 IDLE_SECONDS: Final = 10
 """Long enough for the gap between two commands of a script, short enough to leave no strays."""
 START_TIMEOUT_SECONDS: Final = 30.0
@@ -237,7 +237,7 @@ class LocalBrokerAddress:
         raise self._not_ready_error("starts")
 
     def _is_locked(self) -> bool:
-        """Return whether the data folder is locked. Takes a shared lock, so tests do not disturb another."""
+        """Return whether the data folder is locked, by a shared lock, so that tests do not collide."""
         try:
             descriptor = os.open(os.path.join(self.path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

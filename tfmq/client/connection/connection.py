@@ -180,7 +180,7 @@ BACK_OFF_SECONDS_MAX = 2.0
 BACK_OFF_SECONDS_FIRST = 0.25
 """The longest pause before the first successful connection: a user waits for the result."""
 FIRST_CONNECT_TIMEOUT = 2.0
-"""Long enough for a broker started together with its clients, short enough for a wrong address."""
+"""Long enough for a broker started with its clients, short enough for a wrong address."""
 SILENT_ATTEMPTS = 3
 """Failed rounds over all addresses, about 0.15 s, before the first log line."""
 REQUEST_TIMEOUT_SECONDS = 30.0

@@ -61,7 +61,7 @@ def unregister_in_process_broker(server: BrokerAddress) -> None:
 
 
 def in_process_state_folder(link: ClientConnection) -> str | None:
-    """Return the folder for local files of a client of an in-process broker; None for other brokers."""
+    """Return the folder for local files of clients of an in-process broker; None for others."""
     server = link.servers[0]
     broker = _in_process_brokers.get(server) if isinstance(server, BrokerAddress) else None
     return None if broker is None else broker.state_folder()

@@ -219,7 +219,7 @@ class Assignment:
         return ReadPosition(reply.offset, reply.ordinal, reply.epoch)
 
     def _drop_recreated(self) -> None:
-        """Drop failed partitions of a re-created topic, once the failure was raised, to start them anew."""
+        """Drop failed partitions of a re-created topic once that was raised; they start anew."""
         for name, feed in list(self._fetcher.partitions.items()):
             if (
                 feed.failure_raised

@@ -220,7 +220,7 @@ class ConsumerCore:
         return batch is not None
 
     def _commit_before_delivery(self, count: int) -> Operation[list[ReceivedMessage]]:
-        """Commit up to `count` ready messages and return them; on a failure they are delivered later."""
+        """Commit up to `count` ready messages and return them; after a failure deliver them later."""
         messages = self.positions.take_ready_messages(count)
         if not messages:
             return []

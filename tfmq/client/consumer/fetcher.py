@@ -50,12 +50,12 @@ FETCH_BYTES_MIN: Final = 16 * KIB
 WAIT_MS: Final = 50_000
 """How long the broker holds a fetch without data: long, so that idle consumers are cheap."""
 FETCHES_MAX: Final = 1024
-"""In flight, well below the broker's limit per connection. With more partitions these take turns."""
+"""In flight, well below the broker's limit per connection; more partitions take turns."""
 TURN_WAIT_MS: Final = 250
 """How long the broker holds a fetch without data where partitions take turns."""
 RETRY_SECONDS: Final = 0.01
 RETRY_SECONDS_MAX: Final = 2.0
-"""Delay after a retriable error such as Busy, doubled up to this; the connection has its own."""
+"""Delay after a retriable error such as Busy, doubled up to this."""
 SKIPPED_MAX: Final = 100
 """Skipped ranges that are kept individually; all of them are counted."""
 
@@ -310,7 +310,7 @@ class Fetcher:
     # Delivery
 
     def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
-        """Decode and return the next response of the partitions in turn, except `held` ones, or None."""
+        """Decode and return the next response of the partitions in turn, without `held` ones."""
         passed = 0
         while passed < len(self._ready):
             feed = self._ready.popleft()

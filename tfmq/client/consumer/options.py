@@ -378,7 +378,7 @@ Start = str | int | Ordinal | datetime
 
 
 class StartPosition(NamedTuple):
-    """As `by` and `value` of a LOCATE request. `exact`: `value` is the offset, no request is needed."""
+    """As `by` and `value` of LOCATE. `exact`: `value` is the offset, no request is needed."""
 
     by: int
     value: int = 0
@@ -511,7 +511,7 @@ class Subscription(NamedTuple):
         }
 
     def requested_partitions(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
-        """Return the partitions to request, with missing ones; None: all. `found`: the existing ones."""
+        """Return the partitions to request, with those not in `found` (the existing); None: all."""
         if not self.single_partitions and self.partition_numbers is None:
             return None
         named = (

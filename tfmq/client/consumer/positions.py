@@ -60,7 +60,7 @@ class Positions:
     def add(
         self, name: PartitionName, position: ReadPosition, saved: int | None = None, incarnation: int = 0
     ) -> None:
-        """Start reading a partition of the topic's `incarnation`. `saved`: the committed offset, if any."""
+        """Start reading a partition. `saved`: the committed offset. `incarnation`: of the topic."""
         self._committed[name] = saved
         self._incarnations[name] = incarnation
         if saved is None:
@@ -129,7 +129,7 @@ class Positions:
         return name in self._uncommitted
 
     def seek(self, name: PartitionName, position: ReadPosition) -> None:
-        """Continue at `position`: what is before it counts as acked, unacked deliveries are discarded."""
+        """Continue at `position`: what is before it is acked, unacked deliveries are discarded."""
         self._discard_delivered(name)
         self._start_offsets.pop(name, None)
         self._acked[name] = position
@@ -338,7 +338,7 @@ class Positions:
     # Internals
 
     def _contiguous_position_after(self, name: PartitionName, message: ReceivedMessage) -> ReadPosition:
-        """Return the position after a handler's message. Raises BadRequest if earlier ones are unacked."""
+        """Return the position after a handler's message. Raises BadRequest for unacked ones before."""
         ledger = self.ack_trackers.get(name)
         assert ledger is not None
         place = max(self._acked[name], ledger.position_if_acked(message))

@@ -29,7 +29,7 @@ RETRY_SECONDS: Final = 1.0
 
 
 StartAwait = Callable[[Awaitable[Any], Callable[[BaseException | None], None]], object]
-"""Awaits an object, then calls back with its exception or None; the result is to be kept alive."""
+"""Awaits an object, then calls back with its error or None. The result must be kept alive."""
 
 
 def start_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:

@@ -18,7 +18,7 @@ OTHER_LOOP = "This client belongs to another event loop; make one for each loop.
 
 
 class AsyncDriver(EventDriver):
-    """Runs operations as coroutines of asyncio tasks, in the event loop in which it is first used."""
+    """Runs operations as coroutines of asyncio tasks, in the event loop that first uses it."""
 
     _current = staticmethod(asyncio._get_running_loop)
 
@@ -92,7 +92,7 @@ class AsyncDriver(EventDriver):
             raise NotAllowed(OTHER_LOOP)
 
     def _bind_loop(self) -> asyncio.AbstractEventLoop:
-        """Bind the driver to the running loop; a closed one is replaced. Raises `NotAllowed` in another."""
+        """Bind the driver to the running loop, and return it. Raises `NotAllowed` in another one."""
         running = asyncio.get_running_loop()
         if self._loop is None or (self._loop is not running and self._loop.is_closed()):
             self._loop = self._owner = running

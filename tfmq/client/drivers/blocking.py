@@ -181,7 +181,7 @@ class BlockingDriver(Driver):
     def run_in_thread(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
     ) -> None:
-        """Run `work` in a daemon thread of its own; it may block and may use the client. An `Executor`."""
+        """Run `work`, which may block and use the client, in a daemon thread. An `Executor`."""
 
         def finished(result: Any, error: BaseException | None) -> None:
             with self.lock:
@@ -401,9 +401,9 @@ class BlockingDriver(Driver):
 
 
 ACTIVE_SECONDS = 1.0
-"""The background thread checks this long before it sleeps: waking it costs more than one check."""
+"""The background thread checks this long before it sleeps: waking it costs more."""
 CHECK_SECONDS = 0.005
-"""The pause between two checks: the default linger time, so that a batch waits at most twice as long."""
+"""The pause between two checks: the linger time, so that a batch waits at most twice as long."""
 CHECK_SECONDS_MIN = 0.0005
 POLLING_SECONDS_MAX = 60.0
 

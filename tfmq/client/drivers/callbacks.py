@@ -44,7 +44,7 @@ class CallbackQueue(deque[Callable[[], object]]):
 
 
 def check_not_in_callback() -> None:
-    """Raises `NotAllowed` in a callback, which would wait for a reply that only its thread can read."""
+    """Raises `NotAllowed` in a callback: only its thread reads the reply that it would await."""
     if getattr(_running, "now", False):
         raise NotAllowed(
             "A callback must not wait: it runs in the thread that reads the replies. Hand the work to a thread of"

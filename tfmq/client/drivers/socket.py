@@ -13,7 +13,7 @@ from tfmq.errors import TfmqError
 
 RECEIVE_BYTES_MIN = 16 << 10
 RECEIVE_BYTES_MAX = 1 << 20
-"""Bytes per read. The size grows when reads are full, so that small replies need only small buffers."""
+"""Bytes per read, which grow with full reads, so that small replies need small buffers."""
 SOCKET_BUFFER_BYTES = 1 << 20
 """Requested in both directions, so that a batch is sent in one write."""
 
@@ -55,7 +55,7 @@ class SocketChannel:
             self.connection_failed(OSError(code, errno.errorcode.get(code, "")) if code else None)
 
     def receive(self) -> bytes | OSError | None:
-        """Read bytes (b"" at the end of the stream), None if there are none, or the connection's error.
+        """Read bytes (b"" at the end of the stream), None without any, or the connection's error.
 
         Never blocks. Needs no lock; only one thread may read at a time.
         """
@@ -152,7 +152,7 @@ ResolvedAddresses = list[tuple[Any, ...]]
 
 
 def resolve_address(server: BrokerAddress | LocalBrokerAddress) -> ResolvedAddresses | OSError | TfmqError:
-    """Resolve a broker's address, or return the error. May block, and start a broker for a data folder."""
+    """Return a broker's addresses, or the error. May block, and start a broker for a folder."""
     try:
         place = server.resolve() if isinstance(server, LocalBrokerAddress) else server
     except TfmqError as error:

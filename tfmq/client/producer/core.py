@@ -101,7 +101,7 @@ class ProducerCore:
         self.closed_event = Event()
         """Set when closing has finished, for further callers of `close`."""
         self.has_fast_path = self.codec is None and not self.hooks and self.selector.per_batch
-        """Whether payloads without key, tag and properties may be appended to the open batch at once."""
+        """Whether payloads without key, tag and properties may be appended at once."""
         self.link, self.driver, self.wall_clock = make_client_parts(
             settings.servers, driver_type, client_id=settings.client_id
         )
@@ -159,7 +159,7 @@ class ProducerCore:
         return self.prepare_message(topic, made)
 
     def prepare_message(self, topic: str, message: Message) -> Message:
-        """Check the message and run the `before_send` hooks. Raises `Closed`, `BadRequest`, `TypeError`."""
+        """Check the message and run `before_send`. Raises `Closed`, `BadRequest`, `TypeError`."""
         self.check_open()
         if not isinstance(topic, str) or not is_valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")

@@ -32,7 +32,7 @@ SCHEMA_VERSION: Final = 1
 """Schema version; 0 in files from before versions were recorded."""
 LOCK_SUFFIX: Final = ".lock"
 FILE_NUMBER_SHIFT: Final = 40
-"""Upper bits of a batch id count the files at the path: an id of a removed one stays invalid."""
+"""Upper bits of a batch id count the files at the path: those of a removed one are invalid."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 """Only the user may read payloads."""
@@ -85,7 +85,7 @@ class Outbox:
     def append(
         self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, SentAs]]
     ) -> None:
-        """Append batches (count, blocks, data, id), all or none; fsynced on return. Raises `Busy` if full."""
+        """Append (count, blocks, data, id) of each, or none; fsynced on return. Raises `Busy` if full."""
         rows = [
             (topic, partition, count, json.dumps(list(map(tuple, blocks))), data, *place)
             for count, blocks, data, place in batches
@@ -144,7 +144,7 @@ class Outbox:
             self._close_file()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: drop the parent's file unclosed, because SQLite would release its locks."""
+        """In a forked child: drop the parent's file unclosed: SQLite would release its locks."""
         self._mutex = threading.Lock()
         self._parent_databases.append(self._database)
         self._database = None

@@ -288,7 +288,7 @@ class OutboxState(StrEnum):
 
 
 class StoreAndForward:
-    """Store-and-forward of one producer; `tasks` is a ticker of its driver. Runs under the driver's lock."""
+    """Store-and-forward of one producer, under its driver's lock. `tasks` is a ticker there."""
 
     def __init__(self, core: ProducerContext, selector: StrictPartitions, path: str) -> None:
         self.core = core

@@ -136,7 +136,7 @@ class XaBranches:
         return bool(reply.forgotten)
 
     def _get_ended(self, xid: str) -> Operation[TransactionCore]:
-        """Return the branch, perhaps from the broker. Raises `TransactionState` if its work has not ended."""
+        """Return the branch, perhaps from the broker. Raises `TransactionState` during its work."""
         branch = self._branches.get(check_xid(xid))
         if branch is None:
             return (yield from self._transactions.resume(xid))

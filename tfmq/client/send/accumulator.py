@@ -136,7 +136,7 @@ class ProducerTopics:
 
 
 FAILURES_REMEMBERED = 1000
-"""Failed batches kept for the next flush; older ones are only counted, so that memory is bounded."""
+"""Failed batches kept for the next flush; older ones are only counted: memory is bounded."""
 IN_FLIGHT_RESERVE = 4
 """The broker remembers this many more batches for duplicate detection than may be in flight."""
 
@@ -354,7 +354,7 @@ class RecordAccumulator:
         return batch
 
     def expedite(self, batches: Iterable[Batch], at_once: bool = True) -> None:
-        """Close `batches`, for which a caller waits, once their senders are idle, or at the next tick."""
+        """Close awaited `batches` once their senders are idle; not `at_once`: at the next tick."""
         for batch in batches:
             if batch.is_open and not batch.is_urgent:
                 batch.is_urgent = True
@@ -569,7 +569,7 @@ class PartitionBuffer(Protocol):
 
 
 class PartitionSenders:
-    """The partition senders of one producer, with that of delayed messages. Under the driver's lock."""
+    """All partition senders of one producer, also the delayed one. Under the driver's lock."""
 
     def __init__(self, sender: RecordAccumulator) -> None:
         self._accumulator = sender

@@ -14,7 +14,7 @@ CHUNK_COUNT: Final = 500
 """How many payloads the first chunk has. Their size decides how many to read next."""
 CHUNK_COUNT_MAX: Final = 50_000
 FILL_RATIO: Final = 0.95
-"""Of a batch, to be filled by the next chunk, which is estimated from the average size of the last."""
+"""Of a batch, that the next chunk fills, estimated from the average size of the last."""
 PLAIN_TYPES: Final = frozenset((bytes, str))
 
 

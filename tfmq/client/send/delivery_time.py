@@ -103,7 +103,7 @@ def moment_ms(moment: Moment) -> int:
 
 
 def _is_number(value: object) -> bool:
-    """Exclude booleans, and numpy's times, which are registered as integers but have another unit."""
+    """Exclude booleans, and numpy's times, which are integers of another unit."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     return not isinstance(value, Integral) or hasattr(value, "__index__")

@@ -70,7 +70,7 @@ def lease_producer_id(link: ClientConnection, until: float) -> Operation[int]:
 def start_producer(
     link: ClientConnection, topic: str, partition: int, until: float
 ) -> Operation[tuple[ProducerPartition, int]]:
-    """Lease a producer id for a partition; return it with the end of the log. Raises UnknownTopic."""
+    """Lease a producer id; return it with the end of the log. Raises UnknownTopic."""
     reply = yield from request_with_retries(link, Metadata([topic], True), until)
     if not reply.topics:
         raise UnknownTopic(f"There is no topic {topic}, and the broker makes none by itself.")

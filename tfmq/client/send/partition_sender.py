@@ -38,7 +38,7 @@ from tfmq.protocol.commands import (
 )
 
 LEASE_COUNT = 16
-"""Minimum of ids per lease: leasing in advance saves the first send to a partition a round trip."""
+"""Minimum of ids per lease. In advance: that saves the first send to a partition a round trip."""
 
 ProducerIdCallback = Callable[[int, TfmqError | None], None]
 
@@ -99,7 +99,7 @@ LOST_WITH_TOPIC: Final = (
 )
 
 IN_FLIGHT_BYTES_MAX = 8 << 20
-"""More do not increase the throughput: 1.6 M messages of 100 bytes/s with 20 batches of 256 KiB."""
+"""More do not help: 1.6 M messages of 100 bytes/s with 20 batches of 256 KiB."""
 IN_FLIGHT_BATCHES_MAX = 20
 _RESEND_ERRORS = SequenceGap | StaleProducer | UnknownProducer | Busy
 """Errors after which a batch is sent again: it was not stored, and is itself valid."""
@@ -268,7 +268,7 @@ class PartitionSender:
             self._accumulator.close_batch(self.open_batch)
 
     def expire(self, now: float) -> None:
-        """Fail queued batches whose deadline has passed, if never sent or the broker was always busy."""
+        """Fail queued batches that are late and were never sent, or found the broker always busy."""
         while self.queue and self.queue[0].deadline <= now and not self.queue[0].attempts:
             batch = self.queue.popleft()
             if batch.producer_id == self.producer_id:
@@ -516,7 +516,7 @@ class PartitionSender:
         self._accumulator.remove_partition(self, moving)
 
     def _reroute_or_fail(self, batch: Batch, error: TfmqError, moving: list[Batch]) -> None:
-        """Add the batch to `moving`, or fail it if it may be stored or was rerouted once, which is enough."""
+        """Add the batch to `moving`, or fail it if it may be stored or was rerouted once."""
         if batch.attempts <= 1 and not batch.rerouted_from_partitions:
             moving.append(batch)
         else:

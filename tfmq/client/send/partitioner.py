@@ -118,7 +118,7 @@ def load_selector(selector: PartitionSelector | str | None) -> PartitionSelector
 
 
 def choose_partition(selector: PartitionSelector, topic: Topic, message: Message) -> int:
-    """Return the partition that `message` names, or `selector` chooses. Raises `UnknownPartition`."""
+    """Return the partition that `message` names or `selector` chooses. Raises `UnknownPartition`."""
     partitions = topic.partitions
     if selector.strict:
         return selector.get_partition(topic.name, partitions, message).number

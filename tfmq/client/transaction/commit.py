@@ -53,7 +53,7 @@ from tfmq.protocol.schema import TransactionDelayed
 log = logging.getLogger("tfmq.transaction")
 
 BACKGROUND_ROLLBACK_SECONDS: Final = 30.0
-"""How long a background rollback is retried; the transaction's own timeout ends it afterwards."""
+"""How long a background rollback is retried; the transaction's timeout ends it later."""
 SEQUENCES_TRIED: Final = 4
 """Maximum producer sequences tried for one TRANSACT request that was certainly not executed.
 
@@ -76,7 +76,7 @@ class TransactionServices(Protocol):
 
 
 class TransactionRequests:
-    """The requests of one transaction. `maybe_executed`: the requested step may have been executed."""
+    """The requests of one transaction. `maybe_executed`: the step may have been executed."""
 
     def __init__(
         self, home: TransactionServices, gathering: TransactionAccumulator, beginning: BeginFields

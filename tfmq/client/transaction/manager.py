@@ -176,7 +176,7 @@ class ProducerTransactions:
             self._open.pop(transaction, None)
 
     def close(self, seconds: float) -> Operation[None]:
-        """Roll back the open transactions. Raises `TransactionRolledBack` if any of them had messages."""
+        """Roll back the open transactions. Raises `TransactionRolledBack` if any had messages."""
         self.roll_back_unreferenced()
         until = self.link.now() + min(seconds, EXIT_ROLLBACK_SECONDS)
         lost = 0
@@ -206,7 +206,7 @@ class ProducerTransactions:
             self._tasks.cancel()
 
     def recreate_after_fork(self) -> ProducerTransactions:
-        """In a forked child: abandon the parent's transactions; return a manager for the child's own."""
+        """In a forked child: abandon the parent's transactions; return the child's manager."""
         for transaction in list(self._open):
             transaction.abandon_after_fork()
         self._open.clear()

@@ -173,7 +173,7 @@ class TransactionAccumulator:
         return not self._full and not any(batch.payloads for batch in self._open.values())
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Append a message of a known topic. Raises `MessageTooLarge`, `UnknownPartition`, the selector's."""
+        """Append a message of a known topic. Raises `MessageTooLarge`, `UnknownPartition`."""
         sender = self._accumulator
         length = 0 if payload is None else len(payload)
         sender.check_size(length)
@@ -301,11 +301,11 @@ class TransactionAccumulator:
 BUFFER_BYTES: Final = 12 << 20
 """Maximum unacked bytes of one transaction, plus one message: 1.5 times the in-flight limit."""
 SEQUENCE_ERRORS: Final = (SequenceGap, UnknownProducer, StaleProducer)
-"""The broker does not know the producer sequence, or knows it differently: a new one is used."""
+"""The broker does not know the producer sequence, or differently: a new one is used."""
 
 
 class BeginFields(NamedTuple):
-    """Of BEGIN_TRANSACTION. `xid` "": local, ends with its connection. `member`: of a commit group."""
+    """Of BEGIN_TRANSACTION. `xid` "": ends with its connection. `member`: of a commit group."""
 
     xid: str = ""
     timeout_ms: int | None = None

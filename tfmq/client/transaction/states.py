@@ -110,7 +110,7 @@ _ADVICE: Final = {
 
 
 def check_step(step: str, state: str, reason: str = "") -> str:
-    """Return `GO` or `DONE`, or raise why `step` is not allowed in `state`, with `reason` if given."""
+    """Return `GO` or `DONE`, or raise why (`reason`) `step` is not allowed in `state`."""
     found = TABLE.get((step, state))
     if found is not None:
         return found

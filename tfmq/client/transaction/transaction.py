@@ -57,9 +57,9 @@ from tfmq.message import Message
 from tfmq.protocol.commands import ACKS_SYNCED
 
 ONE_REQUEST_BYTES: Final = 1 << 20
-"""A larger transaction is sent while it grows, so that neither side holds all of it in memory."""
+"""A larger one is sent while it grows, so that neither side holds all of it in memory."""
 EXIT_ROLLBACK_SECONDS: Final = 5.0
-"""Limit of the rollback at the end of `with` after an exception; the broker does it later, too."""
+"""Limit of the rollback at the end of `with` after an exception; the broker's is later."""
 
 
 class TransactionManager(TransactionServices, Protocol):

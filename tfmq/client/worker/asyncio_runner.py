@@ -46,7 +46,7 @@ class HandlerThreads:
         self._count = self._busy = 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call `function` in a thread, in the caller's context. It goes on if the caller is cancelled."""
+        """Call `function` in a thread, in the caller's context, even if the caller is cancelled."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._busy == self._count:
@@ -102,7 +102,7 @@ class TaskRunner(EventLoopRun):
         self._signal: int | None = None
 
     async def run(self, workers: int, signals: bool) -> None:
-        """Run until `stop`, a signal or an error, which is raised; commit what is acked, leave the group."""
+        """Run until `stop`, a signal or an error, which is raised. Commit and leave the group."""
         driver, running = self._driver, self._runner
         installed = self._install_signal_handlers() if signals else []
         try:
@@ -178,7 +178,7 @@ class TaskRunner(EventLoopRun):
     # Signals
 
     def _install_signal_handlers(self) -> list[int]:
-        """Install signal handlers and return their signals; [] if this is not the main thread's loop."""
+        """Install signal handlers, in the main thread's loop only, and return their signals."""
         loop = asyncio.get_running_loop()
         installed: list[int] = []
         for number in SIGNALS:

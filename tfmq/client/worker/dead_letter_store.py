@@ -55,7 +55,7 @@ class Failure(NamedTuple):
 
 
 def format_without_source(error: BaseException) -> list[str]:
-    """Return class and sentence, for a SyntaxError without its source text, which may be a payload."""
+    """Return class and sentence, without the source text of a SyntaxError: maybe a payload."""
     lines = traceback.format_exception_only(error)
     if not isinstance(error, SyntaxError):
         return lines

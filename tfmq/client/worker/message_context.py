@@ -58,7 +58,7 @@ class MessageContextFactory:
         self._failing_message: tuple[ReceivedMessage[Any], int] | None = None
 
     def context(self, message: ReceivedMessage[Any], tracebacks: bool) -> LoopMessageContext:
-        """Return the context for one message. `tracebacks` False: only the class of an error is logged."""
+        """Return the context for one message. `tracebacks` False: log only the class of an error."""
         return LoopMessageContext(self, message, tracebacks)
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ CONNECTIVITY_CHECK_SECONDS: Final = 2.0
 CLOSING_CHECK_SECONDS: Final = 0.5
 """Interval of connectivity checks while a run is closing."""
 DISCONNECTED_SECONDS_MAX: Final = 5.0
-"""For an unreachable broker at the end: longer than its restart, shorter than supervisors allow."""
+"""For an unreachable broker at the end: longer than a restart, shorter than supervisors allow."""
 
 
 class ConnectivityMonitor:

@@ -25,7 +25,7 @@ STOP_SECONDS: Final = 5.0
 
 
 class ListenerLoopThread:
-    """Event loop in a thread, for all workers: what listeners share (a pool) belongs to one loop."""
+    """Event loop in a thread for all workers: what listeners share belongs to one loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class ListenerLoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Run `awaitable` in the caller's context, never in the loop's thread. Cancelled if interrupted."""
+        """Run `awaitable` in the caller's context, not in the loop's thread. Cancelled if interrupted."""
 
         async def awaited() -> Any:
             return await awaitable
@@ -96,7 +96,7 @@ class ThreadRunner(ListenerRun):
         self._all_ended = Event()
 
     def run(self, workers: int, signals: bool) -> None:
-        """Run until `stop`, a signal or an error, which is raised; commit what is acked, leave the group."""
+        """Run until `stop`, a signal or an error, which is raised. Commit and leave the group."""
         driver, running = self._driver, self._runner
         try:
             with SignalHandlers(self._stop, signals):

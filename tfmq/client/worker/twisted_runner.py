@@ -27,7 +27,7 @@ log = logging.getLogger("tfmq.consumer")
 
 
 class ReactorShutdown:
-    """Makes the reactor's shutdown call `stop` and wait; a signal meanwhile is passed to `again`."""
+    """Makes the reactor's shutdown call `stop` and wait; a signal meanwhile calls `again`."""
 
     def __init__(self, reactor: Any, stop: Callable[[], None], again: Callable[[int], None]) -> None:
         self._reactor = reactor
