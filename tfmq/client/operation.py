@@ -117,7 +117,6 @@ class BackgroundTasks:
         self._tasks = [task for task in self._tasks if not task.done]
 
     def cancel(self) -> None:
-        """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()
         self._tasks = []

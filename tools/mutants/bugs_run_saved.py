@@ -133,7 +133,7 @@ SAVED: Final = (
         "stuck-partition-is-read-on-for-ever",
         "a partition with a stuck message is read no further than its window",
         _RUNNING,
-        "        core.suspended = {each.name for each in ledgers.values() if each.unacked_bytes >= UNACKED_BYTES_MAX}\n",
+        "        core.suspended = {each.name for each in ledgers if each.unacked_bytes >= UNACKED_BYTES_MAX}\n",
         "        core.suspended = set()\n",
         [f"{RUNNING}::test_a_partition_with_a_stuck_message_is_read_no_further_than_its_window"],
     ),

@@ -163,25 +163,14 @@ def topic_description(row: Mapping[str, Any]) -> TopicDescription:
 
 def group_summary(row: Mapping[str, Any]) -> GroupSummary:
     """Parse one row of LIST_GROUPS."""
-    return GroupSummary(
-        row["group"],
-        row.get("generation", 0),
-        row.get("members", 0),
-        row.get("live", False),
-        row.get("partitions", 0),
-    )
+    generation, members = row.get("generation", 0), row.get("members", 0)
+    return GroupSummary(row["group"], generation, members, row.get("live", False), row.get("partitions", 0))
 
 
 def group_description(row: Mapping[str, Any]) -> GroupDescription:
     """Parse the DESCRIBE_GROUP reply."""
-    return GroupDescription(
-        row["group"],
-        row.get("generation", 0),
-        row.get("live", False),
-        row.get("strategy", ""),
-        tuple(row.get("members", ())),
-        tuple(row.get("offsets", ())),
-    )
+    fields = (row["group"], row.get("generation", 0), row.get("live", False), row.get("strategy", ""))
+    return GroupDescription(*fields, tuple(row.get("members", ())), tuple(row.get("offsets", ())))
 
 
 class TransactionDescription(NamedTuple):

@@ -338,7 +338,6 @@ class ClientConnection:
 
     @property
     def has_pending_requests(self) -> bool:
-        """Whether any request is open."""
         return bool(self._pending)
 
     def wants_connection(self) -> bool:
@@ -496,7 +495,6 @@ class ClientConnection:
         self._complete(call)
 
     def _process_hello(self, header: list[Any]) -> None:
-        """Process the HELLO reply and send the open requests."""
         if header[0] < 0:
             raise error_from_reply(header)
         try:
@@ -548,7 +546,6 @@ class ClientConnection:
         self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)
 
     def _should_give_up(self, error: BaseException | None, now: float) -> bool:
-        """Return whether the open requests must fail now."""
         if self._attempts % len(self.servers):
             return False
         if isinstance(error, TfmqError) and not error.retriable:

@@ -153,7 +153,6 @@ class Assignment:
         return any(name not in self._fetcher.partitions for name in self._partitions_to_read())
 
     def _partitions_to_read(self) -> dict[PartitionName, int]:
-        """Return the partitions to read now, with their incarnations."""
         if self._group is None:
             return self._metadata.wanted
         share = self._group.membership.assigned
@@ -282,7 +281,6 @@ class Assignment:
         return stored
 
     def _start_partitions(self, fresh: Mapping[PartitionName, int]) -> Operation[None]:
-        """Claim the partitions, find their start positions, and start reading them."""
         stored: dict[PartitionName, StoredOffset] = {}
         grants: dict[PartitionName, int] = {}
         refused: set[PartitionName] = set()
@@ -520,7 +518,6 @@ class MetadataRefresh:
         return self.count_changed
 
     def _log_missing(self, missing: list[str]) -> None:
-        """Log each missing topic or partition once."""
         for name in missing:
             if name not in self._logged_missing:
                 self._logged_missing.add(name)

@@ -436,11 +436,9 @@ class ConsumerCore:
     # Background tasks
 
     def _notify_change(self) -> None:
-        """Wake all waiting callers, because something changed."""
         self._change_event.complete()
 
     def _assignment_changed(self) -> None:
-        """Apply a changed assignment and wake all waiting callers."""
         self.assignment.assignment_changed()
         self._change_event.complete()
 

@@ -161,7 +161,6 @@ class Decoder:
     def _create_messages(
         self, body: bytes, start: int, end: int, control: BlockTrailer, skip_to: int
     ) -> DecodedBlock:
-        """Create the messages of a verified block. Raises Damaged, DecodeFailed."""
         shift = control.offset - start
         following = control.next
         try:
@@ -330,7 +329,6 @@ def _split_record(body: bytes, position: int, size: int, kind: int) -> tuple[byt
 
 
 def _unreadable_reason(kind: int) -> str:
-    """Return why a record with this flag is not readable."""
     if kind & FLAG_CODEC_MASK:
         return "a compressed batch, which this release cannot read; use a newer client."
     if kind & FLAG_VERSION_MASK:

@@ -72,12 +72,6 @@ class FetchPlan(NamedTuple):
     filtered: bool
     fetch_version: int
 
-    def to_request(self, read: int, tag_hashes: list[int] | None) -> Fetch:
-        """Return the request to send; `read` is the protocol's isolation constant."""
-        hashes = tag_hashes if self.filtered else None
-        place = (self.offset, self.epoch, self.max_bytes, self.wait_ms)
-        return Fetch(self.name.topic, self.incarnation, self.name.partition, *place, read, hashes)
-
 
 class FetchResponse(NamedTuple):
     """Undecoded response: `body` has offsets `start` to `next_offset`, wanted from `skip_to` on."""
@@ -171,7 +165,6 @@ class Fetcher:
     # Partitions
 
     def add(self, feed: PartitionFetchState) -> None:
-        """Start reading a partition."""
         feed.decoder.set_failure_handler(self.failure_handler)
         self.partitions[feed.name] = feed
         self.fetchable[feed] = None
@@ -193,7 +186,6 @@ class Fetcher:
         self.partitions[name].paused = True
 
     def resume(self, name: PartitionName) -> None:
-        """Deliver messages of the partition again."""
         feed = self.partitions[name]
         if feed.paused:
             feed.paused = False
@@ -237,7 +229,6 @@ class Fetcher:
     # Responses
 
     def add_response(self, plan: FetchPlan, response: FetchResponse) -> None:
-        """Buffer the response to `plan`."""
         feed = self._finish_fetch(plan)
         if feed is None:
             return
@@ -280,7 +271,6 @@ class Fetcher:
         self._continue_at(feed, place, UNKNOWN)
 
     def _continue_at(self, feed: PartitionFetchState, offset: int, epoch: int) -> None:
-        """Fetch from `offset`, after a skipped range."""
         # An empty response moves the reader's position there too, after what was read before: perhaps no
         # message ever follows, and a reader that waits for the current end has reached it.
         feed.fetch_offset, feed.fetch_epoch = offset, epoch
@@ -394,7 +384,6 @@ class Fetcher:
         del self.skipped[:-SKIPPED_MAX]
 
     def _enqueue_ready(self, feed: PartitionFetchState) -> None:
-        """Add a partition with buffered responses to the delivery queue."""
         if feed.responses and not feed.paused and not feed.in_ready_queue:
             feed.in_ready_queue = True
             self._ready.append(feed)
@@ -452,12 +441,13 @@ class FetchSession:
         self._requests: dict[PartitionName, PendingRequest] = {}
 
     def send_fetches(self) -> None:
-        """Send the fetches that are planned now."""
         if not self._fetcher.fetchable:
             return
         plans = self._fetcher.plan_fetches(self._link.now())
         for plan in plans:
-            request = plan.to_request(self._read, self._hashes)
+            name, hashes = plan.name, self._hashes if plan.filtered else None
+            place = (plan.offset, plan.epoch, plan.max_bytes, plan.wait_ms)
+            request = Fetch(name.topic, plan.incarnation, name.partition, *place, self._read, hashes)
             call = self._link.send_request(request, seconds=plan.wait_ms / 1000 + FETCH_GRACE_SECONDS)
             self._requests[plan.name] = call
             call.add_done_callback(partial(self._request_done, plan))

@@ -133,7 +133,6 @@ class Membership:
 
     @property
     def heartbeat_seconds(self) -> float:
-        """Interval of heartbeats in seconds."""
         return self._session_ms / 1000 / HEARTBEATS_PER_SESSION
 
     # Protocol
@@ -195,7 +194,6 @@ class Membership:
         return Heartbeat(self.group, self.member_id, self.generation, held, wait_ms, subscription)
 
     def _process_heartbeat_response(self, call: PendingRequest, began: float) -> Operation[None]:
-        """Process the response to a heartbeat that was sent at `began`."""
         reply = call.reply
         waits, lapsed = self._link.now() - began, not self.may_deliver()
         self._last_heartbeat_at, self._last_heartbeat_connection = began, self._link.connection_count
@@ -279,7 +277,6 @@ class Membership:
         self.assigned, self.owned = {}, {}
 
     def stats(self) -> Mapping[str, Any]:
-        """Return the membership part of `stats()`."""
         return {
             "member": self.member_id,
             "generation": self.generation,
@@ -392,7 +389,6 @@ class ZooKeeperMembership(Membership):
     def _assignment_differs(
         self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]
     ) -> bool:
-        """Return whether ZooKeeper's assignment differs from the current one."""
         held = {name: each.grant for name, each in self.owned.items()}
         return held != dict(granted) or self.owned.keys() - self.assigned.keys() != set(revoked)
 

@@ -277,5 +277,4 @@ class ReceivedMessage(_MessageFields, Generic[Value]):
         return f"{' '.join(words)}: {size}>"
 
     def _unreadable(self, reason: str) -> DecodeFailed:
-        """Return the error for a message that cannot be decoded."""
         return DecodeFailed(f"{self.topic}-{self.partition} at offset {self.offset}: {reason}.")

@@ -138,7 +138,6 @@ class GroupOffsets:
         yield from run_work(run, save)
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child: commits in progress belong to the parent."""
         self._last_save_ended = None
 
 
@@ -230,6 +229,5 @@ class OffsetCommitter:
                 )
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child: no commit is in progress."""
         self._commit_ended = None
         self._offsets.reset_after_fork()

@@ -527,7 +527,6 @@ class Subscription(NamedTuple):
         return [each for each in self.topics if each not in topics] + single
 
     def _includes(self, name: PartitionName) -> bool:
-        """Return whether an existing partition is subscribed."""
         if name in self.single_partitions:
             return True
         if self.partition_numbers is not None and name.partition not in self.partition_numbers:
@@ -540,7 +539,6 @@ class Subscription(NamedTuple):
 def _parse_single_partitions(
     partitions: Sequence[tuple[str, int]] | Sequence[int] | None,
 ) -> frozenset[PartitionName]:
-    """Parse `partitions` given without `topics`. Raises BadRequest."""
     if not partitions:
         raise BadRequest("A consumer needs topics= (a name, a list, a compiled pattern) or partitions=.")
     if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):

@@ -115,7 +115,6 @@ class Positions:
         self._lost.difference_update(names)
 
     def incarnation(self, name: PartitionName) -> int:
-        """Return the incarnation of the partition's topic."""
         return self._incarnations[name]
 
     def is_in_progress(self, name: PartitionName) -> bool:
@@ -324,7 +323,6 @@ class Positions:
                 self._advance_acked(name, place)
 
     def mark_committed(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
-        """Record `positions` as committed."""
         for name in positions.keys() & self._committed.keys():
             self._committed[name] = positions[name].offset
             self._start_offsets.pop(name, None)
@@ -332,7 +330,6 @@ class Positions:
                 self._uncommitted.pop(name, None)
 
     def names(self) -> Iterable[PartitionName]:
-        """Return the partitions that are read."""
         return self._acked.keys()
 
     # Internals
@@ -403,13 +400,11 @@ class Positions:
             )
 
     def _advance_acked(self, name: PartitionName, position: ReadPosition) -> None:
-        """Move the acked position forward."""
         known = self._acked.get(name)
         if known is not None and position.offset > known.offset:
             self._acked[name] = position
 
     def _discard_delivered(self, name: PartitionName) -> None:
-        """Discard everything delivered or ready of the partition."""
         self.ack_trackers.invalidate(name)
         for places in (self._polled, self._delivered, self._uncommitted, self._delegated):
             places.pop(name, None)
@@ -544,14 +539,12 @@ class AckTrackers(dict[PartitionName, AckTracker]):
             ledger.revoked = True
 
     def unrevoke(self, name: PartitionName) -> None:
-        """Withdraw a revocation."""
         ledger = self.get(name)
         if ledger is not None and ledger.revoked:
             ledger.revoked = False
             self.on_unrevoked()
 
     def handler_ended(self, tracker: AckTracker) -> None:
-        """Count a handler as ended."""
         tracker.active_handlers -= 1
         if tracker.revoked and not tracker.active_handlers:
             self.on_handlers_idle()
@@ -596,5 +589,4 @@ def partition_of(message: ReceivedMessage) -> PartitionName:
 
 
 def position_after(message: ReceivedMessage) -> ReadPosition:
-    """Return the position after `message`."""
     return ReadPosition(message.next_offset, message.ordinal + 1, message.origin.epoch)

@@ -146,7 +146,6 @@ class Rebalance:
             self.unannounced |= self._assigned_pending
 
     def revoke(self, name: PartitionName) -> None:
-        """Start to revoke a partition."""
         self._revoked[name] = self._link.now()
         self._positions.ack_trackers.revoke(name)
         self._queue_revoked(name)
@@ -191,7 +190,6 @@ class Rebalance:
 
     @property
     def has_pending_callbacks(self) -> bool:
-        """Whether callbacks are due."""
         return bool(self._assigned_pending or self._revoked_pending) and not self._in_callback
 
     def run_callbacks(self) -> Operation[None]:
@@ -223,7 +221,6 @@ class Rebalance:
         yield from UserCall(told, names, self.start_await).run(over)
 
     def _callback_returned(self, note: Callable[[], object]) -> None:
-        """Finish a callback and resume what waited for it."""
         self._in_callback = False
         note()
         self.wake()
@@ -249,7 +246,6 @@ class Rebalance:
             yield Wait((self._wake_event,))
 
     def _is_releasable(self, name: PartitionName) -> bool:
-        """Return whether a revoked partition may be released."""
         positions = self._positions
         if positions.is_in_progress(name) or self.busy(name) or name in self._revoked_pending:
             return False

@@ -73,7 +73,6 @@ class AsyncDriver(EventDriver):
             self._loop.call_soon_threadsafe(event.complete)
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Close the connection and fail all open requests."""
         self.close_now()
         await asyncio.sleep(0)
 

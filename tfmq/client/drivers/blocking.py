@@ -515,7 +515,6 @@ class WakePipe:
                 pass
 
     def close(self) -> None:
-        """Close both ends. Ignored if closed; `descriptor` opens a new pipe."""
         ends = (self._read, self._write)
         self._read = self._write = -1
         for descriptor in ends:

@@ -121,7 +121,6 @@ class SocketChannel:
             self.connection_failed(error)
 
     def tick(self) -> None:
-        """Run what is due in the connection."""
         try:
             self.link.tick()
         except Exception as error:

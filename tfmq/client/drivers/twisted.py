@@ -145,7 +145,6 @@ class DeferredDriver(EventDriver):
             self.reactor.callFromThread(event.complete)
 
     async def close(self) -> None:
-        """Close the connection and fail all open requests."""
         self.close_now()
 
     def reset_after_fork(self) -> None:

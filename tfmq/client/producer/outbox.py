@@ -78,7 +78,6 @@ class Outbox:
         self._parent_databases: list[sqlite3.Connection | None] = []
 
     def partitions(self) -> list[tuple[str, int]]:
-        """Return the partitions with stored batches."""
         with self._open_database() as database:
             return list(database.execute("select distinct topic, partition from kept"))
 

@@ -92,7 +92,6 @@ class PartitionOutbox:
         self.wake()
 
     def wake(self) -> None:
-        """Wake both tasks after a change."""
         news, self._changed = self._changed, Event()
         news.complete()
 
@@ -213,7 +212,6 @@ class PartitionOutbox:
                 yield Wait((self._changed,))
 
     def _forward_oldest(self) -> Operation[bool]:
-        """Forward the oldest stored batches. Return False if there were none."""
         rows = yield from self._run_on_outbox(
             lambda store: store.read_oldest(self.topic, self.partition, CHUNK_COUNT, CHUNK_BYTES)
         )
@@ -338,7 +336,6 @@ class StoreAndForward:
         return batch
 
     def _queue_batch(self, batch: StorableBatch) -> None:
-        """Queue a batch for its partition; it may be sent at once."""
         if self._state is OutboxState.OPEN:
             self._partition(batch.topic, batch.partition).add(batch)
         else:

@@ -66,7 +66,6 @@ class ProducerTopics:
         return entry
 
     def is_known(self, topic: str) -> bool:
-        """Return whether the topic's partitions are known."""
         return self.get_or_create(topic).metadata is not None
 
     def request_metadata(self, entry: ProducerTopic) -> None:
@@ -108,7 +107,6 @@ class ProducerTopics:
                 self._accumulator.fail_unrouted_batch(batch, self._accumulator.timeout_error(batch))
 
     def _metadata_received(self, entry: ProducerTopic, call: PendingRequest) -> None:
-        """Store the metadata and send or fail the waiting batches."""
         entry.metadata_requested = False
         entry.error = call.error
         if call.error is None:
@@ -612,13 +610,11 @@ class PartitionSenders:
         return self.by_partition.get(key)
 
     def remove(self, stream: PartitionSender) -> None:
-        """Remove the sender of a partition that was deleted."""
         key = (stream.topic.name, stream.partition)
         if self.by_partition.get(key) is stream:
             del self.by_partition[key]
 
     def next_time(self) -> float:
-        """Return the earliest deadline of a queued batch."""
         return min([stream.queue[0].deadline for stream in self if stream.queue], default=float("inf"))
 
     def tick(self, now: float) -> None:

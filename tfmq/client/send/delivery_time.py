@@ -144,7 +144,6 @@ class DueTimes:
         self._called_at = array("d")
 
     def add(self, given: StampedDueTime, count: int = 1) -> None:
-        """Add the due time of `count` messages."""
         due, called_at = given
         self.count += count
         if (

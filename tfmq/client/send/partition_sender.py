@@ -211,7 +211,6 @@ class PartitionSender:
 
     @property
     def idle(self) -> bool:
-        """Whether no batch is queued or in flight."""
         return not self.in_flight and not self.queue
 
     def push(self, batch: Batch) -> None:

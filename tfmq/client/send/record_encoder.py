@@ -41,7 +41,6 @@ class EncodedRecords(NamedTuple):
     ends: Sequence[int] | None
 
     def start_of(self, index: int) -> int:
-        """Return the start position of record `index` in `data`."""
         if index == 0:
             return 0
         return self.record_size * index if self.ends is None else self.ends[index - 1]

@@ -98,12 +98,8 @@ class CheckBackClient:
         if call.error is None:
             log.info("Transaction %s: %s, as the check decided.", asked.xid, call.reply.state)
         else:
-            log.warning(
-                "Transaction %s: the check returned %s, but the broker replied: %s",
-                asked.xid,
-                decision,
-                call.error,
-            )
+            text = "Transaction %s: the check returned %s, but the broker replied: %s"
+            log.warning(text, asked.xid, decision, call.error)
 
     def _decide(self, asked: InDoubt) -> str | None:
         """Return the decision of the first function that has one. A function that raises has none."""
@@ -116,11 +112,8 @@ class CheckBackClient:
             if isinstance(decision, str) and decision in DECISION_REQUESTS:
                 return decision
             if decision is not None:
-                log.error(
-                    'The check of transaction %s returned %r: it must return "commit", "rollback" or None.',
-                    asked.xid,
-                    decision,
-                )
+                text = 'The check of transaction %s returned %r: it must return "commit", "rollback" or None.'
+                log.error(text, asked.xid, decision)
         return None
 
 

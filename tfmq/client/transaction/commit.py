@@ -331,7 +331,6 @@ class TransactionRequests:
     # End
 
     def stop_sending(self) -> None:
-        """Stop sending batches."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -209,7 +209,6 @@ class CommitGroupWriter:
         return self.already_committed
 
     def _prepare_member(self) -> Operation[None]:
-        """Prepare the open member."""
         pipeline = self._pipeline
         assert pipeline is not None, "one is open"
         self._age_timer.cancel()  # Otherwise the age timer would prepare it a second time.

@@ -65,7 +65,6 @@ class ProducerTransactions:
         self._checks: CheckBackClient | None = None
 
     def __len__(self) -> int:
-        """Return the number of transactions that have not ended."""
         return len(self._open)
 
     def begin(self, xid: str | None = None, timeout: float | None = None) -> TransactionCore:
@@ -117,9 +116,8 @@ class ProducerTransactions:
     def _start_checks(self) -> None:
         group = self.producer.group
         assert group is not None, "checked when the first function came"
-        self._checks = CheckBackClient(
-            self.link, group, self.producer.owner.run_in_executor, self._check_functions
-        )
+        run = self.producer.owner.run_in_executor
+        self._checks = CheckBackClient(self.link, group, run, self._check_functions)
         self.start_task(
             self._checks.run_checks(),
             lambda error: log.error("The check of transactions ended.", exc_info=error),
@@ -131,7 +129,6 @@ class ProducerTransactions:
         return call.result()
 
     def start_task(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
-        """Run `operation` in the background."""
         driver = self.producer.driver
         if self._tasks is None:
             self._tasks = BackgroundTasks(self.link.now)
@@ -142,12 +139,10 @@ class ProducerTransactions:
         return task
 
     def fits_one_request(self, gathering: TransactionAccumulator) -> bool:
-        """Return whether a transaction can be sent as one request."""
         few = gathering.batch_count <= self.link.limits["transact_batches"]
         return few and gathering.size_bytes() <= ONE_REQUEST_BYTES
 
     def transaction_ended(self, transaction: TransactionCore, committed: bool) -> None:
-        """Count a transaction that ended."""
         self._open.pop(transaction, None)
         if committed:
             self.committed += 1
@@ -166,9 +161,9 @@ class ProducerTransactions:
             if transaction.keep_open:
                 continue
             if transaction.state == OPEN:
+                name = f" {transaction.xid}" if transaction.xid else ""
                 log.warning(
-                    "A transaction%s was dropped without commit or rollback: it is rolled back.",
-                    f" {transaction.xid}" if transaction.xid else "",
+                    "A transaction%s was dropped without commit or rollback: it is rolled back.", name
                 )
                 transaction.drop(None, "The transaction was dropped, so it was rolled back.")
                 # No caller waits for the request, so a parked network thread has to be woken to send it.
@@ -199,7 +194,6 @@ class ProducerTransactions:
         return lost
 
     def stop(self) -> None:
-        """Cancel the background tasks."""
         if self._tasks is not None:
             driver = self.producer.driver
             driver.tickers = [each for each in driver.tickers if each is not self._tasks]

@@ -10,7 +10,7 @@ import time
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq.backoff import Backoff
@@ -27,7 +27,7 @@ from tfmq.client.connection.requests import (
 )
 from tfmq.client.operation import Event, Operation, ResultFuture, Wait
 from tfmq.client.send.accumulator import RecordAccumulator
-from tfmq.client.send.batch import Batch, DelayedHandleBatch, Delivery
+from tfmq.client.send.batch import Batch, DelayedHandleBatch, Delivery, DeliveryOwner
 from tfmq.client.send.delivery_time import DueTimes, StampedDueTime, due_number
 from tfmq.client.send.partition_sender import IN_FLIGHT_BATCHES_MAX, IN_FLIGHT_BYTES_MAX, ProducerIds
 from tfmq.client.send.partitioner import choose_partition
@@ -59,14 +59,8 @@ from tfmq.protocol.commands import (
 from tfmq.protocol.delayed_handle import decode_due_times
 
 
-class TransactionDeliveryOwner(Protocol):
+class TransactionDeliveryOwner(DeliveryOwner, Protocol):
     """The part of a transaction that its delivery handles use."""
-
-    def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None: ...
-
-    def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]: ...
-
-    def schedule_callback(self, callback: Callable[[], object]) -> None: ...
 
     def retain(self, batch: TransactionBatch) -> None:
         """Hold a reference to `batch` until its callbacks have run; the user may have dropped it."""
@@ -364,7 +358,6 @@ class Pipeline:
     # For the transaction
 
     def push(self, batches: Sequence[TransactionBatch]) -> None:
-        """Queue closed batches for sending."""
         if batches:
             self._queue.extend(batches)
             self.unacked_bytes += sum(batch.size_bytes for batch in batches)
@@ -382,11 +375,9 @@ class Pipeline:
 
     @property
     def begun(self) -> bool:
-        """Whether the broker has begun the transaction."""
         return self.epoch > 0
 
     def unacked_batches(self) -> list[TransactionBatch]:
-        """Return the batches that are not acked."""
         return [*(batch for batch, _ in self._in_flight), *self._queue]
 
     def stop(self) -> None:
@@ -549,7 +540,6 @@ class Pipeline:
         self._in_flight_bytes = 0
 
     def _change_sequence(self) -> Operation[None]:
-        """Switch to a new producer sequence. The current one is full or unknown to the broker."""
         self._sequence = yield from self._sequences.lease_new(self._link.now() + self._seconds)
         self._sequence_unused = False
 

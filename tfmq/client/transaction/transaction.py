@@ -283,7 +283,6 @@ class TransactionCore:
         return before if before != IN_DOUBT or self.requests.begun or self.requests.one_request_sent else OPEN
 
     def _finish_step(self, state: str, error: TfmqError | None) -> None:
-        """Finish a step, with its `error` if it was rejected."""
         if self.state in IN_PROGRESS:
             self.state = state
             if state in FINISHED:

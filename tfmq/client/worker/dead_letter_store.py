@@ -48,7 +48,6 @@ class Failure(NamedTuple):
 
     @classmethod
     def from_exception(cls, error: BaseException, at_ms: int) -> Failure:
-        """Create the failure for an exception."""
         lines = format_storable(traceback.format_exception, error)
         sentence = " ".join(format_storable(format_without_source, error).split())
         return cls(at_ms, sentence[:ERROR_CHARACTERS], lines[-TRACEBACK_CHARACTERS:])

@@ -137,7 +137,6 @@ class MessageContextFactory:
             log.warning("Dead letters that ended long ago could not be deleted yet: %s", error)
 
     def _failed_calls(self, message: ReceivedMessage[Any]) -> int:
-        """Return the number of failed calls of `message` in this consumer."""
         known, calls = self._failing_message or (message, 0)
         same = partition_of(known) == partition_of(message) and known.offset == message.offset
         return calls if same else 0

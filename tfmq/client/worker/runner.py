@@ -101,7 +101,6 @@ EXIT_CODE_BASE: Final = 128
 
 
 def immediate_exit(number: int) -> BaseException:
-    """Return the exception that ends the program on a second signal."""
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(EXIT_CODE_BASE + number)
 
 
@@ -230,7 +229,6 @@ class HandlerRunner:
     # Start and shutdown
 
     def start(self) -> Operation[None]:
-        """Start the connectivity monitor and the retry loop."""
         yield from ()
         self._core.tasks.start(ConnectivityMonitor(self._core.link).log_changes(), self._record_failure)
         if self.retry_loop is not None:
@@ -275,7 +273,6 @@ class HandlerRunner:
             core.closed = True
 
     def _close_consumer(self) -> Operation[None]:
-        """Wait for the retry loop, then close the consumer."""
         core = self._core
         until = core.link.now() + core.options.timeout
         if self.retry_loop is not None:
@@ -286,12 +283,10 @@ class HandlerRunner:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether no more calls start."""
         core = self._core  # in an event loop the event is set later than stop() is called
         return core.stop_requested.done or core.positions.stopped or core.closed
 
     def _record_failure(self, error: BaseException) -> None:
-        """Record what ended the run, and stop the consumer."""
         if self.failure is None:
             self.failure = error
         self._core.stop()
@@ -325,8 +320,8 @@ class HandlerRunner:
 
     def _enqueue_next_batch(self) -> bool:
         """Move a decoded batch into the queues. Return False if there is none."""
-        core, ledgers = self._core, self._core.positions.ack_trackers
-        core.suspended = {each.name for each in ledgers.values() if each.unacked_bytes >= UNACKED_BYTES_MAX}
+        core, ledgers = self._core, self._core.positions.ack_trackers.values()
+        core.suspended = {each.name for each in ledgers if each.unacked_bytes >= UNACKED_BYTES_MAX}
         if not core.prepare_batch():
             return False
         ready = core.positions.ready

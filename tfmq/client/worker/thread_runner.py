@@ -66,7 +66,6 @@ class ListenerLoopThread:
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped, then cancel remaining tasks."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
