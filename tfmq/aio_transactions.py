@@ -86,14 +86,14 @@ class Transaction(TransactionHandle):
         try:
             return await self._driver.run(self._core.commit())
         finally:
-            self._notify_consumers()
+            self._core.notify_consumers()
 
     async def rollback(self) -> str:
         self._driver.check_caller()
         try:
             return await self._driver.run(self._core.roll_back())
         finally:
-            self._notify_consumers()
+            self._core.notify_consumers()
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
@@ -126,7 +126,7 @@ class Transaction(TransactionHandle):
                 raise
             error.add_note(f"Besides: {failure}")
         finally:
-            self._notify_consumers()
+            self._core.notify_consumers()
 
 
 def checked_in(driver: AsyncDriver, function: Any) -> Check:

@@ -160,7 +160,7 @@ class Transaction(TransactionHandle):
         try:
             return self._driver.run(self._core.commit())
         finally:
-            self._notify_consumers()
+            self._core.notify_consumers()
 
     def rollback(self) -> str:
         """Roll back: no message of it ever becomes visible.
@@ -172,7 +172,7 @@ class Transaction(TransactionHandle):
         try:
             return self._driver.run(self._core.roll_back())
         finally:
-            self._notify_consumers()
+            self._core.notify_consumers()
 
     def __enter__(self) -> Transaction:
         self._core.enter()
@@ -194,7 +194,7 @@ class Transaction(TransactionHandle):
                 raise
             error.add_note(f"Besides: {failure}")
         finally:
-            self._notify_consumers()
+            self._core.notify_consumers()
 
 
 class ProducerLike(Protocol):

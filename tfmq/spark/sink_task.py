@@ -30,7 +30,6 @@ from tfmq.client.send.partition_sender import ProducerIds
 from tfmq.client.transaction.commit_group import (
     CommitGroupWriter,
     MemberBatch,
-    RequestTimes,
     abort_sequence,
     commit_sequence,
     forget_group,
@@ -100,7 +99,8 @@ class CommitGroupClient:
             self.link,
             self._streams,
             member,
-            RequestTimes(self._seconds, ttl_ms),
+            seconds=self._seconds,
+            ttl_ms=ttl_ms,
             start=self._start,
             later=self._driver.call_later,
         )

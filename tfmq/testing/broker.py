@@ -30,8 +30,7 @@ from tfmq.client.connection.connection import (
 )
 from tfmq.client.connection.factory import (
     ClientParts,
-    register_in_process_broker,
-    unregister_in_process_broker,
+    in_process_brokers,
 )
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
@@ -101,7 +100,7 @@ class SimulatedBroker:
         self._producers: list[Producer] = []
         self._closed = False
         self._state_folder: TemporaryDirectory[str] | None = None
-        register_in_process_broker(self._server_name, self)
+        in_process_brokers[self._server_name] = self
 
     @property
     def servers(self) -> str:
@@ -232,7 +231,7 @@ class SimulatedBroker:
         if self._closed:
             return
         self._closed = True
-        unregister_in_process_broker(self._server_name)
+        in_process_brokers.pop(self._server_name, None)
         try:
             self._simulation.settle_and_flush()
         finally:

@@ -102,7 +102,7 @@ SPARK_SINK: Final = (
         "members-without-a-time",
         NOTHING_LEFT,
         "tfmq/client/transaction/commit_group.py",
-        "PrepareTransaction(pipeline.xid, pipeline.epoch, self._times.ttl_ms, [])",
+        "PrepareTransaction(pipeline.xid, pipeline.epoch, self._ttl_ms, [])",
         "PrepareTransaction(pipeline.xid, pipeline.epoch, None, [])",
         [PART, CLIENT],
     ),

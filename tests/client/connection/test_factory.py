@@ -10,9 +10,8 @@ from tfmq.client.connection.addresses import BrokerAddress
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.factory import (
     ClientParts,
+    in_process_brokers,
     make_client_parts,
-    register_in_process_broker,
-    unregister_in_process_broker,
 )
 from tfmq.client.producer import delivery
 from tfmq.errors import BadRequest
@@ -52,9 +51,9 @@ class House:
 @pytest.fixture
 def house() -> Iterator[House]:
     made = House()
-    register_in_process_broker(HERE, made)
+    in_process_brokers[HERE] = made
     yield made
-    unregister_in_process_broker(HERE)
+    in_process_brokers.pop(HERE, None)
 
 
 def test_an_address_nobody_moved_into_is_the_networks() -> None:
@@ -76,8 +75,8 @@ def test_its_address_may_come_from_the_environment(house: House, monkeypatch: py
 
 
 def test_who_moved_out_is_not_found_any_more(house: House) -> None:
-    unregister_in_process_broker(HERE)
-    unregister_in_process_broker(HERE)
+    in_process_brokers.pop(HERE, None)
+    in_process_brokers.pop(HERE, None)
     make_client_parts(str(HERE), Driver)
     assert house.asked == []
 

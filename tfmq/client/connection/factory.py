@@ -1,6 +1,6 @@
 """Creation of a client's connection and driver.
 
-The broker may run in this process: tests register a broker under an address with `register_in_process_broker`. A client
+The broker may run in this process: tests register a broker under an address in `in_process_brokers`. A client
 for that address gets a driver and a clock from that broker instead of a network connection.
 """
 
@@ -47,23 +47,13 @@ class InProcessBroker(Protocol):
         """Return the default folder for the local files of its clients."""
 
 
-_in_process_brokers: dict[BrokerAddress, InProcessBroker] = {}
-
-
-def register_in_process_broker(server: BrokerAddress, broker: InProcessBroker) -> None:
-    """Register `broker` under the address `server`."""
-    _in_process_brokers[server] = broker
-
-
-def unregister_in_process_broker(server: BrokerAddress) -> None:
-    """Remove the registration of `server`."""
-    _in_process_brokers.pop(server, None)
+in_process_brokers: dict[BrokerAddress, InProcessBroker] = {}
 
 
 def in_process_state_folder(link: ClientConnection) -> str | None:
     """Return the folder for local files of clients of an in-process broker; None for others."""
     server = link.servers[0]
-    broker = _in_process_brokers.get(server) if isinstance(server, BrokerAddress) else None
+    broker = in_process_brokers.get(server) if isinstance(server, BrokerAddress) else None
     return None if broker is None else broker.state_folder()
 
 
@@ -85,7 +75,7 @@ def make_client_parts(
         check_client_id(name)
     path = data_folder_of(servers)
     found = parse_servers(servers) if path is None else ()
-    broker = _in_process_brokers.get(found[0]) if found else None
+    broker = in_process_brokers.get(found[0]) if found else None
     if broker is not None:
         parts = broker.make_client_parts(found, driver_type)
     else:

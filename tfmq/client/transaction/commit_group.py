@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from tfmq.bounded_msgpack import Buffer
 from tfmq.client.connection.connection import ClientConnection
@@ -83,13 +83,6 @@ class MemberBatch:
         self.encoded = self._encode = None
 
 
-class RequestTimes(NamedTuple):
-    """Timeout of a request, and of a prepared member (None: the broker's default)."""
-
-    seconds: float
-    ttl_ms: int | None = None
-
-
 StartTask = Callable[[Operation[Any], Callable[[Exception], None]], Task]
 """Runs an operation in the background: `BackgroundTasks.start`."""
 CallLater = Callable[[float, Callable[[], None]], Any]
@@ -103,6 +96,8 @@ class CommitGroupWriter:
     Members are local transactions: a member that is not prepared ends with its connection, so a writer that dies leaves
     none open. Nothing is visible before COMMIT_GROUP names the members.
 
+    `seconds`: timeout of a request. `ttl_ms`: of a prepared member (None: the broker's default).
+
     The methods are operations, one at a time. `prepared` lists the prepared members. `already_committed`: the sequence
     is committed, so nothing is sent. After an operation has raised, this part cannot be in the sequence; then only
     `drop` may be called.
@@ -113,8 +108,9 @@ class CommitGroupWriter:
         link: ClientConnection,
         streams: ProducerSequencePool,
         member: CommitMember,
-        times: RequestTimes,
         *,
+        seconds: float,
+        ttl_ms: int | None = None,
         start: StartTask,
         later: CallLater,
     ) -> None:
@@ -122,16 +118,16 @@ class CommitGroupWriter:
         self.already_committed = False
         self.sent_bytes = self.sent_messages = 0
         """Size and messages of the prepared members."""
-        self._link, self._sequences, self._member, self._times = link, streams, member, times
+        self._link, self._sequences, self._member = link, streams, member
+        self._seconds, self._ttl_ms = seconds, ttl_ms
         self._start_task, self._call_later = start, later
         self._pipeline: Pipeline | None = None
         self._task: Task | None = None
         self._batches = 0
         self._bytes = 0
         self._age_timer: Any = None
-        self._preparing_event: Event | None = (
-            None  # An unset event while a member that became too old is being prepared.
-        )
+        self._preparing_event: Event | None = None
+        """An unset event while a member that became too old is being prepared."""
         self._failure: TfmqError | None = None
 
     # Operations
@@ -153,7 +149,7 @@ class CommitGroupWriter:
         self._batches += 1
         self._bytes += batch.size_bytes
         while not (pipeline.begun and pipeline.has_room) and not self._is_already_committed(pipeline):
-            yield Wait((pipeline.changed_event(),), self._times.seconds)
+            yield Wait((pipeline.changed_event(),), self._seconds)
         return not self.already_committed
 
     def prepare(self) -> Operation[list[TransactionName]]:
@@ -182,7 +178,7 @@ class CommitGroupWriter:
     # Internal
 
     def _begin_member(self) -> Pipeline:
-        link, seconds = self._link, self._times.seconds
+        link, seconds = self._link, self._seconds
         timeout_ms = link.limits["transaction_seconds"] * 1000
         beginning = BeginFields(timeout_ms=timeout_ms, member=self._member)
         pipeline = self._pipeline = Pipeline(link, self._sequences, beginning, seconds)
@@ -213,11 +209,11 @@ class CommitGroupWriter:
         assert pipeline is not None, "one is open"
         self._age_timer.cancel()  # Otherwise the age timer would prepare it a second time.
         while (pipeline.unacked_bytes or not pipeline.begun) and not self._is_already_committed(pipeline):
-            yield Wait((pipeline.changed_event(),), self._times.seconds)
+            yield Wait((pipeline.changed_event(),), self._seconds)
         if self.already_committed:
             return
-        message = PrepareTransaction(pipeline.xid, pipeline.epoch, self._times.ttl_ms, [])
-        yield from _request_until_answered(self._link, message, self._times.seconds)
+        message = PrepareTransaction(pipeline.xid, pipeline.epoch, self._ttl_ms, [])
+        yield from _request_until_answered(self._link, message, self._seconds)
         self.prepared.append(TransactionName(pipeline.xid, pipeline.epoch))
         self.sent_bytes += pipeline.sent_bytes
         self.sent_messages += pipeline.message_count
@@ -254,7 +250,7 @@ class CommitGroupWriter:
     def _wait_until_idle(self) -> Operation[None]:
         """Wait until no member is being prepared in the background. Raises its error."""
         while self._preparing_event is not None:
-            yield Wait((self._preparing_event,), self._times.seconds)
+            yield Wait((self._preparing_event,), self._seconds)
         if self._failure is not None:
             raise self._failure
 

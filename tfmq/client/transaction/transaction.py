@@ -439,9 +439,6 @@ class TransactionHandle:
         """How many messages were dropped at the commit because their topics were deleted."""
         return self._core.requests.dropped_messages
 
-    def _notify_consumers(self) -> None:
-        self._core.notify_consumers()
-
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
         if core is not None and core.state not in FINISHED:

@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
@@ -24,8 +24,6 @@ from tfmq.client.worker.runner import FAILING, handler_pause_seconds
 from tfmq.errors import DecodeFailed, Fenced, NotAllowed, TfmqError
 
 log = logging.getLogger("tfmq.consumer")
-
-NEVER_YET: Final = float("-inf")
 
 
 class MessageContextFactory:
@@ -54,7 +52,7 @@ class MessageContextFactory:
         self._store: DeadLetterStore | None = None
         self._wall_clock = wall_clock
         self._chance = chance
-        self._tidy_at = NEVER_YET
+        self._tidy_at = float("-inf")
         self._failing_message: tuple[ReceivedMessage[Any], int] | None = None
 
     def context(self, message: ReceivedMessage[Any], tracebacks: bool) -> LoopMessageContext:
