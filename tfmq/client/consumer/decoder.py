@@ -4,8 +4,6 @@ A body contains whole blocks. Each is verified as a whole: its block trailer (ch
 CRC-32 over the block, and that its records fill it without gaps. The checksums of single records are used
 only to name the bad one. Fillers and block trailers are not returned. With a tag filter the broker leaves
 blocks out, so gaps are allowed then.
-
-`SingleBlockDecoder` is a fast path for blocks of one record.
 """
 
 from __future__ import annotations
@@ -46,6 +44,8 @@ from tfmq.errors import Damaged, DecodeFailed
 
 SAME_SIZE_COUNT_MIN: Final = 4
 """With fewer records the set-up of the column-wise path costs more than it saves."""
+_BODY_SIZE: Final = TRAILER_SIZE - HEADER_SIZE
+_MARK_BEGIN: Final = HEADER_SIZE - 12
 LAYOUTS_MAX: Final = 512
 """Record sizes repeat, but a sender that uses every size must not fill the memory."""
 BAD_RECORDS_NAMED: Final = 5
@@ -105,11 +105,8 @@ class Decoder:
         self.log_id = make_log_id(incarnation, partition)
         self.codec = codec
         self.failure_handler: Any = None
-        self._singles = SingleBlockDecoder(topic, partition, incarnation, self.log_id, codec)
-
-    def set_failure_handler(self, handler: Any) -> None:
-        """Set the handler of failures that the messages' origins refer to."""
-        self.failure_handler = self._singles.failure_handler = handler
+        """The handler of failures that the messages' origins refer to."""
+        self._mark = trailer_key(self.log_id)
 
     def decode(
         self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
@@ -123,10 +120,10 @@ class Decoder:
         place, position, end = start, 0, len(body)
         while position < end:
             if place >= skip_to:
-                run = self._singles.decode_run(body, position, place, next_offset)
-                if run.messages:
-                    yield DecodedBlock(run.messages, place, run.next_offset, run.next_ordinal, run.epoch)
-                    position, place = run.position, run.next_offset
+                singles, behind = self._decode_single_blocks(body, position, place, next_offset)
+                if singles.messages:
+                    yield singles
+                    position, place = behind, singles.next_offset
                     continue
             at, control = self._verify_block(body, position, place, next_offset, gaps)
             shift = control.offset - position
@@ -137,6 +134,55 @@ class Decoder:
         if not gaps and place != next_offset:
             reason = "bytes are missing at the end of the response"
             raise self._damaged(body, end, place, next_offset, gaps, reason)
+
+    def _decode_single_blocks(
+        self, body: bytes, position: int, place: int, limit: int
+    ) -> tuple[DecodedBlock, int]:
+        """Fast path for blocks of one plain record each, which senders of single messages cause.
+
+        Decoding a block takes about 9 us, which is little for a thousand records and much for one. Here such
+        blocks are decoded in one loop with the same verification: the trailer by its checksum, log id and offset,
+        the record by the CRC of the block. The loop ends at any other block and at any error; the slow path
+        continues there and reports it.
+
+        `body` is decoded from `position`, which is offset `place`, up to offset `limit`. Return the messages, perhaps
+        none, and the position in the body after them.
+        """
+        messages: list[ReceivedMessage] = []
+        view, mark, start = memoryview(body), self._mark, place
+        unpack, unpack_control = _PREFIX.unpack_from, TRAILER.unpack_from
+        origin, time, epoch, ordinal = None, -1, -1, -1
+        topic, partition = self.topic, self.partition
+        try:
+            while True:
+                length, id, flag, attribute_size = unpack(body, position)
+                at = position + HEADER_SIZE + length
+                if body[at + _MARK_BEGIN : at + HEADER_SIZE] != mark or flag & _FLAG_LOW != FLAG_ATTRIBUTE:
+                    break
+                (body_size, checksum, _, _, version, bits, records, size, crc, append_time, block_epoch, _, _,
+                 first_ordinal, offset, _, _, _) = unpack_control(body, at)  # fmt: skip
+                begins = position + _PREFIX_SIZE
+                payload_begins, behind = begins + attribute_size, at + TRAILER_SIZE
+                following = place + behind - position
+                if (
+                    records != 1 or offset != place or not id or payload_begins > at or following > limit
+                    or size != at - position or bits > 1 or version != TRAILER_VERSION or body_size != _BODY_SIZE
+                    or crc32(view[position:at]) != crc or crc32(view[at + HEADER_SIZE : behind]) != checksum
+                ):  # fmt: skip
+                    break
+                if append_time != time or block_epoch != epoch or origin is None:
+                    time, epoch = append_time, block_epoch
+                    origin = Origin(self.incarnation, time, epoch, self.codec, self.failure_handler)
+                ordinal = first_ordinal
+                fields = (
+                    body[payload_begins:at], topic, partition, place, following, ordinal, id,
+                    body[begins:payload_begins], origin,
+                )  # fmt: skip
+                messages.append(_new(ReceivedMessage, fields))
+                position, place = behind, following
+        except StructError:
+            pass  # end of the body: either nothing is left, or the slow path reports the error
+        return DecodedBlock(messages, start, place, ordinal + 1, epoch), position
 
     def _verify_block(
         self, body: bytes, position: int, place: int, next_offset: int, gaps: bool
@@ -365,79 +411,3 @@ def _describe_bad_records(records: bytes, offset: int) -> str:
     named = ", ".join(map(str, bad[:BAD_RECORDS_NAMED]))
     more = " and more" if len(bad) > BAD_RECORDS_NAMED else ""
     return f"; the record at offset {named}{more} is wrong"
-
-
-_BODY_SIZE: Final = TRAILER_SIZE - HEADER_SIZE
-_MARK_BEGIN: Final = HEADER_SIZE - 12
-
-
-class SingleBlockRun(NamedTuple):
-    """Result of the fast path: messages, perhaps none, and where the slow path continues.
-
-    `position` is an index into the body, `next_offset` the offset; `next_ordinal` and `epoch` are those after
-    the last block.
-    """
-
-    messages: list[ReceivedMessage]
-    position: int
-    next_offset: int
-    next_ordinal: int
-    epoch: int
-
-
-class SingleBlockDecoder:
-    """Fast path for blocks of one plain record each, which senders of single messages cause.
-
-    Decoding a block takes about 9 us, which is little for a thousand records and much for one. Here such
-    blocks are decoded in one loop with the same verification: the trailer by its checksum, log id and offset,
-    the record by the CRC of the block. The loop ends at any other block and at any error; the slow path
-    continues there and reports it.
-    """
-
-    def __init__(
-        self, topic: str, partition: int, incarnation: int, log_id: int, codec: Codec | None
-    ) -> None:
-        self._fixed = (topic, partition)
-        self._incarnation = incarnation
-        self._log_id = log_id
-        self._mark = trailer_key(log_id)
-        self._codec = codec
-        self.failure_handler: Any = None
-
-    def decode_run(self, body: bytes, position: int, place: int, limit: int) -> SingleBlockRun:
-        """Decode blocks from `position` of `body`, which is offset `place`, up to offset `limit`."""
-        messages: list[ReceivedMessage] = []
-        view, mark = memoryview(body), self._mark
-        unpack, unpack_control = _PREFIX.unpack_from, TRAILER.unpack_from
-        origin, time, epoch, ordinal = None, -1, -1, -1
-        topic, partition = self._fixed
-        try:
-            while True:
-                length, id, flag, attribute_size = unpack(body, position)
-                at = position + HEADER_SIZE + length
-                if body[at + _MARK_BEGIN : at + HEADER_SIZE] != mark or flag & _FLAG_LOW != FLAG_ATTRIBUTE:
-                    break
-                (body_size, checksum, _, _, version, bits, records, size, crc, append_time, block_epoch, _, _,
-                 first_ordinal, offset, _, _, _) = unpack_control(body, at)  # fmt: skip
-                begins = position + _PREFIX_SIZE
-                payload_begins, behind = begins + attribute_size, at + TRAILER_SIZE
-                following = place + behind - position
-                if (
-                    records != 1 or offset != place or not id or payload_begins > at or following > limit
-                    or size != at - position or bits > 1 or version != TRAILER_VERSION or body_size != _BODY_SIZE
-                    or crc32(view[position:at]) != crc or crc32(view[at + HEADER_SIZE : behind]) != checksum
-                ):  # fmt: skip
-                    break
-                if append_time != time or block_epoch != epoch or origin is None:
-                    time, epoch = append_time, block_epoch
-                    origin = Origin(self._incarnation, time, epoch, self._codec, self.failure_handler)
-                ordinal = first_ordinal
-                fields = (
-                    body[payload_begins:at], topic, partition, place, following, ordinal, id,
-                    body[begins:payload_begins], origin,
-                )  # fmt: skip
-                messages.append(_new(ReceivedMessage, fields))
-                position, place = behind, following
-        except StructError:
-            pass  # end of the body: either nothing is left, or the slow path reports the error
-        return SingleBlockRun(messages, position, place, ordinal + 1, epoch)

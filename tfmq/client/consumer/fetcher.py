@@ -165,7 +165,7 @@ class Fetcher:
     # Partitions
 
     def add(self, feed: PartitionFetchState) -> None:
-        feed.decoder.set_failure_handler(self.failure_handler)
+        feed.decoder.failure_handler = self.failure_handler
         self.partitions[feed.name] = feed
         self.fetchable[feed] = None
 
