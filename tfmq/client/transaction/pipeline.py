@@ -613,8 +613,13 @@ class ProducerSequencePool:
 
     def acquire(self, until: float) -> Operation[ProducerSequence]:
         """Return a free sequence, or a new one. Raises `TimedOut`, and the errors of leasing ids."""
-        stream = self._pop_free()
-        return stream if stream is not None else (yield from self.lease_new(until))
+        # The broker expires idle sequences.
+        oldest = self._link.now() - self._link.limits["producer_idle_seconds"] / 2
+        while self._free:
+            stream = self._free.pop()
+            if stream.used_at > oldest:
+                return stream
+        return (yield from self.lease_new(until))
 
     def lease_new(self, until: float) -> Operation[ProducerSequence]:
         """Return a sequence with a newly leased producer id. Raises as `acquire`."""
@@ -631,12 +636,3 @@ class ProducerSequencePool:
             error: Any = request.error
             raise type(error)(error.sentence, outcome="not done")
         return ProducerSequence(request.result, self._link.now())
-
-    def _pop_free(self) -> ProducerSequence | None:
-        """Return a free sequence that the broker has not expired, or None."""
-        oldest = self._link.now() - self._link.limits["producer_idle_seconds"] / 2
-        while self._free:
-            stream = self._free.pop()
-            if stream.used_at > oldest:
-                return stream
-        return None
