@@ -10,7 +10,7 @@ from tfmq.client.connection.addresses import describe_client
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.factory import in_process_state_folder, make_client_parts
 from tfmq.client.consumer.core import ConsumerCore
-from tfmq.client.consumer.options import DEFAULT_STORE, ConsumerArguments, check_arguments
+from tfmq.client.consumer.options import DEFAULT_STORE, check_arguments
 from tfmq.client.operation import Event, Executor
 from tfmq.client.worker.dead_letter_store import DeadLetterStore
 from tfmq.client.worker.listeners import Function, Listener, Listeners, check_listener
@@ -39,7 +39,7 @@ class ConsumerHandle:
 
         `awaits`: the driver is that of an event loop. Raises `BadRequest`, `NotSupported`.
         """
-        options = check_arguments(ConsumerArguments.from_mapping(arguments), awaits=awaits)
+        options = check_arguments(arguments, awaits=awaits)
         link, driver, self._wall_clock = make_client_parts(
             arguments["servers"], driver_type, client_id=arguments["client_id"]
         )

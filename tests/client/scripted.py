@@ -1,6 +1,7 @@
 """A broker in memory and a driver with a clock of its own: what consumers are tested against without a socket."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from journal.record.format import tag_hash
@@ -9,8 +10,9 @@ from tfmq.client.connection.addresses import parse_servers
 from tfmq.client.connection.connection import NEVER, ClientConnection, PendingRequest
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.options import consumer_options
+from tfmq.client.consumer.options import ConsumerOptions, check_arguments
 from tfmq.client.operation import CallUserCode, Operation
+from tfmq.consumer import Consumer
 from tfmq.errors import (
     Abandoned,
     ConnectionFailed,
@@ -22,6 +24,13 @@ from tfmq.errors import (
 from tfmq.protocol import commands as wire
 
 STEPS_MAX = 100_000
+
+
+def consumer_options(**arguments: Any) -> ConsumerOptions:
+    """The options of a consumer with these arguments, and the defaults of the others."""
+    given = signature(Consumer).bind(**arguments)
+    given.apply_defaults()
+    return check_arguments(given.arguments)
 
 
 class Broker:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.client.blocks import INCARNATION, Bytes
-from tests.client.scripted import Broker, Script, ScriptedLink
+from tests.client.scripted import Broker, Script, ScriptedLink, consumer_options
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.fetcher import (
     FETCH_BYTES_LARGE,
@@ -24,7 +24,7 @@ from tfmq.client.consumer.fetcher import (
     filter_batch,
 )
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.options import FETCH_BYTES, consumer_options
+from tfmq.client.consumer.options import FETCH_BYTES
 from tfmq.client.consumer.positions import Batch, ReadPosition
 from tfmq.errors import (
     BadRequest,

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.client.scripted import Broker, Script, ScriptedLink
+from tests.client.scripted import Broker, Script, ScriptedLink, consumer_options
 from tfmq.client.consumer.membership import (
     ZOOKEEPER_CHECK_SECONDS,
     Membership,
     ZooKeeperMembership,
     create_membership,
 )
-from tfmq.client.consumer.options import consumer_options
 from tfmq.client.operation import BackgroundTasks, Event
 from tfmq.errors import Busy, NotAllowed
 from tfmq.offsets.storage import PartitionName

@@ -14,13 +14,12 @@ import pytest
 
 import tfmq
 from tests.client.consumer.test_core import filled, offset_of
-from tests.client.scripted import Broker, Script
+from tests.client.scripted import Broker, Script, consumer_options
 from tfmq.client.consumer.options import (
     EARLIEST,
     LATEST,
     StartPosition,
     Subscription,
-    consumer_options,
     open_storage,
     seek_position,
     start_position,

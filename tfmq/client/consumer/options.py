@@ -12,6 +12,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from journal.disk import Disk
@@ -102,53 +103,13 @@ class ConsumerOptions(NamedTuple):
     prefetch_bytes: int
 
 
-class ConsumerArguments(NamedTuple):
-    """Unvalidated constructor arguments; the defaults are those of all consumer APIs."""
+def check_arguments(arguments: Mapping[str, Any], *, awaits: bool = True) -> ConsumerOptions:
+    """Validate the arguments of a consumer's constructor.
 
-    topics: Topics = None
-    partitions: Partitions = None
-    group: str | None = None
-    start: Start = "earliest"
-    read: str = "forced"
-    on_damage: str = "stop"
-    on_out_of_range: str = "stop"
-    commits: str = "auto"
-    offsets: str | OffsetStorage = BROKER
-    retries: int = RETRIES
-    dead_letters: str | os.PathLike[str] | None = DEFAULT_STORE
-    tags: str | Iterable[str] | None = None
-    where: MessageFilter = None
-    codec: Codec | Mapping[str, Codec] | None = None
-    hooks: Sequence[Any] = ()
-    strategy: str = STICKY
-    broadcast: bool | str = False
-    coordinator: str = BROKER
-    on_assigned: PartitionCallback = None
-    on_revoked: PartitionCallback = None
-    timeout: float = TIMEOUT_SECONDS
-    session: float = SESSION_SECONDS
-    save_every: float = SAVE_SECONDS
-    refresh_every: float = REFRESH_SECONDS
-    fetch_bytes: int = FETCH_BYTES
-    prefetch_bytes: int = PREFETCH_BYTES
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> ConsumerArguments:
-        """Return the consumer arguments among the arguments of a constructor."""
-        return cls(**{name: given[name] for name in cls._fields})
-
-
-def consumer_options(**arguments: Any) -> ConsumerOptions:
-    """Validate the arguments of a consumer.
-
-    Raises BadRequest for a wrong argument, NotSupported for a storage or a coordinator whose library is
-    missing, TypeError for an unknown argument.
+    For `awaits` see `ConsumerOptions`. Raises BadRequest for a wrong argument, NotSupported for a storage or a
+    coordinator whose library is missing.
     """
-    return check_arguments(ConsumerArguments(**arguments))
-
-
-def check_arguments(given: ConsumerArguments, *, awaits: bool = True) -> ConsumerOptions:
-    """Validate `given`; for `awaits` see `ConsumerOptions`. Raises BadRequest, NotSupported."""
+    given = SimpleNamespace(**arguments)
     subscription = Subscription.from_arguments(given.topics, given.partitions)
     by_broker = _is_broker_coordinated(given.coordinator)
     _check_values(given, by_broker)
@@ -198,7 +159,7 @@ def check_poll(timeout: Any, max_messages: Any) -> None:
         raise BadRequest(f"max_messages={max_messages!r} is not possible; it must be at least 1.")
 
 
-def _check_values(given: ConsumerArguments, by_broker: bool) -> None:
+def _check_values(given: SimpleNamespace, by_broker: bool) -> None:
     """Validate choices, numbers and combinations of arguments. Raises BadRequest."""
     for name, allowed in _CHOICES.items():
         if (value := getattr(given, name)) not in allowed:
@@ -226,7 +187,7 @@ def _check_values(given: ConsumerArguments, by_broker: bool) -> None:
     check_codec(given.codec, "decode")
 
 
-def _check_functions(given: ConsumerArguments, awaits: bool) -> None:
+def _check_functions(given: SimpleNamespace, awaits: bool) -> None:
     """Raises BadRequest for functions whose body a call would not run: generators, coroutines."""
     for name in ("where", "on_assigned", "on_revoked"):
         value = getattr(given, name)
