@@ -36,7 +36,7 @@ from tfmq.delay.due_time import (
 
 VERSION: Final = 1
 PRODUCER_ID: Final = 2
-"""Reserved for the broker: ids below 16 are never leased."""
+"""The producer id of all headers. Ids below 16 are reserved for the broker and never leased."""
 
 HEADER_ID: Final = make_id(PRODUCER_ID, 0)
 """All headers have the same id, so that a changed bit in it is detected."""
@@ -47,7 +47,7 @@ KIND_NAMES: Final = {ARRIVAL: "arrival", CANCEL: "cancel", RESCHEDULE: "reschedu
 
 FIXED_PART: Final = Struct(">BBBBIIQ")
 PADDING_BYTES_MIN: Final = 5
-"""Minimum of padding.
+"""Minimum of FF bytes at the end of a header.
 
 Fewer bytes could be mistaken for the last byte of a length and the checksum of a block trailer.
 """
@@ -56,22 +56,22 @@ FLAG_LIKE_LENGTHS: Final = ((0x40, 0x41), (0x4000, 0x4100), (0x40_0000, 0x41_000
 """Ranges (first, end) of record lengths that look like the end of a block trailer's flag."""
 
 SHAPE_SAME_DUE: Final = 1
-"""All messages have the same due time."""
+"""Bit of the shape: all messages have the same due time, which is encoded once."""
 SHAPE_ABSOLUTE: Final = 2
-"""All senders set absolute times; without this bit and the next, all set delays."""
+"""Bit of the shape: all times are absolute; without this bit and the next, all are delays."""
 SHAPE_MIXED: Final = 4
-"""One byte a message tells whether its time is absolute."""
+"""Bit of the shape: a column with one byte a message says whether its time is absolute."""
 SHAPE_AHEAD: Final = 8
-"""A word has the offset of broker time to the wall clock."""
+"""Bit of the shape: the header has the word `ahead`."""
 
 RECORDS_MAX: Final = SEQUENCE_COUNT
-"""Maximum of a batch, whose sequences belong to one id.
+"""Maximum of records after one header: one batch, whose sequences belong to one producer id.
 
-A damaged count cannot request gigabytes.
+Because of this limit a damaged count cannot make the decoder allocate gigabytes.
 """
 
 CHANGED_MESSAGES_MAX: Final = 65_536
-"""Maximum of messages in one cancel or reschedule; more need several headers."""
+"""Maximum of messages that one header cancels or reschedules; more need several headers."""
 
 TOPIC_SIZE_MAX: Final = 0xFF
 TOP_BIT: Final = 1 << 63
@@ -101,8 +101,8 @@ NO_TURN_COLUMNS: Final = TurnColumns(array("Q"), array("Q"))
 class ArrivalHeader(NamedTuple):
     """A decoded arrival header.
 
-    `dues`: due times of the records after it, which have `size_bytes`. `old_turns`: turns of the cancelled or
-    rescheduled messages. `ahead_ms`: 0 if no time is absolute.
+    `dues`: due times of the records after it, which have `size_bytes` in all. `old_turns`: turns of the cancelled or
+    rescheduled messages. `ahead_ms`: by how many ms broker time was ahead of the wall clock; 0 if no time is absolute.
     """
 
     kind: int
@@ -141,7 +141,7 @@ def reschedule_header(
 
 
 def _needed_ahead_ms(dues: DueTimes, ahead_ms: int) -> int:
-    """Return the offset if it was added to any due time; delays are in broker time."""
+    """Return `ahead_ms`, or 0 if no time is absolute: delays do not depend on the wall clock."""
     return ahead_ms if ABSOLUTE_FLAG in dues.absolute else 0
 
 
@@ -228,7 +228,7 @@ def _why_invalid(version: int, kind: int, count: int, size_bytes: int) -> str:
 
 
 def _encode_due_times(dues: DueTimes) -> tuple[int, list[bytes]]:
-    """Return (shape, encoded due times and flags)."""
+    """Return the bits of the shape, and the columns: due times, and flags if they differ."""
     times, absolute, low, high = dues
     if not times:
         return 0, []
@@ -244,7 +244,7 @@ def _encode_due_times(dues: DueTimes) -> tuple[int, list[bytes]]:
 
 
 def _padding(size: int) -> bytes:
-    """Return the padding after `size` bytes of payload."""
+    """Return the FF bytes that follow `size` bytes of payload."""
     end = size + PADDING_BYTES_MIN
     if end >= FLAG_LIKE_LENGTHS[0][0]:
         for low, high in FLAG_LIKE_LENGTHS:
@@ -254,14 +254,14 @@ def _padding(size: int) -> bytes:
 
 
 def _with_top_bits(column: "array[int]") -> bytes:
-    """Encode the words, each with its top bit set, which no word uses."""
+    """Encode the words, each with its top bit set; no value needs that bit."""
     data = bytearray(encode_words(column))
     data[::WORD] = data[::WORD].translate(_SET_TOP)
     return bytes(data)
 
 
 def _decode_same_due_time(payload: bytes, position: int, count: int, shape: int) -> DueTimes:
-    """Decode one due time for all messages, the most common case, faster than columns."""
+    """Decode one due time for all messages: the most common case, faster than `_ColumnReader`."""
     word = int.from_bytes(payload[position : position + WORD], "big")
     if word < TOP_BIT:
         raise BadArrivalHeader(0, "the top bit of its due time is not set")

@@ -52,13 +52,13 @@ LOG_ID: Final = make_log_id(2, 0)
 ARRIVALS_SUFFIX: Final = ".arrivals"
 
 SEGMENT_BYTES: Final = 64 << 20
-"""Small, because spilled arrivals are deleted by whole segments.
+"""Size of a segment. Small, because arrivals that are in buckets are deleted by segment.
 
-The minimum for the largest batch.
+A smaller segment would not have space for the largest batch.
 """
 
 READ_BYTES: Final = 1 << 20
-"""Bytes of one read of the log for a spill or a start."""
+"""Bytes of one read of the log when arrivals are written to buckets, or at a start."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 
@@ -112,8 +112,9 @@ def arrival_batches(
     sequence: int,
     count: int,
 ) -> list[Batch]:
-    """The two batches of one append: the note, and the records as their producer sent them
-    (`journal.record.batch.Batch`).
+    """Return the two batches of one append: the header, and the records as they were sent.
+
+    The parameters from `body` on are the fields of `journal.record.batch.Batch`.
     """
     return [header_batch(header), Batch(body, blocks, producer_id, sequence, count)]
 
@@ -156,11 +157,11 @@ def read_batches(
     on_damage: DamageCallback | None = None,
     on_header: HeaderCallback | None = None,
 ) -> Iterator[ArrivalBatch]:
-    """Yield the arrivals between two ends of appends, in order.
+    """Yield the arrivals between two offsets, both of which are ends of appends, in order.
 
     `on_header` is called with each header. May run in a worker. Raises Corrupt if the log is damaged, unless
-    `on_damage` is given: then damage is skipped. Raises BelowStart, BeyondEnd (`upto` is below `to_offset`: nothing is
-    left out silently), OSError, Closed.
+    `on_damage` is given: then damage is skipped. Raises BelowStart, BeyondEnd (less than `to_offset` is durable, or
+    written, as `upto` demands; nothing is left out silently), OSError, Closed.
     """
     reading, passed = _BatchParser(on_header), -1
     while from_offset < to_offset:
@@ -185,9 +186,9 @@ def read_batches(
 
 
 def batches_of_blocks(blocks: Iterable[Block | None]) -> Iterator[ArrivalBatch]:
-    """Yield the arrivals in blocks that follow each other, without a log; None: damage between two blocks.
+    """Yield the arrivals in blocks that follow each other; None: damage between two blocks.
 
-    For offline tools: records without their header are left out without a line in the log.
+    For offline tools: records without their header are left out, and nothing is logged.
     """
     parser = _BatchParser(None, is_quiet=True)
     for block in blocks:
@@ -198,7 +199,10 @@ def batches_of_blocks(blocks: Iterable[Block | None]) -> Iterator[ArrivalBatch]:
 
 
 def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
-    """Return the damage from the end of an append up to the durable offset. Raises OSError."""
+    """Return the damage from `from_offset`, the end of an append, to the durable offset.
+
+    Raises OSError.
+    """
     found: list[Corrupt] = []
     for _ in read_batches(log, max(from_offset, log.first_offset), log.forced_offset, on_damage=found.append):
         pass
@@ -206,7 +210,7 @@ def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
 
 
 def _verified_blocks(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
-    """Yield the blocks in `data`. Raises Corrupt instead of BadRecord."""
+    """Yield the blocks in `data`, which begins at offset `start`. Raises Corrupt at a bad one."""
     position = 0
     try:
         for block in blocks_of(data, start, log.log_id):
@@ -361,9 +365,9 @@ def _header_at(block: Block, position: int) -> ArrivalHeader | None:
 # Reading single records by offset.
 
 VERIFIED_PER_CALL_MAX: Final = 32
-"""Maximum of blocks that are verified in a call that must not wait: about 2 ms.
+"""Maximum of blocks that one call of `read_cached` verifies: about 2 ms.
 
-More are left to a worker.
+If there are more, the caller has to call `read` in a worker.
 """
 
 CACHED_GAP_BYTES: Final = 4096
@@ -400,7 +404,7 @@ class ArrivalRecordReader:
         """The block that was verified last."""
         self._records: Records = []
         self._bytes_left = 0
-        """Bytes that may still be read."""
+        """What is left of `bytes_max` in the current call."""
         self._gap = CACHED_GAP_BYTES
         self._size_hint = SIZE_HINT_MIN
         self._largest_record = 0
@@ -464,7 +468,7 @@ class ArrivalRecordReader:
         return True
 
     def _copy_from_block(self, offsets: Sequence[int], index: int) -> int:
-        """Copy the records from `index` on that are in the current block.
+        """Copy the records from `index` on that are in the block that was verified last.
 
         Return the index after them.
         """
@@ -524,22 +528,22 @@ class ArrivalRecordReader:
 
 
 VERIFIED_BLOCKS_MAX: Final = 65_536
-"""Maximum of remembered blocks, some megabytes; with more, the cache is cleared."""
+"""Maximum of blocks in a `VerifiedBlockCache`, some megabytes; a full cache is cleared."""
 
 
 class VerifiedBlockCache:
-    """Blocks of the arrival log with a verified checksum. Thread-safe.
+    """The blocks of the arrival log whose checksums were verified. Thread-safe.
 
-    Single records can be read from them. The file does not change any more, and the checksum of each record is
-    verified at each read.
+    From such a block a single record can be read without the rest: the file does not change any more there, and the
+    checksum of the record is verified at each read.
     """
 
     def __init__(self) -> None:
         self._add_lock = Lock()
         self._starts: list[int] = []
-        """Sorted."""
+        """The offsets where verified blocks begin, sorted."""
         self._ends: dict[int, int] = {}
-        """By start. A start is added here before it is added to `_starts`."""
+        """End of a block by its start. A start is added here before it is added to `_starts`."""
 
     def end_of(self, offset: int) -> int:
         """Return the end of the verified block that contains `offset`; 0 if there is none."""
@@ -549,7 +553,7 @@ class VerifiedBlockCache:
         return end if offset < end else 0
 
     def add(self, start: int, end: int) -> None:
-        """Record that a block is verified."""
+        """Add the block from the offset `start` to `end`."""
         with self._add_lock:
             if start in self._ends:
                 return
@@ -561,7 +565,10 @@ class VerifiedBlockCache:
 
 
 class WheelRows(NamedTuple):
-    """Messages as rows of the timing wheel; empty if all are due after the memory window."""
+    """Messages as rows of the timing wheel; empty if all are due after the memory window.
+
+    `locators`: where the record is stored, as in `tfmq.delay.rows`. `tags`: from `timing_wheel.make_tag`.
+    """
 
     dues: array[int]
     numbers: array[int]
@@ -570,7 +577,10 @@ class WheelRows(NamedTuple):
 
 
 class WrittenArrival(NamedTuple):
-    """Messages for one target that are written. `ticket`: from `begin_append`."""
+    """The messages of one append, all for one target, which are written, not yet durable.
+
+    `ticket`: from `NonDurableArrivals.begin_append`. `number_next`: the number after that of the last message.
+    """
 
     ticket: int
     log_id: int
@@ -583,10 +593,10 @@ class WrittenArrival(NamedTuple):
 
 
 class NonDurableArrivals:
-    """Tracks arrivals that a power failure could still undo.
+    """Tracks arrivals that are not durable: a power failure could still undo them.
 
-    Nothing that is due after one of them may fire: the arrival could have the lower turn, and the highest turn of a
-    partition implies all lower turns.
+    No message that is due after one of them may be delivered before it: after a crash, all messages up to the highest
+    turn in a partition count as delivered.
     """
 
     def __init__(self) -> None:
@@ -595,7 +605,7 @@ class NonDurableArrivals:
         self._heap: list[tuple[int, int]] = []
         self._written: deque[WrittenArrival] = deque()
         self.uncertain_targets: dict[int, int] = {}
-        """Targets with arrivals that only a start can resolve: log id -> lowest due time."""
+        """Lowest due time, by log id, of arrivals that only the next start finds durable or lost."""
         self.message_count = 0
         """Messages that are written and not known to be durable."""
 
@@ -604,9 +614,9 @@ class NonDurableArrivals:
 
     @property
     def due_limit(self) -> int | None:
-        """The lowest due time of arrivals that are not durable: nothing from there on may fire.
+        """The lowest due time of non-durable arrivals; no message due then or later may fire.
 
-        None: all are.
+        None if all arrivals are durable.
         """
         heap = self._heap
         while heap and heap[0][1] not in self._lows:
@@ -615,37 +625,38 @@ class NonDurableArrivals:
 
     @property
     def last_written(self) -> WrittenArrival | None:
-        """The last append that is not known to be durable."""
+        """The last append that is not known to be durable; None if there is none."""
         return self._written[-1] if self._written else None
 
     def begin_append(self, low: int) -> int:
-        """Record that due times were assigned, none below `low`; return a ticket."""
+        """Record an append that will be written, with due times from `low` on; return its ticket."""
         self._ticket += 1
         self._lows[self._ticket] = low
         heappush(self._heap, (low, self._ticket))
         return self._ticket
 
     def append_failed(self, ticket: int) -> None:
-        """Record that the messages are not written, and never will be."""
+        """Record that the append with this ticket is not written, and never will be."""
         self._lows.pop(ticket, None)
 
     def add_written(self, landed: WrittenArrival) -> None:
-        """Record that messages are written, after all earlier ones."""
+        """Record that the append is written; called in the order of the appends."""
         self._written.append(landed)
         self.message_count += landed.count
 
     @property
     def lowest_due(self) -> int | None:
-        """The lowest due time of arrivals that are not durable, or uncertain."""
+        """The lowest due time of arrivals that are not durable, with those in `uncertain_targets`."""
         return min(
             [low for low in (self.due_limit, *self.uncertain_targets.values()) if low is not None],
             default=None,
         )
 
     def log_stopped(self) -> None:
-        """Handle that the log has stopped: a start decides which arrivals exist.
+        """Move the written arrivals to `uncertain_targets`, because the log has stopped.
 
-        Until then only their targets wait.
+        The next start decides which of them exist. Until then no messages of their targets fire that are due later;
+        other targets do not wait.
         """
         for landed in self._written:
             if self._lows.pop(landed.ticket, None) is not None:
@@ -654,7 +665,7 @@ class NonDurableArrivals:
                 )
 
     def pop_durable(self, offset: int) -> Iterator[WrittenArrival]:
-        """Yield the arrivals that are durable now that the log is durable up to `offset`, in order."""
+        """Remove and yield, in order, the arrivals that are durable if the log is up to `offset`."""
         while self._written and self._written[0].end_offset <= offset:
             landed = self._written.popleft()
             self._lows.pop(landed.ticket, None)

@@ -1,8 +1,8 @@
 """State derived from the arrival log.
 
 Producer sequences, cancelled messages, rescheduled messages, and the epochs of the messages' numbers. Recovery applies
-the blocks of the log (`journal.log.checkpoint.State`). While the broker runs, `apply_header`, `epochs.record` and the
-recorder of the producers' batches have the same effect as a recovery from the same blocks.
+the blocks of the log (`journal.log.checkpoint.State`). While the broker runs, it calls `apply_header` and
+`epochs.record` and records the producers' batches, with the same effect as a recovery from the same blocks.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ SNAPSHOT_NAME: Final = "the snapshot of the arrival log"
 CANCELLED_MAX: Final = 1 << 24
 """Maximum of cancelled and rescheduled messages, 128 MiB and 384 MiB of memory.
 
-With more, changes are rejected.
+Beyond it, cancels and reschedules are rejected.
 """
 BYTES_MAX: Final = 768 << 20
-"""Maximum memory for them.
+"""Maximum memory for cancelled and rescheduled messages.
 
-Messages with distant due times need more than those close together.
+Messages with due times far apart need more memory than those close together.
 """
 EXPIRY_SPANS_MAX: Final = 4096
 EXPIRY_INTERVAL_MS: Final = 1 << 22
-"""Interval of expiry with more than EXPIRY_SPANS_MAX spans. Expiry examines each span."""
+"""Interval of expiry, which examines each span, if there are more than EXPIRY_SPANS_MAX."""
 
 
 class ProducerStates(Protocol):
-    """Producer states, which check for contiguous sequences: `tfmq.broker.producer_state`."""
+    """The last batches of all producers to the log: implemented in `tfmq.broker.producer_state`."""
 
     def load(self, data: bytes) -> None: ...
 
@@ -62,7 +62,10 @@ class ProducerStates(Protocol):
 
 
 class ArrivalLogState:
-    """The state of the arrival log. `producers` is in its initial state."""
+    """All state that is derived from the arrival log; at first that of an empty log.
+
+    `producers` must be in its initial state, too.
+    """
 
     def __init__(self, producers: ProducerStates) -> None:
         self.producers = producers
@@ -98,11 +101,11 @@ class ArrivalLogState:
                     self.rescheduled.add(due, number, (new_due, new_number))
 
     def expire_before(self, due: int) -> int:
-        """Expire what was due in spans that end at `due` or before.
+        """Remove the cancelled and rescheduled messages of spans that end at `due` or before.
 
-        Return how many cancelled messages. A span is kept as long as one of its handles leads to a message that was
-        rescheduled and is due later. The exception is when half of the maximum is in use: messages that are
-        rescheduled again and again must not use up the rest.
+        Return how many cancelled messages were removed. A span is kept as long as one of its messages was rescheduled
+        and is due later, so that the old handle stays valid. The exception is when half of the maximum is in use:
+        messages that are rescheduled again and again must not use up the rest.
         """
         many = len(self.cancelled) > EXPIRY_SPANS_MAX
         if due >> SPAN_BITS == self._expiry_checked_to >> SPAN_BITS or (
@@ -116,7 +119,7 @@ class ArrivalLogState:
         self.rescheduled.expire_spans(over)
         return self.cancelled.expire_spans(over)
 
-    # journal.log.checkpoint.State
+    # The interface journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
         """Restore a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""
@@ -136,7 +139,7 @@ class ArrivalLogState:
     def dump(self) -> bytes:
         """Return a snapshot.
 
-        Version, then those of the producers, cancelled and rescheduled messages, and of the epochs.
+        Its parts: a version, then the snapshots of producers, cancelled messages, rescheduled messages and epochs.
         """
         parts = (self.producers.dump(), self.cancelled.dump(), self.rescheduled.dump(), self.epochs.dump())
         return pack((SNAPSHOT_VERSION, *parts))
@@ -174,7 +177,7 @@ class ArrivalLogState:
 def numbered_runs(block: Block) -> list[tuple[int, ProducerRun]]:
     """Return the runs of a block, each with the ordinal of its first record.
 
-    Fillers count as they declare.
+    A filler, which replaces damaged records, counts as many ordinals as it declares.
     """
     found = producer_runs(block)
     ordinal = block.control.first_ordinal
@@ -209,7 +212,7 @@ def _snapshot_parts(fields: list[Any]) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 UNMARKED_END_UNKNOWN: Final = (1 << 64) - 1
-"""In a snapshot that is written during a start, before the end of the log is known."""
+"""`unmarked_end` in a snapshot written during a start, before the end of the log is known."""
 EPOCHS_MAX: Final = 65_536
 """Maximum of remembered epochs, 1 MiB in a snapshot: a start each minute for 45 days."""
 
@@ -230,11 +233,11 @@ class NumberEpochs:
 
     @property
     def unmarked_end(self) -> int:
-        """Messages with lower numbers may have handles without an epoch, as earlier releases gave them."""
+        """The number below which messages may have handles without an epoch, from earlier releases."""
         return self._unmarked_end or 0
 
     def record(self, number: int, epoch: int) -> None:
-        """Record that a message got `number` in `epoch`; numbers rise."""
+        """Record that a message got `number` in `epoch`; both rise from call to call, or stay."""
         if self._epochs and epoch <= self._epochs[-1]:
             return
         self._firsts.append(number)
@@ -249,7 +252,10 @@ class NumberEpochs:
         return self._epochs[at - 1] if at else None
 
     def finish_recovery(self, end_number: int) -> None:
-        """Mark all numbers below `end_number` as from an earlier release, unless a snapshot has told which are."""
+        """Set `unmarked_end` to the end of the log, unless a snapshot had a value for it.
+
+        A log without that value was written by an earlier release.
+        """
         if self._unmarked_end is None:
             self._unmarked_end = end_number
 
@@ -277,21 +283,22 @@ SPAN_BITS: Final = 16
 
 RECENT_MIN: Final = 256
 RECENT_PART: Final = 16
-"""Numbers in a set before they are merged into the sorted ones, or as a part of those.
+"""When the set of the newest numbers of a span is merged into its sorted array.
 
-So adding costs the same for ten and for ten million numbers.
+That is when it has more than RECENT_MIN numbers and 1/RECENT_PART of those in the array. So adding costs the same for
+ten and for ten million numbers.
 """
 
 SPANS_CHECKED_MAX: Final = 64
-"""Maximum of spans that are checked for a range of due times."""
+"""Maximum of spans that `any_between` looks up one by one."""
 CANCELLED_SPAN_BYTES: Final = 256
-"""Memory of a span beside its numbers: most of it, if due times are far apart."""
+"""Approximate memory of a span beside its numbers: most of all, if due times are far apart."""
 
 _ROW: Final = Struct(">QQ")
 
 
 class _CancelledSpan:
-    """The numbers in one span: a sorted array; if there are many, the newest in a set."""
+    """The cancelled numbers of one span: a sorted array; if there are many, the newest in a set."""
 
     __slots__ = ("_recent", "_sorted")
 
@@ -372,9 +379,9 @@ class CancelledMessages:
         return new
 
     def any_between(self, low: int, high: int) -> bool:
-        """Return whether a message due in [low, high] may be cancelled; whole spans are checked.
+        """Return whether some message due in [low, high] may be cancelled.
 
-        False is exact. The cost is bounded: if the range and the spans are many, the result is True.
+        False is exact. True may be wrong: only whole spans are compared, and none if there are too many.
         """
         first, last = low >> SPAN_BITS, high >> SPAN_BITS
         if last - first < SPANS_CHECKED_MAX:
@@ -425,16 +432,16 @@ class CancelledMessages:
 
 
 COLUMNS: Final = 3
-"""Columns: old number, new due time, new number."""
+"""Columns of a rescheduled message: old number, new due time, new number."""
 RESCHEDULED_SPAN_BYTES: Final = 1024
-"""Memory of a span beside its messages."""
+"""Approximate memory of a span beside its columns."""
 CHAIN_STEPS_MIN: Final = 64
-"""Longer chains are cached.
+"""The last turn of a message that was rescheduled more often than this is cached.
 
-Repeated reschedules by the first handle need not follow the whole chain.
+So repeated reschedules by the first handle need not follow the whole chain of turns.
 """
 SHORTCUTS_MAX: Final = 65_536
-"""Maximum of cached chains; with more, the cache is cleared."""
+"""Maximum of cached last turns; with more, the cache is cleared."""
 
 
 Turn = tuple[int, int]
@@ -442,7 +449,7 @@ Turn = tuple[int, int]
 
 
 class _RescheduledSpan:
-    """Messages of one span by their old numbers: most in sorted arrays, the newest in a dict."""
+    """Rescheduled messages of one span, by old number: in sorted arrays, the newest in a dict."""
 
     __slots__ = ("_columns", "_recent", "targets")
 
@@ -450,7 +457,7 @@ class _RescheduledSpan:
         self._columns = columns or (array("Q"), array("Q"), array("Q"))
         self._recent: dict[int, Turn] = {}
         self.targets = {due >> SPAN_BITS for due in self._columns[1]}
-        """The spans that messages were moved to."""
+        """The numbers (due time >> SPAN_BITS) of the spans that messages were moved to."""
 
     def __len__(self) -> int:
         return len(self._columns[0]) + len(self._recent)
@@ -496,16 +503,16 @@ class _RescheduledSpan:
 
 
 class RescheduledMessages:
-    """New turns of rescheduled messages.
+    """The new turns of rescheduled messages, by their old turns.
 
-    They give repeated requests the same result and keep old handles valid. 24 bytes each, by the span of the old due
-    time. Entries are kept and expire together with `CancelledMessages`, which contains every old turn, too.
+    With them a repeated request has the same result, and old handles stay valid. 24 bytes each, by the span of the old
+    due time. Entries are kept and expire together with `CancelledMessages`, which contains every old turn, too.
     """
 
     def __init__(self) -> None:
         self._spans: dict[int, _RescheduledSpan] = {}
         self._shortcuts: dict[Turn, Turn] = {}
-        """Cached ends of long chains, by turn."""
+        """Cached last turns of messages that were rescheduled often, by an earlier turn."""
         self.count = 0
 
     @property
@@ -514,9 +521,9 @@ class RescheduledMessages:
         return RESCHEDULED_SPAN_BYTES * len(self._spans) + COLUMNS * WORD * self.count
 
     def get(self, due: int, number: int) -> Turn | None:
-        """Return the turn that replaced this one, None if there is none.
+        """Return the turn that replaced this one; None if none did.
 
-        It may have been replaced since.
+        The returned turn may have been replaced itself, see `latest`.
         """
         span = self._spans.get(due >> SPAN_BITS)
         return span.get(number) if span is not None else None
@@ -545,9 +552,9 @@ class RescheduledMessages:
         return new
 
     def expirable_spans(self, starts: Iterable[int], before: int) -> list[int]:
-        """Return those of the spans that may expire.
+        """Return those of the spans (by first due time) that may expire.
 
-        That is if all their handles lead, in any number of steps, to messages due before `before`.
+        A span may if all its messages, however often they were rescheduled, are due before `before` now.
         """
         spans = {start >> SPAN_BITS for start in starts}
         leads_to: dict[int, list[int]] = {}

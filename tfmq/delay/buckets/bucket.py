@@ -40,10 +40,10 @@ logger = logging.getLogger("tfmq.delay")
 READ_WINDOW_BYTES: Final = 256 << 10
 """One read covers records up to this far apart.
 
-Reading the gap costs less than another call.
+Reading the gap between two records costs less than another call.
 """
 CACHED_GAP_BYTES: Final = 4096
-"""The same for cached data."""
+"""Like READ_WINDOW_BYTES, for reads from the page cache."""
 TAIL_MIN: Final = 128
 TAIL_MAX: Final = 4096
 """Bounds of the bytes that are read for the last record, because its size is not known.
@@ -53,16 +53,16 @@ The largest record of the call before is assumed; a larger one costs a second re
 SCAN_BYTES: Final = 1 << 20
 """Bytes read at once to find the next chunk after damage."""
 TAIL_WINDOW_BYTES: Final = 64 << 10
-"""Bytes at the end of the file in which the last chunks are looked for first."""
+"""Bytes at the end of the file in which the last chunks are searched first."""
 TAIL_WINDOW_FACTOR: Final = 4
 NO_BYTE_LIMIT: Final = sys.maxsize
-"""No limit for the bytes of one call."""
+"""A `bytes_max` without effect."""
 DAMAGE_MAX: Final = 1000
 """Maximum of damaged ranges that a bucket stores; all are logged."""
 
 Records: TypeAlias = list[bytes | None]
 Pread = Callable[[int, int], "bytes | bytearray | None"]
-"""pread(size, position): None if it would block."""
+"""pread(size, position): returns the bytes of the file, or None if the read would block."""
 
 
 class Bucket:
@@ -70,7 +70,8 @@ class Bucket:
 
     Reads may run in any thread, also while a chunk is added. All data is verified before use: columns by the checksum
     of their chunk, a record by its own checksum, which also covers its number. Damage is recorded in `damage`; the
-    rest is served. `bucket_id`: its id in locators. `size`, `count`: bytes and messages that belong to it.
+    rest is served. `bucket_id`: the id of the bucket in locators. `size`, `count`: how many bytes of the file the
+    checkpoint lists, and the messages in them; what follows in the file does not count.
     """
 
     def __init__(
@@ -93,18 +94,18 @@ class Bucket:
         self.dead_count = dead_count
         """Messages that are not pending any more: cancelled, rescheduled, or with a deleted topic.
 
-        Constant while files are changed (`tfmq.delay.cancelled_rows`).
+        It does not change while a worker changes bucket files (`tfmq.delay.cancelled_rows`).
         """
         self.damage: list[Corrupt] = []
         """Damage found so far."""
         self._size_hint = TAIL_MIN
         self.is_quiet = False
-        """Do not log damage: offline tools report it."""
+        """Whether damage is not logged, because an offline tool reports it."""
 
     def __repr__(self) -> str:
         return f"<Bucket {self.path}>"
 
-    # Columns
+    # Chunks and their columns
 
     def read_columns(self, files: OpenFileCache) -> Iterator[ChunkColumns]:
         """Yield the columns of each chunk, without damaged ones. Raises NewerFormat, OSError."""
@@ -122,7 +123,7 @@ class Bucket:
                     yield columns
 
     def read_targets(self, files: OpenFileCache) -> Iterator[Sequence[Target]]:
-        """Yield the unverified targets of each chunk, to decide whether it should be loaded.
+        """Yield the targets in each chunk, unverified, to decide whether to read its columns.
 
         Raises NewerFormat, OSError.
         """
@@ -133,12 +134,12 @@ class Bucket:
                     yield decode_table(bytes(data)) or ()
 
     def chunks(self, file: File) -> Iterator[ChunkHead | Corrupt]:
-        """Yield the heads of all chunks, and ranges of the file without a head.
+        """Yield the heads of all chunks, and a Corrupt for each range of the file without a head.
 
         A chunk whose records are cut off by the end of the file is yielded: what is left of them can be read. Raises
         NewerFormat, OSError.
         """
-        # A chunk may be added meanwhile, so that `self.size` grows.
+        # Read `self.size` once: it grows if a chunk is added meanwhile.
         listed_size = self.size
         try:
             self._check_head(file.pread(HEAD_SIZE, 0))
@@ -150,14 +151,14 @@ class Bucket:
             yield Corrupt(self.path, size, listed_size, "the file is shorter than its listed size")
 
     def last_chunks(self, file: File, after: int) -> Iterator[ChunkHead | Corrupt]:
-        """Yield the last chunks, as `chunks`: all that may have messages from after this arrival offset.
+        """Like `chunks`, but yield only those that may have arrivals from the offset `after` on.
 
-        Does not read the chunks before these, of which there may be many. Raises OSError.
+        These are the last chunks. Those before them, which may be many, are not read. Raises OSError.
         """
         size = min(self.size, file.size())
         window = TAIL_WINDOW_BYTES
         position = HEAD_SIZE
-        # Arrival offsets ascend in a file, except for the 0 of a repair.
+        # The arrival offsets of chunks ascend in a file; only chunks that a repair has written have 0.
         while window < size - HEAD_SIZE:
             found = self._find_chunk(file, size - window, size, self.size)
             if (
@@ -191,7 +192,7 @@ class Bucket:
             raise Corrupt(self.path, 0, HEAD_SIZE, "its head is that of another bucket")
 
     def _read_chunk_head(self, file: File, position: int, size: int, listed_size: int) -> ChunkHead:
-        """Read the head of a chunk in a file of `size` bytes, of which the checkpoint lists `listed_size`."""
+        """Read a chunk's head in a file of `size` bytes, of which the checkpoint lists `listed_size`."""
         chunk = decode_chunk(file.pread(CHUNK_SIZE, position), position, self.seed, self.path)
         if chunk.records_position > size or chunk.next_position > listed_size:
             raise Corrupt(
@@ -200,10 +201,7 @@ class Bucket:
         return chunk
 
     def _find_chunk(self, file: File, position: int, size: int, listed_size: int) -> int:
-        """Return the position of the next valid chunk head from `position` on.
-
-        `size` if there is none.
-        """
+        """Return the position of the next valid chunk head from `position` on; `size` if none."""
         while position < size:
             data = file.pread(min(SCAN_BYTES, size - position), position)
             at = data.find(CHUNK_MAGIC)
@@ -217,7 +215,7 @@ class Bucket:
             position += max(len(data) - len(CHUNK_MAGIC) + 1, 1)
         return size
 
-    # Records
+    # Records of messages
 
     def read(
         self, files: OpenFileCache, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
@@ -340,9 +338,9 @@ class OpenFileCache:
         self._files: dict[str, _OpenFile] = {}
         """By path, the most recently used one last."""
         self._evictions = 0
-        """Counts evictions.
+        """Number of evictions.
 
-        The path of a file that is being opened may belong to another file by now.
+        If it rose while a file was opened, the path of that file may belong to another file now.
         """
 
     @contextmanager
@@ -411,8 +409,5 @@ class OpenFileCache:
 
 
 def never_close(file: File) -> None:
-    """Never close a file whose fsync failed or was not tried.
-
-    Closing it could swallow the error.
-    """
+    """Keep a file open whose fsync failed or was not tried: closing it could swallow the error."""
     NEVER_CLOSED.append(file)

@@ -44,7 +44,7 @@ POSITION_FIELD: Final = Struct(">Q")
 CHECKSUM: Final = Struct(">I")
 
 CHUNK_BYTES: Final = 4 << 20
-"""Size up to which messages are collected for a chunk.
+"""Size up to which messages are collected in memory for one chunk.
 
 Large enough that columns are worth a read of their own, small enough that no step of a split or load delays other
 threads.
@@ -59,7 +59,7 @@ _NAME = re.compile(r"([0-9a-f]{16})-([0-9]{2})\.bucket")
 
 
 LOST: Final = " messages are lost: "
-"""In the reason of damaged columns: before it their count, after it the fault."""
+"""Middle of the reason in `Corrupt` for damaged columns: message count, this text, the fault."""
 
 
 class StoreIdentity(NamedTuple):
@@ -75,7 +75,8 @@ class StoreIdentity(NamedTuple):
 class ChunkHead(NamedTuple):
     """The head of the chunk at `position`: `size` bytes, columns of `count` messages, a table.
 
-    `arrival_offset`: the bucket contains what was before this offset of the arrival log, as far as it was pending then.
+    `arrival_offset`: when the chunk was written, the bucket had all its messages from the arrival log before this
+    offset, without those that were not pending any more.
     """
 
     position: int
@@ -146,7 +147,7 @@ def encode_chunk(
 ) -> tuple[list[Buffer], ChunkHead]:
     """Encode a chunk for `position` of its file.
 
-    Return the buffers to write, in order, and its head.
+    `arrivals`: its `arrival_offset`. `seed`: from `checksum_seed`. Return the buffers to write, in order, and its head.
     """
     table = b"".join(
         TARGET_ROW.pack(target.log_id, len(name)) + name
@@ -227,8 +228,8 @@ def _encode_column(column: IntegerColumn) -> bytes:
     return swapped.tobytes()
 
 
-# Delayed messages as columns of equal length, without an object for each message. All operations run in C over whole
-# columns, in pieces that are short enough not to delay other threads.
+# Columns of delayed messages, all of equal length, without an object for each message. All operations run in C over
+# whole columns, in pieces that are short enough not to delay other threads.
 #
 # Each record is preceded by its CRC-32, which starts from the low 32 bits of its number. So a valid record in the place
 # of another one is detected.
@@ -236,10 +237,10 @@ def _encode_column(column: IntegerColumn) -> bytes:
 IntegerColumn: TypeAlias = "array[int]"
 
 BUCKET_ID_SHIFT: Final = 48
-"""Bits of a position in a locator: the bucket id above the position in its file."""
+"""A locator (u64) is a bucket id, shifted left by this, and a position in the bucket's file."""
 POSITION_MASK: Final = (1 << BUCKET_ID_SHIFT) - 1
 BUCKETS_MAX: Final = (1 << 16) - 1
-"""Maximum of buckets at a time; id 0 is the arrival log."""
+"""Maximum of buckets at a time, as ids in locators have 16 bits; id 0 is the arrival log."""
 
 CRC: Final = Struct(">I")
 CRC_SIZE: Final = CRC.size
@@ -251,11 +252,11 @@ CHECKSUMS_PER_CALL: Final = 4096
 About 1 ms in which no other thread runs.
 """
 SORT_MESSAGES_MAX: Final = 16_384
-"""Messages that are sorted at once, for the same reason."""
+"""Messages that are sorted in one call into C, in which no other thread runs, either."""
 
 
 class Target(NamedTuple):
-    """The target of messages: a partition's log, and its topic for log messages."""
+    """The target of delayed messages: the log id of a partition, and the name of its topic."""
 
     log_id: int
     topic: str
@@ -284,9 +285,9 @@ class ChunkColumns(NamedTuple):
 
 
 class MessageColumns(NamedTuple):
-    """Columns of messages to be written.
+    """Columns of messages to be written; those named as in `ChunkColumns` have the same types.
 
-    `data`: buffers that joined are the records, each after its CRC.
+    `data`: buffers that contain, one after the other, the records, each after its CRC.
     """
 
     dues: IntegerColumn
@@ -308,7 +309,7 @@ class MessageColumns(NamedTuple):
         return sum(self.sizes) + CRC_SIZE * len(self.sizes)
 
     def filtered(self, keep: Sequence[int]) -> MessageColumns:
-        """Return the messages with a true value in `keep`."""
+        """Return the messages that have a true value in `keep`, which has one value a message."""
         return self._picked(
             lambda column: compress(column, keep), list(compress(self._record_buffers(), keep))
         )
@@ -361,7 +362,10 @@ def cut(data: Buffer, sizes: Sequence[int]) -> list[Buffer]:
 
 
 def with_checksums(data: Sequence[Buffer], sizes: IntegerColumn, first_number: int) -> list[Buffer]:
-    """Return the records in `data`, each preceded by its CRC; numbers are consecutive."""
+    """Return the records in `data`, each preceded by its CRC, which covers its number, too.
+
+    The numbers are consecutive from `first_number` on.
+    """
     joined = bytes(data[0]) if len(data) == 1 else b"".join(data)
     if len(sizes) <= CHECKSUMS_PER_CALL:
         return [_with_checksums(joined, sizes, first_number)]
@@ -423,9 +427,9 @@ def single_target_column(count: int) -> IntegerColumn:
 def group_by_span(
     messages: MessageColumns, span_of: Callable[[int], TimeSpan]
 ) -> Iterator[tuple[TimeSpan, MessageColumns]]:
-    """Yield the messages of each span; `span_of(due)` returns the span of a due time.
+    """Yield messages grouped by span; `span_of(due)` returns the span of a due time.
 
-    There is only one step if one span contains all of them.
+    A span may be yielded more than once. If one span contains all messages, they are yielded at once and unsorted.
     """
     if not messages.length:
         return
@@ -461,11 +465,11 @@ def group_by_span(
 
 RATIO_BITS: Final = 6
 FINEST_LEVEL: Final = 10
-"""About 1 s. A bucket of this level is always loaded as a whole."""
+"""Exponent of the shortest spans, about 1 s. Their buckets are not split further."""
 DEFAULT_LEVEL: Final = 16
-"""The level of new buckets that are due soon.
+"""Exponent of the spans of new buckets that are due soon.
 
-Coarser ones are split to it before they are due.
+Buckets with longer spans are split down to this level before they are due.
 """
 COARSEST_LEVEL: Final = 58
 """32 spans of this level cover all due times."""
@@ -512,7 +516,10 @@ def span_of(due: int, exponent: int) -> TimeSpan:
 
 
 def level_of(due: int, now_ms: int) -> int:
-    """Return the exponent of a new span: the finest level from the default on that covers `due`."""
+    """Return the exponent for the span of a new bucket with `due`: the later, the coarser.
+
+    It is the finest level from DEFAULT_LEVEL on that has fewer than SPANS_PER_LEVEL spans between now and `due`.
+    """
     for exponent in LEVELS[LEVELS.index(DEFAULT_LEVEL) :]:
         if (due >> exponent) - (now_ms >> exponent) < SPANS_PER_LEVEL:
             return exponent

@@ -74,7 +74,10 @@ FINDINGS_BY_LABEL: Final = {
     "unlisted": (NOTE, "the checkpoint does not list it; a start removes it"),
     "unfinished": (NOTE, "it was never finished; a start removes it"),
 }
-"""Findings by the label of the decision at a start. Short files are found by reading them."""
+"""Weight and text of the finding, by the label of what a start decides about the file.
+
+Files that are too short have no entry: reading them finds what is lost.
+"""
 
 
 def verify_buckets(
@@ -83,14 +86,14 @@ def verify_buckets(
     """Verify the buckets in `folder`: checkpoint, files, chunks and records. Reads only.
 
     The report uses the terms of `journal.fsck.findings`: files count as segments, chunks as blocks, messages as
-    records. `records`: verify also the checksums by the producers. Raises NewerFormat, OSError.
+    records. `records`: verify also the checksums that producers have computed. Raises NewerFormat, OSError.
     """
     with closing(BucketScan(disk, folder)) as survey:
         return _BucketVerifier(survey, records, progress).run()
 
 
 class _BucketVerifier(Verifier):
-    """One verification of the buckets."""
+    """One run of `verify_buckets`."""
 
     def __init__(self, survey: BucketScan, records: bool, progress: Progress | None) -> None:
         super().__init__(survey.disk, survey.folder, VerifyReport(), records, progress)
@@ -146,7 +149,7 @@ class _BucketVerifier(Verifier):
             self.add_error(Corrupt(bucket.path, 0, bucket.size, what), "count")
 
     def _report_lost(self, bucket: Bucket) -> None:
-        """Add the findings of a bucket, with the number of messages that a repair rebuilds."""
+        """Add the findings about lost messages, with the number of those that a repair rebuilds."""
         rebuilt = Counter[int]()
         for _, parts in self.lost.rebuilt(self.survey, bucket.span):
             rebuilt.update(parts)
@@ -187,7 +190,10 @@ class _BucketVerifier(Verifier):
 
 
 def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int, str]:
-    """Return errors found by the records' own headers and checksums, by index in the chunk."""
+    """Verify the records of a chunk by their headers and checksums; return errors by index.
+
+    `data`: the whole chunk, which begins at `position` in its file.
+    """
     faults = {}
     for index, (record_position, size) in enumerate(zip(columns.positions, columns.sizes, strict=True)):
         begin = record_position - position + CRC_SIZE
@@ -202,39 +208,43 @@ def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int
     return faults
 
 
-# Lost messages that are still in the arrival log.
+# Messages that are damaged in a bucket, but are still in the arrival log.
 #
-# Only an arrival header proves the due time and the target of a message whose columns are damaged. The record beside
-# these columns proves that this arrival is in the bucket: it was pending when the arrivals were spilled.
+# If the columns of a chunk are damaged, the due times and targets of its messages are read from the arrival headers.
+# Which arrivals these are is found by comparing the records that follow the damaged columns with those of the arrival
+# log: an arrival without such a record was not pending any more when arrivals were written to the bucket.
 
 REBUILD_HINT: Final = "`tfmq log repair` rebuilds"
 DIGEST_SIZE: Final = 16
 
 LostKey: TypeAlias = "bytes | tuple[int, int]"
-"""Of a lost message the digest of its stored record with the CRC, or its turn where only the record is damaged."""
+"""What identifies a lost message among the arrivals.
+
+The digest of its stored record with the CRC; or its turn (due time, number), if only the record is damaged.
+"""
 
 
 class LostMessages:
-    """What is known of the messages that the file of one bucket has lost, to find them among the arrivals."""
+    """The lost messages of one bucket, as far as they are known, to find them in the arrival log."""
 
     def __init__(self) -> None:
         self._parts: dict[LostKey, int] = {}
-        """Damaged parts of the file, counted from 0, by lost message."""
+        """By lost message: the number of the damaged part of the file, counted from 0."""
         self._part_count = 0
 
     def add_turn(self, due: int, number: int) -> int:
-        """Add a message whose record is damaged; return the number of this part."""
+        """Add a message whose record is damaged; return the number of this damaged part."""
         return self._add([(due, number)])
 
     def add_records(self, data: memoryview) -> int:
-        """Add the records of a chunk whose columns are damaged; return the number of this part."""
+        """Add the records of a chunk with damaged columns; return the number of this damaged part."""
         return self._add(map(_digest, _stored_records(data)))
 
     def add_chunk_without_head(self, survey: BucketScan, damage: Corrupt) -> int:
-        """Add the records of a range that may begin with the damaged head of a chunk, as `add_records`."""
+        """Like `add_records`, for a range that may begin with the damaged head of a chunk."""
         with survey.files.opened(damage.path) as file:
             data = file.pread(min(damage.next - damage.first, CHUNK_BYTES_MAX), damage.first)
-        # What the head says is only a guess where the records begin: others match no arrival.
+        # A damaged head tells only perhaps where the records begin. If it is wrong, no digest matches an arrival.
         _, _, count, table_size, *_ = CHUNK.unpack_from(data.ljust(CHUNK_SIZE, b"\0"))
         return self.add_records(memoryview(data)[CHUNK_SIZE + ENTRY_SIZE * count + table_size :])
 
@@ -244,9 +254,9 @@ class LostMessages:
         return self._part_count - 1
 
     def rebuilt(self, survey: BucketScan, span: TimeSpan) -> Iterator[tuple[MessageColumns, list[int]]]:
-        """Yield the lost messages that are in the arrival log, with the number of the part of each.
+        """Yield the lost messages that are in the arrival log, with the damaged part of each.
 
-        Each once. Raises NewerFormat, OSError.
+        Each message is yielded once. Raises NewerFormat, OSError.
         """
         left = dict(self._parts)
         for batch in survey.arrivals() if left else ():
@@ -288,7 +298,7 @@ def lost_messages(survey: BucketScan, bucket: Bucket) -> LostMessages:
 
 
 def _stored_records(data: memoryview) -> Iterator[memoryview]:
-    """Yield the records that follow each other in `data`, each after its CRC, as their lengths say."""
+    """Yield the records in `data`, each with the CRC before it, as far as their lengths fit."""
     position = 0
     while position + CRC_SIZE + HEADER_SIZE <= len(data):
         end = position + CRC_SIZE + HEADER_SIZE + LENGTH.unpack_from(data, position + CRC_SIZE)[0]
@@ -302,7 +312,7 @@ def _digest(stored: Buffer) -> bytes:
     return blake2b(stored, digest_size=DIGEST_SIZE).digest()
 
 
-# Repair.
+# Repair, offline and by a start.
 
 MISSING: Final = "the file is missing"
 
@@ -310,13 +320,13 @@ MISSING: Final = "the file is missing"
 def repair_buckets(
     disk: Disk, folder: str, *, dry_run: bool = False, store_id: int = 0
 ) -> list[RepairedFile]:
-    """Repair the buckets in `folder`; `store_id`: the id of the store in the catalog, 0 if unknown.
+    """Repair the buckets in `folder`; `store_id`: the store's id in the catalog, 0 if unknown.
 
     Return what was done, or with `dry_run` what would be done. A bucket with damage is rewritten with all its intact
-    messages, and with those lost ones that are still in the arrival log; a missing one is removed from the checkpoint.
-    A lost checkpoint is rebuilt from the buckets: messages that are still in the arrival log do not count in them, and
-    a message in several buckets, as a split may leave, counts once. Where no bucket exists, every message that waits is
-    in the arrival log, and the checkpoint is made for the store `store_id`. Originals are kept, as
+    messages, and with those lost ones that are still in the arrival log; a missing bucket is removed from the
+    checkpoint. A lost checkpoint is rebuilt from the buckets: messages that are still in the arrival log are left out
+    of them, and a message in several buckets, as after an interrupted split, is kept once. If no bucket exists, every
+    pending message is in the arrival log, and the new checkpoint gets `store_id`. Originals are kept, as
     `journal.fsck.findings` describes.
 
     New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair
@@ -327,7 +337,7 @@ def repair_buckets(
         if identity is None and survey.fault is None:
             return []
         if identity is None and store_id and not any(map(parse_bucket_name, survey.sizes)):
-            # The salt protects buckets only, and there are none.
+            # A new salt invalidates no checksum, because only buckets have checksums with it.
             identity = StoreIdentity(store_id, int.from_bytes(os.urandom(SALT_SIZE), "big"))
         if identity is None:
             what = "neither the checkpoint nor a bucket head identifies the store"
@@ -338,9 +348,9 @@ def repair_buckets(
 def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
     """Repair the buckets whose lost messages are still in the arrival log; return what was done.
 
-    For a start, before the arrival log is truncated further. Of the buckets it reads only the columns of chunks that
-    may have messages of the arrival log, so it does not find the damage of a single record. Changes nothing where the
-    start is refused. Raises NewerFormat, Full, OSError.
+    Called by a start, before the arrival log is truncated further. It reads only the columns of those chunks that may
+    have messages of the arrival log, so it does not find the damage of a single record. It changes nothing if a file is
+    missing, because then the start fails. Raises NewerFormat, Full, OSError.
     """
     with closing(BucketScan(disk, folder)) as survey:
         checkpoint, first = survey.checkpoint, survey.first_arrival_offset()
@@ -353,7 +363,7 @@ def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
 
 
 def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
-    """Return whether a head or columns are damaged of a chunk with arrivals from after this offset."""
+    """Return whether a chunk with arrivals from the offset `after` on has a damaged head or columns."""
     with survey.files.opened(bucket.path) as file:
         for part in bucket.last_chunks(file, after):
             if isinstance(part, Corrupt):
@@ -367,7 +377,7 @@ def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
 
 
 class _RepairRun:
-    """One repair run."""
+    """One run of `repair_buckets` or `rebuild_from_arrivals`."""
 
     def __init__(self, disk: Disk, survey: BucketScan, identity: StoreIdentity, dry_run: bool) -> None:
         self.disk = disk
@@ -379,7 +389,7 @@ class _RepairRun:
         self.listed: list[ListedBucket] = []
 
     def rebuild(self, checkpoint: BucketCheckpoint, damaged: Collection[TimeSpan]) -> list[RepairedFile]:
-        """Rewrite those of the damaged buckets of which the arrival log has lost messages."""
+        """Rewrite the damaged buckets, but only those with lost messages in the arrival log."""
         for listed, bucket in self.survey.buckets():
             if bucket.span not in damaged or not self._repair_bucket(bucket, listed.count, is_start=True):
                 self.listed.append(listed)
@@ -404,7 +414,7 @@ class _RepairRun:
         return self.done
 
     def _write_checkpoint(self, checkpoint: BucketCheckpoint) -> None:
-        # The next start counts the dead messages.
+        # With `counted_offset` 0 the next start counts the messages that are not pending any more.
         found = checkpoint._replace(buckets=sorted(self.listed), counted_offset=0)
         self.survey.checkpoint_file.write(found)
 
@@ -416,9 +426,9 @@ class _RepairRun:
                 self.done.append(RepairedFile(path, lost=found.listed.count, reason=MISSING, note=note))
 
     def _repair_bucket(self, bucket: Bucket, count: int, is_start: bool = False) -> bool:
-        """Rewrite the bucket if it is damaged, and return whether it is; `count`: the messages that it should have.
+        """Rewrite the bucket if it is damaged; return whether it was rewritten, or would be.
 
-        `is_start`: only if the arrival log has lost messages of it.
+        `count`: how many messages it should have. `is_start`: rewrite it only if lost messages can be rebuilt.
         """
         kept = sum(messages.length for messages in self._intact_messages(bucket, None))
         size = self.survey.sizes[bucket_name(bucket.span)]
@@ -438,12 +448,12 @@ class _RepairRun:
         self._rewrite([bucket], lambda due: bucket.span, None, lost)
         return True
 
-    # Without a checkpoint
+    # Repair without a checkpoint
 
     def _rebuild_checkpoint(self) -> BucketCheckpoint:
-        """Rebuild the checkpoint.
+        """Rebuild the checkpoint from the buckets, and rewrite buckets whose spans overlap.
 
-        Messages of overlapping buckets are moved to spans as fine as the finest one.
+        Messages of overlapping buckets are moved to buckets of the finest level among them.
         """
         buckets = [bucket for _, bucket in self.survey.buckets()]
         offset, number = self._first_arrival()
@@ -469,7 +479,8 @@ class _RepairRun:
     def _repair_group(self, group: Sequence[Bucket], finest: int, below: int) -> tuple[int, int]:
         """Rewrite a group of overlapping buckets; return (messages kept, damaged ranges).
 
-        A single bucket without anything to leave out stays as it is.
+        Messages with numbers from `below` on are left out: they are in the arrival log. A single bucket without such
+        messages and without damage stays as it is.
         """
         if len(group) == 1:
             (bucket,) = group
@@ -489,7 +500,7 @@ class _RepairRun:
     def _first_arrival(self) -> tuple[int, int]:
         """Return the offset and ordinal of the first arrival in the log.
 
-        Earlier ones are only in the buckets. Raises Corrupt.
+        Earlier arrivals are only in the buckets. Raises Corrupt if the checkpoint of the log is missing.
         """
         folder = filenames.join(self.folder, ARRIVALS_NAME)
         marks = LogCheckpointFile(self.disk, folder, LOG_ID).read() if self.disk.is_folder(folder) else None
@@ -499,10 +510,10 @@ class _RepairRun:
             )
         return marks.first, marks.first_ordinal
 
-    # Files
+    # Reads and writes of bucket files
 
     def _intact_messages(self, bucket: Bucket, below: int | None) -> Iterator[MessageColumns]:
-        """Yield intact messages, with `below` only those of lower numbers.
+        """Yield the intact messages of a bucket; only those with numbers below `below`, if given.
 
         Damage is recorded in the bucket.
         """
@@ -525,9 +536,9 @@ class _RepairRun:
         below: int | None,
         lost: LostMessages | None = None,
     ) -> None:
-        """Write all intact messages of `group` to new files, which replace the group.
+        """Write all intact messages of `group` to new files, which replace those of the group.
 
-        `lost`: the lost ones of a single bucket, which are added as far as they are in the arrival log.
+        `lost`: lost messages, if the group is a single bucket; those that are in the arrival log are added.
         """
         if self.dry_run:
             return
@@ -556,7 +567,7 @@ class _RepairRun:
 
 
 class _BucketFile:
-    """Writes one new bucket."""
+    """Writes one new bucket file, under a temporary name."""
 
     def __init__(self, disk: Disk, folder: str, identity: StoreIdentity, span: TimeSpan) -> None:
         self.span = span
@@ -574,7 +585,7 @@ class _BucketFile:
             self._write()
 
     def finish(self) -> ListedBucket:
-        """Write the rest and fsync the file. Raises Full, OSError."""
+        """Write the messages in the buffer, fsync and close the file. Raises Full, OSError."""
         self._write()
         # Leave the file open after a failed fsync: closing it could swallow the error.
         self.file.force()
@@ -585,14 +596,14 @@ class _BucketFile:
         draft, self.buffer = self.buffer, BucketBuffer()
         if not draft.dues:
             return
-        # The arrival offset of the chunk is 0: it is not used any more, the checkpoint decides what counts.
+        # The arrival offset of a repaired chunk is 0, for unknown: its messages are from several chunks.
         buffers, chunk = encode_chunk(draft.to_columns(), self.size, 0, self.seed)
         self.size += write_all(self.file, buffers, self.size)
         self.count += chunk.count
 
 
 def _without_duplicates(messages: MessageColumns, seen: set[int] | None) -> MessageColumns:
-    """Return messages whose numbers are not in `seen`, and add them to it; None: all messages."""
+    """Return the messages whose numbers are not in `seen`, and add these; if `seen` is None, all."""
     if seen is None:
         return messages
     keep = bytes(number not in seen for number in messages.numbers)
@@ -633,7 +644,7 @@ def is_bucket_folder(disk: Disk, folder: str) -> bool:
 
 
 def has_arrivals(disk: Disk, folder: str) -> bool:
-    """Return whether the arrival log is in `folder`. It is created after the checkpoint of the buckets."""
+    """Return whether `folder` has an arrival log. If so, the buckets' checkpoint was created before."""
     path = filenames.join(folder, ARRIVALS_NAME)
     return disk.is_folder(path) and any(
         name == filenames.log_checkpoint_name()
@@ -683,7 +694,7 @@ class BucketScan:
         )
 
     def decisions(self) -> list[FileDecision]:
-        """Return each file name with the decision of a start."""
+        """Return each file name with what a start would decide about the file."""
         return decide_files(self.listed, self.sizes)
 
     def buckets(self) -> list[tuple[ListedBucket, Bucket]]:
@@ -703,7 +714,7 @@ class BucketScan:
         return result
 
     def chunks(self, bucket: Bucket) -> Iterator[ChunkHead | Corrupt]:
-        """Yield the chunks of a bucket, and ranges of the file without one."""
+        """Yield the chunks of a bucket, and a Corrupt for each range of the file without one."""
         with self.files.opened(bucket.path) as file:
             yield from bucket.chunks(file)
 

@@ -26,9 +26,9 @@ DUE_TIME_LIMIT: Final = 1 << 63
 
 
 class LoadRange(NamedTuple):
-    """What to load.
+    """Which messages to load: those with `low` <= due < `high`.
 
-    `low` <= due < `high`, from these buckets and from arrivals between the offsets.
+    They are read from `buckets`, and from the arrival log between the two offsets.
     """
 
     low: int
@@ -39,11 +39,11 @@ class LoadRange(NamedTuple):
 
 
 class RecoveredArrivals(NamedTuple):
-    """What a start finds in the arrivals.
+    """What a start finds in the arrivals that are in no bucket yet.
 
     `wheel_rows`: the pending messages. `due_low`: the lowest due time, pending or not. `ahead_steps`: for messages
     with absolute times (first number, count, by how many ms broker time was ahead of the wall clock). `changed_turns`:
-    turns that were cancelled or rescheduled by headers that the buckets do not count yet.
+    turns of messages in buckets whose cancel or reschedule is not included in `Bucket.dead_count` yet.
     """
 
     wheel_rows: "list[WheelRows]"
@@ -61,7 +61,7 @@ class BucketLoader:
     def load(
         self, area: LoadRange, pending: PendingFilter, keys: Collection[int] | None = None
     ) -> list[WheelRows]:
-        """Load all pending messages of the range, unsorted; `keys`: only for these logs.
+        """Load all pending messages of the range, unsorted; `keys`: only those for these log ids.
 
         Raises OSError, Corrupt.
         """
@@ -108,7 +108,7 @@ class BucketLoader:
         on_header: log.HeaderCallback | None = None,
         on_damage: Callable[[Corrupt], None] | None = None,
     ) -> Iterator[ArrivalBatch]:
-        """Yield arrivals, without damaged ones: these are logged and passed to `on_damage`."""
+        """Yield arrivals, without damaged ones; damage is logged and passed to `on_damage`."""
 
         def tell(error: Corrupt) -> None:
             log.logger.error("delayed messages are lost because the arrival log is damaged: %s", error)
@@ -210,9 +210,9 @@ def _no_rows() -> WheelRows:
 def merge_rows(
     found: Sequence[WheelRows], after: Turn, before: Turn, rows_max: int
 ) -> tuple[RowColumns, Turn | None]:
-    """Return the first `rows_max` rows with `after` <= turn < `before`, sorted.
+    """Return the first `rows_max` rows with `after` <= turn < `before`, sorted by turn.
 
-    And the turn of the next one, if any.
+    The second result is the turn of the next row in that range; None if there is none.
     """
     turns = [
         (due, number, which, row)

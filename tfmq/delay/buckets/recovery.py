@@ -22,10 +22,10 @@ REPAIR_HINT: Final = "`tfmq log repair` lists what is lost and makes the rest us
 
 
 class BucketRecovery:
-    """One start in `folder`, which exists. `labels`: labels of the decisions that were made.
+    """The start of the bucket store in `folder`. `labels`: labels of the decisions about its files.
 
-    Reads the checkpoint, makes it durable, and removes what does not count. Only file sizes are checked, so the
-    duration does not depend on the number of messages.
+    It reads the checkpoint, makes it durable, and removes files and ends of files that the checkpoint does not list.
+    Only file sizes are checked, so the duration does not depend on the number of messages.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class BucketRecovery:
         self._randomness = randomness
 
     def run(self) -> None:
-        """Run the start. Raises as `BucketStore.open`."""
+        """Read the checkpoint, apply the decisions, set `buckets`. Raises as `BucketStore.open`."""
         children = self.disk.list(self.folder)
         wanted = [name for name in children if is_bucket_file_name(name) and not filenames.is_set_aside(name)]
         check_no_folders(self.disk, self.folder, wanted)
@@ -70,10 +70,7 @@ class BucketRecovery:
         return {name: self.disk.size(path) for name, path in paths.items() if not self.disk.is_folder(path)}
 
     def _require_no_buckets(self) -> None:
-        """Raise Corrupt if there are buckets without a checkpoint.
-
-        A new checkpoint would delete them.
-        """
+        """Raise Corrupt if there are buckets without a checkpoint: a new one would delete them."""
         found = [each.name for each in decide_files((), self._file_sizes()) if each.row.label == "unlisted"]
         if found:
             what = f"the checkpoint of {len(found)} buckets, such as {found[0]}, is missing: {REPAIR_HINT}"
@@ -98,9 +95,10 @@ class BucketRecovery:
             file.close()
 
 
-# Decisions about the files in the folder. The checkpoint lists what counts, and everything listed was made durable
-# before. So bytes after a listed size belong to an unfinished spill, and files that are not listed belong to one or
-# are obsolete. Their messages are in the arrival log, or in other listed buckets.
+# Decisions about the files in the folder. The checkpoint lists the valid buckets, and everything listed was made
+# durable before. So bytes after a listed size belong to an unfinished spill, as moving arrivals to buckets is called,
+# and files that are not listed belong to an unfinished spill or split, or are obsolete. Their messages are in the
+# arrival log, or in other listed buckets.
 
 
 class Decision(Enum):
@@ -114,14 +112,14 @@ class Decision(Enum):
 
 
 class DecisionRow(NamedTuple):
-    """A row of the decision table."""
+    """A row of DECISIONS. `label`: identifies the row in tests and findings."""
 
     label: str
     decision: Decision
 
 
 class FileState(Enum):
-    """State of a file compared with the checkpoint."""
+    """State of a file compared with its size in the checkpoint, if it is listed there."""
 
     WHOLE = "whole"
     LONGER = "longer"
@@ -148,7 +146,7 @@ DECISIONS: Final = {
 
 
 class FileDecision(NamedTuple):
-    """A file name and the decision about it."""
+    """The decision about a file; `listed`: the bucket of the checkpoint with that file name."""
 
     name: str
     row: DecisionRow
@@ -192,7 +190,7 @@ def is_bucket_file_name(name: str) -> bool:
     return name == CHECKPOINT_NAME or parse_bucket_name(name) is not None
 
 
-# The checkpoint: which buckets count and up to which size, how much of the arrival log they contain, and broker time.
+# The checkpoint: which buckets are valid and up to which size, which arrivals are in them, and broker time.
 # Specified in docs/formats/bucket.md.
 #
 #     magic "TFDK" | version u16 | zero u16 | store id u64 | salt u64 | offset u64 | number u64 | broker ms u64
@@ -208,13 +206,13 @@ BUCKET_ROW: Final = Struct(">QBQQQ")
 CHECKSUM: Final = Struct(">I")
 
 QUEUE_STATE_SIZE_MAX: Final = 8192
-"""Maximum size of `queue_state`: two more pages."""
+"""Maximum size of `queue_state`: it adds two pages at most to a copy of the checkpoint."""
 PAGE_BYTES: Final = 4096
 """A copy fills whole pages. A torn or damaged page of one copy does not affect the other."""
 
 
 class ListedBucket(NamedTuple):
-    """A bucket.
+    """A bucket as the checkpoint lists it.
 
     Its file is durable up to `size`, with `count` messages, `dead_count` of which are not pending any more.
     """
@@ -226,9 +224,10 @@ class ListedBucket(NamedTuple):
 
 
 class BucketCheckpoint(NamedTuple):
-    """`spilled_offset`, `spilled_number`: earlier arrivals are in the buckets or done.
+    """The contents of the checkpoint: the valid buckets, and what else a start has to know.
 
-    `broker_ms`: lower bound of broker time. `queue_state`: opaque state of the delay queue, at most
+    `spilled_offset`, `spilled_number`: arrivals before this offset, and with lower numbers, are in buckets, delivered
+    or cancelled. `broker_ms`: lower bound of broker time. `queue_state`: opaque state of the delay queue, at most
     QUEUE_STATE_SIZE_MAX bytes. `counted_offset`: `dead_count` includes cancels and reschedules by headers before this
     offset of the arrival log; 0: unknown.
     """
@@ -243,7 +242,7 @@ class BucketCheckpoint(NamedTuple):
 
 
 def encode_checkpoint(checkpoint: BucketCheckpoint) -> bytes:
-    """Encode one copy. Raises TooLarge."""
+    """Encode one of the two copies in the file. Raises TooLarge."""
     identity, offset, number, broker_ms, buckets, queue_state, counted = checkpoint
     if len(queue_state) > QUEUE_STATE_SIZE_MAX:
         raise TooLarge("the queue state in the checkpoint", len(queue_state), QUEUE_STATE_SIZE_MAX)
@@ -256,7 +255,7 @@ def encode_checkpoint(checkpoint: BucketCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, position: int, path: str) -> BucketCheckpoint:
-    """Decode the copy at `position`; `data` is that half of the file.
+    """Decode the copy at `position` of the file; `data` is the half of the file with that copy.
 
     Raises Corrupt, NewerFormat.
     """
@@ -298,7 +297,7 @@ class BucketCheckpointFile:
         self.path = filenames.join(folder, filenames.CHECKPOINT_NAME)
 
     def read(self) -> BucketCheckpoint | None:
-        """Read it; None if there is none.
+        """Read the first valid copy of the checkpoint; None if there is no file.
 
         Raises Corrupt if both copies are damaged, NewerFormat, OSError.
         """
@@ -325,7 +324,7 @@ class BucketCheckpointFile:
     def write(self, checkpoint: BucketCheckpoint) -> None:
         """Write a checkpoint, durable when this returns.
 
-        Raises Full, TooLarge (the old one is kept), OSError (either one may be on disk).
+        Raises Full, TooLarge (the old checkpoint is kept), OSError (the old or the new one may be on disk).
         """
         copy = encode_checkpoint(checkpoint)
         copy += bytes(-len(copy) % PAGE_BYTES)

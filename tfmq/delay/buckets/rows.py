@@ -44,7 +44,7 @@ def _chunk_rows(
     end_due: int,
     log_ids: Collection[int] | None,
 ) -> Iterator[BucketRow]:
-    """List the messages of one chunk in the order of turns; only what may be wanted is sorted."""
+    """List the messages of one chunk in the order of turns, with the parameters of `bucket_rows`."""
     dues, numbers, targets, sizes, flags, positions, table = columns
     for index in _sorted_indices(columns, first_turn[0], end_due, log_ids):
         due, number = dues[index], numbers[index]
@@ -72,7 +72,7 @@ def _sorted_indices(
 
 
 def _selected(columns: ChunkColumns, log_ids: Collection[int] | None) -> bytes | None:
-    """Return one byte a message, 1 if it is for one of these logs; None: all are."""
+    """Return one byte a message, 1 if it is for one of these logs; None if all messages are."""
     if log_ids is None:
         return None
     wanted = [target.log_id in log_ids for target in columns.table]
@@ -84,7 +84,7 @@ def bucket_histogram(
 ) -> list[int]:
     """Count messages of one bucket, see `BucketStore.histogram`.
 
-    The file is not read if the bucket is between two edges and all logs count.
+    The file is not read if the whole bucket is between two neighbouring edges, and messages for all logs count.
     """
     counts = [0] * max(0, len(edges) - 1)
     index = bisect_left(edges, bucket.span.start + 1) - 1
@@ -97,7 +97,7 @@ def bucket_histogram(
 
 
 def histogram_of(dues: Sequence[Sequence[int]], edges: Sequence[int]) -> list[int]:
-    """Count the due times, given in pieces, between each edge and the next."""
+    """Count the due times in all the columns `dues` between each edge and the next."""
     counts = [0] * max(0, len(edges) - 1)
     for each in dues:
         _add_counts(each, edges, counts)
@@ -110,7 +110,7 @@ def _selected_due_times(columns: ChunkColumns, log_ids: Collection[int] | None) 
 
 
 def _add_counts(dues: Sequence[int], edges: Sequence[int], counts: list[int]) -> None:
-    """Add the counts between each edge and the next to `counts`."""
+    """Add to `counts` how many of the due times are between each edge and the next."""
     ordered = sorted(dues)
     below = [bisect_left(ordered, edge) for edge in edges]
     for index in range(len(counts)):

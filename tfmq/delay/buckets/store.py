@@ -39,25 +39,28 @@ from tfmq.delay.buckets.writer import (
 __all__ = ["Bucket", "BucketRow", "BucketStore", "ChunkColumns", "PendingFilter", "SpillResult"]
 
 SPLIT_MESSAGES: Final = 262_144
-"""Buckets with more messages are split.
+"""Buckets with more messages than this are split.
 
-Loading one would take more than 60 ms, and 6 MB of the wheel.
+Loading a larger one would take more than 60 ms, and 6 MB of memory for the timing wheel.
 """
 SPLIT_AHEAD_SPANS: Final = 2
-"""A coarse bucket is split when it is this many finer spans away; later would delay a load."""
+"""A coarse bucket is split when it begins in this many spans of the next finer level, or less.
+
+A later split would delay the load of its messages into memory.
+"""
 
 
 class BucketStore:
     """The set of bucket files: a hierarchical timing wheel on disk.
 
     Created by `BucketStore.open`. Arrivals are spilled to the bucket of their due time, which covers a long span while
-    it is distant. Such a bucket is split into finer ones before it is due, and a large one at once. Data counts only
+    it is distant. Such a bucket is split into finer ones before it is due, and a large one at once. Data is valid only
     when the checkpoint lists it, and everything listed is durable: a power failure leaves the set as it was before or
     after an operation.
 
     Threads: the broker thread reads the set and calls `mark_obsolete` and `release`. `spill`, `split`, `commit` and
-    `close` may run in workers, one at a time. `load`, `read`, `rows` and `histogram` may run in any thread, at the
-    same time as these.
+    `close` may run in workers, one at a time. `read_columns`, `read`, `rows` and `histogram` may run in any thread, at
+    the same time as these.
     """
 
     def __init__(self, disk: Disk, folder: str, opening: BucketRecovery) -> None:
@@ -65,11 +68,11 @@ class BucketStore:
         self.folder = folder
         self.identity = checkpoint.identity
         self.recovery_labels = opening.labels
-        """Labels of the decisions at the start, from the table in `recovery`."""
+        """Labels of what the start decided about the files, see `recovery.DECISIONS`."""
         self.broker_ms = checkpoint.broker_ms
         """Broker time of the last checkpoint."""
         self.queue_state = checkpoint.queue_state
-        """The state that was passed to the last `commit`, opaque here."""
+        """The state of the delay queue in the last checkpoint, opaque for the store."""
         self.spilled_offset = checkpoint.spilled_offset
         self.spilled_number = checkpoint.spilled_number
         """Arrivals before these, by offset and number, are in buckets, delivered or cancelled.
@@ -79,10 +82,10 @@ class BucketStore:
         self.counted_offset = checkpoint.counted_offset
         """Arrival log offset up to which cancels and reschedules are counted in `Bucket.dead_count`.
 
-        Constant while files are written.
+        It does not change while a worker writes files.
         """
         self.stop_reason: str | None = None
-        """Why nothing is written until the next start; durable data is still served."""
+        """Why nothing is written until the next start, or None; durable data is still served."""
         self.files = OpenFileCache(disk)
         self._disk = disk
         self._checkpoint_file = opening.checkpoint_file
@@ -113,7 +116,7 @@ class BucketStore:
         """The id of this store, in handles and in the sources of the appends that it causes."""
         return self.identity.store_id
 
-    # The set
+    # The set of live buckets
 
     @property
     def live_buckets(self) -> Sequence[Bucket]:
@@ -128,7 +131,7 @@ class BucketStore:
         return [error for bucket in there for error in bucket.damage]
 
     def bucket_at(self, due: int) -> Bucket | None:
-        """Return the live bucket whose span contains `due`, if any."""
+        """Return the live bucket whose span contains the due time `due`, if any."""
         return self._index.covering(due)
 
     def next_after(self, due: int) -> Bucket | None:
@@ -136,13 +139,13 @@ class BucketStore:
         return next(iter(self._index.ending_after(due)), None)
 
     def oversized(self) -> Sequence[Bucket]:
-        """Return buckets with more than SPLIT_ENTRIES messages, which should be split."""
+        """Return buckets with more than SPLIT_MESSAGES messages, which should be split."""
         return self._oversized
 
     def due_for_split(self, now_ms: int) -> list[Bucket]:
-        """Return coarse buckets that are due within CASCADE_SPANS of the finer spans, or now.
+        """Return the coarse buckets that should be split because they are due soon, or now.
 
-        They should be split.
+        Soon: in SPLIT_AHEAD_SPANS spans of the next finer level.
         """
         return [
             bucket
@@ -178,11 +181,11 @@ class BucketStore:
     def read(
         self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = NO_BYTE_LIMIT
     ) -> list[bytes | None]:
-        """Read the records at these positions and verify that they have these numbers.
+        """Read the records at these positions of a bucket, and verify that they have these numbers.
 
-        None: damaged, and recorded. Stops after the record with which `bytes_max` is reached, so the result may be
-        shorter. Fastest if positions ascend and are close together. Raises KeyError, OSError, Full (no file descriptor
-        left). In a worker.
+        `slot`: the id of the bucket. A damaged record is None in the result, and recorded. The result ends with the
+        record that reaches `bytes_max`, so it may be shorter than `positions`. Fastest if positions ascend and are
+        close together. Raises KeyError (no such bucket), OSError, Full (no file descriptor left). In a worker.
         """
         return self._bucket_ids[slot].read(self.files, positions, numbers, bytes_max)
 
@@ -197,8 +200,8 @@ class BucketStore:
     ) -> Iterator[BucketRow]:
         """Yield messages from the turn `first_turn` up to before `end_due`, in the order of turns.
 
-        Only of these logs. Delivered and cancelled messages are included. Reads columns only, one bucket at a time.
-        Raises OSError.
+        `log_ids`: only those for these partitions. Delivered and cancelled messages are included. Reads columns only,
+        one bucket at a time. Raises OSError.
         """
         for bucket in self._index.ending_after(first_turn[0]):
             if bucket.span.start >= end_due:
@@ -207,7 +210,7 @@ class BucketStore:
                 yield from bucket_rows(bucket, self.files, first_turn, end_due, log_ids)
 
     def histogram(self, edges: Sequence[int], log_ids: Collection[int] | None = None) -> list[int]:
-        """Count messages due between each edge and the next; edges ascend. Otherwise like `rows`."""
+        """Count messages due between each edge and the next; `edges` ascend. Else like `rows`."""
         if len(edges) < 2:
             return []
         total = [0] * (len(edges) - 1)
@@ -238,11 +241,11 @@ class BucketStore:
         pending: PendingFilter,
         queue_state: bytes | None = None,
     ) -> SpillResult:
-        """Spill arrivals from `spilled_offset` to `to_offset` to buckets. In a worker.
+        """Write the pending arrivals from `spilled_offset` to `to_offset` to buckets. In a worker.
 
-        Their numbers are below `to_number`. Buckets are written and fsynced together, then the checkpoint is written,
-        with `now_ms` as broker time and `queue_state` as in `commit`. Raises Full (nothing was changed, retry later),
-        Stopped, OSError (the store has stopped), and errors of `batches`.
+        `batches` yields these arrivals; their numbers are below `to_number`. Buckets are written and fsynced together,
+        then the checkpoint is written, with `now_ms` as broker time and `queue_state` as in `commit`. Raises Full
+        (nothing was changed, retry later), Stopped, OSError (the store has stopped), and errors of `batches`.
         """
         with self._write_lock:
             self._require_writable()
@@ -261,9 +264,9 @@ class BucketStore:
     def split(self, bucket: Bucket, pending: PendingFilter) -> list[Bucket] | None:
         """Move the pending messages of a bucket to finer buckets, durable when this returns.
 
-        In a worker. The bucket is not live any more, but can be read until `release`. Returns None, without a change,
-        if the bucket is not live, is of the finest level, or overlaps a split bucket that is not released. Raises as
-        `spill`.
+        In a worker. Return the finer buckets. The split bucket is not live any more, but can be read until `release`.
+        Return None, without a change, if the bucket is not live, is of the finest level, or contains a split bucket
+        that is not released. Raises as `spill`.
         """
         with self._write_lock:
             self._require_writable()
@@ -290,8 +293,8 @@ class BucketStore:
     def commit(self, broker_ms: int, queue_state: bytes | None = None) -> None:
         """Write the checkpoint, durable when this returns, then delete obsolete files.
 
-        Raises as `spill`. In a worker.
-        `queue_state`: opaque bytes to store as `queue_state`, also for the next start; None: keep those.
+        `queue_state`: opaque bytes to store as `self.queue_state`, also for the next start; None: those stay. Raises as
+        `spill`. In a worker.
         """
         with self._write_lock:
             self._require_writable()
@@ -342,7 +345,7 @@ class BucketStore:
     def _undo_on_error(self, writer: BucketWriter) -> Iterator[None]:
         """Context manager: undo the writes if they or their checkpoint fail.
 
-        Stop if data on disk is in doubt.
+        Stop the store if it is uncertain which data is on disk.
         """
         try:
             yield
@@ -363,9 +366,10 @@ class BucketStore:
         split: Bucket | None = None,
         queue_state: bytes | None = None,
     ) -> None:
-        """Write a checkpoint with the added data, durable, then update the set.
+        """Write a checkpoint with the data that `writer` added, durable, then update the set.
 
-        Raises Full, OSError (it stops).
+        `position`: `spilled_offset`, `spilled_number` and broker time. `split`: the bucket that is not live any more.
+        Raises Full, OSError (the store stops in both cases).
         """
         growth = list(writer.growth.values()) if writer is not None else []
         with self._set_lock:
@@ -406,7 +410,6 @@ class BucketStore:
             self._obsolete.add(split, is_listed=False, is_held=True)
 
     def _set_live(self, buckets: Iterable[Bucket]) -> None:
-        """Set the live buckets."""
         self._index = BucketIndex(buckets)
         self._oversized = [
             bucket
@@ -415,7 +418,7 @@ class BucketStore:
         ]
 
     def _remove_obsolete_files(self) -> None:
-        """Delete files that are neither listed nor read. Raises OSError: the store has stopped."""
+        """Delete the removable files of obsolete buckets. Raises OSError: the store has stopped."""
         with self._set_lock:
             gone = self._obsolete.removable()
         for bucket in gone:
@@ -441,7 +444,7 @@ def _span_start(bucket: Bucket) -> int:
 
 
 class BucketRange(Protocol):
-    """An object with a time span."""
+    """A bucket, or what the checkpoint says of one: anything with a time span."""
 
     @property
     def span(self) -> TimeSpan: ...
@@ -461,11 +464,11 @@ class BucketIndex(Generic[Leaf]):
         self.coarse: Sequence[Leaf] = tuple(
             bucket for bucket in self.all if bucket.span.exponent > DEFAULT_LEVEL
         )
-        """Buckets that are split before they are due; always few."""
+        """Buckets above DEFAULT_LEVEL, which are split before they are due; always few."""
         self._starts = [bucket.span.start for bucket in self.all]
 
     def covering(self, due: int) -> Leaf | None:
-        """Return the bucket whose span contains `due`, if any."""
+        """Return the bucket whose span contains the due time `due`, if any."""
         index = bisect_right(self._starts, due) - 1
         return self.all[index] if index >= 0 and due < self.all[index].span.end else None
 
@@ -475,16 +478,16 @@ class BucketIndex(Generic[Leaf]):
         return self.all[index - 1 if index and self.all[index - 1].span.end > due else index :]
 
     def overlapping_pairs(self) -> list[tuple[Leaf, Leaf]]:
-        """Return neighbours that overlap; there should be none."""
+        """Return pairs of neighbours with overlapping spans, which only damaged data has."""
         pairs = zip(self.all, self.all[1:], strict=False)
         return [(one, other) for one, other in pairs if other.span.start < one.span.end]
 
 
 class SpillPlan:
-    """The spans for the due times of a spill.
+    """Decides to which spans, of live or new buckets, the due times of one spill belong.
 
-    Those of live buckets, or new ones, which later due times use.
-    `taken`: spans that no new one may be equal to; none of them is of the finest level.
+    A new span is used for later due times, too. `taken`: spans that no new one may be equal to; none of them is of the
+    finest level.
     """
 
     def __init__(self, buckets: Iterable[BucketRange], now_ms: int, taken: Collection[TimeSpan] = ()) -> None:
@@ -493,7 +496,7 @@ class SpillPlan:
         self._taken = taken
 
     def span_of(self, due: int) -> TimeSpan:
-        """Return the span of the live bucket for `due`, else of a new one that overlaps none."""
+        """Return the span of the live bucket for `due`, else a new span that overlaps no other."""
         spans = self._spans
         index = bisect_right(spans, due, key=_leaf_start) - 1
         if index >= 0 and due < spans[index].end:
@@ -505,9 +508,9 @@ class SpillPlan:
         return span
 
     def _overlaps(self, span: TimeSpan) -> bool:
-        """Return whether a live bucket starts in the span.
+        """Return whether a live bucket begins in the span.
 
-        One that contains it would contain the due time.
+        A live bucket cannot contain the span: it would contain the due time, and `span_of` would have found it.
         """
         index = bisect_left(self._spans, span.start, key=_leaf_start)
         return index < len(self._spans) and self._spans[index].start < span.end
@@ -523,14 +526,14 @@ class _ObsoleteBucket:
     is_listed: bool
     """The durable checkpoint lists it, so its file must exist."""
     is_held: bool
-    """It was split and is still read by locators."""
+    """It was split, and locators in memory still refer to it."""
 
 
 class ObsoleteBuckets:
     """Buckets that are not live but still have files.
 
-    They are listed in the checkpoint, or locators refer to them. Not thread-safe: the caller holds a lock. A file with
-    damage is renamed instead of deleted, so that its contents are not lost.
+    The checkpoint still lists them, or locators in memory refer to them. Not thread-safe: the caller holds a lock. A
+    file with damage is renamed instead of deleted, so that its contents are not lost.
     """
 
     def __init__(self, disk: Disk, files: OpenFileCache) -> None:
@@ -549,42 +552,40 @@ class ObsoleteBuckets:
             entry.is_held = False
 
     def remove_live(self, bucket: Bucket) -> None:
-        """Remove a bucket that is live again, because messages were added to it."""
+        """Remove an entry, if there is one: the bucket is live again, as messages were added to it."""
         entry = self._entries.get(bucket.span)
         if entry is not None and entry.bucket is bucket:
             del self._entries[bucket.span]
 
     def listed_bucket(self, span: TimeSpan) -> Bucket | None:
-        """Return the bucket of exactly this span if the checkpoint still lists it.
+        """Return the bucket of exactly this span if the checkpoint still lists it, else None.
 
-        It can be written to.
+        Messages can be added to such a bucket.
         """
         entry = self._entries.get(span)
         return entry.bucket if entry is not None and entry.is_listed else None
 
     def mark_unlisted(self, spans: Iterable[TimeSpan]) -> None:
-        """Record that the durable checkpoint does not list these any more."""
+        """Record that the durable checkpoint does not list the buckets of these spans any more."""
         for span in spans:
             if span in self._entries:
                 self._entries[span].is_listed = False
 
     def buckets(self) -> list[Bucket]:
-        """Return all buckets."""
         return [entry.bucket for entry in self._entries.values()]
 
     def spans(self) -> list[TimeSpan]:
-        """Return the spans of all buckets."""
         return list(self._entries)
 
     def unlisted_spans(self) -> frozenset[TimeSpan]:
-        """Return the spans of existing files that are not listed.
+        """Return the spans of files that exist, but are not in the checkpoint.
 
-        No new bucket can have their names.
+        No new bucket can have one of these spans, as its file would have the same name.
         """
         return frozenset(span for span, entry in self._entries.items() if not entry.is_listed)
 
     def removable(self) -> list[Bucket]:
-        """Return the buckets that are neither listed nor read."""
+        """Return the buckets that neither the checkpoint lists nor locators refer to."""
         return [e.bucket for e in self._entries.values() if not e.is_listed and not e.is_held]
 
     def discard(self, bucket: Bucket) -> None:
@@ -592,9 +593,9 @@ class ObsoleteBuckets:
         del self._entries[bucket.span]
 
     def delete_file(self, bucket: Bucket) -> None:
-        """Delete the file. Thread-safe.
+        """Delete the bucket's file, or rename it if it has damage. Thread-safe.
 
-        Raises Full (a damaged file cannot be renamed: it stays), OSError.
+        Raises Full (there is no space to rename the file: it stays), OSError.
         """
         self._files.evict(bucket.path)
         kept = bucket.path + DAMAGED_SUFFIX
@@ -604,11 +605,11 @@ class ObsoleteBuckets:
             self._disk.unlink(bucket.path)
 
 
-# Short ids of buckets for locators: 1 to 65,535.
+# Ids of buckets, short so that they fit into locators: 1 to 65,535.
 
 
 class BucketIds:
-    """Allocated bucket ids, for reads in any thread.
+    """The buckets by id, for reads in any thread, and the allocation of ids.
 
     A free id is reused only after all others, so an outdated locator refers to no bucket for a long time.
     """

@@ -1,6 +1,6 @@
 """Writes messages to buckets.
 
-Collects them for each span, writes chunks, fsyncs, or undoes all.
+The writer collects messages for each span, writes chunks and fsyncs the files; if that fails, all writes are undone.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from tfmq.delay.buckets.format import (
 )
 
 BUFFERED_BYTES_MAX: Final = 32 << 20
-"""Bytes in memory for all spans together before the largest buffers are written."""
+"""When the buffers of all spans have more bytes than this in all, the largest are written."""
 UNSYNCED_FILES_MAX: Final = 64
 """Maximum of files that are open because they are not fsynced yet."""
 SYNCFS_FILES_MIN: Final = 8
-"""From this many files on one syncfs is cheaper than an fsync for each."""
+"""From this many files on, one syncfs is cheaper than an fsync of each file."""
 
 
 @dataclass
 class BucketGrowth:
-    """The size and count that a bucket will have.
+    """The size and the number of messages that a bucket will have after the next checkpoint.
 
-    Its own `size` and `count` do not change before the checkpoint.
+    `size` and `count` of the `Bucket` itself change only when the checkpoint is durable.
     """
 
     bucket: Bucket
@@ -64,11 +64,11 @@ class BucketGrowth:
 class BucketWriter:
     """Adds messages to buckets. One thread at a time, a worker.
 
-    Nothing counts before the next checkpoint lists it. Memory is bounded: the largest buffers are written first.
+    What it writes is not valid before a checkpoint lists it. Memory is bounded: the largest buffers are written first.
 
-    `span_of(due)`: the span of a due time. `bucket_of(span)`: the bucket, and whether it is new and has no file yet.
-    `arrivals`: the offset of the arrival log up to which the buckets will be complete. `failure`: an error of a write
-    or fsync that must not be retried.
+    `anchor`: an open file of the same file system, for syncfs. `span_of(due)`: the span of a due time.
+    `bucket_of(span)`: the bucket, and whether it is new and has no file yet. `arrivals`: the offset of the arrival log
+    up to which the buckets will be complete. `failure`: an error of a write or fsync that must not be retried.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class BucketWriter:
         self._bucket_of = bucket_of
         self._arrivals = arrivals
         self._mixed_buffer = BucketBuffer()
-        """Messages of several spans, which are sorted together."""
+        """Messages of several small batches for more than one span, collected to be sorted together."""
         self._buffers: dict[TimeSpan, BucketBuffer] = {}
         self._buffered_bytes = 0
         self._unsynced_files: dict[str, File] = {}
@@ -138,7 +138,7 @@ class BucketWriter:
                     break
 
     def finish(self) -> None:
-        """Write the rest and make everything durable, with the names of new files.
+        """Write what is in buffers and make everything durable, with the names of new files.
 
         Raises Full, OSError.
         """
@@ -174,7 +174,7 @@ class BucketWriter:
         return file
 
     def keep_open(self) -> None:
-        """Leave files open that are not fsynced: closing them could swallow an error."""
+        """Never close the files that are not fsynced: closing them could swallow an error."""
         for file in self._unsynced_files.values():
             never_close(file)
         self._unsynced_files.clear()
@@ -244,7 +244,7 @@ class BucketWriter:
 
     @contextmanager
     def _record_failure(self) -> Iterator[None]:
-        """Context manager: store an I/O error, which stops the store. A full disk does not."""
+        """Context manager: store an OSError in `failure`, which stops the store; not Full."""
         try:
             yield
         except OSError as error:
@@ -261,7 +261,7 @@ def _truncate(file: File, size: int) -> None:
     file.force()
 
 
-# Buffer of messages that are not written yet.
+# Messages in memory that are not written yet.
 
 
 class BucketBuffer:
@@ -307,7 +307,7 @@ class BucketBuffer:
 # Selection of pending messages.
 
 PendingFilter: TypeAlias = Callable[[int, IntegerColumn, IntegerColumn], "bool | Sequence[int]"]
-"""pending(log id, dues, numbers): whether messages are still to be fired.
+"""pending(log id, dues, numbers): which of these messages for one partition are still to be delivered.
 
 The result is True or False for all, or one truth value a message. Delivered and cancelled messages, and those with a
 deleted topic, are not pending.
@@ -315,7 +315,7 @@ deleted topic, are not pending.
 
 
 class SpillResult(NamedTuple):
-    """The result of a spill: messages and bytes of chunks written."""
+    """The number of messages that a spill wrote to buckets, and the bytes of their chunks."""
 
     count: int  # type: ignore[assignment]
     size_bytes: int
@@ -362,13 +362,13 @@ def pending_rows(
     return keep
 
 
-# Splitting.
+# Reading buckets in order to split or repair them.
 
 
 def chunk_messages(
     bucket: Bucket, files: OpenFileCache, pending: PendingFilter | None = None
 ) -> Iterator[MessageColumns]:
-    """Yield the pending messages (None: all) of each chunk, without damaged chunks.
+    """Yield the messages that are `pending` (None: all) of each chunk, without damaged chunks.
 
     Damage is recorded in the bucket. Records keep their checksums and are not verified: a damaged record is detected
     by the reader of the new bucket, too. Raises NewerFormat, OSError.
@@ -404,9 +404,9 @@ def chunk_messages(
 def next_to_split(
     named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[TimeSpan]
 ) -> Bucket | None:
-    """Return the bucket to split first: the one to be loaded next, if it is named.
+    """Return the bucket of `named` to split first: `following`, the next one to load, if it is there.
 
-    Buckets that are loaded already, or are in `wait`, are skipped.
+    Skipped are buckets whose span ends before `horizon`, the end of the memory window, and those with spans in `wait`.
     """
     left = [bucket for bucket in named if bucket.span.end > horizon and bucket.span not in wait]
     return following if following in left else next(iter(left), None)
