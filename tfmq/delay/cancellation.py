@@ -1,9 +1,9 @@
 """Cancels and reschedules of delayed messages, and the lookup of their states.
 
-Each change is a header in the arrival log and is reported once that is durable. While a change is running, its message
-is locked and its target queue waits; while the delivery of a message is not durable, a change waits. So exactly one of
-the two happens, and both callers get the same result. If the arrival log fails during a change, the result is unknown
-and the message stays locked until the next start.
+Each change, a cancel or reschedule, is a header in the arrival log and is reported once that is durable. While a change
+is running, its message is locked and its target queue waits; while the delivery of a message is not durable, a change
+waits. So either the change or the delivery happens, never both, and repeated requests get the same result. If the
+arrival log fails during a change, the result is unknown and the message stays locked until the next start.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
 from tfmq.errors import Busy, DiskFull, StorageStopped
 
 REPEAT_MS_MAX: Final = 10
-"""A reschedule to nearly the current due time, by an old handle, is a repetition.
+"""How much a repeated reschedule by an old handle may be before the current due time.
 
-It may be at most this much earlier. A client that repeats the call subtracts the time that has passed from the delay,
-so the result is the same moment. All other due times are applied.
+Such a repetition changes nothing. A client that repeats the call subtracts the time that has passed from the delay, so
+the result is nearly the same moment. All other due times are applied.
 """
 CHANGE_UNCERTAIN: Final = "the disk failed under the arrival log of delayed messages"
 CANCELLED_LIMIT_REACHED: Final = (
@@ -61,7 +61,7 @@ EndCallback = Callable[[BaseException | None], None]
 
 
 class ArrivalTracker(Protocol):
-    """How rescheduled messages are added to the queue; implemented by `DelayQueue`."""
+    """The methods of `DelayQueue` by which a rescheduled message becomes a new arrival."""
 
     def begin_append(self, due_min: int) -> int: ...
     def append_written(
@@ -113,7 +113,7 @@ class MessageChanges:
         self._durable_number, self._cancelled_rows = durable_number, cancelled_rows
         self._mark_ready = mark_ready
         self._running: dict[Turn, list[Callable[[], None]]] = {}
-        """Locked turns, and callbacks to call when their changes end."""
+        """Turns with a running change, and what to call when it ends: requests that wait for it."""
         self._uncertain: set[Turn] = set()
         self._cancels: list[_PendingCancel] = []
 
@@ -143,7 +143,7 @@ class MessageChanges:
         self._mark_ready()
 
     def write(self) -> bool:
-        """Append the cancels of this turn of the broker in one header.
+        """Append the cancels of this turn of the broker, in one header, or several if they are many.
 
         Return whether there were any.
         """
@@ -209,7 +209,7 @@ class MessageChanges:
         self._when_arrival_durable(now, partial(self._read_and_move, key, now, wire, done))
 
     def _is_repetition(self, moved: Turn, wire: bytes) -> bool:
-        """Return whether the message already has the requested due time."""
+        """Return whether `moved`, the latest turn of a message, already has the requested due time."""
         word = int.from_bytes(wire, "big")
         if word >= RELATIVE:
             return (
@@ -221,7 +221,7 @@ class MessageChanges:
         done(*((None, error) if error is not None else (RescheduleResult(RESCHEDULED, moved), None)))
 
     def _when_arrival_durable(self, turn: Turn, then: EndCallback) -> None:
-        """Call `then` once the message's arrival is durable."""
+        """Call `then(None)` once the message's arrival is durable; `then(error)` if it cannot be."""
         if turn.number < self._durable_number():
             then(None)
         elif turn.number >= self._arrival_log.log.end_ordinal:
@@ -315,7 +315,7 @@ class MessageChanges:
         self._arrival_log.when_forced(answer.end_offset, forced)
 
     def _process_durable(self) -> None:
-        """Process the changes, and the arrivals before them, that are durable now."""
+        """Process the arrivals that are durable now, then the changes."""
         self._arrival_tracker.process_durable()
         self._cancelled_rows.process_durable(self._arrival_log.log.forced_offset)
 
@@ -351,14 +351,14 @@ class MessageChanges:
         read = partial(self._target_queues.record_reader.read, part.locators, part.numbers, SLICE_BYTES_MAX)
         self._run(read, fetched)
 
-    # Running changes
+    # Locks of messages with a running change
 
     def _state_or_wait(
         self, key: int, turn: Turn, again: Callable[[], None], failed: EndCallback
     ) -> str | None:
-        """Return the state of a message.
+        """Return the state of a message, if it is known and no other change of it is running.
 
-        None: `again` is called when it may be known, or `failed` was called.
+        None otherwise: then `again` is called when that may be over, or `failed` was called with an error.
         """
         if turn in self._uncertain:
             failed(StorageStopped(reason=CHANGE_UNCERTAIN, outcome=OUTCOME_UNKNOWN))
@@ -387,16 +387,16 @@ class MessageChanges:
             self._target_queues.locked.add(turn)
 
     def _append_rejected(self, key: int, turn: Turn, error: BaseException | None) -> None:
-        """End a change after a failed append; if it may have been written, the result is unknown."""
+        """Unlock a turn after a failed append; if the append may be written, the turn stays locked."""
         if getattr(error, "outcome", None) == OUTCOME_UNKNOWN:
             self._mark_uncertain(turn)
         else:
             self._unlock(key, turn)
 
     def _unlock(self, key: int, turn: Turn) -> None:
-        """Unlock a turn and call the waiting callbacks, one by one.
+        """Unlock a turn and call the requests that wait for it, one by one.
 
-        If one of them starts another change of the message, the others wait for that.
+        If one of them starts another change of the message, the others wait for the end of that.
         """
         waiting = self._running.pop(turn, [])
         self._target_queues.unlock(key, turn)
@@ -408,7 +408,7 @@ class MessageChanges:
                 return
 
     def _mark_uncertain(self, turn: Turn) -> None:
-        """End a change with an unknown result: the turn stays locked."""
+        """End a change with an unknown result: the turn stays locked until the next start."""
         waiting = self._running.pop(turn, [])
         self._uncertain.add(turn)
         for again in waiting:
@@ -422,17 +422,16 @@ def single_record_batch(record: bytes) -> Batch:
 
 
 class RecordFinder:
-    """Finds records of single messages on disk.
+    """Finds the records of single messages on disk. Any thread.
 
-    They are in the arrival log, by number, or in the bucket of the due time.
-    Any thread.
+    They are found in the arrival log by number, or in a bucket by due time.
     """
 
     def __init__(self, log: Log, buckets: BucketStore) -> None:
         self._log, self._buckets = log, buckets
 
     def find(self, key: int, turn: Turn) -> bytes | None:
-        """Return the whole record of a message with a durable arrival; None if not found.
+        """Return the whole record of a message whose arrival is durable; None if it is not found.
 
         Raises OSError, Closed.
         """
@@ -456,14 +455,15 @@ class RecordFinder:
 
 
 FIRING: Final = "unsure"
-"""The message is being fired: its queue's `flush_tracker` calls back when to check again."""
+"""State of a message that is being delivered: `flush_tracker` of its queue calls when to check again."""
 TARGET_TAIL_NOT_DURABLE: Final = "the end of its partition waits for space to be made durable"
 
 
 class StateResolver:
     """Finds the state of a delayed message, or that the caller must wait for it.
 
-    `floor()`: no pending message is due before.
+    `outcome_ms`: how long after its due time a message is known as delivered. `floor()`: a due time before which no
+    message is pending.
     """
 
     def __init__(
@@ -486,8 +486,8 @@ class StateResolver:
     def state_of(self, key: int, turn: Turn, number_next: int) -> str:
         """Return PENDING, CANCELLED, DELIVERED, UNKNOWN or FIRING.
 
-        Numbers from `number_next` on do not exist. Raises StorageStopped: the state depends on the target's log, which
-        is stopped.
+        `number_next`: the number of the next message to arrive; higher ones do not exist. Raises StorageStopped if the
+        state depends on the target's log, which is stopped.
         """
         if turn.number >= number_next:
             return UNKNOWN
@@ -506,7 +506,7 @@ class StateResolver:
             return DELIVERED if turn.due > now - self._outcome_ms else UNKNOWN
         if queue is None and turn.due <= now:
             self._raise_if_uncertain(key, turn, through)
-        # A message before the floor is in no file and was not delivered: its cancel was too long ago to be remembered.
+        # A message before the floor is in no file and was not delivered: it was cancelled, and the cancel has expired.
         return PENDING if turn.due >= self._floor() else UNKNOWN
 
     def _raise_if_uncertain(self, key: int, turn: Turn, through: Turn | None) -> None:

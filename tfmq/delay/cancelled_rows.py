@@ -1,4 +1,8 @@
-"""Cancelled messages that still have rows in memory or buckets, and counts of such rows."""
+"""Cancelled messages that still have rows in memory or buckets, and counts of such dead rows.
+
+A row is the entry of one message: in the timing wheel and the target queues, or in the columns of a bucket. A row in a
+bucket is dead if its message is cancelled, rescheduled, or has a deleted topic.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ logger = logging.getLogger("tfmq.delay")
 
 
 class _BorderBucket(NamedTuple):
-    """A bucket of that size which contains the border of the memory window."""
+    """The bucket, with its size in bytes, that contains the border of the memory window."""
 
     bucket: Bucket
     size: int
@@ -30,7 +34,7 @@ class _BorderBucket(NamedTuple):
 
 
 class _PendingCount(NamedTuple):
-    """Pending rows of a bucket: all, and those from the border on."""
+    """How many rows of a bucket are pending: in all, and of those due from the border on."""
 
     pending: int
     after_border: int
@@ -47,12 +51,12 @@ class BucketRowCounter:
     def __init__(self, buckets: BucketStore, window: MemoryWindow) -> None:
         self._buckets, self._window = buckets, window
         self._requested: dict[TimeSpan, bool] = {}
-        """Buckets to check; True: count also if no topic in it is deleted."""
+        """Spans of buckets to check; True: count the bucket also if no topic in it is deleted."""
         self._border_bucket: _BorderBucket | None = None
         self.dropped = 0
         """Messages in buckets whose topic was deleted."""
         self._pending_after_border = 0
-        """Pending rows after the border in the bucket `_border_bucket`."""
+        """Pending rows in `_border_bucket` that are due from the border on."""
         if not buckets.counted_offset:
             self.request(buckets.live_buckets, True)
 
@@ -62,7 +66,7 @@ class BucketRowCounter:
             self._requested[bucket.span] = always or self._requested.get(bucket.span, False)
 
     def count_dead_row(self, due: int) -> None:
-        """Count one more dead row, of this due time."""
+        """Count one more dead row in the live bucket that contains this due time, if there is one."""
         bucket = self._buckets.bucket_at(due)
         if bucket is None:
             return
@@ -76,7 +80,7 @@ class BucketRowCounter:
 
     @property
     def pending_on_disk(self) -> int:
-        """Pending messages in buckets that are not in memory."""
+        """Number of pending messages that are in buckets and not in memory."""
         border, count = self._window.border, 0
         for bucket in self._buckets.live_buckets:
             live = max(0, bucket.count - bucket.dead_count)
@@ -84,7 +88,7 @@ class BucketRowCounter:
                 count += live
             elif bucket.span.end > border:
                 known = self._border_bucket == (bucket, bucket.size, border)
-                # Estimate until it is counted: due times are distributed evenly.
+                # Until the rows of the bucket are counted, assume that due times are distributed evenly.
                 part = (bucket.span.end - border) / (bucket.span.end - bucket.span.start)
                 count += self._pending_after_border if known else int(live * part)
         return count
@@ -98,15 +102,15 @@ class BucketRowCounter:
         buckets = [bucket for bucket in self._buckets.live_buckets if bucket.count]
         return sum([each.size * max(0, each.count - each.dead_count) // each.count for each in buckets])
 
-    # Work
+    # Counting, in a worker
 
     @property
     def has_work(self) -> bool:
-        """Whether something is to be counted."""
+        """Whether a bucket is to be checked or counted."""
         return bool(self._requested) or self._uncounted_border_bucket() is not None
 
     def _uncounted_border_bucket(self) -> Bucket | None:
-        """Return the bucket that contains the border, if its rows after the border are not counted."""
+        """Return the bucket that contains the border, unless its rows from there on are counted."""
         border = self._window.border
         bucket = self._buckets.bucket_at(border)
         if (
@@ -118,10 +122,10 @@ class BucketRowCounter:
         return bucket
 
     def start(self, pending: PendingSnapshot) -> Callable[[], Callable[[], bool]]:
-        """Return work for a worker.
+        """Return a function for a worker, which checks or counts one bucket.
 
-        Its result is a function for the broker thread, which stores the counts. That function returns whether the
-        count of dead rows has changed.
+        Its result is a function for the broker thread, which stores the counts, and returns whether the count of dead
+        rows has changed.
         """
         bucket, surely = self._uncounted_border_bucket(), True
         while bucket is None and self._requested:
@@ -181,10 +185,11 @@ ChangedTurn = tuple[int, Turn]
 class CancelledRows:
     """Cancelled and rescheduled messages whose rows still exist, in memory or in a bucket.
 
-    Broker thread only. A bucket keeps the rows; it counts them in `dead_count`, which is stored in the checkpoint. The
-    count must be exact. So work on files uses only the changes that were durable when it began; later ones are
-    collected in `late` and counted when the work has ended. `counted_offset` of the buckets is the offset of the
-    arrival log up to which changes are counted in `dead_count`; a start counts the later ones.
+    Broker thread only. A change is the cancel or reschedule of one message. Rows in a bucket stay there, and are
+    counted in `Bucket.dead_count`, which is stored in the checkpoint and must be exact. So work on files uses only the
+    changes that were durable when it began; later ones are collected in `late` and counted when the work has ended.
+    `BucketStore.counted_offset` is the offset of the arrival log up to which changes are counted in `dead_count`; a
+    start counts the later ones.
     """
 
     def __init__(
@@ -201,11 +206,11 @@ class CancelledRows:
             row_counter,
         )
         self._non_durable: deque[tuple[int, Sequence[ChangedTurn]]] = deque()
-        """(end offset of the header, changes) that are not durable yet."""
+        """Changes that are not durable yet, by header: (end offset of the header, changes)."""
         self.late: dict[Turn, int] = {}
         """Changes that became durable during file work, with their log ids.
 
-        For that work they are pending. Any thread may test whether a turn is in it.
+        For that work their messages count as pending. Any thread may test whether a turn is in this dict.
         """
         self._not_in_memory: set[Turn] = set()
         """Turns of `late` that were not in memory."""
@@ -214,17 +219,17 @@ class CancelledRows:
 
     @property
     def miscounted(self) -> int:
-        """Messages that are counted as pending and should not be."""
+        """Number of messages that are counted as pending, though their cancel is durable."""
         return len(self._not_in_memory)
 
     def add_written(self, end_offset: int, changes: Sequence[ChangedTurn]) -> None:
-        """Add changes; their header ends at `end_offset` of the arrival log."""
+        """Add changes that are written; their header ends at `end_offset` of the arrival log."""
         self._non_durable.append((end_offset, changes))
 
     def process_durable(self, forced_offset: int) -> None:
-        """Process the changes up to `forced_offset`, where the log is durable.
+        """Remove the rows of changes up to `forced_offset`, to which the arrival log is durable.
 
-        Their arrivals are processed already.
+        The arrivals up to there must have been processed before.
         """
         while self._non_durable and self._non_durable[0][0] <= forced_offset:
             for key, turn in self._non_durable.popleft()[1]:
@@ -243,10 +248,10 @@ class CancelledRows:
         if not self._file_work_running:
             self._buckets.counted_offset = self._durable_offset
 
-    # During file work
+    # Changes that become durable during file work
 
     def begin_file_work(self, forced_offset: int) -> None:
-        """Start file work."""
+        """Prepare for file work, which sees the changes up to `forced_offset` and no later ones."""
         self.process_durable(forced_offset)
         self._file_work_running = True
 

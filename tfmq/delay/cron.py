@@ -5,7 +5,7 @@ steps `*/15`, lists `0,30`, names of months and weekdays; 0 and 7 are both Sunda
 If day of month and day of week are both restricted (neither begins with `*`), either may match, as in crontab. Short
 forms: @hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.
 
-The triggers of APScheduler decide which dates and times match; their meaning in a zone is decided here:
+The triggers of APScheduler decide which local dates and times match; at which moments these are is decided here:
 
 - a local time that is skipped fires later by the length of the gap: 02:30 becomes 03:30 where 02:00 is followed by
   03:00;
@@ -29,19 +29,19 @@ from apscheduler.triggers.cron import CronTrigger
 from tfmq.errors import BadRequest
 
 EXPRESSION_CHARACTERS: Final = 256
-"""A longer expression is a mistake.
+"""Maximum length of an expression; a longer one is a mistake.
 
-It is listed, stored in the catalog, and parsed at each start.
+An expression is listed, stored in the catalog, and parsed at each start.
 """
 ZONE_CHARACTERS: Final = 64
-"""Twice the length of the longest name in the zone database."""
+"""Maximum length of a zone name: twice that of the longest name in the zone database."""
 
 MS: Final = 1000
 MINUTE_MS: Final = 60 * MS
 YEAR_MAX: Final = 9998
 """The last year in which a day can be added to every moment."""
 MOMENT_MS_MAX: Final = 253_370_764_800_000
-"""The end of that year."""
+"""The end of YEAR_MAX, as a moment."""
 
 CLOCK_CHANGE_MAX: Final = timedelta(hours=25)
 """No zone changes its clock by more (a day, where a country moved across the date line)."""
@@ -67,7 +67,7 @@ _PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?", re.ASCII)
 
 
 class CronField(NamedTuple):
-    """One of the five fields: its name for messages, its bounds, and names of its numbers."""
+    """One of the five fields: its name in error messages, its bounds, and names of its numbers."""
 
     name: str
     low: int
@@ -170,7 +170,7 @@ class CronSchedule:
             start = min(found) + _SECOND
 
     def _moments_of(self, local: datetime) -> list[datetime]:
-        """Return the moments when clocks show that time, or would show it if it were not skipped."""
+        """Return the moments, one or two, at which a local time fires in the zone."""
         first = local.replace(tzinfo=self.zone)
         if not self._every_hour:
             return [first.astimezone(UTC)]
@@ -179,9 +179,9 @@ class CronSchedule:
         return [first.astimezone(UTC)] if skipped else [first.astimezone(UTC), second.astimezone(UTC)]
 
     def _clock_change_near(self, moment: datetime) -> timedelta:
-        """Return the length of a clock change that is at most that length away from the moment.
+        """Return the length of a clock change that is at most this length away from the moment.
 
-        Else zero.
+        Zero if there is none.
         """
         if self.zone is UTC:
             return _NOTHING
@@ -189,7 +189,7 @@ class CronSchedule:
         return shift if shift and self._offset_difference(moment, shift) else _NOTHING
 
     def _offset_difference(self, moment: datetime, beside: timedelta) -> timedelta:
-        """Return the difference of the zone's UTC offsets before and after the moment."""
+        """Return the difference of the zone's UTC offsets `beside` before and `beside` after the moment."""
         before, behind = (moment - beside).astimezone(self.zone), (moment + beside).astimezone(self.zone)
         return abs((behind.utcoffset() or _NOTHING) - (before.utcoffset() or _NOTHING))
 
@@ -212,7 +212,7 @@ def _trigger(minutes: set[int], hours: set[int], day: str, weekday: str, months:
 
 
 def _next_match(trigger: Any, start: datetime) -> datetime | None:
-    """Return the first match from `start` on; the trigger works in a zone without clock changes."""
+    """Return the first local time from `start` on that matches; None if none does up to YEAR_MAX."""
     if start.year > YEAR_MAX:
         return None
     found = trigger.get_next_fire_time(None, start.replace(tzinfo=UTC))
@@ -222,9 +222,9 @@ def _next_match(trigger: Any, start: datetime) -> datetime | None:
 def _day_rules(
     expression: str, days: set[int], weekdays: set[int], months: set[int]
 ) -> list[tuple[str, str]]:
-    """Return pairs (days of the month, weekdays) for triggers.
+    """Return pairs (days of the month, weekdays), each for a trigger.
 
-    One pair, or two of which either may match. Raises BadRequest for a day that no month has.
+    A day matches if it matches one of the pairs. Raises BadRequest for a day that none of the months has.
     """
     _, _, day_text, _, weekday_text = _fields_of(expression)
     day = LAST if day_text.lower() == LAST else _trigger_list(days, FIELDS[2])
@@ -240,9 +240,9 @@ def _day_rules(
 
 
 def parse_expression(expression: str) -> list[set[int]]:
-    """Return the numbers of each field.
+    """Return the numbers that match in each of the five fields.
 
-    Raises BadRequest with a sentence that says what to write.
+    Raises BadRequest, whose text says what to write instead.
     """
     parts = _fields_of(expression)
     return [
@@ -312,9 +312,9 @@ def _invalid_field(field: CronField, part: str, expression: str) -> BadRequest:
 
 
 def _trigger_list(numbers: set[int], field: CronField | None = None) -> str:
-    """Format numbers for triggers.
+    """Format numbers as a field of an APScheduler trigger.
 
-    Runs become ranges, because each list entry costs a comparison.
+    Consecutive numbers become a range, because each entry of the list costs a comparison.
     """
     if field is not None and len(numbers) > field.high - field.low:
         return "*"
@@ -346,33 +346,34 @@ def zone_text(moment_ms: int, timezone: str) -> str:
     return (_EPOCH + moment_ms * _MILLISECOND).astimezone(find_zone(timezone)).isoformat()
 
 
-# Misfires: times that a schedule missed while the broker was down, a partition was stopped, or a clock was stepped.
+# Misfire rules: what happens with times that a schedule missed while the broker was down, a partition was stopped, or
+# a clock was set forward.
 #
-#     one    the latest missed time is sent, once; the default
-#     all    each is sent, oldest first, at most the newest ALL_MAX
-#     skip   none is sent
+#     one    one message is sent, for the latest missed time; the default
+#     all    a message is sent for each missed time, oldest first, but only for the newest SEND_ALL_MAX
+#     skip   no message is sent
 
 SEND_LATEST, SEND_ALL, SEND_NONE = "one", "all", "skip"
 MISFIRE_RULES: Final = (SEND_LATEST, SEND_ALL, SEND_NONE)
 
 GRACE_MS: Final = 60_000
-"""A time that is met within this is not missed.
+"""A message that is sent less than this after its time is on time: no misfire rule applies.
 
-Two times of a schedule are at least a minute apart, so at most one can be on time. It is far longer than delays of a
-busy broker and clock steps that the broker notices.
+Two times of a schedule are at least a minute apart, so at most one can be on time. Delays of a busy broker are far
+shorter.
 """
 
 SEND_ALL_MAX: Final = 1_000
-"""A schedule of every minute has as many in 17 hours.
+"""Maximum of missed times that the rule `all` sends: those of 17 hours, if each minute matches.
 
-A downtime of a year would have half a million.
+Without a limit, it would be half a million after a downtime of a year.
 """
 
 
 def moments_to_send(cron: CronSchedule, rule: str, after_ms: int, now_ms: int) -> list[int]:
-    """Return the times later than `after_ms` to send at `now_ms`, ascending.
+    """Return the times later than `after_ms` for which a message is to be sent now, ascending.
 
-    Empty if none is due.
+    `rule`: one of MISFIRE_RULES. Times later than `now_ms` are not due.
     """
     if rule == SEND_ALL:
         return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX)

@@ -48,7 +48,7 @@ from tfmq.errors import DiskFull, StorageStopped
 
 
 class QueryQueue:
-    """Run expensive queries one at a time: each may load the columns of a whole bucket.
+    """Runs expensive queries one at a time: each may load the columns of a whole bucket.
 
     Broker thread only.
     """
@@ -61,7 +61,7 @@ class QueryQueue:
     def submit(
         self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]
     ) -> None:
-        """Call `work()` when no other query runs; run its result in a worker, then call `done`."""
+        """Call `work()` when no other query runs; call its result in a worker, then `done`."""
         self._waiting.append(partial(self._start, work, done))
         if len(self._waiting) == 1:
             self._waiting[0]()
@@ -98,15 +98,15 @@ SECOND_MS: Final = 1000
 class DelayQueue:
     """The delay queue as the broker uses it.
 
-    Guarantees: no message fires before it is due, each fires once, the messages of one partition fire in the order
-    of their turns (due time, number), and no message fires before its arrival is durable. Every cancel gets one exact
-    result.
+    A message fires when it is due: it is appended to its partition. Guarantees: no message fires before it is due, each
+    fires once, the messages of one partition fire in the order of their turns (due time, number), and no message fires
+    before its arrival is durable. Every cancel gets one exact result.
 
     Broker thread only: all calls are made in it and all callbacks run in it, at once or later.
 
-    Call order: construct, `recover(done)`, `start()`; in the turns of the broker, before partitions write, `write()`
-    when `mark_ready` was called, or `is_delivering`, while `due`; at the end `stop(done)`, and `write()` in each turn
-    until that is done. `floor_ms`: the highest due time that any partition has applied.
+    Call order: construct, `recover(done)`, `start()`. In the turns of the broker, before partitions write, call
+    `write()` as long as `due`, if `mark_ready` was called or `is_delivering`. At the end call `stop(done)`, and
+    `write()` in each turn until `done` is called. `floor_ms`: the highest due time that any partition has applied.
     """
 
     def __init__(
@@ -149,10 +149,10 @@ class DelayQueue:
         self._changes = self._new_changes()
         self._queries, self._query_queue = PendingQueries(buckets), QueryQueue(run)
         self._append_after_stop: dict[int, bool] = {}
-        """By ticket: whether the arrival log was already stopped when the due times were assigned."""
+        """By ticket of an append: whether the arrival log had stopped before `begin_append`."""
         self._stopped: Callable[[], None] | None = None
         self.is_delivering = False
-        """Whether due messages are on the way to their targets: call `write` in each turn."""
+        """Whether target queues have messages: if so, call `write` in each turn of the broker."""
 
     def _new_target_queues(self, destination: ApplyTarget, targets: TargetIds) -> TargetQueues:
         state = self._state
@@ -236,8 +236,8 @@ class DelayQueue:
     def ahead_ms(self) -> int:
         """Return by how many ms broker time is ahead of the wall clock.
 
-        `effective_due_times` and the arrival header need the value, so that messages for an absolute time can be
-        recognised and rescheduled when the wall clock steps.
+        `effective_due_times` and the arrival header need the value, so that messages with an absolute time can be
+        rescheduled if the wall clock is set back.
         """
         return self._broker_clock.ahead_ms()
 
@@ -275,7 +275,8 @@ class DelayQueue:
     def append_failed(self, ticket: int) -> None:
         """Record that the batch was not written.
 
-        If the log has stopped, the outcome is unknown until the next start and the ticket stays open.
+        If the log stopped after `begin_append`, the next start decides whether the batch was written, and until then
+        nothing fires that is due later.
         """
         if self._arrival_log.log.stopped is None or self._append_after_stop.get(ticket):
             self._non_durable.append_failed(ticket)
@@ -283,7 +284,7 @@ class DelayQueue:
         self._append_after_stop.pop(ticket, None)
 
     def schedule_maintenance(self) -> None:
-        """Schedule maintenance after an append without messages, to truncate the log."""
+        """Schedule maintenance, to truncate the arrival log after an append without messages."""
         self._dispatcher.schedule_maintenance()
 
     def process_durable(self) -> None:
@@ -294,10 +295,10 @@ class DelayQueue:
         self._dispatcher.process_durable()
         self.schedule_maintenance()
 
-    # Requests
+    # Requests for delayed messages
 
     def cancel(self, key: int, turn: Turn, done: Callable[[str | None, BaseException | None], None]) -> None:
-        """Cancel a message.
+        """Cancel the message with this turn, for the target with the log id `key`.
 
         `done("cancelled" | "delivered" | "unknown", None)` is called once that is durable.
 
@@ -315,14 +316,14 @@ class DelayQueue:
     ) -> None:
         """Assign a new due time to a pending message, in one append.
 
-        `wire_due`: one word as `effective_due_times` expects it. Errors as for `cancel`.
+        `key`, `turn` and errors as for `cancel`. `wire_due`: one word as `effective_due_times` expects it.
         """
         self._changes.reschedule(key, turn, wire_due, done)
 
     def describe(
         self, key: int, turn: Turn, done: Callable[[MessageState | None, BaseException | None], None]
     ) -> None:
-        """Report the state of a message; rescheduled messages are followed to their latest turn."""
+        """Pass the state of a message to `done`; if it was rescheduled, that of its latest turn."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         try:
             state = self._state_resolver.state_of(key, now, self._arrival_log.log.whole_end[1])
@@ -418,9 +419,9 @@ class DelayQueue:
     # Life cycle
 
     def recover(self, done: Callable[[BaseException | None], None]) -> None:
-        """Find the messages that are pending since the checkpoint.
+        """Read the arrivals that are in no bucket yet, before `start`; nothing fires.
 
-        Fires nothing; partitions are open.
+        The partitions must be open.
         """
         log, buckets = self._arrival_log.log, self._buckets
         end, number = log.whole_end, max(log.end_ordinal, buckets.spilled_number)
@@ -441,13 +442,13 @@ class DelayQueue:
         self._run(partial(self._loader.recover, buckets.spilled_offset, offset, pending), found)
 
     def start(self) -> None:
-        """Start firing."""
+        """Start to deliver due messages; `recover` is done."""
         self._row_counter.request(self._buckets.live_buckets, False)
         self._dispatcher.start()
 
     @property
     def due(self) -> bool:
-        """Whether `write` has work."""
+        """Whether `write` has appends to send."""
         return self._target_queues.has_work or self._changes.has_writes
 
     def write(self) -> bool:
@@ -462,12 +463,12 @@ class DelayQueue:
         return busy
 
     def target_resumed(self, key: int) -> None:
-        """Handle that a target, or the arrival log (`ARRIVALS_KEY`), accepts writes again."""
+        """Handle that the target with the log id `key`, or the arrival log, accepts writes again."""
         if key != ARRIVALS_KEY:
             self._target_queues.target_resumed(key)
 
     def topic_deleted(self, incarnation: int) -> None:
-        """Drop and count the messages for the partitions of a deleted topic."""
+        """Drop and count the messages for the partitions of the deleted topic `incarnation`."""
         self._target_queues.topic_deleted(incarnation)
 
         def look(error: BaseException | None) -> None:

@@ -13,17 +13,17 @@ from tfmq.delay.storage_scheduler import StorageScheduler
 from tfmq.delay.target_queue import TargetQueues
 
 POP_ROWS_MAX: Final = 2048
-"""Rows popped at once: about 2 ms, so that other work of the broker is not delayed."""
+"""Messages popped from the wheel at once: about 2 ms, so that other work is not delayed."""
 FIREABLE_ROWS_MAX: Final = 65_536
-"""Maximum of popped rows in queues that can fire. Rows need less memory in the wheel."""
+"""Maximum of messages in target queues that can fire. They need less memory in the wheel."""
 MAINTENANCE_SECONDS: Final = 1.0
 """Interval of maintenance while any message is pending."""
 
 
 class Dispatcher:
-    """Pops due messages at the ticks and hands them to the target queues.
+    """Pops due messages from the timing wheel at its ticks, and passes them to the target queues.
 
-    Messages that are due after an arrival that is not durable are not popped; an fsync is requested then. Without a
+    Messages that are due after an arrival that is not durable are not popped; an fsync is requested instead. Without a
     due time in the near future no timer runs, except for maintenance.
     """
 
@@ -62,7 +62,7 @@ class Dispatcher:
         """Offset of the arrival log up to which an fsync was requested."""
 
     def start(self) -> None:
-        """Start firing."""
+        """Start to pop due messages."""
         self.started = True
         self._scheduler.run_due()
         self.dispatch_due()
@@ -94,7 +94,7 @@ class Dispatcher:
     def _fsync_ended(self, error: BaseException | None) -> None:
         """Handle the end of an fsync.
 
-        If the log has stopped, targets with unresolved arrivals wait for a restart.
+        If it failed because the log has stopped, targets with non-durable arrivals wait for the next start.
         """
         if error is not None:
             if self._arrival_log.log.stopped is None:
@@ -141,10 +141,10 @@ class Dispatcher:
 
         again()
 
-    # Timer
+    # Due messages, and the timer for the next ones
 
     def dispatch_due(self) -> None:
-        """Pop what is due and set the timer for the next due time."""
+        """Pop due messages, a limited number, and set the timer for the next due time."""
         if not self.started:
             return
         self.process_durable()
@@ -214,7 +214,7 @@ class Dispatcher:
             self.schedule_maintenance()
 
     def schedule_maintenance(self) -> None:
-        """Run maintenance within a second, for example after an append without messages."""
+        """Set the timer for maintenance: an fsync of the arrival log, file work, truncation."""
         if self._maintenance_timer is None and self.started:
             self._maintenance_timer = self._timers.after(
                 MAINTENANCE_SECONDS, self._run_maintenance, deferrable=True

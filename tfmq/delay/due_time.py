@@ -24,18 +24,18 @@ STEPS_MAX: Final = 256
 With more, the oldest ones are merged to the smallest: a message with an absolute time may then be late, never early.
 """
 SLACK_MS: Final = 10
-"""The offset is only lowered if it falls by more than this. Clock drift is no step."""
+"""`ahead_ms` returns a lower value only if it fell by more than this: drift of a clock is no step."""
 AHEAD_MAX: Final = (1 << 62) - 1
-"""Largest offset that steps and headers can store, 146 million years."""
+"""Largest offset to the wall clock that checkpoint and headers can store, 146 million years."""
 
 CLOCK_READS_MAX: Final = 10
 CLOCK_READ_SECONDS: Final = 20e-6
 """A start reads both clocks until a read lasts at most this long, CLOCK_READS_MAX times."""
 
 ROUNDING_MS: Final = 0.001
-"""Tolerance for rounding of monotonic seconds.
+"""Added to elapsed ms before they are rounded down, because seconds of the clock are binary fractions.
 
-A timer must not fire just before its millisecond.
+Otherwise a timer that is set for a millisecond could find that it is not reached.
 """
 
 _ROW: Final = Struct(">Qq")
@@ -49,9 +49,9 @@ class BrokerClock:
     the highest fired due time is later.
 
     The offset to the wall clock (positive: broker time is ahead) is added to absolute due times. Each change of it is
-    stored with the number of the first message that it was added to. So the dispatcher can compute the time that the
-    sender meant, also after another step of the wall clock. The offset is also stored in each arrival header, so a
-    crash loses nothing.
+    stored with the number of the first message that it was added to. So the time that the sender set can be computed
+    when the message is due, also after another step of the wall clock. The offset is also stored in each arrival
+    header, so a crash loses nothing.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -75,7 +75,7 @@ class BrokerClock:
         self._last = self._start_ms
 
     def _read_clocks(self) -> tuple[float, int, float]:
-        """Return the wall clock in us, between the two closest reads of the monotonic clock."""
+        """Return (monotonic clock before, wall clock in us, monotonic clock after), read quickly."""
         looks = []
         for _ in range(CLOCK_READS_MAX):
             looks.append((self._clock.monotonic(), self._clock.wall_us(), self._clock.monotonic()))
@@ -100,13 +100,10 @@ class BrokerClock:
         return max(self.now_ms(), self._start_ms + ceil(elapsed - ROUNDING_MS))
 
     def seconds_until(self, ms: int) -> float:
-        """Return the seconds until broker time is `ms`, by the monotonic clock.
-
-        0 if it is later already.
-        """
+        """Return the seconds of the monotonic clock until broker time is `ms`; 0 if it is already."""
         return max(0.0, self._start_monotonic + (ms - self._start_ms) / 1000 - self._clock.monotonic())
 
-    # Wall clock
+    # The offset to the wall clock
 
     def ahead_ms(self) -> int:
         """Return by how many ms broker time is ahead of the wall clock; negative: it is behind.
@@ -128,7 +125,7 @@ class BrokerClock:
         return self.now_ms() - self._clock.wall_ms()
 
     def record_offset(self, number: int, ahead_ms: int) -> None:
-        """Record the offset of messages from this number on. Numbers only grow."""
+        """Record the offset that is added for messages from this number on. Numbers only grow."""
         if self._steps[-1] == ahead_ms:
             return
         if self._numbers[-1] == number:
@@ -157,30 +154,30 @@ class BrokerClock:
             del self._steps[0], self._numbers[0]
 
     def offset_of(self, number: int) -> int:
-        """Return the offset that was added for a message; a lower bound where it is not known."""
+        """Return the offset added to the due time of a message; a lower bound if steps were merged."""
         return self._steps[bisect_right(self._numbers, number) - 1]
 
     @property
     def is_steady(self) -> bool:
-        """Whether all messages have the current offset, so that none needs a check of its own."""
+        """Whether all messages have the current offset, so that `early_ms` is 0 for all."""
         return len(self._steps) == 1 and self.ahead_ms() == self._steps[0]
 
     def early_ms(self, due: int, number: int) -> int:
-        """Return how many ms an absolute message that is due now must wait for the wall clock.
+        """Return how many ms too early a message with an absolute time would fire, by the wall clock.
 
-        0 if it may fire. The result is to be added to its due time.
+        `due`: its effective due time, which is reached. 0 if the message may fire.
         """
         meant = due - self.offset_of(number)
         return max(0, meant - self._clock.wall_ms())
 
-    # Checkpoint
+    # The offsets in the checkpoint
 
     def encode_steps(self) -> bytes:
-        """Encode the steps for the checkpoint."""
+        """Encode the changes of the offset to the wall clock, for the checkpoint."""
         return b"".join(_ROW.pack(*row) for row in zip(self._numbers, self._steps, strict=True))
 
     def restore_steps(self, data: bytes) -> None:
-        """Restore the steps of the last checkpoint. Raises ValueError."""
+        """Restore the result of `encode_steps`; b"" changes nothing. Raises ValueError."""
         try:
             rows = list(_ROW.iter_unpack(data))
         except StructError as error:
@@ -210,7 +207,7 @@ RELATIVE_FLAG: Final = b"\x00"
 ABSOLUTE_FLAG: Final = b"\x01"
 
 _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
-"""Maps the first byte of a word to the message's flag."""
+"""Table for bytes.translate: from the first byte of a word to the flag of the message."""
 
 _SWAP: Final = sys.byteorder == "little"
 
@@ -256,7 +253,7 @@ def encode_words(column: array[int]) -> bytes:
 
 
 def due_times_of(times: array[int], absolute: bytes) -> DueTimes:
-    """Return effective due times, at least one, as `DueTimes`."""
+    """Return `DueTimes` of these effective due times, of which there is at least one."""
     return DueTimes(times, absolute, min(times), max(times))
 
 

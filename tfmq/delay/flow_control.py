@@ -1,6 +1,6 @@
-"""Limits for firing due messages, so that other producers and consumers are hardly delayed.
+"""Limits for appends of due messages, so that other producers and consumers are not delayed.
 
-`FlowControl` limits bytes and rows, `FlushTracker` tracks what is not durable yet.
+`FlowControl` limits bytes and rows, `FlushTracker` tracks appends that are not durable yet.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tfmq.apply_target import AppendResult
 from tfmq.delay.requests import Turn
 
 SLICE_BYTES_MAX: Final = 256 << 10
-"""Maximum size of one append, unless a single message is larger."""
+"""Maximum size of one append of due messages, unless a single message is larger."""
 TURN_ROWS_MAX: Final = 1024
-"""About 2 ms of work.
+"""Maximum of due messages that are appended in one turn of the broker: about 2 ms of work.
 
 Measured: with 2,048 and with 512 (and each time twice as many popped from the wheel at once) the slowest sends beside a
 burst took longer, and the throughput of delayed messages was lower.
 """
 TURN_BYTES_MAX: Final = 512 << 10
-"""A few milliseconds of work where messages are large."""
+"""In one turn of the broker no append follows after this size: a few milliseconds of work."""
 
 
 class FlowControl(InFlightLimit):
@@ -39,26 +39,29 @@ class FlowControl(InFlightLimit):
         self._rows = self._bytes = 0
 
     def start_turn(self) -> None:
-        """Start a new turn of the broker: other work had its chance."""
+        """Reset the counts for a new turn of the broker."""
         self._rows = self._bytes = 0
 
     @property
     def rows_left(self) -> int:
-        """Rows that may still be written in this turn."""
+        """How many due messages may still be appended in this turn of the broker."""
         return 0 if self._bytes >= TURN_BYTES_MAX else max(0, TURN_ROWS_MAX - self._rows)
 
     def count_written(self, rows: int, size_bytes: int) -> None:
-        """Count what was written in this turn."""
+        """Count an append that is made in this turn of the broker."""
         self._rows += rows
         self._bytes += size_bytes
 
 
 RecheckCallback: TypeAlias = Callable[[], None]
-"""Called when the caller should check the state again."""
+"""Called when a message may be durable: the waiting caller should check its state again."""
 
 
 class WrittenAppend(NamedTuple):
-    """One append of `count` messages, due from `first` on, up to the turn `last`."""
+    """One append to a target: `count` messages, from the due time `first` to the turn `last`.
+
+    `mark`: what has to be durable.
+    """
 
     mark: AppendResult
     first: int
@@ -72,13 +75,14 @@ class FlushTracker:
     A message is reported as delivered only when its append is durable: before that, a power failure could undo the
     append, and the message would fire again, or could still be cancelled.
 
-    `durable_through`: every turn of this target up to it is durable or will never fire; None: no turn is.
+    `durable_through`: every turn of this target up to this one is durable, or will never fire; None if that is so for
+    no turn.
     """
 
     def __init__(self, through: Turn | None) -> None:
         self.durable_through = through
         self.count = 0
-        """Messages that are not known to be durable."""
+        """Number of messages that are written, but not known to be durable."""
         self._written: deque[WrittenAppend] = deque()
         self._waiting: list[tuple[Turn, RecheckCallback]] = []
 
@@ -87,7 +91,7 @@ class FlushTracker:
 
     @property
     def first_due(self) -> int | None:
-        """Lowest due time of what is not known to be durable."""
+        """Lowest due time of the messages that are not known to be durable; None if there are none."""
         return self._written[0].first if self._written else None
 
     @property
@@ -116,10 +120,7 @@ class FlushTracker:
             self._call_waiters()
 
     def when_durable(self, turn: Turn, waiter: RecheckCallback) -> None:
-        """Call `waiter()` once the turn is durable, or if that became uncertain.
-
-        It must check again.
-        """
+        """Call `waiter()` once the turn is durable, or if that became uncertain: it must check again."""
         at = bisect_right(self._waiting, turn, key=lambda each: each[0])
         self._waiting.insert(at, (turn, waiter))
 
@@ -132,9 +133,9 @@ class FlushTracker:
             waiter()
 
     def reset_to(self, through: Turn | None) -> int:
-        """Reset to a resumed target that has everything up to `through`.
+        """Set the state of a resumed target: it has all messages up to `through`, no later ones.
 
-        Return how many messages were lost.
+        Return how many written messages the target has lost.
         """
         lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()

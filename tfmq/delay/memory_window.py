@@ -11,8 +11,8 @@ old end on. If too much is in memory the window shrinks, which only drops rows, 
 | more in memory than MEMORY_ROWS_MAX, and the window is long enough | shrink |
 | something due soon may be on disk, and there is room | load, after a spill or split if needed |
 | nothing due soon is on disk | extend without any work |
-| a spill is requested, or the arrivals are many or old | spill |
-| the target of an evicted queue accepts messages again | reload the rows of the queue |
+| a query waits, or the arrivals in no bucket are many or old | spill: write them to buckets |
+| a target queue has dropped rows and can send messages again | reload the rows of the queue |
 | a coarse bucket is due soon, or a bucket is too large | split |
 | the pending rows of a bucket are not counted | count |
 | obsolete arrivals fill a segment | truncate |
@@ -36,23 +36,23 @@ from tfmq.delay.rows import TargetIds
 from tfmq.delay.timing_wheel import DUE_RANGE, HashedTimingWheel, make_tag
 
 LOAD_AHEAD_MS: Final = 10_000
-"""Messages are in memory this long before they are due: time for a load by a slow disk."""
+"""Messages are loaded into memory this long before they are due: time enough for a slow disk."""
 MEMORY_ROWS_MAX: Final = 1_000_000
-"""Maximum of rows in memory, 24 MB. With more, the window shrinks."""
+"""Maximum of rows (messages) in memory, 24 MB. With more, the window shrinks."""
 LOAD_ROWS_MAX: Final = 500_000
 """With more rows in memory, the next bucket is loaded only when it is urgent."""
 CATCH_UP_ROWS: Final = 65_536
-"""An overdue bucket is loaded when no more rows than this are left to fire."""
+"""If the window ends before now, the next load waits until no more rows than this can fire."""
 URGENT_MS: Final = 1_000
 """The next bucket is loaded this long before it is due, however full the memory is."""
 SHRINK_KEEP_MS: Final = 3_000
-"""After shrinking, the window still covers at least this time."""
+"""After shrinking, the window still covers at least this time from now on."""
 SPILL_BYTES: Final = 64 << 20
-"""Spill when the arrivals have this size: the next start has to read them."""
+"""Spill when the arrivals in no bucket have this size: the next start would have to read them."""
 SPILL_MS: Final = 60_000
-"""Spill when the oldest arrival is this old."""
+"""Spill when the oldest arrival in no bucket is this old."""
 RESCAN_BYTES_MAX: Final = 4 << 20
-"""Spill before a load if the arrivals are larger, because each load reads all of them."""
+"""Spill before a load if the arrivals in no bucket are larger: each load reads all of them."""
 COMMIT_INTERVAL_MS: Final = 10_000
 """Interval of checkpoints, which store broker time."""
 SPLIT_ROWS: Final = 262_144
@@ -77,10 +77,11 @@ class Step(Enum):
 class StorageView(NamedTuple):
     """Input of `decide`. Due times and times are ms of broker time.
 
-    `rows`: messages in memory; `fireable`: those in target queues that are not blocked. `span`, `span_rows`: of the
-    first bucket that ends after the window. `disk_low`: the lowest due time of arrivals that are in no bucket and not
-    in the wheel. `unspilled_bytes`, `unspilled_since`: of arrivals in no bucket. `writable`: False after a failed
-    write until the next try.
+    `rows`: messages in memory; `fireable`: those that can fire now, as their target queues are not blocked. `span`,
+    `span_rows`: time span and message count of the first bucket that ends after the window. `disk_low`: the lowest due
+    time of arrivals that are in no bucket and not in the wheel. `unspilled_bytes`, `unspilled_since`: size of the
+    arrivals in no bucket, and when the first of them was stored. `writable`: False after a failed write until the next
+    try. `has_reload`: a target queue can send rows that are only on disk.
     """
 
     now: int
@@ -94,7 +95,7 @@ class StorageView(NamedTuple):
     span: TimeSpan | None = None
     span_rows: int = 0
     divisible: bool = True
-    """False if a split of that bucket was not possible."""
+    """False if a split of the bucket with `span` was not possible."""
     disk_low: int | None = None
     disk_count: int = 0
     """How many arrivals are in no bucket and not in the wheel."""
@@ -109,16 +110,16 @@ class StorageView(NamedTuple):
     """The pending rows of a bucket must be counted."""
     has_reload: bool = False
     obsolete_bytes: int = 0
-    """Obsolete arrivals."""
+    """Size of the obsolete arrivals at the start of the arrival log."""
     segment_bytes: int = SPILL_BYTES
     committed_ms: int = 0
-    """When the checkpoint was written."""
+    """When the last checkpoint was written."""
     changed: bool = False
     """Whether the checkpoint is out of date."""
 
 
 class Decision(NamedTuple):
-    """`to`: the new end of the window for SHRINK, EXTEND and LOAD."""
+    """The next step of the storage scheduler; `to`: the new end of the window, if it changes."""
 
     step: Step
     to: int = 0
@@ -128,17 +129,17 @@ IDLE: Final = Decision(Step.IDLE)
 
 
 def shrunk_end(now: int) -> int:
-    """Return the end of a shrunk window: a multiple of the finest bucket span."""
+    """Return the end of a window that must shrink; a multiple of the length of the finest spans."""
     return (now + SHRINK_KEEP_MS + (1 << FINEST_LEVEL) - 1) >> FINEST_LEVEL << FINEST_LEVEL
 
 
 def minimum_end(now: int) -> int:
-    """Return the end that the window should at least have: whole buckets of the default level."""
+    """Return the end that the window should at least have: that of a span of the default level."""
     return ((now + LOAD_AHEAD_MS) >> DEFAULT_LEVEL) + 1 << DEFAULT_LEVEL
 
 
 def decide(view: StorageView) -> Decision:
-    """Return the first row of the table above that applies."""
+    """Return what to do next, by the table in the module's docstring."""
     if view.missing_due is not None:
         return Decision(Step.SHRINK, view.missing_due)
     if view.rows > MEMORY_ROWS_MAX and shrunk_end(view.now) < view.window_end:
@@ -165,7 +166,10 @@ def decide(view: StorageView) -> Decision:
 
 
 def _limited(view: StorageView, onward: Decision) -> Decision | None:
-    """Limit a step to what memory allows and to durable arrivals; None: not yet."""
+    """Return the step `onward` with an end of the window that memory and durable arrivals permit.
+
+    None if the window cannot be extended now.
+    """
     step, to = onward
     if step not in (Step.LOAD, Step.EXTEND):
         return onward
@@ -179,7 +183,7 @@ def _limited(view: StorageView, onward: Decision) -> Decision | None:
 
 
 def _has_room(view: StorageView, to: int) -> bool:
-    """Whether memory has room for the load; otherwise its rows would be dropped again at once."""
+    """Return whether memory has room for a load up to `to`, or the load is too urgent to wait."""
     if view.window_end <= view.now:
         return view.fireable <= CATCH_UP_ROWS
     if view.window_end <= view.now + URGENT_MS:
@@ -221,15 +225,15 @@ def _extension(view: StorageView) -> Decision:
 
 
 def _piece_end(view: StorageView) -> int:
-    """Return the end of the next piece of a bucket that cannot be split."""
+    """Return where the next load ends, in a bucket that should be split but cannot be."""
     size = DEFAULT_LEVEL if view.span_rows <= SPLIT_ROWS else FINEST_LEVEL
     return (view.window_end >> size) + 1 << size
 
 
 FSYNC_MARGIN_MS: Final = 600_000
-"""Messages due this long after the window get no wheel rows when they are written.
+"""No rows are computed for written messages due this long after the window: they will not need any.
 
-If their fsync lasts until the window covers them, the window shrinks again.
+If their fsync lasts so long that the window covers them then, the window shrinks again.
 """
 FIRST_BUCKET_LOCATOR: Final = 1 << BUCKET_ID_SHIFT
 """Locators below this value are offsets of the arrival log."""
@@ -252,8 +256,9 @@ class DiskArrivals:
 class MemoryWindow:
     """The timing wheel, the end of its window, and the count of arrivals that are due later.
 
-    Messages due before `end` are added to the wheel as soon as they are durable; the others are only counted.
-    `fires_below` is `end`, or during a load the end before it. Broker thread only.
+    Messages due before `end` are added to the wheel as soon as they are durable; the others are only counted. Messages
+    due at `fires_below` or later must not fire yet: it is `end`, or during a load the end before the load. Broker
+    thread only.
     """
 
     def __init__(self, wheel: HashedTimingWheel, targets: TargetIds) -> None:
@@ -263,29 +268,29 @@ class MemoryWindow:
         self.border = 0
         """Messages due before this are in memory or were popped.
 
-        It is `end`, or during a load the end before it.
+        It is `end`, or during a load the end before the load.
         """
         self.loaded_rows = 0
-        """Rows from buckets that a running load has added after the border."""
+        """Number of rows from buckets that the running load has added."""
         self.disk_arrivals = DiskArrivals()
         self.missing_due: int | None = None
-        """Due time of a message inside the window that is not in the wheel.
+        """Due time of a message inside the window that is not in the wheel, so the window must shrink.
 
-        The window must shrink to it.
+        None if there is no such message.
         """
         self._spilling_arrivals: DiskArrivals | None = None
         self._earlier_front = Turn(0, 0)
 
     @property
     def disk_count(self) -> int:
-        """Arrivals that are not in the wheel, with those of a running spill."""
+        """Number of arrivals that are not in the wheel, with those of a running spill."""
         return self.disk_arrivals.count + (
             self._spilling_arrivals.count if self._spilling_arrivals is not None else 0
         )
 
     @property
     def first_unpopped(self) -> Turn:
-        """Every turn below was popped from the wheel, no turn from there on."""
+        """The turn that divides messages popped from the wheel (below) from those not popped yet."""
         return max(self._earlier_front, Turn(*self.wheel.first_unpopped))
 
     # Arrivals
@@ -293,7 +298,10 @@ class MemoryWindow:
     def wheel_rows_of(
         self, header: ArrivalHeader, records: Buffer, answer: Appended, now_ms: int
     ) -> WheelRows:
-        """Return the rows of a written batch that may belong in the wheel once it is durable."""
+        """Return the rows to add to the wheel once this written batch is durable; maybe none.
+
+        `records`: the records of the batch, and `answer` the result of their append.
+        """
         times, absolute, low, _ = header.dues
         if low >= max(self.end, minimum_end(now_ms)) + FSYNC_MARGIN_MS:
             return NO_WHEEL_ROWS
@@ -304,7 +312,10 @@ class MemoryWindow:
         return WheelRows(times, numbers, locators, tags)
 
     def add_durable(self, rows: WheelRows, count: int, low: int, high: int) -> None:
-        """Process a durable batch: add what is due inside the window to the wheel, count the rest."""
+        """Add messages of a durable batch to the wheel if they are due inside the window; count others.
+
+        `rows`: from `wheel_rows_of`; `count` messages, due from `low` to `high`.
+        """
         if low >= self.end:
             self.disk_arrivals.add(count, low)
         elif not len(rows.dues):
@@ -324,7 +335,7 @@ class MemoryWindow:
         targets = self._targets.ids_of_topic(incarnation)
         return self.wheel.drop_targets(targets) if targets else 0
 
-    # End of the window
+    # Moving the end of the window
 
     def start(self, base_ms: int, end: int) -> None:
         """Start with an empty wheel and a window up to `end`; nothing is due before `base_ms`."""
@@ -334,7 +345,8 @@ class MemoryWindow:
     def reachable_end(self, to: int, low: int) -> int:
         """Return how far the window can be extended, at most to `to`.
 
-        An empty wheel is rebased to reach any time; no message added later may be due before `low`.
+        A wheel covers DUE_RANGE from its base. If it is empty, its base is moved; no message that is added later may be
+        due before `low`.
         """
         wheel = self.wheel
         if not wheel.row_count:
@@ -343,10 +355,7 @@ class MemoryWindow:
         return min(to, wheel.base_ms + DUE_RANGE)
 
     def extend(self, to: int) -> None:
-        """Set the end to `to`.
-
-        No pending message between the old and the new end is outside the wheel.
-        """
+        """Set the end to `to`; the caller knows that nothing due before it has to be loaded."""
         self.end = self.fires_below = self.border = to
 
     def begin_load(self, to: int) -> int:
@@ -355,14 +364,14 @@ class MemoryWindow:
         return low
 
     def add_loaded(self, rows: WheelRows) -> None:
-        """Add some of the loaded rows."""
+        """Add some of the rows that the running load has read."""
         self.wheel.add_many(*rows)
         arrivals = sum([locator < FIRST_BUCKET_LOCATOR for locator in rows.locators])
         self.disk_arrivals.count -= arrivals
         self.loaded_rows += len(rows.locators) - arrivals
 
     def end_load(self) -> None:
-        """End a load: all rows are added."""
+        """End a load, of which all rows are added: they may fire."""
         self.fires_below = self.end if self.missing_due is None else min(self.end, self.missing_due)
         self.border, self.loaded_rows = self.end, 0
         if self.disk_arrivals.low is not None:
@@ -374,7 +383,7 @@ class MemoryWindow:
     def shrink(self, to: int, spilled_offset: int) -> int:
         """Drop the rows due at `to` or later, which are on disk; return how many.
 
-        Arrivals before `spilled_offset` are in buckets.
+        Arrivals before `spilled_offset` are in buckets; later ones count in `disk_arrivals` again.
         """
         to = min(to, self.end)
         dropped = self.wheel.drop_from(to)
@@ -386,14 +395,14 @@ class MemoryWindow:
             )
         return len(dropped)
 
-    # Spill
+    # Counts during a spill, which writes arrivals to buckets
 
     def begin_spill(self) -> None:
         """Start a spill of all arrivals; those that arrive from now on are counted separately."""
         self._spilling_arrivals, self.disk_arrivals = self.disk_arrivals, DiskArrivals()
 
     def end_spill(self, done: bool) -> int:
-        """End a spill; `done`: it succeeded. Return how many messages were to be spilled."""
+        """End a spill; `done`: it succeeded. Return how many messages it should have moved."""
         before, self._spilling_arrivals = self._spilling_arrivals or DiskArrivals(), None
         if not done and before.low is not None:
             self.disk_arrivals.add(before.count, before.low)

@@ -22,13 +22,13 @@ class PendingSnapshots:
         self._state, self._target_queues, self._late = state, target_queues, late
 
     def current(self) -> "PendingSnapshot":
-        """Return the current state, for queries."""
+        """Return which messages are pending now, for queries."""
         return PendingSnapshot(
             self._state, self._target_queues.durable_turn, self._is_topic_deleted, self._target_queues.locked
         )
 
     def for_file_work(self, border: int | None = None) -> "PendingSnapshot":
-        """Return the state for a worker that changes files; `border` as in `PendingSnapshot`."""
+        """Return which are pending now, for work on files; `border` as in `PendingSnapshot`."""
         queues = self._target_queues
         return PendingSnapshot(
             self._state, queues.durable_turn, self._is_topic_deleted, queues.locked, self._late, border
@@ -41,15 +41,16 @@ class PendingSnapshots:
 class PendingSnapshot:
     """Which messages were pending when the snapshot was made. Used in any thread.
 
-    `durable_through(key)`: the turn up to which everything of a target is durable. `topic_deleted(key)`: whether the
-    topic of a target is deleted. `locked`: turns with a cancel that is not durable yet; live, read at each call.
+    `durable_through(key)`: the turn up to which all messages of a target are durable there. `topic_deleted(key)`:
+    whether the topic of a target is deleted. `locked`: turns with a cancel that is not durable yet; this set is not
+    copied, so it is up to date at each call.
 
     `late` is given for file work only: turns with a cancel that became durable since the work began. They count as
-    pending, as do the turns in `locked`, also where the topic is deleted, because they are subtracted when the work
-    has ended.
+    pending, as do the turns in `locked`, also if the topic is deleted, because `CancelledRows.end_file_work` subtracts
+    them when the work has ended.
 
-    `border` is given for a spill only: of the messages due from there on, those of deleted topics are counted in
-    `dropped`, those that are spilled in `kept`; the rest is missing because of `damage`.
+    `border` is given for a spill only, which moves arrivals to buckets: of the messages due from there on, those of
+    deleted topics are counted in `dropped`, those that are spilled in `kept`; the rest is missing because of `damage`.
     """
 
     def __init__(
@@ -71,13 +72,10 @@ class PendingSnapshot:
         self._border = border
         self.dropped = self.kept = 0
         self.damage: list[Corrupt] = []
-        """Filled by the reader of the spilled arrivals; the reader has logged these."""
+        """Damage in the arrivals of the spill, added and logged by their reader."""
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
-        """Return which messages of one target are pending, as `PendingFilter`.
-
-        At least one is given.
-        """
+        """Return which of these messages for one target, at least one, are pending; a `PendingFilter`."""
         keep = self._pending_of(key, dues, numbers)
         if self._border is not None and keep is not False:
             ahead = map(self._border.__le__, dues)
@@ -85,7 +83,7 @@ class PendingSnapshot:
         return keep
 
     def lost_count(self, count: int) -> int:
-        """Return how many of `count` messages to spill were lost because of damage."""
+        """Return how many messages are lost because of damage, if the spill should have moved `count`."""
         return max(0, count - self.kept - self.dropped) if self.damage else 0
 
     def _pending_of(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
@@ -118,9 +116,10 @@ class PendingSnapshot:
         return bytes([turn > through and not (cancelled and self._is_cancelled(turn)) for turn in turns])
 
     def _is_cancelled(self, turn: tuple[int, int]) -> bool:
-        """Return whether the cancel is durable.
+        """Return whether the turn has a cancel that was durable when the snapshot was made.
 
-        The order matters: a turn is added to `cancelled` first and removed from `locked` later."""
+        The order of the tests matters: a turn is added to `cancelled` first and removed from `locked` later.
+        """
         return turn in self._cancelled and turn not in self._locked and turn not in (self._late or ())
 
     def may_have_cancelled(self, low: int, high: int) -> bool:

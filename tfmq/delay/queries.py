@@ -26,7 +26,7 @@ from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
 COUNT_SECONDS: Final = 0.1
-"""Counts are cached for this time, because every send needs them."""
+"""How long `DelayMetrics` caches its counts, because every send needs them."""
 
 
 class DelayMetrics:
@@ -64,7 +64,7 @@ class DelayMetrics:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of pending messages in buckets: of each bucket the share of its pending messages."""
+        """Bytes of pending messages in buckets, see `BucketRowCounter.size_bytes`."""
         self._refresh()
         return self._size_bytes
 
@@ -75,9 +75,9 @@ class DelayMetrics:
             self._count_again = now + COUNT_SECONDS
 
     def count_now(self) -> int:
-        """Count messages in memory, in arrivals and in buckets.
+        """Count pending messages in memory, in arrivals and in buckets.
 
-        Those of a running load count where they were before.
+        Messages that a running load has added to memory still count as being in buckets.
         """
         in_memory = self._window.wheel.count - self._window.loaded_rows + self._target_queues.waiting_count
         on_disk = (
@@ -103,9 +103,9 @@ class DelayMetrics:
 
 
 SCAN_ROWS: Final = 200_000
-"""Rows examined by one request, about 100 ms of a worker.
+"""Maximum of messages that a request for one page examines, about 100 ms of a worker.
 
-The caller continues with another request.
+The page then says that there may be more, and the caller continues with another request.
 """
 
 
@@ -130,16 +130,16 @@ def _log_filter(keys: Callable[[int], bool] | None) -> Collection[int] | None:
 
 
 class PendingQueries:
-    """List and histogram of pending messages, from the columns of buckets. Runs in workers.
+    """Lists and counts pending messages from the columns of buckets. Runs in workers.
 
-    The caller has spilled all arrivals before.
+    Messages in no bucket are not found: the caller has to wait with `StorageScheduler.when_spilled` before.
     """
 
     def __init__(self, buckets: BucketStore) -> None:
         self._buckets = buckets
 
     def list(self, query: ListQuery, pending: PendingSnapshot) -> ListPage:
-        """Return one page of `query`."""
+        """Return the first page of the messages for `query`."""
         found: list[PendingMessage] = []
         after = query.after
         first = max(
@@ -158,7 +158,7 @@ class PendingQueries:
         return ListPage(found, False, after)
 
     def _read_pending(self, row: BucketRow, message_key: bytes | None) -> PendingMessage | None:
-        """Return the message; None if it has another key or cannot be read."""
+        """Read the message of a row; None if its key is not `message_key` or it cannot be read."""
         slot, position = row.locator >> BUCKET_ID_SHIFT, row.locator & POSITION_MASK
         (record,) = self._buckets.read(slot, [position], [row.number])
         if record is None:
@@ -177,7 +177,7 @@ class PendingQueries:
     ) -> Histogram:
         """Count pending messages between `edges`.
 
-        Messages due before `settled_below` may have fired. Each bucket is read at most once.
+        Messages due before `settled_below` may be delivered already, so the columns of their buckets are examined.
         """
         chosen = _log_filter(keys)
         total, counts = 0, [0] * max(0, len(edges) - 1)
@@ -205,7 +205,7 @@ def _is_pending(pending: PendingSnapshot, row: BucketRow) -> bool:
 
 
 def describe_pending(key: int, turn: Turn, record: bytes) -> PendingMessage:
-    """Describe a pending message by its record."""
+    """Return the description of a pending message; the attribute and the size are from its record."""
     try:
         attribute = attribute_of(record)
     except BadRecord:

@@ -26,14 +26,14 @@ ARRIVAL_LOG_ID: Final = 0
 class FetchedRecords(NamedTuple):
     """Records of the first requested rows, in their order; fewer if the byte limit is reached.
 
-    None: damaged.
+    A damaged record is None.
     """
 
     records: Sequence[bytes | None]
 
 
 class RecordReader:
-    """Reads records by locator. `read_cached` in the broker thread only, `read` in any thread."""
+    """Reads records by locator. Call `read_cached` in the broker thread only, `read` in any thread."""
 
     def __init__(self, log: Log, buckets: BucketStore) -> None:
         self._buckets = buckets
@@ -45,7 +45,7 @@ class RecordReader:
     def read_cached(
         self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int
     ) -> FetchedRecords | None:
-        """Return the records of the first rows; None if that would wait for the disk or be slow.
+        """Return records up to `bytes_max`, at least one; None if that would wait for the disk or be slow.
 
         Raises OSError.
         """
@@ -67,7 +67,7 @@ class RecordReader:
         end = by_row.index(0) if len(found) < count else count
         if end:
             return FetchedRecords(by_row[:end])  # type: ignore[arg-type]
-        # Other records used up the byte limit before the record of the first row: read that one alone.
+        # Records of other rows have reached the byte limit before that of the first row: read that one alone.
         first = order.index(0)
         return FetchedRecords(self._read_from_disk([rising[first]], [numbers[order[first]]], bytes_max))
 
@@ -79,7 +79,7 @@ class RecordReader:
     def _read_by_file(
         self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int, cached: bool
     ) -> Records | None:
-        """Read with one call for each file."""
+        """Read all records with one call for each bucket, and one for the arrival log."""
         count = len(locators)
         if count and min(locators) >> BUCKET_ID_SHIFT == max(locators) >> BUCKET_ID_SHIFT:
             return self._from_file(locators[0] >> BUCKET_ID_SHIFT, locators, numbers, bytes_max, cached)
@@ -115,7 +115,7 @@ class RecordReader:
 
 
 READ_AHEAD_ROWS_MIN: Final = 8192
-"""Read ahead only if at least this many rows are queued."""
+"""A target queue reads records ahead only if it has at least this many rows."""
 READ_AHEAD_BYTES: Final = 8 << 20
 """Maximum bytes to read ahead: about 16 MiB of memory with all rows of a queue."""
 
@@ -123,17 +123,17 @@ FetchCallback = Callable[[FetchedRecords | None, BaseException | None], None]
 
 
 class ReadAhead:
-    """Records of the next rows of a target queue, read ahead while many rows are queued.
+    """Records of the next rows of a target queue, read ahead while it has many rows.
 
-    Broker thread only. Messages that are due together are scattered over their files, and reading each alone costs a
-    call. Of ten thousand rows, sorted by position, many are neighbours and need one read only.
+    Broker thread only. The records of messages that are due together are scattered over their files, and reading each
+    alone costs a call. Of ten thousand rows, sorted by position, many are neighbours and need one read only.
     """
 
     def __init__(self, record_reader: RecordReader, run: RunInWorker) -> None:
         self._record_reader, self._run = record_reader, run
         self._part = NO_ROWS
         self._records: Sequence[bytes | None] = ()
-        """Records of the first rows of `_part`."""
+        """What was read ahead: the records of the first rows of `_part`."""
         self._used = 0
         self._generation = 0
 
@@ -145,8 +145,8 @@ class ReadAhead:
     def fetch(self, part: RowColumns, rows: RowQueue, record_bytes: int, done: FetchCallback) -> None:
         """Read the records of the first rows of `part`, at least one.
 
-        `done(records, None)` or `done(None, error)`. `done` is called at once or later. `part` is the head of `rows`;
-        `record_bytes`: the average size of a record.
+        `done(records, None)` or `done(None, error)` is called at once or later. `part` is the head of `rows`, all rows
+        of the queue; `record_bytes`: the average size of a record.
         """
         ahead = self._buffered(part)
         if ahead is not None:

@@ -1,4 +1,7 @@
-"""Requests to the delay queue, their results, and what it needs from the broker."""
+"""Requests to the delay queue, their results, and the arrival log as the broker provides it.
+
+`key` is the log id of the partition that a delayed message is for.
+"""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -9,7 +12,7 @@ from journal.record.batch import Appended, Batch
 
 
 class State(StrEnum):
-    """State of a delayed message, or the outcome of a reschedule. The values are those of the protocol."""
+    """State of a delayed message, or outcome of a reschedule; the values are in the protocol, too."""
 
     PENDING = "pending"
     CANCELLED = "cancelled"
@@ -43,10 +46,10 @@ class DelaySettings(NamedTuple):
 
 
 class ArrivalLog(Protocol):
-    """The arrival log as the broker provides it.
+    """The arrival log, with deferred appends; implemented by the broker.
 
-    Appends are deferred to the end of the broker's turn and to the end of running file work. Fsyncs are shared with
-    other callers.
+    Appends wait for the end of the broker's turn, and for the end of running work on the log's files. Fsyncs are shared
+    with other callers.
     """
 
     @property
@@ -57,29 +60,26 @@ class ArrivalLog(Protocol):
         batches: Sequence[Batch],
         done: Callable[[Sequence[Appended] | None, BaseException | None], None],
     ) -> None:
-        """Append in one write, after all earlier appends.
+        """Append the batches in one write, after all earlier appends.
 
-        `done(results, None)` gets one result a batch. `done(None, error)`: an error of a send; nothing was written,
-        unless the error's outcome is "unknown".
+        `done(results, None)` gets one result a batch; `done(None, error)` one of the errors of a send: nothing was
+        written, unless the error's outcome is "unknown".
         """
         ...
 
     def when_forced(self, offset: int, waiter: Callable[[BaseException | None], None]) -> None:
-        """Call `waiter(None)` once the log is durable up to `offset`.
-
-        `waiter(error)` if it stops first.
-        """
+        """Call `waiter(None)` once the log is durable up to `offset`; `waiter(error)` if it stops."""
         ...
 
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
-        """Delete what is before `offset`, in a worker, while no append is running."""
+        """Delete the segments that end before `offset`, in a worker, while no append is running."""
         ...
 
 
 class PendingMessage(NamedTuple):
-    """A pending message.
+    """A pending message, as it is listed and shown.
 
-    `attribute`: of its record, as `tfmq.message` decodes it; None if it has none.
+    `attribute`: the encoded attribute in its record, see `tfmq.message`; None if it has none or cannot be read.
     """
 
     key: int
@@ -90,11 +90,10 @@ class PendingMessage(NamedTuple):
 
 
 class ListQuery(NamedTuple):
-    """Which pending messages to list.
+    """Which pending messages to list: at most `limit`, with first_due <= due < end_due.
 
-    first_due <= due < end_due, after the turn `after`, at most `limit`.
-
-    `keys`: predicate for log ids; None: all logs. `message_key`: only messages with this key; None: all.
+    `after`: only messages with turns after this one; None: all. `keys`: predicate for log ids; None: all logs.
+    `message_key`: only messages with this key in their attribute; None: all.
     """
 
     first_due: int
@@ -106,9 +105,9 @@ class ListQuery(NamedTuple):
 
 
 class ListPage(NamedTuple):
-    """`rows` in the order of their turns.
+    """Listed messages, in the order of their turns.
 
-    `more`: there may be others after `after`, the last turn examined.
+    `more`: there may be other messages after `after`, which is the last turn examined.
     """
 
     rows: Sequence[PendingMessage]
@@ -117,9 +116,9 @@ class ListPage(NamedTuple):
 
 
 class MessageState(NamedTuple):
-    """`state`: pending, cancelled, delivered, rescheduled or unknown.
+    """The state of a message: pending, cancelled, delivered or unknown, and its latest turn.
 
-    `turn`: the latest turn of the message.
+    `pending`: the message itself, if it is pending.
     """
 
     state: str
@@ -128,7 +127,10 @@ class MessageState(NamedTuple):
 
 
 class RescheduleResult(NamedTuple):
-    """`state`: rescheduled (`turn` is the new one), delivered, cancelled or unknown."""
+    """The outcome of a reschedule.
+
+    `state`: rescheduled (`turn` is the new one), delivered, cancelled or unknown.
+    """
 
     state: str
     turn: Turn | None = None

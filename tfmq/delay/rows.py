@@ -1,4 +1,7 @@
-"""Rows of due messages of one target, batches of their records, and target ids."""
+"""Rows of due messages, batches of their records, and target ids.
+
+A row is the entry of one message in memory: its turn, where its record is stored (the locator), and a flag.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from tfmq.delay.requests import Turn
 from tfmq.delay.timing_wheel import TARGETS_MAX
 
 COMPACT_ROWS_MIN: Final = 4096
-"""With fewer dropped rows at the head, the columns are not compacted."""
+"""A `RowQueue` frees the memory of dropped rows when there are more of them than this."""
 
 
 class RowColumns(NamedTuple):
-    """Some rows, as columns of equal length.
+    """Rows of due messages of one target, as columns of equal length.
 
     `flags`: 1 where the sender set an absolute due time.
     """
@@ -62,7 +65,7 @@ class RowQueue:
         return len(self.dues) - self._dropped
 
     def append(self, part: RowColumns) -> None:
-        """Append rows; their turns are higher than all others."""
+        """Append rows; their turns must be higher than all in the queue."""
         dues, numbers, locators, flags = part
         self.dues.extend(dues)
         self.numbers.extend(numbers)
@@ -115,16 +118,16 @@ class RowQueue:
         self._dropped = 0
 
 
-# Joining records to one append.
+# Records of due messages, joined to one append.
 
 RECORD_HEAD: Final = HEADER_SIZE + ATTRIBUTE_SIZE.size
 """Bytes of a record up to and including the size of its attribute."""
 
 
 class JoinedRecords(NamedTuple):
-    """The first `rows` of the requested rows, as batches of whole blocks.
+    """The records of the first `rows` rows, as a list of one batch, or none if all are damaged.
 
-    `damaged` of the records could not be read and are left out. `batches` is empty if all of them are damaged.
+    `damaged`: how many of the records could not be read and are left out.
     """
 
     batches: Sequence[Batch]
@@ -136,8 +139,8 @@ class JoinedRecords(NamedTuple):
 def join_records(records: Sequence[bytes | None], key: int, bytes_max: int) -> JoinedRecords:
     """Join the first records to one batch of at most `bytes_max`, but at least one record.
 
-    `key`: the id of the target's log. None in `records` is a damaged record. The batch ends earlier where the joined
-    bytes of two records would look like a block trailer of that log: recovery could not tell the difference.
+    `key`: the log id of the target. None in `records` is a damaged record. The batch ends before two records whose
+    joined bytes would look like a block trailer of that log: recovery could not tell the difference.
     """
     count = len(records)
     whole = [record for record in records if record is not None]
@@ -160,7 +163,7 @@ def join_records(records: Sequence[bytes | None], key: int, bytes_max: int) -> J
 
 
 def _count_within(records: Sequence[bytes | None], bytes_max: int) -> tuple[int, int]:
-    """Return (how many of the first records fit, their bytes); at least one record."""
+    """Return how many of the first records fit into `bytes_max`, at least one, and their bytes."""
     size = 0
     for number, record in enumerate(records):
         more = 0 if record is None else len(record)
@@ -193,18 +196,18 @@ def attribute_of(record: bytes) -> bytes | None:
     return record[RECORD_HEAD:end]
 
 
-# Target ids: 23 bits in the wheel instead of a 64-bit log id and a topic name.
+# Target ids: 23 bits in a row of the timing wheel, instead of a 64-bit log id and a topic name.
 
 
 class TargetInfo(NamedTuple):
-    """The id of a partition's log, and its topic for log messages."""
+    """The log id of a partition (`key`), and the name of its topic."""
 
     key: int
     topic: str
 
 
 class TargetIds:
-    """Small ids of target logs, valid until `clear`. Thread-safe: workers allocate ids, too."""
+    """Small ids of target partitions, valid until `clear`. Thread-safe: workers allocate ids, too."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -215,7 +218,7 @@ class TargetIds:
         return len(self._rows)
 
     def id_of(self, key: int, topic: str) -> int:
-        """Return the id of a log, allocated if needed. Raises OverflowError if there are none left."""
+        """Return the target id of the log `key`, allocated if needed. Raises OverflowError if none is left."""
         known = self._numbers.get(key)
         if known is not None:
             return known
@@ -228,13 +231,13 @@ class TargetIds:
             return self._numbers[key]
 
     def ids_of_topic(self, incarnation: int) -> frozenset[int]:
-        """Return the ids of the logs of a topic."""
+        """Return the target ids of the partitions of a topic."""
         with self._lock:
             rows = enumerate(self._rows)
             return frozenset(number for number, row in rows if row.key >> SEQUENCE_BITS == incarnation)
 
     def target_of(self, number: int) -> TargetInfo:
-        """Return the log and topic of an id."""
+        """Return the log id and the topic of a target id."""
         return self._rows[number]
 
     def clear(self) -> None:

@@ -29,7 +29,7 @@ from itertools import compress
 from typing import Final, NamedTuple
 
 CANCELLED_ROWS_MIN: Final = 4096
-"""With fewer rows of cancelled messages, removing them is not worth the pass over all rows."""
+"""With fewer cancelled messages than this, their rows stay: removal would examine all rows."""
 ROWS_MAX: Final = 1 << 62
 UNKNOWN_DUE: Final = -1
 
@@ -37,8 +37,8 @@ UNKNOWN_DUE: Final = -1
 class HashedTimingWheel:
     """The timing wheel. Broker thread only.
 
-    A message is its turn (due time, number), a locator (position of its record, opaque here), the id of its target
-    and a flag for an absolute due time.
+    A message in it is a row: its turn (due time, number), a locator (where its record is stored, opaque here), the id
+    of its target and a flag for an absolute due time.
 
     Due times are ms since 1970, at least `base_ms` and less than 34 years above it. The wheel reads no clock.
     """
@@ -53,7 +53,7 @@ class HashedTimingWheel:
         self._hand = 0
         """The tick, counted from the base, up to which all lists were examined."""
         self._popped = -1
-        """Relative to the base: everything due up to here was popped."""
+        """Due time, relative to the base, up to which all messages were popped."""
         self._cancelled: set[int] = set()
         self._row_count = 0
         self._added_late: set[int] = set()
@@ -62,31 +62,31 @@ class HashedTimingWheel:
         self._ready_popped = 0
         """How many rows of `_ready` were popped.
 
-        `_ready` is a sorted list that was too long for one `pop`.
+        `_ready`: the sorted rows of one list of the ring, removed from it, if one `pop` could not return all of them.
         """
         self._next_due: int | None = None
-        """The earliest due time relative to the base. UNKNOWN_DUE: not searched; None: empty."""
+        """The earliest due time in the ring, relative to the base; None: empty; UNKNOWN_DUE: search."""
 
     # State
 
     @property
     def count(self) -> int:
-        """Messages that will be popped."""
+        """Number of messages that are not popped and not cancelled."""
         return self._row_count - len(self._cancelled)
 
     @property
     def row_count(self) -> int:
-        """Rows in memory, with those of cancelled messages that were not removed yet."""
+        """Number of rows in memory, with those of cancelled messages that were not removed yet."""
         return self._row_count
 
     @property
     def popped_ms(self) -> int:
-        """Everything due up to this time was popped."""
+        """Due time up to which all messages were popped."""
         return self.base_ms + self._popped
 
     @property
     def first_unpopped(self) -> tuple[int, int]:
-        """The lowest turn that was not popped: every turn below was popped if it was added in time."""
+        """The lowest turn that was not popped; lower ones were, if they were added before their turn."""
         if self._ready_popped < len(self._ready.dues):
             return self._ready.dues[self._ready_popped], self._ready.numbers[self._ready_popped]
         return self.popped_ms + 1, 0
@@ -126,7 +126,7 @@ class HashedTimingWheel:
     # Add and cancel
 
     def add(self, due: int, number: int, locator: int, target: int, absolute: bool = False) -> None:
-        """Add a message. Raises ValueError if the due time is outside the range of the base."""
+        """Add a message. Raises ValueError if it is due before the base, or DUE_RANGE after it."""
         relative = self._relative(due)
         slot = self._slot(max(relative // self.tick_ms, self._hand))
         if relative <= self._popped:
@@ -166,7 +166,7 @@ class HashedTimingWheel:
             self._next_due = low
 
     def _add_together(self, tick: int, low: int, dues: Sequence[int], *columns: Sequence[int]) -> None:
-        """Add messages of one tick, such as those of one send with one delay: whole columns at once."""
+        """Add messages due in one tick, such as those of one send with one delay: whole columns."""
         numbers, locators, tags = columns
         slot, base = self._slot(tick), self.base_ms
         slot.numbers.extend(numbers if isinstance(numbers, array) else array("Q", numbers))
@@ -206,7 +206,7 @@ class HashedTimingWheel:
     def cancel(self, due: int, number: int) -> bool:
         """Cancel an added message. Return False if it was popped or cancelled before.
 
-        Its row stays in memory until its due time, or until more than half of all rows are cancelled.
+        The row stays in memory until the message is due, or until more than half of all rows are cancelled.
         """
         if number in self._cancelled:
             return False
@@ -225,7 +225,7 @@ class HashedTimingWheel:
         )
 
     def _return_ready(self) -> None:
-        """Return sorted rows to a list, because rows with lower turns are added or rows are removed."""
+        """Return the rows of `_ready` to the ring: rows with lower turns are added, or rows removed."""
         dues, numbers, locators, tags = (column[self._ready_popped :] for column in self._ready)
         self._ready = WheelEntries(array("Q"), array("Q"), array("Q"), array("Q"))
         self._ready_popped = 0
@@ -242,7 +242,7 @@ class HashedTimingWheel:
         self._next_due = UNKNOWN_DUE
 
     def _remove_cancelled(self) -> None:
-        """Remove the rows of cancelled messages. Fewer than two rows are examined for each."""
+        """Remove the rows of cancelled messages; examines every row."""
         self._retain_rows(DUE_RANGE << DUE_SHIFT)
 
     def drop_from(self, due: int) -> array[int]:
@@ -276,7 +276,7 @@ class HashedTimingWheel:
         return before - self.count
 
     def _retain_rows(self, end: int) -> None:
-        """Retain the rows with a packed column below `end` that are not cancelled."""
+        """Remove the rows of the ring that are cancelled, or have `end` or more in `packed`."""
         ready = self._ready.numbers[self._ready_popped :]
         cancelled, held = self._cancelled, len(ready)
         for index, slot in enumerate(self._ring):
@@ -324,7 +324,10 @@ class HashedTimingWheel:
         return found
 
     def _append_popped(self, entries: WheelEntries, rows_max: int, into: WheelEntries) -> None:
-        """Append a popped list to `into` if nothing needs a check and all fit; else set `_ready`."""
+        """Append the rows of a popped list to `into`, if no row needs a check and all fit.
+
+        Else set `_ready` to them.
+        """
         count = len(entries.dues)
         if self._cancelled or self._added_late or len(into.dues) + count > rows_max:
             self._ready = entries
@@ -334,7 +337,7 @@ class HashedTimingWheel:
         self._row_count -= count
 
     def _append_ready(self, now_ms: int, rows_max: int, into: WheelEntries) -> None:
-        """Append the next rows of `_ready` to `into`, up to `rows_max` in all."""
+        """Move rows of `_ready` that are due to `into`, which has `rows_max` rows at most then."""
         start = self._ready_popped
         room = start + rows_max - len(into.dues)
         end = bisect_right(self._ready.dues, now_ms, start, min(len(self._ready.dues), room))
@@ -363,7 +366,7 @@ class HashedTimingWheel:
     def _pop_tick(self, tick: int, limit: int) -> WheelEntries:
         """Remove and return what is due up to `limit` from the list of `tick`.
 
-        Later rounds stay in the list.
+        Rows of later rounds stay in the list.
         """
         index = tick % self.slots
         slot = self._ring[index]
@@ -385,9 +388,9 @@ class HashedTimingWheel:
         return WheelEntries(array("Q", map(base.__add__, dues)), slot.numbers, slot.locators, tags)
 
     def _find_next_due(self) -> int | None:
-        """Return the earliest due time relative to the base.
+        """Return the earliest due time in the ring, relative to the base.
 
-        It is in the first list with a row of the current round, else the minimum of all lists.
+        It is in the first list with a row of the current round; without such a row it is the minimum of all lists.
         """
         hand, slots, tick_ms, ring = self._hand, self.slots, self.tick_ms, self._ring
         least: int | None = None
@@ -403,9 +406,9 @@ class HashedTimingWheel:
 
 
 def _delivery_order(dues: Sequence[int], numbers: array[int]) -> Sequence[int] | None:
-    """Return the row order that sorts by turn.
+    """Return the indices of the rows in the order of their turns.
 
-    None if the rows are sorted already, which costs no sort.
+    None if all rows have one due time and are in that order already.
     """
     if dues[0] == dues[-1] and min(dues) == max(dues) and numbers == array("Q", sorted(numbers)):
         return None
@@ -427,16 +430,16 @@ TARGET_SHIFT: Final = 1
 DUE_SHIFT: Final = TARGET_SHIFT + TARGET_BITS
 TARGET_MASK: Final = (1 << TARGET_BITS) - 1
 ABSOLUTE: Final = 1
-"""The lowest bit: the sender set an absolute due time."""
+"""The lowest bit of a tag: the sender set an absolute due time."""
 TAG_MASK: Final = (1 << DUE_SHIFT) - 1
 DUE_RANGE: Final = 1 << DUE_BITS
 TARGETS_MAX: Final = 1 << TARGET_BITS
 
 
 class WheelEntries(NamedTuple):
-    """Messages as columns of equal length, in the order of their turns.
+    """Popped messages as columns of equal length, in the order of their turns.
 
-    The columns belong to the receiver.
+    The caller of `pop` may change the columns.
     """
 
     dues: array[int]
@@ -455,7 +458,10 @@ def make_tag(target: int, absolute: bool) -> int:
 
 
 class WheelSlot:
-    """One list of the ring: columns in the order of adding."""
+    """One list of the ring: columns of messages, in the order in which they were added.
+
+    `packed`: the due time relative to the base, shifted left by DUE_SHIFT, and the tag.
+    """
 
     __slots__ = ("due_min", "locators", "numbers", "packed")
 
@@ -464,7 +470,7 @@ class WheelSlot:
         self.locators: array[int] = array("Q")
         self.packed: array[int] = array("Q")
         self.due_min = DUE_RANGE
-        """Lower bound of the due times, relative to the base."""
+        """Lower bound of the due times in this list, relative to the base."""
 
     def select(self, rows: Sequence[int]) -> WheelSlot:
         """Return a copy of these rows, in this order."""
@@ -475,7 +481,7 @@ class WheelSlot:
         return part
 
     def retain(self, rows: Sequence[int]) -> None:
-        """Remove all other rows."""
+        """Keep these rows, in this order, and remove all others."""
         part = self.select(rows)
         self.numbers, self.locators, self.packed = part.numbers, part.locators, part.packed
         self.due_min = min(self.packed) >> DUE_SHIFT

@@ -22,10 +22,11 @@ REPAIR_HINT: Final = "`tfmq log repair` lists what is lost and makes the rest us
 
 
 class BucketRecovery:
-    """The start of the bucket store in `folder`. `labels`: labels of the decisions about its files.
+    """The start of the bucket store in `folder`.
 
     It reads the checkpoint, makes it durable, and removes files and ends of files that the checkpoint does not list.
-    Only file sizes are checked, so the duration does not depend on the number of messages.
+    Only file sizes are checked, so the duration does not depend on the number of messages. `labels`: labels of the
+    decisions about the files.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ SPLIT_MESSAGES: Final = 262_144
 Loading a larger one would take more than 60 ms, and 6 MB of memory for the timing wheel.
 """
 SPLIT_AHEAD_SPANS: Final = 2
-"""A coarse bucket is split when it begins in this many spans of the next finer level, or less.
+"""A coarse bucket is split when it begins in this many spans of the next finer level.
 
 A later split would delay the load of its messages into memory.
 """

@@ -307,7 +307,7 @@ class BucketBuffer:
 # Selection of pending messages.
 
 PendingFilter: TypeAlias = Callable[[int, IntegerColumn, IntegerColumn], "bool | Sequence[int]"]
-"""pending(log id, dues, numbers): which of these messages for one partition are still to be delivered.
+"""pending(log id, dues, numbers): which of these messages for one partition are pending.
 
 The result is True or False for all, or one truth value a message. Delivered and cancelled messages, and those with a
 deleted topic, are not pending.
@@ -404,7 +404,7 @@ def chunk_messages(
 def next_to_split(
     named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[TimeSpan]
 ) -> Bucket | None:
-    """Return the bucket of `named` to split first: `following`, the next one to load, if it is there.
+    """Return the bucket of `named` to split first: `following`, the next one to load, if possible.
 
     Skipped are buckets whose span ends before `horizon`, the end of the memory window, and those with spans in `wait`.
     """
