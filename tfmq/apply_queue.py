@@ -1,11 +1,12 @@
-"""Apply queues: what is to be applied to each target, in order, with retries and back-pressure.
+"""Apply queues: effects to apply to each target, in order, with retries and back-pressure.
 
-Transactions (`tfmq.transaction.applier`) and delayed messages (`tfmq.delay.target_queue`) have one `ApplyQueue` for
-each target. The target stores the highest position that it has from a source, which implies all lower ones. So a queue
-has one operation at a time, and after a start, an error or a resumption it first asks the target for that position. A
-target that rejects effects is blocked: its queue alone waits and tries again, and no other queue waits for it.
+Transactions (`tfmq.transaction.applier`) and delayed messages (`tfmq.delay.target_queue`) are two sources of effects,
+and each has one `ApplyQueue` for each target. The target stores the highest position that it has from a source, which
+implies all lower ones. So a queue has one operation at a time, and after a start, an error or a resumption it first
+asks the target for that position. A target that rejects effects is blocked: its queue alone waits and tries again, and
+no other queue waits for it.
 
-All of it is for the owner's thread only.
+All of it is for the broker's thread only.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from tfmq.errors import UnknownTopic
 
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
-"""Bounds of the pauses between tries of a target that rejects effects; they double. A resumption ends a pause."""
+"""Bounds of the pauses before a target that rejects effects is tried again; they double.
+
+A pause ends early when the target is resumed.
+"""
 IN_FLIGHT_BYTES_MAX: Final = 512 << 10
-"""Bytes of all queues of a source that are written and not durable.
+"""Maximum of bytes that the queues of a source together have written and that are not durable.
 
 Any fsync of another client has to write these bytes too. Measured with a 2 GB transaction: another client's
 send took 4.6 ms (p99 9.3) with 8 MiB, 1.6 ms (p99 3.3) with this value and slices of 256 KiB; the 2 GB took
@@ -34,7 +38,10 @@ send took 4.6 ms (p99 9.3) with 8 MiB, 1.6 ms (p99 3.3) with this value and slic
 
 
 class InFlightLimit:
-    """Limits the bytes that are written and not durable, of all queues of a source; or the count of something else."""
+    """Limits the bytes that all queues of a source have written and that are not durable.
+
+    With another `maximum` it may limit something else than bytes.
+    """
 
     def __init__(self, maximum: int | None = None) -> None:
         self._maximum = IN_FLIGHT_BYTES_MAX if maximum is None else maximum
@@ -43,10 +50,10 @@ class InFlightLimit:
         self._releasing = False
 
     def acquire(self, size_bytes: int, go: Callable[[], None]) -> None:
-        """Call `go()` once there is room for `size_bytes`, which are counted from then on until `release`.
+        """Count `size_bytes` until `release`, and call `go()`, as soon as the limit permits.
 
-        A size above the limit goes alone. Waiting callers are not overtaken: otherwise small sizes could delay a
-        large one without end.
+        A size above the limit is permitted when nothing else is counted. Callers are served in their order: otherwise
+        small sizes could delay a large one without end.
         """
         if not self._waiting and self._has_room(size_bytes):
             self.in_flight_bytes += size_bytes
@@ -58,9 +65,13 @@ class InFlightLimit:
         return not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= self._maximum
 
     def release(self, size_bytes: int) -> None:
-        """Release bytes that are durable, were not written, or have a stopped target; call waiting callers."""
+        """Stop counting bytes, and call the waiting callers that the limit permits now.
+
+        The bytes are durable, were not written, or their target has stopped.
+        """
         self.in_flight_bytes -= size_bytes
-        # A caller that releases at once is handled by the loop that called it: thousands may wait.
+        # If `go` releases at once, the loop that called it continues: with recursion, thousands of callers could be
+        # nested.
         if self._releasing:
             return
         self._releasing = True
@@ -74,13 +85,14 @@ class InFlightLimit:
 
 
 class ApplyQueue(ABC):
-    """What is to be applied to one target, one operation at a time.
+    """The effects to apply to one target, one operation at a time.
 
-    `busy`: an operation is running. `blocked_reason`: why the target rejects effects, "" if it does not.
+    `key`: that of the target. `busy`: an operation is running. `blocked_reason`: why the target rejects effects, "" if
+    it does not.
     """
 
     contents: ClassVar[str]
-    """What the queue has, for log messages."""
+    """What the effects are, as a noun for log messages."""
     logger: ClassVar[logging.Logger]
 
     def __init__(self, key: int, queues: ApplyQueues[Any]) -> None:
@@ -89,7 +101,7 @@ class ApplyQueue(ABC):
         self.blocked_reason = ""
         self._queues = queues
         self._position_known = False
-        """Whether what the target has was removed from the queue."""
+        """Whether the effects that the target has already were removed from the queue."""
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._pause_timer: Any = None
 
@@ -104,24 +116,30 @@ class ApplyQueue(ABC):
 
     @abstractmethod
     def _send(self) -> bool:
-        """Start the next operation; False if the next turn or a notification continues."""
+        """Start the next operation, or remove what needs none; False if nothing can be done now.
+
+        If False, the next turn of the broker or a notification lets the queue continue.
+        """
 
     @abstractmethod
     def _drop_applied(self, applied: tuple[int, int] | None) -> bool:
-        """Remove what the target has: everything up to `applied`. Return whether something is left to send."""
+        """Remove the effects that the target has: those up to the position `applied`.
+
+        Return whether something is left to send.
+        """
 
     @abstractmethod
     def drop_all(self) -> None:
-        """Drop, count and log everything: the target was deleted."""
+        """Drop all effects, count and log them: the topic of the target is deleted."""
 
     def send_next(self) -> None:
-        """Start the next operation, unless one or a pause is running."""
+        """Start the next operation, unless one is running already, or a pause."""
         while self._can_send() and not self.busy and not self.is_paused:
             if (self._position_known or self._check_target()) and not self._send():
                 return
 
     def _check_target(self) -> bool:
-        """Remove what the target has; return whether something is left to send."""
+        """Remove the effects that the target has; return whether something is left to send."""
         destination, key = self._queues.destination, self.key
         if key != OFFSETS_KEY and destination.display_name(key) is None:
             self.drop_all()
@@ -130,7 +148,7 @@ class ApplyQueue(ABC):
         return self._drop_applied(destination.last_applied(key, self._queues.source))
 
     def _failed(self, error: BaseException) -> None:
-        """Handle an effect that was not written."""
+        """Handle the failure of an effect: drop everything if the topic is deleted, else block."""
         self._position_known = False
         if isinstance(error, UnknownTopic):
             self.drop_all()
@@ -164,7 +182,7 @@ class ApplyQueue(ABC):
         self._queues.mark_ready(self)
 
     def close(self) -> None:
-        """Cancel the timer of a pause."""
+        """Cancel the timer of a pause, if one is running."""
         if self._pause_timer is not None:
             self._queues.timers.cancel(self._pause_timer)
             self._pause_timer = None
@@ -179,7 +197,7 @@ class ApplyQueue(ABC):
         self.pause(self._backoff.advance())
 
     def _unblock(self) -> None:
-        """Handle a written effect: the target accepts them."""
+        """Handle that an effect is written, so the target accepts effects again."""
         if self.blocked_reason:
             self.logger.info("%s accepts %s again", self._queues.target_name(self.key), self.contents)
             self.blocked_reason = ""
@@ -194,7 +212,7 @@ def _ignore() -> None:
 
 
 class ApplyQueues(Generic[Queue]):
-    """The queues of one source, by target; those that are empty are removed.
+    """The queues of one source, by key of the target; those that are empty are removed.
 
     `on_ready` is called whenever `write` gets work.
     """
@@ -219,14 +237,14 @@ class ApplyQueues(Generic[Queue]):
         return bool(self._ready_queues)
 
     def write(self) -> bool:
-        """Send to the targets that can accept something; return whether there was anything to do."""
+        """Let the queues that were marked ready send; return whether there were any."""
         ready, self._ready_queues = self._ready_queues, {}
         for queue in ready:
             queue.send_next()
         return bool(ready)
 
     def mark_ready(self, queue: Queue) -> None:
-        """Mark that the queue may have something to send."""
+        """Mark that the queue may have something to send in the next `write`."""
         self._ready_queues[queue] = None
         self._on_ready()
 
@@ -242,7 +260,7 @@ class ApplyQueues(Generic[Queue]):
         self._on_ready()
 
     def remove_if_empty(self, queue: Queue) -> bool:
-        """Remove the queue if it is empty, since the target has its state; return whether it was removed."""
+        """Remove the queue if it is empty; return whether it was removed."""
         if not queue.is_empty or self._queues.get(queue.key) is not queue:
             return False
         queue.close()
@@ -255,7 +273,7 @@ class ApplyQueues(Generic[Queue]):
             self._queues[key].target_resumed()
 
     def topic_deleted(self, incarnation: int) -> None:
-        """Let the queues of a deleted topic's partitions drop everything."""
+        """Let the queues of a deleted topic's partitions drop their effects."""
         for key, queue in list(self._queues.items()):
             if key >> SEQUENCE_BITS == incarnation:
                 queue.retry()
@@ -267,6 +285,6 @@ class ApplyQueues(Generic[Queue]):
         return self.destination.display_name(key) or "a deleted topic"
 
     def close(self) -> None:
-        """Cancel all pauses."""
+        """Cancel the timers of all pauses."""
         for queue in self._queues.values():
             queue.close()

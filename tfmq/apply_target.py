@@ -1,10 +1,10 @@
 """Effects of transactions and delayed messages, and the protocol that applies them.
 
-An effect names its target (the key) and its source: the component that applies it, and the position in that
-source. The positions of one source only grow at a target. After a crash the highest applied position
-therefore shows what is still to be applied; an effect at or below that position is not applied again. Sources
-do not know partitions, topics or groups: they know an `ApplyTarget`. `Timers` and `RunInWorker` are what they
-need of the broker besides.
+An effect names its target (the key) and its source: the component that applies it, transactions or delayed messages,
+and the position in that source. The positions of one source only grow at a target. After a crash the highest applied
+position therefore shows what is still to be applied; an effect at or below that position is not applied again. Sources
+do not know partitions, topics or groups: they know an `ApplyTarget`. What else they need from the broker are `Timers`
+and `RunInWorker`.
 """
 
 from array import array
@@ -18,18 +18,17 @@ OFFSETS_KEY: Final = 0
 """The key of the groups' offsets. No partition's log has the id 0."""
 
 ARRIVALS_KEY: Final = make_log_id(2, 0)
-"""The key, and the log id, of the arrival log of delayed messages. Incarnations of topics are above the ids
-that the broker reserves for its own logs."""
+"""The key, and the log id, of the arrival log of delayed messages. No partition's log has this id."""
 
 SourceId: TypeAlias = tuple[int, int]
-"""(kind, id) of a source, as in `journal.record.batch.Source`."""
+"""(kind, id) of a source of effects, as in `journal.record.batch.Source`."""
 
 
 class Append(NamedTuple):
     """Batches for one partition, in one atomic append with the position of `source`.
 
-    The rule of contiguous producer sequences does not apply here: the sequences were checked when the
-    messages were first stored.
+    The producer sequences need not be contiguous: they were checked when the messages were first stored, in the
+    transaction journal or the arrival log.
     """
 
     topic: str
@@ -57,7 +56,7 @@ class GroupPositions(NamedTuple):
 
 
 class CommitOffsets(NamedTuple):
-    """Offsets of groups from `source`, committed atomically."""
+    """Read positions of groups, to be committed together, atomically, with the position of `source`."""
 
     groups: Sequence[GroupPositions]
     source: Source
@@ -91,7 +90,7 @@ Effect: TypeAlias = Append | CommitOffsets | AppendDelayed
 
 
 class StoredDelayedBatch(NamedTuple):
-    """A delayed batch as it was stored; handles are made of these values.
+    """Where a delayed batch is stored in the arrival log; handles are made of these values.
 
     Message n is for the partition with the log `log_id`, has the number `first_number` + n, and is due at the
     n-th of `dues` (ms of broker time); a single value is valid for all messages.
@@ -107,8 +106,8 @@ class AppendResult(NamedTuple):
 
     It is durable when the target `key` is fsynced up to `end`.
 
-    `offsets` has the start offset of each batch of the effect, in their order. It is empty for an effect that
-    had been written before, for offsets of groups, and for delayed batches, which are not in their partition
+    `offsets` has the start offset of each batch of the effect, in their order. It is empty for an effect that was
+    written before already, for read positions of groups, and for delayed batches, which are not in their partition
     yet: for those, `delayed` has one row for each batch.
     """
 
@@ -122,11 +121,13 @@ AppliedCallback: TypeAlias = Callable[[AppendResult | None, BaseException | None
 """Called with (result, None) when the effect is written, with (None, error) when it failed."""
 
 DurableCallback: TypeAlias = Callable[[BaseException | None], None]
-"""Called with None when the effect is durable, with an error when it cannot become durable before the target
-is resumed."""
+"""Called with None when something written is durable; with an error if it cannot become durable.
+
+The error is for effects that cannot become durable before their target is resumed.
+"""
 
 RunInWorker: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""run(fn, done): call `fn()` in any thread, then `done(result, error)` in the owner's thread."""
+"""run(fn, done): call `fn()` in any thread, then `done(result, error)` in the broker's thread."""
 
 
 class Timers(Protocol):
@@ -140,7 +141,7 @@ class Timers(Protocol):
 class ApplyTarget(Protocol):
     """The targets of effects, by key: a log id, `OFFSETS_KEY` or `ARRIVALS_KEY`.
 
-    All methods are called in the owner's thread. Callbacks run in that thread, immediately or later.
+    All methods are called in the broker's thread. Callbacks run in that thread, immediately or later.
     """
 
     def check_space(self, key: int, size_bytes: int) -> None:
@@ -152,10 +153,7 @@ class ApplyTarget(Protocol):
         ...
 
     def reserve_bytes(self, size_bytes: int) -> None:
-        """Reserve bytes that committed transactions will still write.
-
-        `check_space` then does not count them as free.
-        """
+        """Reserve bytes that transactions will write; `check_space` does not count them as free."""
         ...
 
     def release_bytes(self, size_bytes: int) -> None:
@@ -167,11 +165,11 @@ class ApplyTarget(Protocol):
         ...
 
     def last_applied(self, key: int, source: SourceId) -> tuple[int, int] | None:
-        """Return the highest position (high, low) that was written there from `source`, or None."""
+        """Return the highest position (high, low) from `source` that is written in `key`, or None."""
         ...
 
     def last_durable(self, key: int, source: SourceId) -> tuple[int, int] | None:
-        """Return the highest durable position (high, low) from `source`, or None.
+        """Return the highest position (high, low) from `source` that is durable in `key`, or None.
 
         No power failure and no resumption of the target can take that position back. For groups' offsets: the
         highest position if `source` did not write there since the start; None while the offsets are stopped
@@ -223,14 +221,15 @@ class ApplyTarget(Protocol):
         ...
 
     def check_offsets(self, rows: Sequence[Any], session: Any) -> list[GroupPositions]:
-        """Resolve rows of offsets, as they were received, if the client of `session` may commit them.
+        """Return the read positions in `rows`, as a client sent them, if that client may commit them.
 
-        Raises Fenced (the generation is over), NotAllowed, Busy (locked by another transaction).
+        `session`: that of the client. Raises Fenced (the generation is over), NotAllowed, Busy (locked by another
+        transaction).
         """
         ...
 
     def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:
-        """Lock the offsets of these groups and partitions for a transaction. Never fails.
+        """Lock the offsets of these groups and partitions for the transaction `epoch`. Never fails.
 
         Until `unlock_offsets`, reading, committing and resetting these offsets raises Busy, which names
         `xid`. Locks that the epoch already has remain.
@@ -238,5 +237,5 @@ class ApplyTarget(Protocol):
         ...
 
     def unlock_offsets(self, epoch: int) -> None:
-        """Release all offset locks of that transaction. Does nothing if there are none."""
+        """Release all offset locks of the transaction `epoch`. Does nothing if there are none."""
         ...

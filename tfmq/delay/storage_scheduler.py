@@ -1,8 +1,8 @@
 """The storage scheduler: runs the file work that `memory_window.decide` selects.
 
-It runs one piece of work at a time, in a worker. It spills arrivals to buckets, truncates the arrival log, loads,
-splits and removes buckets, and writes the checkpoint. Disk errors are retried: arrivals that cannot be spilled are
-loaded from the arrival log.
+It runs one piece of work at a time, in a worker. It writes arrivals to buckets (a spill), truncates the arrival log,
+loads, splits and removes buckets, and writes the checkpoint. Work is retried after disk errors; arrivals that cannot be
+written to buckets are loaded from the arrival log when they are due soon.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ Callback = Callable[[BaseException | None], None]
 class StorageScheduler:
     """Runs the file work of delayed messages, one piece at a time, in a worker.
 
-    `due_limit()` and `lowest_due()` are those of `tfmq.delay.arrivals.log.NonDurableArrivals`. `moved()` is called
-    after work that may have made more messages ready to fire.
+    `due_limit()` and `lowest_due()` are those of `tfmq.delay.arrivals.log.NonDurableArrivals`. `more_fireable()` is
+    called after work that may have made more messages ready to fire. `outcome_ms`: how long after its due time the
+    state of a message can be queried.
     """
 
     def __init__(
@@ -98,9 +99,12 @@ class StorageScheduler:
         )
         self.durable_offset = buckets.spilled_offset
         self.durable_number = buckets.spilled_number
-        """Arrivals before these, by offset and number, are durable and processed."""
+        """Arrivals before these, by offset and number, are durable and in the counts of the memory window."""
         self.tail_offset: int | None = None
-        """Offset from which on the log was not durable at the start (`load_tail`); None: all was."""
+        """Offset from which on the arrival log was not durable at the start, until `load_tail` is done.
+
+        None if all of it was durable.
+        """
         self.running_step: Step | None = None
         self.stopping = self._scheduling = False
         self.changed = False
@@ -117,15 +121,15 @@ class StorageScheduler:
     # Arrivals
 
     def arrival_durable(self, landed: WrittenArrival) -> None:
-        """Record a durable batch."""
+        """Record that these arrivals are durable, in the order of the log."""
         self.durable_offset, self.durable_number = landed.end_offset, landed.number_next
         self._unspilled_arrivals.add(landed.due_low, self._broker_clock.now_ms())
         self.changed = True
 
     def skip_to_log_end(self) -> None:
-        """Advance to the end of the log if all batches are processed: the rest has no messages.
+        """Advance `durable_offset` to the end of the log; the caller knows that no messages follow.
 
-        Cancels and closed producer streams can then be truncated, too.
+        Headers without messages, as those of cancels, can then be truncated, too.
         """
         log = self._arrival_log.log
         if log.forced_offset == log.end_offset > self.durable_offset and self.tail_offset is None:
@@ -134,7 +138,7 @@ class StorageScheduler:
 
     @property
     def unspilled_bytes(self) -> int:
-        """Bytes of arrivals that are in no bucket."""
+        """Bytes of durable arrivals that are in no bucket."""
         return self.durable_offset - self._buckets.spilled_offset
 
     @property
@@ -150,7 +154,7 @@ class StorageScheduler:
             self.run_due()
 
     def _tell_wanted(self) -> None:
-        """Reply to all of `_wanted` if nothing is left to spill, or if no spill is possible until the next start."""
+        """Call `_spill_waiters` if all arrivals are in buckets, or no spill is possible any more."""
         error = None
         if self.unspilled_bytes:
             if self._buckets.stop_reason is None:
@@ -165,12 +169,12 @@ class StorageScheduler:
     def run_due(self) -> None:
         """Start the next work unless some is running.
 
-        Steps that need no worker are repeated until none is left.
+        Steps that need no worker are done at once, until one is started in a worker or none is left.
         """
         if self._scheduling or (
             self.tail_offset is not None and self.tail_offset < self._arrival_log.log.forced_offset
         ):
-            return  # a tail of the log must be loaded first
+            return  # `load_tail` must load the end of the log first
         self._scheduling = True
         while self.running_step is None and not self.stopping:
             self._mark_obsolete()
@@ -211,12 +215,12 @@ class StorageScheduler:
         )
 
     def _start_step(self, decision: Decision) -> bool:
-        """Start or do the step; return False if it had no effect."""
+        """Start a step in a worker, or do it if it needs none; return False if it had no effect."""
         step, to = decision
         if step is Step.SHRINK:
             dropped = self._window.shrink(to, self._buckets.spilled_offset)
             logger.info("%d delayed messages that are due from %d on are left on the disk", dropped, to)
-            if to <= self._broker_clock.now_ms():  # `to` may be before messages that were fired
+            if to <= self._broker_clock.now_ms():  # messages due after `to` may be delivered: count again
                 self._row_counter.request(self._buckets.live_buckets, True)
             return True
         if step is Step.EXTEND or step is Step.LOAD:
@@ -239,7 +243,7 @@ class StorageScheduler:
         return True
 
     def _step_ended(self, error: BaseException | None = None) -> None:
-        """End a piece of work. After an error nothing is written for a while."""
+        """Handle the end of a step in a worker. After an error nothing is written for a while."""
         if error is None:
             self._backoff.reset()
         else:
@@ -250,13 +254,13 @@ class StorageScheduler:
             self._timers.after(pause, self.run_due)
         self.running_step = None
         self._cancelled_rows.end_file_work()
-        # A spill replies only to requests made before it began. Afterwards there may be nothing left to spill, so no
-        # other spill would begin for later requests; and any work that writes may have stopped the buckets.
+        # A spill calls only waiters that were added before it began. If nothing is left to spill, no other spill would
+        # begin for later waiters; and any work that writes may have stopped the bucket store.
         self._tell_wanted()
         self._more_fireable()
         self.run_due()
 
-    # Load
+    # Loads into memory
 
     def _load(self, to: int) -> None:
         self._window_loader.start(
@@ -278,7 +282,7 @@ class StorageScheduler:
         self._queue_reloader.finish(result, error)
         self._step_ended()
 
-    # Spill, split, count, remove
+    # Writing to buckets, splits, counts, deletion of files
 
     def _spill(self) -> None:
         buckets, offset, number = self._buckets, self.durable_offset, self.durable_number
@@ -331,9 +335,9 @@ class StorageScheduler:
         self._step_ended()
 
     def _mark_obsolete(self) -> None:
-        """Mark buckets obsolete in which everything is durably delivered.
+        """Mark buckets obsolete if all their messages are durably delivered or cancelled.
 
-        Release files that memory does not need.
+        Then release the files to which no row in memory refers.
         """
         window, queues = self._window, self._target_queues
         limits = (window.fires_below, window.wheel.next_due, queues.lowest_due, self._lowest_due())
@@ -354,9 +358,9 @@ class StorageScheduler:
 
     @property
     def _should_drop_blocked_rows(self) -> bool:
-        """Whether blocked queues should drop their rows.
+        """Whether blocked queues should drop their rows, because these prevent the truncation of the log.
 
-        Their locators retain two segments of spilled arrivals.
+        That is if the log has two segments of arrivals that are in buckets, and could not truncate one of them.
         """
         log = self._arrival_log.log
         kept, spilled = (
@@ -366,7 +370,7 @@ class StorageScheduler:
         return kept < log.options.segment_bytes and spilled >= 2 * log.options.segment_bytes
 
     def _obsolete_before(self) -> int:
-        """Return the offset before which arrivals are obsolete."""
+        """Return the offset before which arrivals are in buckets, and no row in memory refers to them."""
         return min(self._file_references.offset, self._buckets.spilled_offset)
 
     def _truncate(self) -> None:
@@ -391,16 +395,16 @@ class StorageScheduler:
 
     @property
     def lowest_stored_due(self) -> int:
-        """Due time before which no message is in a file that counts: all are delivered or cancelled."""
+        """Due time before which no message is pending: none is in a live bucket or in the arrivals."""
         starts = [bucket.span.start for bucket in self._buckets.live_buckets[:1]]
         limits = [*self._unspilled_arrivals.lows, *starts, self._lowest_due()]
         return min((limit for limit in limits if limit is not None), default=DUE_TIME_LIMIT)
 
-    # Queries
+    # Urgent work
 
     @property
     def needs_run(self) -> bool:
-        """Whether `run_due` should be called now, because queues wait for messages on disk."""
+        """Whether `run_due` should be called now: a target queue waits for rows, or a load is urgent."""
         if self.running_step is not None or self.stopping:
             return False
         urgent = self._window.end <= self._broker_clock.now_ms() + URGENT_MS
@@ -411,8 +415,8 @@ class StorageScheduler:
     def recover(self, found: RecoveredArrivals, offset: int, number: int, whole: bool) -> None:
         """Restore the state from the arrivals that are in no bucket.
 
-        The window starts where the buckets start. `whole`: False if a tail of the log follows later, which may hold
-        messages that were due long ago.
+        `offset`, `number`: where these arrivals end. The window ends where the first bucket begins, or earlier.
+        `whole`: False if `load_tail` adds the end of the log later, in which messages may have been due long ago.
         """
         self.durable_offset, self.durable_number = offset, number
         window, now = self._window, self._broker_clock.now_ms()
@@ -432,7 +436,10 @@ class StorageScheduler:
                 self._window.add_durable(rows, len(rows.dues), min(rows.dues), max(rows.dues))
 
     def load_tail(self, from_offset: int, end: tuple[int, int], done: Callable[[], None]) -> None:
-        """Load the tail of the log, which is durable now, then call `done()`. Errors are retried."""
+        """Add the arrivals from `from_offset` to `end` (offset, ordinal), durable now; then call `done()`.
+
+        After an error this is repeated.
+        """
 
         def found(arrived: RecoveredArrivals | None, error: BaseException | None) -> None:
             if arrived is None:
@@ -452,7 +459,7 @@ class StorageScheduler:
         self._run_worker(work, found)
 
     def extend_if_due(self) -> None:
-        """Extend the window if it is due to be extended."""
+        """Run the next work if the memory window ends soon, so that it is extended."""
         if self._window.end <= self._broker_clock.now_ms() + LOAD_AHEAD_MS:
             self.run_due()
 
@@ -478,14 +485,14 @@ LOAD_RETRY_SECONDS: Final = 1.0
 LOAD_RETRY_SECONDS_MAX: Final = 10.0
 """Bounds of the pauses before a failed load is retried; they double.
 
-Nothing after the load fires meanwhile.
+Messages due after the begin of the load do not fire meanwhile.
 """
 
 
 class WindowLoader:
     """Loads the messages between the old and a new end of the window into the wheel.
 
-    None fires before all are loaded. One load at a time.
+    None of these messages fires before all are loaded. One load at a time.
     """
 
     def __init__(
@@ -506,9 +513,9 @@ class WindowLoader:
     def start(
         self, to: int, from_offset: int, to_offset: int, pending: PendingFilter, done: Callable[[], None]
     ) -> None:
-        """Extend the window to `to` and call `done()` when all below is in the wheel.
+        """Extend the window to `to`; call `done()` when all messages due before `to` are in the wheel.
 
-        Arrivals between the offsets are in no bucket.
+        They are read from buckets, and from the arrival log between the two offsets.
         """
         low = self._window.begin_load(to)
         buckets = [
@@ -518,7 +525,7 @@ class WindowLoader:
         self._load(LoadRange(low, to, buckets, from_offset, to_offset), pending)
 
     def stop(self) -> None:
-        """Do not wait for rows that are not loaded yet."""
+        """End a running load early: do not retry it, and add no more rows."""
         self._stopping = True
 
     def _load(self, area: LoadRange, pending: PendingFilter) -> None:
@@ -531,9 +538,9 @@ class WindowLoader:
         found: list[WheelRows] | None,
         error: BaseException | None,
     ) -> None:
-        """Add the loaded rows, or retry.
+        """Add the loaded rows, or retry the load after an error.
 
-        The old window cannot be restored, because later arrivals were compared with its new end.
+        The load cannot be given up, because messages that arrived since were compared with the new end of the window.
         """
         if found is not None:
             self._backoff.reset()
@@ -574,12 +581,13 @@ class _FileReference(NamedTuple):
 
 
 class FileReferences:
-    """Which files must be kept because rows in memory have locators into them.
+    """Which files must be kept because locators of rows in memory refer to them.
 
-    Rows that were in memory at a spill or a split were due before the end of the window at that time; rows loaded later
-    have locators into the new files. So when everything due before that end has fired, the old files are obsolete.
+    Rows that were in memory at a spill or a split were due before the end of the window at that time; locators of rows
+    that are loaded later refer to the new files. So when no row in memory is due before that end any more, the old
+    files are obsolete.
 
-    Arrivals before `offset` are obsolete.
+    No row in memory refers to arrivals before `offset`.
     """
 
     def __init__(self, offset: int) -> None:
@@ -588,11 +596,11 @@ class FileReferences:
         self._highest_end = 0
 
     def add_spill(self, offset: int, horizon: int) -> None:
-        """Record a spill of the arrivals before `offset`."""
+        """Record that arrivals before `offset` are in buckets now; `horizon`: the end of the window."""
         self._add(horizon, offset, None)
 
     def add_split(self, bucket: Bucket, horizon: int) -> None:
-        """Record that the messages of a bucket are in other buckets now."""
+        """Record that a bucket was split into others; `horizon`: the end of the window."""
         self._add(horizon, None, bucket)
 
     def _add(self, horizon: int, offset: int | None, bucket: Bucket | None) -> None:
@@ -602,13 +610,13 @@ class FileReferences:
 
     @property
     def oldest_window_end(self) -> int:
-        """Rows due before this time hold the oldest reference; 0 if there is none."""
+        """The due time before which rows may refer to the oldest of the old files; 0 if there is none."""
         return self._references[0].window_end if self._references else 0
 
     def release_before(self, needed: int) -> list[Bucket]:
-        """Release references, given that no row in memory is due before `needed`.
+        """Advance `offset` and return the split buckets to which no row in memory refers any more.
 
-        Return the unreferenced buckets.
+        No row in memory is due before `needed`.
         """
         found = []
         while self._references and self._references[0].window_end <= needed:
@@ -621,16 +629,16 @@ class FileReferences:
 
 
 class ReloadedRows(NamedTuple):
-    """Reloaded rows. `more`: the turn from which on there are more; None: these are all."""
+    """Rows of a target queue, loaded again. `more`: the turn of the next ones; None: these are all."""
 
     rows: RowColumns
     more: Turn | None
 
 
 class QueueReloader:
-    """Reloads the rows that a target queue has dropped.
+    """Loads again the rows that a target queue has dropped, from buckets and arrivals.
 
-    Reads buckets and arrivals, a bounded number of rows at a time. One queue at a time.
+    A bounded number of rows at a time, of one queue at a time.
     """
 
     def __init__(self, target_queues: TargetQueues, buckets: BucketStore, loader: BucketLoader) -> None:
@@ -640,15 +648,15 @@ class QueueReloader:
 
     @property
     def has_work(self) -> bool:
-        """Whether a queue has rows only on disk and could send them."""
+        """Whether a queue could send messages whose rows are not in memory."""
         return self._target_queues.next_to_reload() is not None
 
     def start(
         self, from_offset: int, to_offset: int, front: Turn, pending: PendingFilter
     ) -> Callable[[], ReloadedRows | None]:
-        """Return work for a worker: find rows of the next queue with turns below `front`.
+        """Return a function for a worker, which finds rows of the next queue with turns below `front`.
 
-        Higher turns were not popped from the wheel yet.
+        Messages from `front` on are still in the wheel. The arrivals between the two offsets are in no bucket.
         """
         self._queue = queue = self._target_queues.next_to_reload()
         if queue is None or queue.on_disk_from is None:
@@ -679,7 +687,7 @@ class QueueReloader:
         return ReloadedRows(part, more)
 
     def finish(self, found: ReloadedRows | None, error: BaseException | None) -> None:
-        """Pass the rows to the queue. After an error the queue pauses."""
+        """Pass the rows that the worker found to the queue. After an error the queue pauses."""
         queue, self._queue = self._queue, None
         if queue is None:
             return
@@ -700,7 +708,8 @@ QUERIES_UNAVAILABLE: Final = (
 class UnspilledArrivals:
     """Arrivals that are in no bucket: their lowest due time, pending or not, and their age.
 
-    `lows`: the lowest due time of these, and of a running spill. `since`: the broker time of the first of them.
+    `low`: the lowest due time; `lows` has also that of the arrivals of a running spill. `since`: the broker time at
+    which the first of them became durable.
     """
 
     def __init__(self) -> None:
@@ -709,7 +718,7 @@ class UnspilledArrivals:
         self._spilling: tuple[int | None, int | None] = (None, None)
 
     def add(self, low: int | None, now_ms: int) -> None:
-        """Add arrivals; `low` is None if they have no messages."""
+        """Add arrivals, the earliest due at `low`; None: they have no messages."""
         self.low = min([each for each in (low, self.low) if each is not None], default=None)
         self.since = self.since or now_ms
 

@@ -1,8 +1,8 @@
 """Target queues: due messages of each partition, appended in order, each exactly once.
 
-What they have in common with transactions is in `tfmq.apply_queue`; the position of a message is its turn. A queue
-whose target rejects messages keeps a bounded number of rows; the others are only on disk and are reloaded when they
-can be sent.
+What they have in common with transactions is in `tfmq.apply_queue`; the source position of a message is its turn. A
+queue has a row for each message (`tfmq.delay.rows`). If its target rejects messages, it keeps a bounded number of rows;
+the other messages are only on disk, and their rows are loaded again when they can be sent.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tfmq.errors import UNKNOWN, DiskFull, StorageStopped, UnknownTopic
 logger = logging.getLogger("tfmq.delay")
 
 QUEUE_ROWS_MAX: Final = 65_536
-"""Maximum rows of a queue in memory (1.6 MiB) while they cannot be sent."""
+"""Maximum rows of a queue in memory (1.6 MiB) while its target rejects messages."""
 READ_ROWS_MAX: Final = 4096
-"""Maximum rows of one read."""
+"""Maximum rows whose records are read for one append."""
 RECORD_BYTES_FIRST: Final = 1024
 """Assumed record size before the first read, so that a first read of large records is small."""
 
@@ -59,19 +59,19 @@ class TargetQueue(ApplyQueue):
         self._on_disk_from: Turn | None = None
         self.reloading = False
         self._reload_end: Turn | None = None
-        """During a reload: messages from this turn on arrived meanwhile and were not kept."""
+        """Messages from this turn on became due during the reload, and have no rows in memory."""
         self._count = WaitingCount()
         self._reload_ticket = 0
         self.rows = RowQueue()
         self._owner = owner
         self.flush_tracker = FlushTracker(owner.applied_turn(key))
         self._uncertain_to = self._applied()
-        """The target may or may not have the messages up to here.
+        """The target may or may not have the messages up to this turn; None: that is known.
 
-        It stopped, or failed during a write.
+        It is not known before the first check, and after a write with an unknown result.
         """
         self._generation = 0
-        """Increased to invalidate the running read or append."""
+        """Increased so that the end of a running read or append is ignored: its rows were dropped."""
         self._in_flight_to: Turn | None = None
         """Messages up to this turn are being read or written."""
         self._resumptions = 0
@@ -86,10 +86,7 @@ class TargetQueue(ApplyQueue):
 
     @property
     def on_disk_from(self) -> Turn | None:
-        """Turn from which on messages that are not in `rows` are only on disk.
-
-        None: all are in memory.
-        """
+        """Turn from which on there are messages that are only on disk, not in `rows`; None: none."""
         return self._on_disk_from
 
     @on_disk_from.setter
@@ -99,12 +96,12 @@ class TargetQueue(ApplyQueue):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is pending or running, and all that fired is durable."""
+        """Whether no message waits, no operation is running, and all that was appended is durable."""
         return not (len(self.rows) or self.busy or self.on_disk_from or len(self.flush_tracker))
 
     @property
     def lowest_due(self) -> int | None:
-        """Lower bound of the due times that are not fired or not durable; None if there are none."""
+        """Lower bound of the due times of messages that are not durable in the target; None: none."""
         dues = [
             due
             for due in (self.flush_tracker.first_due, self.on_disk_from and self.on_disk_from.due)
@@ -129,10 +126,7 @@ class TargetQueue(ApplyQueue):
 
     @property
     def waiting(self) -> int:
-        """Messages of this queue that are not durable in the target.
-
-        Those only on disk are included.
-        """
+        """Number of due messages that are not durable in the target, in memory or only on disk."""
         return self._count.waiting(self.rows) + self.flush_tracker.count
 
     def remove_message(self, turn: Turn) -> None:
@@ -158,17 +152,15 @@ class TargetQueue(ApplyQueue):
         return self.on_disk_from is not None and not waits and not len(self.rows)
 
     def begin_reload(self) -> int:
-        """Start a reload of the rows from `on_disk_from` up to now.
-
-        Return a ticket for `end_reload`.
-        """
+        """Start a reload of the rows of messages from `on_disk_from` on; return a ticket for `end_reload`."""
         self.reloading, self._reload_ticket = True, self._reload_ticket + 1
         return self._reload_ticket
 
     def end_reload(self, ticket: int, part: RowColumns | None, next_turn: Turn | None) -> None:
-        """End a reload.
+        """End the reload with this ticket; ignored if the rows were dropped meanwhile.
 
-        `part`: the rows, None after a failure; `next_turn`: there are more from this turn on.
+        `part`: the rows, None after a failure. `next_turn`: from this turn on, messages are still only on disk; None:
+        all rows are loaded.
         """
         if not self.reloading or ticket != self._reload_ticket:
             return
@@ -192,7 +184,7 @@ class TargetQueue(ApplyQueue):
         self._owner.mark_ready(self)
 
     def is_firing(self, turn: Turn) -> bool:
-        """Return whether the message is being sent, or is written and not known to be durable."""
+        """Return whether the message is being appended, or may be appended and not durable."""
         if self._in_flight_to is not None and turn <= self._in_flight_to:
             return True
         if (
@@ -204,7 +196,7 @@ class TargetQueue(ApplyQueue):
         last = self.flush_tracker.last_append
         return last is not None and turn <= last.last and not self.flush_tracker.is_durable(turn)
 
-    # Sending
+    # Appends to the target
 
     def send_next(self) -> None:
         """Send the next append, and remove the queue if it is empty."""
@@ -266,7 +258,7 @@ class TargetQueue(ApplyQueue):
             self._operation_ended()
             return
         if isinstance(error, BelowStart | KeyError):
-            # Everything in that file was moved to other files since: reload.
+            # The file was deleted, because its messages are in other files now: load the rows again.
             self.drop_rows()
             self._operation_ended()
             return
@@ -304,10 +296,10 @@ class TargetQueue(ApplyQueue):
             effect, partial(self._written, part, piece.size_bytes, self._generation)
         )
 
-    # Results
+    # Results of reads and appends
 
     def _operation_ended(self) -> None:
-        """End an operation without an append."""
+        """Handle the end of an operation that appended nothing."""
         self.busy, self._in_flight_to = False, None
         self.flush_tracker.wake_all()
         self._owner.mark_ready(self)
@@ -345,7 +337,7 @@ class TargetQueue(ApplyQueue):
             if error is None:
                 self.process_durable()
             elif len(self.flush_tracker) and not self.blocked_reason:
-                # The target has stopped and may lose what is not durable; `target_resumed` finds out.
+                # The target has stopped and may lose what is not durable; `target_resumed` finds out what it lost.
                 self._block(error)
         # The bytes of a stopped target are released too, so that other queues do not wait for it.
         self._owner.flow_control.release(size_bytes)
@@ -364,7 +356,7 @@ class TargetQueue(ApplyQueue):
         self.flush_tracker.wake_all()
 
     def drop_all(self) -> None:
-        """Drop and count all messages: the target's topic is deleted."""
+        """Drop all messages and add them to `TargetQueues.dropped`: the target's topic is deleted."""
         count, self._count = self._count.waiting(self.rows), WaitingCount()
         if count or self.on_disk_from:
             logger.warning("%d delayed messages for the deleted topic %s are dropped", count, self.topic)
@@ -403,40 +395,42 @@ class TargetQueue(ApplyQueue):
 
 
 class WaitingCount:
-    """Count of the messages of a queue that were not written.
+    """Counts the messages of a queue that are not appended yet: those with rows, and those only on disk.
 
-    Rows, and messages that are only on disk.
     `dead_rows`: rows of cancelled or rescheduled messages. `on_disk`: messages that are only on disk.
-    `arrived_in_reload`: messages that arrived during a reload and are only on disk.
+    `arrived_in_reload`: messages that became due during a reload and are only on disk.
     """
 
     def __init__(self) -> None:
         self.dead_rows = self.on_disk = self.arrived_in_reload = 0
 
     def waiting(self, rows: RowQueue) -> int:
-        """Return the count of all messages."""
+        """Return the number of all messages; `rows`: the rows of the queue."""
         return max(0, len(rows) - self.dead_rows) + self.on_disk + self.arrived_in_reload
 
     def move_to_disk(self, rows: RowQueue, lost: int = 0) -> None:
-        """Count all rows as only on disk, and `lost` messages that were sent."""
+        """Count all rows as only on disk, with `lost` messages that were appended and lost."""
         self.on_disk = self.waiting(rows) + lost
         self.arrived_in_reload = self.dead_rows = 0
 
     def add_on_disk(self, count: int, loading: bool) -> None:
-        """Count messages that arrived and are not kept."""
+        """Count messages that became due, but get no rows; `loading`: during a reload."""
         if loading:
             self.arrived_in_reload += count
         else:
             self.on_disk += count
 
     def drop_dead(self, dead: int) -> None:
-        """Count dead rows that were removed."""
+        """Subtract dead rows that were removed."""
         self.dead_rows = max(0, self.dead_rows - dead)
 
     def remove_message(
         self, turn: Turn, rows: RowQueue, reload_end: Turn | None, on_disk_from: Turn | None
     ) -> None:
-        """Stop counting a message; from `reload_end` or `on_disk_from` on it may be only on disk."""
+        """Stop counting a cancelled or rescheduled message, in memory or on disk.
+
+        `reload_end`, `on_disk_from`: those of the queue, from which on messages are only on disk.
+        """
         if rows.contains(turn):
             self.dead_rows += 1
         elif reload_end is not None and turn >= reload_end:
@@ -445,10 +439,10 @@ class WaitingCount:
             self.on_disk = max(0, self.on_disk - 1)
 
     def set_rows(self, waited: int, rows: RowQueue, dead: int, is_all: bool) -> None:
-        """Set the rows after a reload; `dead` of them are dead.
+        """Set the counts after a reload that led to `rows`; `dead` of them are dead.
 
-        `waited`: the count before the reload.
-        `is_all`: no message that arrived before the reload is missing.
+        `waited`: the count of all messages before. `is_all`: only messages that became due during the reload may be
+        without rows.
         """
         self.dead_rows = dead
         self.on_disk = self.arrived_in_reload if is_all else max(0, waited - len(rows) + dead)
@@ -456,7 +450,7 @@ class WaitingCount:
 
 
 def count_dead(rows: RowQueue, cancelled: CancelledMessages, unsure: Collection[tuple[int, int]]) -> int:
-    """Return how many of the rows have a durable cancel."""
+    """Return how many of the rows have a durable cancel; `unsure`: turns with a non-durable one."""
     part = rows.head(len(rows))
     if not len(rows) or not cancelled.any_between(part.dues[0], part.dues[-1]):
         return 0
@@ -468,10 +462,11 @@ def count_dead(rows: RowQueue, cancelled: CancelledMessages, unsure: Collection[
 
 
 class FireableRows(NamedTuple):
-    """Which rows may fire.
+    """Which rows may be appended now, or why the first may not.
 
-    `part`: rows that may fire; none if the first must wait. `cancelled`: how many rows at the head are cancelled.
-    `early`: rows, the first one included, that would fire too early by the wall clock; `early_ms`: by how much.
+    `cancelled`: how many rows at the head are cancelled. `early`: rows, the first of all among them, that would be too
+    early by the wall clock; `early_ms`: by how much. If both are empty, the rows in `part` may be appended; if `part`
+    is empty, too, the first row must wait.
     """
 
     part: RowColumns
@@ -481,7 +476,7 @@ class FireableRows(NamedTuple):
 
 
 def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | None = None) -> FireableRows:
-    """Return the first rows that may fire, up to one that is cancelled, locked or too early.
+    """Return the first rows that may be appended, up to one that is cancelled, locked or too early.
 
     `part` has at least one row. Rows due at `uncertain_from` or later must wait.
     """
@@ -528,7 +523,7 @@ def _rows_until_early(part: RowColumns, queues: TargetQueues) -> FireableRows:
 BLOCKED_ROWS_MAX: Final = 524_288
 """Maximum rows of all blocked queues, 13 MB. With more, the largest queue drops its rows."""
 EARLY_MS_MAX: Final = 50
-"""Up to this lag of the wall clock the queue waits; with more, the message is rescheduled."""
+"""A queue waits for a message that is too early by this much, or less; if by more, it is rescheduled."""
 
 Postpone = Callable[[TargetQueue, RowColumns], None]
 """postpone(queue, rows): reschedule messages that are not due yet by the wall clock."""
@@ -537,8 +532,8 @@ Postpone = Callable[[TargetQueue, RowColumns], None]
 class TargetQueues(ApplyQueues[TargetQueue]):
     """All target queues.
 
-    Dispatches due messages to them, runs them in turns, limits their memory. The attributes are shared by the queues.
-    `locked`: turns that must not fire because a change is running.
+    They get due messages, share limits for each turn of the broker and for memory, and use the attributes of this
+    object. `locked`: turns of messages that must not be appended, because a cancel or reschedule is running.
     """
 
     def __init__(
@@ -560,12 +555,12 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         self.flow_control = FlowControl()
         self.lateness = LatenessHistogram()
         self.uncertain_targets = doubtful
-        """Targets for which nothing fires from a due time on: log id -> due time."""
+        """Log id of a target -> due time from which on nothing is appended to it until the next start."""
         self.locked: set[Turn] = set()
         self.dropped = 0
-        """Messages with a deleted topic."""
+        """Number of messages that were dropped because their topic is deleted."""
         self.damaged = 0
-        """Messages that could not be read."""
+        """Number of messages that are lost because they could not be read."""
         self.fired_count = 0
         self._targets, self._cancelled, self._postpone = targets, cancelled, postpone
         self._queues_on_disk: dict[TargetQueue, None] = {}
@@ -578,22 +573,22 @@ class TargetQueues(ApplyQueues[TargetQueue]):
 
     @property
     def row_count(self) -> int:
-        """Rows in memory."""
+        """Number of rows in memory, of all queues."""
         return sum([len(queue.rows) for queue in self._queues.values()])
 
     @property
     def waiting_count(self) -> int:
-        """Messages of all queues that are not durable in their targets."""
+        """Number of due messages of all queues that are not durable in their targets."""
         return sum([queue.waiting for queue in self._queues.values()])
 
     @property
     def fireable_count(self) -> int:
-        """Rows in memory of queues that are not blocked."""
+        """Number of rows in memory, of queues that are not blocked."""
         return sum([len(queue.rows) for queue in self._queues.values() if not queue.blocked_reason])
 
     @property
     def lowest_due(self) -> int | None:
-        """Lower bound of the due times in the queues that are not fired or not durable."""
+        """Lower bound of the due times of messages that are not durable in their targets; None: none."""
         dues = [due for queue in self._queues.values() if (due := queue.lowest_due) is not None]
         return min(dues, default=None)
 
@@ -621,15 +616,14 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         return next((queue for queue in self._queues_on_disk if queue.wants_reload), None)
 
     def get(self, key: int) -> TargetQueue | None:
-        """Return the queue of a target, None if it has none."""
+        """Return the queue of the target `key`; None if there is none."""
         return self._queues.get(key)
 
     def all(self) -> list[TargetQueue]:
-        """Return all queues."""
         return list(self._queues.values())
 
     def durable_turn(self, key: int) -> Turn | None:
-        """Return the turn up to which a target has everything durable. Any thread."""
+        """Return the turn up to which all messages of a target are durable there. Any thread."""
         queue = self._queues.get(key)
         return self.applied_turn(key) if queue is None else queue.flush_tracker.durable_through
 
@@ -639,9 +633,9 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         return None if settled is None else Turn(*settled)
 
     def stop_reason(self, key: int) -> StorageStopped | None:
-        """Return why a target rejects writes until it is resumed.
+        """Return why a target is stopped, so that it rejects writes until it is resumed; else None.
 
-        None: it accepts writes, or its topic is deleted, or its disk is full. Any thread.
+        A full disk or a deleted topic is no such reason. Any thread.
         """
         try:
             self.destination.check_space(key, 0)
@@ -704,7 +698,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         self.flow_control.start_turn()
         super()._start_turn()
 
-    # Notifications by queues
+    # Calls by the queues
 
     def remove_if_empty(self, queue: TargetQueue) -> bool:
         """Remove the queue if it is empty; return whether it was removed."""
@@ -714,7 +708,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         return removed
 
     def mark_blocked(self) -> None:
-        """Request a check of the memory limit: a blocked queue has new rows, or was blocked now."""
+        """Request a check of the memory limit for blocked queues: one has more rows, or is new."""
         self._check_blocked = True
 
     def _limit_blocked_rows(self) -> None:
@@ -730,15 +724,15 @@ class TargetQueues(ApplyQueues[TargetQueue]):
             queue.drop_rows()
 
     def record_fired(self, part: RowColumns) -> None:
-        """Record that these rows are written."""
+        """Count the messages of these rows as delivered, with their lateness."""
         now = self.broker_clock.now_ms()
         self.fired_count += len(part.numbers)
         self.lateness.record_sorted(now, part.dues)
 
     def handle_early(self, queue: TargetQueue, part: RowColumns, early_ms: Sequence[int]) -> None:
-        """Handle rows that are too early, because the wall clock stepped back.
+        """Pause the queue, or reschedule messages: they are too early, as the wall clock was set back.
 
-        The first one is the queue's head.
+        `part`: their rows; the first one is at the head of the queue. `early_ms`: by how much each is too early.
         """
         if early_ms[0] <= EARLY_MS_MAX:
             queue.pause(early_ms[0] / 1000)
@@ -746,20 +740,20 @@ class TargetQueues(ApplyQueues[TargetQueue]):
             self._postpone(queue, part)
 
     def unlock(self, key: int, turn: Turn) -> None:
-        """Unlock a turn: the message may fire again, or is cancelled."""
+        """Unlock a turn, because no cancel or reschedule of its message is running any more."""
         self.locked.discard(turn)
         queue = self._queues.get(key)
         if queue is not None:
             self.mark_ready(queue)
 
     def record_lost(self, dropped: int, damaged: int) -> None:
-        """Count messages that are lost before they reach a queue."""
+        """Count messages that are lost before they reached a queue: dropped or damaged."""
         self.dropped += dropped
         self.damaged += damaged
         if damaged:
             logger.error("%d delayed messages are lost because they cannot be read", damaged)
 
-    # Targets
+    # Changes of targets and messages
 
     def topic_deleted(self, incarnation: int) -> None:
         """Let the queues of a deleted topic's partitions drop their messages."""
@@ -775,9 +769,9 @@ class TargetQueues(ApplyQueues[TargetQueue]):
             queue.remove_message(turn)
 
     def drop_blocked_rows(self, due: int) -> None:
-        """Drop the rows of blocked queues with rows due before `due`.
+        """Drop the rows of those blocked queues that have a row due before `due`.
 
-        Files that only these rows need can then be deleted.
+        Files to which only these rows refer can then be deleted.
         """
         for queue in self._queues.values():
             if (
@@ -799,15 +793,15 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         self.close()
 
 
-# Lateness: the time from due to written.
+# Lateness: the time from the due time of a message to its append to the partition.
 
 LATENESS_BUCKETS: Final = 42
-"""The last bucket counts everything later than 34 years."""
+"""Number of histogram buckets; the last one counts everything later than 34 years."""
 PERCENTILES: Final = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
 class LatenessHistogram:
-    """A histogram of lateness. Bucket 0 counts 0 ms, bucket n counts 2^(n-1) <= ms < 2^n."""
+    """A histogram of lateness: bucket 0 counts messages with 0 ms, bucket n with 2^(n-1) <= ms < 2^n."""
 
     def __init__(self) -> None:
         self.counts = [0] * LATENESS_BUCKETS
@@ -839,9 +833,9 @@ class LatenessHistogram:
             self.max_ms = max(self.max_ms, now_ms - dues[0])
 
     def percentile_ms(self, part: float) -> int:
-        """Return the lateness in ms that this part of the messages does not exceed.
+        """Return the lateness in ms that the fraction `part` of the messages does not exceed.
 
-        0 without messages. The result is the upper bound of a bucket.
+        It is the upper bound of a bucket, but not more than the maximum; 0 without messages.
         """
         wanted, seen = part * self.total, 0
         for bucket, count in enumerate(self.counts):
