@@ -455,7 +455,7 @@ class RecordFinder:
 
 
 FIRING: Final = "unsure"
-"""State of a message that is being delivered: `flush_tracker` of its queue calls when to check again."""
+"""State of a message that is being delivered; its queue's `flush_tracker` tells when to check again."""
 TARGET_TAIL_NOT_DURABLE: Final = "the end of its partition waits for space to be made durable"
 
 

@@ -92,7 +92,7 @@ class Dispatcher:
             self._arrival_log.when_forced(written.end_offset, self._fsync_ended)
 
     def _fsync_ended(self, error: BaseException | None) -> None:
-        """Handle the end of an fsync.
+        """Handle the end of an fsync of the arrival log.
 
         If it failed because the log has stopped, targets with non-durable arrivals wait for the next start.
         """
@@ -207,7 +207,7 @@ class Dispatcher:
         self._scheduler.extend_if_due()
         self.dispatch_due()
 
-    # Maintenance
+    # Maintenance, each second while messages are pending
 
     def _schedule_maintenance_if_needed(self) -> None:
         if not self._scheduler.is_empty:

@@ -24,7 +24,7 @@ STEPS_MAX: Final = 256
 With more, the oldest ones are merged to the smallest: a message with an absolute time may then be late, never early.
 """
 SLACK_MS: Final = 10
-"""`ahead_ms` returns a lower value only if it fell by more than this: drift of a clock is no step."""
+"""`ahead_ms` falls only by steps larger than this: the drift of a clock is no step."""
 AHEAD_MAX: Final = (1 << 62) - 1
 """Largest offset to the wall clock that checkpoint and headers can store, 146 million years."""
 
@@ -33,7 +33,7 @@ CLOCK_READ_SECONDS: Final = 20e-6
 """A start reads both clocks until a read lasts at most this long, CLOCK_READS_MAX times."""
 
 ROUNDING_MS: Final = 0.001
-"""Added to elapsed ms before they are rounded down, because seconds of the clock are binary fractions.
+"""Added to elapsed ms before they are rounded down: seconds of the clock are binary fractions.
 
 Otherwise a timer that is set for a millisecond could find that it is not reached.
 """

@@ -231,7 +231,7 @@ def _piece_end(view: StorageView) -> int:
 
 
 FSYNC_MARGIN_MS: Final = 600_000
-"""No rows are computed for written messages due this long after the window: they will not need any.
+"""No rows are computed for messages that are due this long after the end of the window.
 
 If their fsync lasts so long that the window covers them then, the window shrinks again.
 """

@@ -45,7 +45,7 @@ class RecordReader:
     def read_cached(
         self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int
     ) -> FetchedRecords | None:
-        """Return records up to `bytes_max`, at least one; None if that would wait for the disk or be slow.
+        """Return at most `bytes_max` of records, at least one; None if that would wait or be slow.
 
         Raises OSError.
         """

@@ -218,7 +218,7 @@ class TargetIds:
         return len(self._rows)
 
     def id_of(self, key: int, topic: str) -> int:
-        """Return the target id of the log `key`, allocated if needed. Raises OverflowError if none is left."""
+        """Return the target id of the log `key`, allocated if needed. Raises OverflowError if none left."""
         known = self._numbers.get(key)
         if known is not None:
             return known

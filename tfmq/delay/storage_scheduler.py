@@ -99,7 +99,7 @@ class StorageScheduler:
         )
         self.durable_offset = buckets.spilled_offset
         self.durable_number = buckets.spilled_number
-        """Arrivals before these, by offset and number, are durable and in the counts of the memory window."""
+        """Arrivals before this offset, and with lower numbers, are durable and known to the window."""
         self.tail_offset: int | None = None
         """Offset from which on the arrival log was not durable at the start, until `load_tail` is done.
 
@@ -358,7 +358,7 @@ class StorageScheduler:
 
     @property
     def _should_drop_blocked_rows(self) -> bool:
-        """Whether blocked queues should drop their rows, because these prevent the truncation of the log.
+        """Whether blocked queues should drop their rows, which prevent truncation of the arrival log.
 
         That is if the log has two segments of arrivals that are in buckets, and could not truncate one of them.
         """
@@ -436,7 +436,7 @@ class StorageScheduler:
                 self._window.add_durable(rows, len(rows.dues), min(rows.dues), max(rows.dues))
 
     def load_tail(self, from_offset: int, end: tuple[int, int], done: Callable[[], None]) -> None:
-        """Add the arrivals from `from_offset` to `end` (offset, ordinal), durable now; then call `done()`.
+        """Add the arrivals up to `end` (offset, ordinal), which are durable now; then call `done()`.
 
         After an error this is repeated.
         """

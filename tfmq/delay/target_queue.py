@@ -152,7 +152,7 @@ class TargetQueue(ApplyQueue):
         return self.on_disk_from is not None and not waits and not len(self.rows)
 
     def begin_reload(self) -> int:
-        """Start a reload of the rows of messages from `on_disk_from` on; return a ticket for `end_reload`."""
+        """Start to load the rows from `on_disk_from` on again; return a ticket for `end_reload`."""
         self.reloading, self._reload_ticket = True, self._reload_ticket + 1
         return self._reload_ticket
 
@@ -395,7 +395,7 @@ class TargetQueue(ApplyQueue):
 
 
 class WaitingCount:
-    """Counts the messages of a queue that are not appended yet: those with rows, and those only on disk.
+    """Counts the messages of a queue that are not appended yet, with rows or only on disk.
 
     `dead_rows`: rows of cancelled or rescheduled messages. `on_disk`: messages that are only on disk.
     `arrived_in_reload`: messages that became due during a reload and are only on disk.
@@ -523,7 +523,7 @@ def _rows_until_early(part: RowColumns, queues: TargetQueues) -> FireableRows:
 BLOCKED_ROWS_MAX: Final = 524_288
 """Maximum rows of all blocked queues, 13 MB. With more, the largest queue drops its rows."""
 EARLY_MS_MAX: Final = 50
-"""A queue waits for a message that is too early by this much, or less; if by more, it is rescheduled."""
+"""A message that is too early by more than this is rescheduled; otherwise its queue waits."""
 
 Postpone = Callable[[TargetQueue, RowColumns], None]
 """postpone(queue, rows): reschedule messages that are not due yet by the wall clock."""

@@ -57,7 +57,7 @@ class ProducerStates(Protocol):
     def dump(self) -> bytes: ...
 
     def apply_runs(self, control: BlockTrailer, found: Iterable[tuple[int, ProducerRun]]) -> None:
-        """Apply the runs of one block, each with the ordinal of its first record."""
+        """Apply the producer runs of one block, each with the ordinal of its first record."""
         ...
 
 
@@ -175,7 +175,7 @@ class ArrivalLogState:
 
 
 def numbered_runs(block: Block) -> list[tuple[int, ProducerRun]]:
-    """Return the runs of a block, each with the ordinal of its first record.
+    """Return the producer runs of a block, each with the ordinal of its first record.
 
     A filler, which replaces damaged records, counts as many ordinals as it declares.
     """

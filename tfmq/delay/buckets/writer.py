@@ -215,7 +215,7 @@ class BucketWriter:
         if growth.has_file:
             return self._disk.open_write(path)
         if self._disk.exists(path):
-            # An earlier process left it; no checkpoint lists it.
+            # The file is of an earlier process, and no checkpoint lists it.
             self._disk.unlink(path)
         return self._disk.create(path)
 
@@ -238,7 +238,7 @@ class BucketWriter:
         try:
             self._disk.sync_file_system(self._anchor)
         except OSError:
-            # Not supported, or data of any file was lost: the fsync of each file finds out which.
+            # syncfs is not supported, or data of some file was lost: the fsync of each file finds out which.
             return False
         return True
 
