@@ -18,7 +18,7 @@ OFFSETS_KEY: Final = 0
 """The key of the groups' offsets. No partition's log has the id 0."""
 
 ARRIVALS_KEY: Final = make_log_id(2, 0)
-"""The key, and the log id, of the arrival log of delayed messages. No partition's log has this id."""
+"""The key and the log id of the arrival log of delayed messages. No partition has this log id."""
 
 SourceId: TypeAlias = tuple[int, int]
 """(kind, id) of a source of effects, as in `journal.record.batch.Source`."""
@@ -56,7 +56,7 @@ class GroupPositions(NamedTuple):
 
 
 class CommitOffsets(NamedTuple):
-    """Read positions of groups, to be committed together, atomically, with the position of `source`."""
+    """Read positions of groups, to be committed atomically, with the position of `source`."""
 
     groups: Sequence[GroupPositions]
     source: Source
@@ -121,7 +121,7 @@ AppliedCallback: TypeAlias = Callable[[AppendResult | None, BaseException | None
 """Called with (result, None) when the effect is written, with (None, error) when it failed."""
 
 DurableCallback: TypeAlias = Callable[[BaseException | None], None]
-"""Called with None when something written is durable; with an error if it cannot become durable.
+"""Called with None when an effect is durable; with an error if it cannot become durable.
 
 The error is for effects that cannot become durable before their target is resumed.
 """

@@ -1,7 +1,7 @@
 """Runtime state of active transactions, and the actions at each change of their state.
 
-`ActiveTransactions` performs what a state change requires besides its journal record: timers, sessions,
-reserved space, offset locks, check-back, waiting commands. Nothing here is durable; it is rebuilt after a
+`ActiveTransactions` does what a change of state requires besides its journal record: timers, sessions,
+reserved space, offset locks, check-back, waiting commands. Nothing here is durable; it is rebuilt at a
 start.
 """
 
@@ -26,14 +26,14 @@ from tfmq.transaction.requests import Caller, CheckBackQuery
 from tfmq.transaction.store import TransactionStore
 
 STALE_ENTRIES_MIN: Final = 1024
-"""With fewer stale entries than this the heap is not rebuilt.
+"""With fewer removed entries than this, the heap is not rebuilt without them.
 
-The pass would cost more than it saves.
+It would cost more than it saves.
 """
 
 
 class PreparedByAge:
-    """Prepared transactions ordered by prepare time (wall clock, ms), for the operator's alarm."""
+    """Prepared transactions by prepare time (wall clock, ms), to warn operators of old ones."""
 
     def __init__(self) -> None:
         self._prepared_ms: dict[int, int] = {}
@@ -63,23 +63,20 @@ class PreparedByAge:
 
 
 READ_ONLY_KEPT: Final = 10_000
-"""Empty transactions leave no record.
-
-The last ones are kept in memory to answer repeated requests.
-"""
+"""How many ended empty transactions, which leave no record, are stored to answer repeated requests."""
 DROPPED_COUNTS_KEPT: Final = 10_000
-"""Likewise how many messages a decision had for topics that were gone, and how many of its messages were lost."""
+"""For how many commits the counts of dropped and lost messages are stored, for the same reason."""
 PENDING_STATES: Final = frozenset((states.PREPARING, states.COMMITTING, states.ROLLING_BACK))
 WATCHED_STATES: Final = frozenset((states.PREPARED, states.COMMITTING, states.ROLLING_BACK))
 TOPICS_PER_QUERY: Final = 8
-"""Topics named in a check-back query."""
+"""Maximum of topics named in a check-back query."""
 
 
 class ActiveTransactions:
     """Active transactions with their timers, sessions, reservations and the applier.
 
-    Commands make the decisions; the `on_...` methods then do what the new state requires, alike for every
-    command. `open_expired(epoch)` is called at the timeout of an open transaction,
+    Commands decide what happens to a transaction; the `on_...` methods then do what the new state requires, in the same
+    way for every command. `open_expired(epoch)` is called at the timeout of an open transaction,
     `prepared_expired(epoch)` at the expiry of a prepared member of a commit group.
     """
 
@@ -147,7 +144,7 @@ class ActiveTransactions:
         return None
 
     def is_pending(self, transaction: Transaction) -> bool:
-        """Whether the state may change: a record is being written, or its write result is uncertain."""
+        """Return whether a record is being written that changes the state, or may have been written."""
         runtime = runtime_state(transaction)
         return (
             transaction.state in PENDING_STATES
@@ -161,11 +158,10 @@ class ActiveTransactions:
         call: Callable[[WrittenCallback], None],
         written: WrittenCallback,
     ) -> None:
-        """Call `call(written)`, which queues a record.
+        """Call `call(written)`, which queues a record of these transactions.
 
-        The transactions count as busy until it completes. They are not busy if `call` raises. `state` alone
-        is not enough to detect a pending record: a failed record restores it before the callback of the
-        request is called.
+        `is_pending` is true for them until `written` is called; not if `call` raises. Their `state` alone does not show
+        a pending record: after a failed write it is restored before `written` is called.
         """
         runtimes = [runtime_state(transaction) for transaction in transactions]
 
@@ -187,11 +183,11 @@ class ActiveTransactions:
             raise
 
     def run_after_pending(self, transaction: Transaction, again: Callable[[], None]) -> None:
-        """Call `again()` after the pending records and batches are written or have failed."""
+        """Call `again()` once the pending records and batches of the transaction are written or failed."""
         runtime_state(transaction).waiting_commands.append(again)
 
     def retry_waiting(self, transaction: Transaction) -> None:
-        """Retry the commands that waited for pending records, in order."""
+        """Call what `run_after_pending` has added for the transaction, in order."""
         runtime = runtime_state(transaction)
         waiting, runtime.waiting_commands = runtime.waiting_commands, []
         for again in waiting:
@@ -200,11 +196,11 @@ class ActiveTransactions:
     # Durability
 
     def note_written(self, lsn: int) -> None:
-        """Note that a record was written at `lsn`."""
+        """Record that a record was written at `lsn`, for `when_all_durable`."""
         self._last_lsn = max(self._last_lsn, lsn)
 
     def when_all_durable(self, waiter: DurableCallback) -> None:
-        """Call `waiter(None)` once all records so far are durable; replies can depend on them then."""
+        """Call `waiter(None)` once all records so far are durable, so that replies may tell of them."""
         if self._last_lsn:
             self.store.when_durable(self._last_lsn, waiter)
         else:
@@ -213,7 +209,7 @@ class ActiveTransactions:
     # State changes of a transaction
 
     def on_opened(self, transaction: Transaction, session: Caller, timeout_ms: int) -> None:
-        """Start the session tracking and timeout of a new transaction."""
+        """Handle the begin of a transaction: add it to its session, start its timeout."""
         transaction.runtime = TransactionRuntimeState(timeout_ms)
         self.sessions.add_transaction(session, transaction.epoch, local=transaction.origin.local)
         self.open_timeouts.set_deadline(transaction.epoch, timeout_ms / 1000)
@@ -228,9 +224,9 @@ class ActiveTransactions:
 
     def _prepare_durable(self, transaction: Transaction, error: BaseException | None) -> None:
         """Start check-back once the prepare record is durable."""
-        # Before that, a client that commits its own part on being asked would be alone with its commit
-        # after a power failure. A pending commit or rollback may still fail, so its transaction is watched
-        # too; a completed one stops the check-back.
+        # Not before: a client that is asked may commit its own part, and after a power failure the transaction would
+        # not be prepared here. If a commit or rollback is pending, check-back is started, too, because that may still
+        # fail; when it is written, check-back ends.
         if error is None and transaction.state in WATCHED_STATES:
             self._start_check_back(transaction)
 
@@ -241,7 +237,7 @@ class ActiveTransactions:
             self.check_back.watch_transaction(transaction.epoch, transaction.origin.group, age_seconds)
 
     def _track_prepared(self, transaction: Transaction) -> None:
-        """Track the age and expiry of a prepared transaction."""
+        """Add a prepared transaction to `prepared_by_age`, and start the timer of its expiry."""
         epoch = transaction.epoch
         self.prepared_by_age.add(epoch, transaction.prepared_ms)
         if transaction.expires_ms:
@@ -254,15 +250,15 @@ class ActiveTransactions:
         self.sessions.remove_transaction(epoch)
 
     def _untrack_prepared(self, epoch: int) -> None:
-        """Stop the tracking of a transaction that is no longer prepared."""
+        """Undo `_track_prepared` and end check-back: the transaction is no longer prepared."""
         self.prepared_by_age.remove(epoch)
         self.check_back.unwatch_transaction(epoch)
         self.prepared_expiries.clear_deadline(epoch)
 
     def on_committed(self, decision: Decision, waiting: ProgressCallback) -> None:
-        """Handle a written commit decision and queue it for the applier.
+        """Handle a written commit record: the applier starts with it once it is durable.
 
-        `waiting` is called when the decision is applied, or is delayed.
+        `waiting` is called when the decision is applied, is late, or not known to be durable.
         """
         self.note_written(decision.lsn)
         alone = decision.transactions[0] if len(decision.transactions) == 1 else None
@@ -283,7 +279,7 @@ class ActiveTransactions:
                 self.retry_waiting(transaction)
 
     def apply_progress(self, transaction: Transaction) -> ApplyProgress:
-        """Return the apply progress of a decided transaction."""
+        """Return the apply progress of a committed transaction."""
         progress = runtime_state(transaction).apply_progress
         assert progress is not None
         return progress
@@ -294,7 +290,7 @@ class ActiveTransactions:
         return bool(self._undurable_decisions)
 
     def _decision_durable(self, progress: ApplyProgress, error: BaseException | None) -> None:
-        """Start the decisions up to this durable one, in LSN order; on an fsync error fail them."""
+        """Apply the decisions up to this one, which is durable, in LSN order; if `error`, fail them."""
         while (
             self._undurable_decisions and self._undurable_decisions[0].decision.lsn <= progress.decision.lsn
         ):
@@ -331,7 +327,7 @@ class ActiveTransactions:
         self.retry_waiting(transaction)
 
     def on_rolled_back(self, transactions: Sequence[Transaction], lsn: int) -> None:
-        """Handle written rollback records."""
+        """Handle the end of transactions by a written record, a rollback or forget record at `lsn`."""
         self.note_written(lsn)
         locked = [each.epoch for each in transactions if each.offsets]
         for transaction in transactions:
@@ -348,7 +344,7 @@ class ActiveTransactions:
             for epoch in epochs:
                 self.destination.unlock_offsets(epoch)
 
-    # Empty transactions
+    # Ended transactions
 
     def finish_empty(self, transaction: Transaction) -> None:
         """End a transaction without messages or offsets; no record is written."""
@@ -357,15 +353,15 @@ class ActiveTransactions:
         self.on_ended(transaction)
 
     def dropped_messages(self, epoch: int) -> int:
-        """Return how many messages of a recent commit were for deleted topics."""
+        """Return how many messages of the recent commit `epoch` were for deleted topics."""
         return self._dropped_counts.get(epoch, 0)
 
     def losses(self, epoch: int) -> tuple[int, int]:
-        """(how many messages of a committed one damage of the journal took, of how many), if that was not long ago."""
+        """Return (lost messages, all messages) of the recent commit `epoch`; (0, 0) if none is lost."""
         return self._losses.get(epoch, (0, 0))
 
     def ended_read_only(self, xid: str, epoch: int) -> bool:
-        """Whether that transaction recently ended as read-only."""
+        """Return whether that transaction has recently ended as read-only, that is, empty."""
         return (xid, epoch) in self._read_only
 
     def _make_query(self, epoch: int) -> CheckBackQuery:
@@ -383,7 +379,7 @@ class ActiveTransactions:
         self.check_back.close()
 
     def restore(self) -> None:
-        """Rebuild the runtime state after recovery; apply unfinished decisions again."""
+        """Rebuild the runtime state after recovery; start to apply what is not applied completely."""
         decisions: dict[int, Decision] = {}
         for transaction in self.store.transactions.values():
             if transaction.decision is not None and not transaction.obsolete:
@@ -409,7 +405,7 @@ class ActiveTransactions:
 
 
 def runtime_state(transaction: Transaction) -> TransactionRuntimeState:
-    """Return the transaction's runtime state, creating it if it was recovered from the journal."""
+    """Return the runtime state of a transaction; create it if the start found the transaction."""
     runtime: TransactionRuntimeState | None = transaction.runtime
     if runtime is None:
         runtime = transaction.runtime = TransactionRuntimeState()
@@ -417,7 +413,7 @@ def runtime_state(transaction: Transaction) -> TransactionRuntimeState:
 
 
 def require_certain(transaction: Transaction) -> None:
-    """Check that no record of the transaction has an uncertain write result.
+    """Raise an error if it is not known whether a record of the transaction is written.
 
     Raises: StorageStopped, outcome unknown.
     """
@@ -427,7 +423,7 @@ def require_certain(transaction: Transaction) -> None:
 
 
 def topic_names(transaction: Transaction) -> list[str]:
-    """Return the names of its topics, sorted, without duplicates."""
+    """Return the names of the transaction's topics, sorted, without duplicates."""
     return sorted(set(transaction.topics.values()))
 
 
@@ -488,11 +484,11 @@ TOO_LARGE: Final = "The transaction would have {found} {what}; the limit is limi
 
 
 class SpaceReservations:
-    """Space limits of unfinished transactions, and space reserved at targets before decisions.
+    """Limits on the size of unfinished transactions, and reservations of space at their targets.
 
-    Every target is checked (`ApplyTarget.check_space`) before the reservation, including all space reserved so
-    far. A commit is thus rejected while this is still possible, rather than found impossible to apply after
-    the decision. `reserved_bytes` is the total of prepared and decided transactions, in bytes.
+    Space is reserved before a prepare or commit record is written, and each target is checked before
+    (`ApplyTarget.check_space`), with all space that is reserved already. So a commit that could not be applied is
+    rejected while this is still possible. `reserved_bytes` is the total of prepared and committed transactions.
     """
 
     def __init__(self, destination: ApplyTarget, limits: Mapping[str, int]) -> None:
@@ -506,7 +502,7 @@ class SpaceReservations:
     def require_room(
         self, held_bytes: int, held_batches: int, transaction: Transaction, size_bytes: int, batches: int
     ) -> None:
-        """Check whether a transaction may grow by `size_bytes` and `batches`.
+        """Check that a transaction may grow by `size_bytes` and `batches`.
 
         `held_bytes` and `held_batches` are the totals of all unfinished transactions, including queued
         batches.
@@ -543,7 +539,7 @@ class SpaceReservations:
         return taken
 
     def restore(self, size_bytes: int) -> None:
-        """Reserve space after recovery, unchecked: the transaction is already prepared or decided."""
+        """Reserve space after recovery, unchecked, for a transaction that is prepared or committed."""
         self._destination.reserve_bytes(size_bytes)
         self.reserved_bytes += size_bytes
 

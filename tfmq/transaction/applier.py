@@ -1,7 +1,7 @@
-"""Applies commit decisions to partitions, delayed messages and consumer offsets.
+"""Applies commits to their targets: partitions, the arrival log, group offsets.
 
-`TargetQueue` applies the decisions of one target in order, `ChunkedApply` the large part of one decision,
-slice by slice. What both have in common with delayed messages is in `tfmq.apply_queue`.
+`TargetQueue` applies the parts of all decisions for one target in order, `ChunkedApply` a large part, slice by slice.
+What this has in common with the delivery of delayed messages is in `tfmq.apply_queue`.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from tfmq.transaction.model import Slice, TargetPart
 from tfmq.transaction.store import TransactionStore
 
 COUNTED_INLINE_MAX: Final = 10_000
-"""Batches of a decision that are counted in the owner's thread (about 5 ms).
+"""Up to this number of batches, a decision's targets are computed in the broker's thread (5 ms).
 
-Larger decisions are counted in a worker; later decisions wait until then.
+For larger decisions `compute_targets` runs in a worker; later decisions wait until then.
 """
 LATE_SECONDS: Final = 10.0
-"""Seconds after the decision until a waiting commit request is answered with "applying"."""
+"""When a commit is not applied after so many seconds, its request is answered with "applying"."""
 TURN_BYTES: Final = 8 << 20
-"""Bytes of small parts applied per turn (about 10 ms), before other work of the broker runs."""
+"""Maximum bytes of small parts applied in one turn of the broker (about 10 ms)."""
 DUE_WORDS_TOTAL: Final = 4 << 20
-"""Words of due times (32 MiB) kept by all uncompleted decisions.
+"""Maximum of words of due times that are in memory for replies (32 MiB).
 
-Above, no handles are returned.
+Beyond it, replies to commits have no handles of delayed messages.
 """
 DelayedResults: TypeAlias = tuple[ApplyProgress, Sequence[int], Sequence[StoredDelayedBatch]]
-"""A decision, the indexes of its delayed batches, and their results."""
+"""The progress of a decision, the indexes of its delayed batches, and where these are stored."""
 OFFSETS_PART: Final = TargetPart(OFFSETS_KEY, "", 0, 0, 0)
 
 
 class Applier(ApplyQueues["TargetQueue"]):
     """Applies decisions to their targets completely, in order and exactly once.
 
-    Errors of a target are retried without limit; nothing here can revert a decision, and effects are
-    dropped only if the target is deleted. There is one queue per target, so a blocked target holds up only
-    later effects on itself. `on_applied(progress)` is called when a decision is applied for the first time,
+    After an error of a target it tries again without limit; nothing can revert a commit, and effects are
+    dropped only if the target is deleted. There is one queue per target, so for a blocked target only
+    effects on itself wait. `on_applied(progress)` is called when a decision is applied for the first time,
     before any reply.
     """
 
@@ -79,23 +79,23 @@ class Applier(ApplyQueues["TargetQueue"]):
         super().__init__(destination, timers, (SOURCE_TRANSACTION, store.journal_id), mark_ready)
         self.store, self.run = store, run
         self.in_flight = InFlightLimit()
-        """Bytes of large parts that are written and not durable."""
+        """Limits the bytes of large parts that are written and not durable."""
         self.chunked = InFlightLimit(CHUNKED_MAX)
-        """Large parts that are being applied."""
+        """Limits the number of large parts that are being applied."""
         self.flush_tracker = FlushTracker(destination, timers, self._complete)
         self.unlimited_turns = True
-        """Whether the turn limit is off: until the applier is idle once, recovery has no other work."""
+        """Whether TURN_BYTES is not applied: so it is during a start, until the applier is idle."""
         self._release_space, self._on_applied = release_space, on_applied
         self._starting: deque[ApplyProgress] = deque()
-        """Decisions to be started; the first is being counted."""
+        """Decisions that are not in the queues yet; the targets of the first one are being computed."""
         self._turn_bytes = 0
         self.due_words = 0
-        """Words of due times held for replies."""
+        """Number of words of due times in memory for replies, see DUE_WORDS_TOTAL."""
         self._late: deque[tuple[float, ApplyProgress]] = deque()
         self._timer: Any = None
         self._stop_done: Callable[[], None] | None = None
 
-    # Decisions
+    # Adding decisions to the queues of their targets
 
     def start(self, progress: ApplyProgress) -> None:
         """Queue a durable decision for its targets, after all earlier decisions."""
@@ -141,17 +141,17 @@ class Applier(ApplyQueues["TargetQueue"]):
             queue = self._queues[key] = TargetQueue(key, self)
         return queue
 
-    # Turns
+    # Turns of the broker
 
     def write(self) -> bool:
-        """Send effects to the targets that are free; False if there was no work."""
+        """Send effects to the targets without a running operation; False if there was no work."""
         wrote = bool(self._ready_queues) and super().write()
         self.unlimited_turns = self.unlimited_turns and not self.idle
         self._try_stop()
         return wrote
 
     def may_send(self, queue: TargetQueue, size_bytes: int) -> bool:
-        """Whether the target queue may apply `size_bytes` more in this turn.
+        """Return whether the target queue may apply `size_bytes` more in this turn of the broker.
 
         If not, it continues in the next turn.
         """
@@ -170,16 +170,16 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Notifications of target queues
 
     def target_blocked(self) -> None:
-        """Handle a queue whose target became blocked."""
+        """Handle that the target of a queue is blocked: a stop need not wait for it any more."""
         self._try_stop()
 
     def tasks_written(self, queue: TargetQueue, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
-        """Handle written effects."""
+        """Handle tasks whose effects are written; `mark`: what has to be durable."""
         self.flush_tracker.add_written(mark, parts)
         self._finish_tasks(queue, parts)
 
     def record_delayed(self, mark: AppendResult, noted: Sequence[DelayedResults]) -> None:
-        """Request an fsync for written delayed batches, and record their results once durable."""
+        """Fsync written delayed batches, then record for replies where they are stored."""
         for progress, _, _ in noted:
             progress.undurable_delayed += 1
 
@@ -198,7 +198,7 @@ class Applier(ApplyQueues["TargetQueue"]):
         self.destination.fsync_to(mark, forced)
 
     def tasks_dropped(self, queue: TargetQueue, parts: Sequence[ApplyTask]) -> None:
-        """Handle effects whose target was deleted."""
+        """Handle tasks that are dropped because the topic of their target is deleted."""
         for progress, target in parts:
             progress.dropped_messages += target.messages
         self._finish_tasks(queue, parts)
@@ -217,7 +217,7 @@ class Applier(ApplyQueues["TargetQueue"]):
 
     def _targets_done(self, progress: ApplyProgress) -> None:
         """Handle a decision with no pending targets."""
-        # A target that lost effects gets them again, so this can be called twice.
+        # If a target loses effects, they are applied again, so this can be called twice for a decision.
         if not progress.applied:
             progress.applied = True
             self.store.mark_applied(progress.decision)
@@ -233,7 +233,7 @@ class Applier(ApplyQueues["TargetQueue"]):
         self.store.complete(progress.decision)
         progress.notify_durable()
 
-    # Targets
+    # Blocked, resumed and deleted targets
 
     def target_resumed(self, key: int) -> None:
         """Handle a target that accepts writes again."""
@@ -260,7 +260,7 @@ class Applier(ApplyQueues["TargetQueue"]):
 
     @property
     def blocked_count(self) -> int:
-        """Number of transactions that were applied once but lack, or may lose, effects at a target."""
+        """Number of transactions that were applied, but whose effects a stopped target may have lost."""
         courses = self.flush_tracker.blocked_decisions()
         for queue in self._queues.values():
             courses |= {part.progress for part in queue.pending_tasks() if part.progress.applied}
@@ -268,14 +268,14 @@ class Applier(ApplyQueues["TargetQueue"]):
 
     @staticmethod
     def has_target(key: int, progress: ApplyProgress) -> bool:
-        """Whether a decision has effects on that target."""
+        """Return whether a decision has effects on that target."""
         if key == OFFSETS_KEY:
             return any(each.offsets for each in progress.decision.transactions)
         return key in progress.decision.targets
 
     @property
     def idle(self) -> bool:
-        """Whether every decision is written or waits for a blocked target."""
+        """Whether the effects of all decisions are written or wait for a blocked target."""
         return (
             not self._starting
             and not self._ready_queues
@@ -283,7 +283,7 @@ class Applier(ApplyQueues["TargetQueue"]):
             and all(each.blocked_reason and not each.busy for each in self._queues.values())
         )
 
-    # Late replies
+    # Replies to commits that are not applied in time
 
     def _watch_late(self, progress: ApplyProgress) -> None:
         while self._late and self._late[0][1].is_answerable:
@@ -302,7 +302,7 @@ class Applier(ApplyQueues["TargetQueue"]):
         if self._late:
             self._timer = self.timers.after(self._late[0][0] - now, self._notify_late)
 
-    # Stopping
+    # Stop
 
     def stop(self, done: Callable[[], None]) -> None:
         """Apply small parts, interrupt large ones after the next slice, fsync, then call `done()`."""
@@ -328,9 +328,9 @@ OFFSETS_PER_APPEND: Final = 10_000
 
 
 class TargetQueue(ApplyQueue):
-    """Queue of the effects on one target, applied strictly in LSN order, one at a time.
+    """Queue of the apply tasks for one target, done in LSN order, one append at a time.
 
-    Adjacent small effects are combined into one append with the last one's position.
+    Adjacent small tasks become one append with the source position of the last one.
     """
 
     contents = "committed transactions"
@@ -340,9 +340,9 @@ class TargetQueue(ApplyQueue):
         super().__init__(key, applier)
         self._applier = applier
         self.slice_bytes = self._read_slice_bytes()
-        """Bytes per append, so that the owner's thread is not blocked.
+        """Maximum bytes of one append, so that the broker's thread is not blocked.
 
-        Larger parts use `ChunkedApply`.
+        Larger parts are applied by `ChunkedApply`.
         """
         self._queue: deque[ApplyTask] = deque()
         self._applying: list[ApplyTask] = []
@@ -363,15 +363,15 @@ class TargetQueue(ApplyQueue):
         return [*self._applying, *self._queue]
 
     def enqueue(self, part: ApplyTask) -> None:
-        """Append a task; its position is higher than all queued ones."""
+        """Add a task; its position must be higher than those of all queued ones."""
         self._queue.append(part)
         if self.blocked_reason:
             part.progress.notify_late()
 
     def requeue(self, parts: Sequence[ApplyTask]) -> None:
-        """Return unapplied tasks to the queue, in order.
+        """Return tasks to the queue, in order: it is not known whether the target has their effects.
 
-        Reads the target's position before the next append.
+        Before the next append the position of the target is read.
         """
         self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.position))
         self._position_known = False
@@ -382,7 +382,7 @@ class TargetQueue(ApplyQueue):
             self._chunked_apply.cancel()
         super().target_resumed()
 
-    # Sending
+    # Appends to the target
 
     def _can_send(self) -> bool:
         return bool(self._queue)
@@ -406,9 +406,9 @@ class TargetQueue(ApplyQueue):
         return bool(self._queue)
 
     def _send_messages(self) -> bool:
-        """Send adjacent small tasks together or a large one alone.
+        """Start an append of adjacent small tasks together, or of a large one alone.
 
-        False if the turn's limit is reached.
+        Return False if the limit of this turn is reached, or the messages cannot be read.
         """
         parts: list[ApplyTask] = []
         batches: list[Batch] = []
@@ -457,7 +457,7 @@ class TargetQueue(ApplyQueue):
         pieces: list[Sequence[int]],
         decided_ms: list[int],
     ) -> None:
-        """Append the batches of all tasks with the last one's position."""
+        """Append the batches of all tasks with the source position of the last one."""
         self._applying, self._batch_indexes, self.busy = parts, pieces, True
         last = parts[-1]
         effect = self.make_effect(last, batches, last.target.last_ordinal, decided_ms)
@@ -468,7 +468,7 @@ class TargetQueue(ApplyQueue):
     ) -> Effect:
         """Return the effect that appends `batches`, of which the last message has ordinal `last`.
 
-        `decided_ms` has the decision time of each batch, if it is not that of `part` for all.
+        `decided_ms` has the time of the commit for each batch; None: that of `part` for all.
         """
         source = Source(*self._applier.source, part.progress.decision.lsn, last)
         if self.key == OFFSETS_KEY:
@@ -505,7 +505,7 @@ class TargetQueue(ApplyQueue):
         self._chunked_apply = ChunkedApply(self, self._applier, part, after, self._written)
         self._chunked_apply.start()
 
-    # Results
+    # Results of appends
 
     def _written(self, mark: AppendResult | None, error: BaseException | None) -> None:
         parts, self._applying, self.busy = self._applying, [], False
@@ -522,7 +522,7 @@ class TargetQueue(ApplyQueue):
         self._applier.tasks_written(self, parts, mark)
 
     def _record_offsets(self, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
-        """Record the offsets of the batches for replies."""
+        """Record for replies at which offsets the batches begin."""
         # Only durable offsets are returned: others could change after a power failure.
         if not mark.offsets or not self._applier.destination.is_durable(mark):
             return
@@ -546,7 +546,7 @@ class TargetQueue(ApplyQueue):
         super()._failed(error)
 
     def drop_all(self) -> None:
-        """Drop, count and log all tasks: the target was deleted."""
+        """Drop all tasks, count and log their messages: the topic of the target is deleted."""
         parts, self._queue = list(self._queue), deque()
         messages = sum(part.target.messages for part in parts)
         if messages:
@@ -567,13 +567,13 @@ class TargetQueue(ApplyQueue):
 
 
 CONTIGUOUS_BYTES: Final = 64 << 20
-"""Parts up to this size are contiguous in their partition."""
+"""Large parts up to this size are contiguous in their partition: nothing is appended in between."""
 CHUNKED_MAX: Final = 4
-"""Large parts applied concurrently; each holds a slice in memory and uses a reader."""
+"""Maximum of large parts applied at the same time; each has a slice in memory and a reader."""
 
 
 class Unreadable(Exception):
-    """Messages of a decided transaction cannot be read from the journal."""
+    """Messages of a committed transaction cannot be read from the journal."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(
@@ -585,10 +585,10 @@ class Unreadable(Exception):
 class ChunkedApply:
     """Applies the large part of one decision to one partition, slice by slice, read in a worker.
 
-    Written bytes must be fsynced eventually, and every other fsync has to write them too, so only a window
-    of unfsynced bytes is allowed for all parts together. Up to CONTIGUOUS_BYTES no other append is placed
-    between the slices; larger parts allow others after each slice. `done` is called once, with the result
-    of the last append or the error.
+    Each fsync that another client waits for has to write the bytes that are not durable, too, so their number is
+    limited for all parts together (`Applier.in_flight`). Up to CONTIGUOUS_BYTES, nothing else is appended to the
+    partition between the slices; in larger parts, other appends are possible after each slice. `after`: the ordinal up
+    to which the partition has the part already. `done` is called once, with the result of the last append or the error.
     """
 
     def __init__(
@@ -602,13 +602,13 @@ class ChunkedApply:
         self._cancelled: StorageStopped | None = None
 
     def start(self) -> None:
-        """Start when a slot is free."""
+        """Start as soon as fewer than CHUNKED_MAX large parts are being applied."""
         self._applier.chunked.acquire(1, self._slot_acquired)
 
     def cancel(self) -> None:
-        """Stop with an error: the target stopped and resumed."""
-        # Earlier slices may be lost and the highest position implies them, so no further slice may be
-        # written. The target queue then reads the target's position.
+        """End with an error, because the target has stopped and was resumed."""
+        # Earlier slices may be lost, but the position of a later slice would imply them, so no further slice may be
+        # written. The target queue then reads the position of the target and starts again from there.
         self._cancelled = StorageStopped(reason="the target stopped and resumed meanwhile", outcome=NOT_DONE)
 
     def _slot_acquired(self) -> None:
@@ -644,7 +644,7 @@ class ChunkedApply:
             self._applier.in_flight.release(found.size_bytes)
             self._finish(None, error)
             return
-        # After a failed fsync the target is stopped, so the bytes need no more room either.
+        # Also after a failed fsync the bytes are released: the target is stopped then.
         self._applier.destination.fsync_to(mark, lambda _: self._applier.in_flight.release(found.size_bytes))
         for number, count in found.lost:
             self._task.progress.losses[self._queue.key, number] = count
@@ -661,7 +661,7 @@ class ChunkedApply:
             self._read_slice()
 
     def _fail_incomplete(self) -> None:
-        """Fail: the journal ended before the last message of the part."""
+        """End with an error: the journal had no more batches before the last message of the part."""
         self._finish(None, RuntimeError("the journal has fewer messages of a transaction than were counted"))
 
     def _finish(self, mark: AppendResult | None, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""Progress of decisions at their targets, and the tracker that waits for the effects' fsync."""
+"""Progress of commits at their targets, and the tracker of their effects' fsyncs."""
 
 from __future__ import annotations
 
@@ -12,35 +12,39 @@ from tfmq.transaction import states
 from tfmq.transaction.model import Decision, TargetPart
 
 OFFSETS_MAX: Final = 4096
-"""Largest number of batches whose offsets are returned; the maximum of one TRANSACT frame."""
+"""Offsets are returned for commits of up to so many batches: as many as a TRANSACT frame can have."""
 
 UNKNOWN_OFFSET: Final = -1
 
 DUE_WORDS_MAX: Final = 65_536
-"""Words of due times in one reply (512 KiB).
+"""Maximum of words of due times in one reply to a commit (512 KiB).
 
 A batch with one due time for all messages has one word.
 """
 
 ProgressCallback: TypeAlias = Callable[["ApplyProgress", BaseException | None], None]
-"""Called with (progress, None) when applied or late, (progress, error) if not known durable."""
+"""Called with (progress, None) when a reply is due, as the commit is applied, or late.
+
+Called with (progress, error) if it is not known whether the commit is durable.
+"""
 
 
 class ApplyProgress:
     """Progress of one decision at its targets, and the requests that wait for it.
 
-    `pending_targets`: targets that lack their part. `undurable_parts`: parts written and not known to be
-    durable. `blocked`: a target stopped before the fsync of such a part, which is invisible until the
-    target resumes. `applied`: every target had its part once. `reserved_bytes`: bytes reserved for it.
+    `pending_targets`: number of targets that lack their part. `undurable_parts`: number of parts that are written and
+    not known to be durable. `blocked`: a target stopped before the fsync of such a part, which is invisible until the
+    target resumes. `applied`: every target had its part once. `reserved_bytes`: bytes reserved at the targets.
 
-    `undurable_delayed`: appends of delayed batches not known to be durable. Replies wait for them: a
-    message handle contains the ordinal in the arrival log, which could be reassigned after a power failure.
+    `undurable_delayed`: number of appends of delayed batches that are not known to be durable. Replies wait for them:
+    a message handle contains the ordinal in the arrival log, which could be reassigned after a power failure.
 
-    `damage`: why messages of it cannot be read from the journal, "" while they can. `losses`: messages that a repair of
-    the journal gave up after the decision, by target and number, found as they were to be written.
+    `damage`: why messages cannot be read from the journal, "" while they can. `losses`: (log id, ordinal) of messages
+    that were missing when they were to be written, because a repair of the journal lost them after the commit, with
+    their count. `late`: a reply must not wait any longer. `failure`: why it is not known whether the commit is durable.
 
-    `reserved`: bytes set aside for it. `offsets`: where each batch begins, -1 where that is not known; empty for many
-    batches, for groups and after a restart. `applied`: every target had its part once.
+    `offsets`: the offset of each batch in its partition, -1 if it is not known; empty for many batches, for commit
+    groups and after a restart.
     """
 
     __slots__ = (
@@ -77,7 +81,7 @@ class ApplyProgress:
         self.offsets = [UNKNOWN_OFFSET] * batches if batches <= OFFSETS_MAX else []
         self.callbacks: list[ProgressCallback] = []
         self.durable_callbacks: list[Callable[[], None]] = []
-        """Called once all effects are durable."""
+        """Functions to call once all effects are durable."""
 
     @property
     def state(self) -> str:
@@ -87,12 +91,12 @@ class ApplyProgress:
 
     @property
     def lost(self) -> int:
-        """Messages of it that damage of the journal took, at most."""
+        """Number of its messages that are lost by damage of the journal, at most."""
         return sum(each.lost_messages for each in self.decision.transactions) + sum(self.losses.values())
 
     @property
     def is_durable(self) -> bool:
-        """Whether all effects are written and durable, and all results for replies recorded."""
+        """Whether all effects are written and durable, and all results for replies are recorded."""
         return (
             self.applied
             and not self.pending_targets
@@ -102,7 +106,7 @@ class ApplyProgress:
 
     @property
     def is_answerable(self) -> bool:
-        """Whether it is applied and a complete reply is possible."""
+        """Whether all effects were written, and a complete reply is possible."""
         return self.applied and not self.undurable_delayed
 
     def add_callback(self, waiting: ProgressCallback) -> None:
@@ -125,7 +129,7 @@ class ApplyProgress:
             each()
 
     def notify_late(self) -> None:
-        """Answer waiting requests early: a target is blocked, or too much time has passed."""
+        """Let waiting requests be answered before all is applied: a target is blocked, or it takes long."""
         self.late = True
         self.notify()
 
@@ -135,9 +139,9 @@ class ApplyProgress:
         self.notify()
 
     def record_offsets(self, batch_indexes: Sequence[int], offsets: Sequence[int]) -> None:
-        """Record first offsets of batches.
+        """Record the offsets of batches in their partition.
 
-        `batch_indexes` are batch indexes, -1 for the rest of a split batch.
+        `batch_indexes`: their indexes over the whole decision, -1 for the rest of a split batch.
         """
         if self.offsets:
             for piece, offset in zip(batch_indexes, offsets, strict=False):
@@ -145,7 +149,7 @@ class ApplyProgress:
                     self.offsets[piece] = offset
 
     def record_delayed(self, batch_indexes: Sequence[int], delayed: Sequence[StoredDelayedBatch]) -> None:
-        """Record results of delayed batches, up to the reply limit; `batch_indexes` as in `record_offsets`."""
+        """Record where delayed batches are stored, up to DUE_WORDS_MAX; else as `record_offsets`."""
         for piece, each in zip(batch_indexes, delayed, strict=False):
             if self.offsets and piece >= 0 and self.due_words + len(each.dues) <= DUE_WORDS_MAX:
                 self.due_words += len(each.dues)
@@ -153,7 +157,7 @@ class ApplyProgress:
 
 
 FSYNC_DELAY_SECONDS: Final = 0.005
-"""Delay of an fsync request, so that effects of several decisions share it.
+"""Delay of an fsync request, so that effects of several commits share the fsync.
 
 It bounds the additional latency for readers of durable data; 200 fsyncs per second leave disk time to other
 work.
@@ -170,12 +174,12 @@ class ApplyTask(NamedTuple):
 
     @property
     def position(self) -> tuple[int, int]:
-        """(LSN, ordinal): once the target's applied position reaches it, the part is applied."""
+        """(LSN, ordinal of the last message): the source position of a target that has the whole part."""
         return self.progress.decision.lsn, self.target.last_ordinal
 
 
 class WrittenTasks(NamedTuple):
-    """Tasks written to a target by one append."""
+    """Apply tasks whose effects one append has written; `mark`: what has to be durable."""
 
     mark: AppendResult
     tasks: Sequence[ApplyTask]
@@ -184,10 +188,9 @@ class WrittenTasks(NamedTuple):
 class FlushTracker:
     """Tracks written effects until they are durable.
 
-    Only then can the journal release a decision. Readers of durable data see a commit from then on. An
-    fsync is therefore requested soon, but shared by all effects within a few milliseconds; the reply to the
-    commit does not wait for it. `complete(progress)` is called once a decision is applied and all its
-    effects are durable.
+    Only then is a decision no longer needed in the journal, and only then do consumers see its messages. An fsync is
+    therefore requested soon, but shared by all effects within a few milliseconds; the reply to the commit does not
+    wait for it. `complete(progress)` is called once a decision is applied and all its effects are durable.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class FlushTracker:
         self._destination, self._timers, self._complete = destination, timers, complete
         self._written: dict[int, deque[WrittenTasks]] = {}
         self._fsync_requested: set[int] = set()
-        """Targets with an fsync requested, or failed less than RETRY_SECONDS ago."""
+        """Keys of targets with a running fsync, or one that failed less than RETRY_SECONDS ago."""
         self.fsync_errors: dict[int, str] = {}
         """Targets that stopped before their effects were durable: key -> reason."""
         self._timer: Any = None
@@ -220,7 +223,7 @@ class FlushTracker:
         self._start_timer(mark.key)
 
     def remove_undurable(self, key: int) -> list[ApplyTask]:
-        """Remove and return all undurable tasks of a target that resumed, in order."""
+        """Remove and return, in order, the tasks of a resumed target that are not known to be durable."""
         self._fsync_requested.discard(key)
         self.fsync_errors.pop(key, None)
         parts = [part for each in self._written.pop(key, ()) for part in each.tasks]
@@ -233,7 +236,7 @@ class FlushTracker:
         return parts
 
     def blocked_decisions(self) -> set[ApplyProgress]:
-        """Return decisions with a target that stopped before their effects were durable."""
+        """Return the progress of decisions with a target that stopped before the effects were durable."""
         return {
             progress
             for key in self.fsync_errors
@@ -282,7 +285,7 @@ class FlushTracker:
                 self._destination.fsync_to(written[-1].mark, partial(self._fsync_done, key))
 
     def _fsync_done(self, key: int, error: BaseException | None) -> None:
-        """Handle the end of an fsync."""
+        """Complete what is durable after an fsync; after a failed one, mark decisions as blocked."""
         if error is None:
             self._complete_target(key)
             self.retry(key)

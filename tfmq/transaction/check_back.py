@@ -13,11 +13,11 @@ from tfmq.transaction.requests import Caller, CheckBackQuery, DoneCallback
 QUERY_PAUSE_SECONDS_MAX: Final = 3600.0
 """Longest pause between two queries about one transaction."""
 QUERIES_PER_REPLY: Final = 100
-"""Transactions per query, so that several clients share a backlog."""
+"""Maximum of transactions that one client is asked about at once: several share a backlog."""
 WAITS_PER_SESSION_MAX: Final = 1000
-"""Waits per session. A client needs one per group.
+"""Maximum of waits per session. A client needs one per producer group.
 
-Without a limit one client could use all waits.
+Without this limit one client could use up limits.checks_parked.
 """
 BUSY: Final = (
     "Too many clients wait for check-back: limits.checks_parked in total, or 1,000 of one connection."
@@ -35,7 +35,7 @@ class CheckBackWait:
 
 
 class WatchedTransaction:
-    """Check-back state of one transaction: its group, number of queries and last client."""
+    """Check-back state of one transaction: its producer group, number of queries, last asked client."""
 
     __slots__ = ("group", "last_client", "query_count")
 
@@ -72,7 +72,7 @@ class CheckBack:
         self._sessions: dict[Caller, dict[CheckBackWait, None]] = {}
         self.wait_count = 0
 
-    # Transactions
+    # Transactions in doubt
 
     def watch_transaction(self, epoch: int, group: str, age_seconds: float) -> None:
         """Start check-back of a transaction that has been prepared for `age_seconds`."""
@@ -103,7 +103,7 @@ class CheckBack:
         if waits:
             self._serve(next(iter(waits)))
 
-    # Clients
+    # Waiting clients
 
     def add_wait(self, group: str, wait_ms: int, session: Caller, done: DoneCallback) -> Callable[[], None]:
         """Call `done(list of CheckBackQuery)` as soon as a query is due, `done([])` after `wait_ms`.
@@ -163,10 +163,7 @@ class CheckBack:
         self._send_queries(wait)
 
     def _send_queries(self, wait: CheckBackWait) -> None:
-        """Send the due queries of the group to the client.
-
-        Schedule the next ones after a longer pause.
-        """
+        """Send the due queries of the group to the client; repeat them after a longer pause."""
         due = self._due_epochs[wait.group]
         epochs = [epoch for epoch, _ in zip(due, range(QUERIES_PER_REPLY), strict=False)]
         for epoch in epochs:

@@ -1,7 +1,8 @@
 """Transaction commands: begin, send, prepare, commit, rollback, forget and transact.
 
 Each command calls `done` once or raises the error of its rejection. A rejected command leaves the
-transaction unchanged. A command waits for pending records of the same transaction and is then retried.
+transaction unchanged. While a record of the same transaction is being written, a command waits, and is then
+tried again.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class BeginCommands:
     # Begin
 
     def begin(self, request: BeginRequest, session: Caller, done: DoneCallback) -> None:
-        """Create a transaction, or repeat the result for a repeated request."""
+        """Create a transaction; for a repeated request, reply with the first result again."""
         if request.xid.startswith(LOCAL_PREFIX):
             raise BadRequest(RESERVED_NAME)
         timeout_ms = self._timeout_ms(request.timeout_ms)
@@ -93,9 +94,9 @@ class BeginCommands:
         return wanted_ms
 
     def _repeated_result(self, request: BeginRequest, ending: RequestOutcome, timeout_ms: int) -> BeginResult:
-        """Return the first result again.
+        """Return the result of the first request again, also if the transaction has ended since.
 
-        If the transaction has ended, its next command gets the outcome.
+        Then the next command for it is answered with the outcome.
         """
         transaction = self._store.transactions.get(ending.epoch)
         if transaction is not None and transaction.runtime is not None:
@@ -139,7 +140,7 @@ class BeginCommands:
     # Send
 
     def send(self, epoch: int, piece: IncomingBatch, done: DoneCallback) -> None:
-        """Queue a batch, or reply at once if it is a duplicate."""
+        """Queue a batch for the journal; only reply if it is a duplicate."""
         transaction = self._store.transactions.get(epoch)
         if transaction is None:
             raise rejections.not_open(epoch)
@@ -162,7 +163,10 @@ class BeginCommands:
         )
 
     def _reply_duplicate(self, transaction: Transaction, piece: IncomingBatch, done: DoneCallback) -> None:
-        """Reply to a duplicate batch. If the first one is queued, wait, and resend if that failed."""
+        """Reply to a duplicate batch.
+
+        While batches of the transaction are queued, wait; then `send` is tried again, as the first one may have failed.
+        """
         if not runtime_state(transaction).queued_batches:
             done(None, None)
             return
@@ -172,7 +176,7 @@ class BeginCommands:
         )
 
     def _require_room(self, transaction: Transaction, piece: IncomingBatch) -> None:
-        """Check the size limits, the journal and the target.
+        """Check that limits, journal and target have room for a batch.
 
         Raises: TransactionTooLarge, Busy, StorageStopped, DiskFull, UnknownTopic.
         """
@@ -214,7 +218,7 @@ UNDECIDED_STATES: Final = frozenset((states.OPEN, states.PREPARED))
 
 
 class EndCommands:
-    """The commit, rollback and forget commands in every state, including repeated requests."""
+    """The commit, rollback and forget commands, for a transaction in any state, also repeated ones."""
 
     def __init__(self, active: ActiveTransactions, steps: CommandSupport) -> None:
         self._active, self._support = active, steps
@@ -371,10 +375,10 @@ class EndCommands:
             return
         self._support.reply_ended(xid, epoch, done, {states.ROLLED_BACK: RollbackResult(states.ROLLED_BACK)})
 
-    # Forget
+    # Forgetting what an operator decided
 
     def forget(self, xid: str, epoch: int, done: DoneCallback) -> None:
-        """Forget a heuristic outcome, once a heuristic commit is durable at its targets."""
+        """Forget a heuristic outcome; if it is a commit, once that is durable at its targets."""
         transaction = self._active.find_live(xid, epoch)
         if transaction is None or transaction.state not in states.HEURISTIC_STATES:
             done(False, None)
@@ -418,7 +422,7 @@ TOO_MANY_PREPARED: Final = (
 
 
 class PrepareCommand:
-    """The prepare command in every state."""
+    """The prepare command, for a transaction in any state."""
 
     def __init__(self, active: ActiveTransactions, steps: CommandSupport) -> None:
         self._active, self._support = active, steps
@@ -433,7 +437,7 @@ class PrepareCommand:
         session: Caller,
         done: DoneCallback,
     ) -> None:
-        """Prepare an open transaction; reply again for a prepared one."""
+        """Prepare an open transaction; for a prepared one, reply with the result again."""
         transaction = self._active.find_live(xid, epoch)
         if transaction is None:
             self._prepare_ended(xid, epoch, done)
@@ -511,7 +515,7 @@ class PrepareCommand:
         return self._active.clock.wall_ms() + wanted_ms
 
     def _roll_back_fenced(self, transaction: Transaction, done: DoneCallback) -> None:
-        """Roll back a member whose group was committed or fenced while its record was written."""
+        """Roll back a member: its sequence was committed or its run aborted during the prepare."""
         member = transaction.origin.member
         assert member is not None
         self._support.roll_back(transaction)
@@ -548,7 +552,7 @@ class CommandSupport:
         self._store = active.store
 
     def must_wait(self, transaction: Transaction) -> bool:
-        """Whether a command must wait for a pending record or for queued batches."""
+        """Return whether a command must wait for a pending record or for queued batches."""
         return self._active.is_pending(transaction) or runtime_state(transaction).queued_batches > 0
 
     def require_complete(
@@ -570,7 +574,7 @@ class CommandSupport:
         return self._active.destination.check_offsets(offsets, session) if offsets else []
 
     def reserve(self, transaction: Transaction, groups: list[GroupPositions]) -> None:
-        """Reserve space at the targets and lock the offsets.
+        """Reserve space at the targets of a transaction, and lock the offsets that it will commit.
 
         Raises: UnknownTopic, StorageStopped, DiskFull.
         """
@@ -584,7 +588,7 @@ class CommandSupport:
     def submit(
         self, transaction: Transaction, call: Callable[[WrittenCallback], None], written: WrittenCallback
     ) -> None:
-        """Like `ActiveTransactions.submit`; releases reserved space and offset locks if that raises."""
+        """Like `ActiveTransactions.submit`, but release space and offset locks if that raises."""
         try:
             self._active.submit((transaction,), call, written)
         except Exception:
@@ -592,18 +596,18 @@ class CommandSupport:
             raise
 
     def release(self, transaction: Transaction) -> None:
-        """Release reserved space and offset locks."""
+        """Undo `reserve`: release reserved space and offset locks."""
         runtime = runtime_state(transaction)
         self._active.reservations.release(runtime.reserved_bytes)
         runtime.reserved_bytes = 0
         self._active.destination.unlock_offsets(transaction.epoch)
 
     def open_record_failed(self, transaction: Transaction, error: BaseException, done: DoneCallback) -> None:
-        """Reply after the record of an open transaction failed.
+        """Reply with the error after the prepare or commit record of an open transaction failed.
 
-        It stays open, unless it timed out meanwhile.
+        The transaction stays open, unless its timeout or session has ended meanwhile.
         """
-        # With an uncertain write result the offsets stay locked.
+        # If it is not known whether the record is written, the offsets stay locked.
         if runtime_state(transaction).uncertain_write is None:
             self.release(transaction)
         done(None, rejections.from_journal_error(error))
@@ -623,13 +627,16 @@ class CommandSupport:
     def prepared_record_failed(
         self, transaction: Transaction, error: BaseException, done: DoneCallback | None
     ) -> None:
-        """Reply after the record of a prepared transaction failed: it stays prepared."""
+        """Reply with the error after a record of a prepared transaction failed: it stays prepared."""
         if done is not None:
             done(None, rejections.from_journal_error(error))
         self._active.retry_waiting(transaction)
 
     def reply_ended(self, xid: str, epoch: int, done: DoneCallback, answers: dict[str, Any]) -> None:
-        """Reply with the outcome of an ended transaction: its state's entry in `answers`, or an error."""
+        """Reply with the outcome of an ended transaction, once it is durable.
+
+        The reply is the entry of `answers` for the state in which it ended, without one an error.
+        """
         outcome = self._store.find_outcome(xid, epoch)
         if outcome is not None:
             state = outcome.state
@@ -650,7 +657,7 @@ class CommandSupport:
         self._active.when_all_durable(partial(reply_when_durable, done, found, refusal=refusal))
 
     def reject_when_durable(self, done: DoneCallback, refusal: TfmqError) -> None:
-        """Reply with an error that reveals the outcome, once that is durable."""
+        """Reply with an error that tells the outcome of a transaction, once all records are durable."""
         self._active.when_all_durable(partial(reply_when_durable, done, None, refusal=refusal))
 
     def roll_back(self, transaction: Transaction, done: DoneCallback | None = None) -> None:
@@ -689,7 +696,7 @@ def _ignore_result(result: Any, error: BaseException | None) -> None:
 
 
 def retry_command(step: Callable[..., None], asked: tuple[Any, ...], done: DoneCallback) -> None:
-    """Retry a command that had to wait; pass exceptions to `done`."""
+    """Call a command again that had to wait, with the arguments `asked`; pass errors to `done`."""
     try:
         step(*asked)
     except Exception as error:
@@ -705,7 +712,10 @@ def reply_committed(
     *,
     by_hand: bool = False,
 ) -> None:
-    """The answer of a commit. An owner is told of a loss by an error, an operator by the count."""
+    """Reply to a commit whose decision is applied, late or failed; a `ProgressCallback`.
+
+    If messages are lost, an operator (`by_hand`) gets their count in the result, others get an error.
+    """
     lost = course.lost
     if error is not None:
         done(None, error)
@@ -725,7 +735,10 @@ def reply_committed(
 def reply_when_durable(
     done: DoneCallback, result: Any, error: BaseException | None, refusal: TfmqError | None = None
 ) -> None:
-    """Reply with `result` or `refusal` after a request for durability ended."""
+    """Reply with `refusal`, or `result` without one, when a wait for durability has ended.
+
+    `error`: why that failed; then the outcome is unknown.
+    """
     if error is not None:
         done(None, rejections.durability_unknown(error))
     elif refusal is not None:
@@ -779,7 +792,7 @@ class TransactCommand:
     def _check_batches(
         self, transaction: Transaction, runtime: TransactionRuntimeState, request: TransactRequest
     ) -> None:
-        """Check the limits and that the sequences are contiguous; add up the bytes per target."""
+        """Check the limits and that the sequences are contiguous; fill `runtime.target_bytes`."""
         sizes = runtime.target_bytes
         total = 0
         expected = self._store.producer_states.next_sequence(request.producer_id)
@@ -839,7 +852,10 @@ class TransactCommand:
     def _reply_repeated(
         self, epoch: int, state: str, request: TransactRequest, session: Caller, done: DoneCallback
     ) -> bool:
-        """Reply to a repeated request; False if it must be executed now."""
+        """Reply to a repeated request, or let it wait; return False if it must be executed now.
+
+        `epoch`, `state`: what the first request led to.
+        """
         transaction = self._store.transactions.get(epoch)
         if transaction is not None:
             require_certain(transaction)

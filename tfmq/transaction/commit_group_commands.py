@@ -22,16 +22,16 @@ NOT_PREPARED: Final = (
     " the run."
 )
 OFFSETS_MAX: Final = 100_000
-"""Offsets of all members together, about 4 MB.
+"""Maximum of offsets that all members of a group commit together, about 4 MB.
 
-They are one catalog change, which must fit a catalog segment: a larger one could never be applied after the
-decision and would block all later ones.
+They are one change of the catalog, which must fit a catalog segment: a larger one could never be applied after the
+commit and would block all later ones.
 """
 TOO_MANY_OFFSETS: Final = (
     "The members of a commit group commit the offsets of at most {most} partitions together."
 )
 MISSING_NAMED_MAX: Final = 100
-"""Missing transactions named in an error."""
+"""Maximum of transactions named in a GroupIncomplete error."""
 
 
 class CommitGroupCommands:
@@ -47,15 +47,15 @@ class CommitGroupCommands:
         self._waiting_commands: dict[str, list[Callable[[], None]]] = {}
         self._last_progress: dict[str, tuple[int, ApplyProgress]] = {}
         self._uncertain_writes: dict[str, UncertainWrite] = {}
-        """Groups with an uncertain record: the disk failed during the write.
+        """Groups with a record that may or may not be written, because the disk failed, and the error.
 
-        Only recovery finds the result.
+        Only the next start finds which. Until then commands of the group are rejected.
         """
 
     # Commit
 
     def commit(self, request: GroupCommitRequest, done: DoneCallback) -> None:
-        """Commit all named members with one record; roll back leftovers of earlier attempts."""
+        """Commit all named members with one record; roll back other members up to that sequence."""
         group, sequence, run, names, rows, other_total = request
         self._require_certain(group)
         if group in self._waiting_commands:
@@ -92,9 +92,9 @@ class CommitGroupCommands:
             raise BadRequest(TOO_MANY.format(most=most))
 
     def _require_members(self, request: GroupCommitRequest) -> list[Transaction]:
-        """Return the named transactions in order.
+        """Return the transactions of the request, in order, if all are prepared members.
 
-        Raises: GroupIncomplete, BadRequest, StorageStopped.
+        Raises: GroupIncomplete (one is not, or lost messages), BadRequest, StorageStopped.
         """
         if self._store.stopped is not None:
             raise rejections.journal_stopped(self._store.stopped)
@@ -145,7 +145,7 @@ class CommitGroupCommands:
         self._active.on_rolled_back(dropped, lsn)
 
     def _keep_progress(self, group: str, sequence: int, progress: ApplyProgress) -> None:
-        """Keep the progress until completion: the reply to a repeated request may be "applying"."""
+        """Store the progress of a commit until it is durable, for the replies to repeated requests."""
         mine = self._last_progress[group] = (sequence, progress)
 
         def settled() -> None:
@@ -155,7 +155,7 @@ class CommitGroupCommands:
         progress.durable_callbacks.append(settled)
 
     def _repeat_commit(self, request: GroupCommitRequest, rows: int, done: DoneCallback) -> None:
-        """Return the first result again, and roll back members that were added since."""
+        """Reply with the result of the first request, and roll back members that were added since."""
         group, sequence = request.group, request.sequence
         left = self._store.commit_groups.find_leftovers(group, sequence)
         self._end_open(left)
@@ -233,7 +233,7 @@ class CommitGroupCommands:
         self._store.forget_group(group, written)
 
     def list_groups(self, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
-        """Return one row per group with a commit, abort or live members, and whether there are more."""
+        """Return one row per group with a name above `after`, and whether there are more."""
         found = []
         page, more = self._store.commit_groups.page(after, limit)
         for name, group in page:
@@ -254,7 +254,7 @@ class CommitGroupCommands:
     # Shared by several commands
 
     def _prepared_members(self, epochs: Iterable[int]) -> list[Transaction]:
-        """Return the prepared transactions; those with a pending record of their own are skipped."""
+        """Return those of the transactions that are prepared and have no pending record."""
         found = [self._store.transactions.get(epoch) for epoch in epochs]
         return [each for each in found if each is not None and self._is_certainly(each, states.PREPARED)]
 
@@ -268,15 +268,15 @@ class CommitGroupCommands:
                 self._support.roll_back(transaction)
 
     def _is_certainly(self, transaction: Transaction, wanted: str) -> bool:
-        """Whether a transaction is in that state and no record is pending."""
+        """Return whether a transaction is in that state, and no record is pending that changes it."""
         return transaction.state == wanted and not self._active.is_pending(transaction)
 
     def _record_failed(
         self, transactions: Sequence[Transaction], error: BaseException, done: DoneCallback
     ) -> None:
-        """Reply after the group's record failed.
+        """Reply with the error after the group's record failed, and resume waiting commands.
 
-        All transactions are unchanged, except that orphaned ones end.
+        The transactions are unchanged; open ones whose session or timeout has ended since are rolled back.
         """
         done(None, rejections.from_journal_error(error))
         for transaction in transactions:
@@ -304,7 +304,7 @@ class CommitGroupCommands:
             raise
 
     def _require_certain(self, group: str) -> None:
-        """Check that no record of the group has an uncertain write result.
+        """Raise an error if it is not known whether a record of the group is written.
 
         Raises: StorageStopped, outcome unknown.
         """

@@ -8,16 +8,16 @@ from tfmq.errors import GroupFenced, GroupStale, NotAllowed
 from tfmq.transaction.requests import CommitGroupMember
 
 FENCES_PER_GROUP: Final = 1000
-"""Fenced runs kept per group until a later commit; the oldest are removed first.
+"""Maximum of fenced (aborted) runs per group until a later commit; the oldest are removed.
 
-A run ends within hours of its abort, and a writer that always fails must not use unbounded memory. All
+The tasks of a run end within hours of its abort, and a writer that always fails must not use unbounded memory. All
 groups together have a limit too, at which an abort is rejected; fences of other groups are not removed.
 """
 
 ABORTED_RETENTION_MS: Final = 86_400_000
-"""Retention of a group without a commit after its last abort.
+"""How long a group without a commit is stored after its last abort.
 
-No aborted task runs for longer.
+No task of an aborted run runs for longer.
 """
 
 SEQUENCE_TOO_OLD = "The commit group {group} has committed sequence {last} already, and {sequence} is older."
@@ -46,10 +46,10 @@ class LastCommit(NamedTuple):
 
 
 class CommitGroup:
-    """State of one group.
+    """State of one commit group.
 
-    `last_commit`: the last commit, None before the first. `fenced`: run -> sequence of its abort.
-    `members`: epoch -> membership of live, undecided transactions.
+    `last_commit`: the last commit, None before the first. `fenced`: aborted run -> the sequence that the abort named.
+    `members`: epoch -> membership, of transactions that are neither committed nor rolled back.
     """
 
     __slots__ = ("fenced", "last_commit", "members")
@@ -61,24 +61,24 @@ class CommitGroup:
 
     @property
     def has_history(self) -> bool:
-        """Whether it has state besides its members."""
+        """Whether the group has state besides its members: a commit or an aborted run."""
         return self.last_commit is not None or bool(self.fenced)
 
 
 class CommitGroups:
     """All commit groups by name, rebuilt by replaying the journal.
 
-    A group has its last committed sequence with row count and run, the runs aborted since, and its live
-    members. Sequences only increase. A group with a commit never expires, because a writer that returns
-    after a year must still be rejected with an old sequence; the number of groups is limited, and an
-    operator can forget one. A group without a commit expires some time after its last abort.
+    A group has its last committed sequence with row count and run, the runs aborted since, and its members. Committed
+    sequences only increase. A group with a commit never expires, because a writer that returns after a year must still
+    be rejected with an old sequence; the number of groups is limited, and an operator can forget one. A group without a
+    commit expires some time after its last abort.
     """
 
     def __init__(self, *, groups_max: int, fences_max: int) -> None:
         self._groups_max, self._fences_max = groups_max, fences_max
         self.by_name: dict[str, CommitGroup] = {}
         self._sorted_names: list[str] = []
-        """All names, sorted, so that a page costs only its own length."""
+        """All names, sorted, so that a page of the list costs only its own length."""
         self._fence_count = 0
         """Number of fenced runs of all groups."""
         self._abort_times: dict[str, int] = {}
@@ -91,12 +91,12 @@ class CommitGroups:
         self._abort_times.clear()
         self._fence_count = 0
 
-    # Checks
+    # Checks of commands
 
     def may_join(self, member: CommitGroupMember) -> bool:
-        """Whether a transaction of `member` may begin or prepare.
+        """Return whether a transaction with this membership may begin or prepare.
 
-        False if its sequence is committed ("done").
+        False if its sequence is committed: then it has nothing more to do ("done").
 
         Raises: GroupStale (a later sequence is committed), GroupFenced (its run was aborted), NotAllowed
         (too many groups).
@@ -137,9 +137,9 @@ class CommitGroups:
         return None
 
     def is_committed(self, group: str, sequence: int) -> bool:
-        """Whether that sequence is committed, so that an abort changes nothing.
+        """Return whether that sequence is committed, so that an abort changes nothing.
 
-        Raises: NotAllowed.
+        Raises: NotAllowed (too many groups).
         """
         known = self._find_or_require_room(group)
         return known is not None and known.last_commit is not None and sequence <= known.last_commit.sequence
@@ -167,7 +167,7 @@ class CommitGroups:
         return [epoch for epoch in epochs if epoch not in members or members[epoch].sequence != sequence]
 
     def find_leftovers(self, group: str, sequence: int, epochs: Iterable[int] = ()) -> list[int]:
-        """Return the epochs of members up to `sequence`, except `epochs`; its commit ends them."""
+        """Return the epochs of members up to `sequence`, except `epochs`: its commit rolls them back."""
         known = self.by_name.get(group)
         if known is None:
             return []
@@ -194,11 +194,11 @@ class CommitGroups:
     # Replay of journal entries
 
     def add_member(self, epoch: int, member: CommitGroupMember) -> None:
-        """Add a live member."""
+        """Add a transaction that began as a member."""
         self._get_or_add(member.group).members[epoch] = member
 
     def remove_member(self, epoch: int, member: CommitGroupMember) -> None:
-        """Remove a decided or ended member; no effect if it is missing."""
+        """Remove a member that is committed or has ended; no effect if it is missing."""
         group = self.by_name.get(member.group)
         if group is not None:
             group.members.pop(epoch, None)
@@ -238,7 +238,7 @@ class CommitGroups:
             self.forget_group(name)
 
     def forget_group(self, name: str) -> None:
-        """Remove everything but the live members of a group."""
+        """Remove the state of a group, except its members."""
         self._abort_times.pop(name, None)
         group = self.by_name.get(name)
         if group is not None:

@@ -1,14 +1,14 @@
 """Journal compaction: copies batches forward, so that old files can be deleted.
 
 Without it one transaction prepared a month ago would keep its file, and a thousand of them a thousand
-files. Compaction runs when the files hold more than four times the live bytes, and more than eight files'
-worth. It copies the batches of prepared transactions out of files that are less than half live. The copies
-are byte-identical entries that name the LSN of the original. A file is deleted once nothing refers to it
-and checkpoints follow it.
+files. Live bytes are those of batches that a transaction still needs. Compaction runs when the files have more than
+four times the live bytes, and are as large as more than eight full files. It copies the batches of prepared
+transactions out of files that are less than half live. The copies are entries with the same contents that name the LSN
+of the original. A file is deleted once nothing refers to it and a checkpoint was written after it.
 
 Entry headers count as live bytes: otherwise copied tiny batches would seem as empty as the original file
-and be copied forever. Decided transactions are not copied: they are about to be released, and a partition
-may be reading them.
+and be copied forever. Committed transactions are not copied: they will soon be obsolete, and their batches may be
+being read for a partition.
 """
 
 import logging
@@ -32,7 +32,7 @@ logger = logging.getLogger("tfmq.transaction")
 LIVE_FACTOR: Final = 4
 """Files may hold this many times the live bytes."""
 FILES_MIN: Final = 8
-"""Below this many files' worth of bytes nothing is copied: it would save little."""
+"""If all files together are smaller than this many full files, nothing is copied."""
 EMPTY_FACTOR: Final = 2
 """A file is emptied if less than 1/EMPTY_FACTOR of it is live.
 
@@ -40,18 +40,18 @@ While the total exceeds LIVE_FACTOR, at least one such file exists.
 """
 
 BYTES_PER_STEP: Final = 1 << 20
-"""Bytes copied per step; other work runs between two steps."""
+"""Bytes copied at once; other work of the broker runs before the next are copied."""
 BYTES_PER_ROUND: Final = 256 << 20
-"""Bytes planned per round; the rest is left to the next round."""
+"""Bytes that one round of compaction copies; the rest is left to the next round."""
 
 LocationSnapshot = tuple[BatchLocations, int]
-"""Locations of a transaction, and their number of words when the round began."""
+"""Batch locations of a transaction, and how many of their words existed when the round began."""
 
 
 class JournalCompaction:
     """Copies live batches out of nearly empty journal files.
 
-    Call `run_if_needed` about once a second in the owner's thread; reading is done in a worker.
+    Call `run_if_needed` about once a second in the broker's thread; reading is done in a worker.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class JournalCompaction:
         self._next_index = 0
         self._relocated_epochs: set[int] = set()
         self._unreadable_files: set[int] = set()
-        """Numbers of files with an unreadable entry: they are not emptied."""
+        """Numbers of files with an unreadable entry: nothing more is copied out of them."""
         self.running = False
 
     @property
     def needed(self) -> bool:
-        """Whether the files hold more bytes than allowed."""
+        """Whether the journal files are so large, compared with the live bytes, that a round is needed."""
         return self._journal.size_bytes > max(
             LIVE_FACTOR * self._table.retained_size.journal_bytes, self._bytes_min
         )
@@ -131,9 +131,9 @@ class JournalCompaction:
             self._read_next()
 
     def _read_failed(self, error: BaseException | None) -> None:
-        """End the round after an entry could not be read.
+        """End the round, as an entry could not be read; no later round reads its file.
 
-        The error of that transaction is reported when it is committed.
+        The owner of the transaction gets the error when it is committed.
         """
         if not isinstance(error, JournalError | OSError):
             self.running = False
@@ -146,7 +146,7 @@ class JournalCompaction:
         self._finish_round()
 
     def _finish_round(self) -> None:
-        """End the round: release references to the original entries."""
+        """End the round: release the file references to the original entries."""
         self.running = False
         self._lsns = array("Q")
         touched, self._relocated_epochs = self._relocated_epochs, set()
@@ -162,8 +162,8 @@ def plan_round(
 ) -> "array[int]":
     """Choose the batches to copy and return their LSNs, ordered by transaction.
 
-    Runs in a worker. They are in files less than half live, oldest first; not in the last file nor in `bad`
-    ones.
+    Runs in a worker. They are in files that are less than half live, the oldest files first; not in the last file, nor
+    in those with the numbers `bad`.
     """
     firsts = [file.first for file in files]
     alive = [0] * len(files)
@@ -196,7 +196,7 @@ def _read_batches(read: Callable[[int], Any], places: "array[int]", at: int) -> 
     """Read copies of the batches at `places` from index `at` on, about BYTES_PER_STEP.
 
     Runs in a worker. Returns the copies and the index of the next batch.
-    Raises: whatever `read` raises for the first batch; a later failure is left to the next step.
+    Raises: whatever `read` raises for the first batch; a later error is raised by the next call.
     """
     messages: list[AppendMsg] = []
     size = 0

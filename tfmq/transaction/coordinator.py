@@ -25,16 +25,13 @@ from tfmq.transaction.store import TransactionStore
 JsonRows: TypeAlias = list[dict[str, Any]]
 
 HOUSEKEEPING_SECONDS: Final = 1.0
-"""Interval of the store's housekeeping."""
+"""Interval of `TransactionStore.run_housekeeping`."""
 RETRY_SECONDS: Final = 60.0
-"""Pause before the rollback of an expired member is retried after its record failed."""
+"""Pause after a failed rollback of an expired member of a commit group."""
 
 
 def reply_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: pass exceptions of a command to its last argument, `done`.
-
-    Reject it while stopping.
-    """
+    """Decorator of commands: pass exceptions to the last argument, `done`; reject while stopping."""
 
     @wraps(command)
     def safe(self: "TransactionCoordinator", *asked: Any) -> None:
@@ -51,11 +48,11 @@ def reply_errors(command: Callable[..., None]) -> Callable[..., None]:
 class TransactionCoordinator:
     """Executes transaction commands, from begin to forget.
 
-    It depends on no protocol and no broker: requests are plain values, replies are callbacks, targets are a
-    `ApplyTarget`. No reply is sent before the journal fsync that it depends on; nothing becomes visible
-    before the fsync of the decision.
+    It depends on no protocol and no broker: requests are plain values, replies are callbacks, targets are an
+    `ApplyTarget`. No reply is sent before the journal fsync that it depends on; no message is visible to consumers
+    before the fsync of the commit record.
 
-    All methods are called by one thread, the owner's. Requests of a turn are written by `write()` at the
+    All methods are called by one thread, the broker's. Records of a turn are written by `write()` at the
     end of the turn, in one journal append; call it whenever `mark_ready` was called, and in each turn
     until `recover` or `stop` is done. `run(work, done)` runs work in a worker, to read large transactions.
 
@@ -103,9 +100,9 @@ class TransactionCoordinator:
         self.stopping = False
         """Whether new requests are rejected."""
         self.stopped = False
-        """Whether it has stopped.
+        """Whether `stop` is done.
 
-        The owner may then be closing the store in a worker: do not use the store.
+        The store may be closed in a worker from then on: do not use it.
         """
 
     # One transaction
@@ -120,7 +117,7 @@ class TransactionCoordinator:
 
     @reply_errors
     def send(self, epoch: int, piece: IncomingBatch, done: DoneCallback) -> None:
-        """Store a batch; `done(None)` when it is in the journal, also if it was before. Not fsynced.
+        """Store a batch; `done(None)` when it is in the journal, not fsynced, also for a duplicate.
 
         Errors: UnknownTransaction, TransactionState, TransactionTooLarge, UnknownTopic, SequenceGap,
         UnknownProducer.
@@ -156,13 +153,19 @@ class TransactionCoordinator:
         session: Caller,
         done: DoneCallback,
     ) -> None:
-        """`done(Ended)` when the decision is forced and everything written, or takes long. Errors as `prepare`, and
-        Damaged where messages of it are lost or cannot be read; `force`: an operator commits what is left."""
+        """Commit; `done(CommitResult)` once the commit is durable and applied, or takes long.
+
+        `one_phase`: commit it without a prepare. `heuristic`: an operator commits a prepared one. `force`, with
+        `heuristic`: also if messages are lost. Errors as for `prepare`, and Damaged if messages are lost or cannot be
+        read.
+        """
         self._end_commands.commit(xid, epoch, one_phase, heuristic, offsets, force, session, done)
 
     @reply_errors
     def rollback(self, xid: str, epoch: int, heuristic: bool, done: DoneCallback) -> None:
-        """Roll back; `done(RollbackResult)`.
+        """Roll back an open or prepared transaction; `done(RollbackResult)`.
+
+        `heuristic`: an operator rolls back a prepared one.
 
         Errors: UnknownTransaction, StaleEpoch, TransactionCommitted, HeuristicOutcome.
         """
@@ -195,9 +198,9 @@ class TransactionCoordinator:
         return self._queries.page(states, after_epoch, limit, group)
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
-        """Return the details of one transaction; epoch 0 means the latest.
+        """Return the details of one transaction; epoch 0 means the latest with that name.
 
-        Unknown: `state` "unknown".
+        If there is none, `state` is "unknown".
         """
         return self._queries.describe(xid, epoch)
 
@@ -208,7 +211,9 @@ class TransactionCoordinator:
     def await_check_back(
         self, group: str, wait_ms: int, session: Caller, done: DoneCallback
     ) -> Callable[[], None]:
-        """Wait for check-back queries: `done(queries)`, or `done([])` after `wait_ms`.
+        """Wait for check-back queries to a producer group: `done(queries)`, or `done([])` at the end.
+
+        The wait ends after `wait_ms`.
 
         Returns: a function that ends the wait with `done([])`; no effect once `done` was called.
         """
@@ -238,10 +243,10 @@ class TransactionCoordinator:
 
     @reply_errors
     def forget_group(self, group: str, done: DoneCallback) -> None:
-        """Forget a commit group; `done(True)`, or `done(False)` if there was none."""
+        """Forget commit and aborted runs of a commit group; `done(True)`, `done(False)` if none."""
         self._group_commands.forget(group, done)
 
-    # Events
+    # Notifications by the broker, and timeouts
 
     def session_closed(self, session: Caller) -> None:
         """End the local open transactions and the check-back waits of a closed session."""
@@ -257,14 +262,14 @@ class TransactionCoordinator:
         self._applier.topic_deleted(incarnation)
 
     def target_resumed(self, key: int) -> None:
-        """Handle a target that accepts writes again: reapply lost effects and continue waiting ones."""
+        """Handle a target that accepts writes again: apply lost effects again, then the waiting ones."""
         self._applier.target_resumed(key)
 
     def _open_expired(self, epoch: int) -> None:
         self._end_open(epoch)
 
     def _end_open(self, epoch: int) -> None:
-        """Roll back an open transaction. If its prepare or commit is being written, that decides."""
+        """Roll back an open transaction; if a record of it is being written, only if that fails."""
         transaction = self._store.transactions.get(epoch)
         if transaction is None:
             return
@@ -285,7 +290,7 @@ class TransactionCoordinator:
     # Turns, start and stop
 
     def write(self) -> bool:
-        """Write queued records and start effects, at the end of a turn; False if there was no work."""
+        """Write queued records and apply effects, at the end of a turn; False if there was no work."""
         wrote = self._store.write()
         wrote = self._applier.write() or wrote
         self._check_recovery_and_stop()
@@ -304,10 +309,10 @@ class TransactionCoordinator:
         stopped()
 
     def recover(self, done: Callable[[], None]) -> None:
-        """Restore prepared transactions with their offset locks, and apply decided ones.
+        """Restore prepared transactions with their offset locks, and apply committed ones.
 
-        Call this before the listener opens, then run turns (`write`, the destination's writes, `tick`)
-        until `done()`: all decisions are then written or wait for a blocked target.
+        Call this before the listener opens, then run turns (`write`, the writes of the targets, timers)
+        until `done()`: all committed transactions are then written to their targets, or wait for a blocked one.
         """
         self._recovery_done = done
         self._active.restore()
@@ -320,10 +325,9 @@ class TransactionCoordinator:
         )
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Reject new requests.
+        """Reject new requests; call `done()` when nothing is pending.
 
-        `done()` when nothing is pending and effects are fsynced where possible. The caller runs turns until
-        then; the owner closes the store afterwards.
+        Effects are fsynced before, if possible. The caller runs turns until `done()`, and closes the store afterwards.
         """
         self.stopping = True
         self._stop_done = done

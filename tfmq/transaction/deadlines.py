@@ -7,20 +7,17 @@ from typing import Any, Final
 from tfmq.apply_target import Timers
 
 STALE_ENTRIES_MIN: Final = 1024
-"""With fewer stale entries than this the heap is not rebuilt.
+"""With fewer cleared or replaced entries than this, the heap is not rebuilt without them.
 
-The pass would cost more than it saves.
-
-The pass would cost more than it saves.
+It would cost more than it saves.
 """
 
 
 class Deadlines:
-    """Monotonic deadlines by epoch.
+    """Deadlines of transactions by epoch, on the monotonic clock.
 
-    Calls `expired(epoch)` once, in the first tick at or after the deadline. Cleared and replaced entries
-    stay in the heap until they reach the top or outnumber the live ones, so setting and clearing cost at
-    most a logarithm.
+    Calls `expired(epoch)` once, by a timer, at or after the deadline. Cleared and replaced entries stay in the heap
+    until they reach the top or outnumber the live ones, so setting and clearing cost at most a logarithm.
     """
 
     def __init__(self, timers: Timers, expired: Callable[[int], None]) -> None:

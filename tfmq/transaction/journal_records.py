@@ -32,13 +32,13 @@ PARTITION_OFFSET_FIELDS: Final = 5
 """Number of fields of one partition's offset in `GroupPositions`."""
 
 Topics: TypeAlias = Sequence[tuple[int, str]]
-"""(log id, topic name) for display: a topic name may be reused, a log id never."""
+"""(log id, topic name) of the targets; the names are for display, as they may be reused."""
 
 
 class Origin(NamedTuple):
     """Origin of a transaction: its name and the request that began it. Immutable.
 
-    An empty `xid` means no name (a whole transaction in one frame). A `local` transaction ends with its
+    An empty `xid` means no name (a transaction of one TRANSACT frame). A `local` transaction ends with its
     session. (`producer_id`, `number`) identifies the begin request, so that a repeated one is recognised.
     `group` is the producer group for check-back. `owner` is the client, for display. `began_ms` is wall
     clock time.
@@ -85,10 +85,7 @@ class RollbackRecord(NamedTuple):
 
 
 class LocalCommitRecord(NamedTuple):
-    """Commit decision of an unprepared transaction.
-
-    Has the fields that a prepare record would have.
-    """
+    """Commit decision of an unprepared transaction, with the fields of a prepare record."""
 
     epoch: int
     time_ms: int
@@ -128,9 +125,9 @@ class ForgetRecord(NamedTuple):
 
 
 class EpochLeaseRecord(NamedTuple):
-    """Lease of epochs: those below `end` may be in use. `key`: 16 random bytes.
+    """Lease of epochs: those below `end` may be in use.
 
-    The first record's key is used.
+    `key`: 16 random bytes, the key of `Outcomes`; that of the first record in the journal is used.
     """
 
     end: int
@@ -156,9 +153,9 @@ class GroupCommitRecord(NamedTuple):
 
 
 class GroupAbortRecord(NamedTuple):
-    """Fence of `run` while `sequence` is not committed.
+    """Abort of `run`, which is refused from then on; without effect if `sequence` is committed.
 
-    The epochs in `dropped` are rolled back with it.
+    The transactions with the epochs in `dropped` are rolled back with it.
     """
 
     group: str
@@ -192,7 +189,7 @@ Operation: TypeAlias = (
 
 
 def _checked_fields(fields: Any, *kinds: type) -> Sequence[Any]:
-    """Return the first fields after a type check; later fields are from newer versions.
+    """Return the first fields after a check of their types; fields of newer versions are ignored.
 
     Raises: TypeError.
     """

@@ -16,23 +16,23 @@ from tfmq.transaction.model import IncomingBatch, Transaction
 from tfmq.transaction.transaction_table import TransactionTable
 
 APPEND_BYTES: Final = 8 << 20
-"""Limit of one append, so that the owner's thread is not blocked; one item may exceed it."""
+"""Limit of one append, so that the broker's thread is not blocked; a single item may exceed it."""
 
 CACHED_TRANSACTION_BYTES: Final = 64 << 10
 """Up to this size, transactions sent in one request stay in memory until they are applied."""
 CACHED_TOTAL_BYTES: Final = 32 << 20
-"""Total of all transactions kept in memory; others are read from the journal again."""
+"""Total size of transactions in memory; others are read from the journal to be applied."""
 
 WrittenCallback: TypeAlias = Callable[[int, BaseException | None], None]
-"""written(lsn, None) once an entry is in the journal and applied, not fsynced.
+"""written(lsn, None): the item's last entry is in the journal, at `lsn`, and applied; not fsynced.
 
-Written(0, error) on failure. After an error nothing has changed. Nothing was written either, unless it is
-an UncertainWrite. Errors: journal.errors.Full (retry when there is space), Stopped, other journal errors,
+written(0, error) on failure: then the table is unchanged, and nothing was written, unless the error is an
+UncertainWrite. Errors: journal.errors.Full (retry when there is space), Stopped, other journal errors,
 OSError.
 """
 
 RequestFsync: TypeAlias = Callable[[JournalStore, int, DurableCallback], None]
-"""force(journal, end, waiter): request an fsync of the journal up to LSN `end`."""
+"""request_fsync(journal, end, waiter): request an fsync of the journal up to LSN `end`."""
 
 
 class UncertainWrite(Stopped):
@@ -43,7 +43,10 @@ class UncertainWrite(Stopped):
 
 
 class WriteRequest:
-    """Messages of one transaction and an operation that follows them; either may be absent."""
+    """An item of the queue: messages of one transaction, and the operation (step) after them.
+
+    Either may be absent. The entries of an item are written in one append.
+    """
 
     __slots__ = (
         "contents",
@@ -69,7 +72,7 @@ class WriteRequest:
         self.operation = operation
         self.written = written
         self.revert = revert
-        """Reverts the changes made when the item was queued; called if the write fails."""
+        """Called if the write fails, to revert what was changed when the item was queued."""
         contents: list[entries.Content] = list(messages)
         size = count = 0
         for message in messages:
@@ -84,7 +87,7 @@ class WriteRequest:
         self.size_bytes = size
 
     def copy_data(self) -> None:
-        """Copy message data that the item does not own."""
+        """Copy message data whose buffers belong to the caller, because the turn ends before the write."""
         for number, message in enumerate(self.messages):
             if not isinstance(message.data, bytes):
                 own = message._replace(data=bytes(message.data))
@@ -94,9 +97,9 @@ class WriteRequest:
 class JournalWriter:
     """Writes queued items to the transaction journal. Used by one thread only.
 
-    All items queued during a turn are one append, in order; each is in the journal completely or not at
-    all. After the append the entries are applied to the table, then the `written` callbacks are called.
-    While a worker starts a new journal file, items wait and own their data.
+    All items queued during a turn are one append, or several if it is too large, in order; each is in the journal
+    completely or not at all. After the append the entries are applied to the table, then the `written` callbacks are
+    called. While a worker starts a new journal file, items wait, with copies of their data.
 
     If an append fails, everything queued fails with it: later items may have been accepted only because of
     the earlier ones.
@@ -123,7 +126,7 @@ class JournalWriter:
         """Whether a worker is starting a new journal file."""
         self.cached_bytes = 0
 
-    # Queue
+    # Adding to the queue
 
     def enqueue(
         self,
@@ -134,7 +137,7 @@ class JournalWriter:
         batches: Sequence[IncomingBatch] = (),
         revert: Callable[[], None] | None = None,
     ) -> None:
-        """Queue messages of `transaction` and an operation; the arguments are as in `WriteRequest`."""
+        """Queue `batches` as messages of `transaction`, and an operation; else as `WriteRequest`."""
         messages: list[AppendMsg] = []
         if transaction is not None and batches:
             epoch = transaction.epoch
@@ -146,7 +149,7 @@ class JournalWriter:
         self.enqueue_request(WriteRequest(transaction, messages, operation, written, revert))
 
     def enqueue_request(self, item: WriteRequest) -> None:
-        """Queue an item."""
+        """Add an item to the queue; the next `write` appends it."""
         if self.starting_file:
             item.copy_data()
         self._queue.append(item)
@@ -167,7 +170,7 @@ class JournalWriter:
     def write(self) -> bool:
         """Write queued items and request the fsyncs that callbacks wait for.
 
-        False if there was no work.
+        Return False if there was no work.
         """
         if not self.due:
             return False

@@ -1,6 +1,6 @@
 """In-memory model of a transaction: its origin, state, batch locations and commit decision.
 
-Message data stays in the journal. Memory holds 24 bytes per batch, so a transaction of gigabytes costs
+Message data stays in the transaction journal. Memory has 24 bytes per batch, so a transaction of gigabytes costs
 kilobytes.
 """
 
@@ -18,10 +18,10 @@ from tfmq.transaction.journal_records import Origin
 Buffer = bytes | bytearray | memoryview
 
 WORDS_PER_BATCH: Final = 3
-"""Words stored per batch: its LSN, its log id, and message count and size packed into one."""
+"""Words per batch in `BatchLocations`: its LSN, its log id, and message count and size in one."""
 
 ENTRY_BYTES: Final = HEADER_SIZE + MESSAGES.size
-"""Journal overhead of one batch without its blocks; exceeds the messages of tiny batches."""
+"""Bytes of a batch's journal entry without blocks: more than the messages, if these are tiny."""
 
 SIZE_BITS: Final = 32
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
@@ -30,13 +30,13 @@ ROW_WORDS: Final = 4
 """Words per row of `Decision.partition_rows`."""
 
 LOST_LOG_ID: Final = 0
-"""Log id of messages lost in a journal repair: they keep their ordinals but are not applied."""
+"""Log id in the location of messages lost in a journal repair: they keep their ordinals."""
 
 NO_ROWS: Final = array("Q")
 
 
 class IncomingBatch(NamedTuple):
-    """A batch being sent into a transaction.
+    """A batch that a client sends into a transaction, for the partition with the log `log_id`.
 
     `topic` is only displayed. `blocks` and `data` are as in `journal.record.batch.Batch`. `data` must stay
     unchanged until the end of the turn; the journal writer copies it if it is needed for longer.
@@ -52,7 +52,7 @@ class IncomingBatch(NamedTuple):
 
 
 class BatchLocation(NamedTuple):
-    """Location of one batch: LSN of its journal entry, and count and size of its messages."""
+    """Location of one batch: LSN of its journal entry, its target's log id, message count and size."""
 
     lsn: int
     log_id: int
@@ -107,7 +107,7 @@ def unpack_locations(data: bytes) -> BatchLocations:
 
 
 class Transaction:
-    """One transaction, created by the store; only journal entries change its durable fields.
+    """One transaction of the `TransactionTable`; only journal entries change its durable fields.
 
     `state` is one of `states.STATES`. `topics` maps log ids to topic names. `offsets` are the consumer
     offsets to commit, known from the prepare or commit record on. `prepared_ms`, `expires_ms` and
@@ -150,15 +150,15 @@ class Transaction:
         self.queued_messages = 0
         """Messages queued for the journal and not yet written."""
         self.size_bytes = 0
-        """Total size of its messages."""
+        """Total size of the written messages."""
         self.lsn = 0
         """LSN of the record that led to `state`; 0 without one, or if an earlier process wrote it."""
         self.decision: Decision | None = None
         self.obsolete = False
         self.cached_batches: Sequence[Batch] | None = None
-        """All its batches, if they are small enough to keep in memory until they are applied."""
+        """All batches, if they are small enough to be in memory until they are applied; else None."""
         self.file_references: list[int] = []
-        """LSNs that hold references to journal files, one per file."""
+        """LSNs by which the transaction has file references in the journal, one per file."""
         self.runtime: Any = None
 
     @property
@@ -179,8 +179,8 @@ class Transaction:
 class TargetPart(NamedTuple):
     """The part of a decision for one partition.
 
-    `last_ordinal` is the ordinal of its last message. Once the partition's applied position reaches it, the
-    whole part is applied.
+    `last_ordinal` is the ordinal of its last message, counted as in `Decision`. When the partition has that
+    message, the whole part is applied.
     """
 
     log_id: int
@@ -191,9 +191,11 @@ class TargetPart(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What goes into a partition in one append. `last`: number of its last message, counted from 1 over the whole
-    decision. `pieces`: for each batch the index of the piece that it is, or is a part of, over the whole decision;
-    a part after the first has -1. `lost`: (number of the first, count) of messages that a repair gave up.
+    """What is appended to a partition in one append, as a part of a decision.
+
+    `last_ordinal`: the ordinal of its last message, counted as in `Decision`. `batch_indexes`: for each batch its index
+    over the whole decision; if a batch was split into slices, the parts after the first have -1. `lost`: (first
+    ordinal, count) of messages that are missing because of a journal repair.
     """
 
     batches: Sequence[Batch]
@@ -206,8 +208,8 @@ class Slice(NamedTuple):
 class Decision:
     """A commit recorded in the journal, of one transaction or of all members of a commit group.
 
-    Messages are numbered from 1 over all transactions in order, and within each in send order. The
-    numbering never changes, so after any crash an ordinal shows how much of the decision a partition has.
+    `lsn`: that of the commit record. Messages have ordinals from 1 over all transactions in order, and within each in
+    send order. These never change, so after any crash an ordinal shows how much of the decision a partition has.
     """
 
     __slots__ = ("_rows_by_partition", "_targets", "lsn", "time_ms", "transactions")
@@ -233,7 +235,7 @@ class Decision:
         return [places for each in self.transactions for places in each.offsets]
 
     def partition_rows(self, log_id: int) -> "array[int]":
-        """Return four words per batch of one partition; empty if the decision has none for it.
+        """Return four words per batch for one partition; empty if the decision has none for it.
 
         The words are: LSN, ordinal of the first message, count and size packed as in `BatchLocations`, and
         the index of the batch within the decision.
@@ -243,7 +245,7 @@ class Decision:
         return self._rows_by_partition.get(log_id, NO_ROWS)
 
     def release_memory(self) -> None:
-        """Free the memory of `targets` and `partition_rows`; they are computed again on the next use."""
+        """Free the memory of `targets` and `partition_rows`; both are computed again when used."""
         self._targets = None
         self._rows_by_partition = {}
 

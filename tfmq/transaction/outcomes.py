@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from tfmq.transaction.states import COMMITTED, ROLLED_BACK
 
 DIGEST_SIZE: Final = 16
-"""Bytes per name digest. The key is secret, so clients cannot construct collisions."""
+"""Bytes of the digest of a name. Its key is secret, so clients cannot construct collisions."""
 
 OUTCOME_ROW: Final = Struct(f">{DIGEST_SIZE}sQQ")
 ROW_SIZE: Final = OUTCOME_ROW.size
@@ -20,15 +20,15 @@ LOCAL_PREFIX: Final = "local:"
 """Prefix of the names of local transactions; clients cannot use it."""
 
 ALL_EPOCHS: Final = (1 << 63) - 1
-"""Above every epoch: any outcome may have expired."""
+"""Value of `expired_epoch` if any outcome may be missing: above every epoch."""
 
 STATES: Final = (COMMITTED, ROLLED_BACK)
 STATE_BITS: Final = 8
 
 NEWEST_MAX: Final = 2048
-"""Outcomes in the dict (250 bytes each) before they are sealed into a run, in 0.6 ms."""
+"""Outcomes in the dict (250 bytes each) before they are moved to a sealed run, in 0.6 ms."""
 NEWEST_SHARE: Final = 16
-"""At most this fraction of a small table is in the dict; sealing and expiry stay gradual."""
+"""At most 1/NEWEST_SHARE of a small table is in the dict, so that few outcomes expire at once."""
 
 MERGED_RUNS: Final = 16
 """Number of sealed runs merged into one.
@@ -36,7 +36,7 @@ MERGED_RUNS: Final = 16
 A lookup among a million outcomes searches about 45 runs (0.2 ms); a merge of 32,768 rows takes 12 ms.
 """
 MERGED_SHARE: Final = 12
-"""A merged run has at most this fraction of the limit, because a run expires as a whole."""
+"""A merged run has at most 1/MERGED_SHARE of the limit, because a run expires as a whole."""
 
 
 class Outcome(NamedTuple):
@@ -48,7 +48,10 @@ class Outcome(NamedTuple):
 
 
 class OutcomeRun(NamedTuple):
-    """Sealed rows, sorted by digest. `newest_ms` is the latest decision time among them."""
+    """A sealed run: outcomes in rows sorted by digest, which never change.
+
+    `merged`: it was made of several runs. `newest_ms`: the latest time among its outcomes.
+    """
 
     merged: bool
     newest_ms: int
@@ -87,7 +90,7 @@ class Outcomes:
         self._dict_count = 0
         self._dict_newest_ms = 0
         self._runs: list[OutcomeRun] = []
-        """Oldest first."""
+        """Sealed runs, the oldest first."""
         self.expired_epoch = 0
         """Highest epoch whose outcome may have expired."""
         self._sealed_count = 0
@@ -123,9 +126,9 @@ class Outcomes:
         self.expired_epoch = ALL_EPOCHS
 
     def mark_epochs_leased(self, end: int) -> None:
-        """Record a lease of the epochs below `end`.
+        """Record that epochs below `end` were leased.
 
-        Later epochs are above anything lost in a repair.
+        After a loss of journal entries, only outcomes of epochs below `end` may be missing.
         """
         if self.expired_epoch == ALL_EPOCHS:
             self.expired_epoch = end - 1

@@ -7,14 +7,14 @@ from typing import Any, Final, NamedTuple
 from tfmq.errors import BadRequest, SequenceGap, UnknownProducer, UnknownTransaction
 
 LeaseTime = Callable[[int], int | None]
-"""Return the latest wall clock time (ms) at which an id was leased; None if it never was."""
+"""lease_time(producer id): the latest wall clock time (ms) of its lease; None if never leased."""
 
 NO_NUMBER: Final = -1
 
 NOT_STAMPED: Final = 0
-"""`seen_ms` of producers seen only in message entries, which have no time.
+"""`seen_ms` of a producer whose last journal entry is a batch, because batches have no time.
 
-The next operation sets it.
+The next operation in the journal, of any transaction, sets it.
 """
 
 NUMBER_EXPIRED = (
@@ -28,7 +28,10 @@ PARTIAL_DUPLICATE = (
 
 
 class RequestOutcome(NamedTuple):
-    """Outcome of a request: "prepared", "committed", "rolled_back", or "" while undecided."""
+    """What a BEGIN or TRANSACT request led to: the epoch of its transaction, and its state.
+
+    `state`: "prepared", "committed", "rolled_back", or "" without a record.
+    """
 
     epoch: int
     state: str
@@ -39,7 +42,8 @@ class ProducerState:
 
     `next_sequence` is the next expected sequence; `first_sequence` is the first sequence of the transaction
     `sequence_epoch`, the latest to have messages. `last_number`, `last_epoch` and `last_state` describe the
-    latest transaction that has a record. `seen_ms` is wall clock time or NOT_STAMPED.
+    latest transaction that has a record: number of the begin request, epoch, state. `seen_ms`: wall clock time of the
+    last journal entry, or NOT_STAMPED.
     """
 
     __slots__ = (
@@ -65,8 +69,8 @@ class ProducerStates:
 
     A client uses a separate producer id per concurrent transaction; its sequences are contiguous over all
     partitions and its transaction numbers increase. The state is rebuilt by replaying the journal, so it
-    survives restarts. Idle producers expire, as do the longest idle above the limit. Expired ids raise
-    `expired_id`: an unknown id at or below it may have sent before, so it is not accepted as new.
+    survives restarts. Idle producers expire, as do the longest idle above the limit. `expired_id` is the highest
+    expired id: an unknown id at or below it may have sent before, so it is not accepted as new.
 
     Batches queued for the journal are *staged*: they count for later checks and are removed if the write
     fails.
@@ -85,7 +89,7 @@ class ProducerStates:
         """Whether a journal repair has ever removed records: state that is missing here may be lost."""
         self._producers: OrderedDict[int, ProducerState] = OrderedDict()
         self._staged: dict[int, tuple[int, int, int]] = {}
-        """Producer id -> (epoch, its first sequence, next sequence) including queued batches."""
+        """Producer id -> (epoch, its first sequence, next sequence), if it has queued batches."""
         self._begun: dict[int, tuple[int, int]] = {}
         """Producer id -> (number, epoch) of the latest transaction without a record."""
         self._unstamped: set[int] = set()
@@ -102,7 +106,7 @@ class ProducerStates:
     # Checks
 
     def find_request(self, producer_id: int, number: int, now_ms: int) -> RequestOutcome | None:
-        """Return what request `number` of the producer (TRANSACT, BEGIN) led to; None if it is new.
+        """Return what request `number` (TRANSACT, BEGIN) of the producer led to; None if it is new.
 
         Raises: UnknownTransaction for a number below the last, whose outcome is not kept; UnknownProducer
         for an expired or never leased id.
@@ -159,7 +163,7 @@ class ProducerStates:
         return stream.next_sequence if stream is not None else 0
 
     def _require_new(self, producer_id: int, now_ms: int) -> None:
-        """Reject an id without state unless it is too recent to have expired.
+        """Reject an id without state unless its lease is so recent that its state cannot have expired.
 
         Raises: UnknownProducer.
         """
@@ -167,7 +171,7 @@ class ProducerStates:
         if producer_id <= self.expired_id or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
 
-    # State not yet in the journal
+    # Transactions and batches that are not in the journal yet
 
     def add_begun(self, producer_id: int, number: int, epoch: int) -> None:
         """Record that request `number` began `epoch`; no journal entry exists yet."""
@@ -200,7 +204,10 @@ class ProducerStates:
     # Replay of journal entries
 
     def apply_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> int:
-        """Apply a journaled batch; return how many messages before it are missing (after a repair)."""
+        """Apply a batch in the journal; return how many messages of the producer before it are missing.
+
+        Some may be missing only after a repair of the journal.
+        """
         stream = self._most_recent(producer_id, NOT_STAMPED)
         self._unstamped.add(producer_id)
         missing = sequence - stream.next_sequence
@@ -213,7 +220,7 @@ class ProducerStates:
         return max(0, missing)
 
     def apply_outcome(self, producer_id: int, number: int, epoch: int, state: str, time_ms: int) -> None:
-        """Apply a record that moved the transaction begun by request `number` to `state`."""
+        """Apply a record by which the transaction that request `number` began is in `state` now."""
         stream = self._most_recent(producer_id, time_ms)
         self._unstamped.discard(producer_id)
         if number >= stream.last_number:
@@ -221,7 +228,7 @@ class ProducerStates:
         self.discard_begun(producer_id, number)
 
     def expire(self, now_ms: int) -> None:
-        """Stamp unstamped producers with `now_ms`; remove producers that were idle for too long."""
+        """Set `seen_ms` where it is NOT_STAMPED; remove producers that were idle for too long."""
         streams = self._producers
         for producer_id in self._unstamped:
             streams[producer_id].seen_ms = now_ms
@@ -249,7 +256,7 @@ class ProducerStates:
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
-        """Return the journaled state of all producers as plain values."""
+        """Return the state of all producers as plain values, without what is not in the journal yet."""
         rows = [
             (
                 id,

@@ -8,12 +8,12 @@ from tfmq.transaction.active_transactions import ActiveTransactions, Transaction
 from tfmq.transaction.model import Transaction
 
 TOPICS_DESCRIBED: Final = 1000
-"""Topics in a description; it must fit into a frame's header."""
+"""Maximum of topics in the details of a transaction, which must fit into a frame's header."""
 TARGETS_DESCRIBED: Final = 100
-"""Blocked targets in a description; the same limit applies."""
+"""Maximum of blocked targets in the details and in the status, for the same reason."""
 
 SCANNED_MAX: Final = 10_000
-"""Transactions scanned per page (about 3 ms); a page may therefore be short."""
+"""Maximum of transactions scanned for a page (about 3 ms); a page may therefore be short."""
 
 ATTENTION_STATES: Final = frozenset((states.PREPARED, states.APPLYING, *states.HEURISTIC_STATES))
 UNKNOWN: Final = "unknown"
@@ -101,7 +101,7 @@ class TransactionQueries:
 
     @staticmethod
     def _damage(transaction: Transaction) -> str:
-        """Why messages of it cannot be read from the journal."""
+        """Return why messages of the transaction cannot be read from the journal; "" if they can."""
         live: TransactionRuntimeState | None = transaction.runtime
         return "" if live is None or live.apply_progress is None else live.apply_progress.damage
 
@@ -144,7 +144,7 @@ class TransactionQueries:
         }
 
     def _waits_for(self, transaction: Transaction) -> dict[str, str]:
-        """Return the blocked targets of its decision, with the reason of each."""
+        """Return the blocked targets of a committed transaction by name, with the reason of each."""
         runtime: TransactionRuntimeState | None = transaction.runtime
         if runtime is None or runtime.apply_progress is None or runtime.apply_progress.is_durable:
             return {}
@@ -178,5 +178,5 @@ class TransactionQueries:
 
 
 def needs_attention(transaction: Transaction, state: str) -> bool:
-    """Whether operators should see it: prepared and unfinished, being applied, or heuristic."""
+    """Return whether operators should see a transaction: in doubt, being applied, or heuristic."""
     return state in ATTENTION_STATES or bool(transaction.prepared_ms and state in states.IN_DOUBT_STATES)

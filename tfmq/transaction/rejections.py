@@ -1,4 +1,4 @@
-"""Error values returned to sessions when a transaction command is rejected."""
+"""The errors of rejected transaction commands: functions that return them, none raises."""
 
 import logging
 from typing import Final
@@ -61,7 +61,7 @@ GROUP_COMMITTED: Final = (
 
 
 def from_journal_error(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
-    """Convert an error of the transaction journal to a client error; keep client errors."""
+    """Convert an error of the transaction journal to an error for clients; return these unchanged."""
     if isinstance(error, TfmqError):
         return error
     refusal: TfmqError
@@ -78,7 +78,7 @@ def from_journal_error(error: BaseException, outcome: Outcome = NOT_DONE) -> Tfm
 
 
 def from_command_error(error: BaseException) -> TfmqError:
-    """Convert any exception raised by a command to a client error."""
+    """Convert any exception raised by a command to an error for clients; log unexpected ones."""
     if isinstance(error, TfmqError):
         return error
     if isinstance(error, states.InvalidTransition):
@@ -109,9 +109,9 @@ def wrong_state(xid: str, state: str, rule: str) -> TransactionState:
 
 
 def member_rule(member: CommitGroupMember) -> str:
-    """Explain why a member of a commit group cannot be committed alone.
+    """Return the `rule` for `wrong_state`: a member of a commit group is not committed alone.
 
-    The group would wait forever for that member, whose messages could not be reverted.
+    Its messages could not be reverted, and the commit of the group would be rejected as incomplete.
     """
     return MEMBER_RULE.format(group=member.group, sequence=member.sequence)
 
@@ -122,24 +122,30 @@ def missing_batch(xid: str) -> TransactionState:
 
 
 def lost(xid: str, lost: int, messages: int) -> Damaged:
-    """A prepared one is all or nothing: what a repair of the journal left of it is not committed by itself."""
+    """Return the error for the commit of a prepared transaction of which a repair lost messages.
+
+    A transaction is all or nothing: only an operator can commit what is left.
+    """
     sentence = LOST.format(xid=xid, lost=lost, messages=messages)
     return Damaged(sentence, state=states.PREPARED, lost=lost, messages=messages)
 
 
 def lost_since(xid: str, state: str, lost: int, messages: int) -> Damaged:
-    """It was decided before the damage; what of it was in its partitions by then is not known."""
+    """Return the error for a transaction that lost messages by damage after it was committed.
+
+    It is not known which of its messages its partitions had before.
+    """
     sentence = LOST_SINCE.format(xid=xid or "without a name", lost=lost, messages=messages)
     return Damaged(sentence, outcome=UNKNOWN, state=state, lost=lost, messages=messages)
 
 
 def unreadable(damage: str) -> Damaged:
-    """It is decided, and the journal cannot be read where its messages are."""
+    """Return the error for a committed transaction whose messages cannot be read from the journal."""
     return Damaged(UNREADABLE.format(damage=damage), outcome=UNKNOWN, state=states.APPLYING)
 
 
 def heuristic_outcome(state: str) -> HeuristicOutcome:
-    """Return the error for a transaction that an operator decided."""
+    """Return the error for a transaction that an operator committed or rolled back."""
     # A heuristic commit is visible whatever the client asked for, so the outcome is not "not done".
     outcome: Outcome = UNKNOWN if state == states.HEURISTIC_COMMITTED else NOT_DONE
     return HeuristicOutcome(state=state, outcome=outcome)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from tfmq.apply_target import StoredDelayedBatch
 
 DoneCallback: TypeAlias = Callable[[Any, BaseException | None], None]
-"""Called exactly once, in the owner's thread, now or later: (result, None) or (None, error)."""
+"""Called exactly once, in the broker's thread, now or later: (result, None) or (None, error)."""
 
 
 class Caller(Protocol):
@@ -19,7 +19,10 @@ class Caller(Protocol):
 
 
 class CommitGroupMember(NamedTuple):
-    """Membership in a commit group's sequence; `run` identifies the writer's run, for fencing."""
+    """Membership of a transaction in one sequence of a commit group.
+
+    `run`: names one attempt at the sequence; an aborted run is fenced, that is, refused from then on.
+    """
 
     group: str
     sequence: int
@@ -31,7 +34,8 @@ class BeginRequest(NamedTuple):
 
     (`producer_id`, `number`) identifies the request, so that a repeated one is recognised. An empty `xid`
     makes the transaction local: it ends with its session. `timeout_ms` None means the broker's default.
-    `group` is the producer group for check-back after the prepare; "" for none.
+    `group` is the producer group for check-back after the prepare; "" for none. `member` is for a transaction that is
+    committed with its commit group.
     """
 
     producer_id: int
@@ -45,7 +49,7 @@ class BeginRequest(NamedTuple):
 class BeginResult(NamedTuple):
     """Result of begin.
 
-    `state`: "open", or "done" (with epoch 0) if the commit group's sequence is committed.
+    `state`: "open", or "done" (with epoch 0) if the sequence of its commit group is committed already.
     """
 
     epoch: int
@@ -55,7 +59,10 @@ class BeginResult(NamedTuple):
 
 
 class PrepareResult(NamedTuple):
-    """Result of prepare: "prepared", or "read_only" if it was empty. `expires_ms`: 0 for never."""
+    """Result of prepare: "prepared", or "read_only" if the transaction was empty.
+
+    `expires_ms`: wall clock time after which it may be rolled back; 0 for never.
+    """
 
     state: str
     expires_ms: int
@@ -64,10 +71,11 @@ class PrepareResult(NamedTuple):
 class CommitResult(NamedTuple):
     """Result of a commit.
 
-    `dropped`: messages for topics that are gone. `offsets`: one a batch in the order sent, -1 where it is not
-    known or not on the disk yet; [] for large transactions and after a restart. `repeated`: this is the answer
-    to an earlier request. `delayed`: what delayed batches came to, by their index, as far as it is known. `lost`:
-    messages that damage of the journal took, told to operators; an owner gets `Damaged` instead.
+    `dropped`: number of messages for deleted topics. `offsets`: one a batch in the order sent, -1 where it is not
+    known or not durable yet; [] for large transactions and after a restart. `repeated`: the commit was requested
+    before, and this is its result again. `delayed`: by index of delayed batches, where they are stored, as far as that
+    is known. `lost`: number of messages lost by damage of the journal, for operators; other callers get `Damaged`
+    instead.
     """
 
     state: str
@@ -109,8 +117,8 @@ class CheckBackQuery(NamedTuple):
 class GroupCommitRequest(NamedTuple):
     """Request to commit prepared members of (`group`, `sequence`) atomically.
 
-    `transactions` are (xid, epoch). `rows` is the caller's row count; a different count for the same
-    sequence is rejected unless `other_total`.
+    `transactions` are (xid, epoch). `rows` is the number of rows that the caller has written, as a check: when a
+    committed sequence is requested again with another number, that is rejected unless `other_total`.
     """
 
     group: str

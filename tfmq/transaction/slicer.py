@@ -1,7 +1,7 @@
-"""Split a decision's part for one partition into appends, reading batches from the journal.
+"""Split a decision's part for one partition into slices, and read their batches from the journal.
 
-A slice is at most 1 MiB (unless one block is larger) and ends at a block boundary. A partition therefore
-always ends at a block boundary too, where the rest continues after a crash. Batches of delayed messages are
+A slice is one append: at most 1 MiB (unless one block is larger), and it ends at a block boundary. A partition
+therefore always ends at a block boundary too, where the rest continues after a crash. Batches of delayed messages are
 never split: an arrival header with the due times precedes their records. Every entry is verified when it is
 read.
 """
@@ -25,7 +25,7 @@ SLICE_BYTES: Final = 1 << 20
 """Bytes per append of a large transaction; other work runs between two appends."""
 
 ENTRIES_PER_READ: Final = 1024
-"""Entries read in the owner's thread at once (about 10 ms).
+"""Maximum of entries read in the broker's thread at once (about 10 ms).
 
 Without this limit 1 MiB of tiny batches would block the thread for half a second.
 """
@@ -34,7 +34,7 @@ CONTINUED: Final = -1
 """Batch index of a batch that continues one from an earlier slice."""
 
 ReadEntry = Callable[[int, int], JournalEntry]
-"""Return the verified entry at an LSN; the second argument is its approximate size in bytes."""
+"""read(lsn, size): return the verified entry at that LSN; `size`: approximately its bytes."""
 
 ENTRY_EXTRA: Final = 1024
 """Estimated bytes of an entry in addition to its messages.
@@ -44,7 +44,7 @@ An entry with many small blocks has more and needs a second read.
 
 
 class _SliceBuilder:
-    """Builds slices from batches; holds the slice that is being filled."""
+    """Builds slices of at most `slice_bytes` from batches that are added in order."""
 
     def __init__(self, slice_bytes: int, *, never_split: bool) -> None:
         self._slice_bytes = slice_bytes
@@ -81,12 +81,12 @@ class _SliceBuilder:
         self._last_ordinal = number + batch.count - 1
 
     def skip_lost(self, number: int, count: int) -> None:
-        """`count` messages from `number` on are lost: the partition has all of them that there are."""
+        """Count the lost messages from ordinal `number` on as part of the slice, without a batch."""
         self._last_ordinal = number + count - 1
         self._lost.append((number, count))
 
     def finish_slice(self) -> Slice:
-        """What is there, full or not."""
+        """Return the current slice, full or not, and begin a new one."""
         found = Slice(self._batches, self._last_ordinal, self._size_bytes, self._batch_indexes, self._lost)
         self._reset()
         return found
@@ -100,7 +100,7 @@ class _SliceBuilder:
 def read_slices(
     read: ReadEntry, rows: "array[int]", log_id: int, after: int, slice_bytes: int = SLICE_BYTES
 ) -> Iterator[Slice]:
-    """Yield the messages of `rows` (from `Decision.partition_rows`) after ordinal `after`, as slices.
+    """Yield the messages in `rows` (from `Decision.partition_rows`) after ordinal `after` as slices.
 
     Messages lost in a journal repair are skipped and logged; a slice may be empty for that reason.
     Raises: whatever `read` raises; Corrupt if an entry does not match the recorded location.
@@ -173,7 +173,7 @@ def read_slices_nowait(
 
 
 def first_row(rows: "array[int]", after: int) -> int:
-    """Return the index in `rows` of the row with the message after ordinal `after`.
+    """Return the index in `rows` where the batch with the message after ordinal `after` begins.
 
     If there is none, the length of `rows`.
     """
@@ -204,7 +204,7 @@ def _checked_batch(entry: JournalEntry, log_id: int, count_size: int) -> Batch:
 
 
 def _skip_records(batch: Batch, skipped: int) -> Batch:
-    """Return the batch without its first `skipped` records; cuts the block in which they end."""
+    """Return the batch without its first `skipped` records; the block with the last of them is cut."""
     data, blocks, producer_id, sequence, count = batch
     view = memoryview(data)
     position = number = 0

@@ -26,9 +26,9 @@ VERSION: Final = 1
 NAME: Final = "the snapshot of the transactions"
 
 YIELD_ROWS: Final = 64
-"""Rows encoded before the worker yields to the owner's thread (0.2 ms).
+"""Rows that the worker encodes (in 0.2 ms) before it lets the broker's thread run.
 
-Otherwise the owner would wait for Python's switch interval, 5 ms, again and again.
+Otherwise the broker's thread would wait for Python's switch interval, 5 ms, again and again.
 """
 
 
@@ -44,7 +44,7 @@ class SnapshotHead(NamedTuple):
 
 
 class CapturedTransactions(NamedTuple):
-    """Mutable fields of all transactions at the time of the capture, one list per field.
+    """The fields of all transactions that may change during the encoding, one list per field.
 
     There is no object per transaction: 100,000 new objects would start a garbage collection, which takes
     half a second.
@@ -62,9 +62,9 @@ class CapturedTransactions(NamedTuple):
 
 
 def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable[[], bytes]:
-    """Capture the transactions in the owner's thread.
+    """Capture the transactions; return a function that encodes the snapshot.
 
-    Return a function that encodes the snapshot.
+    Call this in the broker's thread; the returned function may run in a worker.
     """
     found = list(transactions)
     locations = [each.locations for each in found]
@@ -100,9 +100,9 @@ DURABLE_STATES: Final = {
     states.PREPARING: states.OPEN,
     states.COMMITTED: states.APPLYING,
 }
-"""Last recorded state for states without a record.
+"""The state in a snapshot for states without a journal record: the last one with a record.
 
-`_row` resolves COMMITTING and ROLLING_BACK.
+For COMMITTING and ROLLING_BACK, `_row` finds it.
 """
 
 
@@ -115,7 +115,7 @@ def _row(
     words: int,
     topics: Sequence[tuple[int, str]] | None,
 ) -> tuple[Any, ...]:
-    """Return one transaction's row, without fields that its state did not have when captured."""
+    """Return the row of one transaction, without what it got after the capture."""
     if state in (states.COMMITTING, states.ROLLING_BACK):
         state = states.OPEN if topics is not None else states.PREPARED
     state = DURABLE_STATES.get(state, state)

@@ -25,7 +25,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What changes a transaction's state. The values are texts for errors."""
+    """What changes a transaction's state. The values are texts for error messages."""
 
     # Requests: the record is queued; writing it may still fail.
     REQUEST_PREPARE = "ask to prepare"
@@ -41,7 +41,7 @@ class Event(StrEnum):
     HEURISTIC_COMMIT = "commit by hand"
     HEURISTIC_ROLLBACK = "roll back by hand"
 
-    # Completion without a record: the journal and the partitions prove it.
+    # Ends without a record: recovery finds them from other records and the partitions.
     APPLIED = "all of it is written"
     FINISH_EMPTY = "nothing was in it"
 
@@ -90,7 +90,7 @@ HEURISTIC_STATES: Final = frozenset((HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK)
 """States set by an operator's decision; they are kept until the forget command."""
 
 IN_DOUBT_STATES: Final = frozenset((PREPARED, COMMITTING, ROLLING_BACK))
-"""Prepared, or ending after the prepare; unprepared ones have `Transaction.prepared_ms` 0."""
+"""States of transactions in doubt, if `Transaction.prepared_ms` is set: they were prepared."""
 
 
 class InvalidTransition(ValueError):

@@ -33,7 +33,7 @@ logger = logging.getLogger("tfmq.transaction")
 class Checkpointer:
     """Starts journal checkpoints, one at a time; a worker writes them.
 
-    The owner's thread calls `run_if_due` while no journal file is being started.
+    The broker's thread calls `run_if_due`, only while no new journal file is being started.
     """
 
     def __init__(self, journal: JournalStore, run: RunInWorker) -> None:
@@ -62,10 +62,10 @@ class Checkpointer:
 
 
 EPOCH_RANGE: Final = 1 << 20
-"""Epochs leased at once. 63 bits are enough for any number of starts."""
+"""Number of epochs leased at once. Epochs have 63 bits: enough for any number of starts."""
 
 RENEW_BELOW: Final = EPOCH_RANGE // 2
-"""With fewer epochs left the next range is leased; half a minute at the highest rate."""
+"""With fewer epochs left than this, the next range is leased: it is durable before they run out."""
 
 LEASE_PENDING = (
     "The broker's transaction journal is being written; new transactions wait for it. Try again in a moment."
@@ -73,7 +73,7 @@ LEASE_PENDING = (
 
 
 EPOCHS_PER_SECOND: Final = 1 << 17
-"""Higher than any possible rate; the clock-based epoch passes each range within 8 seconds."""
+"""How fast the epoch derived from the clock grows: faster than epochs can be allocated."""
 CLOCK_START_SECONDS: Final = 1_700_000_000
 CLOCK_EPOCH_MAX: Final = 1 << 61
 
@@ -81,8 +81,8 @@ CLOCK_EPOCH_MAX: Final = 1 << 61
 def first_epoch(end: int, wall_ms: int) -> int:
     """Return the first epoch of a start.
 
-    It is not below `end`, where the journaled ranges end, nor below the epoch derived from the clock. The
-    clock is ignored if no range was ever leased (`end` is 1).
+    It is not below `end`, where the ranges end that were leased in the journal, nor below the epoch derived from the
+    clock. The clock is ignored if no range was ever leased (`end` is 1).
     """
     if end <= 1:
         return end
@@ -92,13 +92,13 @@ def first_epoch(end: int, wall_ms: int) -> int:
 class EpochAllocator:
     """Allocates unique, increasing epochs from leased ranges.
 
-    Epochs are never reused, so a late request of an older transaction cannot reach a newer one of the same
-    name. A range is durable in the journal before its first epoch is allocated; what remains of it at a
-    stop is not used. The journal may be an older copy of one that continued elsewhere, so the first range
+    Epochs are never reused, so a late request of an older transaction cannot change a newer one of the same
+    name. A range is durable in the journal before its first epoch is allocated; the epochs that remain of it at a
+    stop are not used. The journal may be an older copy of one that continued elsewhere, so the first range
     of a start begins at the epoch derived from the clock if that is higher.
 
-    `lease(end, forced)` writes to the journal that epochs below `end` may be in use, and calls
-    `forced(error)` when that is durable or has failed.
+    `lease(end, forced)` writes to the journal that epochs below `end` may be in use. It calls `forced(None)` when that
+    is durable, `forced(error)` if it failed.
     """
 
     def __init__(self, lease: Callable[[int, Callable[[BaseException | None], None]], None]) -> None:
@@ -112,7 +112,7 @@ class EpochAllocator:
         self._next, self._end = first, end
 
     def allocate(self) -> int:
-        """Allocate the next epoch. Every call retries a failed lease.
+        """Allocate the next epoch. If a lease has failed, each call tries it again.
 
         Raises: Busy while the next range is being leased, DiskFull or StorageStopped if the last lease
         failed.
@@ -152,9 +152,9 @@ FORGET: Final = "forget"
 class TransactionRecorder:
     """Base class of the store: checks a transaction's state and queues the record of a change.
 
-    Permissions, limits, offsets and targets are the coordinator's task. While a record is queued the state
+    Permissions, limits, offsets and targets are checked by the coordinator. While a record is queued the state
     is preparing, committing or rolling_back; if the write fails, the previous state is restored. The
-    methods raise states.InvalidTransition, and then nothing has changed.
+    methods raise states.InvalidTransition if the state does not permit the change; then nothing has changed.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class TransactionRecorder:
         self._epochs = epochs
         self._clock = clock
         self._decision_time = decision_time
-        """Returns the time of a decision, from which relative delays of its messages count."""
+        """Function that returns the time for a commit record; delays of its messages count from it."""
         self._pending_forgets: set[int] = set()
         """Epochs of heuristic transactions whose forget record is queued."""
 
@@ -191,7 +191,7 @@ class TransactionRecorder:
         self._table.remove(transaction)
 
     def finish_empty(self, transaction: Transaction) -> None:
-        """End an open transaction without messages as "read_only", without a record."""
+        """End an open transaction that has no messages as "read_only"; no record is written."""
         states.next_state(transaction.state, states.FINISH_EMPTY)
         self._table.remove(transaction)
         transaction.state = states.READ_ONLY
@@ -261,9 +261,9 @@ class TransactionRecorder:
         self._enqueue(operation, written, transaction, batches)
 
     def rollback(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Queue the rollback of an open or prepared transaction.
+        """Queue the rollback record of an open or prepared transaction.
 
-        Once written it is not in `transactions`.
+        Once it is written, the transaction is not in `transactions` any more.
         """
         self._change_state(transaction, states.REQUEST_ROLLBACK)
         epoch, now_ms = transaction.epoch, self._clock.wall_ms()
@@ -277,7 +277,7 @@ class TransactionRecorder:
     def heuristic_commit(self, transaction: Transaction, written: WrittenCallback) -> None:
         """Like `commit` of a prepared transaction, by an operator.
 
-        Kept as "heuristic_committed" until `forget`.
+        The transaction stays in `transactions` as "heuristic_committed" until `forget`.
         """
         self._require_prepared(transaction, states.HEURISTIC_COMMIT)
         self._change_state(transaction, states.REQUEST_COMMIT)
@@ -285,9 +285,9 @@ class TransactionRecorder:
         self._enqueue(operation, written, transaction)
 
     def heuristic_rollback(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Like `rollback` of a prepared one, by an operator.
+        """Like `rollback` of a prepared transaction, by an operator.
 
-        Kept as "heuristic_rolled_back" until `forget`.
+        The transaction stays in `transactions` as "heuristic_rolled_back" until `forget`.
         """
         self._require_prepared(transaction, states.HEURISTIC_ROLLBACK)
         self._change_state(transaction, states.REQUEST_ROLLBACK)
@@ -295,10 +295,10 @@ class TransactionRecorder:
         self._enqueue(operation, written, transaction)
 
     def forget(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Queue the forget record of a heuristic transaction; its ordinary outcome is kept.
+        """Queue the forget record of a heuristic transaction.
 
-        Raises: InvalidTransition for any other state, and after a heuristic commit that is not completed
-        yet.
+        From then on `find_outcome` finds "committed" or "rolled_back". Raises: InvalidTransition for any other state,
+        and after a heuristic commit whose effects are not durable yet.
         """
         epoch = transaction.epoch
         if (
@@ -371,7 +371,7 @@ class TransactionRecorder:
     def abort_group(
         self, group: str, sequence: int, run: str, dropped: Sequence[Transaction], written: WrittenCallback
     ) -> None:
-        """Queue the fence of a run and the rollback of `dropped` (prepared)."""
+        """Queue the record that aborts a run and rolls back `dropped`, which must be prepared."""
         self._change_states((), dropped)
         operation = journal_records.GroupAbortRecord(
             group, sequence, run, [each.epoch for each in dropped], self._clock.wall_ms()
@@ -398,7 +398,7 @@ class TransactionRecorder:
 
 
 LOCAL_OUTCOMES_MAX: Final = 100_000
-"""Outcomes of local transactions; a repeated request follows within minutes."""
+"""Maximum of stored outcomes of local transactions; repeated requests follow within minutes."""
 LOCAL_OUTCOME_MS: Final = 3_600_000
 
 KEY_SIZE: Final = 16
@@ -409,7 +409,7 @@ lost_of = attrgetter("lost_messages")
 
 
 def loss_of(transaction: Transaction) -> str:
-    """What the start tells of one that lost messages with damage of the journal."""
+    """Return the warning about a transaction that lost messages by damage of the journal."""
     return (
         f"the transaction {transaction.xid or transaction.epoch} is {transaction.state} and lost"
         f" {transaction.lost_messages} of its {transaction.messages} messages with damage in the journal"
@@ -419,11 +419,11 @@ def loss_of(transaction: Transaction) -> str:
 class TransactionStore(TransactionRecorder):
     """Transactions and the journal that makes them durable. Created by `open`.
 
-    Every durable change is the replay of a journal entry, live as in recovery. Requests of a turn are
+    Every durable change is made by applying a journal entry, in recovery and later alike. Records of a turn are
     queued; `write()` writes them in one append, applies them in order and calls their callbacks. Used by
     one thread, except where a method states otherwise.
 
-    `transactions`: epoch -> transaction, all that are not completed. `by_xid`: name -> its latest live
+    `transactions`: epoch -> transaction, all that are not ended completely. `by_xid`: name -> its latest live
     transaction. `state_counts`: state -> number of `transactions`.
     """
 
@@ -478,10 +478,10 @@ class TransactionStore(TransactionRecorder):
     ) -> TransactionStore:
         """Open or create the journal in the existing `folder`, recover it, lease epochs durably.
 
-        Afterwards unprepared transactions are rolled back; prepared and decided ones are in `transactions`.
+        Unprepared transactions are rolled back; prepared and committed ones are in `transactions` then.
         `request_fsync` requests an fsync of the journal up to an LSN. `limits` are by name; `settings` are
         the keys `transaction.*` without that prefix (outcome_seconds, journal_file_bytes). `decision_time`
-        returns the time of decisions, in ms since 1970; default is the wall clock. `mark_ready()` is called
+        returns the time for commit records, in ms since 1970; default is the wall clock. `mark_ready()` is called
         when `write` has work.
         Raises: Corrupt (with file and position; nothing was changed), NewerFormat, Full, Stopped, OSError.
         """
@@ -540,7 +540,7 @@ class TransactionStore(TransactionRecorder):
             (lsn,) = self._journal.append([entry.Operation(*journal_records.pack(lease))])
             self._journal.force()
         except Full:
-            # The broker also starts on a full disk; the first transaction retries the lease.
+            # The broker also starts on a full disk; the first new transaction tries the lease again.
             self._epochs.set_range(first, first)
             return
         self._table.apply_operation(lsn, lease)
@@ -577,15 +577,18 @@ class TransactionStore(TransactionRecorder):
 
     @property
     def batch_count(self) -> int:
-        """Number of batches retained; each also takes memory."""
+        """Number of batches retained in the journal; each also needs some memory."""
         return self._table.retained_size.batch_count
 
     def is_durable(self, transaction: Transaction) -> bool:
-        """Whether the record of the state is durable; otherwise a power failure could revert it."""
+        """Return whether the record of the transaction's state is durable: else it may be undone."""
         return transaction.lsn < self._journal.forced_offset
 
     def find_pending_rollback(self, xid: str, epoch: int = 0) -> Transaction | None:
-        """Return a prepared transaction whose written rollback is not durable yet: it may come back."""
+        """Return a prepared transaction whose rollback is written and not durable; None if none.
+
+        After a power failure it could be prepared again.
+        """
         for transaction in reversed(self._table.pending_rollbacks.values()):
             if transaction.origin.xid == xid and epoch in (0, transaction.epoch):
                 return None if self.is_durable(transaction) else transaction
@@ -597,13 +600,13 @@ class TransactionStore(TransactionRecorder):
         return self._journal.stopped
 
     def find_outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
-        """Return the outcome of the ended transaction `xid` at `epoch`, or its latest for epoch 0."""
+        """Return the outcome of the transaction with this name and epoch; epoch 0: of the latest."""
         return self._table.find_outcome(xid, epoch)
 
     def certainly_not_committed(self, xid: str, epoch: int) -> bool:
-        """Whether an ended local transaction without a known outcome was certainly not committed.
+        """Return whether an ended transaction is local and was certainly not committed.
 
-        True if its epoch was leased and no outcome of its time has expired.
+        True if no outcome of it is known, its epoch was leased, and outcomes of such epochs have not expired yet.
         """
         given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end
         return given and xid.startswith(LOCAL_PREFIX) and self.find_outcome(xid, epoch) is None
@@ -613,7 +616,7 @@ class TransactionStore(TransactionRecorder):
         """Whether a repair has ever removed journal entries: missing state may have been lost."""
         return self._table.producer_states.entries_lost
 
-    # Applying a decision
+    # Applying a committed transaction
 
     def read_slices(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
@@ -621,7 +624,7 @@ class TransactionStore(TransactionRecorder):
         """Yield a partition's messages after ordinal `after` as slices of at most `slice_bytes`.
 
         A single larger block is one slice. Entries are read from the journal and verified. Any thread may
-        call this, concurrently with the owner.
+        call this, also while the broker's thread uses the store.
         Raises: Corrupt, OSError.
         """
         return slicer.read_slices(
@@ -631,7 +634,7 @@ class TransactionStore(TransactionRecorder):
     def read_slices_nowait(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> list[Slice] | None:
-        """Like `read_slices`, as a list; None if it is too much or the disk must be read.
+        """Like `read_slices`, as a list; None if it is too much, or reads would wait for the disk.
 
         Raises: Corrupt.
         """
@@ -642,10 +645,7 @@ class TransactionStore(TransactionRecorder):
         return slicer.read_slices_nowait(self._journal.read_cached, rows, log_id, after, slice_bytes)
 
     def mark_applied(self, decision: Decision) -> None:
-        """Mark a decision as applied: every effect is written, or its target deleted.
-
-        Frees its memory.
-        """
+        """Mark a decision as applied: each effect is written, or its target deleted. Frees memory."""
         for transaction in decision.transactions:
             self._table.change_state(transaction, states.APPLIED)
             self._writer.drop_cached(transaction)
@@ -663,10 +663,7 @@ class TransactionStore(TransactionRecorder):
         return self._writer.due
 
     def write(self) -> bool:
-        """Append and apply what is queued, at the end of a turn; False if there was no work.
-
-        Items that wait for a new journal file own their data.
-        """
+        """Append the queued records and apply them, at the end of a turn; False if there was no work."""
         wrote = self._writer.write()
         if wrote and not self._writer.starting_file:
             self._checkpointer.run_if_due()
@@ -687,16 +684,13 @@ class TransactionStore(TransactionRecorder):
         self._checkpointer.run_if_due()
 
     def transactions_after(self, after_epoch: int = 0) -> Iterator[Transaction]:
-        """Yield transactions with an epoch above `after_epoch`, by rising epoch.
-
-        Skips earlier ones at no cost.
-        """
+        """Yield transactions with an epoch above `after_epoch`, by rising epoch."""
         transactions = self.transactions
         for epoch in self._table.epoch_index.epochs_after(after_epoch):
             yield transactions[epoch]
 
     def require_space(self, size_bytes: int) -> None:
-        """Check whether the journal accepts `size_bytes` more.
+        """Check that the journal accepts `size_bytes` more.
 
         Raises: StorageStopped, DiskFull.
         """

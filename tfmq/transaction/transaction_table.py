@@ -40,11 +40,11 @@ class FileReferenceCounter(Protocol):
 
 
 class FileReferences:
-    """References of transactions to the journal files that contain their batches.
+    """File references of transactions: they keep the journal files that contain their batches.
 
     A transaction has one reference per file, not per batch: otherwise the end of a large transaction would
-    cost as much as it has batches. LSNs only increase, so a batch in the file being written is detected by
-    comparing with that file's first LSN.
+    cost as much as it has batches. LSNs only increase, so whether a batch is in the file being written is found by
+    comparison with that file's first LSN.
     """
 
     def __init__(self, journal: FileReferenceCounter) -> None:
@@ -66,7 +66,7 @@ class FileReferences:
             files.append(lsn)
 
     def adopt_recovered(self, transaction: Transaction) -> None:
-        """Reduce the references that recovery took for every batch to one per file."""
+        """Release the references that recovery has added for every batch, except one per file."""
         kept: dict[int, int] = {}
         for lsn in transaction.batch_lsns():
             number = self._file_index(lsn)
@@ -114,12 +114,12 @@ class RetainedSize:
         self.batch_count += 1
 
     def add_transaction(self, transaction: Transaction) -> None:
-        """Count all batches of a transaction loaded from a snapshot."""
+        """Count all batches of a transaction that was loaded from a snapshot."""
         self.size_bytes += transaction.size_bytes
         self.batch_count += transaction.locations.batch_count
 
     def lose(self, size_bytes: int) -> None:
-        """A batch of that size is lost; it still has its row."""
+        """Subtract the size of a batch lost in a repair; it stays in the number of batches."""
         self.size_bytes -= size_bytes
 
     def remove_transaction(self, transaction: Transaction) -> None:
@@ -129,9 +129,9 @@ class RetainedSize:
 
 
 UNKNOWN_ORIGIN: Final = Origin("", True, 0, 0, 0)
-"""Origin of a transaction of which recovery has found only messages so far.
+"""Origin of a transaction of which recovery has found only batches so far.
 
-It is rolled back unless a later record names it.
+It is rolled back unless recovery finds a record of it.
 """
 
 EPOCH_FIRST: Final = 1
@@ -141,14 +141,13 @@ class TransactionTable:
     """Live transactions, outcomes, producer states and commit groups, replayed from the journal.
 
     The same entries in the same order give the same table, with or without a snapshot. Two events have no
-    journal entry, because the journal and the partitions prove them: the begin of a transaction (before its
-    first record), and `complete`. Recovery may therefore find completed decisions again; the partitions
-    detect that they have them.
+    journal entry: the begin of a transaction, which is known from its first batch or record, and `complete`. Recovery
+    may therefore find completed decisions again; then the partitions show that they have them.
 
-    An entry that contradicts earlier entries is corruption and raises ValueError, unless a repair has left
-    a filler before it: then whatever was lost with the filler is skipped and counted.
+    An entry that contradicts earlier entries is corruption and raises ValueError, unless a repair has written
+    a filler in place of lost entries before it: then what is missing is skipped and counted.
 
-    `outcomes` has named transactions, `local_outcomes` those named by the broker.
+    `outcomes`: those of transactions named by clients; `local_outcomes`: those of transactions named by the broker.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class TransactionTable:
     def clear(self) -> None:
         """Reset the transactions to the state before the first entry.
 
-        Does not clear the other parts.
+        Outcomes, producer states and commit groups are not changed.
         """
         self.transactions: dict[int, Transaction] = {}
         self.by_xid: dict[str, Transaction] = {}
@@ -179,11 +178,11 @@ class TransactionTable:
         self.latest_ms = 0
         """The latest time of any record.
 
-        Expiry uses it instead of the clock, so that replay is deterministic.
+        Outcomes, producers and commit groups expire by this time, not by the clock, so that replay is deterministic.
         """
         self.retained_size = RetainedSize()
         self.file_references: FileReferences | None = None
-        """None during recovery."""
+        """The file references of the transactions; None during recovery."""
         self.fillers_seen = 0
         """Number of fillers seen; a repair writes them in place of lost entries."""
         self.pending_rollbacks: dict[int, Transaction] = {}
@@ -211,7 +210,7 @@ class TransactionTable:
         transaction.state = state
 
     def remove(self, transaction: Transaction) -> None:
-        """Remove an ended transaction and release everything that it holds."""
+        """Remove an ended transaction, also from its commit group, and release its journal entries."""
         if self.transactions.pop(transaction.epoch, None) is None:
             return
         self.state_counts[transaction.state] -= 1
@@ -226,9 +225,9 @@ class TransactionTable:
         self._release_entries(transaction)
 
     def complete(self, decision: Decision) -> None:
-        """Release the journal entries of a decision that is durable at all its targets.
+        """Release the journal entries of a decision whose effects are durable at all targets.
 
-        Removes its transactions, except heuristic ones, which stay until the forget record.
+        Its transactions are removed, except heuristic ones, which stay until the forget record.
         """
         for transaction in decision.transactions:
             if transaction.state == states.HEURISTIC_COMMITTED:
@@ -259,7 +258,7 @@ class TransactionTable:
             self.apply_operation(entry.lsn, journal_records.unpack(*content))
 
     def apply_batch(self, lsn: int, message: AppendMsg) -> Transaction | None:
-        """Apply a batch at `lsn`. Return its transaction, None if that has ended."""
+        """Apply a batch whose entry is at `lsn`. Return its transaction; None if that has ended."""
         epoch, log_id, producer_id, sequence, count, _, data, moved_from = message
         if moved_from:
             return self._apply_relocation(lsn, epoch, moved_from)
@@ -279,7 +278,7 @@ class TransactionTable:
         return transaction
 
     def apply_operation(self, lsn: int, operation: journal_records.Operation) -> None:
-        """Apply one operation at `lsn`.
+        """Apply an operation whose entry is at `lsn`.
 
         Raises: ValueError if it contradicts earlier entries.
         """
@@ -387,14 +386,14 @@ class TransactionTable:
 
     def _get_or_add(self, epoch: int) -> Transaction:
         """Return the transaction, created if recovery has found no earlier entry of it."""
-        # Even the lease record of its epoch may be missing.
+        # After a repair even the lease record of its epoch may be missing.
         self.epochs_end = max(self.epochs_end, epoch + 1)
         return self.transactions.get(epoch) or self._add(Transaction(epoch, UNKNOWN_ORIGIN))
 
     def _existing(self, epochs: Iterable[int]) -> list[Transaction]:
-        """Return the transactions with these epochs, skipping missing ones if a repair lost entries.
+        """Return the transactions with these epochs; after a repair some may be missing.
 
-        Raises: ValueError for a missing one without a repair.
+        Raises: ValueError if one is missing and nothing was lost in a repair.
         """
         found = []
         for epoch in epochs:
@@ -433,7 +432,7 @@ class TransactionTable:
                 self.pending_rollbacks[transaction.epoch] = transaction
 
     def _record_producer_outcome(self, transaction: Transaction, state: str) -> None:
-        """Record in the producer's state what its request led to."""
+        """Record in the state of the producer what its begin request has led to."""
         origin = transaction.origin
         if origin.producer_id:
             self.producer_states.apply_outcome(
@@ -461,7 +460,10 @@ class TransactionTable:
             self.file_references.release_all(transaction)
 
     def _apply_relocation(self, lsn: int, epoch: int, moved_from: int) -> Transaction | None:
-        """Apply a relocated copy of a batch. Return the transaction, None if it no longer needs it."""
+        """Apply a copy that compaction has made of the batch at `moved_from`; return the transaction.
+
+        None if the transaction has ended or does not need the batch any more.
+        """
         transaction = self.transactions.get(epoch)
         if transaction is None or transaction.decision is not None or transaction.obsolete:
             return None
@@ -474,9 +476,9 @@ class TransactionTable:
     # Entries lost in a repair
 
     def _check_message_count(self, transaction: Transaction, messages: int) -> None:
-        """Compare the message count with that of a record; missing messages are counted as lost.
+        """Compare a transaction's messages with the count in its record; count missing ones as lost.
 
-        Raises: ValueError if the counts differ and no repair explains it.
+        Raises: ValueError if the counts differ and nothing was lost in a repair.
         """
         if missing := messages - transaction.messages:
             if missing < 0 or not self.fillers_seen:
@@ -492,8 +494,11 @@ class TransactionTable:
         transaction.lost_messages += missing
 
     def lose(self, places: Set[int]) -> None:
-        """A repair gave up the batches at these places. Of what is decided they stay where they are: a partition may
-        have them already, and one that has not is told when it reads them."""
+        """Count the batches at these LSNs as lost: a repair could not restore them.
+
+        Those of committed transactions stay in `locations`: a partition may have them already, and where it has not,
+        the loss is found when they are read to be applied.
+        """
         for transaction in self.transactions.values():
             if transaction.decision is not None or places.isdisjoint(transaction.batch_lsns()):
                 continue
@@ -506,7 +511,7 @@ class TransactionTable:
                     transaction.size_bytes -= size
                     self.retained_size.lose(size)
 
-    # journal.wal.store.JournalState
+    # The interface journal.wal.store.JournalState
 
     def load(self, data: bytes) -> None:
         """Restore the result of `dump`; b"" is the state of an empty journal.
@@ -538,20 +543,20 @@ class TransactionTable:
     def dump(self) -> Callable[[], bytes]:
         """Capture the state and return a function that encodes it.
 
-        Call this in the owner's thread; the returned function may run in a worker.
+        Call this in the broker's thread; the returned function may run in a worker.
         """
         self._relocations.mark_shared()
         head = snapshot.SnapshotHead(self.latest_ms, self.epochs_end, [part.dump() for part in self._parts])
         return snapshot.capture(head, self.transactions.values())
 
     def needed(self) -> Iterator[int]:
-        """The places of what may go to a partition yet; what was never prepared is about to be dropped."""
+        """Yield the LSNs of batches that may still be applied: not those of unprepared transactions."""
         for transaction in self.transactions.values():
             if transaction.state != states.OPEN:
                 yield from transaction.batch_lsns()
 
     def held(self) -> Iterator[int]:
-        """Yield the LSNs that are still needed."""
+        """Yield the LSNs of all batches of live transactions, whose files must not be deleted."""
         for transaction in self.transactions.values():
             yield from transaction.batch_lsns()
 
@@ -583,16 +588,16 @@ _APPLY_METHODS: Final[dict[type, Callable[[TransactionTable, int, Any], None]]] 
 
 
 class EntryRelocations:
-    """Updates batch locations when compaction copies entries forward.
+    """Updates batch locations when compaction has copied entries to the end of the journal.
 
-    A snapshot that is being encoded in a worker shares the location arrays, so the first relocation of a
-    transaction after each snapshot copies its array.
+    A snapshot that is being encoded in a worker shares the location arrays. So the first change of an array after
+    the begin of each snapshot is made in a copy.
     """
 
     def __init__(self) -> None:
         self._copied: set[int] = set()
         self._row_index: tuple[int, dict[int, int]] = (0, {})
-        """(epoch, LSN -> row of the batch) of the transaction relocated last."""
+        """(epoch, LSN -> row of the batch) of the transaction whose batch was relocated last."""
 
     def mark_shared(self) -> None:
         """Mark all location arrays as shared with a snapshot."""
@@ -621,7 +626,7 @@ class EntryRelocations:
 
 
 REMOVED_EPOCHS_MIN: Final = 64
-"""Up to this many removed epochs the list is not compacted."""
+"""Up to this number of removed epochs, `EpochIndex` keeps them in its list."""
 
 
 class EpochIndex:
@@ -629,7 +634,7 @@ class EpochIndex:
 
     Epochs are added nearly in order and removed in any order. Removed ones stay in the list until they are
     half of it, so adding and removing are cheap, and a page costs a binary search and its own length. The
-    owner adds each epoch once and reports each removal.
+    caller adds each epoch once and reports each removal.
     """
 
     def __init__(self, transactions: Container[int]) -> None:
