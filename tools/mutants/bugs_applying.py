@@ -1,4 +1,4 @@
-"""Bugs to plant where decided transactions are brought to their targets, and kept until all is on the disk."""
+"""Planted bugs: decisions of transactions applied to their targets, and kept until all is durable."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SETTLING: Final = "tests/transaction/test_apply_progress.py"
 APPLIED: Final = (
     Mutant(
         "effects-overtake-one-another",
-        "decisions are applied to a target one after the other",
+        "decisions are applied to each target in their order",
         "tfmq/apply_queue.py",
         "        while self._can_send() and not self.busy and not self.is_paused:\n",
         "        while self._can_send() and not self.is_paused:\n",
         [LINE, APPLYING],
     ),
     Mutant(
-        "refused-effect-behind-later-ones",
-        "what a target refused comes before what was decided later",
+        "refused-part-after-later-ones",
+        "what a target refused is applied before later decisions",
         "tfmq/transaction/applier.py",
         "        self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.position))\n",
         "        self._queue = deque([*self._queue, *parts])\n",
@@ -35,7 +35,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "target-not-asked-after-an-error",
-        "after an error a target is asked how far it is",
+        "after an error the broker reads again how much a target has applied",
         "tfmq/apply_queue.py",
         "        self._position_known = False\n        if isinstance(error, UnknownTopic):\n",
         "        self._position_known = True\n        if isinstance(error, UnknownTopic):\n",
@@ -43,7 +43,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "what-is-there-is-sent-again",
-        "what a target has is not sent to it again",
+        "what a target has stored is not sent to it again",
         "tfmq/transaction/applier.py",
         "        while applied is not None and self._queue and self._queue[0].position <= applied:\n",
         "        while applied is not None and self._queue and self._queue[0].position < applied:\n",
@@ -51,7 +51,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "large-part-begins-anew-after-a-crash",
-        "a part goes on behind the last message that is there",
+        "after a crash, applying continues after the last message that was stored",
         "tfmq/transaction/applier.py",
         "        self._applied_ordinal = applied[1] if applied is not None and head == applied[0] else 0\n",
         "        self._applied_ordinal = 0\n",
@@ -59,15 +59,15 @@ APPLIED: Final = (
     ),
     Mutant(
         "joined-effect-under-the-first-place",
-        "a shared effect stands for the last decision in it",
+        "a joined append carries the position of its last decision",
         "tfmq/transaction/applier.py",
         "        last = parts[-1]\n        effect = ",
         "        last = parts[0]\n        effect = ",
         [LINE, APPLYING],
     ),
     Mutant(
-        "gone-target-holds-up-its-transaction",
-        "what was for a topic that is gone is dropped, counted and told",
+        "deleted-target-blocks-its-transaction",
+        "messages for a deleted topic are dropped, counted and logged",
         "tfmq/apply_queue.py",
         ("            self.drop_all()\n        else:\n            self._block(error)\n"),
         ("            pass\n        self._block(error)\n"),
@@ -75,15 +75,15 @@ APPLIED: Final = (
     ),
     Mutant(
         "stopped-target-drops",
-        "what a stopped target does not take waits for it",
+        "messages for a stopped target wait until it is resumed",
         "tfmq/apply_queue.py",
         "        if isinstance(error, UnknownTopic):\n",
         "        if error:\n",
         [LINE, APPLYING],
     ),
     Mutant(
-        "offset-told-before-it-is-forced",
-        "an offset that was told stays",
+        "offset-reported-before-it-is-fsynced",
+        "a reported offset stays valid",
         "tfmq/transaction/applier.py",
         "        if not mark.offsets or not self._applier.destination.is_durable(mark):\n",
         "        if not mark.offsets:\n",
@@ -91,7 +91,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "applied-before-all-targets-have-it",
-        "a transaction is applied when every target has its part",
+        "a transaction is applied when every target has stored its part",
         "tfmq/transaction/applier.py",
         (
             "            progress.pending_targets -= 1\n"
@@ -103,7 +103,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "offsets-left-out",
-        "offsets of a transaction are saved with it",
+        "offsets of a transaction are committed with it",
         "tfmq/transaction/applier.py",
         ("        if offsets:\n            self._enqueue(OFFSETS_KEY, ApplyTask(progress, OFFSETS_PART))\n"),
         "        progress.pending_targets -= offsets\n",
@@ -111,23 +111,23 @@ APPLIED: Final = (
     ),
     Mutant(
         "resumed-target-not-given-what-it-lost",
-        "what a target lost by a resumption is brought again",
+        "what a target lost by a resumption is applied again",
         "tfmq/transaction/applier.py",
         "            self._target_queue(key).requeue(parts)\n",
         "            self._finish_tasks(self._target_queue(key), parts)\n",
         [APPLYING, SETTLING],
     ),
     Mutant(
-        "dropped-messages-not-told",
-        "what was for a topic that is gone is dropped, counted and told",
+        "dropped-messages-not-reported",
+        "messages for a deleted topic are dropped, counted and logged",
         "tfmq/transaction/applier.py",
         "            progress.dropped_messages += target.messages\n",
         "            progress.dropped_messages += 0\n",
         [APPLYING, LINE],
     ),
     Mutant(
-        "journal-let-go-before-the-force",
-        "the journal keeps a decision until all of it is on the disk",
+        "journal-released-before-the-fsync",
+        "the journal keeps a decision until all of it is durable",
         "tfmq/transaction/apply_progress.py",
         (
             "            and not self.pending_targets\n"
@@ -139,15 +139,15 @@ APPLIED: Final = (
     ),
     Mutant(
         "stuck-part-called-committed",
-        "what a stopped target may lose is told as applying",
+        "a transaction whose messages a stopped target may lose is reported as applying",
         "tfmq/transaction/apply_progress.py",
         "        there = self.applied and not self.pending_targets and not self.blocked\n",
         "        there = self.applied and not self.pending_targets\n",
         [APPLYING],
     ),
     Mutant(
-        "unforced-part-settled",
-        "the journal keeps a decision until all of it is on the disk",
+        "part-settled-without-fsync",
+        "the journal keeps a decision until all of it is durable",
         "tfmq/transaction/apply_progress.py",
         "        while written and self._destination.is_durable(written[0].mark):\n",
         "        while written:\n",
@@ -155,7 +155,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "readers-wait-for-the-flush",
-        "readers of forced data see a commit soon",
+        "readers of durable data see a commit soon",
         "tfmq/transaction/apply_progress.py",
         "            self._timer = self._timers.after(FSYNC_DELAY_SECONDS, self._request_fsyncs)\n",
         "            self._timer = self._timers.after(10.0, self._request_fsyncs)\n",
@@ -163,7 +163,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "large-part-not-in-one-piece",
-        "a large part lies in one piece in its partition",
+        "a large part of a transaction is contiguous in its partition",
         "tfmq/transaction/applier.py",
         "            self._applier.destination.begin_exclusive(self._queue.key, self._applier.source)\n",
         "            pass\n",
@@ -171,7 +171,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "hold-leaked",
-        "a partition is free again behind a large part, however that ended",
+        "a partition is free again after a large part, whether that succeeded or not",
         "tfmq/transaction/applier.py",
         "            self._applier.destination.end_exclusive(self._queue.key)\n",
         "            pass\n",
@@ -179,15 +179,15 @@ APPLIED: Final = (
     ),
     Mutant(
         "large-part-cut-short",
-        "a part is there when its last message is",
+        "a part is complete only when its last message is stored",
         "tfmq/transaction/applier.py",
         "        elif found.last_ordinal >= self._task.target.last_ordinal:\n",
         "        elif found.last_ordinal > 0:\n",
         [CONVOY],
     ),
     Mutant(
-        "convoy-s-place-leaked",
-        "a convoy that ended makes room for the next",
+        "apply-task-s-place-leaked",
+        "an apply task that ended makes room for the next",
         "tfmq/transaction/applier.py",
         (
             "        self._applier.chunked.release(1)\n"
@@ -197,7 +197,7 @@ APPLIED: Final = (
         [CONVOY],
     ),
     Mutant(
-        "convoy-goes-on-behind-a-resumption",
+        "apply-task-continues-after-a-resumption",
         "nothing is written over a gap that a resumption left",
         "tfmq/transaction/applier.py",
         (
@@ -209,7 +209,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "settled-before-its-due-times-are-noted",
-        "what is kept to tell due times is given back, or no handles of transactions are told any more",
+        "memory that is kept to report due times is given back; otherwise no more handles of transactions are reported",
         "tfmq/transaction/apply_progress.py",
         ("            and not self.undurable_parts\n            and not self.undurable_delayed\n"),
         "            and not self.undurable_parts\n",
@@ -217,7 +217,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "window-not-kept",
-        "a large transaction does not make others wait for its bytes",
+        "a large transaction does not make others wait for memory",
         "tfmq/apply_queue.py",
         "        return not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= self._maximum\n",
         "        return True\n",

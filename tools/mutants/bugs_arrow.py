@@ -1,4 +1,4 @@
-"""Bugs to plant where records become Arrow columns, and columns records."""
+"""Planted bugs: records decoded into Arrow columns, and columns encoded as records."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LOGS: Final = "tests/arrow/test_random_logs.py"
 PARTITIONS: Final = "tests/arrow/test_checksums.py"
 PARTS: Final = "tests/arrow/test_encoder.py"
 
-SAME: Final = "columns have what messages have"
-FOUND: Final = "a flipped bit is never passed over, and named"
-SENT: Final = "rows are sent as they are"
+SAME: Final = "columns contain what the messages contain"
+FOUND: Final = "a flipped bit is always found and reported"
+SENT: Final = "rows are sent unchanged"
 
 ARROW: Final = (
     Mutant(
-        "short-control-record-read-beyond-its-end",
+        "short-block-trailer-read-beyond-its-end",
         FOUND,
         "tfmq/arrow/decoder.py",
         ("        if positions[-1] + TRAILER_SIZE > len(data):\n            return None\n"),
@@ -41,7 +41,7 @@ ARROW: Final = (
         [CHAIN],
     ),
     Mutant(
-        "bytes-behind-the-last-record-forgotten",
+        "bytes-after-the-last-record-forgotten",
         FOUND,
         "tfmq/arrow/decoder.py",
         "    if position != end:\n        raise BrokenChain\n",
@@ -58,7 +58,7 @@ ARROW: Final = (
     ),
     Mutant(
         "checksum-of-the-record-not-looked-at",
-        "verify=message proves every record by its own checksum",
+        "with verify=message every record is verified by its own checksum",
         "tfmq/arrow/decoder.py",
         (
             '        if self.verify == "message" and not _record_checksums_match(data, rows):\n'
@@ -69,7 +69,7 @@ ARROW: Final = (
     ),
     Mutant(
         "last-row-of-a-range-too-many",
-        "a range has the rows that begin in it",
+        "a range contains the rows that begin in it",
         "tfmq/arrow/decoder.py",
         "int(np.searchsorted(rows.positions, end))",
         'int(np.searchsorted(rows.positions, end, "right"))',
@@ -85,7 +85,7 @@ ARROW: Final = (
     ),
     Mutant(
         "fillers-count-as-one",
-        "a filler stands for the messages that it says",
+        "a filler counts as the number of messages that it states",
         "tfmq/arrow/decoder.py",
         '    counts[fillers] = read_numbers(data, positions[fillers] + 4, "u4")\n',
         "",
@@ -110,7 +110,7 @@ ARROW: Final = (
     ),
     Mutant(
         "compressed-batch-taken-for-a-message",
-        "what a later release writes is refused",
+        "records of a later release are refused",
         "tfmq/arrow/decoder.py",
         "KNOWN_FLAGS: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER\n",
         "KNOWN_FLAGS: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER | FLAG_CODEC_MASK\n",
@@ -133,7 +133,7 @@ ARROW: Final = (
         [DAMAGE],
     ),
     Mutant(
-        "control-record-of-another-place-holds",
+        "block-trailer-of-another-offset-accepted",
         FOUND,
         "tfmq/arrow/decoder.py",
         '            and (self.column("offset") == (self.starts + offset).astype(np.uint64)).all()\n',
@@ -141,7 +141,7 @@ ARROW: Final = (
         [CONTROLS, DAMAGE],
     ),
     Mutant(
-        "control-record-of-another-log-holds",
+        "block-trailer-of-another-log-accepted",
         FOUND,
         "tfmq/arrow/decoder.py",
         '            and (self.column("id") == np.uint64(log_id)).all()\n',
@@ -158,7 +158,7 @@ ARROW: Final = (
     ),
     Mutant(
         "columns-share-memory-with-the-fetch",
-        "columns have memory of their own",
+        "columns own their memory",
         "tfmq/arrow/attributes.py",
         "    found = alternating.filter(every_second_mask(2 * count - 1))\n",
         "    found = alternating[:1] if count == 1 else alternating.filter(every_second_mask(2 * count - 1))\n",
@@ -173,7 +173,7 @@ ARROW: Final = (
         [LAYOUT, ATTRIBUTES],
     ),
     Mutant(
-        "bytes-behind-an-attribute-passed-over",
+        "bytes-after-an-attribute-passed-over",
         SAME,
         "tfmq/arrow/attributes.py",
         "    plain &= (left == 0) & (cursor == ends)\n",
@@ -206,7 +206,7 @@ ARROW: Final = (
     ),
     Mutant(
         "null-key-leaves-the-old-one",
-        "columns key and tag decide",
+        "the columns key and tag decide",
         "tfmq/arrow/encoder.py",
         "    changed = ~(same_key & same_tag)\n",
         "    changed = ~((same_key | key.is_null().to_numpy(zero_copy_only=False)) & same_tag)\n",
@@ -214,7 +214,7 @@ ARROW: Final = (
     ),
     Mutant(
         "same-key-packed-anew",
-        "what says the same leaves the bytes as they are",
+        "equal values leave the bytes as they are",
         "tfmq/arrow/encoder.py",
         "    changed = ~(same_key & same_tag)\n",
         "    changed = ~(same_key & same_tag) | old.plain & (old.birth_counts > 0)\n",
@@ -238,7 +238,7 @@ ARROW: Final = (
     ),
     Mutant(
         "size-without-the-tag",
-        "columns key and tag decide",
+        "the columns key and tag decide",
         "tfmq/arrow/encoder.py",
         (
             "    rest = len(_field_header(TAG, tag)) + sum((each - 1) >> 1 for each in (key, tag) if"
@@ -249,7 +249,7 @@ ARROW: Final = (
     ),
     Mutant(
         "shapes-of-two-rows-mixed",
-        "columns key and tag decide",
+        "the columns key and tag decide",
         "tfmq/arrow/encoder.py",
         "        shape = shape | tags << _TAG_SHIFT\n",
         "        shape = shape | tags\n",
@@ -257,7 +257,7 @@ ARROW: Final = (
     ),
     Mutant(
         "properties-lost-beside-a-new-key",
-        "what else an attribute holds stays",
+        "the other fields of an attribute are kept",
         "tfmq/arrow/encoder.py",
         "        fields: dict[Any, Any] = unpack(attribute, text_keys=False) if attribute else {}\n",
         "        fields: dict[Any, Any] = {}\n",
@@ -265,7 +265,7 @@ ARROW: Final = (
     ),
     Mutant(
         "text-key-becomes-bytes-beside-a-new-tag",
-        "what says the same leaves the bytes as they are",
+        "equal values leave the bytes as they are",
         "tfmq/arrow/encoder.py",
         "        text = np.where(same_key, old.text, pa.types.is_string(key.type))\n",
         "        text = np.full(len(key), pa.types.is_string(key.type))\n",
@@ -273,7 +273,7 @@ ARROW: Final = (
     ),
     Mutant(
         "no-utf-8-sent-as-text",
-        "nothing is sent that no reader can decode",
+        "nothing is sent that a reader cannot decode",
         "tfmq/arrow/encoder.py",
         "            column.validate(full=True)\n",
         "            column.validate()\n",
@@ -281,7 +281,7 @@ ARROW: Final = (
     ),
     Mutant(
         "blocks-larger-than-allowed",
-        "the broker takes what the encoder makes",
+        "the broker accepts what the encoder makes",
         "tfmq/arrow/encoder.py",
         'start + limits.BLOCK_BYTES, "right")',
         'start + limits.BLOCK_BYTES + 64, "right")',
@@ -297,7 +297,7 @@ ARROW: Final = (
     ),
     Mutant(
         "checksum-of-the-value-alone",
-        "each record's own checksum covers its attribute",
+        "the checksum of each record covers its attribute",
         "tfmq/arrow/encoder.py",
         "map(crc32, bodies.to_numpy(zero_copy_only=False))",
         "map(crc32, payloads.to_numpy(zero_copy_only=False))",
@@ -305,7 +305,7 @@ ARROW: Final = (
     ),
     Mutant(
         "sequences-beyond-the-last",
-        "a batch never passes the last sequence of an id",
+        "a batch never exceeds the last sequence of a producer id",
         "tfmq/arrow/encoder.py",
         "    if sequence + count > SEQUENCE_COUNT:\n",
         "    if sequence + count > SEQUENCE_COUNT + 1:\n",
@@ -313,7 +313,7 @@ ARROW: Final = (
     ),
     Mutant(
         "keys-go-elsewhere-than-the-clients",
-        "one key goes to one partition, as the client sends it",
+        "rows with the same key are sent to the partition that the client chooses for that key",
         "tfmq/arrow/checksums.py",
         "np.where(lengths > step, following, found)",
         "np.where(lengths >= step, following, found)",
@@ -321,7 +321,7 @@ ARROW: Final = (
     ),
     Mutant(
         "rows-without-key-all-to-one",
-        "rows without a key go to one partition after the other",
+        "rows without a key are sent to the partitions in turn",
         "tfmq/arrow/checksums.py",
         "(first + np.arange(int(null.sum()))) % partitions",
         "first % partitions",

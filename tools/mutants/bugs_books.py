@@ -1,4 +1,4 @@
-"""Bugs to plant in the books of live transactions: forces, locks, space, times, sessions, checks."""
+"""Planted bugs: state of live transactions: fsync, locks, reserved space, time-outs, sessions, check-back."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ TRANSACTING: Final = "tests/transaction/test_commands.py"
 
 TRANSACTION_BOOKS: Final = (
     Mutant(
-        "decision-applied-before-its-force",
-        "nothing of a transaction is visible before its decision is on the disk",
+        "decision-applied-before-its-fsync",
+        "nothing of a transaction is visible before its decision is durable",
         "tfmq/transaction/active_transactions.py",
         "        self.store.when_durable(decision.lsn, lambda error: self._decision_durable(progress, error))\n",
         "        self._decision_durable(progress, None)\n",
         [BOOKS, ENDING, HAZARDS, TRANSACTING],
     ),
     Mutant(
-        "decision-applied-although-its-force-failed",
+        "decision-applied-although-its-fsync-failed",
         "nothing is visible whose decision may be lost",
         "tfmq/transaction/active_transactions.py",
         "            if error is None:\n                self.applier.start(first)\n",
@@ -38,7 +38,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "prepared-keeps-its-place-in-the-session",
-        "a prepared transaction takes no place of its session",
+        "a prepared transaction does not count against the limit of its session",
         "tfmq/transaction/active_transactions.py",
         (
             "        runtime_state(transaction).lsn = lsn\n"
@@ -50,7 +50,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "offsets-free-before-the-rollback-is-on-the-disk",
-        "offsets in doubt are free when no crash brings them back",
+        "offsets in doubt are unlocked when no crash can restore the transaction",
         "tfmq/transaction/active_transactions.py",
         "            self.store.when_durable(lsn, lambda error: self._unlock_offsets(locked, error))\n",
         "            self._unlock_offsets(locked, None)\n",
@@ -58,7 +58,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "offsets-of-a-commit-stay-locked",
-        "offsets of a transaction that is over are free",
+        "offsets of an ended transaction are unlocked",
         "tfmq/transaction/active_transactions.py",
         (
             "                self.destination.unlock_offsets(transaction.epoch)\n"
@@ -69,7 +69,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "offsets-free-after-a-start",
-        "offsets in doubt are locked again before anybody can ask",
+        "offsets in doubt are locked again before the first request is served",
         "tfmq/transaction/active_transactions.py",
         "            if transaction.offsets:\n                self.destination.lock_offsets(",
         "            if not transaction.epoch:\n                self.destination.lock_offsets(",
@@ -77,7 +77,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "start-applies-in-any-order",
-        "decisions are applied in the order of their places, also by a start",
+        "decisions are applied in the order of their positions, also after a restart",
         "tfmq/transaction/active_transactions.py",
         "        for lsn in sorted(decisions):\n",
         "        for lsn in sorted(decisions, reverse=True):\n",
@@ -85,7 +85,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "space-of-a-prepared-one-given-away-by-a-start",
-        "what is prepared has its space, also after a start",
+        "the space of a prepared transaction is reserved, also after a restart",
         "tfmq/transaction/active_transactions.py",
         "                self.reservations.restore(transaction.size_bytes)\n",
         "",
@@ -93,7 +93,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "half-a-reservation-kept",
-        "space is set aside at all targets, or at none",
+        "space is reserved at all targets or at none",
         "tfmq/transaction/active_transactions.py",
         (
             "            if taken:\n"
@@ -105,7 +105,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "transactions-of-any-size",
-        "a transaction has so many bytes, and no more",
+        "the size of a transaction in bytes is limited",
         "tfmq/transaction/active_transactions.py",
         "        if found > self._bytes_max:\n",
         "        if found > self._bytes_max + size_bytes:\n",
@@ -113,7 +113,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "any-number-of-batches",
-        "a transaction has so many batches, and no more",
+        "the number of batches of a transaction is limited",
         "tfmq/transaction/active_transactions.py",
         "        if rows > self._batches_max:\n",
         "        if rows > self._batches_max + 1:\n",
@@ -129,7 +129,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "cleared-time-still-ends-it",
-        "a time that was cleared ends nothing",
+        "a time-out that was cleared ends nothing",
         "tfmq/transaction/deadlines.py",
         (
             "            if self._due_by_epoch.get(epoch) == due:\n"
@@ -140,31 +140,31 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "earlier-time-waits-for-a-later-one",
-        "a transaction ends in time, whatever else was set before",
+        "a transaction ends at its time-out, whatever was set before",
         "tfmq/transaction/deadlines.py",
         ("        if self._timer is not None and self._timer_due <= due:\n            return\n"),
         ("        if self._timer is not None:\n            return\n"),
         [TIMEOUTS],
     ),
     Mutant(
-        "prepared-for-a-while-and-nobody-asked",
-        "a transaction that is prepared for long is asked about",
+        "prepared-for-a-while-and-not-checked-back",
+        "the owner of a transaction that is prepared for long is asked for its outcome",
         "tfmq/transaction/active_transactions.py",
         "            self.check_back.watch_transaction(transaction.epoch, transaction.origin.group, age_seconds)\n",
         "            self.check_back.watch_transaction(transaction.epoch, transaction.origin.group, -1e9)\n",
         [BOOKS, HANDLER, PREPARING],
     ),
     Mutant(
-        "asked-before-the-prepare-is-forced",
-        "nobody is asked about a transaction before its prepare is on the disk",
+        "asked-before-the-prepare-is-fsynced",
+        "no client is asked about a transaction before its prepare is durable",
         "tfmq/transaction/active_transactions.py",
         "        self.store.when_durable(lsn, lambda error: self._prepare_durable(transaction, error))\n",
         "        self._prepare_durable(transaction, None)\n",
         [BOOKS],
     ),
     Mutant(
-        "never-asked-behind-an-end-that-was-refused",
-        "a transaction whose end was refused is asked about, whenever its prepare was forced",
+        "never-asked-after-an-end-that-was-refused",
+        "a transaction whose end was refused is checked back, whenever its prepare became durable",
         "tfmq/transaction/active_transactions.py",
         "        if error is None and transaction.state in WATCHED_STATES:\n",
         "        if error is None and transaction.state == states.PREPARED:\n",
@@ -172,15 +172,15 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "asked-about-once",
-        "a transaction is asked about again until it ends",
+        "a transaction is checked back repeatedly until it ends",
         "tfmq/transaction/check_back.py",
         "                epoch, backoff_seconds(asked.query_count + 1, self._check_seconds, QUERY_PAUSE_SECONDS_MAX)\n",
         "",
         [CHECKS],
     ),
     Mutant(
-        "asked-about-behind-its-end",
-        "nobody is asked about a transaction that is over",
+        "checked-back-after-its-end",
+        "no client is asked about a transaction that has ended",
         "tfmq/transaction/check_back.py",
         (
             "            due.pop(epoch, None)\n"
@@ -192,7 +192,7 @@ TRANSACTION_BOOKS: Final = (
     ),
     Mutant(
         "lost-client-asked",
-        "a client that is gone is not asked",
+        "a client that is disconnected is not asked",
         "tfmq/transaction/check_back.py",
         ("        for wait in list(self._sessions.get(session, ())):\n            self._unregister(wait)\n"),
         "        return\n",

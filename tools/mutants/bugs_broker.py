@@ -1,4 +1,4 @@
-"""Bugs to plant in the broker: when it answers, and what it takes twice or out of order."""
+"""Planted bugs: the broker: when it acknowledges, and batches that are repeated or out of order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ RESERVE: Final = "tests/broker/test_reserve.py"
 
 ANSWERS: Final = (
     Mutant(
-        "answered-before-the-force",
-        "acks synced is answered once the batch is on the disk",
+        "acked-before-the-fsync",
+        "a send with acks=synced is acknowledged after the fsync of its batch",
         "tfmq/broker/produce.py",
         (
             "        if self._request.acks == ACKS_SYNCED:\n"
@@ -33,8 +33,8 @@ ANSWERS: Final = (
         [WRITES],
     ),
     Mutant(
-        "answered-before-the-write",
-        "acks written is answered once the batch is in the log",
+        "acked-before-the-write",
+        "a send with acks=written is acknowledged after its batch is written to the log",
         "tfmq/broker/produce.py",
         "        return [_new(Batch, fields)]\n",
         "        if request.acks != ACKS_NONE:\n            self._reply.ok([], request.acks, False, 0, 0)\n"
@@ -42,8 +42,8 @@ ANSWERS: Final = (
         [WRITES],
     ),
     Mutant(
-        "repeat-answered-before-the-force",
-        "a repeat waits for the durability that it asks for",
+        "repeat-acked-before-the-fsync",
+        "a repeated request waits for the durability that it asks for",
         "tfmq/broker/produce.py",
         (
             "        if repeat.first_offset_walk is None:\n"
@@ -56,8 +56,8 @@ ANSWERS: Final = (
         [WRITES],
     ),
     Mutant(
-        "failed-force-called-synced",
-        "a failed force is an error to whoever waited",
+        "failed-fsync-called-synced",
+        "a failed fsync is an error to every waiting request",
         "tfmq/broker/produce.py",
         (
             "        if error is not None:\n"
@@ -70,14 +70,14 @@ ANSWERS: Final = (
     ),
     Mutant(
         "durability-overstated",
-        "the answer names the durability that was reached",
+        "the reply names the durability that was reached",
         "tfmq/broker/produce.py",
         "            durable = end <= partition.log.forced_offset\n",
         "            durable = True\n",
         [WRITES],
     ),
     Mutant(
-        "refused-append-answered-ok",
+        "refused-append-acked",
         "a failed append is an error to every sender in it",
         "tfmq/broker/partition.py",
         ("            self._reject_staged(staged, _append_error(error))\n            return\n"),
@@ -86,7 +86,7 @@ ANSWERS: Final = (
     ),
     Mutant(
         "unknown-outcome-called-not-done",
-        "an error whose outcome is unknown never says that nothing happened",
+        'an error with an unknown outcome is never reported as "not done"',
         "tfmq/broker/partition.py",
         "        known.outcome = UNKNOWN\n",
         "        known.outcome = NOT_DONE\n",
@@ -102,7 +102,7 @@ ANSWERS: Final = (
     ),
     Mutant(
         "flush-never-due",
-        "unforced messages are forced after N messages or T seconds",
+        "messages are fsynced after N messages or T seconds",
         "tfmq/broker/partition.py",
         "        if due is None:\n            return\n        if due",
         "        if due is None or due:\n            return\n        if due",
@@ -110,15 +110,15 @@ ANSWERS: Final = (
     ),
     Mutant(
         "append-while-the-roll-runs",
-        "while file work runs in a worker nothing is appended",
+        "while a worker changes files, nothing is appended",
         "tfmq/broker/partition.py",
         "        while self._queue and not self.file_work_running:\n",
         "        while self._queue:\n",
         ["tests/broker/test_partition.py"],
     ),
     Mutant(
-        "catalog-answered-before-the-force",
-        "a topic, a lease, a generation is answered once it is forced",
+        "catalog-acked-before-the-fsync",
+        "a topic, a lease or a generation is acknowledged after its fsync",
         "tfmq/broker/catalog.py",
         "        if offset <= self.log.forced_offset:\n            forced(None)\n",
         "        if offset <= self.log.end_offset:\n            forced(None)\n",
@@ -126,7 +126,7 @@ ANSWERS: Final = (
     ),
     Mutant(
         "catalog-error-swallowed",
-        "a failed force of the catalog is an error to all who waited",
+        "a failed fsync of the catalog is an error to every waiting request",
         "tfmq/broker/catalog.py",
         "            known = None if error is None else reply.client_error(error, UNKNOWN)\n",
         "            known = None\n",
@@ -137,7 +137,7 @@ ANSWERS: Final = (
 STREAMS: Final = (
     Mutant(
         "gap-accepted",
-        "a gap in a stream is refused",
+        "a gap in a producer's sequences is refused",
         "tfmq/broker/producer_state.py",
         (
             "            raise SequenceGap(expected=stream.next_sequence, found=sequence)\n"
@@ -148,7 +148,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "gap-within-a-turn-accepted",
-        "a gap in a stream is refused, also between batches of one turn",
+        "a gap in a producer's sequences is refused, also between batches of one turn",
         "tfmq/broker/produce.py",
         "        elif request.sequence > expected and request.acks != ACKS_NONE:\n"
         "            raise SequenceGap(expected=expected, found=request.sequence)\n",
@@ -181,7 +181,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "partly-known-batch-accepted",
-        "a batch of which a part is stored is refused",
+        "a batch that is stored in part is refused",
         "tfmq/broker/producer_state.py",
         ("    if sequence + records > stream.next_sequence:\n        raise BadRequest(\n"),
         ("    if sequence + records > stream.next_sequence + records:\n        raise BadRequest(\n"),
@@ -189,7 +189,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "closed-id-accepted",
-        "an id that has a successor never sends again",
+        "a producer id that has a successor never sends again",
         "tfmq/broker/producer_state.py",
         "        if stream.successor:\n            raise StaleProducer",
         "        if stream.successor < 0:\n            raise StaleProducer",
@@ -197,7 +197,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "unknown-id-accepted",
-        "an id that was never leased, or too long ago, is refused",
+        "a producer id that was never leased, or was leased too long ago, is refused",
         "tfmq/broker/producer_state.py",
         (
             "            self.require_known_new(producer_id, now_ms())\n            if sequence and not gaps:\n"
@@ -207,7 +207,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "unknown-id-accepted-in-the-middle",
-        "an unknown id begins at sequence 0",
+        "an unknown producer id begins at sequence 0",
         "tfmq/broker/producer_state.py",
         "            if sequence and not gaps:\n                raise UnknownProducer(producer_id=producer_id)\n",
         "",
@@ -215,7 +215,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "forgotten-id-taken-for-new",
-        "an id that was forgotten is never taken for a new one",
+        "a forgotten producer id is never taken for a new one",
         "tfmq/broker/producer_state.py",
         "        self.floor = max(self.floor, producer_id)\n",
         "        self.floor = min(self.floor, producer_id)\n",
@@ -223,15 +223,15 @@ STREAMS: Final = (
     ),
     Mutant(
         "streams-not-in-the-snapshot",
-        "idempotence survives restarts",
+        "repeated batches are recognised after a restart",
         "tfmq/broker/producer_state.py",
         ("            for producer_id, each in self._entries.items()\n        ]\n"),
         ("            for producer_id, each in ()\n        ]\n"),
         [PRODUCERS],
     ),
     Mutant(
-        "successor-answered-before-the-force",
-        "a successor is answered once the closing of the old id is on the disk",
+        "successor-acked-before-the-fsync",
+        "a successor is acknowledged after the closing of the old id is durable",
         "tfmq/broker/produce.py",
         "    partition.when_durable(partition.log.end_offset, forced)\n",
         "    forced(None)\n",
@@ -239,7 +239,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "successor-before-what-was-sent",
-        "a succession is an append of its own, behind what was sent before it",
+        "a successor is recorded by an append of its own, after what was sent before it",
         "tfmq/broker/partition.py",
         "        if work.alone or first.alone or self.size_bytes",
         "        if self.size_bytes",
@@ -247,7 +247,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "effect-applied-twice",
-        "a transaction's or timer's messages are appended once",
+        "messages of a transaction or timer are appended once",
         "tfmq/broker/partition.py",
         "        if applied is not None and place <= applied:\n",
         "        if applied is None and place < (0, 0):\n",
@@ -255,7 +255,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "id-is-its-own-successor",
-        "a producer with an id that an older copy was about to give out gets another one",
+        "a producer gets another id where an older copy of the data folder could give out the same one",
         "tfmq/broker/catalog.py",
         "            if self._next <= in_use < self._end:\n                self._next = in_use + 1\n",
         "",
@@ -263,7 +263,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "ranges-of-ids-longer-than-the-clock",
-        "a copy that is started two seconds later gives no id again",
+        "a copy that is started two seconds later gives out no id twice",
         "tfmq/broker/catalog.py",
         "        self._range_ids = min(2 * self._range_ids, ID_RANGE_MAX) if used_fast else IDS_PER_SECOND\n",
         "        self._range_ids = ID_RANGE_MAX\n",
@@ -271,7 +271,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "older-copy-gives-ids-again",
-        "an older copy of a data folder gives no id that the folder gave later",
+        "an older copy of a data folder gives out no id that the folder gave out later",
         "tfmq/broker/catalog.py",
         "        begin = self._range_start()\n",
         "        begin = self._catalog.state.next_id\n",
@@ -279,15 +279,15 @@ STREAMS: Final = (
     ),
     Mutant(
         "stop-waits-for-topics",
-        "a stop does not wait for topics that are still to be made",
+        "a stop does not wait for topics that are not created yet",
         "tfmq/broker/partition_dirs.py",
         "                if self.is_stopping:\n",
         "                if False:\n",
         [CHANGES],
     ),
     Mutant(
-        "leases-not-forced",
-        "no id is given out before its range is forced",
+        "leases-not-fsynced",
+        "no id is given out before its range is durable",
         "tfmq/broker/catalog.py",
         "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), forced)\n",
         "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), lambda error: None)\n"
@@ -304,7 +304,7 @@ STREAMS: Final = (
     ),
     Mutant(
         "incarnation-ignored",
-        "nothing meant for a deleted topic reaches a new one of the same name",
+        "nothing addressed to a deleted topic is stored in a new topic of the same name",
         "tfmq/broker/topics.py",
         "        if topic.incarnation != incarnation:\n",
         "        if incarnation < 0:\n",
@@ -323,7 +323,7 @@ ROOM: Final = (
     ),
     Mutant(
         "reserve-for-everything",
-        "the room that is kept for deletions is not used up by other changes",
+        "space that is reserved for deletions is not used by other changes",
         "tfmq/broker/catalog.py",
         "        urgent = [change for change in queue if change.frees_space] if isinstance(error, DiskFull) else []\n",
         "        urgent = list(queue) if isinstance(error, DiskFull) else []\n",
@@ -331,7 +331,7 @@ ROOM: Final = (
     ),
     Mutant(
         "start-refused-by-a-cut-short-deletion",
-        "a deletion that a full disk cut short does not refuse the next start",
+        "a deletion that a full disk interrupted does not prevent the next start",
         "tfmq/broker/catalog.py",
         "            if entry[0] not in FREES_SPACE or not self.reserve.release_piece():\n",
         "            if entry[0] in FREES_SPACE or not self.reserve.release_piece():\n",
@@ -339,7 +339,7 @@ ROOM: Final = (
     ),
     Mutant(
         "reserve-given-away-where-it-cannot-grow",
-        "room for deletions that cannot be made whole again stays as it is",
+        "space for deletions that cannot be restored in full stays as it is",
         "tfmq/broker/reserve.py",
         "            file.truncate(size)\n            return size\n",
         "            file.truncate(0)\n            return 0\n",
@@ -347,7 +347,7 @@ ROOM: Final = (
     ),
     Mutant(
         "reserve-of-nothing-but-zeros",
-        "room for deletions is really taken, where a file system compresses, too",
+        "space for deletions is really allocated, also where a file system compresses",
         "tfmq/broker/reserve.py",
         "[shake_256(NAME.encode()).digest(SIZE_BYTES)[size:]]",
         "[bytes(SIZE_BYTES - size)]",
@@ -355,7 +355,7 @@ ROOM: Final = (
     ),
     Mutant(
         "reserve-never-made-again",
-        "the room for deletions is made again while the broker runs",
+        "the space for deletions is allocated again while the broker runs",
         "tfmq/broker/catalog.py",
         "        self.reserve.refill()\n",
         "",

@@ -1,4 +1,4 @@
-"""Bugs to plant in the command line: what it shows, and how it reads what people type."""
+"""Planted bugs: the command line: its output, and how it parses what users type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OUTPUT = "tfmq/cli/output.py"
 COMMAND_LINE: Final = (
     Mutant(
         "times-in-utc",
-        "times are shown in the zone of this machine, with their offset",
+        "times are shown in the time zone of this machine, with their offset",
         _OUTPUT,
         "            time = (EPOCH + timedelta(milliseconds=time)).astimezone()\n",
         "            time = EPOCH + timedelta(milliseconds=time)\n",
@@ -22,7 +22,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "words-broken-in-a-narrow-terminal",
-        "no word, number or time of a list is broken in a narrow terminal",
+        "no word, number or time of a list is broken across lines in a narrow terminal",
         _OUTPUT,
         "    if sys.stdout.isatty() and sum(least) + edges > console.width:\n",
         "    if sys.stdout.isatty() and console.width < edges:\n",
@@ -46,7 +46,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "bar-shares-the-terminal",
-        "a progress bar never stands on a line with output",
+        "a progress bar never shares a line with output",
         "tfmq/cli/read.py",
         "None, follow or sys.stdout.isatty()) as advance",
         "None) as advance",
@@ -54,7 +54,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "log-line-on-the-bar",
-        "what is logged meanwhile stands above the progress bar",
+        "log lines are printed above the progress bar",
         "tfmq/cli/main.py",
         "        self.stream = sys.stderr\n",
         "        self.stream = sys.__stderr__\n",
@@ -62,7 +62,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "busy-without-a-word",
-        "a send that waits for room at the broker says what it waits for",
+        "a send that waits for space at the broker says what it waits for",
         "tfmq/client/send/partition_sender.py",
         '        if float("-inf") < self._busy_since <= now - BUSY_LOG_SECONDS:\n',
         '        if self._busy_since <= float("-inf"):\n',
@@ -70,7 +70,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "negative-delay-is-at-once",
-        "a delay below 0 is refused by the API as by the command line",
+        "a delay below 0 is refused by the API and by the command line",
         "tfmq/client/send/delivery_time.py",
         "    if is_negative:\n",
         "    if is_negative and not isinstance(delay, timedelta):\n",
@@ -80,7 +80,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "histogram-begins-anywhere",
-        "ranges of a chosen length begin at times that do not depend on now",
+        "ranges of a chosen length begin at times that do not depend on the current time",
         "tfmq/cli/delay.py",
         "    return round_edges(low, high, step, low if first else 0, high if end else TIME_MAX)\n",
         "    return round_edges(low, high, step, low, high if end else TIME_MAX)\n",
@@ -104,7 +104,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "reset-of-a-misspelled-group",
-        "a reset makes a group only where that is asked for",
+        "a reset creates a group only where that is requested",
         "tfmq/client/admin/admin.py",
         "        if not create:\n",
         "        if not create and not name:\n",
@@ -128,7 +128,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "dead-letter-before-its-failure",
-        "a failed call is logged before what follows from it",
+        "a failed call is logged before its consequences",
         "tfmq/dead_letters/store.py",
         ("        noted(found.state)\n        self._log_if_dead(found)\n"),
         ("        self._log_if_dead(found)\n        noted(found.state)\n"),
@@ -144,7 +144,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "percent-at-the-end",
-        "an unknown letter of --format is wrong usage before anything is read",
+        "an unknown letter of --format is reported as wrong usage before anything is read",
         "tfmq/cli/read.py",
         "        if letter not in FIELDS:\n",
         "        if letter and letter not in FIELDS:\n",
@@ -154,7 +154,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "nothing-saved-is-minus-one",
-        "where a group saved nothing, there is no offset",
+        "a partition without a committed offset has no offset, not -1",
         "tfmq/cli/group.py",
         '    return None if row["offset"] < 0 else int(row["offset"])\n',
         '    return int(row["offset"])\n',
@@ -162,7 +162,7 @@ COMMAND_LINE: Final = (
     ),
     Mutant(
         "unread-partition-is-exit-code-0",
-        "tfmq read leaves with exit code 1 where a partition could not be read",
+        "tfmq read exits with code 1 where a partition could not be read",
         "tfmq/cli/read.py",
         "    if not found.is_served:\n",
         "    if found.epoch < 0:\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant in the client: what is sent twice or out of order, what counts as processed, what is told."""
+"""Planted bugs: the client: repeated or reordered sends, acks of messages, reported losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMISES: Final = "tests/client/test_promises.py"
 PRODUCER: Final = (
     Mutant(
         "what-is-gone-with-its-topic-is-not-logged",
-        "acknowledged messages that are gone with their topic are logged",
+        "acknowledged messages that were deleted with their topic are logged",
         "tfmq/client/send/partition_sender.py",
         "            if count := self._stored_through[durability] + 1:\n",
         "            if count := 0 * self._stored_through[durability]:\n",
@@ -31,7 +31,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "resent-with-a-new-sequence",
-        "what is sent again goes under the sequence that it had",
+        "a batch that is sent again keeps its sequence",
         "tfmq/client/send/partition_sender.py",
         ("            self._requeue()\n            self.expire(self._accumulator.now())\n"),
         ("            self._requeue()\n            self._clear_sequences(self.sequence)\n"),
@@ -39,7 +39,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "order-swapped-after-a-refusal",
-        "batches that go out again keep their order",
+        "batches that are sent again keep their order",
         "tfmq/client/send/partition_sender.py",
         "        self.queue.extendleft(reversed(self.in_flight))\n",
         "        self.queue.extendleft(self.in_flight)\n",
@@ -47,7 +47,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "later-sends-overtake-in-a-topic-made-anew",
-        "what was on its way to a deleted topic is stored in the new one before what is sent later",
+        "batches that were in flight to a deleted topic are stored in the new one before later ones",
         "tfmq/client/send/accumulator.py",
         "                before.block_replacement(stream)\n",
         "                pass\n",
@@ -57,7 +57,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "order-swapped-after-a-reconnect",
-        "requests that go out again keep their order",
+        "requests that are sent again keep their order",
         "tfmq/client/connection/connection.py",
         (
             "        for call in list(self._pending.values()):\n"
@@ -73,7 +73,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "forgotten-at-a-reconnect",
-        "a send outlives a broken connection",
+        "a send survives a broken connection",
         "tfmq/client/connection/connection.py",
         (
             "        for call in list(self._pending.values()):\n"
@@ -85,7 +85,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "old-pause-kept",
-        "a call is not kept waiting by the pause that earlier calls left",
+        "a call does not wait for the back-off of earlier calls",
         "tfmq/client/connection/connection.py",
         "            self._shorten_back_off()\n",
         "            pass\n",
@@ -93,7 +93,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "unrepeatable-call-repeated",
-        "what must not happen twice is not sent twice",
+        "a request that must not be repeated is not sent twice",
         "tfmq/client/connection/connection.py",
         "        for call in [each for each in self._pending.values() if each.sent and not each.repeat]:\n",
         "        for call in []:\n",
@@ -101,7 +101,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "unknown-called-not-done",
-        "a time-out of what was sent says that it may have happened",
+        "a time-out of a request that was sent says that it may have happened",
         "tfmq/client/send/accumulator.py",
         "        outcome = UNKNOWN if batch.attempts else NOT_DONE\n        if self.link.state",
         "        outcome = NOT_DONE\n        if self.link.state",
@@ -109,7 +109,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "successor-s-last-sequence-ignored",
-        "what was stored although its answer was lost is not sent again",
+        "a batch that was stored although its reply was lost is not sent again",
         "tfmq/client/send/partition_sender.py",
         "            if batch.last_sequence <= last_sequence:\n",
         "            if batch.last_sequence < 0:\n",
@@ -117,23 +117,23 @@ PRODUCER: Final = (
     ),
     Mutant(
         "old-id-used-after-its-successor",
-        "a stream goes on under its successor id",
+        "a partition sender continues with its successor id",
         "tfmq/client/send/partition_sender.py",
         "            self._restart(call.reply.successor_id)\n",
         "            self._restart(self.producer_id)\n",
         [STREAM],
     ),
     Mutant(
-        "loss-of-what-was-only-written-not-told",
-        "messages that were acknowledged as written and cut away are counted and told",
+        "loss-of-written-messages-not-reported",
+        "messages that were acknowledged as written and then cut away are counted and reported",
         "tfmq/client/send/partition_sender.py",
         "        if lost > 0:\n",
         "        if lost < 0:\n",
         [STREAM],
     ),
     Mutant(
-        "loss-of-what-was-synced-told-as-less",
-        "lost messages are told with the durability that their acknowledgement promised",
+        "loss-of-synced-messages-reported-as-written",
+        "lost messages are reported with the durability that their acknowledgement promised",
         "tfmq/client/send/partition_sender.py",
         "        self._stored_through[durability] = max(self._stored_through[durability], batch.last_sequence)\n",
         "        self._stored_through[ACKS_WRITTEN] = max(self._stored_through[ACKS_WRITTEN], batch.last_sequence)\n",
@@ -141,7 +141,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "batch-straddles-the-last-sequence",
-        "a batch never straddles the last sequence of an id",
+        "a batch never crosses the last sequence of a producer id",
         "tfmq/client/send/partition_sender.py",
         "                if self.queue[0].count > remaining_sequences(self.sequence):\n",
         "                if self.queue[0].count < 0:\n",
@@ -149,7 +149,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "more-in-flight-than-the-broker-remembers",
-        "no more is in flight than the broker can recognise",
+        "no more batches are in flight than the broker can recognise as repeated",
         "tfmq/client/send/partition_sender.py",
         (
             "        return not self.in_flight or (\n"
@@ -170,7 +170,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "failed-delivery-forgotten",
-        "a failed delivery at which nobody looked is told by flush and close",
+        "a failed delivery whose result was not read is raised by flush and close",
         "tfmq/client/send/accumulator.py",
         "        self.failures.append(batch)\n",
         "",
@@ -178,7 +178,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "producer-memory-unbounded",
-        "what waits to be sent is bounded",
+        "the memory for unsent messages is bounded",
         "tfmq/client/send/accumulator.py",
         "        return self.used_bytes < self.options.buffer_bytes\n",
         "        return True\n",
@@ -186,7 +186,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "child-sends-what-its-parent-sends",
-        "a forked child sends nothing that its parent took",
+        "a forked child sends nothing that its parent accepted",
         "tfmq/client/producer/core.py",
         (
             "        self.driver.tickers.remove(self.accumulator)\n"
@@ -197,7 +197,7 @@ PRODUCER: Final = (
     ),
     Mutant(
         "child-keeps-its-parent-s-calls",
-        "a forked child forgets what its parent had open",
+        "a forked child drops the calls and connections of its parent",
         "tfmq/client/connection/connection.py",
         'completing them: they belong to the parent process."""\n        self._reset()\n',
         'completing them: they belong to the parent process."""\n',
@@ -216,7 +216,7 @@ PRODUCER: Final = (
 READING: Final = (
     Mutant(
         "client-skips-the-block-checksum",
-        "a consumer is never given a damaged message",
+        "a consumer never receives a damaged message",
         "tfmq/client/consumer/decoder.py",
         "        if not reason and crc32(memoryview(body)[position:at]) != control.crc:\n",
         "        if not reason and control.crc < 0:\n",
@@ -224,7 +224,7 @@ READING: Final = (
     ),
     Mutant(
         "client-takes-a-displaced-block",
-        "a consumer is never given a message from another place",
+        "a consumer never receives a message from another position",
         "tfmq/client/consumer/decoder.py",
         "    if control.offset != place and not (gaps and control.offset > place):\n",
         "    if control.offset < 0:\n",
@@ -232,7 +232,7 @@ READING: Final = (
     ),
     Mutant(
         "client-ignores-missing-bytes",
-        "an answer that ends too early is damage, not the end",
+        "a reply that is too short is damage, not the end",
         "tfmq/client/consumer/decoder.py",
         "        if not gaps and place != next_offset:\n",
         "        if place < 0:\n",
@@ -240,15 +240,15 @@ READING: Final = (
     ),
     Mutant(
         "filler-delivered",
-        "what stands for lost messages is never delivered",
+        "a filler for lost messages is never delivered",
         "tfmq/client/consumer/decoder.py",
         "            ordinals[-1] += record.checksum\n            continue\n",
         "            ordinals[-1] += record.checksum - 1\n",
         [DECODER],
     ),
     Mutant(
-        "control-record-delivered",
-        "a log's own records are never delivered",
+        "block-trailer-delivered",
+        "block trailers are never delivered",
         "tfmq/client/consumer/decoder.py",
         "            decoded = self._create_messages(body, position, at, control, skip_to)\n",
         "            decoded = self._create_messages(body, position, at + TRAILER_SIZE, control, skip_to)\n",
@@ -256,7 +256,7 @@ READING: Final = (
     ),
     Mutant(
         "messages-before-the-offset-delivered",
-        "a consumer begins exactly where it was told",
+        "a consumer begins exactly at the offset that it was given",
         "tfmq/client/consumer/decoder.py",
         "        if skip_to > control.offset:\n",
         "        if skip_to < 0:\n",
@@ -264,7 +264,7 @@ READING: Final = (
     ),
     Mutant(
         "damage-skipped-in-silence",
-        "damage stops its partition unless the user said to skip it",
+        "damage stops its partition unless on_damage=skip is set",
         "tfmq/client/consumer/fetcher.py",
         "        elif not self._skip_damage:\n            feed.stop(damaged)\n",
         "        elif not damaged.next:\n            feed.stop(damaged)\n",
@@ -288,7 +288,7 @@ READING: Final = (
     ),
     Mutant(
         "lost-offsets-reset-in-silence",
-        "offsets that are gone stop the partition unless the user chose a reset",
+        "offsets that retention removed stop the partition unless a reset is configured",
         "tfmq/client/consumer/fetcher.py",
         "        if self._reset is None:\n            return None\n",
         "",
@@ -303,7 +303,7 @@ READING: Final = (
         [FETCHER],
     ),
     Mutant(
-        "position-stays-behind-what-was-left-out",
+        "position-stays-before-rejected-messages",
         "a filter that rejects everything still advances",
         "tfmq/client/consumer/fetcher.py",
         "        if not messages and following.offset <= feed.position.offset:\n",
@@ -312,7 +312,7 @@ READING: Final = (
     ),
     Mutant(
         "seek-does-not-void-what-is-under-way",
-        "behind a seek nothing comes from the old place",
+        "after a seek no message of the old position is delivered",
         "tfmq/client/consumer/fetcher.py",
         "        if feed is None or feed.fetch_version != plan.fetch_version:\n",
         "        if feed is None:\n",
@@ -320,7 +320,7 @@ READING: Final = (
     ),
     Mutant(
         "message-in-work-counts-as-processed",
-        "a message is processed when the next one is asked for, not before",
+        "a message is acked when the next one is requested, not before",
         "tfmq/client/consumer/positions.py",
         "            self._advance_acked(name, ReadPosition(current.offset, current.ordinal, current.origin.epoch))\n",
         "            self._advance_acked(name, self._batch_position_after(current))\n",
@@ -336,7 +336,7 @@ READING: Final = (
     ),
     Mutant(
         "saved-places-go-back",
-        "no place goes back but by seek",
+        "a read position goes back only by seek",
         "tfmq/client/consumer/positions.py",
         "        if known is not None and position.offset > known.offset:\n",
         "        if known is not None:\n",
@@ -344,7 +344,7 @@ READING: Final = (
     ),
     Mutant(
         "handed-out-before-it-is-saved",
-        'with commits="before" a message is saved before it is handed out',
+        'with commits="before" an offset is committed before its message is handed out',
         "tfmq/client/consumer/core.py",
         '            if self.options.commits != "before":\n',
         "            if self.options.commits:\n",
@@ -352,7 +352,7 @@ READING: Final = (
     ),
     Mutant(
         "uncommitted-saved-with-manual-commits",
-        "with manual commits nothing is saved until it is said",
+        "with manual commits nothing is committed before commit() is called",
         "tfmq/client/consumer/positions.py",
         (
             "        if self._manual and name in self:\n"
@@ -365,7 +365,7 @@ READING: Final = (
     ),
     Mutant(
         "two-saves-at-once",
-        "an older save never overtakes a newer one",
+        "an older commit never overtakes a newer one",
         "tfmq/client/consumer/offset_commit.py",
         "        while self._commit_ended is not None:\n",
         "        while self._commit_ended is not None and until < 0:\n",
@@ -373,7 +373,7 @@ READING: Final = (
     ),
     Mutant(
         "fenced-member-goes-on",
-        "a member that was taken for dead drops what it had",
+        "a member that was declared dead drops its messages",
         "tfmq/client/consumer/membership.py",
         ("        elif isinstance(call.error, Fenced):\n            self._rejoin_after_expiry(call.error)\n"),
         ("        elif isinstance(call.error, Fenced):\n            self.joined = False\n"),
@@ -381,7 +381,7 @@ READING: Final = (
     ),
     Mutant(
         "child-is-its-parent-s-member",
-        "a forked child is no member of its parent's group",
+        "a forked child is not a member of its parent's group",
         "tfmq/client/consumer/membership.py",
         '        self.member_id, self.generation, self.note = token_hex(8), 0, ""\n',
         '        self.note = ""\n',
@@ -389,23 +389,23 @@ READING: Final = (
     ),
     Mutant(
         "offset-of-another-incarnation-used",
-        "an offset of a deleted topic does not count in a new one of the same name",
+        "an offset of a deleted topic does not count for a new one of the same name",
         "tfmq/client/consumer/assignment.py",
         "            if kept is not None and kept.incarnation == incarnation:\n",
         "            if kept is not None:\n",
         ["tests/client/consumer/test_assignment.py", CONSUMING, START],
     ),
     Mutant(
-        "offset-file-not-forced",
-        "an offset file is whole after a power cut",
+        "offset-file-not-fsynced",
+        "an offset file is complete after a power cut",
         "tfmq/offsets/file.py",
         "            write_all(file, [content], 0)\n            file.force()\n",
         "            write_all(file, [content], 0)\n",
         [PROMISES],
     ),
     Mutant(
-        "offset-file-renamed-without-a-force-of-the-folder",
-        "what was saved in a file survives a power cut",
+        "offset-file-renamed-without-a-fsync-of-the-folder",
+        "an offset that was committed to a file survives a power cut",
         "tfmq/offsets/file.py",
         "        disk.rename(new, self.path)\n        disk.force_folder(os.path.dirname(self.path))\n",
         "        disk.rename(new, self.path)\n",
@@ -421,7 +421,7 @@ READING: Final = (
     ),
     Mutant(
         "offset-file-takes-an-older-generation",
-        "a member that lost a partition changes nothing of it in an offset file",
+        "a member that lost a partition changes none of its rows in an offset file",
         "tfmq/offsets/file.py",
         "for name, kept in before.items() if kept > generations[name]}\n",
         "for name, kept in before.items() if kept > generations[name] + (1 << 63)}\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant beside the steps of the client's transactions: batches on their way, checks, offsets, XA."""
+"""Planted bugs: around the client's transactions: batches in flight, check-back, offsets, XA."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ XA: Final = "tests/client/producer/test_xa.py"
 _WAY: Final = (
     Mutant(
         "batches-go-out-of-order-after-a-pause",
-        "batches of a stream go in order, also those that go again",
+        "batches of a partition sender are sent in order, also repeated ones",
         "tfmq/client/transaction/pipeline.py",
         "        self._queue.extendleft(batch for batch, _ in reversed(self._in_flight))\n",
         "        self._queue.extend(batch for batch, _ in self._in_flight)\n",
@@ -51,7 +51,7 @@ _WAY: Final = (
     ),
     Mutant(
         "pipeline-s-stream-given-back-with-a-flight",
-        "a stream is used again only if all that was sent in it is answered",
+        "a producer id is used again only if all of its requests were acknowledged",
         "tfmq/client/transaction/pipeline.py",
         "        if stream is not None and not self._in_flight and self.failure is None:\n",
         "        if stream is not None:\n",
@@ -59,7 +59,7 @@ _WAY: Final = (
     ),
     Mutant(
         "landed-batch-counted-as-under-way",
-        "room that is free again is given to whoever waits for it",
+        "memory that is free again is given to waiting callers",
         "tfmq/client/transaction/pipeline.py",
         (
             "            self._in_flight_bytes -= batch.size_bytes\n"
@@ -70,7 +70,7 @@ _WAY: Final = (
     ),
     Mutant(
         "stream-used-after-the-broker-forgot-it",
-        "a stream that the broker may have forgotten is not used again",
+        "a producer id that the broker may have forgotten is not used again",
         "tfmq/client/transaction/pipeline.py",
         "            if stream.used_at > oldest:\n",
         "            if stream.used_at <= stream.used_at or oldest:\n",
@@ -78,7 +78,7 @@ _WAY: Final = (
     ),
     Mutant(
         "stream-places-all-at-its-beginning",
-        "a stream numbers the messages of its transactions without a gap",
+        "the sequences of a transaction have no gap",
         "tfmq/client/transaction/pipeline.py",
         (
             "        batch.assign_sequence(self.producer_id, self.sequence)\n"
@@ -96,8 +96,8 @@ _WAY: Final = (
         [BATCH, CORE, ENDING, PIPELINE],
     ),
     Mutant(
-        "place-told-that-is-not-known",
-        "a place is told only where the commit told it",
+        "unknown-offset-reported",
+        "an offset is reported only where the commit returned it",
         "tfmq/client/transaction/pipeline.py",
         "        return super().offset_of(index) if index < self.first_block_count else None\n",
         "        return super().offset_of(index)\n",
@@ -105,15 +105,15 @@ _WAY: Final = (
     ),
     Mutant(
         "topic-made-anew-gets-the-rest",
-        "no part of a transaction lands in another topic than the rest",
+        "no part of a transaction is stored in another topic than the rest",
         "tfmq/client/transaction/pipeline.py",
         "        self._topics[name] = entry.metadata\n",
         "",
         [GATHERING, CORE, ENDING, PIPELINE],
     ),
     Mutant(
-        "put-back-behind-what-came-later",
-        "order is kept in each partition, also behind a refusal",
+        "put-back-after-later-batches",
+        "order is kept in each partition, also after a refusal",
         "tfmq/client/transaction/pipeline.py",
         "        self._full[:0] = batches\n",
         "        self._full += batches\n",
@@ -121,7 +121,7 @@ _WAY: Final = (
     ),
     Mutant(
         "closed-batch-still-shared",
-        "what is under way is not added to",
+        "nothing is added to a batch that is in flight",
         "tfmq/client/transaction/pipeline.py",
         "        if shared.get(batch.topic) is batch:\n            del shared[batch.topic]\n",
         "",
@@ -132,7 +132,7 @@ _WAY: Final = (
 _BESIDE: Final = (
     Mutant(
         "check-that-says-nothing-commits",
-        "a check that does not know decides nothing",
+        "a check that returns nothing decides nothing",
         "tfmq/client/transaction/check_back.py",
         "        make = DECISION_REQUESTS.get(decision)\n",
         '        make = DECISION_REQUESTS.get(decision or "commit")\n',
@@ -150,7 +150,7 @@ _BESIDE: Final = (
     ),
     Mutant(
         "check-says-rollback-and-it-commits",
-        "what a check says is what is done",
+        "the outcome that a check returns is applied",
         "tfmq/client/transaction/check_back.py",
         '    "rollback": lambda asked: RollbackTransaction(asked.xid, asked.epoch, False),\n',
         '    "rollback": lambda asked: CommitTransaction(asked.xid, asked.epoch, False, False, []),\n',
@@ -158,7 +158,7 @@ _BESIDE: Final = (
     ),
     Mutant(
         "check-decides-another-epoch",
-        "a check decides the transaction that it was asked about",
+        "a check decides the transaction that it was called for",
         "tfmq/client/transaction/check_back.py",
         '    "commit": lambda asked: CommitTransaction(asked.xid, asked.epoch, False, False, []),\n',
         '    "commit": lambda asked: CommitTransaction(asked.xid, 0, False, False, []),\n',
@@ -166,7 +166,7 @@ _BESIDE: Final = (
     ),
     Mutant(
         "checks-end-with-an-outage",
-        "checks go on when the broker is back",
+        "checks continue when the broker is back",
         "tfmq/client/transaction/check_back.py",
         "                told = error.code\n                yield Wait((), PAUSE_SECONDS)\n",
         "                return\n",
@@ -174,7 +174,7 @@ _BESIDE: Final = (
     ),
     Mutant(
         "offsets-of-an-automatic-consumer",
-        "a consumer that saves by itself cannot be part of a transaction",
+        "a consumer that commits automatically cannot be part of a transaction",
         "tfmq/client/consumer/external_offsets.py",
         ('    membership = consuming.require_membership()\n    if consuming.options.commits != "manual":\n'),
         ('    membership = consuming.require_membership()\n    if consuming.options.commits == "never":\n'),
@@ -182,7 +182,7 @@ _BESIDE: Final = (
     ),
     Mutant(
         "offsets-kept-elsewhere",
-        "offsets that the broker does not keep cannot be part of a transaction",
+        "offsets that the broker does not store cannot be part of a transaction",
         "tfmq/client/consumer/external_offsets.py",
         "    if in_broker and consuming.options.storage is not None:\n",
         "    if in_broker and consuming.options.storage is consuming:\n",
@@ -197,8 +197,8 @@ _BESIDE: Final = (
         [OFFSETS],
     ),
     Mutant(
-        "consumer-told-of-a-rollback",
-        "a consumer goes on from offsets that are committed only",
+        "consumer-continues-from-a-rolled-back-offset",
+        "a consumer continues only from committed offsets",
         "tfmq/client/transaction/transaction.py",
         "                if self.state in SUCCEEDED:\n",
         "                if self.state in FINISHED:\n",
@@ -230,7 +230,7 @@ _BESIDE: Final = (
     ),
     Mutant(
         "recovery-ends-with-its-first-page",
-        "recovery names all that is in doubt",
+        "recovery returns all transactions in doubt",
         "tfmq/client/producer/xa.py",
         "            more = reply.more and",
         "            more = False and",
@@ -238,7 +238,7 @@ _BESIDE: Final = (
     ),
     Mutant(
         "suspended-branch-takes-messages",
-        "nothing is sent in a branch whose work was ended",
+        "nothing is sent in a branch that was ended",
         "tfmq/client/transaction/transaction.py",
         ("        self.suspended = True\n        self.shared_batches.clear()\n"),
         "        self.shared_batches.clear()\n",
@@ -246,7 +246,7 @@ _BESIDE: Final = (
     ),
     Mutant(
         "suspended-branch-takes-the-short-way",
-        "nothing is sent in a branch whose work was ended",
+        "nothing is sent in a branch that was ended",
         "tfmq/client/transaction/transaction.py",
         ("        self.suspended = True\n        self.shared_batches.clear()\n"),
         "        self.suspended = True\n",

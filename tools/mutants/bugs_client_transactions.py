@@ -1,4 +1,4 @@
-"""Bugs to plant in the client's steps of transactions: what it asks for, and what it says of the answers."""
+"""Planted bugs: the client's transactions: which requests it sends, and what it reports of replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TAKEN: Final = (
     ),
     Mutant(
         "unknown-answer-called-rolled-back",
-        "a step whose answer did not come is unknown, and nothing else",
+        "a step whose reply was lost is reported as unknown",
         "tfmq/client/transaction/states.py",
         "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n        return IN_DOUBT\n",
         "    if isinstance(error, StaleEpoch) or error.outcome == UNKNOWN:\n        return ROLLED_BACK\n",
@@ -35,7 +35,7 @@ _TAKEN: Final = (
     ),
     Mutant(
         "operator-s-word-forgotten",
-        "what an operator decided is the state of the transaction",
+        "an operator's decision is the state of the transaction",
         "tfmq/client/transaction/states.py",
         "        return str(error.state)\n",
         "        return None\n",
@@ -56,7 +56,7 @@ _TAKEN: Final = (
     ),
     Mutant(
         "sends-go-on-beside-a-commit",
-        "nothing is sent in a transaction while it is committed",
+        "nothing is sent in a transaction during its commit",
         "tfmq/client/transaction/transaction.py",
         "        self.shared_batches.clear()  # The fast path must not append during a step.\n",
         "",
@@ -76,7 +76,7 @@ _TAKEN: Final = (
     ),
     Mutant(
         "unknown-without-advice",
-        "whoever does not know the outcome is told how to learn it",
+        "an error with an unknown outcome says how to find out",
         "tfmq/client/transaction/states.py",
         "    if error.outcome != UNKNOWN or isinstance(error, Damaged):\n        return error\n",
         "    if error.outcome:\n        return error\n",
@@ -105,7 +105,7 @@ _ENDS: Final = (
     ),
     Mutant(
         "prepared-rolled-back-by-an-exception",
-        "a prepared transaction is somebody's decision, whatever happens to the block",
+        "a prepared transaction is not decided by an exception in its block",
         "tfmq/client/transaction/transaction.py",
         "        elif self.state == OPEN:\n            try:\n",
         "        elif self.state in (OPEN, PREPARED):\n            try:\n",
@@ -129,7 +129,7 @@ _ENDS: Final = (
     ),
     Mutant(
         "placed-by-the-next-batch",
-        "a delivery tells the place of its own message",
+        "a delivery reports the offset of its own message",
         "tfmq/client/transaction/transaction.py",
         "        offsets = iter(self.requests.batch_offsets)\n",
         "        offsets = iter(self.requests.batch_offsets[1:])\n",
@@ -137,7 +137,7 @@ _ENDS: Final = (
     ),
     Mutant(
         "forked-child-ends-its-parent-s",
-        "a forked child leaves its parent's transactions alone",
+        "a forked child does not end its parent's transactions",
         "tfmq/client/transaction/manager.py",
         "            transaction.abandon_after_fork()\n",
         "            transaction.drop(None)\n",
@@ -145,15 +145,15 @@ _ENDS: Final = (
     ),
     Mutant(
         "forgotten-transaction-stays",
-        "a transaction that nobody holds is rolled back",
+        "a transaction without a reference is rolled back",
         "tfmq/client/transaction/manager.py",
         '                transaction.drop(None, "The transaction was dropped, so it was rolled back.")\n',
         "                transaction.requests.stop_sending()\n",
         [CORE, ENDING, PIPELINE, HANDLE, ALL],
     ),
     Mutant(
-        "forgotten-transaction-is-not-told-to-the-broker",
-        "a transaction that nobody holds is rolled back at the broker, also while the producer is idle",
+        "forgotten-transaction-not-rolled-back-at-the-broker",
+        "a transaction without a reference is rolled back at the broker, also while the producer is idle",
         "tfmq/client/transaction/manager.py",
         "parked network thread has to be woken to send it.\n                self.producer.driver.wake()\n",
         "parked network thread has to be woken to send it.\n",
@@ -161,14 +161,14 @@ _ENDS: Final = (
     ),
     Mutant(
         "held-branch-swept-away",
-        "a branch goes on although nobody holds a handle on it",
+        "a branch continues without a reference to its handle",
         "tfmq/client/transaction/manager.py",
         ("            if transaction.keep_open:\n                continue\n"),
         "",
         [ALL],
     ),
     Mutant(
-        "lost-work-not-told-at-a-close",
+        "lost-work-not-reported-at-a-close",
         "a producer that is closed says what was rolled back",
         "tfmq/client/transaction/manager.py",
         ("        if lost:\n            raise TransactionRolledBack(_lost_message(lost))\n"),
@@ -177,7 +177,7 @@ _ENDS: Final = (
     ),
     Mutant(
         "rollback-without-a-request",
-        "what is rolled back is rolled back at the broker, at once",
+        "a rollback is sent to the broker at once",
         "tfmq/client/transaction/commit.py",
         "            self._link.send_request(request, seconds=BACKGROUND_ROLLBACK_SECONDS, in_background=True)\n",
         "            del request\n",
@@ -188,7 +188,7 @@ _ENDS: Final = (
 _REQUESTS: Final = (
     Mutant(
         "rollback-of-a-frame-under-way",
-        "a frame whose answer did not come is not called rolled back",
+        "a frame whose reply was lost is not reported as rolled back",
         "tfmq/client/transaction/commit.py",
         ("        if self.one_request_sent:\n            raise TransactionState(\n"),
         ("        if self.one_request_sent and self.begun:\n            raise TransactionState(\n"),
@@ -196,7 +196,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "frame-repeated-under-another-number",
-        "a commit that is called again is the same request, so it cannot commit twice",
+        "a repeated commit is the same request, so it cannot commit twice",
         "tfmq/client/transaction/commit.py",
         ('            if error.outcome == "not done":\n                self._sequence = None\n'),
         "            self._sequence = None\n",
@@ -204,7 +204,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "frame-not-put-back",
-        "what a refused frame held is in the next try",
+        "messages of a refused frame are in the next attempt",
         "tfmq/client/transaction/commit.py",
         ("            if not done:\n                self._accumulator.requeue(batches)\n"),
         "            pass\n",
@@ -212,7 +212,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "frame-s-stream-keeps-its-sequence",
-        "a stream numbers the messages of its transactions without a gap",
+        "the sequences of a transaction have no gap",
         "tfmq/client/transaction/commit.py",
         "        stream.sequence += sum(batch.count for batch in batches)\n",
         "",
@@ -220,7 +220,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "frame-numbered-as-the-last-one",
-        "each transaction of a stream has a number of its own",
+        "each transaction of a producer id has its own number",
         "tfmq/client/transaction/commit.py",
         ("                stream = yield from streams.lease_new(until)\n            stream.number += 1\n"),
         ("                stream = yield from streams.lease_new(until)\n            stream.number = 1\n"),
@@ -228,7 +228,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "strange-stream-believed-after-a-repeat",
-        "a frame that may have been taken does not go again in another stream",
+        "a frame that may have been stored is not sent again under another producer id",
         "tfmq/client/transaction/commit.py",
         "        isinstance(call.error, SEQUENCE_ERRORS) and call.send_count == 1\n",
         "        isinstance(call.error, SEQUENCE_ERRORS)\n",
@@ -236,7 +236,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "unknown-commit-called-rolled-back",
-        "what a repeated commit does not find may have been committed by its first try",
+        "a transaction that a repeated commit does not find may have been committed by the first attempt",
         "tfmq/client/transaction/commit.py",
         "isinstance(call.error, UnknownTransaction) and",
         "isinstance(call.error, UnknownTransaction) or False and",
@@ -244,7 +244,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "commit-of-a-prepared-one-in-one-phase",
-        "a prepared transaction is committed as one that is prepared",
+        "a prepared transaction is committed in the second phase",
         "tfmq/client/transaction/commit.py",
         "CommitTransaction(self.xid, self.epoch, not self.prepared, False, offsets)\n",
         "CommitTransaction(self.xid, self.epoch, True, False, offsets)\n",
@@ -252,7 +252,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "prepare-does-not-wait-for-its-messages",
-        "a transaction is prepared when the broker has all of it",
+        "a transaction is prepared when the broker has stored all of it",
         "tfmq/client/transaction/commit.py",
         "        while pipeline.failure is None and (pipeline.unacked_bytes or not pipeline.begun):\n",
         "        while pipeline.failure is None and not pipeline.begun:\n",
@@ -260,7 +260,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "failed-message-passed-over",
-        "a transaction that lost a batch on its way is not committed",
+        "a transaction that lost a batch is not committed",
         "tfmq/client/transaction/commit.py",
         (
             "            yield Wait((pipeline.changed_event(),))\n"
@@ -285,7 +285,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "named-rollback-without-an-answer-called-done",
-        "a rollback that nobody answered is not called done for one that others may commit",
+        "a rollback without a reply is not reported as done where another client may commit",
         "tfmq/client/transaction/commit.py",
         "        return lost and not self._begin_fields.xid and not self._prepare_sent\n",
         "        return lost\n",
@@ -293,7 +293,7 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "frame-of-any-size",
-        "what outgrows a frame is sent while it grows",
+        "a transaction that exceeds a frame is sent while it grows",
         "tfmq/client/transaction/manager.py",
         "        return few and gathering.size_bytes() <= ONE_REQUEST_BYTES\n",
         "        return few\n",
@@ -301,23 +301,23 @@ _REQUESTS: Final = (
     ),
     Mutant(
         "frame-of-any-number-of-batches",
-        "a frame holds as many batches as the broker takes",
+        "a frame contains no more batches than the broker accepts",
         "tfmq/client/transaction/manager.py",
         "        return few and gathering.size_bytes() <= ONE_REQUEST_BYTES\n",
         "        return gathering.size_bytes() <= ONE_REQUEST_BYTES\n",
         [ENDING],
     ),
     Mutant(
-        "busy-broker-asked-for-ever",
-        "a step ends when its time is over, however busy the broker",
+        "busy-broker-asked-without-end",
+        "a step ends at its time-out, however busy the broker is",
         "tfmq/client/connection/requests.py",
         "        if not isinstance(call.error, Busy) or link.now() + backoff.seconds >= until:\n",
         "        if not isinstance(call.error, Busy):\n",
         [ASKING],
     ),
     Mutant(
-        "call-left-behind",
-        "who stops waiting leaves no call behind",
+        "cancelled-wait-leaves-its-call",
+        "a cancelled wait leaves no call",
         "tfmq/client/connection/requests.py",
         ("                yield Wait((call,))\n        finally:\n            link.abandon(call)\n"),
         ("                yield Wait((call,))\n        finally:\n            pass\n"),

@@ -1,4 +1,4 @@
-"""Bugs to plant in commit groups: sequences that never go back, fenced runs, all or nothing."""
+"""Planted bugs: commit groups: sequences that never go back, fenced runs, all or nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMMIT_GROUPS: Final = (
     ),
     Mutant(
         "aborted-run-goes-on",
-        "a run that was aborted writes nothing more",
+        "an aborted run writes nothing more",
         "tfmq/transaction/commit_groups.py",
         "        if member.run in group.fenced:\n            raise GroupFenced()\n        return True\n",
         "        return True\n",
@@ -50,7 +50,7 @@ COMMIT_GROUPS: Final = (
     ),
     Mutant(
         "aborted-run-commits",
-        "a run that was aborted writes nothing more",
+        "an aborted run writes nothing more",
         "tfmq/transaction/commit_groups.py",
         "        if run in known.fenced:\n            raise GroupFenced()\n        return None\n",
         "        return None\n",
@@ -74,7 +74,7 @@ COMMIT_GROUPS: Final = (
     ),
     Mutant(
         "leftovers-of-later-sequences-dropped",
-        "what belongs to a later sequence is left alone",
+        "members of a later sequence are left unchanged",
         "tfmq/transaction/commit_groups.py",
         "            if member.sequence <= sequence and epoch not in kept\n",
         "            if epoch not in kept\n",
@@ -82,15 +82,15 @@ COMMIT_GROUPS: Final = (
     ),
     Mutant(
         "fences-left-out-of-the-snapshot",
-        "a fenced run stays fenced over a restart",
+        "a fenced run stays fenced after a restart",
         "tfmq/transaction/commit_groups.py",
         "            group.fenced = dict(fenced)\n",
         "            group.fenced = {}\n",
         [GROUPS],
     ),
     Mutant(
-        "aborted-groups-stay-for-ever",
-        "a group that was aborted and committed nothing is forgotten a day later",
+        "aborted-groups-never-deleted",
+        "a group that was aborted and committed nothing is forgotten after a day",
         "tfmq/transaction/transaction_table.py",
         "            self.commit_groups.expire(time_ms)\n",
         "",
@@ -98,7 +98,7 @@ COMMIT_GROUPS: Final = (
     ),
     Mutant(
         "aborted-groups-forgotten-by-their-first-abort",
-        "a group that was aborted and committed nothing is forgotten a day later",
+        "a group that was aborted and committed nothing is forgotten after a day",
         "tfmq/transaction/commit_groups.py",
         ("            self._abort_times.pop(name, None)\n            self._abort_times[name] = time_ms\n"),
         "            self._abort_times.setdefault(name, time_ms)\n",
@@ -106,7 +106,7 @@ COMMIT_GROUPS: Final = (
     ),
     Mutant(
         "group-commits-what-is-there",
-        "a group commits everything that is named, or nothing",
+        "a group commits all named members or none",
         "tfmq/transaction/commit_group_commands.py",
         "            raise GroupIncomplete(sentence, missing=missing[:MISSING_NAMED_MAX])\n",
         "            del sentence\n",
@@ -122,15 +122,15 @@ COMMIT_GROUPS: Final = (
     ),
     Mutant(
         "leftovers-of-a-group-stay",
-        "what other attempts of a sequence left over ends with its commit",
+        "members of other attempts of a sequence end with its commit",
         "tfmq/transaction/commit_group_commands.py",
         "        left = self._store.commit_groups.find_leftovers(group, sequence, [each.epoch for each in members])\n",
         "        left: list[int] = []\n",
         [GROUP_COMMITS],
     ),
     Mutant(
-        "abort-answered-before-the-force",
-        "an abort is on the disk when it is answered",
+        "abort-acked-before-the-fsync",
+        "an abort is durable when it is acknowledged",
         "tfmq/transaction/commit_group_commands.py",
         "                self._store.when_durable(lsn, partial(reply_when_durable, done, GroupAbortResult(ABORTED)))\n",
         "                done(GroupAbortResult(ABORTED), None)\n",
@@ -138,7 +138,7 @@ COMMIT_GROUPS: Final = (
     ),
     Mutant(
         "group-commands-overtake",
-        "commands of a group are taken one after the other",
+        "commands of a group are executed one after the other",
         "tfmq/transaction/commit_group_commands.py",
         (
             "        if group in self._waiting_commands:\n"
@@ -154,7 +154,7 @@ COMMIT_GROUPS: Final = (
     ),
     Mutant(
         "refused-group-command-keeps-the-group-waiting",
-        "a command that raises holds up nobody",
+        "a command that raises does not block later commands",
         "tfmq/transaction/commit_group_commands.py",
         ("        except Exception:\n            self._retry_waiting(group)\n            raise\n"),
         ("        except Exception:\n            raise\n"),

@@ -1,4 +1,4 @@
-"""Bugs to plant in dead letters: what is lost, handled too often, sent twice, or not on the disk."""
+"""Planted bugs: dead letters: lost, handled too often, sent twice, or not durable."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TOPIC = "tfmq/dead_letters/topic_store.py"
 
 STATES: Final = (
     Mutant(
-        "call-counted-behind-the-handler",
-        "a message that kills its process each time comes to an end",
+        "call-counted-after-the-handler",
+        "a message that kills its process each time is called a limited number of times",
         _COURSE,
         "        calls_left=letter.calls_left - 1,\n        token=event.token,",
         "        calls_left=letter.calls_left,\n        token=event.token,",
@@ -33,7 +33,7 @@ STATES: Final = (
     ),
     Mutant(
         "lease-of-another-taken",
-        "while a lease lasts nobody else handles the message",
+        "while a lease is valid, no other consumer handles the message",
         _COURSE,
         "    if letter.state == RETRYING and letter.lease_ms > event.at_ms:\n        return None\n",
         "",
@@ -41,7 +41,7 @@ STATES: Final = (
     ),
     Mutant(
         "zombie-says-handled",
-        "who lost a letter says nothing of it",
+        "a consumer that lost a dead letter does not change it",
         _COURSE,
         (
             '    """Make the leased letter handled, which ends its lease."""\n    if letter.token != event.token:\n'
@@ -50,8 +50,8 @@ STATES: Final = (
         [COURSE],
     ),
     Mutant(
-        "put-off-for-ever",
-        "putting off comes to an end",
+        "put-off-without-end",
+        "a message cannot be put off without limit",
         _COURSE,
         "    if letter.put_offs >= PUT_OFFS_MAX:\n",
         "    if letter.put_offs < 0:\n",
@@ -59,7 +59,7 @@ STATES: Final = (
     ),
     Mutant(
         "place-settled-anew",
-        "a letter that may have been sent under one place is never sent under another",
+        "a dead letter that may have been sent under one sequence is never sent under another",
         _COURSE,
         "    if letter.token != event.token or letter.journey is not None:\n",
         "    if letter.token != event.token:\n",
@@ -67,7 +67,7 @@ STATES: Final = (
     ),
     Mutant(
         "kept-again-while-under-way",
-        "a letter that is under way stays so when its message is kept again",
+        "a dead letter that is being redriven stays so when its message is stored again",
         _COURSE,
         "    if letter.state == REDRIVING:\n        return joined\n",
         "",
@@ -75,7 +75,7 @@ STATES: Final = (
     ),
     Mutant(
         "due-message-lost-when-its-lease-is-over",
-        "what a killed consumer had is handled by another one",
+        "messages of a killed consumer are handled by another one",
         "tfmq/dead_letters/sql_store.py",
         "            return connection.scalar(left) or connection.scalar(waiting)\n",
         "            return connection.scalar(waiting)\n",
@@ -83,7 +83,7 @@ STATES: Final = (
     ),
     Mutant(
         "lease-not-renewed",
-        "a handler of minutes keeps its message",
+        "a handler that runs for minutes keeps its message",
         "tfmq/dead_letters/retry_loop.py",
         (
             "                    if self._now() >= renew_at:\n"
@@ -94,7 +94,7 @@ STATES: Final = (
     ),
     Mutant(
         "outcome-said-once",
-        "what was handled is not handled again because the store was full for a moment",
+        "a handled message is not handled again because the store was full for a moment",
         "tfmq/dead_letters/retry_loop.py",
         "                if self.stop_asked.done:\n                    raise\n",
         "                raise\n",
@@ -105,7 +105,7 @@ STATES: Final = (
 STORES: Final = (
     Mutant(
         "sqlite-does-not-wait-for-the-disk",
-        "what is committed is on the disk",
+        "a committed change is durable",
         "tfmq/dead_letters/sql_store.py",
         '"PRAGMA synchronous=FULL"',
         '"PRAGMA synchronous=NORMAL"',
@@ -113,14 +113,14 @@ STORES: Final = (
     ),
     Mutant(
         "postgresql-commits-early",
-        "what is committed is on the disk, whatever the server's default",
+        "a committed change is durable, whatever the server's default is",
         "tfmq/dead_letters/sql_store.py",
         '                event.listen(engine, "connect", _set_synchronous_commit)\n',
         "                pass\n",
         [DATABASE],
     ),
     Mutant(
-        "folder-not-forced",
+        "folder-not-fsynced",
         "the folder of a new store survives a power cut",
         "tfmq/dead_letters/sql_store.py",
         "        (disk or RealDisk()).force_folder(str(each.parent))\n",
@@ -129,7 +129,7 @@ STORES: Final = (
     ),
     Mutant(
         "rows-read-without-their-locks",
-        "of several who take the same letter one has it",
+        "of several consumers that take the same dead letter exactly one has it",
         "tfmq/dead_letters/sql_store.py",
         ("            .order_by(COLUMNS.id)\n            .with_for_update()\n"),
         "            .order_by(COLUMNS.id)\n",
@@ -138,7 +138,7 @@ STORES: Final = (
     ),
     Mutant(
         "event-believed-before-it-came-by",
-        "of two who want the same, the topic's log says who was first",
+        "of two consumers that take the same dead letter, the first in the topic's log has it",
         _TOPIC,
         "        found = yield from self._read_new_events(until, numbers)\n",
         (
@@ -148,8 +148,8 @@ STORES: Final = (
         [SHELF, REDRIVE, TOPIC],
     ),
     Mutant(
-        "id-kept-behind-an-unknown-outcome",
-        "behind a send of which nobody knows, events go on",
+        "id-kept-after-an-unknown-outcome",
+        "after a send with an unknown outcome later events are still sent",
         _TOPIC,
         "            if not sent and self._producer is not None:\n",
         "            if sent and self._producer is None:\n",
@@ -157,7 +157,7 @@ STORES: Final = (
     ),
     Mutant(
         "another-brokers-message-taken-for-the-same",
-        "two messages are two letters",
+        "messages of two brokers are two dead letters",
         "tfmq/dead_letters/model.py",
         '{group}/{incarnation}/{partition}/{offset}/{appended_ms}"',
         '{group}/{incarnation}/{partition}/{offset}"',
@@ -168,7 +168,7 @@ STORES: Final = (
 SENDING: Final = (
     Mutant(
         "what-is-under-way-left-there",
-        "a redrive goes on with what another one began",
+        "a redrive continues what another one began",
         _REDRIVE,
         ("        if not self._request.dry:\n            yield from self._resume()\n"),
         "",
@@ -176,7 +176,7 @@ SENDING: Final = (
     ),
     Mutant(
         "sent-under-a-new-place",
-        "what is under way is sent under the places that were written down",
+        "an interrupted redrive is repeated under the recorded sequences",
         _REDRIVE,
         (
             "            for run in group_runs([each for each in letters if each.journey is not None]):\n"
@@ -193,7 +193,7 @@ SENDING: Final = (
     ),
     Mutant(
         "refused-places-ignored",
-        "a letter that another redrive took over is not sent",
+        "a dead letter that another redrive took over is not sent",
         _REDRIVE,
         "            if now is not None\n",
         "",
@@ -201,7 +201,7 @@ SENDING: Final = (
     ),
     Mutant(
         "hole-given-back",
-        "what is given back can be sent by nobody any more",
+        "a sequence is given back only when no redrive can still send under it",
         _REDRIVE,
         "                found, (yield from close_run(self._link, found, self._deadline(), self._now_ms))\n",
         (
@@ -212,7 +212,7 @@ SENDING: Final = (
     ),
     Mutant(
         "returned-from-any-place",
-        "a slow redrive gives back nothing that is under way under another place",
+        "a slow redrive gives back nothing that is being sent under another sequence",
         _COURSE,
         "    if letter.token != event.token or place != (event.producer_id, event.sequence):\n",
         "    if letter.token != event.token:\n",
@@ -220,7 +220,7 @@ SENDING: Final = (
     ),
     Mutant(
         "gap-believed",
-        "what is returned can be sent by nobody, also by one that wakes up later",
+        "a returned dead letter can be sent by no other redrive, also by one that was suspended",
         _DEPARTURE,
         "    except (SequenceGap, StaleProducer, UnknownProducer):\n"
         "        return (yield from close_run(link, letters, until, now_ms))\n",
@@ -234,7 +234,7 @@ SENDING: Final = (
     ),
     Mutant(
         "forgotten-id-believed-unused",
-        "what a broker forgot is looked up in the log",
+        "what a broker has forgotten is looked up in the log",
         _DEPARTURE,
         "            found = yield from find_records("
         "link, stream, [each.sequence for each in journeys], since, until)\n",
@@ -243,7 +243,7 @@ SENDING: Final = (
     ),
     Mutant(
         "closed-stream-not-asked",
-        "of a closed stream it is known what arrived",
+        "the stored messages of a closed producer id are known",
         _DEPARTURE,
         "each.sequence: -1 for each in journeys if each.sequence <= last",
         "each.sequence: -1 for each in journeys if each.sequence < last",
@@ -259,7 +259,7 @@ SENDING: Final = (
     ),
     Mutant(
         "redrives-not-counted",
-        "what comes back again and again is passed over",
+        "a message that fails repeatedly is skipped",
         _DEPARTURE,
         "attribute.redrives + 1)",
         "attribute.redrives)",
@@ -267,15 +267,15 @@ SENDING: Final = (
     ),
     Mutant(
         "rate-forgotten",
-        "the rate is kept",
+        "the rate limit is kept",
         _REDRIVE,
         "                yield from self._wait_for_rate(len(batch))\n",
         "",
         [REDRIVE],
     ),
     Mutant(
-        "numbered-send-not-forced",
-        "a numbered send is on the disk when it ends",
+        "numbered-send-not-fsynced",
+        "a numbered send is durable when it returns",
         "tfmq/client/send/idempotent_send.py",
         "    request = Produce(*place, ACKS_SYNCED, encoded.blocks)",
         "    request = Produce(*place, 1, encoded.blocks)",

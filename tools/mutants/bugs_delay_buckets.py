@@ -1,4 +1,4 @@
-"""Bugs to plant in the buckets of delayed messages: what is forced before what, what counts, what is damaged."""
+"""Planted bugs: buckets of delayed messages: the order of fsyncs, what is counted, damage."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ ENUMERATION: Final = "tests/crash/test_bucket_enumeration.py"
 
 ORDER: Final = (
     Mutant(
-        "buckets-listed-before-they-are-forced",
-        "what the checkpoint lists is on the disk before",
+        "buckets-listed-before-they-are-fsynced",
+        "files are durable before the checkpoint lists them",
         "tfmq/delay/buckets/writer.py",
         ("                for file in self._unsynced_files.values():\n                    file.force()\n"),
         "                pass\n",
         [ENUMERATION],
     ),
     Mutant(
-        "bucket-names-unforced-before-the-checkpoint",
-        "the names of new buckets survive before the checkpoint lists them",
+        "bucket-names-without-fsync-before-the-checkpoint",
+        "the names of new buckets are durable before the checkpoint lists them",
         "tfmq/delay/buckets/writer.py",
         "                self._disk.force_folder(self._folder)\n",
         "                pass\n",
         [ENUMERATION],
     ),
     Mutant(
-        "delay-checkpoint-renamed-unforced",
-        "the checkpoint takes its name when it is on the disk",
+        "delay-checkpoint-renamed-without-fsync",
+        "the checkpoint is durable before it is renamed",
         "journal/disk.py",
         "    file.force()\n    file.close()\n",
         "    file.close()\n",
         [ENUMERATION],
     ),
     Mutant(
-        "delay-checkpoint-told-before-its-name-is-forced",
-        "a spill is over when its checkpoint survives a power cut",
+        "delay-checkpoint-reported-before-its-name-is-fsynced",
+        "a spill ends when its checkpoint survives a power cut",
         "tfmq/delay/buckets/recovery.py",
         "            raise\n        self.disk.force_folder(self.folder)\n",
         "            raise\n",
         [ENUMERATION],
     ),
     Mutant(
-        "buckets-cleared-away-on-an-unforced-checkpoint",
-        "a start removes nothing on the word of a checkpoint that may go back",
+        "buckets-deleted-because-of-a-checkpoint-without-fsync",
+        "a start removes nothing because of a checkpoint that is not durable",
         "tfmq/delay/buckets/recovery.py",
         "        self.checkpoint_file.fsync()\n",
         "",
@@ -56,7 +56,7 @@ ORDER: Final = (
     ),
     Mutant(
         "settled-bucket-removed-while-it-is-listed",
-        "a file goes only when no checkpoint lists it",
+        "a file is deleted only when no checkpoint lists it",
         "tfmq/delay/buckets/store.py",
         "if not e.is_listed and not e.is_held]",
         "if not e.is_held]",
@@ -64,7 +64,7 @@ ORDER: Final = (
     ),
     Mutant(
         "split-bucket-removed-while-it-is-read",
-        "a bucket that was split is readable until it is released",
+        "a bucket that was split can be read until it is released",
         "tfmq/delay/buckets/store.py",
         "if not e.is_listed and not e.is_held]",
         "if not e.is_listed]",
@@ -72,7 +72,7 @@ ORDER: Final = (
     ),
     Mutant(
         "split-bucket-listed-beside-its-parts",
-        "a message counts in one bucket only, at every moment",
+        "a message counts in exactly one bucket at every moment",
         "tfmq/delay/buckets/store.py",
         "            rows.pop(split.span, None)\n",
         "            pass\n",
@@ -80,7 +80,7 @@ ORDER: Final = (
     ),
     Mutant(
         "unlisted-chunks-are-not-cut",
-        "what a spill left that never ended counts nowhere",
+        "what an interrupted spill wrote does not count",
         "tfmq/delay/buckets/recovery.py",
         '    FileState.LONGER: DecisionRow("unlisted chunks", Decision.CUT),\n',
         '    FileState.LONGER: DecisionRow("unlisted chunks", Decision.LEAVE),\n',
@@ -96,7 +96,7 @@ ORDER: Final = (
     ),
     Mutant(
         "settled-bucket-that-gets-more-goes-all-the-same",
-        "what comes into a bucket that was settled counts",
+        "messages that are added to an obsolete bucket count",
         "tfmq/delay/buckets/store.py",
         "            if listed is not None:\n                return listed, False\n",
         "",
@@ -107,7 +107,7 @@ ORDER: Final = (
 COUNTING: Final = (
     Mutant(
         "full-disk-leaves-the-spill-half-done",
-        "a full disk leaves everything as it was",
+        "a full disk leaves everything unchanged",
         "tfmq/delay/buckets/store.py",
         "                    writer.undo()\n",
         "                    pass\n",
@@ -115,23 +115,23 @@ COUNTING: Final = (
     ),
     Mutant(
         "broken-disk-does-not-stop-the-buckets",
-        "behind a failed force nothing is written or tried again",
+        "after a failed fsync nothing is written or tried again",
         "tfmq/delay/buckets/store.py",
         ("            if writer.failure is not None:\n                self._stop(writer.failure)\n"),
         "",
         [SET],
     ),
     Mutant(
-        "unforced-buckets-are-closed",
-        "a file with unforced bytes is never closed",
+        "buckets-closed-without-fsync",
+        "a file with bytes that are not durable is never closed",
         "tfmq/delay/buckets/writer.py",
         ("        for file in self._unsynced_files.values():\n            never_close(file)\n"),
         ("        for file in self._unsynced_files.values():\n            file.close()\n"),
         [SET, ENUMERATION],
     ),
     Mutant(
-        "failed-joint-force-is-believed",
-        "behind a failed force of the file system each file says whether its bytes are gone",
+        "failed-joint-fsync-is-believed",
+        "after a failed syncfs each file reports whether its bytes are lost",
         "tfmq/delay/buckets/writer.py",
         "            return False\n        return True\n",
         "            return True\n        return True\n",
@@ -147,7 +147,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "file-of-a-split-bucket-is-taken",
-        "a new bucket never takes a file that is still read",
+        "a new bucket never takes the name of a file that is still read",
         "tfmq/delay/buckets/store.py",
         "        while span in self._taken or self._overlaps(span):\n",
         "        while self._overlaps(span):\n",
@@ -155,7 +155,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "records-sealed-without-their-number",
-        "a record that is read in the place of another one is found out",
+        "a record in the position of another record is detected",
         "tfmq/delay/buckets/format.py",
         "    numbers = range(first_number, first_number + len(records))\n",
         "    numbers = range(first_number, first_number + 1) and [0] * len(records)\n",
@@ -163,7 +163,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "record-of-a-bucket-unproven",
-        "no record is delivered that fails its checksum",
+        "no record is delivered whose checksum fails",
         "tfmq/delay/buckets/bucket.py",
         "        if crc32(record, number & SEED_MASK) != crc:\n",
         "        if crc < 0:\n",
@@ -171,7 +171,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "columns-of-a-bucket-unproven",
-        "no due time is believed that fails its checksum",
+        "no due time is used whose checksum fails",
         "tfmq/delay/buckets/format.py",
         "    if crc32(data, seed) != chunk.crc:\n",
         "    if chunk.crc < 0:\n",
@@ -179,15 +179,15 @@ COUNTING: Final = (
     ),
     Mutant(
         "message-imitates-a-chunk",
-        "no message can imitate a chunk",
+        "no message can be taken for a chunk",
         "tfmq/delay/buckets/format.py",
         "    covered = crc32(POSITION_FIELD.pack(position), crc32(data[: CHUNK_SIZE - CHECKSUM.size], seed))\n",
         "    covered = head_crc\n",
         [FORMAT, BUCKET],
     ),
     Mutant(
-        "rest-behind-a-damaged-chunk-is-lost",
-        "what lies behind damage is served",
+        "rest-after-a-damaged-chunk-is-lost",
+        "records after damage are served",
         "tfmq/delay/buckets/bucket.py",
         "                following = self._find_chunk(file, position + 1, size, listed_size)\n",
         "                following = size\n",
@@ -195,7 +195,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "equal-dues-listed-in-any-order",
-        "a list goes by due time and number",
+        "a list is sorted by due time and number",
         "tfmq/delay/buckets/format.py",
         "        order = sorted(range(self.length), key=self.dues.tolist().__getitem__)\n",
         "        order = sorted(range(self.length - 1, -1, -1), key=self.dues.tolist().__getitem__)\n",
@@ -203,7 +203,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "repair-without-a-checkpoint-keeps-what-the-arrivals-have",
-        "a repair makes no second copy of a message that is in the arrivals still",
+        "a repair makes no second copy of a message that is still in the arrival log",
         "tfmq/delay/buckets/fsck.py",
         "            limit = math.inf if below is None else below\n",
         "            limit = math.inf\n",
@@ -211,7 +211,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "cut-chunk-is-lost-as-a-whole",
-        "of a bucket that was cut, every record before the cut is kept",
+        "of a truncated bucket, every record before the cut is kept",
         "tfmq/delay/buckets/bucket.py",
         "        if chunk.records_position > size or chunk.next_position > listed_size:\n",
         "        if chunk.next_position > size:\n",
@@ -219,7 +219,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "arrivals-alone-are-no-store",
-        "a checkpoint that is lost before the first bucket exists is named and made again",
+        "a checkpoint that is lost before the first bucket exists is reported and made again",
         "tfmq/delay/buckets/fsck.py",
         "        is_used = any(map(parse_bucket_name, self.sizes)) or has_arrivals(disk, folder)\n",
         "        is_used = any(map(parse_bucket_name, self.sizes))\n",
@@ -227,7 +227,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "arrivals-in-buckets-counted-as-lost",
-        "what is in the buckets is not counted as lost with the arrivals",
+        "messages in the buckets are not counted as lost with the arrival log",
         "tfmq/broker/startup.py",
         "        min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for each in repaired\n",
         "        each.lost for each in repaired\n",
@@ -235,7 +235,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "repair-adds-arrivals-that-were-not-in-the-bucket",
-        "only what was in the damaged chunk is rebuilt from the arrival log",
+        "only messages of the damaged chunk are rebuilt from the arrival log",
         "tfmq/delay/buckets/fsck.py",
         "                if key in left and due in span:\n                    parts.append(left.pop(key))\n",
         "                if due in span:\n                    parts.append(left.pop(key, 0))\n",
@@ -243,7 +243,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "start-rebuilds-no-damaged-columns",
-        "a start rebuilds damaged columns from the arrivals before these are deleted",
+        "a start rebuilds damaged columns from the arrival log before that is deleted",
         "tfmq/broker/startup.py",
         "    _rebuild_buckets(broker, folder)\n",
         "",
@@ -251,7 +251,7 @@ COUNTING: Final = (
     ),
     Mutant(
         "repair-removes-the-original",
-        "what a repair replaces is kept aside",
+        "the original of a repaired file is kept",
         "tfmq/delay/buckets/fsck.py",
         "        for bucket in group:\n            keep_original(self.disk, bucket.path)\n",
         "",

@@ -1,4 +1,4 @@
-"""Planted bugs: how many delayed messages wait, for limits and for people; and the order behind a load."""
+"""Planted bugs: the number of delayed messages that wait, and the order after a load."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ BROKER: Final = "tests/broker/test_delay_count.py"
 DELAY_COUNT: Final = (
     Mutant(
         "what-is-cancelled-counts-until-its-time",
-        "what was cancelled on the disk counts as waiting no more",
+        "cancelled messages in bucket files are not counted as waiting",
         "tfmq/delay/cancelled_rows.py",
         "        bucket.dead_count = min(bucket.dead_count + 1, bucket.count)\n",
         "        bucket.dead_count = min(bucket.dead_count, bucket.count)\n",
@@ -20,7 +20,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "a-start-counts-what-was-cancelled",
-        "what was cancelled counts no more after a restart either",
+        "cancelled messages are not counted after a restart either",
         "tfmq/delay/buckets/recovery.py",
         (
             "            Bucket(self.folder, checkpoint.identity, each.span, slot, each.size,"
@@ -30,8 +30,8 @@ DELAY_COUNT: Final = (
         [LEAVING, BROKER],
     ),
     Mutant(
-        "cancelled-behind-the-checkpoint-counts-again",
-        "what was cancelled just before a kill counts no more behind it",
+        "cancelled-after-the-checkpoint-counts-again",
+        "messages that were cancelled just before a kill are not counted after it",
         "tfmq/delay/buckets/loader.py",
         "            if offset >= counted:\n",
         "            if offset >= counted << 1:\n",
@@ -39,7 +39,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "cancelled-before-the-checkpoint-leaves-twice",
-        "what was cancelled leaves the count once",
+        "a cancelled message is subtracted from the count once",
         "tfmq/delay/buckets/loader.py",
         "            if offset >= counted:\n",
         "            if offset >= 0:\n",
@@ -47,7 +47,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "a-change-beside-a-spill-is-entered-at-once",
-        "a cancel that becomes sure beside work with files leaves the count once",
+        "a cancel that becomes durable while files are changed is subtracted from the count once",
         "tfmq/delay/cancelled_rows.py",
         ("        self.process_durable(forced_offset)\n        self._file_work_running = True\n"),
         ("        self.process_durable(forced_offset)\n        self._file_work_running = False\n"),
@@ -55,7 +55,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "a-spill-sees-what-is-cancelled-meanwhile",
-        "work with files sees the changes that were sure when it began",
+        "work on files sees the changes that were durable when it began",
         "tfmq/delay/pending.py",
         "self._is_topic_deleted, queues.locked, self._late, border\n",
         "self._is_topic_deleted, queues.locked\n",
@@ -63,7 +63,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "what-arrived-leaves-with-the-buckets",
-        "what was cancelled before it was in a bucket counts no more",
+        "a message that was cancelled before it was in a bucket is not counted",
         "tfmq/delay/cancelled_rows.py",
         (
             "        elif not in_memory:\n"
@@ -74,7 +74,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "a-topic-that-went-keeps-its-messages-waiting",
-        "what waited for a topic that went counts no more, seconds later",
+        "messages for a deleted topic are not counted, seconds later",
         "tfmq/delay/delay_queue.py",
         (
             "            self._target_queues.dropped += self._window.topic_deleted(incarnation)\n"
@@ -85,7 +85,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "the-wheel-keeps-what-is-for-a-topic-that-went",
-        "what was soon due for a topic that went counts no more either",
+        "messages in the memory window for a deleted topic are not counted either",
         "tfmq/delay/memory_window.py",
         "        return self.wheel.drop_targets(targets) if targets else 0\n",
         "        return 0\n",
@@ -93,7 +93,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "a-start-does-not-look-for-topics-that-went",
-        "what waited for a topic that went just before a kill counts no more behind it",
+        "messages for a topic that was deleted just before a kill are not counted after it",
         "tfmq/delay/delay_queue.py",
         (
             "        self._row_counter.request(self._buckets.live_buckets, False)\n"
@@ -104,7 +104,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "what-is-given-up-is-not-counted",
-        "what waits for a stopped partition counts, also where it is on the disk only",
+        "messages for a stopped partition are counted, also those that are only in files",
         "tfmq/delay/target_queue.py",
         "            self.on_disk += count\n",
         "            self.on_disk += 0\n",
@@ -112,7 +112,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "what-comes-during-a-load-passes-it",
-        "what falls due while older messages of its partition are loaded again comes behind them",
+        "a message that becomes due while older messages of its partition are loaded is delivered after them",
         "tfmq/delay/target_queue.py",
         "        return len(self.rows) > 0 and not self.reloading\n",
         "        return len(self.rows) > 0\n",
@@ -120,15 +120,15 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "rows-given-up-during-a-load-are-lost",
-        "rows that are given up during a load are loaded again",
+        "rows that are dropped from memory during a load are loaded again",
         "tfmq/delay/target_queue.py",
         ("            self._reload_end, self.reloading = None, False\n            self._generation += 1\n"),
         ("            self._reload_end = None\n            self._generation += 1\n"),
         [LINE_COUNT],
     ),
     Mutant(
-        "written-and-not-forced-waits-no-more",
-        "what a partition may lose yet counts as waiting",
+        "written-and-not-fsynced-waits-no-more",
+        "a message that a partition may still lose counts as waiting",
         "tfmq/delay/target_queue.py",
         "        return self._count.waiting(self.rows) + self.flush_tracker.count\n",
         "        return self._count.waiting(self.rows)\n",
@@ -136,7 +136,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "a-failed-write-is-taken-to-be-nothing",
-        "of a cancel and a delivery that meet exactly one happens, also where a write failed",
+        "of a concurrent cancel and delivery exactly one happens, also where a write failed",
         "tfmq/delay/target_queue.py",
         (
             '        if getattr(error, "outcome", None) == UNKNOWN:\n'
@@ -155,7 +155,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "broker-time-begins-with-whole-milliseconds",
-        "a start in another part of a millisecond makes nothing early",
+        "a start at another fraction of a millisecond delivers nothing early",
         "tfmq/delay/due_time.py",
         "        self._start_monotonic = now - part_us / 1e6 if self._start_ms == wall_ms else now\n",
         "        self._start_monotonic = now\n",
@@ -163,7 +163,7 @@ DELAY_COUNT: Final = (
     ),
     Mutant(
         "what-passes-between-two-looks-is-forgotten",
-        "a start that takes its time makes nothing early behind the next one",
+        "a slow start delivers nothing early after the next one",
         "tfmq/delay/due_time.py",
         " + self._slack_ms\n",
         "\n",

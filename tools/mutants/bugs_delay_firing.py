@@ -1,4 +1,4 @@
-"""Planted bugs: when a delayed message fires, in which order, once, and what is told of it meanwhile."""
+"""Planted bugs: when a delayed message is delivered, in which order, once, and what is reported."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "stopped-arrivals-are-asked-again-and-again",
-        "the broker goes on while the arrivals are stopped",
+        "the broker continues while the arrival log is stopped",
         "tfmq/delay/dispatcher.py",
         "                self._non_durable.log_stopped()\n",
         ("                self._fsync_requested_to = 0\n                self._non_durable.log_stopped()\n"),
@@ -29,7 +29,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "fires-half-a-second-late",
-        "a delayed message is late by a tick at most, without load",
+        "without load a delayed message is at most one tick late",
         "tfmq/delay/dispatcher.py",
         "            times.append(-(-due // self._tick_ms) * self._tick_ms)\n",
         "            times.append(-(-due // 500) * 500)\n",
@@ -37,7 +37,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "fires-what-may-still-be-lost",
-        "nothing fires that is due behind an arrival which is not on the disk",
+        "no message is delivered whose due time follows an arrival that is not durable",
         "tfmq/delay/dispatcher.py",
         "            limit = min(limit, unsure - 1)\n",
         "            limit = min(limit, unsure + 3_600_000)\n",
@@ -45,7 +45,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "fires-beside-a-load",
-        "what is due behind the old horizon waits until a load has ended",
+        "messages with a due time beyond the old memory window wait until a load has ended",
         "tfmq/delay/dispatcher.py",
         "        limit = min(now, window.fires_below - 1)\n",
         "        limit = min(now, window.end - 1)\n",
@@ -54,15 +54,15 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "source-of-more-than-was-written",
-        "the partition notes how far it is with the messages that it got, not with those that come next",
+        "the stored apply position covers the messages of the same append, not those of the next",
         "tfmq/delay/target_queue.py",
         "        part = part.head(piece.rows)\n",
         "",
         [DELAY],
     ),
     Mutant(
-        "delivered-told-before-it-is-forced",
-        "delivered is told once a power cut cannot take it back, cancelled once nothing can bring it",
+        "delivered-reported-before-it-is-fsynced",
+        "a delivery is reported once a power cut cannot undo it, a cancel once the message cannot be delivered",
         "tfmq/delay/target_queue.py",
         "        return last is not None and turn <= last.last and not self.flush_tracker.is_durable(turn)\n",
         "        return False\n",
@@ -71,7 +71,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "fires-while-its-cancel-is-written",
-        "of a cancel and a delivery that meet exactly one happens",
+        "of a concurrent cancel and delivery exactly one happens",
         "tfmq/delay/cancellation.py",
         "            self._target_queues.locked.add(turn)\n",
         "            self._target_queues.locked.discard(turn)\n",
@@ -79,8 +79,8 @@ DELAY_FIRING: Final = (
         scale=0.1,
     ),
     Mutant(
-        "cancelled-told-before-it-is-forced",
-        "cancelled is told once no power cut can take the cancel back",
+        "cancelled-reported-before-it-is-fsynced",
+        "a message is reported as cancelled once a power cut cannot undo the cancel",
         "tfmq/delay/cancellation.py",
         "        self._arrival_log.when_forced(end, partial(self._cancels_durable, cancels))\n",
         "        self._cancels_durable(cancels, None)\n",
@@ -89,7 +89,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "cancelled-messages-fire-all-the-same",
-        "a cancelled message never comes",
+        "a cancelled message is never delivered",
         "tfmq/delay/target_queue.py",
         "    if queues.cancelled.any_between(part.dues[0], part.dues[-1]):\n",
         "    if queues.cancelled.any_between(part.dues[-1] + 1, part.dues[-1] + 1):\n",
@@ -106,7 +106,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "broker-time-goes-back-at-a-start",
-        "a clock that is behind at the start brings nothing that fired before back to the future",
+        "a clock that is slow at the start does not make delivered messages due again",
         "tfmq/delay/due_time.py",
         "        self._start_ms = max(wall_ms, floor_ms, self._last)\n",
         "        self._start_ms = max(wall_ms, self._last)\n",
@@ -114,7 +114,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "times-do-not-wait-for-the-wall-clock",
-        "a message for a time never comes before the wall clock shows it",
+        "a message for a time of day is never delivered before the wall clock shows that time",
         "tfmq/delay/target_queue.py",
         "    if any(part.flags) and not queues.broker_clock.is_steady:\n",
         "    if any(part.flags) and queues.stopping:\n",
@@ -122,7 +122,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "a-stopped-partition-keeps-the-window",
-        "a stopped partition holds up its own delayed messages, and nobody else's",
+        "a stopped partition delays only its own delayed messages",
         "tfmq/delay/target_queue.py",
         ("        if mark is None:\n            self._owner.flow_control.release(size_bytes)\n"),
         ("        if mark is None:\n            self._owner.flow_control.release(0)\n"),
@@ -130,15 +130,15 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "a-catch-up-takes-the-whole-turn",
-        "what fell due in a downtime comes paced, and live traffic goes between",
+        "messages that became due in a downtime are delivered at a limited rate, beside other requests",
         "tfmq/delay/flow_control.py",
         "TURN_ROWS_MAX: Final = 1024\n",
         "TURN_ROWS_MAX: Final = 1 << 40\n",
         [CONTRACT],
     ),
     Mutant(
-        "a-gone-topic-is-asked-for-ever",
-        "what waits for a deleted topic is dropped and counted",
+        "a-deleted-topic-is-asked-without-end",
+        "messages for a deleted topic are dropped and counted",
         "tfmq/delay/target_queue.py",
         "        self._owner.dropped += count\n",
         "        self._owner.dropped += 0\n",
@@ -146,7 +146,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "due-now-is-due-before-what-fired",
-        "a new message is always due behind everything that fired",
+        "a new message is always due after everything that was delivered",
         "tfmq/delay/due_time.py",
         "    due = min(max(due, now_ms + 1), DUE_MAX)\n",
         "    due = min(max(due, now_ms), DUE_MAX)\n",
@@ -154,7 +154,7 @@ DELAY_FIRING: Final = (
     ),
     Mutant(
         "the-end-of-time-is-not-listed",
-        "a list without an end has all that waits",
+        "a list without an end contains all waiting messages",
         "tfmq/broker/delay_commands.py",
         "        end_due = request.end_due + (request.end_due == DUE_MAX)\n",
         "        end_due = min(request.end_due, DUE_MAX)\n",

@@ -1,4 +1,4 @@
-"""Planted in the way of a delayed batch into the broker: what it is due, who may send it, what becomes of a refusal."""
+"""Planted bugs: delayed batches in the broker: their due times, their producers, refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LANDING: Final = "tests/broker/test_delayed_produce.py"
 DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "delay-counts-from-its-application",
-        "a delay inside of a transaction counts from the commit, however long that takes to be applied",
+        "a delay in a transaction counts from the commit, however long the commit takes to be applied",
         "tfmq/broker/delayed_produce.py",
         "    dues = effective_due_times(_requested_words(asked), len(asked.times), decided_ms, ahead_ms)\n",
         "    dues = effective_due_times(_requested_words(asked), len(asked.times), now_ms, ahead_ms)\n",
@@ -21,7 +21,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "decision-timed-by-the-wall-clock",
-        "a delay inside of a transaction counts in broker time, whatever the wall clock does",
+        "a delay in a transaction counts in broker time, whatever the wall clock does",
         "tfmq/broker/startup.py",
         "        decision_time=broker.delay_commands.queue.now_rounded_up_ms,\n",
         "",
@@ -29,7 +29,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "refused-batch-still-expected",
-        "a delayed send that is refused holds up nothing",
+        "a delayed send that is refused blocks nothing",
         "tfmq/broker/delayed_produce.py",
         "            self._queue.append_failed(landed.ticket)\n",
         "            pass\n",
@@ -37,7 +37,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "copy-taken-for-a-sequence",
-        "a message that gets another time is no next sequence of whoever sent it",
+        "a message that is rescheduled is not the next sequence of its producer",
         "tfmq/broker/delayed_produce.py",
         "        self.alone = any(batch.producer_id != PRODUCER_ID for batch in batches)\n",
         "        self.alone = False\n",
@@ -45,7 +45,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "delayed-batch-cut",
-        "a delayed batch of a large transaction comes whole, with its due times",
+        "a delayed batch of a large transaction is stored whole, with its due times",
         "tfmq/transaction/slicer.py",
         "        if self._never_split or size <= self._slice_bytes:\n",
         "        if size <= self._slice_bytes:\n",
@@ -53,7 +53,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "delayed-batch-not-held-to-its-partition",
-        "what its partition would refuse is refused when it is sent",
+        "a delayed message that its partition would refuse is refused when it is sent",
         "tfmq/broker/delay_commands.py",
         "        if contains_trailer_header(bytes(data), target.log.log_id):\n",
         "        if contains_trailer_header(bytes(data), 0):\n",
@@ -61,7 +61,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "repeat-without-its-dues",
-        "a delayed send that is repeated has the same handle",
+        "a repeated delayed send returns the same handle",
         "tfmq/broker/delayed_produce.py",
         "        if note is not None and note.record_count == self._request.count:\n",
         "        if note is not None and note.record_count < self._request.count:\n",

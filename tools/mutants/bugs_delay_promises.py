@@ -1,6 +1,4 @@
-"""Planted bugs: what is told of delayed messages, and promised of them outside of their delivery: handles, limits,
-lists, the store at a start, what waits for a partition.
-"""
+"""Planted bugs: delayed messages outside of their delivery: handles, limits, lists, the store at a start."""
 
 from typing import Final
 
@@ -26,7 +24,7 @@ _HANDLES: Final = (
     ),
     Mutant(
         "handles-without-the-epoch",
-        "a handle from after a copy of the data folder was made is unknown to the copy",
+        "a handle that was given out after a copy of the data folder was made is unknown to the copy",
         "tfmq/broker/delay_commands.py",
         "        return self._issuer_in(self._epochs.epoch_of(number))\n",
         "        return self._issuer_in(None)\n",
@@ -34,7 +32,7 @@ _HANDLES: Final = (
     ),
     Mutant(
         "epochs-of-numbers-not-in-the-snapshot",
-        "handles stay valid over restarts",
+        "handles stay valid after restarts",
         "tfmq/delay/arrivals/state.py",
         "        self.epochs.load(epochs)\n",
         "        self.epochs.load(epochs[:8])\n",
@@ -42,23 +40,23 @@ _HANDLES: Final = (
     ),
     Mutant(
         "handles-of-earlier-releases-refused",
-        "handles that earlier releases gave stay valid",
+        "handles of earlier releases stay valid",
         "tfmq/broker/delay_commands.py",
         "        return handle.number < self._epochs.unmarked_end and handle.store_id == self._issuer_in(None)\n",
         "        return False\n",
         [TWO],
     ),
     Mutant(
-        "numbers-that-nobody-has-wait",
-        "nothing is known of a message that never came",
+        "unknown-numbers-wait",
+        "a message that was never stored is unknown",
         "tfmq/delay/cancellation.py",
         "        if turn.number >= number_next:\n",
         "        if turn.number >= number_next << 20:\n",
         [JUDGING, DELAY],
     ),
     Mutant(
-        "delivered-is-told-for-ever",
-        "behind its time outcomes are forgotten as the settings say",
+        "delivered-is-reported-without-end",
+        "outcomes are forgotten after the configured time",
         "tfmq/delay/cancellation.py",
         "            return DELIVERED if turn.due > now - self._outcome_ms else UNKNOWN\n",
         "            return DELIVERED\n",
@@ -66,7 +64,7 @@ _HANDLES: Final = (
     ),
     Mutant(
         "another-time-is-taken-for-a-repeat",
-        "a new time that is asked for by an old handle is given",
+        "a message can be rescheduled by a handle from before its last rescheduling",
         "tfmq/delay/cancellation.py",
         (
             "                0 <= moved.due - (self._broker_clock.now_rounded_up_ms() + word - RELATIVE)"
@@ -76,8 +74,8 @@ _HANDLES: Final = (
         [TWO],
     ),
     Mutant(
-        "a-new-time-told-before-it-is-forced",
-        "a new time is told once no power cut can take it back",
+        "a-new-time-reported-before-it-is-fsynced",
+        "a new due time is reported once a power cut cannot undo it",
         "tfmq/delay/cancellation.py",
         "        self._arrival_log.when_forced(answer.end_offset, forced)\n",
         "        forced(None)\n",
@@ -88,7 +86,7 @@ _HANDLES: Final = (
 _LIMITS: Final = (
     Mutant(
         "as-many-wait-as-come",
-        "no more wait than limits.delayed",
+        "no more messages wait than limits.delayed",
         "tfmq/broker/delay_commands.py",
         '        if self.queue.pending + count > self._limits["delayed"]:\n',
         '        if self.queue.pending - count > self._limits["delayed"]:\n',
@@ -96,7 +94,7 @@ _LIMITS: Final = (
     ),
     Mutant(
         "as-many-bytes-wait-as-come",
-        "no more bytes wait than limits.delayed_bytes",
+        "no more bytes of messages wait than limits.delayed_bytes",
         "tfmq/broker/delay_commands.py",
         '        if self.queue.pending_bytes + size_bytes > self._limits["delayed_bytes"]:\n',
         '        if self.queue.pending_bytes - size_bytes > self._limits["delayed_bytes"]:\n',
@@ -104,7 +102,7 @@ _LIMITS: Final = (
     ),
     Mutant(
         "refused-when-it-is-due",
-        "what its partition would refuse is refused when it is sent",
+        "a delayed message that its partition would refuse is refused when it is sent",
         "tfmq/broker/delay_commands.py",
         "        if contains_trailer_header(bytes(data), target.log.log_id):\n",
         "        if contains_trailer_header(bytes(data), self.partition.log.log_id):\n",
@@ -123,15 +121,15 @@ _DUES: Final = (
     ),
     Mutant(
         "times-of-day-by-broker-time",
-        "of many times of day, each is one of the wall clock",
+        "each of many times of day in a batch is one of the wall clock",
         "tfmq/delay/due_time.py",
         "    elif ahead_ms:\n",
         "    elif ahead_ms > 1 << 60:\n",
         [DUES],
     ),
     Mutant(
-        "behind-the-end-of-time",
-        "a delay that leads beyond the end of time leads to it",
+        "after-the-end-of-time",
+        "a delay beyond the last possible time is set to that time",
         "tfmq/delay/due_time.py",
         "    due = min(max(due, now_ms + 1), DUE_MAX)\n",
         "    due = max(due, now_ms + 1)\n",
@@ -142,7 +140,7 @@ _DUES: Final = (
 _STORE: Final = (
     Mutant(
         "a-due-time-is-not-verified",
-        "a due time counts only where the checksum of its note holds",
+        "a due time counts only where the checksum of its arrival header matches",
         "tfmq/delay/arrivals/header.py",
         "    if crc32(payload) != checksum:\n",
         "    if checksum < 0:\n",
@@ -150,15 +148,15 @@ _STORE: Final = (
     ),
     Mutant(
         "notes-are-repeated-records",
-        "a flipped bit in a block trailer of the arrivals loses no note",
+        "a flipped bit in a block trailer of the arrival log loses no arrival header",
         "journal/fsck/log_repair.py",
         "                if piece.kept and id >> SEQUENCE_BITS >= LEASED_ID_FIRST:\n",
         "                if piece.kept:\n",
         [OPENING],
     ),
     Mutant(
-        "the-operator-s-word-counts-for-ever",
-        "a store is begun anew once for each word of the operator",
+        "the-operator-s-request-counts-without-end",
+        "a store is created anew once for each request of the operator",
         "tfmq/broker/startup.py",
         (
             "        _update_catalog_from_delay(broker, store)\n"
@@ -185,7 +183,7 @@ _STORE: Final = (
     ),
     Mutant(
         "a-missing-store-is-begun-anew",
-        "a start without the store that its partitions know is refused",
+        "a start is refused when the store that its partitions refer to is missing",
         "tfmq/broker/startup.py",
         "    if not broker.catalog.state.delay_store or broker.disk.exists(join(broker.meta, NEW_DELAY_MARKER)):\n",
         "    if broker.catalog.state.next_id:\n",
@@ -201,7 +199,7 @@ _STORE: Final = (
     ),
     Mutant(
         "arrivals-older-than-the-buckets-are-taken",
-        "arrivals that are older than the buckets that were filled from them are refused",
+        "an arrival log that is older than the buckets that were filled from it is refused",
         "tfmq/broker/startup.py",
         "    if end_offset < buckets.spilled_offset:\n",
         "    if arrivals.end_offset < 0:\n",
@@ -209,7 +207,7 @@ _STORE: Final = (
     ),
     Mutant(
         "buckets-older-than-the-arrivals-are-taken",
-        "buckets to which arrivals are missing are refused",
+        "buckets for which the arrival log lacks messages are refused",
         "tfmq/broker/startup.py",
         "    if arrivals.first_offset > buckets.spilled_offset:\n",
         "    if arrivals.first_offset < 0:\n",
@@ -219,8 +217,8 @@ _STORE: Final = (
 
 _WAITING: Final = (
     Mutant(
-        "what-a-failed-force-took-counts",
-        "what a partition lost when its force failed comes once it is resumed",
+        "what-a-failed-fsync-took-counts",
+        "what a partition lost in a failed fsync is delivered after it is resumed",
         "tfmq/delay/flow_control.py",
         "        lost = sum(each.count for each in self._written if through is None or through < each.last)\n",
         "        lost = 0\n",
@@ -228,7 +226,7 @@ _WAITING: Final = (
     ),
     Mutant(
         "a-full-disk-is-never-tried-again",
-        "what a full disk held up comes when there is space",
+        "messages that a full disk delayed are delivered when there is space",
         "tfmq/apply_queue.py",
         "        self.pause(self._backoff.advance())\n",
         "        self.pause(1e9)\n",
@@ -236,15 +234,15 @@ _WAITING: Final = (
     ),
     Mutant(
         "a-resumed-partition-waits-for-its-pause",
-        "what was held up comes at once when its partition is resumed",
+        "messages that were waiting are delivered at once when their partition is resumed",
         "tfmq/apply_queue.py",
         "        if not self.busy:\n            self._end_pause()\n",
         "",
         [LINE, DELAY],
     ),
     Mutant(
-        "a-stopped-partition-tells-what-it-has",
-        "what a stopped partition has counts for nothing before it is resumed",
+        "a-stopped-partition-reports-what-it-has",
+        "messages in a stopped partition do not count as delivered before it is resumed",
         "journal/log/segments.py",
         "        while unsure and unsure[0][0] <= forced:\n",
         "        while unsure:\n",
@@ -252,7 +250,7 @@ _WAITING: Final = (
     ),
     Mutant(
         "dropped-and-not-counted",
-        "what waited for a deleted topic is counted as dropped",
+        "messages for a deleted topic are counted as dropped",
         "tfmq/delay/target_queue.py",
         "        self._owner.dropped += count\n",
         "",
@@ -263,7 +261,7 @@ _WAITING: Final = (
 _LISTS: Final = (
     Mutant(
         "a-page-begins-with-the-last-of-the-one-before",
-        "a list has each message once, however many pages it fills",
+        "a list contains each message once, however many pages it has",
         "tfmq/delay/queries.py",
         "Turn(after.due, after.number + 1)",
         "Turn(after.due, after.number)",
@@ -271,7 +269,7 @@ _LISTS: Final = (
     ),
     Mutant(
         "lists-have-what-was-cancelled",
-        "a list has what waits, and nothing that was taken back",
+        "a list contains waiting messages and no cancelled ones",
         "tfmq/delay/queries.py",
         "            if not _is_pending(pending, row):\n                continue\n",
         "",
@@ -279,7 +277,7 @@ _LISTS: Final = (
     ),
     Mutant(
         "counts-have-what-was-cancelled",
-        "counts are of what waits, without what was taken back",
+        "counts are of waiting messages, without cancelled ones",
         "tfmq/delay/queries.py",
         (
             "            dirty = bucket.dead_count or start < settled_below or"
@@ -293,23 +291,23 @@ _LISTS: Final = (
 _ORDER: Final = (
     Mutant(
         "small-slices-pass-a-large-one",
-        "who waits for room in the window of deliveries goes in order",
+        "apply tasks that wait for memory get it in order",
         "tfmq/apply_queue.py",
         "        if not self._waiting and self._has_room(size_bytes):\n",
         "        if self._has_room(size_bytes):\n",
         ["tests/test_apply_queue.py"],
     ),
     Mutant(
-        "a-split-keeps-what-nobody-waits-for",
-        "what was cancelled leaves its bucket when that is cut",
+        "a-split-keeps-cancelled-messages",
+        "cancelled messages are left out when their bucket is split",
         "tfmq/delay/buckets/writer.py",
         '            keep = b"" if pending is None else pending_rows(columns, pending)\n',
         '            keep = b""\n',
         ["tests/delay/buckets/test_writer.py", "tests/delay/buckets/test_store.py"],
     ),
     Mutant(
-        "a-start-does-not-learn-what-was-told",
-        "a time of day is one of the clock that its sender saw, behind a start too",
+        "a-start-does-not-restore-time-of-day",
+        "a time of day keeps the clock of its sender, also after a restart",
         "tfmq/delay/buckets/loader.py",
         "                ahead_steps.append((first, batch.first_number + len(batch.sizes) - first, ahead_ms))\n",
         "",
@@ -317,7 +315,7 @@ _ORDER: Final = (
     ),
     Mutant(
         "moved-again-and-again-fills-the-rest",
-        "a message that is moved on and on does not keep others from being cancelled",
+        "a message that is rescheduled repeatedly does not keep others from being cancelled",
         "tfmq/delay/arrivals/state.py",
         "        if 2 * self.cancelled.count < CANCELLED_MAX and 2 * self._size_bytes < BYTES_MAX:\n",
         "        if self.cancelled.count < CANCELLED_MAX:\n",
@@ -325,7 +323,7 @@ _ORDER: Final = (
     ),
     Mutant(
         "a-stopped-partition-keeps-its-window",
-        "what a stopped partition has not on the disk keeps nobody else's messages waiting",
+        "messages that are not durable in a stopped partition do not delay those of others",
         "tfmq/delay/target_queue.py",
         "        self._owner.flow_control.release(size_bytes)\n\n",
         "        if error is None:\n            self._owner.flow_control.release(size_bytes)\n\n",
@@ -337,8 +335,8 @@ _ORDER: Final = (
         ],
     ),
     Mutant(
-        "what-cannot-be-read-ahead-holds-up-the-rest",
-        "what cannot be read keeps nothing waiting that is due before it",
+        "unreadable-message-delays-the-rest",
+        "a message that cannot be read does not delay messages that are due before it",
         "tfmq/delay/record_reader.py",
         "            self._read(part, done)\n        elif life",
         "            done(None, error)\n        elif life",
@@ -346,7 +344,7 @@ _ORDER: Final = (
     ),
     Mutant(
         "what-was-not-sure-at-a-start-is-never-known",
-        "what a start on a full disk could not make durable comes when there is space",
+        "what a start on a full disk could not make durable is delivered when there is space",
         "tfmq/delay/dispatcher.py",
         "                self._scheduler.load_tail(from_offset, end, done)\n",
         "                self._non_durable.append_failed(ticket)\n",

@@ -1,4 +1,4 @@
-"""Planted bugs: delayed messages on the disk: arrivals, buckets, what is given up and when."""
+"""Planted bugs: delayed messages in files: the arrival log, buckets, what is deleted and when."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ RANDOM: Final = "tests/delay/test_simulation_queue.py"
 DELAY_STORE: Final = (
     Mutant(
         "arrivals-go-before-they-are-in-buckets",
-        "arrivals are given up once they are in buckets",
+        "arrival log files are deleted once their messages are in buckets",
         "tfmq/delay/storage_scheduler.py",
         "        return min(self._file_references.offset, self._buckets.spilled_offset)\n",
         "        return self._arrival_log.log.forced_offset\n",
@@ -20,15 +20,15 @@ DELAY_STORE: Final = (
     ),
     Mutant(
         "broker-time-is-not-written-down",
-        "broker time is not behind what the last checkpoint says, whatever the clock shows at the start",
+        "broker time is never before the last checkpoint, whatever the clock shows at the start",
         "tfmq/delay/storage_scheduler.py",
         "        self._run_worker(partial(self._buckets.commit, now, self._broker_clock.encode_steps()), done)\n",
         "        self._run_worker(partial(self._buckets.commit, 0, self._broker_clock.encode_steps()), done)\n",
         ["tests/broker/test_delay_contract.py"],
     ),
     Mutant(
-        "a-bucket-goes-before-its-deliveries-are-forced",
-        "a bucket goes once everything in it is delivered and on the disk",
+        "a-bucket-goes-before-its-deliveries-are-fsynced",
+        "a bucket is deleted once everything in it is delivered and durable",
         "tfmq/delay/storage_scheduler.py",
         "        limits = (window.fires_below, window.wheel.next_due, queues.lowest_due, self._lowest_due())\n",
         (
@@ -39,7 +39,7 @@ DELAY_STORE: Final = (
     ),
     Mutant(
         "a-bucket-goes-before-it-is-loaded",
-        "a bucket stays until what is in it was loaded",
+        "a bucket is kept until its messages were loaded",
         "tfmq/delay/storage_scheduler.py",
         "        limits = (window.fires_below, window.wheel.next_due, queues.lowest_due, self._lowest_due())\n",
         "        limits = (1 << 63, window.wheel.next_due, queues.lowest_due, self._lowest_due())\n",
@@ -48,7 +48,7 @@ DELAY_STORE: Final = (
     ),
     Mutant(
         "a-bucket-goes-once-it-is-loaded",
-        "a bucket stays as long as what was loaded of it waits in memory",
+        "a bucket is kept as long as messages that were loaded from it wait in memory",
         "tfmq/delay/storage_scheduler.py",
         "        limits = (window.fires_below, window.wheel.next_due, queues.lowest_due, self._lowest_due())\n",
         "        limits = (window.fires_below, queues.lowest_due, self._lowest_due())\n",
@@ -57,7 +57,7 @@ DELAY_STORE: Final = (
     ),
     Mutant(
         "spilled-meanwhile-is-unknown",
-        "a message is known while it is on its way to the buckets",
+        "a message is known while it is being moved to the buckets",
         "tfmq/delay/storage_scheduler.py",
         "        self._spilling = self.low, self.since\n",
         "        self._spilling = None, self.since\n",
@@ -65,8 +65,8 @@ DELAY_STORE: Final = (
         scale=0.01,
     ),
     Mutant(
-        "a-list-asked-for-during-a-spill-is-not-answered",
-        "a list that is asked for while a spill runs is answered when that has ended",
+        "a-list-requested-during-a-spill-is-not-returned",
+        "a list that is requested during a spill is returned when the spill has ended",
         "tfmq/delay/storage_scheduler.py",
         ("        self._tell_wanted()\n        self._more_fireable()\n"),
         "        self._more_fireable()\n",
@@ -74,7 +74,7 @@ DELAY_STORE: Final = (
     ),
     Mutant(
         "a-line-gives-way-for-nothing",
-        "a line whose partition takes messages again gets them, however old the files are that they lay in",
+        "a target whose partition accepts messages again gets them, however old their files are",
         "tfmq/delay/storage_scheduler.py",
         "        if self._should_drop_blocked_rows and self._file_references.oldest_window_end <= needed:\n",
         "        if self._file_references.oldest_window_end:\n",
@@ -82,7 +82,7 @@ DELAY_STORE: Final = (
     ),
     Mutant(
         "late-to-the-disk-is-passed-by",
-        "what was forced only beside a load is loaded behind it",
+        "a message that became durable only during a load is loaded after it",
         "tfmq/delay/memory_window.py",
         "max(self.disk_arrivals.low, self.fires_below) if self.disk_arrivals.count > 0 else None\n",
         "max(self.disk_arrivals.low, self.end) if self.disk_arrivals.count > 0 else None\n",
@@ -90,7 +90,7 @@ DELAY_STORE: Final = (
     ),
     Mutant(
         "cancels-are-forgotten-while-they-count",
-        "a cancelled message stays cancelled as long as a file has it",
+        "a cancelled message stays cancelled as long as a file contains it",
         "tfmq/delay/storage_scheduler.py",
         "        low = min(self.lowest_stored_due, now - self._outcome_ms)\n",
         "        low = now + (1 << 40)\n",
@@ -99,7 +99,7 @@ DELAY_STORE: Final = (
     ),
     Mutant(
         "a-new-time-leaves-the-old-one",
-        "a rescheduled message comes once",
+        "a rescheduled message is delivered once",
         "tfmq/delay/arrivals/state.py",
         "                if self.cancelled.add(due, number):\n",
         "                if number not in self.rescheduled.expirable_spans((), due):\n",
@@ -107,8 +107,8 @@ DELAY_STORE: Final = (
         scale=0.01,
     ),
     Mutant(
-        "copies-count-as-somebody-s-sequence",
-        "what a new time copies is no next message of its producer",
+        "copies-count-as-a-sequence",
+        "the copy of a rescheduled message is not the next message of its producer",
         "tfmq/delay/arrivals/state.py",
         "        self._copies_left = header.record_count if header.kind == RESCHEDULE else 0\n",
         "        self._copies_left = 0\n",
@@ -126,7 +126,7 @@ DELAY_STORE: Final = (
     ),
     Mutant(
         "settled-of-another-due",
-        "what is behind the highest turn that its partition has is pending",
+        "messages after the highest apply position of their partition are pending",
         "tfmq/delay/pending.py",
         "        if through is not None and (high, max(numbers)) < through and high < through.due:\n",
         "        if through is not None and low <= through.due:\n",

@@ -1,4 +1,4 @@
-"""Planted bugs: delayed sends in the client, their handles, and what goes on the wire."""
+"""Planted bugs: delayed sends in the client, their handles, and their requests."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ DELAYS: Final = "tests/client/send/test_partition_sender.py"
 DELAYED_SENDS: Final = (
     Mutant(
         "delay-begins-anew-when-it-is-sent-again",
-        "what a delayed message waited in the client is taken off its delay, each time it goes out",
+        "the time that a delayed message waited in the client is subtracted from its delay, each time it is sent",
         "tfmq/client/send/partition_sender.py",
         "            return request._replace(due=dues.pack(sender.now()))\n",
         "            return request._replace(due=dues.pack_original())\n",
@@ -18,7 +18,7 @@ DELAYED_SENDS: Final = (
     ),
     Mutant(
         "delay-not-renewed-after-a-reconnect",
-        "a request that passes with time is made anew each time it goes out",
+        "a request whose content depends on the time is encoded again each time it is sent",
         "tfmq/client/connection/connection.py",
         "        if call.update is not None:\n",
         "        if call.update is not None and not call.send_count:\n",
@@ -26,7 +26,7 @@ DELAYED_SENDS: Final = (
     ),
     Mutant(
         "delayed-batch-in-a-partition-s-stream",
-        "plain and delayed sends of one producer have ids of their own",
+        "plain and delayed sends of one producer have producer ids of their own",
         "tfmq/client/send/accumulator.py",
         ("        if delayed:\n            return self.delayed_sender.buffer_for(topic, partition)\n"),
         ("        if delayed < 0:\n            return self.delayed_sender.buffer_for(topic, partition)\n"),
@@ -34,7 +34,7 @@ DELAYED_SENDS: Final = (
     ),
     Mutant(
         "gone-topic-ends-the-stream-of-delayed-messages",
-        "a topic that is gone ends only the delayed messages that were for it",
+        "a deleted topic fails only the delayed messages that were for it",
         "tfmq/client/send/partition_sender.py",
         "    ends_with_topic: ClassVar[bool] = False\n",
         "    ends_with_topic: ClassVar[bool] = True\n",
@@ -42,7 +42,7 @@ DELAYED_SENDS: Final = (
     ),
     Mutant(
         "due-lost-in-a-transaction-that-grew",
-        "delayed messages of a transaction wait, however large it is",
+        "delayed messages of a transaction wait for their due time, however large it is",
         "tfmq/client/transaction/pipeline.py",
         "encoded.blocks, batch.due_field, self.epoch)",
         "encoded.blocks, None, self.epoch)",
@@ -50,7 +50,7 @@ DELAYED_SENDS: Final = (
     ),
     Mutant(
         "due-lost-in-a-transaction-of-one-frame",
-        "delayed messages of a transaction wait, however small it is",
+        "delayed messages of a transaction wait for their due time, however small it is",
         "tfmq/client/transaction/commit.py",
         "BatchRow(*place, encoded.blocks, batch.due_field)",
         "BatchRow(*place, encoded.blocks, None)",
@@ -72,7 +72,7 @@ DELAYED_SENDS: Final = (
     ),
     Mutant(
         "one-hole-after-the-other-for-a-gone-topic",
-        "batches for a topic that is gone make one hole, however many they are",
+        "batches for a deleted topic are replaced by one gap, however many they are",
         "tfmq/client/send/partition_sender.py",
         "        strays = self._batches_of_deleted_topics(self.in_flight)\n",
         "        strays = self._batches_of_deleted_topics([])\n",
@@ -88,7 +88,7 @@ DELAYED_SENDS: Final = (
     ),
     Mutant(
         "delay-rounded-down",
-        "a delay is never shorter than what was asked for",
+        "a delay is never shorter than requested",
         "tfmq/client/send/delivery_time.py",
         (
             "        milliseconds = int(seconds) * 1000 if whole else ceil(float(seconds) * 1000 -"
@@ -99,7 +99,7 @@ DELAYED_SENDS: Final = (
     ),
     Mutant(
         "typo-in-a-handle-taken",
-        "a typo in a handle is refused, instead of hitting another message",
+        "a handle with a typing error is refused, instead of matching another message",
         "tfmq/protocol/delayed_handle.py",
         "    if _format_fields(fields) != text:\n",
         "    if len(fields) != _FIELDS.size:\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant where the broker serves transactions: in effects, holds, locked offsets, and at the start."""
+"""Planted bugs: transactions in the broker: applying, contiguous appends, locked offsets, the start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPENING: Final = "tests/broker/test_startup.py"
 PARTITIONS: Final = (
     Mutant(
         "sources-share-an-append",
-        "an append names one source, so works of several never share one",
+        "an append names one source, so work of several sources never shares one",
         "tfmq/broker/partition.py",
         "        return work.source is first.source or work.source[:2] == first.source[:2]\n",
         "        return True\n",
@@ -28,7 +28,7 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "joined-append-names-the-first-place",
-        "a joined append stands for the last place in it",
+        "a joined append carries the position of its last part",
         "tfmq/broker/partition.py",
         "        return self.items[-1][0].source\n",
         "        return self.items[0][0].source\n",
@@ -36,7 +36,7 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "an-effect-passes-one-that-was-refused",
-        "the highest place counts, so no effect passes one that was not written",
+        "the highest position counts, so nothing is applied ahead of a part that was not written",
         "tfmq/broker/partition.py",
         ("        if not refused.is_effect:\n            return []\n"),
         ("        if refused.is_effect or not refused.is_effect:\n            return []\n"),
@@ -44,7 +44,7 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "same-effect-twice-in-an-append",
-        "an effect that waits in the same append already is not written again",
+        "a part that already waits in the same append is not written again",
         "tfmq/broker/partition.py",
         "        if staged.items and place <= staged.source[2:]:\n",
         "        if staged.items and place <= (-1, -1):\n",
@@ -52,7 +52,7 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "seam-between-effects-not-looked-at",
-        "two batches that meet never make a block trailer of the partition",
+        "two adjacent batches never form a block trailer of the partition",
         "tfmq/broker/partition.py",
         (
             "            if batches and before is not None and self._forms_trailer_header(before, batches[0]):\n"
@@ -63,7 +63,7 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "stopped-partition-calls-it-applied",
-        "what a stopped partition has written, and not forced, is not called done",
+        "a batch that a stopped partition has written without fsync is not reported as applied",
         "tfmq/broker/partition.py",
         "            if partition.log.stopped is not None:\n",
         "            if partition.log.closed:\n",
@@ -71,7 +71,7 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "sends-pass-a-hold",
-        "the messages of one large transaction lie together",
+        "the messages of one large transaction are contiguous",
         "tfmq/broker/partition.py",
         "        if self._exclusive_source is not None and not _is_effect_of(work, self._exclusive_source):\n",
         "        if self._exclusive_source is not None and work.alone:\n",
@@ -79,7 +79,7 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "effects-of-others-pass-a-hold",
-        "the messages of one large transaction lie together, also where delayed ones are due meanwhile",
+        "the messages of one large transaction are contiguous, also where delayed ones become due meanwhile",
         "tfmq/broker/partition.py",
         "    return work.is_effect and work.source[:2] == source\n",
         "    return work.is_effect\n",
@@ -87,7 +87,7 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "unsure-place-called-settled",
-        "nothing that waits is given up for what a stopped partition may lose yet",
+        "nothing is deleted because of messages that a stopped partition may still lose",
         "tfmq/broker/apply_target.py",
         "        return None if partition is None else partition.log.settled(*source)\n",
         "        return None if partition is None else partition.log.applied(*source)\n",
@@ -95,15 +95,15 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "hold-outlasts-a-refusal",
-        "nobody waits behind a large transaction that cannot go on",
+        "a large transaction that cannot continue blocks no other append",
         "tfmq/broker/partition.py",
         ("        if source == self._exclusive_source:\n            self.end_exclusive()\n"),
         "",
         [PARTITION],
     ),
     Mutant(
-        "retired-partition-keeps-who-waits-behind-a-hold",
-        "whoever waits in a topic that goes gets the error",
+        "deleted-partition-keeps-waiting-requests",
+        "requests that wait in a topic that is deleted get the error",
         "tfmq/broker/partition.py",
         ("        self.deleted = True\n        self.end_exclusive()\n"),
         "        self.deleted = True\n",
@@ -111,7 +111,7 @@ PARTITIONS: Final = (
     ),
     Mutant(
         "effects-wait-through-a-resumption",
-        "a later effect is not written before those that a resumption cut away",
+        "a later part is not written before those that a resumption cut away",
         "tfmq/broker/partition.py",
         ("            self._reject_effects()\n            done(result, error)\n"),
         "            done(result, error)\n",
@@ -122,7 +122,7 @@ PARTITIONS: Final = (
 TARGETS: Final = (
     Mutant(
         "gone-topic-called-stopped",
-        "what was for a topic that is gone is dropped, not waited for",
+        "messages for a deleted topic are dropped, not waited for",
         "tfmq/broker/apply_target.py",
         (
             "        if key != ARRIVALS_KEY and self._is_deleted(incarnation):\n"
@@ -143,8 +143,8 @@ TARGETS: Final = (
         [DESTINATION, DECIDED],
     ),
     Mutant(
-        "unsafe-tail-called-forced",
-        "what a full disk kept from being made durable again is not called forced",
+        "unsafe-tail-called-durable",
+        "data that a full disk kept from being made durable again is not reported as durable",
         "tfmq/broker/apply_target.py",
         "    return end <= log.forced_offset and not (log.waits_for_space and end >= log.end_offset)\n",
         "    return end <= log.forced_offset\n",
@@ -152,7 +152,7 @@ TARGETS: Final = (
     ),
     Mutant(
         "reserved-space-given-away",
-        "a decision is refused while there is no room for it",
+        "a decision is refused while there is no space for it",
         "tfmq/broker/apply_target.py",
         "        if self._reserved_bytes + size_bytes > ",
         "        if size_bytes > ",
@@ -160,7 +160,7 @@ TARGETS: Final = (
     ),
     Mutant(
         "transaction-of-an-older-generation",
-        "offsets inside a transaction are those of its member's partitions",
+        "offsets in a transaction must be of partitions that their member owns",
         "tfmq/broker/groups/offset_commands.py",
         (
             "        if others:\n"
@@ -171,8 +171,8 @@ TARGETS: Final = (
         [DESTINATION, TRANSACTIONS],
     ),
     Mutant(
-        "topic-s-end-not-told-to-transactions",
-        "a partition that takes writes again gets what was decided meanwhile",
+        "topic-s-end-not-reported-to-transactions",
+        "a partition that accepts writes again gets what was decided meanwhile",
         "tfmq/broker/topic_admin.py",
         "                self._resumed(now.log.log_id)\n",
         "",
@@ -183,7 +183,7 @@ TARGETS: Final = (
 OFFSETS_INSIDE: Final = (
     Mutant(
         "offsets-of-a-transaction-saved-twice",
-        "offsets of a transaction are saved once, in the order of decisions",
+        "offsets of a transaction are committed once, in the order of decisions",
         "tfmq/broker/catalog_state.py",
         (
             "        if journal_id in self.applied_lsns and place <= self.applied_lsns[journal_id]:\n"
@@ -194,7 +194,7 @@ OFFSETS_INSIDE: Final = (
     ),
     Mutant(
         "places-left-out-of-the-snapshot",
-        "which offsets were saved survives with them",
+        "positions of committed offsets survive in the snapshot with them",
         "tfmq/broker/catalog_state.py",
         "            (*before, self.journal_id, applied, self.",
         "            (*before, self.journal_id, applied[:0], self.",
@@ -202,7 +202,7 @@ OFFSETS_INSIDE: Final = (
     ),
     Mutant(
         "later-offsets-pass-refused-ones",
-        "offsets of a later decision are not saved before those of an earlier one",
+        "offsets of a later decision are not committed before those of an earlier one",
         "tfmq/broker/groups/offsets.py",
         "            queue, self._queue = [*queue, *self._queue], []\n",
         "            queue = list(queue)\n",
@@ -210,7 +210,7 @@ OFFSETS_INSIDE: Final = (
     ),
     Mutant(
         "offsets-in-doubt-are-read",
-        "offsets in doubt are read by nobody",
+        "offsets in doubt are not returned to any reader",
         "tfmq/broker/groups/offsets.py",
         "        if refusal is not None:\n            raise refusal\n        rows = ",
         "        rows = ",
@@ -218,7 +218,7 @@ OFFSETS_INSIDE: Final = (
     ),
     Mutant(
         "offsets-in-doubt-are-saved",
-        "offsets in doubt are saved by nobody else",
+        "offsets in doubt are changed by no other client",
         "tfmq/broker/groups/offsets.py",
         " = self._locks.busy_error(group, [place[:2] for place in places]) or self",
         " = self",
@@ -226,15 +226,15 @@ OFFSETS_INSIDE: Final = (
     ),
     Mutant(
         "lock-ends-with-another-transaction",
-        "what two transactions have in doubt is free when both have ended",
+        "an offset that two transactions have in doubt is unlocked when both have ended",
         "tfmq/broker/groups/offsets.py",
         "            holders.pop(epoch, None)\n",
         "            holders.clear()\n",
         ["tests/broker/groups/test_offsets.py"],
     ),
     Mutant(
-        "unforced-catalog-read-as-sure",
-        "an offset that was read never goes back, also behind a full disk",
+        "catalog-without-fsync-read-as-durable",
+        "an offset that was read never goes back, also after a full disk",
         "tfmq/broker/catalog.py",
         "        if self.log.waits_for_space:\n",
         "        if self.log.closed:\n",
@@ -253,14 +253,14 @@ COMMANDS: Final = (
     ),
     Mutant(
         "repeat-refused-for-a-topic-that-went",
-        "what was answered once is answered again, whatever has become of the topics",
+        "a request that was acknowledged once is acknowledged again, also when its topics were deleted",
         "tfmq/broker/transaction_commands.py",
         ("            if not self._is_repeat(request):\n                raise\n"),
         "            raise\n",
         [TRANSACTIONS],
     ),
     Mutant(
-        "lost-session-not-told",
+        "lost-session-not-reported",
         "a local transaction ends with its session",
         "tfmq/broker/transaction_commands.py",
         "        self.coordinator.session_closed(session)\n",
@@ -269,7 +269,7 @@ COMMANDS: Final = (
     ),
     Mutant(
         "body-freed-while-it-is-needed",
-        "the bytes of a batch stay as they came until they are in the journal",
+        "the bytes of a batch stay unchanged until they are in the journal",
         "tfmq/broker/transaction_commands.py",
         "    data = bytes(body)\n    reply.body_done()\n    return data\n",
         "    reply.body_done()\n    return body\n",
@@ -277,7 +277,7 @@ COMMANDS: Final = (
     ),
     Mutant(
         "quota-kept-by-an-answer",
-        "what a peer had pending is given back with the answer",
+        "the pending bytes of a peer are released with the reply",
         "tfmq/broker/transaction_commands.py",
         "            self._quotas.release(session, size)\n",
         "",
@@ -304,7 +304,7 @@ STARTS: Final = (
     ),
     Mutant(
         "older-journal-taken",
-        "a journal older than the partitions is refused: its next decisions would look as if they were applied",
+        "a journal older than the partitions is refused: its next decisions would seem to be applied",
         "tfmq/broker/startup.py",
         "        if place is not None and place[0] >= store.end_lsn:\n",
         "        if place is not None and place[0] < 0:\n",
@@ -312,7 +312,7 @@ STARTS: Final = (
     ),
     Mutant(
         "journal-begun-without-the-word",
-        "a first start that is cut short can be begun again",
+        "an interrupted first start can be repeated",
         "tfmq/broker/startup.py",
         (
             "    word = join(broker.meta, NEW_JOURNAL_MARKER)\n"
@@ -337,7 +337,7 @@ STARTS: Final = (
     ),
     Mutant(
         "listener-before-what-was-decided",
-        "what was decided is written before anybody can ask",
+        "decided transactions are written before the first request is served",
         "tfmq/broker/startup.py",
         "    recover_transactions(broker)\n",
         "    broker.transaction_commands.coordinator.recover(lambda: None)\n",
@@ -345,7 +345,7 @@ STARTS: Final = (
     ),
     Mutant(
         "start-waits-for-workers",
-        "the start does by itself what would run in a worker",
+        "a start does itself what would otherwise run in a worker",
         "tfmq/broker/broker.py",
         "        (run_immediately if self.is_starting else self._run)(work, ended)\n",
         "        self._run(work, ended)\n",
@@ -353,7 +353,7 @@ STARTS: Final = (
     ),
     Mutant(
         "journal-abandoned-at-a-stop",
-        "a stop leaves on the disk what it knows of transactions that are over",
+        "a stop makes durable what the broker knows of ended transactions",
         "tfmq/broker/broker.py",
         '        close_cleanly(self.transaction_commands.store, "the transaction journal")\n',
         '        self.transaction_commands.store.abandon("the end")\n',

@@ -1,4 +1,4 @@
-"""Bugs to plant in what faces share: folders as addresses, forks, reactors, hooks, codecs."""
+"""Planted bugs: what the API variants share: folders as addresses, forks, reactors, hooks, codecs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CODECS = "tfmq/codecs.py"
 LOCAL_BROKERS: Final = (
     Mutant(
         "address-of-a-dead-broker-believed",
-        "an address that a kill left behind is not believed",
+        "an address that is left by a kill is not used",
         _FOLDERS,
         "        if len(words) != 2 or words[1] != self._read_text(LOCK_NAME).strip() or not self._is_locked():\n",
         "        if len(words) != 2:\n",
@@ -32,7 +32,7 @@ LOCAL_BROKERS: Final = (
     ),
     Mutant(
         "address-of-the-broker-before-believed",
-        "the address of the broker before is not that of the one that starts",
+        "the address of the previous broker is not used for the one that starts",
         _FOLDERS,
         "        if len(words) != 2 or words[1] != self._read_text(LOCK_NAME).strip() or not self._is_locked():\n",
         "        if len(words) != 2 or not self._is_locked():\n",
@@ -40,7 +40,7 @@ LOCAL_BROKERS: Final = (
     ),
     Mutant(
         "each-starter-starts-one",
-        "there is one start at a time",
+        "only one start runs at a time",
         _FOLDERS,
         (
             "                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
@@ -56,7 +56,7 @@ LOCAL_BROKERS: Final = (
     ),
     Mutant(
         "starter-keeps-the-lock",
-        "a broker that cannot be started frees the way for others",
+        "a broker that cannot be started releases the lock for others",
         _FOLDERS,
         "            if not handed_over:\n",
         "            if handed_over:\n",
@@ -64,7 +64,7 @@ LOCAL_BROKERS: Final = (
     ),
     Mutant(
         "second-broker-beside-one-without-an-address",
-        "no broker is started beside one that holds the folder",
+        "no broker is started beside one that has locked the folder",
         _FOLDERS,
         ("            if self._is_locked():\n                holder = self._read_text(LOCK_NAME).strip()\n"),
         (
@@ -74,8 +74,8 @@ LOCAL_BROKERS: Final = (
         [FOLDERS],
     ),
     Mutant(
-        "failed-start-tried-for-ever",
-        "a start that fails is told, with its last words",
+        "failed-start-tried-without-end",
+        "a start that fails is reported with its last output",
         _FOLDERS,
         (
             "            if self._broker_started:\n"
@@ -87,15 +87,15 @@ LOCAL_BROKERS: Final = (
     ),
     Mutant(
         "anywhere-is-an-address",
-        "a broker that listens everywhere is reached on this machine",
+        "a broker that listens on all addresses is reached by the loopback address",
         _FOLDERS,
         "        return BrokerAddress(_WILDCARD_ADDRESSES.get(host, host), int(port))\n",
         "        return BrokerAddress(host, int(port))\n",
         [FOLDERS],
     ),
     Mutant(
-        "path-of-whoever-looks",
-        "a path is that of the caller",
+        "path-relative-to-the-reader",
+        "a relative path is relative to the caller",
         _FOLDERS,
         "        self.path = os.path.abspath(os.path.expanduser(path))\n",
         "        self.path = path\n",
@@ -103,7 +103,7 @@ LOCAL_BROKERS: Final = (
     ),
     Mutant(
         "address-readable-in-half",
-        "readers see all of the address, or nothing",
+        "readers see the whole address or none",
         "tfmq/data_dir.py",
         "        os.replace(beside, path)\n",
         '        with open(path, "w", encoding="ascii") as half:\n            half.write(address)\n',
@@ -111,7 +111,7 @@ LOCAL_BROKERS: Final = (
     ),
     Mutant(
         "full-disk-ends-the-server",
-        "a disk that does not take the address is logged, and the server serves",
+        "a disk that cannot store the address is logged, and the server serves",
         "tfmq/data_dir.py",
         '        logger.warning("%s could not be written, so file:%s does not find this broker: %s",',
         '        raise RuntimeError("%s could not be written: %s %s",',
@@ -119,15 +119,15 @@ LOCAL_BROKERS: Final = (
     ),
     Mutant(
         "idle-server-stays",
-        "a server that was started for its clients ends when nobody comes",
+        "a server that was started for its clients ends when it has no client",
         _IDLE,
         ("        self._running = True\n        self.check()\n"),
         "        self._running = True\n",
         [IDLE],
     ),
     Mutant(
-        "idle-time-counts-while-somebody-is-there",
-        "who is connected keeps the server",
+        "idle-time-counts-while-a-client-is-connected",
+        "a connected client keeps the server running",
         _IDLE,
         "            self._call.cancel()\n            self._call = None\n",
         "            self._call = None\n",
@@ -135,7 +135,7 @@ LOCAL_BROKERS: Final = (
     ),
     Mutant(
         "every-server-ends-when-idle",
-        "a server of its own stays",
+        "a server that was started by hand does not end when idle",
         _IDLE,
         "        idle = self._running and self._seconds > 0 and not self._sessions()\n",
         "        idle = self._running and not self._sessions()\n",
@@ -154,7 +154,7 @@ PROCESSES: Final = (
     ),
     Mutant(
         "fork-in-the-middle-of-a-change",
-        "a fork beside busy threads inherits no half-made change",
+        "a fork beside busy threads inherits no partial change",
         "tfmq/client/drivers/fork.py",
         "        driver.lock.acquire()\n        _held.append(driver)\n",
         "        _held.append(driver)\n",
@@ -162,7 +162,7 @@ PROCESSES: Final = (
     ),
     Mutant(
         "parent-stays-locked",
-        "the parent notices nothing of a fork",
+        "a fork does not affect the parent",
         "tfmq/client/drivers/fork.py",
         "    while _held:\n        _held.pop().lock.release()\n    _forking.release()\n",
         "    _held.clear()\n    _forking.release()\n",
@@ -173,7 +173,7 @@ PROCESSES: Final = (
 REACTORS: Final = (
     Mutant(
         "waiter-goes-on-inside-of-what-woke-it",
-        "who waited goes on in a turn of its own",
+        "a waiting caller continues in a turn of its own",
         _TWISTED,
         "        self._ready.append(over)\n        if not self._firing:\n"
         "            self._firing = True\n            self.reactor.callLater(0, self._fire)\n",
@@ -182,7 +182,7 @@ REACTORS: Final = (
     ),
     Mutant(
         "flag-raised-in-the-wrong-thread",
-        "a flag that is raised in another thread is settled in the reactor",
+        "a future that is set in another thread is resolved in the reactor",
         _TWISTED,
         "            self.reactor.callFromThread(event.complete)\n",
         "            event.complete()\n",
@@ -190,7 +190,7 @@ REACTORS: Final = (
     ),
     Mutant(
         "other-threads-use-the-reactor",
-        "another thread is refused with a sentence",
+        "a call from another thread is refused with a message",
         _TWISTED,
         "        if self.reactor.running and not isInIOThread():\n",
         "        if self.reactor is None:\n",
@@ -198,7 +198,7 @@ REACTORS: Final = (
     ),
     Mutant(
         "cancelled-wait-is-remembered",
-        "a caller that is cancelled leaves nothing behind",
+        "a cancelled caller leaves no state",
         _TWISTED,
         ("            for target in waited:\n                target.remove_done_callback(wake)\n"),
         "            pass\n",
@@ -206,7 +206,7 @@ REACTORS: Final = (
     ),
     Mutant(
         "timer-of-a-wait-stays",
-        "a wait that ended leaves no timer at the reactor",
+        "a wait that ended leaves no timer in the reactor",
         _TWISTED,
         "            if timer is not None and timer.active():\n                timer.cancel()\n",
         "            pass\n",
@@ -214,7 +214,7 @@ REACTORS: Final = (
     ),
     Mutant(
         "error-of-an-awaited-callback-lost",
-        "what is begun tells its end, and what it raised",
+        "a callback's end and its exception are reported",
         _TWISTED,
         "            error = failure\n        done(error)\n",
         "            error = None if failure else failure\n        done(error)\n",
@@ -225,7 +225,7 @@ REACTORS: Final = (
 AROUND: Final = (
     Mutant(
         "trace-of-another-message",
-        "what a handler does stands under the span that sent its message",
+        "the span of a handler is a child of the span that sent its message",
         _HOOKS,
         "        context = self._extract(message.properties)\n",
         "        context = self._extract({})\n",
@@ -233,7 +233,7 @@ AROUND: Final = (
     ),
     Mutant(
         "span-never-left",
-        "behind a handler the span before is the active one again",
+        "after a handler the previous span is active again",
         _HOOKS,
         "        self._context.detach(token)\n",
         "        self._context.get_current()\n",
@@ -241,7 +241,7 @@ AROUND: Final = (
     ),
     Mutant(
         "span-not-sent-along",
-        "a message bears the span in which it was sent",
+        "a message carries the span in which it was sent",
         _HOOKS,
         "            self._inject(properties)\n",
         "            self._inject({})\n",
@@ -249,7 +249,7 @@ AROUND: Final = (
     ),
     Mutant(
         "user-s-traceparent-overwritten",
-        "a trace that the user gave a message stays",
+        "a trace context that the program set on a message is kept",
         _HOOKS,
         "        if TRACE_PARENT not in properties:\n            self._inject(properties)\n",
         "        self._inject(properties)\n",
@@ -257,7 +257,7 @@ AROUND: Final = (
     ),
     Mutant(
         "json-takes-not-a-number",
-        "what is sent as JSON is JSON",
+        "data that is sent as JSON is valid JSON",
         _CODECS,
         ", allow_nan=False",
         "",
@@ -265,7 +265,7 @@ AROUND: Final = (
     ),
     Mutant(
         "bad-json-raises-anything",
-        "what cannot be decoded says so",
+        "data that cannot be decoded raises a decode error",
         _CODECS,
         '            raise DecodeFailed(f"The payload is not JSON: {error}.") from error\n',
         "            raise\n",
@@ -273,7 +273,7 @@ AROUND: Final = (
     ),
     Mutant(
         "bad-msgpack-raises-anything",
-        "what cannot be decoded says so, of every codec",
+        "data that cannot be decoded raises a decode error, with every codec",
         _CODECS,
         "        except (ValueError, TypeError, package.UnpackException, RecursionError) as error:\n",
         "        except KeyError as error:\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant in the marker `tfmq_faults`: an accident that does not happen, a failure that is not told."""
+"""Planted bugs: the marker `tfmq_faults`: a fault that is not injected, a failure that is not reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAKEOVER = "tfmq/testing/fault_runs.py"
 ACCIDENTS: Final = (
     Mutant(
         "crash-that-does-not-happen",
-        "a crash takes the request with it, and what was not forced",
+        "a crash loses the request and everything that was not durable",
         _TRIAL,
         ("        if self._simulation.server.running:\n            self._power_cut()\n"),
         "",
@@ -26,7 +26,7 @@ ACCIDENTS: Final = (
     ),
     Mutant(
         "reply-that-is-not-lost",
-        "a lost reply is one to something that was done",
+        "a lost reply is the reply to a request that was executed",
         _TRIAL,
         '        self._session.transport.cut_off("a test lost the reply")\n',
         "",
@@ -34,7 +34,7 @@ ACCIDENTS: Final = (
     ),
     Mutant(
         "rebalance-that-does-not-happen",
-        "a rebalance takes all partitions for a moment",
+        "a rebalance revokes all partitions for a moment",
         _TRIAL,
         "            self._simulation.call_soon(partial(self._expire_groups, stranger=True))\n",
         "",
@@ -42,7 +42,7 @@ ACCIDENTS: Final = (
     ),
     Mutant(
         "duplicate-that-does-not-happen",
-        "what was handed out and not saved comes again",
+        "messages that were handed out and not committed are delivered again",
         _TRIAL,
         ("            self.happened = True\n            self._expire_groups(stranger=False)\n"),
         "            self.happened = True\n",
@@ -50,7 +50,7 @@ ACCIDENTS: Final = (
     ),
     Mutant(
         "first-step-only",
-        "an accident happens at every step",
+        "a fault is injected at every step",
         _TRIAL,
         "        return [InjectedFault(kind, step) for kind in kinds for step in steps[kind]]\n",
         "        return [InjectedFault(kind, step) for kind in kinds for step in steps[kind][:1]]\n",
@@ -58,7 +58,7 @@ ACCIDENTS: Final = (
     ),
     Mutant(
         "administrators-meet-accidents",
-        "what a test arranges is served as ever",
+        "requests that arrange a test meet no faults",
         _TRIAL,
         ("        if type(request) in EXEMPT_COMMANDS:\n            return reply\n"),
         "",
@@ -66,7 +66,7 @@ ACCIDENTS: Final = (
     ),
     Mutant(
         "stranger-stays",
-        "who took the partitions gives them back at once",
+        "the extra member of a rebalance gives the partitions back at once",
         _TAKEOVER,
         '        engine.leave_group(request, b"", ForeignReply(), ForeignSession())  # type: ignore[arg-type]\n',
         "        request.pack()\n",
@@ -85,7 +85,7 @@ TOLD: Final = (
     ),
     Mutant(
         "accident-not-named",
-        "a failure says which accident broke the test",
+        "a failure names the fault that broke the test",
         _MARKER,
         '        report.sections.append((MARKER, "\\n  ".join([head, *lines])))\n',
         "",
@@ -93,15 +93,15 @@ TOLD: Final = (
     ),
     Mutant(
         "one-run-is-enough",
-        "the test is run again for each accident",
+        "the test is run once for each fault",
         _MARKER,
         "        for accident in plan:\n",
         "        for accident in plan[:1]:\n",
         [f"{MARKER}::test_a_handler_that_is_not_idempotent_is_found_out_with_the_fault_and_its_step"],
     ),
     Mutant(
-        "faults-that-nobody-asked-for",
-        "only the faults that were asked for happen",
+        "faults-that-were-not-requested",
+        "only the requested faults are injected",
         _MARKER,
         "            possible = trial.possible_faults(self._arguments.kinds) if plain.passed else []\n",
         "            possible = trial.possible_faults(KINDS) if plain.passed else []\n",
@@ -109,7 +109,7 @@ TOLD: Final = (
     ),
     Mutant(
         "more-runs-than-were-asked-for",
-        "more faults than runs are spread",
+        "where there are more faults than runs, the faults are spread",
         _MARKER,
         "            plan = sample_faults(possible, self._arguments.runs)\n",
         "            plan = list(possible)\n",
@@ -117,7 +117,7 @@ TOLD: Final = (
     ),
     Mutant(
         "first-faults-instead-of-spread-ones",
-        "what is tried is spread evenly",
+        "the tried faults are spread evenly",
         _MARKER,
         "    return [accidents[index * len(accidents) // count] for index in range(count)]\n",
         "    return list(accidents[:count])\n",
@@ -125,7 +125,7 @@ TOLD: Final = (
     ),
     Mutant(
         "test-without-a-request-says-nothing",
-        "a test that faults cannot befall is told so",
+        "a test that no fault can affect is reported",
         _MARKER,
         ("        if possible == 0:\n            self._log_warning("),
         ("        if possible < 0:\n            self._log_warning("),
@@ -133,7 +133,7 @@ TOLD: Final = (
     ),
     Mutant(
         "other-course-in-silence",
-        "a test that does something else in each run is told so",
+        "a test that does something else in each run is reported",
         _MARKER,
         "        self._not_injected += not trial.happened\n",
         "",
@@ -148,8 +148,8 @@ TOLD: Final = (
         [f"{MARKER}::test_a_wrong_marker_is_an_error_of_its_test"],
     ),
     Mutant(
-        "failing-teardown-behind-a-fault-passes",
-        "a fixture that fails behind a fault fails the test",
+        "failing-teardown-after-a-fault-passes",
+        "a fixture that fails after a fault fails the test",
         _MARKER,
         "        if (report := run.failure()) is not None:\n",
         '        if (report := run.failure()) is not None and report.when == "call":\n',

@@ -1,4 +1,4 @@
-"""Bugs to plant in the journal: what is forced, when, and what follows from a force that failed."""
+"""Planted bugs: the journal: what is fsynced, when, and what follows from a failed fsync."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ ENUMERATION: Final = (
 
 FORCES: Final = (
     Mutant(
-        "force-does-nothing",
-        "what is acknowledged as synced survives a power cut",
+        "fsync-does-nothing",
+        "messages that are acknowledged as synced survive a power cut",
         "journal/log/segment.py",
         '        After an OSError it must not be called again.\n        """\n        self.file.force()\n',
         '        After an OSError it must not be called again.\n        """\n',
         [ENUMERATION],
     ),
     Mutant(
-        "real-force-does-nothing",
-        "a force reaches the real disk",
+        "real-fsync-does-nothing",
+        "an fsync reaches the real disk",
         "journal/disk.py",
         "            os.fdatasync(self._descriptor)\n",
         "            os.fstat(self._descriptor)\n",
         ["tests/journal/test_disk.py", PROMISES],
     ),
     Mutant(
-        "roll-skips-the-force-of-the-old-file",
+        "roll-skips-the-fsync-of-the-old-file",
         "only the last file of a log can be torn",
         "journal/log/segment.py",
         ("        index = self.index\n        self.fsync()\n        self.sealed = True\n"),
@@ -47,8 +47,8 @@ FORCES: Final = (
         [KEEPER, ENUMERATION],
     ),
     Mutant(
-        "roll-skips-the-force-of-the-folder",
-        "a new segment's name survives a power cut before anything in it is acknowledged",
+        "roll-skips-the-fsync-of-the-folder",
+        "a new segment's name is durable before anything in it is acknowledged",
         "journal/log/durability.py",
         (
             "            self._disk.force_folder(self._folder)\n"
@@ -62,16 +62,16 @@ FORCES: Final = (
         [KEEPER, ENUMERATION],
     ),
     Mutant(
-        "creation-skips-the-force-of-the-folder",
-        "the first segment's name survives a power cut",
+        "creation-skips-the-fsync-of-the-folder",
+        "the first segment's name is durable",
         "journal/log/recovery.py",
         "        self._disk.force_folder(self._folder)\n        return segment\n",
         "        return segment\n",
         [ENUMERATION, OPENING],
     ),
     Mutant(
-        "marks-are-written-without-a-force",
-        "a stop, an epoch, `clean` and the log's beginning are on the disk before they take effect",
+        "marks-are-written-without-a-fsync",
+        "a stop, an epoch, `clean` and the log's beginning are durable before they take effect",
         "journal/dual_slot_file.py",
         ("        self._slots.write(payload, fsync=True)\n        self._slots.write(payload, fsync=True)\n"),
         (
@@ -82,7 +82,7 @@ FORCES: Final = (
     ),
     Mutant(
         "marks-are-settled-in-one-slot",
-        "either slot of log.mark may rot without a stop being forgotten",
+        "damage of either slot of log.mark does not lose a stop",
         "journal/dual_slot_file.py",
         ("        self._slots.write(payload, fsync=True)\n        self._slots.write(payload, fsync=True)\n"),
         "        self._slots.write(payload, fsync=True)\n",
@@ -90,7 +90,7 @@ FORCES: Final = (
     ),
     Mutant(
         "a-stop-is-not-written",
-        "a log that stopped stays stopped over a restart",
+        "a log that stopped stays stopped after a restart",
         "journal/log/durability.py",
         (
             "        try:\n"
@@ -110,7 +110,7 @@ FORCES: Final = (
     ),
     Mutant(
         "clean-is-not-taken-back-before-the-first-write",
-        "a crash behind a clean start is recovered, not believed clean",
+        "a crash after a clean start is recovered, not taken for clean",
         "journal/log/durability.py",
         ("                segment_set.clean = False\n                self.write_checkpoint()\n"),
         "                segment_set.clean = False\n",
@@ -118,7 +118,7 @@ FORCES: Final = (
     ),
     Mutant(
         "epoch-not-raised",
-        "a reader from before a cut is told",
+        "a reader from before a cut is notified",
         "journal/log/recovery.py",
         "            epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=True)\n",
         "            epoch = segment_set.epoch\n",
@@ -126,7 +126,7 @@ FORCES: Final = (
     ),
     Mutant(
         "epoch-raised-only-in-memory",
-        "the raised epoch is on the disk before anything is served",
+        "the new epoch is durable before anything is served",
         "journal/log/recovery.py",
         (
             "            self.checkpoint_file.write_durably(segment_set.checkpoint()._replace(epoch=epoch,"
@@ -139,8 +139,8 @@ FORCES: Final = (
         [PROMISES],
     ),
     Mutant(
-        "tail-not-forced-again",
-        "what recovery accepts behind the forced mark is on the disk before it is served",
+        "tail-not-fsynced-again",
+        "what recovery accepts after the durable offset is durable before it is served",
         "journal/log/recovery.py",
         ("            position += write_all(segment.file, [piece], position)\n        segment.fsync()\n"),
         "            position += write_all(segment.file, [piece], position)\n",
@@ -148,23 +148,23 @@ FORCES: Final = (
     ),
     Mutant(
         "tail-not-written-again",
-        "after a crash the page cache proves nothing, so the accepted tail is written anew",
+        "after a crash the page cache proves nothing, so the accepted tail is written again",
         "journal/log/recovery.py",
         "            position += write_all(segment.file, [piece], position)\n",
         "            position += len(piece)\n",
         [OPENING],
     ),
     Mutant(
-        "forced-mark-is-the-end-at-completion",
-        "the forced mark covers only what was written before the force began",
+        "durable-offset-is-the-end-at-completion",
+        "the durable offset covers only what was written before the fsync began",
         "journal/log/log.py",
         "        segment_set.raise_durable(plan.end, plan.end_ordinal)\n",
         "        segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)\n",
         [FORCE],
     ),
     Mutant(
-        "forced-mark-moves-when-the-force-begins",
-        "the forced mark moves after the force succeeded",
+        "durable-offset-moves-when-the-fsync-begins",
+        "the durable offset moves after the fsync succeeded",
         "journal/log/log.py",
         "        return LogFsyncPlan(self, self._durability, segment_set.segments[-1], *position, now, snapshot)\n",
         (
@@ -175,8 +175,8 @@ FORCES: Final = (
         [FORCE],
     ),
     Mutant(
-        "forced-mark-moves-after-a-failed-force",
-        "a failed force acknowledges nothing",
+        "durable-offset-moves-after-a-failed-fsync",
+        "a failed fsync acknowledges nothing",
         "journal/log/log.py",
         '        if error is not None:\n            reason = f"an fsync failed: {error}"\n',
         (
@@ -187,16 +187,16 @@ FORCES: Final = (
         [FORCE, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again"],
     ),
     Mutant(
-        "failed-force-swallowed",
-        "whoever waited for a force that failed gets the error",
+        "failed-fsync-swallowed",
+        "every caller that waits for a failed fsync gets the error",
         "journal/fsync.py",
         "        except (OSError, JournalError) as error:\n            return error\n",
         "        except (OSError, JournalError):\n            return None\n",
         [FORCE, CONFORMANCE],
     ),
     Mutant(
-        "failed-force-retried",
-        "a force that failed is never tried again",
+        "failed-fsync-retried",
+        "a failed fsync is never repeated",
         "journal/fsync.py",
         "            if self._error is not None:\n                raise self._error\n",
         "            if self._error is not None:\n                self._error = None\n",
@@ -208,8 +208,8 @@ FORCES: Final = (
         ],
     ),
     Mutant(
-        "failed-force-does-not-stop-the-log",
-        "after a failed force a log takes no writes",
+        "failed-fsync-does-not-stop-the-log",
+        "after a failed fsync a log accepts no writes",
         "journal/log/log.py",
         "                segment_set.stopped = segment_set.stopped or reason\n"
         "            return lambda: self._fail(reason)\n",
@@ -218,7 +218,7 @@ FORCES: Final = (
     ),
     Mutant(
         "failed-syncfs-believed",
-        "after a failed syncfs each file's own force says whose bytes are gone",
+        "after a failed syncfs the fsync of each file decides which bytes are lost",
         "journal/fsync.py",
         "            self._failures += 1\n",
         "            self._failures += 0\n",
@@ -226,7 +226,7 @@ FORCES: Final = (
     ),
     Mutant(
         "failed-syncfs-forgotten-for-absent-logs",
-        "a failed syncfs casts doubt on logs that were not part of it",
+        "after a failed syncfs the bytes of logs that were not part of it may be lost, too",
         "journal/fsync.py",
         "            None if self._verified.get(plan.log, 0) == self._failures else self._fsync_one(plan)\n",
         (
@@ -236,16 +236,16 @@ FORCES: Final = (
         [FORCE],
     ),
     Mutant(
-        "unforced-file-closed",
-        "a file with bytes that are not known to be forced is never closed",
+        "file-closed-without-fsync",
+        "a file whose bytes are not known to be durable is never closed",
         "journal/log/durability.py",
         "        segment_set.replace_segments((), tuple(s for s in segment_set.segments if s not in unforced))\n",
         "        segment_set.replace_segments((), segment_set.segments)\n",
         [PROMISES],
     ),
     Mutant(
-        "kernel-s-force-error-swallowed",
-        "a force that the kernel did by itself tells its error",
+        "kernel-s-fsync-error-swallowed",
+        "an fsync in the kernel (AIO) reports its error",
         "journal/linux_aio.py",
         "            if result < 0:\n",
         "            if result < -9999:\n",
@@ -253,23 +253,23 @@ FORCES: Final = (
     ),
     Mutant(
         "owner-not-woken-again",
-        "no force is waited for for ever, whoever took note of its end",
+        "no fsync is waited for without end, whichever thread read its completion",
         "journal/linux_aio.py",
         "            os.eventfd_write(self._descriptor, 1)\n",
         "            os.fstat(self._descriptor)\n",
         [PROMISES],
     ),
     Mutant(
-        "force-beside-the-kernel-s",
-        "an error is told to one caller only, so no two forces of a file run side by side",
+        "fsync-beside-the-kernel-s",
+        "an error is reported to one caller only, so no two fsyncs of a file run at the same time",
         "journal/fsync.py",
         "                self._error = self._error or flight.wait()\n",
         "                self._error = self._error or flight.error\n",
         [GATE, FORCE],
     ),
     Mutant(
-        "error-of-the-kernel-s-force-known-too-late",
-        "a worker that does not wait for the kernel's force any more finds its error",
+        "error-of-the-kernel-s-fsync-known-too-late",
+        "a worker that no longer waits for an fsync in the kernel finds its error",
         "journal/fsync.py",
         "        if error is not None:\n            self._error = self._error or error\n",
         (
@@ -280,8 +280,8 @@ FORCES: Final = (
         [GATE],
     ),
     Mutant(
-        "file-closed-under-the-kernel-s-force",
-        "a file that is being forced is not closed",
+        "file-closed-under-the-kernel-s-fsync",
+        "a file is not closed during its fsync",
         "journal/fsync.py",
         "            self._references.acquire()\n",
         "            self._references.retire(())\n",
@@ -296,16 +296,16 @@ FORCES: Final = (
         [f"{FAULTS}::test_an_append_that_was_refused_never_comes_back_by_a_power_cut"],
     ),
     Mutant(
-        "slot-over-the-last-forced-one",
-        "an unforced rewrite of the mark takes nothing forced with it",
+        "slot-over-the-last-fsynced-one",
+        "a rewrite of the mark without fsync loses nothing that was durable in it",
         "journal/dual_slot_file.py",
         ("        if fsync:\n            self._next_slot = 1 - self._next_slot\n"),
         "        self._next_slot = 1 - self._next_slot\n",
         ["tests/journal/test_dual_slot_file.py", "tests/journal/log/test_checkpoint.py"],
     ),
     Mutant(
-        "snapshot-written-before-its-force",
-        "a snapshot never describes more than is forced",
+        "snapshot-written-before-its-fsync",
+        "a snapshot never describes more than is durable",
         "journal/log/durability.py",
         (
             "            self.gate.fsync(old, old.seal)\n"
@@ -320,16 +320,16 @@ FORCES: Final = (
         [KEEPER, ENUMERATION],
     ),
     Mutant(
-        "snapshot-not-forced",
-        "a snapshot comes under its name whole",
+        "snapshot-not-fsynced",
+        "a snapshot has its name only when it is complete",
         "journal/disk.py",
         "    file.force()\n    file.close()\n",
         "    file.close()\n",
         [STATE],
     ),
     Mutant(
-        "snapshot-renamed-without-a-force-of-the-folder",
-        "older snapshots go only when the newest has its name for good",
+        "snapshot-renamed-without-a-fsync-of-the-folder",
+        "older snapshots are deleted only when the name of the newest is durable",
         "journal/log/checkpoint.py",
         (
             "        self._disk.force_folder(self._folder)\n"
@@ -351,15 +351,15 @@ FORCES: Final = (
     ),
     Mutant(
         "segment-goes-that-no-snapshot-knows",
-        "retention does not delete the only place that knows a producer's sequences",
+        "retention does not delete the only file that contains a producer's sequences",
         "journal/log/durability.py",
         "            needed = min(offset, self.snapshot_offset)\n",
         "            needed = offset\n",
         [KEEPER],
     ),
     Mutant(
-        "archive-copy-not-forced",
-        "an archived segment is whole in its new place before the old one goes",
+        "archive-copy-not-fsynced",
+        "an archived segment is complete in its new folder before the old one is deleted",
         "journal/log/retention.py",
         "    new.force()\n    new.close()\n",
         "    new.close()\n",

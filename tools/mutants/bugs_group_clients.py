@@ -1,4 +1,4 @@
-"""Bugs to plant in members of a group: what is handed out, revoked, released and lost."""
+"""Planted bugs: members of a group: what is handed out, revoked, released and lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASSIGNMENT = "tfmq/client/consumer/assignment.py"
 HANDING_OVER: Final = (
     Mutant(
         "released-while-it-is-in-work",
-        "a partition goes when nothing of it is in work",
+        "a partition is released when no message of it is in work",
         _HANDOVER,
         "        if positions.is_in_progress(name) or self.busy(name) or name in self._revoked_pending:\n",
         "        if self.busy(name) or name in self._revoked_pending:\n",
@@ -27,7 +27,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "released-before-on-revoked-ended",
-        "on_revoked may commit, and only then the partition goes",
+        "on_revoked may commit, and the partition is released after it",
         _HANDOVER,
         "        if positions.is_in_progress(name) or self.busy(name) or name in self._revoked_pending:\n",
         "        if positions.is_in_progress(name) or self.busy(name):\n",
@@ -35,7 +35,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "released-without-a-save",
-        "what is processed is saved before the partition goes",
+        "processed offsets are committed before the partition is released",
         _HANDOVER,
         (
             '            if self._options.commits != "manual":\n'
@@ -46,7 +46,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "released-although-the-save-failed",
-        "a storage that does not answer is waited for before the partition goes",
+        "a partition is released only after its offset storage replied",
         _HANDOVER,
         "                yield Wait((), RETRY_SECONDS)\n                return\n            failure = error\n",
         "                yield Wait((), RETRY_SECONDS)\n",
@@ -54,7 +54,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "uncommitted-goes-at-once",
-        "with manual commits what was handed out is committed before its partition goes",
+        "with manual commits messages that were handed out are committed before their partition is released",
         _HANDOVER,
         "        return not positions.has_uncommitted(name) or waited >= self._options.session_timeout\n",
         "        return True\n",
@@ -62,7 +62,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "uncommitted-never-goes",
-        "who never commits gives its partition up a session later",
+        "a member that never commits releases its partition after a session time",
         _HANDOVER,
         "        return not positions.has_uncommitted(name) or waited >= self._options.session_timeout\n",
         "        return not positions.has_uncommitted(name)\n",
@@ -70,7 +70,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "revoked-partition-begins-more",
-        "from the moment of a revocation nothing more of it begins",
+        "from a revocation on, no more messages of the partition begin",
         _HANDOVER,
         (
             "        self._revoked[name] = self._link.now()\n"
@@ -80,24 +80,24 @@ HANDING_OVER: Final = (
         ["tests/client/worker/test_running.py::test_nothing_more_of_a_partition_that_is_to_go_begins"],
     ),
     Mutant(
-        "loss-not-told-to-on-revoked",
-        "on_revoked is told of what was lost",
+        "loss-not-passed-to-on-revoked",
+        "on_revoked gets the lost partitions",
         _HANDOVER,
         ("        if self._revoked.pop(name, None) is None:\n            self._queue_revoked(name)\n"),
         "        self._revoked.pop(name, None)\n",
         [HANDOVER],
     ),
     Mutant(
-        "end-not-told-to-on-revoked",
-        "on_revoked is told at the end",
+        "on-revoked-not-called-at-the-end",
+        "on_revoked is called at the end",
         "tfmq/client/consumer/core.py",
         "                yield from self.rebalance.run_final_callbacks()\n",
         "",
         [HANDOVER],
     ),
     Mutant(
-        "on-assigned-told-too-late",
-        "on_assigned is told before anything of the partition is handed out",
+        "on-assigned-called-too-late",
+        "on_assigned is called before any message of the partition is handed out",
         "tfmq/client/consumer/core.py",
         (
             "            if self.membership is not None and self.rebalance.has_pending_callbacks:\n"
@@ -117,7 +117,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "callback-s-error-swallowed",
-        "what on_assigned and on_revoked raise is raised to who asked",
+        "exceptions of on_assigned and on_revoked are raised to the caller",
         _HANDOVER,
         "        if self._error is not None:\n            raise self._error\n",
         "",
@@ -125,7 +125,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "revoked-partition-is-read-on",
-        "what is not in the share any more is not read on",
+        "a partition that is no longer assigned is not read further",
         _ASSIGNMENT,
         "                    self._stop_reading(name)\n                    handover.revoke(name)\n",
         "                    handover.revoke(name)\n",
@@ -133,7 +133,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "lost-partition-is-read-on",
-        "a member that lost a partition drops what it has of it",
+        "a member that lost a partition drops its messages",
         _ASSIGNMENT,
         ("                self._stop_reading(name)\n                handover.partition_lost(name)\n"),
         "                handover.partition_lost(name)\n",
@@ -141,7 +141,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "another-grant-is-the-same",
-        "a partition that was away and came back is begun anew",
+        "a partition that was revoked and assigned again is read from its committed offset",
         _ASSIGNMENT,
         "            if held is None or held.grant != grant:\n",
         "            if held is None:\n",
@@ -149,7 +149,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "what-never-began-is-not-released",
-        "what is to go before it was begun with is released at once",
+        "a partition that is revoked before it was begun is released at once",
         _ASSIGNMENT,
         "        membership.release([name for name in leaving if name not in self._positions])\n",
         "        membership.release([])\n",
@@ -157,7 +157,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "kept-after-all-and-not-read",
-        "what was to go and stays after all is read on",
+        "a partition whose revocation is withdrawn is read further",
         _ASSIGNMENT,
         "                self._add_partition(name, held.incarnation, self._positions.delivered_position(name))\n",
         "                pass\n",
@@ -166,7 +166,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "loop-goes-on-over-a-lost-batch",
-        "a loop ends its batch behind the current message where the partition is to go",
+        "a loop ends its batch after the current message where the partition is revoked",
         _ASSIGNMENT,
         (
             "        if self._positions.ready is not None and self._positions.ready.name == name:\n"
@@ -177,7 +177,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "child-reads-its-parent-s-partitions",
-        "a forked child of a member takes nothing from it",
+        "a forked child of a member takes none of its partitions",
         _ASSIGNMENT,
         (
             "            self._stop_reading(name)\n"
@@ -193,7 +193,7 @@ HANDING_OVER: Final = (
 MEMBERS: Final = (
     Mutant(
         "frozen-member-hands-out",
-        "who did not hear of the broker for a session hands out nothing",
+        "a member without a reply of the broker for a session time hands out nothing",
         _MEMBERSHIP,
         "        return self._link.now() < self._last_heartbeat_at + seconds\n",
         "        return seconds > 0\n",
@@ -201,7 +201,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "heard-of-when-the-answer-came",
-        "the broker was heard of when it was asked, not when its answer was read",
+        "the session time counts from the request, not from when its reply was read",
         _MEMBERSHIP,
         (
             "        waits, lapsed = self._link.now() - began, not self.may_deliver()\n"
@@ -216,7 +216,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "lost-connection-counts-as-silence-never",
-        "without its connection a member is silent sooner",
+        "without its connection a member's session ends sooner",
         _MEMBERSHIP,
         "            seconds /= DISCONNECTED_SESSION_FRACTION\n",
         "            pass\n",
@@ -224,7 +224,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "revoked-not-said-to-be-leaving",
-        "a heartbeat says what is to go and is held yet",
+        "a heartbeat names revoked partitions that are still in use",
         _MEMBERSHIP,
         "            HeldPartition(each.topic, each.incarnation, each.partition, name not in self.assigned)\n",
         "            HeldPartition(each.topic, each.incarnation, each.partition, False)\n",
@@ -232,7 +232,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "revoked-given-up-by-the-next-heartbeat",
-        "what is revoked is held until it is released",
+        "a revoked partition is kept until it is released",
         _MEMBERSHIP,
         "        self.owned = {**self.owned, **share}\n",
         "        self.owned = dict(share)\n",
@@ -240,7 +240,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "fenced-member-stays-away",
-        "a member that was taken for dead joins again by itself",
+        "a member that was declared dead joins again by itself",
         _MEMBERSHIP,
         ("        elif isinstance(call.error, Fenced):\n            self._rejoin_after_expiry(call.error)\n"),
         ("        elif isinstance(call.error, Fenced):\n            raise call.error\n"),
@@ -248,7 +248,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "fenced-member-keeps-its-share",
-        "a member that was taken for dead has nothing",
+        "a member that was declared dead has no partitions",
         _MEMBERSHIP,
         ("        self._drop_membership()\n        self.member_id = token_hex(8)\n"),
         (
@@ -258,8 +258,8 @@ MEMBERS: Final = (
         [MEMBERSHIP, CONSUMING],
     ),
     Mutant(
-        "broker-that-forgot-is-not-told-again",
-        "a broker that was started anew is told what its members want",
+        "restarted-broker-gets-no-topics",
+        "a restarted broker gets the topics of its members again",
         _MEMBERSHIP,
         "        self._subscription_unsent = self._subscription_unsent or reply.forgotten\n",
         "",
@@ -267,7 +267,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "other-wishes-wait-for-the-next-beat",
-        "other wishes are told at once",
+        "changed topics are sent to the broker at once",
         _MEMBERSHIP,
         (
             "            self._subscription, self._subscription_unsent = subscription, True\n"
@@ -278,7 +278,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "passing-failure-of-a-heartbeat-raised",
-        "a heartbeat that fails in passing is sent again",
+        "a heartbeat with a temporary failure is sent again",
         _MEMBERSHIP,
         "            if not call.error.retriable:\n                raise call.error\n",
         "            if call.error:\n                raise call.error\n",
@@ -286,7 +286,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "leaves-in-silence",
-        "who closes gives its place up at once",
+        "a member that closes leaves its group at once",
         _MEMBERSHIP,
         (
             "        yield from request_with_retries(\n"
@@ -298,7 +298,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "idle-in-silence",
-        "an idle member says why",
+        "an idle member logs why",
         _MEMBERSHIP,
         '                log.warning("This member of group %s reads nothing: %s", self.group, note)\n',
         '                log.debug("This member of group %s reads nothing: %s", self.group, note)\n',
@@ -306,7 +306,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "each-handover-is-logged",
-        "a handover that takes no time is not logged",
+        "a reassignment without delay is not logged",
         _MEMBERSHIP,
         (
             "        elif note and not self._note_logged and now >= self._note_reason_since +"
@@ -325,7 +325,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "fenced-member-comes-back-under-its-name",
-        "two of one name do not drive each other out for ever",
+        "two members with the same name do not fence each other without end",
         _MEMBERSHIP,
         ("        self.member_id = token_hex(8)\n        self._changed()\n"),
         "        self._changed()\n",
@@ -333,7 +333,7 @@ MEMBERS: Final = (
     ),
     Mutant(
         "latest-is-not-saved-first",
-        "who dies at once takes no message with him",
+        "a member that dies immediately loses no message",
         _ASSIGNMENT,
         "        if self._options.start_latest:\n            stored |= ",
         "        if self._options.start_latest and False:\n            stored |= ",
@@ -341,15 +341,15 @@ MEMBERS: Final = (
     ),
     Mutant(
         "latest-is-when-a-partition-comes",
-        "latest is one moment for all partitions",
+        'start="latest" is the same moment for all partitions',
         _ASSIGNMENT,
         "            elif name in self._latest_positions and not self._is_new_partition(name, incarnation):\n",
         "            elif name not in self._latest_positions and not self._is_new_partition(name, incarnation):\n",
         ["tests/client/consumer/test_assignment.py"],
     ),
     Mutant(
-        "growth-is-not-told",
-        "a partition that appears is read at once",
+        "new-partition-is-not-reported",
+        "a new partition is read at once",
         "tfmq/client/consumer/assignment.py",
         "        self.count_changed = not self._notified_by_group and self._counts.get(topic, count) != count\n",
         "",

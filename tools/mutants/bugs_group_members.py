@@ -1,4 +1,4 @@
-"""Bugs to plant in groups at the broker: who is alive, whose offsets are saved, how partitions are shared."""
+"""Planted bugs: groups at the broker: live members, commits, assignments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STRATEGIES = "tfmq/broker/groups/assignors.py"
 ALIVE: Final = (
     Mutant(
         "session-without-an-end",
-        "a silent member is dead after its session time",
+        "a silent member is dead after its session time-out",
         _MEMBER,
         ("        if self.disconnected_at is None:\n            return self.seen_at + seconds\n"),
         ("        if self.disconnected_at is None:\n            return self.seen_at + seconds * 10\n"),
@@ -34,7 +34,7 @@ ALIVE: Final = (
     ),
     Mutant(
         "dead-with-its-connection",
-        "a member whose connection is gone has a tenth of its session time to come back",
+        "a member whose connection is lost has a tenth of its session time to return",
         _MEMBER,
         "        return min(self.seen_at + seconds, self.disconnected_at + seconds / RECONNECT_FRACTION)\n",
         "        return min(self.seen_at + seconds, self.disconnected_at)\n",
@@ -42,7 +42,7 @@ ALIVE: Final = (
     ),
     Mutant(
         "heartbeats-do-not-count",
-        "a handler of minutes keeps its partition as long as its heartbeats come",
+        "a handler that runs for minutes keeps its partition as long as heartbeats arrive",
         _WATCH,
         (
             "        if member.session is session:\n"
@@ -54,7 +54,7 @@ ALIVE: Final = (
     ),
     Mutant(
         "broker-that-stood-still-takes-all-for-dead",
-        "a broker that stood still takes nobody for dead",
+        "a broker that was suspended declares no member dead",
         _WATCH,
         "            member.restart_timeout(now)\n",
         "            pass\n",
@@ -62,7 +62,7 @@ ALIVE: Final = (
     ),
     Mutant(
         "commit-of-an-earlier-connection-takes-offsets-back",
-        "what is read from a connection that the member has left takes nothing back",
+        "requests from an earlier connection of a member change nothing",
         _MEMBER,
         "        return session.number < self.latest_connection\n",
         "        return False\n",
@@ -70,7 +70,7 @@ ALIVE: Final = (
     ),
     Mutant(
         "join-of-an-earlier-connection-begins-anew",
-        "what is read from a connection that the member has left takes nothing back",
+        "requests from an earlier connection of a member change nothing",
         _GROUPS,
         "            _reject_old_connection(group, before, session)\n",
         "",
@@ -78,7 +78,7 @@ ALIVE: Final = (
     ),
     Mutant(
         "first-connection-s-end-kills-the-second",
-        "a second connection of a member is its connection from then on",
+        "a second connection of a member replaces the first",
         _WATCH,
         ("        self._disconnect(member)\n        member.connected(session, self._timers.now())\n"),
         "        member.connected(session, self._timers.now())\n",
@@ -86,7 +86,7 @@ ALIVE: Final = (
     ),
     Mutant(
         "lost-connection-is-not-noticed",
-        "what a member had whose connection is gone is free sooner",
+        "partitions of a member without a connection are released sooner",
         _WATCH,
         ("            member.disconnected(self._timers.now())\n            self._set_timer(group, member)\n"),
         "            member.disconnected(self._timers.now())\n",
@@ -94,7 +94,7 @@ ALIVE: Final = (
     ),
     Mutant(
         "transactions-do-not-keep-a-member-alive",
-        "a member is heard of in the transactions with its offsets, too",
+        "transactions with offsets of a member count as heartbeats",
         _WATCH,
         (
             '        """Record a request for the member on another connection."""\n'
@@ -104,7 +104,7 @@ ALIVE: Final = (
         [OFFSETS],
     ),
     Mutant(
-        "heartbeat-parked-beyond-the-session",
+        "heartbeat-waits-beyond-the-session",
         "a heartbeat waits for no longer than a third of its session",
         _WAITS,
         "        seconds = min(wait_ms, member.session_ms / HEARTBEATS_PER_TIMEOUT) / 1000\n",
@@ -112,7 +112,7 @@ ALIVE: Final = (
         [WAITS],
     ),
     Mutant(
-        "older-heartbeat-never-answered",
+        "older-heartbeat-never-ends",
         "of two heartbeats of a member the older one ends",
         _WAITS,
         ("        self.answer(group, member)\n        member.parked = waiting\n"),
@@ -128,8 +128,8 @@ ALIVE: Final = (
         [WAITS],
     ),
     Mutant(
-        "heartbeat-told-before-the-plan-of-its-turn",
-        "what happens in a turn is one plan, and heartbeats are told behind it",
+        "heartbeat-answered-before-the-plan-of-its-turn",
+        "the changes of a turn are one plan, and heartbeats are answered after it",
         _GROUPS,
         (
             "        if group.name in self._due:\n"
@@ -143,8 +143,8 @@ ALIVE: Final = (
 
 SAVED: Final = (
     Mutant(
-        "anybody-saves",
-        "offsets are saved for the owner alone",
+        "any-member-commits",
+        "offsets are committed only for the owner",
         _OFFSETS,
         "            if group.owns(request.member, request.generation, place[:2]):\n",
         "            if place:\n",
@@ -152,7 +152,7 @@ SAVED: Final = (
     ),
     Mutant(
         "one-lost-partition-fences-the-others",
-        "a zombie loses only what others got",
+        "a zombie loses only the partitions that others own",
         _OFFSETS,
         "        if others and not places:\n",
         "        if others:\n",
@@ -160,7 +160,7 @@ SAVED: Final = (
     ),
     Mutant(
         "lost-partitions-not-named",
-        "a zombie is told what it lost",
+        "a zombie is notified which partitions it lost",
         _OFFSETS,
         "places, reply, fenced=others)",
         "places, reply, fenced=[])",
@@ -168,7 +168,7 @@ SAVED: Final = (
     ),
     Mutant(
         "transaction-commits-another-s-offsets",
-        "a transaction with an offset of a partition that is another's is refused, whole",
+        "a transaction with an offset of a partition of another owner is refused as a whole",
         _OFFSETS,
         (
             "        if others:\n"
@@ -184,7 +184,7 @@ SAVED: Final = (
     ),
     Mutant(
         "offsets-in-doubt-overwritten-by-a-transaction",
-        "offsets in doubt hold others back until their transaction has ended",
+        "offsets in doubt block other commits until their transaction has ended",
         _OFFSETS,
         "        places = [place for _, place in known.values()]\n        self._offsets.require_free(name, places)\n",
         "        places = [place for _, place in known.values()]\n",
@@ -192,7 +192,7 @@ SAVED: Final = (
     ),
     Mutant(
         "reset-under-live-members",
-        "a reset needs a group without a live member",
+        "a reset requires a group without live members",
         _OFFSETS,
         ("        self._check_no_live_member(request.group)\n        if not request.offsets:\n"),
         "        if not request.offsets:\n",
@@ -200,7 +200,7 @@ SAVED: Final = (
     ),
     Mutant(
         "reset-leaves-the-owners",
-        "a reset takes everything from who had something",
+        "a reset revokes all partitions of the group",
         _GROUPS,
         ("        group.release_all()\n        self._registry.entry_submitted(name)\n"),
         "        self._registry.entry_submitted(name)\n",
@@ -211,7 +211,7 @@ SAVED: Final = (
 BOUNDS: Final = (
     Mutant(
         "groups-unbounded",
-        "groups are bounded",
+        "the number of groups is bounded",
         _ROLL,
         '        if len(known) + len(coming) >= self._limits["groups"]:\n',
         "        if len(known) + len(coming) < 0:\n",
@@ -219,7 +219,7 @@ BOUNDS: Final = (
     ),
     Mutant(
         "groups-on-their-way-not-counted",
-        "groups that are not in the catalog yet count",
+        "groups that are not in the catalog yet count against the limit",
         _ROLL,
         (
             "        coming = {\n"
@@ -232,7 +232,7 @@ BOUNDS: Final = (
     ),
     Mutant(
         "members-unbounded",
-        "members of a group are bounded",
+        "the number of members of a group is bounded",
         _ROLL,
         '        if instead_of is None and len(group.members) >= self._limits["group_members"]:\n',
         "        if instead_of is None and len(group.members) < 0:\n",
@@ -240,7 +240,7 @@ BOUNDS: Final = (
     ),
     Mutant(
         "wishes-unbounded",
-        "what members ask for is bounded",
+        "the number of topics that a member requests is bounded",
         _ROLL,
         "        self._subscribed_names += more - less\n",
         "",
@@ -248,7 +248,7 @@ BOUNDS: Final = (
     ),
     Mutant(
         "empty-groups-kept",
-        "nothing is kept in memory of groups without members",
+        "a group without members uses no memory",
         _ROLL,
         "        if group.is_empty and self._groups.get(group.name) is group:\n",
         "        if not group.name:\n",
@@ -259,7 +259,7 @@ BOUNDS: Final = (
 SHARES: Final = (
     Mutant(
         "ranges-of-unsorted-members",
-        "ranges go to the members sorted by name, whatever the order in which they came",
+        "ranges are assigned to the members sorted by name, whatever their order of joining",
         _STRATEGIES,
         "        for number, member in enumerate(sorted(members)):\n",
         "        for number, member in enumerate(members):\n",
@@ -267,7 +267,7 @@ SHARES: Final = (
     ),
     Mutant(
         "last-members-get-the-remainder",
-        "the first members get one partition more where the numbers do not divide",
+        "the first members get one partition more where the partitions cannot be divided evenly",
         _STRATEGIES,
         "            end = start + size + (number < longer)\n",
         "            end = start + size + (len(members) - 1 - number < longer)\n",
@@ -283,7 +283,7 @@ SHARES: Final = (
     ),
     Mutant(
         "ring-gives-to-who-does-not-take",
-        "each partition goes to a member that takes it",
+        "each partition is assigned to a member that reads its topic",
         _STRATEGIES,
         "        if member in members:\n            return member\n",
         "        if members:\n            return member\n",
@@ -307,7 +307,7 @@ SHARES: Final = (
     ),
     Mutant(
         "sticky-never-evens-out",
-        "shares are as even as can be",
+        "assignments are as even as possible",
         _STRATEGIES,
         ("    while shares.improve():\n        pass\n"),
         "",
@@ -315,7 +315,7 @@ SHARES: Final = (
     ),
     Mutant(
         "sticky-moves-for-nothing",
-        "who has most keeps the partition more that somebody has to have",
+        "the member with the most partitions keeps the surplus one",
         _STRATEGIES,
         "    most_first = sorted(has, key=lambda member: -len(has[member]))\n",
         "    most_first = sorted(has, key=lambda member: len(has[member]))\n",
@@ -323,7 +323,7 @@ SHARES: Final = (
     ),
     Mutant(
         "only-is-ignored",
-        "members that ask for some partitions get no others",
+        "members that request some partitions get no others",
         _STRATEGIES,
         "        return partition[0] in self.topics and (self.only is None or partition in self.only)\n",
         "        return partition[0] in self.topics\n",
@@ -331,7 +331,7 @@ SHARES: Final = (
     ),
     Mutant(
         "shares-depend-on-the-order-of-partitions",
-        "the same members and partitions in another order are dealt the same way",
+        "the order of members and partitions does not change the assignment",
         _STRATEGIES,
         "_accepting_members(list(members), sorted(partitions, key=_number_first)), owners\n",
         "_accepting_members(list(members), list(partitions)), owners\n",
@@ -341,8 +341,8 @@ SHARES: Final = (
 
 TOLD: Final = (
     Mutant(
-        "idle-member-not-told-why",
-        "a member without a partition is told why, and what to do",
+        "idle-member-gets-no-reason",
+        "a member without a partition gets the reason and an advice",
         "tfmq/broker/groups/group.py",
         ": tfmq topic grow {there[0].name}",
         "",
@@ -358,15 +358,15 @@ TOLD: Final = (
     ),
     Mutant(
         "partitions-advised-during-a-handover",
-        "a member is not advised anything while partitions change owners",
+        "a member gets no advice while partitions change owners",
         "tfmq/broker/groups/group.py",
         '        return ""  # an assignment is in progress',
         "        pass  # an assignment is in progress",
         [DESCRIPTIONS],
     ),
     Mutant(
-        "waiting-member-not-told-for-whom",
-        "a member that waits is told for whom, and why",
+        "waiting-member-gets-no-owner",
+        "a waiting member is notified which member it waits for, and why",
         "tfmq/broker/groups/group.py",
         ("    if awaited:\n        return _waiting_note(group, awaited, topics, now)\n"),
         "",

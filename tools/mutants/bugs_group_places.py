@@ -1,4 +1,4 @@
-"""Bugs to plant in where a group's member reads and saves, and in what a consumer leaves out."""
+"""Planted bugs: where a member of a group reads and commits, and what a consumer leaves out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONSUMING = "tfmq/client/consumer/core.py"
 PLACES: Final = (
     Mutant(
         "lag-without-the-partitions-of-members-that-left",
-        "the lag of a group counts partitions without an offset also when its members are gone",
+        "the lag of a group includes partitions without an offset also when its members have left",
         "tfmq/broker/groups/offsets.py",
         "        for key in (group.owners.keys() | group.released) - group.offsets.keys():\n",
         "        for key in group.owners.keys() - group.offsets.keys():\n",
@@ -33,7 +33,7 @@ PLACES: Final = (
     ),
     Mutant(
         "partition-read-before-it-is-claimed",
-        "a storage takes nothing of the former owner once the next one reads",
+        "an offset storage accepts nothing of the former owner once the next one reads",
         _ASSIGNMENT,
         "            claimed, refused = yield from offsets.claim(fresh)\n",
         "            claimed = yield from offsets.read(fresh)\n            refused = set()\n",
@@ -41,14 +41,14 @@ PLACES: Final = (
     ),
     Mutant(
         "one-offset-in-doubt-keeps-all-partitions-back",
-        "a group reads its other partitions while a transaction has the offset of one in doubt",
+        "a group reads its other partitions while one offset is locked by a transaction",
         _ASSIGNMENT,
         '            if "xid" not in busy.details:\n                raise\n',
         "            if busy.details is not None:\n                raise\n",
         [ASSIGNMENT],
     ),
     Mutant(
-        "who-waits-for-a-shared-transaction-is-not-told-what-ends-it",
+        "wait-for-a-shared-transaction-logged-without-advice",
         "a consumer that waits for a transaction of tfmq.sql logs the call that ends it",
         _ASSIGNMENT,
         'SQL_XID_PREFIX: Final = "tfmq.sql."\n',
@@ -57,7 +57,7 @@ PLACES: Final = (
     ),
     Mutant(
         "refused-claim-is-read-all-the-same",
-        "a partition of which the storage knows a later owner is not read",
+        "a partition that has a later owner in the offset storage is not read",
         _ASSIGNMENT,
         "            if name in refused or name in locked or name in (self._latest_unresolved or ()):\n",
         "            if name in locked or name in (self._latest_unresolved or ()):\n",
@@ -65,7 +65,7 @@ PLACES: Final = (
     ),
     Mutant(
         "late-place-of-a-lost-grant-is-used",
-        "a place that was asked for under an earlier grant is not begun with",
+        "an offset that was requested under an earlier assignment is not used",
         _ASSIGNMENT,
         "            if self._group is not None and (name not in share or share[name].grant != grants[name]):\n"
         "                continue\n",
@@ -85,7 +85,7 @@ PLACES: Final = (
     ),
     Mutant(
         "start-before-the-group-s-offset",
-        "the group's offset comes before `start`",
+        "the group's offset has precedence over `start`",
         _ASSIGNMENT,
         "            if kept is not None and kept.incarnation == incarnation:\n",
         "            if kept is not None and kept.incarnation == incarnation and self._options.start_latest:\n",
@@ -93,7 +93,7 @@ PLACES: Final = (
     ),
     Mutant(
         "doubtful-offsets-not-waited-for",
-        "offsets in a transaction in doubt are waited for",
+        "a consumer waits for offsets in a transaction in doubt",
         _ASSIGNMENT,
         (
             "                if not trouble.retriable or not self._link.connection_count:\n"
@@ -107,7 +107,7 @@ PLACES: Final = (
     ),
     Mutant(
         "commit-raises-nothing-for-what-is-lost",
-        "a commit of what another has by now says so",
+        "a commit for a partition that another member owns raises an error",
         _SAVING,
         "        positions.raise_if_lost(refused, message)\n",
         "",
@@ -115,7 +115,7 @@ PLACES: Final = (
     ),
     Mutant(
         "one-refused-partition-refuses-all",
-        "of a save the partitions that are not another's are saved",
+        "of a commit, the partitions that still have their owner are stored",
         _OFFSETS,
         "                refused = {PartitionName(*each) for each in reply.fenced}\n",
         "                refused = set(offsets) if reply.fenced else set()\n",
@@ -123,7 +123,7 @@ PLACES: Final = (
     ),
     Mutant(
         "passing-failure-of-a-save-ends-it",
-        "a save that fails in passing is tried again",
+        "a commit with a temporary failure is repeated",
         _SAVING,
         "                if not error.retriable:\n                    raise\n                log.warning(\n",
         "                if error:\n                    raise\n                log.warning(\n",
@@ -131,23 +131,23 @@ PLACES: Final = (
     ),
     Mutant(
         "lost-partition-saved-at-close",
-        "what is lost is gone from the books at once",
+        "a lost partition is removed from the consumer's state at once",
         "tfmq/client/consumer/positions.py",
         "        self.remove(name)\n        if open_ended:\n",
         "        if open_ended:\n",
         [POSITIONS],
     ),
     Mutant(
-        "loss-told-again-and-again",
-        "a loss with something in work is told once",
+        "loss-reported-again-and-again",
+        "a loss with a message in work is reported once",
         "tfmq/client/consumer/positions.py",
         "        self._lost.difference_update(lost)\n",
         "",
         [POSITIONS],
     ),
     Mutant(
-        "loss-not-told",
-        "a loss with something in work is told",
+        "loss-not-reported",
+        "a loss with a message in work is reported",
         "tfmq/client/consumer/positions.py",
         "        if open_ended:\n            self._lost.add(name)\n",
         "",
@@ -159,7 +159,7 @@ PLACES: Final = (
 CONSUMERS: Final = (
     Mutant(
         "broadcast-shares-a-group",
-        "of a broadcast each machine has all partitions, and offsets of its own",
+        "in broadcast each machine has all partitions, and its own offsets",
         _OPTIONS,
         "    if broadcast:\n        own =",
         "    if broadcast and not group:\n        own =",
@@ -167,7 +167,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "expression-over-tags-is-one-tag",
-        '"a || b" is both',
+        '"a || b" selects both tags',
         _OPTIONS,
         "        found.update(part.strip() for part in each.split(TAG_SEPARATOR))\n",
         "        found.add(each)\n",
@@ -175,7 +175,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "star-is-a-tag",
-        '"*" is every message',
+        '"*" selects every message',
         _OPTIONS,
         "    if EVERY_TAG in found:\n        return None\n",
         "",
@@ -183,7 +183,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "zookeeper-s-members-save-at-the-broker",
-        "a group that ZooKeeper coordinates has its offsets there",
+        "a group that ZooKeeper coordinates has its offsets in ZooKeeper",
         _OPTIONS,
         "given.offsets if by_broker or given.offsets != BROKER else given.coordinator",
         "given.offsets",
@@ -191,7 +191,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "filter-s-failure-loses-what-stands-before",
-        "where a filter raises, what stands before that message comes first",
+        "where a filter raises, the messages before that one are delivered first",
         "tfmq/client/consumer/fetcher.py",
         "            return Batch(batch.name, kept, place), place\n",
         "            return Batch(batch.name, [], place), place\n",
@@ -199,7 +199,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "filter-s-failure-passes-its-message",
-        "the message at which a filter raises is asked about again",
+        "the filter is called again for the message at which it raised",
         "tfmq/client/consumer/fetcher.py",
         "            place = ReadPosition(message.offset, message.ordinal, message.origin.epoch)\n",
         "            place = ReadPosition(message.next_offset, message.ordinal + 1, message.origin.epoch)\n",
@@ -207,7 +207,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "filter-keeps-what-it-says-no-to",
-        "what a filter says no to is left out",
+        "a message that the filter rejects is left out",
         "tfmq/client/consumer/fetcher.py",
         "            if wanted:\n",
         "            if wanted or message:\n",
@@ -215,7 +215,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "lag-of-what-was-read-ahead",
-        "lag counts what was not handed out",
+        "lag includes messages that were not handed out",
         "tfmq/client/consumer/core.py",
         "    places = {name: positions.delivered_position(name) for name in fetcher.partitions}\n",
         "    places = {name: fetcher.partitions[name].position for name in fetcher.partitions}\n",
@@ -234,7 +234,7 @@ CONSUMERS: Final = (
 GOING_BACK: Final = (
     Mutant(
         "stop-drops-what-is-being-taken",
-        "stop() at any moment passes over nothing",
+        "stop() at any moment skips no message",
         _CONSUMING,
         "        self.positions.stop()\n",
         ("        self.positions.stopped = True\n        self.positions.drop_ready_batch()\n"),
@@ -242,7 +242,7 @@ GOING_BACK: Final = (
     ),
     Mutant(
         "rollback-hands-out-nothing-again",
-        "what a rolled-back transaction had of a consumer is handed out again",
+        "messages of a consumer in a rolled-back transaction are handed out again",
         "tfmq/client/transaction/transaction.py",
         "            each.mark_rolled_back()\n",
         "            pass\n",
@@ -250,7 +250,7 @@ GOING_BACK: Final = (
     ),
     Mutant(
         "gone-back-before-the-broker-said-where",
-        "nothing is handed out before the broker has said where the group stands",
+        "nothing is handed out before the broker has returned the group's offsets",
         "tfmq/client/consumer/core.py",
         "        core.suspended.add(name)\n",
         "",
@@ -258,7 +258,7 @@ GOING_BACK: Final = (
     ),
     Mutant(
         "commit-beside-transactions",
-        "handlers save by commit() or in transactions, not by both",
+        "handlers commit by commit() or in transactions, not by both",
         _CONSUMING,
         '        self.positions.ack_trackers.check_commit_method("commit")\n',
         "",
@@ -266,7 +266,7 @@ GOING_BACK: Final = (
     ),
     Mutant(
         "save-overtakes-one-that-was-broken-off",
-        "an older place never comes last",
+        "an older offset is never committed last",
         _OFFSETS,
         "                yield from self._save_after_former(lambda: storage.save(group, generation, offsets), until)\n",
         "                yield from run_work(self._run, lambda: storage.save(group, generation, offsets))\n",
@@ -274,7 +274,7 @@ GOING_BACK: Final = (
     ),
     Mutant(
         "another-worker-does-not-wait-for-on-assigned",
-        "nothing of what came is handed out before on_assigned returned",
+        "no message is handed out before on_assigned returned",
         _CONSUMING,
         (
             "        held = self.suspended if self.membership is None else self.suspended |"

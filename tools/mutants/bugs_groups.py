@@ -1,4 +1,4 @@
-"""Bugs to plant in groups at the broker: who has which partition."""
+"""Planted bugs: groups at the broker: the owners of partitions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _REGISTER = "tfmq/broker/catalog_state.py"
 
 GROUP_OWNERS: Final = (
     Mutant(
-        "grant-that-was-refused-is-told",
-        "a grant that is not in the catalog is nobody's",
+        "grant-that-was-refused-is-reported",
+        "an assignment that is not in the catalog is not given to any member",
         _GROUP,
         "            if in_catalog and member is not None and self._released.get(key) != owner.generation:\n",
         "            if member is not None and self._released.get(key) != owner.generation:\n",
@@ -28,7 +28,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "grant-that-may-be-on-the-disk-is-given-again",
-        "what may be on the disk is told to nobody, and given to nobody",
+        "an assignment that may be durable is not reported, and not given to another member",
         _GROUP,
         "            if not forced and in_catalog:\n                continue",
         "            if not forced and not in_catalog:\n                continue",
@@ -36,7 +36,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "planned-for-a-dead-member-is-kept-for-it",
-        "what was planned for a member that died goes to the next one",
+        "the planned assignment of a dead member is given to the next one",
         _GROUP,
         (
             "            if key not in self._living_owners or self.target.get(key) != owner.member:\n"
@@ -47,7 +47,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "grant-of-an-earlier-life-is-kept",
-        "a member that joins again holds nothing of before",
+        "a member that joins again has no partitions of its earlier membership",
         _GROUP,
         (
             '        """Add a member that joined. It owns nothing, whatever a member of its id owned before."""\n'
@@ -58,7 +58,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "who-leaves-keeps-its-partitions",
-        "who leaves makes room at once, in the catalog, too",
+        "a leaving member releases its partitions at once, in the catalog too",
         _GROUP,
         (
             '        """Remove a member for good and release its partitions."""\n'
@@ -69,15 +69,15 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "gives-up-what-it-has-not-heard-of",
-        "a heartbeat that was sent before a grant does not give it back",
+        "a heartbeat that was sent before an assignment does not release it",
         _GROUP,
         "if grant <= generation and key not in kept]",
         "if key not in kept]",
         [GROUP],
     ),
     Mutant(
-        "revoked-partition-is-told-as-its-share",
-        "what a member is to give up is not in its share any more",
+        "revoked-partition-stays-in-the-assignment",
+        "a revoked partition is no longer in its member's assignment",
         _GROUP,
         "return {key: grant for key, grant in member.owned.items() if self.target.get(key) == member.id}",
         "return dict(member.owned)",
@@ -93,7 +93,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "commit-of-what-was-given-up",
-        "who gave a partition up saves nothing of it",
+        "a member that released a partition commits nothing of it",
         _GROUP,
         "        return None if owner is None or self._released.get(key) == owner.generation else owner\n",
         "        return owner\n",
@@ -101,15 +101,15 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "owners-unbounded",
-        "how many partitions have an owner is bounded",
+        "the number of partitions with an owner is bounded",
         _GROUP,
         "                if known or room > 0:\n",
         "                if known or room >= 0:\n",
         [GROUP, ROLL],
     ),
     Mutant(
-        "what-is-free-stays-somebody-s-in-the-catalog",
-        "what was given up before a restart is free after it",
+        "released-partition-keeps-its-owner-in-the-catalog",
+        "a partition that was released before a restart is free after it",
         _GROUP,
         '        rows: dict[tuple[str, int], list[Key]] = {("", 0): self.released} if self.released else {}\n',
         "        rows: dict[tuple[str, int], list[Key]] = {}\n",
@@ -117,7 +117,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "owners-from-before-the-start-are-dealt-out",
-        "owners keep what they have over a restart, until they were heard of",
+        "owners keep their partitions after a restart, until they send a heartbeat",
         _GROUP,
         "for each in self.members.values() if each.subscription is None for key in each.owned\n",
         "for each in () for key in each.owned\n",
@@ -133,15 +133,15 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "member-without-wishes-is-not-asked",
-        "a member that was taken for dead is asked what it wants",
+        "a member that was declared dead is asked for its topics",
         _GROUP,
         ("        if member.subscription is None:\n            return True\n"),
         "",
         [GROUP, WATCH],
     ),
     Mutant(
-        "revocation-not-told",
-        "a member is told at once what it is to give up",
+        "revocation-not-reported",
+        "a member is notified at once which partitions it must release",
         _GROUP,
         "        if any(not leaving and key not in share for key, leaving in held.items()):\n            return True\n",
         "",
@@ -149,7 +149,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "owners-forgotten-at-a-restart",
-        "owners go on after the broker was started again",
+        "owners keep their partitions after a restart of the broker",
         _GROUPS,
         ("            if row.owners:\n                group = self._registry.find_or_create(name)\n"),
         (
@@ -160,7 +160,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "owners-not-in-a-snapshot",
-        "owners outlive a snapshot of the catalog",
+        "owners are in the catalog's snapshot",
         _REGISTER,
         "(name, row.generation, _rows_by_key(row.owners), _rows_by_key(row.offsets))",
         "(name, row.generation, _rows_by_key({}), _rows_by_key(row.offsets))",
@@ -168,7 +168,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "topic-that-went-keeps-its-owners",
-        "partitions that go are nobody's",
+        "deleted partitions have no owner",
         _REGISTER,
         "                del group.owners[key]\n                self.owners_count -= 1\n",
         "                self.owners_count -= 1\n",
@@ -176,15 +176,15 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "generation-given-twice",
-        "a generation is given once, over a restart, too",
+        "a generation is assigned once, also over a restart",
         _ROLL,
         "        self._generation = max(self._generation, self._register.generation) + 1\n",
         "        self._generation = self._generation + 1\n",
         [GROUPS],
     ),
     Mutant(
-        "join-answered-before-it-is-written",
-        "who could not be written down is no member",
+        "join-acked-before-it-is-written",
+        "a member that could not be stored in the catalog is not a member",
         _GROUPS,
         "        if error is not None:\n            if there:\n",
         "        if error is not None and not there:\n            if there:\n",
@@ -192,15 +192,15 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "refused-plan-is-not-tried-again",
-        "a grant that the full disk refused is tried again",
+        "an assignment that a full disk refused is tried again",
         _GROUPS,
         "            self._timers.after(RETRY_SECONDS, partial(self._mark_due, group))\n",
         "            pass\n",
         [GROUPS],
     ),
     Mutant(
-        "new-partitions-given-to-nobody",
-        "partitions that come up are given to somebody",
+        "new-partitions-not-assigned",
+        "new partitions are assigned to a member",
         _GROUPS,
         ("            if group.subscribes_to_any(changed):\n                group.target_outdated = True\n"),
         "            if group.subscribes_to_any(changed):\n",
@@ -208,7 +208,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "other-wishes-are-not-looked-at",
-        "a member that wants other topics gives up what it does not want",
+        "a member that requests other topics releases the partitions of the former ones",
         _GROUPS,
         (
             "                self._registry.set_subscription(member, wishes)\n"
@@ -219,7 +219,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "join-of-an-earlier-life-goes-on",
-        "a member that joined again has one life",
+        "a member that joined again counts once",
         _GROUPS,
         "        if member is None or generation < member.joined:\n",
         "        if member is None:\n",
@@ -227,7 +227,7 @@ GROUP_OWNERS: Final = (
     ),
     Mutant(
         "dead-member-keeps-what-it-had",
-        "what a dead member had is free",
+        "the partitions of a dead member are free",
         _GROUPS,
         ('"sent nothing for its session timeout")\n        )\n        group.expire_member(member.id)\n'),
         ('"sent nothing for its session timeout")\n        )\n'),

@@ -1,4 +1,4 @@
-"""Bugs to plant where steps of transactions are taken: begin to forget, in every state."""
+"""Planted bugs: commands of transactions, from begin to forget, in every state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS: Final = "tests/transaction/test_commands.py"
 HANDLING: Final = (
     Mutant(
         "open-name-taken-twice",
-        "a name belongs to one live transaction",
+        "only one live transaction has a given name",
         "tfmq/transaction/commands.py",
         "        if known is not None and known.state not in states.ENDED_STATES:\n",
         "        if known is not None and known.state in states.ENDED_STATES:\n",
@@ -32,7 +32,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "timeout-of-nothing-accepted",
-        "a transaction may not be open for no time, or for ever",
+        "the time-out of a transaction is above zero and limited",
         "tfmq/transaction/commands.py",
         (
             '            return min(int(self._active.settings["timeout_seconds"] * 1000), most_ms)\n'
@@ -46,7 +46,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "repeated-begin-begins-again",
-        "a begin that is repeated is answered as the first time",
+        "a repeated begin gets the first reply",
         "tfmq/transaction/commands.py",
         ("            done(self._repeated_result(request, ending, timeout_ms), None)\n            return\n"),
         "            self._repeated_result(request, ending, timeout_ms)\n",
@@ -54,7 +54,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "session-begins-any-number",
-        "a session has so many open transactions, and no more",
+        "the number of open transactions of a session is limited",
         "tfmq/transaction/commands.py",
         '        if self._active.sessions.open_count(session) >= limits["transactions_per_session"]:\n',
         '        if self._active.sessions.open_count(session) > limits["transactions_per_session"]:\n',
@@ -77,8 +77,8 @@ HANDLING: Final = (
         [STEPS, PREPARING, ENDING],
     ),
     Mutant(
-        "prepare-answered-before-the-force",
-        "a prepare is on the disk when it is answered",
+        "prepare-acked-before-the-fsync",
+        "a prepare is durable when it is acknowledged",
         "tfmq/transaction/commands.py",
         (
             "                self._store.when_durable(\n"
@@ -90,8 +90,8 @@ HANDLING: Final = (
         [PREPARING, HAZARDS],
     ),
     Mutant(
-        "repeated-prepare-answered-before-the-force",
-        "a prepare that is repeated is on the disk when it is answered",
+        "repeated-prepare-acked-before-the-fsync",
+        "a repeated prepare is durable when it is acknowledged",
         "tfmq/transaction/commands.py",
         (
             "            self._store.when_durable(\n"
@@ -103,7 +103,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "prepared-ends-by-itself",
-        "a prepared transaction never ends by itself, unless it said so",
+        "a prepared transaction never ends by itself, unless it was begun with that option",
         "tfmq/transaction/commands.py",
         "        if transaction.origin.member is None:\n            if ttl_ms is not None:\n",
         "        if transaction.origin.member is None and ttl_ms is None:\n            if ttl_ms is not None:\n",
@@ -111,7 +111,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "any-number-prepared",
-        "so many are prepared, and no more",
+        "the number of prepared transactions is limited",
         "tfmq/transaction/commands.py",
         '        if staying >= self._active.limits["transactions_prepared"]:\n',
         '        if staying > self._active.limits["transactions_prepared"]:\n',
@@ -119,15 +119,15 @@ HANDLING: Final = (
     ),
     Mutant(
         "those-ended-by-hand-not-counted",
-        "what stays until somebody cares is counted",
+        "outcomes that stay until an operator forgets them are counted",
         "tfmq/transaction/commands.py",
         "        staying = counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC_STATES)\n",
         "        staying = counts[states.PREPARED]\n",
         [PREPARING],
     ),
     Mutant(
-        "member-prepared-behind-its-group",
-        "a member whose group went on while it was prepared ends at once",
+        "member-prepared-after-its-group",
+        "a member that was prepared for an earlier sequence of its group ends at once",
         "tfmq/transaction/commands.py",
         "            if self._may_join(transaction):\n",
         "            if self._may_join(transaction) or lsn:\n",
@@ -158,16 +158,16 @@ HANDLING: Final = (
         [ENDING],
     ),
     Mutant(
-        "rollback-of-a-prepared-one-answered-before-the-force",
-        "the rollback of a prepared transaction is on the disk when it is answered",
+        "rollback-of-a-prepared-one-acked-before-the-fsync",
+        "the rollback of a prepared transaction is durable when it is acknowledged",
         "tfmq/transaction/commands.py",
         "            self._store.when_durable(lsn, partial(reply_when_durable, done, RollbackResult(state)))\n",
         "            done(RollbackResult(state), None)\n",
         [ENDING, HAZARDS],
     ),
     Mutant(
-        "rollback-of-a-committed-one-answered-ok",
-        "the rollback of a committed transaction is refused, and says so",
+        "rollback-of-a-committed-one-acked-ok",
+        "the rollback of a committed transaction is refused, and the error says so",
         "tfmq/transaction/commands.py",
         "            self._support.reject_when_durable(done, rejections.already_committed(epoch))\n",
         (
@@ -178,15 +178,15 @@ HANDLING: Final = (
     ),
     Mutant(
         "rollback-ends-a-decided-one",
-        "what is decided stays decided",
+        "a decision is final",
         "tfmq/transaction/states.py",
         "    (ROLLING_BACK, ROLLBACK): ROLLED_BACK,\n",
         ("    (ROLLING_BACK, ROLLBACK): ROLLED_BACK,\n    (APPLYING, ROLLBACK): ROLLED_BACK,\n"),
         [STATES],
     ),
     Mutant(
-        "late-commit-not-told-of-the-operator",
-        "whoever comes after an operator hears what the operator did",
+        "late-commit-not-notified-of-the-decision",
+        "a client that commits after an operator's decision is notified of that decision",
         "tfmq/transaction/commands.py",
         (
             "COMMITTED_STATES or (\n"
@@ -198,14 +198,14 @@ HANDLING: Final = (
     ),
     Mutant(
         "operator-s-outcome-forgotten-while-it-is-applied",
-        "an outcome by hand is forgotten when all of it is on the disk",
+        "an outcome by hand is forgotten only when all of it is durable",
         "tfmq/transaction/commands.py",
         "        if progress is not None and not progress.is_durable:\n",
         "        if progress is not None and progress.is_durable is None:\n",
         [ENDING],
     ),
     Mutant(
-        "older-epoch-answered-for-the-newest",
+        "older-epoch-taken-for-the-newest",
         "an older transaction of the same name is refused",
         "tfmq/transaction/active_transactions.py",
         "        newer = self.store.by_xid.get(xid)\n",
@@ -221,8 +221,8 @@ HANDLING: Final = (
         [BOOKS, ENDING, PREPARING, STEPS],
     ),
     Mutant(
-        "rolled-back-told-as-committed",
-        "what became of a transaction that is over is told as it was",
+        "rolled-back-reported-as-committed",
+        "the outcome of an ended transaction is reported as it was",
         "tfmq/transaction/commands.py",
         "            committed = state == states.COMMITTED\n",
         "            committed = state != states.COMMITTED\n",
@@ -230,7 +230,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "repeated-transact-done-again",
-        "a request that is repeated is answered as the first time",
+        "a repeated request gets the first reply",
         "tfmq/transaction/commands.py",
         "            progress.add_callback(partial(reply_committed, epoch, True, done))\n",
         "            return False\n",
@@ -246,7 +246,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "refused-transact-keeps-its-space",
-        "nothing of a refused request is left",
+        "a refused transact leaves nothing",
         "tfmq/transaction/commands.py",
         ("        except Exception:\n            self._discard(transaction)\n            raise\n"),
         ("        except Exception:\n            self._store.discard(transaction)\n            raise\n"),
@@ -254,7 +254,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "refused-record-keeps-the-offsets-locked",
-        "what a refused step had set aside is free again",
+        "a refused step releases what it had reserved",
         "tfmq/transaction/commands.py",
         (
             "        self._active.reservations.release(runtime.reserved_bytes)\n"
@@ -271,23 +271,23 @@ HANDLING: Final = (
     ),
     Mutant(
         "orphan-lives-on",
-        "a transaction whose session went during a refused record ends",
+        "a transaction whose session ended while a record was refused ends",
         "tfmq/transaction/commands.py",
         "            runtime_state(transaction).orphaned\n",
         "            runtime_state(transaction).orphaned is None\n",
         [STEPS, PREPARING, HANDLER, ENDING],
     ),
     Mutant(
-        "failed-force-called-not-done",
-        "a record whose force failed may be on the disk",
+        "failed-fsync-called-not-done",
+        "a record whose fsync failed may be durable",
         "tfmq/transaction/rejections.py",
         "    return from_journal_error(error, UNKNOWN)\n",
         "    return from_journal_error(error, NOT_DONE)\n",
         [REFUSALS, PREPARING, ENDING],
     ),
     Mutant(
-        "unsure-state-told-as-sure",
-        "a state is told as certain when its record is on the disk",
+        "unsure-state-reported-as-sure",
+        "a state is reported as certain when its record is durable",
         "tfmq/transaction/queries.py",
         (
             "        if not self._store.is_durable(transaction):\n"
@@ -298,14 +298,14 @@ HANDLING: Final = (
     ),
     Mutant(
         "page-without-its-last-row",
-        "pages of a list hold everything, once",
+        "the pages of a list contain every entry once",
         "tfmq/transaction/queries.py",
         "            if len(rows) == limit:\n",
         "            if len(rows) == limit - 1:\n",
         [LISTING],
     ),
     Mutant(
-        "gap-told-for-sure-behind-a-repair",
+        "gap-reported-for-sure-after-a-repair",
         "after a repair that lost records a gap proves nothing",
         "tfmq/transaction/commands.py",
         "        if self._store.entries_lost:\n",
@@ -314,15 +314,15 @@ HANDLING: Final = (
     ),
     Mutant(
         "epochs-of-a-lost-lease-given-out-again",
-        "no epoch is given out twice, whatever a repair gave up",
+        "no epoch is given out twice, whatever a repair dropped",
         "tfmq/transaction/store.py",
         "            first += EPOCH_RANGE  # A lost lease record may have leased one more range.\n",
         "            first += 0  # A lost lease record may have leased one more range.\n",
         ["tests/transaction/test_epochs.py"],
     ),
     Mutant(
-        "epochs-behind-a-lost-lease-not-seen",
-        "no epoch is given out twice, whatever a repair gave up",
+        "epochs-after-a-lost-lease-not-seen",
+        "no epoch is given out twice, whatever a repair dropped",
         "tfmq/transaction/transaction_table.py",
         "        self.epochs_end = max(self.epochs_end, epoch + 1)\n",
         "",
@@ -330,7 +330,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "repair-forgotten-by-the-next-snapshot",
-        "after a repair that lost records a gap proves nothing, behind any number of starts",
+        "after a repair that lost records a gap proves nothing, after any number of starts",
         "tfmq/transaction/producer_state.py",
         "        return (self.expired_id, rows, self.entries_lost)\n",
         "        return (self.expired_id, rows, False)\n",
@@ -338,7 +338,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "forgotten-local-one-called-rolled-back",
-        "a local transaction is told as rolled back only while no outcome of its time is forgotten",
+        "a local transaction is reported as rolled back only while no outcome of its time is forgotten",
         "tfmq/transaction/store.py",
         "        given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end\n",
         "        given = 0 < epoch < self._table.epochs_end\n",
@@ -354,7 +354,7 @@ HANDLING: Final = (
     ),
     Mutant(
         "outcomes-lost-by-a-repair-are-sure",
-        "after a repair nobody is told that a local transaction was rolled back that may have been committed",
+        "after a repair a local transaction that may have been committed is not reported as rolled back",
         "tfmq/transaction/outcomes.py",
         ("        self.expired_epoch = ALL_EPOCHS\n\n    def mark_epochs_leased(self, end: int) -> None:\n"),
         ("        self.expired_epoch = 0\n\n    def mark_epochs_leased(self, end: int) -> None:\n"),

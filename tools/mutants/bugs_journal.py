@@ -1,4 +1,4 @@
-"""Bugs to plant in the journal: what is checked, what a recovery keeps and names, what a reader gets."""
+"""Planted bugs: the journal: what is verified, what recovery keeps and reports, what a reader gets."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DATA_REPAIR: Final = "tests/broker/test_data_repair.py"
 
 CHECKS: Final = (
     Mutant(
-        "bytes-behind-the-end-of-a-short-file",
-        "a repair mends a file that ends before the place from which the log needs it",
+        "bytes-after-the-end-of-a-short-file",
+        "a repair corrects a file that ends before the position from which the log needs it",
         "journal/log/segment.py",
         "        return self.file.pread(max(0, min(size, self.size - position)), position)\n",
         "        return self.file.pread(min(size, self.size - position), position)\n",
@@ -32,7 +32,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "a-mark-without-a-file-is-a-new-log",
-        "a log of which every segment file is gone is stopped, also where its mark says nothing of what it held",
+        "a log without any segment file is stopped, also where its mark does not say that it had records",
         "journal/log/recovery_rules.py",
         "        lambda f: not f.files and f.clean and f.durable == f.first,\n",
         "        lambda f: not f.files and f.durable == f.first,\n",
@@ -40,7 +40,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "a-mark-before-the-first-file",
-        "a crash while a log is made is not taken for damage",
+        "a crash while a log is created is not taken for damage",
         "journal/log/recovery.py",
         (
             "        if segment_set.stopped is not None:\n"
@@ -63,7 +63,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "a-repair-forgets-how-far-a-transaction-was-applied",
-        "a repair gives a block that lost its source that of the transaction journal",
+        "a repair gives a block that lost its source the one of the transaction journal",
         "journal/fsck/log_repair.py",
         "            plan = _plan_repair(segment, stretch, before, repeated, source)\n",
         "            plan = _plan_repair(segment, stretch, before, repeated)\n",
@@ -87,7 +87,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "verify-knows-what-a-torn-tail-costs",
-        "`tfmq log verify` says that messages may be lost with a tail of which nothing says that it was durable",
+        "`tfmq log verify` says that messages may be lost with a tail that is not known to be durable",
         "journal/fsck/log_verify.py",
         "        self.add_finding(file, first, end, what, field, NOTE, may_lose=True)\n",
         "        self.add_finding(file, first, end, what, field, NOTE)\n",
@@ -95,7 +95,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "verify-passes-an-empty-newest-file",
-        "`tfmq log verify` notes that the newest file of a log that was not closed is empty or may be gone",
+        "`tfmq log verify` reports that the newest file of a log that was not closed is empty or may be missing",
         "journal/fsck/log_verify.py",
         "        elif not marks.clean and marks.first < end and end in (bases[-1], self.described):\n",
         "        elif marks.stopped and marks.first < end and end in (bases[-1], self.described):\n",
@@ -103,7 +103,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "verify-passes-a-mark-without-a-file",
-        "`tfmq log verify` names a log of which every segment file is gone",
+        "`tfmq log verify` names a log whose segment files are all missing",
         "journal/fsck/log_verify.py",
         (
             "            elif checkpoint is not None and not (checkpoint.clean and checkpoint.first =="
@@ -114,7 +114,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "a-trailer-s-id-is-believed-before-a-checksum",
-        "a flipped bit in the log's id of a block trailer costs no record in a repair",
+        "a flipped bit in the log id of a block trailer loses no record in a repair",
         "journal/fsck/log_repair.py",
         "            (trailer.log_id ^ log_id).bit_count() == 1\n",
         "            trailer.log_id == log_id\n",
@@ -122,7 +122,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "a-trailer-with-a-bad-checksum-is-foreign",
-        "a block trailer whose checksum fails says nothing of its log or offset",
+        "a block trailer whose checksum fails does not identify its log or offset",
         "journal/record/block_trailer.py",
         "    if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:\n",
         "    if checksum < 0:\n",
@@ -146,7 +146,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "forged-trailers-name-the-log",
-        "control records in a payload do not say whose log it is",
+        "block trailers in a payload do not identify the log",
         "journal/fsck/log_verify.py",
         "    votes = proven or others\n",
         "    votes = proven + others\n",
@@ -154,7 +154,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "the-mark-is-outvoted-by-a-flipped-bit",
-        "where a lone block trailer differs from the mark in one bit, the mark says whose log it is",
+        "where a single block trailer differs from the mark in one bit, the mark identifies the log",
         "journal/fsck/log_repair.py",
         "    return next((id for id in others if id in checked and (id ^ first).bit_count() == 1), first)\n",
         "    return first\n",
@@ -162,7 +162,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "older-copy-goes-on-in-the-same-epoch",
-        "a reader is told when an older copy of the folder went on in its place",
+        "a reader is notified when an older copy of the folder continued in its place",
         "journal/log/durability.py",
         "                self._start_epoch()\n",
         "",
@@ -170,7 +170,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "an-empty-log-starts-no-epoch",
-        "a copy that was made while the log was empty goes on in another epoch",
+        "a copy that was made while the log was empty continues in another epoch",
         "journal/log/durability.py",
         "        if not segment_set.is_new:\n",
         "        if segment_set.end > 0:\n",
@@ -186,7 +186,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "batch-block-checksum-unchecked",
-        "bytes damaged on the way to the broker are refused before the first is written",
+        "bytes that were damaged in transfer are refused before the first is written",
         "journal/record/batch.py",
         "        if crc32(view[position : position + block_size]) != crc:\n",
         "        if crc < 0:\n",
@@ -194,7 +194,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "batch-ids-unchecked",
-        "every record of a batch has the id that its stream says",
+        "every record of a batch has the producer id of its request",
         "journal/record/batch.py",
         "                if found != id or flag & FLAG_REFUSED_MASK or length > length_max:\n",
         "                if flag & FLAG_REFUSED_MASK or length > length_max:\n",
@@ -210,7 +210,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "batch-flags-unchecked-by-columns",
-        "a producer cannot write what only a log may write, in batches of one size either",
+        "a producer cannot write what only a log may write, also in batches of equal sizes",
         "journal/record/format.py",
         "    if data[start + _FLAG_HIGH : end : size] != bytes(count):\n        return False\n",
         "",
@@ -226,7 +226,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "recovery-does-not-check-blocks",
-        "a torn append is never taken for a whole one",
+        "an interrupted append is never taken for a whole one",
         "journal/log/recovery.py",
         "            for block in segment.blocks(offset - segment.base, end - segment.base):\n",
         "            for block in segment.blocks(offset - segment.base, end - segment.base, verify=False):\n",
@@ -234,7 +234,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "control-checksum-unchecked",
-        "a block trailer proves itself",
+        "a block trailer is verified by its checksum",
         "journal/record/block_trailer.py",
         "    if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:\n",
         "    if checksum < 0:\n",
@@ -242,7 +242,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "offset-field-ignored",
-        "a block that was copied or displaced does not pass",
+        "a block that was copied or moved is refused",
         "journal/record/block.py",
         "    if trailer.offset != offset + start:\n",
         "    if trailer.offset < 0:\n",
@@ -250,7 +250,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "log-id-ignored",
-        "the block of another log does not pass",
+        "a block of another log is refused",
         "journal/record/block_trailer.py",
         (
             "    if id != log_id:\n"
@@ -264,7 +264,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "first-ordinal-ignored",
-        "ordinals go on from block to block",
+        "ordinals continue from block to block",
         "journal/record/block.py",
         "        if trailer.first_ordinal != ordinal and ordinal >= 0:\n",
         "        if ordinal < -1:\n",
@@ -272,7 +272,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "more-follows-ignored",
-        "an append of many blocks is whole or not there",
+        "an append of many blocks is complete or absent",
         "journal/log/recovery.py",
         ("        if not block.control.more_follows:\n            self._apply_append(block.next)\n"),
         "        self._apply_append(block.next)\n",
@@ -280,15 +280,15 @@ CHECKS: Final = (
     ),
     Mutant(
         "more-follows-never-set",
-        "the parts of an append say that more follows",
+        'every block of an append except the last has the flag "more follows"',
         "journal/log/writer.py",
         "        more = more_follows or block is not blocks[-1]\n",
         "        more = False\n",
         ["tests/journal/log/test_writer.py"],
     ),
     Mutant(
-        "rot-cut-off",
-        "rot before forced data never deletes what lies behind it",
+        "rot-cut",
+        "damage before durable data never deletes the data after it",
         "journal/log/recovery_rules.py",
         (
             '        "rot before forced data",\n'
@@ -303,32 +303,32 @@ CHECKS: Final = (
         [RECOVERY, CONFORMANCE],
     ),
     Mutant(
-        "forced-data-cut-off-in-silence",
-        "forced bytes that are gone are named as damage",
+        "fsynced-data-cut-in-silence",
+        "missing durable bytes are reported as damage",
         "journal/log/recovery_rules.py",
         '    Rule("forced data lost", lambda t: t.durable > t.append_end, TailAction.LOST),\n',
         "",
         [RECOVERY],
     ),
     Mutant(
-        "claims-behind-damage-ignored",
-        "a block trailer behind a bad place proves that forced data lies there",
+        "claims-after-damage-ignored",
+        "a block trailer after damage proves that the data before it was durable",
         "journal/log/recovery.py",
         "        for block in segment.valid_blocks(next_valid.position, verify=True):\n",
         "        for block in ():\n",
         ["tests/journal/log/test_recovery.py", RECOVERY, CONFORMANCE],
     ),
     Mutant(
-        "control-record-of-its-own-log-accepted",
-        "no producer can write what recovery would take for a log's own record",
+        "block-trailer-of-its-own-log-accepted",
+        "no producer can write what recovery would take for a block trailer of the log",
         "journal/log/log.py",
         "        if contains_trailer_header(data, self.log_id) or (\n",
         '        if contains_trailer_header(b"", self.log_id) or (\n',
         ["tests/issues/test_forged_control.py"],
     ),
     Mutant(
-        "claim-of-what-nobody-can-know-believed",
-        "a block trailer is believed only about what came before it",
+        "claim-about-later-data-believed",
+        "a block trailer is used only for what was written before it",
         "journal/log/recovery.py",
         "        if not self.durable < durable <= control.offset:\n",
         "        if durable <= self.durable:\n",
@@ -336,7 +336,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "torn-bytes-not-kept",
-        "what recovery cuts off is copied aside first",
+        "what recovery cuts is copied first",
         "journal/log/recovery.py",
         "            copy_torn_tail(self._disk, self._folder, end, data, self.report, str(end))\n",
         "",
@@ -344,7 +344,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "index-entry-checksum-unchecked",
-        "a damaged index entry is made anew, not believed",
+        "a damaged index entry is rebuilt, not used",
         "journal/log/index.py",
         "                crc32(data[place : place + ENTRY_SIZE - _CRC.size], self._seed) != crc\n"
         "                or log_id != self._log_id\n",
@@ -353,7 +353,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "stale-index-entries-believed",
-        "index entries of bytes that were cut off and written anew do not count",
+        "index entries of bytes that were cut and written again do not count",
         "journal/log/segment.py",
         "            self._drop_stale_entries(index)\n",
         "",
@@ -361,7 +361,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "mark-checksum-unchecked",
-        "a damaged mark is never believed",
+        "a damaged mark is never used",
         "journal/dual_slot_file.py",
         "        if zlib.crc32(CHECKSUMMED.pack(sequence, size) + payload) != crc:\n",
         "        if crc < 0:\n",
@@ -369,7 +369,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "snapshot-checksum-unchecked",
-        "a damaged snapshot is passed over",
+        "a damaged snapshot is skipped",
         "journal/log/checkpoint.py",
         "    if crc32(data[HEADER.size :], crc32(data[: HEADER.size - CRC.size])) != crc:\n",
         "    if crc < 0:\n",
@@ -377,7 +377,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "damaged-mark-means-not-stopped",
-        "a log whose mark is lost takes no writes until somebody looked",
+        "a log whose mark is lost accepts no writes before an operator has resumed it",
         "journal/log/recovery.py",
         '            if status == "damaged" and files:\n',
         '            if status == "lost" and files:\n',
@@ -385,7 +385,7 @@ CHECKS: Final = (
     ),
     Mutant(
         "folder-of-another-log-taken",
-        "nothing of a deleted topic reaches a new one of the same name",
+        "nothing of a deleted topic is stored in a new one of the same name",
         "journal/log/checkpoint.py",
         "    if found_id != log_id:\n",
         "    if found_id < 0:\n",
@@ -396,7 +396,7 @@ CHECKS: Final = (
 APPENDS_AND_READS: Final = (
     Mutant(
         "no-space-not-cut-back",
-        "a full disk leaves nothing of an append behind",
+        "an append that a full disk refused leaves no bytes",
         "journal/log/segment.py",
         ("        except Full:\n            self._undo_write(buffers)\n            raise\n"),
         ("        except Full:\n            raise\n"),
@@ -404,7 +404,7 @@ APPENDS_AND_READS: Final = (
     ),
     Mutant(
         "write-error-does-not-stop-the-log",
-        "after a failed write a log takes no writes",
+        "after a failed write a log accepts no writes",
         "journal/log/writer.py",
         '            raise self._durability.stop(f"a write failed: {error}") from error\n',
         "            raise\n",
@@ -412,7 +412,7 @@ APPENDS_AND_READS: Final = (
     ),
     Mutant(
         "stream-not-taken-back",
-        "a streamed append that fails leaves nothing behind",
+        "a streamed append that fails leaves no bytes",
         "journal/log/writer.py",
         ("        except (JournalError, OSError):\n            self._undo_append(size)\n            raise\n"),
         ("        except (JournalError, OSError):\n            raise\n"),
@@ -420,7 +420,7 @@ APPENDS_AND_READS: Final = (
     ),
     Mutant(
         "short-write-taken-for-whole",
-        "a short write is finished",
+        "a short write is continued",
         "journal/disk.py",
         "    if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) == total:\n",
         "    if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) > 0:\n",
@@ -446,15 +446,15 @@ APPENDS_AND_READS: Final = (
     ),
     Mutant(
         "append-times-go-back",
-        "append times never go back, whatever the clock does",
+        "append times never decrease, whatever the clock does",
         "journal/log/writer.py",
         "            max(segment_set.append_time, self._clock.wall_ms()),\n",
         "            self._clock.wall_ms(),\n",
         [LOG],
     ),
     Mutant(
-        "reads-pass-the-forced-mark",
-        "nobody sees what a power cut can take back",
+        "reads-pass-the-durable-offset",
+        "no reader sees what a power cut can undo",
         "journal/log/reader.py",
         (
             "        return segment_set.durable if forced or segment_set.stopped is not None else"
@@ -465,7 +465,7 @@ APPENDS_AND_READS: Final = (
     ),
     Mutant(
         "stopped-log-read-to-its-end",
-        "a stopped log is read up to its forced mark only",
+        "a stopped log is read up to its durable offset only",
         "journal/log/reader.py",
         (
             "        return segment_set.durable if forced or segment_set.stopped is not None else"
@@ -475,8 +475,8 @@ APPENDS_AND_READS: Final = (
         [LOG],
     ),
     Mutant(
-        "cut-not-told",
-        "a reader beyond a cut is told where to go back to",
+        "cut-not-reported",
+        "a reader after a cut is notified of the offset to continue from",
         "journal/log/reader.py",
         "        if cut is not None and offset > cut:\n",
         "        if cut is not None and offset > cut + segment_set.end:\n",
@@ -484,7 +484,7 @@ APPENDS_AND_READS: Final = (
     ),
     Mutant(
         "below-the-start-is-empty",
-        "below the first offset is an error that says where the log begins",
+        "a read below the first offset raises an error that names the beginning of the log",
         "journal/log/reader.py",
         "            raise BelowStart(offset, segment_set.first)\n",
         "            return\n",
@@ -492,7 +492,7 @@ APPENDS_AND_READS: Final = (
     ),
     Mutant(
         "inside-a-record-accepted",
-        "a position that is no record's start is refused",
+        "a position that is not the start of a record is refused",
         "journal/log/reader.py",
         "        if offset not in _record_starts(block):\n",
         "        if offset < 0:\n",
@@ -508,7 +508,7 @@ APPENDS_AND_READS: Final = (
     ),
     Mutant(
         "damage-read-as-nothing",
-        "reading damage is an error with its range",
+        "a read of damage raises an error with its range",
         "journal/log/reader.py",
         "            if first <= offset < next:\n                segments",
         "            if first > offset >= next:\n                segments",
@@ -516,7 +516,7 @@ APPENDS_AND_READS: Final = (
     ),
     Mutant(
         "sound-blocks-before-damage-withheld",
-        "the undamaged blocks before damage are given before the damage is told",
+        "the undamaged blocks before damage are returned before the error",
         "journal/log/reader.py",
         "            if stop == start:\n                raise\n            return stop\n",
         "            raise\n",
@@ -524,7 +524,7 @@ APPENDS_AND_READS: Final = (
     ),
     Mutant(
         "large-block-never-given",
-        "a message larger than the fetch size is given alone",
+        "a message larger than the fetch size is returned alone",
         "journal/log/reader.py",
         "                return stop if stop > start else block.next\n",
         "                return stop\n",
@@ -535,7 +535,7 @@ APPENDS_AND_READS: Final = (
 ROLLS: Final = (
     Mutant(
         "segment-of-a-roll-cut-short-used-without-its-name",
-        "what is forced behind a roll that was cut short survives a power cut",
+        "what is durable after an interrupted roll survives a power cut",
         "journal/log/recovery.py",
         ("                self._disk.force_folder(self._folder)\n            self._rewrite_tail(durable)\n"),
         ("                pass\n            self._rewrite_tail(durable)\n"),

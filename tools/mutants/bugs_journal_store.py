@@ -1,4 +1,4 @@
-"""More bugs to plant in the transaction journal: what an entry says, when work is due, refusals of a start, audits."""
+"""Planted bugs: the transaction journal: entries, due work, refusals of a start, verification."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ENTRIES: Final = (
     ),
     Mutant(
         "entry-of-another-place",
-        "an entry counts only where it was written",
+        "an entry is valid only at the position where it was written",
         "journal/wal/entry.py",
         "            or found != lsn + position\n",
         "",
@@ -35,7 +35,7 @@ _ENTRIES: Final = (
     ),
     Mutant(
         "blocks-beyond-the-entry",
-        "no count is believed before it is compared with what is there",
+        "no count is used before it is compared with the available bytes",
         "journal/wal/entry.py",
         "    if records > next:\n",
         "    if records < begins:\n",
@@ -43,7 +43,7 @@ _ENTRIES: Final = (
     ),
     Mutant(
         "later-version-s-operation-read",
-        "what a later version wrote is refused",
+        "an entry of a later version is refused",
         "journal/wal/entry.py",
         "    if zero:\n        raise BadRecord",
         "    if zero > 255:\n        raise BadRecord",
@@ -51,7 +51,7 @@ _ENTRIES: Final = (
     ),
     Mutant(
         "entry-of-any-size",
-        "an entry has so many bytes, and no more",
+        "the size of an entry is limited",
         "journal/wal/entry.py",
         "        if size > ENTRY_SIZE_MAX:\n",
         "        if size > 2 * ENTRY_SIZE_MAX:\n",
@@ -59,7 +59,7 @@ _ENTRIES: Final = (
     ),
     Mutant(
         "search-ends-with-the-first-candidate",
-        "the way back behind damage finds the next whole entry",
+        "the search after damage finds the next whole entry",
         "journal/wal/file.py",
         "                if found is not None:\n                    return found\n",
         "                return found\n",
@@ -67,7 +67,7 @@ _ENTRIES: Final = (
     ),
     Mutant(
         "search-steps-over-a-header",
-        "the way back behind damage finds the next whole entry",
+        "the search after damage finds the next whole entry",
         "journal/wal/file.py",
         "            lsn += max(len(data) - HEADER_SIZE + 1, 1)\n",
         "            lsn += max(len(data), 1)\n",
@@ -75,7 +75,7 @@ _ENTRIES: Final = (
     ),
     Mutant(
         "failed-cut-goes-on",
-        "what is left of a failed write never completes a later one",
+        "the rest of a failed write never completes a later one",
         "journal/wal/file.py",
         '            raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error\n',
         "            return error is None\n",
@@ -86,7 +86,7 @@ _ENTRIES: Final = (
 _DUE: Final = (
     Mutant(
         "file-outgrows-its-bytes",
-        "a file of the journal has so many bytes, unless one append has more",
+        "a file of the journal has a maximum size, unless one append is larger",
         "journal/wal/store.py",
         "active.size == FILE_HEADER_SIZE or active.size + size <= self.options.file_bytes\n",
         "active.size == FILE_HEADER_SIZE or active.size <= self.options.file_bytes\n",
@@ -94,7 +94,7 @@ _DUE: Final = (
     ),
     Mutant(
         "places-from-before-the-roll",
-        "an entry says the place where it is",
+        "an entry names its own position",
         "journal/wal/store.py",
         "            work()\n            buffers, lsns, end = encode_entries(entries, files.end",
         "            work()\n            _, lsns, _ = encode_entries(entries, end",
@@ -102,7 +102,7 @@ _DUE: Final = (
     ),
     Mutant(
         "stopped-journal-appends",
-        "a stopped journal takes no writes",
+        "a stopped journal accepts no writes",
         "journal/wal/store.py",
         (
             '            raise Closed("the transaction journal")\n'
@@ -113,8 +113,8 @@ _DUE: Final = (
         [STORE, KEEPER],
     ),
     Mutant(
-        "forces-only-when-asked",
-        "a large transaction does not end in one huge force",
+        "fsyncs-only-when-asked",
+        "a large transaction does not end in one large fsync",
         "journal/wal/store.py",
         "        return files.end - files.durable_lsn > self.options.flush_bytes and files.stopped is None\n",
         "        return files.end - files.durable_lsn > 2 * self.options.flush_bytes and files.stopped is None\n",
@@ -122,7 +122,7 @@ _DUE: Final = (
     ),
     Mutant(
         "two-checkpoints-at-a-time",
-        "one checkpoint follows another",
+        "two checkpoints do not run at the same time",
         "journal/wal/store.py",
         "        if self._checkpoint_running or self.closed or files.stopped is not None:\n",
         "        if self.closed or files.stopped is not None:\n",
@@ -130,7 +130,7 @@ _DUE: Final = (
     ),
     Mutant(
         "failed-checkpoint-tried-at-once",
-        "a checkpoint that failed is tried again after a while",
+        "a failed checkpoint is repeated after a pause",
         "journal/wal/store.py",
         "        self._retry_after = now if error is None else now + RETRY_SECONDS\n",
         "        self._retry_after = now\n",
@@ -138,7 +138,7 @@ _DUE: Final = (
     ),
     Mutant(
         "filler-read-as-an-entry",
-        "what a repair gave up is told to whoever reads it",
+        "a reader of an entry that a repair dropped gets an error",
         "journal/wal/store.py",
         "            if type(entry.content) is LostEntries:\n",
         "            if type(entry) is LostEntries:\n",
@@ -146,7 +146,7 @@ _DUE: Final = (
     ),
     Mutant(
         "hold-released-once-too-often",
-        "holds are counted",
+        "file references are counted",
         "journal/wal/file.py",
         (
             "            if not file.references:\n"
@@ -158,7 +158,7 @@ _DUE: Final = (
     ),
     Mutant(
         "held-file-counted-as-idle",
-        "only what nobody needs makes a checkpoint due",
+        "only files that are not referenced make a checkpoint due",
         "journal/wal/file.py",
         "            self.idle_count -= file.sealed and not file.references\n",
         "",
@@ -169,7 +169,7 @@ _DUE: Final = (
 _REFUSALS: Final = (
     Mutant(
         "journal-without-its-checkpoint-begun-anew",
-        "numbering never goes back",
+        "LSNs never go back",
         "journal/wal/recovery_rules.py",
         '    Rule("new journal", lambda f: f.checkpoint == "none" and not f.files, StartAction.CREATE),\n',
         '    Rule("new journal", lambda f: f.checkpoint == "none", StartAction.CREATE),\n',
@@ -177,7 +177,7 @@ _REFUSALS: Final = (
     ),
     Mutant(
         "start-without-a-snapshot",
-        "a start without a whole snapshot is refused",
+        "a start without a complete snapshot is refused",
         "journal/wal/recovery_rules.py",
         '    Rule("no snapshot", lambda f: True, StartAction.REFUSE),\n',
         '    Rule("no snapshot", lambda f: True, StartAction.OLDER),\n',
@@ -185,7 +185,7 @@ _REFUSALS: Final = (
     ),
     Mutant(
         "listed-file-may-be-missing",
-        "a start without a file that is needed is refused",
+        "a start without a required file is refused",
         "journal/wal/recovery_rules.py",
         '    Rule("listed file missing", lambda f: bool(f.missing), FilesAction.REFUSE),\n',
         '    Rule("listed file missing", lambda f: bool(f.missing), FilesAction.REPLAY),\n',
@@ -201,7 +201,7 @@ _REFUSALS: Final = (
     ),
     Mutant(
         "needed-entries-not-looked-at",
-        "damage before the snapshot in what is still needed ends the start",
+        "damage before the snapshot in required entries ends the start",
         "journal/wal/recovery.py",
         "            self._prove(found.lsn)\n",
         "",
@@ -209,7 +209,7 @@ _REFUSALS: Final = (
     ),
     Mutant(
         "only-the-first-bytes-looked-at",
-        "each needed entry is verified to its end",
+        "each required entry is verified to its end",
         "journal/wal/file.py",
         "                entry = decode_entry(data[place - begin :][: max(size, HEADER_SIZE)], place, seed)\n",
         "                entry = decode_entry(self.pread(size or HEADER_SIZE, begin), begin, seed)\n",
@@ -217,7 +217,7 @@ _REFUSALS: Final = (
     ),
     Mutant(
         "hole-between-files-passed-over",
-        "a start with a hole in what it replays is refused",
+        "a start with a gap in the entries that it replays is refused",
         "journal/wal/recovery_rules.py",
         "            if file.number != before.number + 1 or file.first != before.end:\n",
         "            if file.number != before.number + 1 and file.first != before.end:\n",
@@ -232,48 +232,48 @@ _REFUSALS: Final = (
         [RECOVERY],
     ),
     Mutant(
-        "damage-of-a-finished-file-cut-off",
-        "only the last file of the journal can be torn",
+        "damage-of-a-finished-file-cut",
+        "only the last file of the journal can have a torn tail",
         "journal/wal/recovery_rules.py",
         '    Rule("damage in a finished file", lambda t: not t.is_last_file, TailAction.REFUSE),\n',
         '    Rule("damage in a finished file", lambda t: not t.is_last_file, TailAction.CUT),\n',
         [RECOVERY],
     ),
     Mutant(
-        "forced-entries-cut-off",
-        "what was forced is never cut",
+        "fsynced-entries-cut",
+        "durable entries are never cut",
         "journal/wal/recovery_rules.py",
         'Rule("forced entries lost", lambda t: t.durable_lsn > t.lsn, TailAction.REFUSE)',
         'Rule("forced entries lost", lambda t: t.durable_lsn > t.end, TailAction.REFUSE)',
         [RECOVERY, HAZARDS],
     ),
     Mutant(
-        "audit-calls-damage-a-torn-tail",
-        "an audit tells damage from what a start cuts off",
+        "verify-calls-damage-a-torn-tail",
+        "verification distinguishes damage from a torn tail",
         "journal/fsck/wal_verify.py",
         "        torn = gap.first >= forced\n",
         "        torn = gap.next >= forced\n",
         [AUDIT],
     ),
     Mutant(
-        "audit-passes-over-blocks",
-        "an audit checks the messages in the entries, too",
+        "verify-passes-over-blocks",
+        "verification includes the messages in the entries",
         "journal/fsck/wal_verify.py",
         "        if crc32(view[start : start + size]) != crc:\n",
         "        if size < 0:\n",
         [AUDIT],
     ),
     Mutant(
-        "audit-calls-delayed-batches-damaged",
-        "an audit of all records reports no damage in a sound folder",
+        "verify-calls-delayed-batches-damaged",
+        "verification of all records reports no damage in an undamaged folder",
         "journal/fsck/wal_verify.py",
         "    own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_MIN]\n",
         "    own = [record.id for record in found]\n",
         [AUDIT],
     ),
     Mutant(
-        "audit-passes-over-slots",
-        "an audit says that one of two slots has rotted",
+        "verify-passes-over-slots",
+        "verification reports a damaged slot although the other one is valid",
         "journal/fsck/wal_verify.py",
         '            self.add_finding(filenames.CHECKPOINT_NAME, first, next, what, "slot", NOTE)\n',
         "            del what\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant in the broker: topics, what readers are given, groups and their offsets."""
+"""Planted bugs: the broker: topics, fetches, groups and their offsets."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ FOLDERS: Final = "tests/broker/test_partition_dirs.py"
 
 TOPICS: Final = (
     Mutant(
-        "topic-answered-before-its-folders-are-forced",
-        "a topic that was answered is there after a power cut",
+        "topic-acked-before-its-folders-are-fsynced",
+        "a topic whose creation was acknowledged exists after a power cut",
         "tfmq/broker/partition_dirs.py",
         "            self._disk.force_folder(self._data)\n            self._require_descriptors()\n",
         "            self._require_descriptors()\n",
         [CHANGES],
     ),
     Mutant(
-        "deleted-without-a-force-of-the-folder",
-        "a deleted topic stays deleted over a power cut",
+        "deleted-without-a-fsync-of-the-folder",
+        "a deleted topic stays deleted after a power cut",
         "tfmq/broker/partition_dirs.py",
         "            paths.append(aside)\n        self._disk.force_folder(self._data)\n",
         "            paths.append(aside)\n",
@@ -32,7 +32,7 @@ TOPICS: Final = (
     ),
     Mutant(
         "deleted-without-a-rename",
-        "a topic made again finds its place free",
+        "a topic that is created again finds its folder free",
         "tfmq/broker/partition_dirs.py",
         "            if self._disk.exists(path):\n                self._disk.rename(path, aside)\n",
         "",
@@ -50,8 +50,8 @@ TOPICS: Final = (
         [CHANGES],
     ),
     Mutant(
-        "failed-creation-left-behind",
-        "a creation that fails is taken back",
+        "failed-creation-not-undone",
+        "a creation that fails is undone",
         "tfmq/broker/topic_admin.py",
         "                self._undo(new, undo, error, end)\n",
         "                end(faults.client_error(error or RuntimeError(), UNKNOWN))\n",
@@ -59,7 +59,7 @@ TOPICS: Final = (
     ),
     Mutant(
         "decided-deletion-forgotten-at-a-start",
-        "a deletion that was decided is finished by the next start",
+        "a deletion that is recorded in the catalog is completed by the next start",
         "tfmq/broker/startup.py",
         "    for topic in _in_state(broker, DELETING):\n",
         "    for topic in ():\n",
@@ -67,7 +67,7 @@ TOPICS: Final = (
     ),
     Mutant(
         "missing-folder-made-in-silence",
-        "a partition whose folder is gone takes no writes until somebody looked",
+        "a partition whose folder is missing accepts no writes before an operator has resumed it",
         "tfmq/broker/partition_dirs.py",
         "            if missing:\n                opened.log.stop(",
         "            if not path:\n                opened.log.stop(",
@@ -75,7 +75,7 @@ TOPICS: Final = (
     ),
     Mutant(
         "second-broker-on-the-folder",
-        "one broker a data folder",
+        "only one broker runs on a data folder",
         "tfmq/broker/startup.py",
         "    broker.lock = broker.disk.lock(join(broker.data, LOCK_NAME))\n",
         "    broker.lock = broker.disk.lock(join(broker.data, str(id(broker))))\n",
@@ -91,7 +91,7 @@ TOPICS: Final = (
     ),
     Mutant(
         "damaged-catalog-served",
-        "the broker does not start on a damaged catalog",
+        "the broker does not start with a damaged catalog",
         "tfmq/broker/catalog.py",
         "        if log.damage:\n",
         "        if log.damage and log.closed:\n",
@@ -99,7 +99,7 @@ TOPICS: Final = (
     ),
     Mutant(
         "auto-create-cannot-be-switched-off",
-        "topics are made on first use only where that is allowed",
+        "topics are created on first use only where that is allowed",
         "tfmq/broker/topic_admin.py",
         "        if not self._auto_create():\n            raise UnknownTopic(\n",
         "        if not self._topics:\n            raise UnknownTopic(\n",
@@ -110,23 +110,23 @@ TOPICS: Final = (
 READERS_AND_GROUPS: Final = (
     Mutant(
         "fetch-not-woken",
-        "a waiting fetch is answered as soon as there is something to read",
+        "a waiting fetch is returned as soon as there are messages",
         "tfmq/broker/partition.py",
         ("            self.wake_parked()\n        for waiter in self._durability_waiters.pop(offset):\n"),
         "            pass\n        for waiter in self._durability_waiters.pop(offset):\n",
         [POLLS],
     ),
     Mutant(
-        "fetch-does-not-ask-for-a-force",
-        "a fetch that waits at the forced mark asks for a force",
+        "fetch-does-not-ask-for-a-fsync",
+        "a fetch that waits at the durable offset requests an fsync",
         "tfmq/broker/fetch.py",
         ('        if poll.upto == "forced":\n            partition.request_fsync()\n'),
         "",
         [POLLS],
     ),
     Mutant(
-        "fetch-answered-before-its-time",
-        "a waiting fetch ends empty when its time is up, not before",
+        "fetch-returned-before-its-time",
+        "a waiting fetch returns empty when its time is up, not before",
         "tfmq/broker/fetch.py",
         "        if not poll.deadline or self._timers.now() >= poll.deadline:\n",
         "        if not poll.deadline or self._timers.now() >= poll.deadline - 1:\n",
@@ -134,7 +134,7 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "fetch-reads-what-is-only-written",
-        "a reader gets forced messages unless it asks for more",
+        "a reader gets durable messages unless it requests more",
         "tfmq/broker/fetch.py",
         '"written" if request.read == READ_WRITTEN else "forced"\n',
         '"written"\n',
@@ -142,7 +142,7 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "filter-does-not-advance",
-        "a tag filter that rejects everything still advances",
+        "a tag filter that rejects all messages still advances",
         "tfmq/broker/fetch.py",
         "            poll.offset = chunk.next\n            self._park(poll)\n",
         "            self._park(poll)\n",
@@ -150,7 +150,7 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "filter-drops-what-matches",
-        "blocks with a wanted tag are never left out",
+        "blocks with a requested tag are never left out",
         "tfmq/broker/fetch.py",
         "            elif flag >> FLAG_TAG_SHIFT in wanted:\n                matches = True\n",
         "            elif flag >> FLAG_TAG_SHIFT in wanted:\n                matches = position < size // 2\n",
@@ -158,7 +158,7 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "filter-hides-damage",
-        "a block is left out for its tags only if it is proven whole",
+        "a block is left out for its tags only if its checksum matches",
         "tfmq/broker/fetch.py",
         "                elif not _is_valid_block(data, start, position, offset, log_id):\n",
         "                elif position > size:\n",
@@ -166,7 +166,7 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "last-segment-never-closed-by-age",
-        "old messages are removed from a topic without traffic too",
+        "old messages are removed also from a topic without new messages",
         "journal/log/log.py",
         "            self._writer.roll_by_age(now_ms)\n",
         "            pass\n",
@@ -182,14 +182,14 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "full-disk-floods-the-log",
-        "a full disk is one line in the log, and its end is one more",
+        "a full disk is logged once, and its end once",
         "tfmq/broker/reserve.py",
         "        if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + RECOVERED_SECONDS:\n",
         "        if size_bytes:\n",
         ["tests/broker/test_reserve.py"],
     ),
     Mutant(
-        "parked-fetches-unbounded",
+        "waiting-fetches-unbounded",
         "too many waiting fetches are refused",
         "tfmq/broker/fetch.py",
         "            if count >= self._limits[limit]:\n",
@@ -198,7 +198,7 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "pending-bytes-unbounded",
-        "what waits for the disk is bounded",
+        "the bytes that wait to be written are bounded",
         "tfmq/broker/admission.py",
         (
             "        if self.pending_requests >= self.pending_requests_max or (\n"
@@ -209,15 +209,15 @@ READERS_AND_GROUPS: Final = (
         ["tests/broker/test_admission.py"],
     ),
     Mutant(
-        "offsets-answered-before-the-force",
-        "a commit is answered once it is forced",
+        "offsets-acked-before-the-fsync",
+        "a commit is acknowledged after its fsync",
         "tfmq/broker/groups/offsets.py",
         "            self._catalog.submit(entries[0], forced, *entries[1:])\n",
         "            self._catalog.submit(entries[0], lambda error: None, *entries[1:])\n            forced(None)\n",
         [OFFSETS],
     ),
     Mutant(
-        "offsets-read-before-they-are-forced",
+        "offsets-read-before-they-are-fsynced",
         "an offset that was read never goes back",
         "tfmq/broker/groups/offsets.py",
         "        self._catalog.when_durable(forced)\n",
@@ -226,7 +226,7 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "offsets-of-another-incarnation-saved",
-        "offsets of a deleted topic do not reach a new one of the same name",
+        "offsets of a deleted topic do not apply to a new one of the same name",
         "tfmq/broker/groups/offsets.py",
         "        if each.incarnation != topic.incarnation and not (\n",
         "        if each.incarnation < 0 and not (\n",
@@ -234,7 +234,7 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "old-generation-accepted",
-        "what was begun under an earlier grant is fenced, although the partition came back",
+        "a commit of an earlier assignment is fenced, although the partition was assigned again",
         "tfmq/broker/groups/group.py",
         "        return owner is not None and owner.member == member_id and owner.generation <= generation\n",
         "        return owner is not None and owner.member == member_id\n",
@@ -242,15 +242,15 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "partition-given-away-under-its-owner",
-        "a partition has one owner: the next one waits until the one before lets go",
+        "a partition has one owner: the next one waits until the one before releases it",
         "tfmq/broker/groups/group.py",
         "                if key in self._pending or key in self._living_owners:\n",
         "                if key in self._pending:\n",
         [GROUPS],
     ),
     Mutant(
-        "grant-told-before-the-force",
-        "a grant is on the disk before it is told",
+        "grant-reported-before-the-fsync",
+        "an assignment is durable before it is sent to its member",
         "tfmq/broker/groups/coordinator.py",
         "            self._catalog.submit(entry, partial(self._changes_written, group, changes, joins))\n",
         (
@@ -261,7 +261,7 @@ READERS_AND_GROUPS: Final = (
     ),
     Mutant(
         "reset-does-not-fence",
-        "a reset takes everything from the members that were there before",
+        "a reset fences all former members",
         "tfmq/broker/groups/offset_commands.py",
         '            before=[(GENERATION, request.group, generation, "")],\n',
         "            before=[],\n",
@@ -282,7 +282,7 @@ DATA_FOLDERS: Final = (
     ),
     Mutant(
         "catalog-before-its-snapshot-is-not-read",
-        "a flipped bit of the catalog is refused by the start, also before its newest snapshot",
+        "a flipped bit of the catalog is found at the start, also before its newest snapshot",
         "tfmq/broker/catalog.py",
         "            if isinstance(item, DamagedRange) and base + item.first < forced:\n",
         "            if isinstance(item, DamagedRange) and base + item.next < base:\n",
@@ -290,7 +290,7 @@ DATA_FOLDERS: Final = (
     ),
     Mutant(
         "rebuilt-catalog-gives-ids-again",
-        "a rebuilt catalog gives out no id again",
+        "a rebuilt catalog gives out no id twice",
         "tfmq/broker/data_repair.py",
         (
             "    register.apply_entry((LEASE, known + 1 + LOST_IDS_MAX, register.leases[-1][1] if"
@@ -301,7 +301,7 @@ DATA_FOLDERS: Final = (
     ),
     Mutant(
         "version-s-checksum-is-not-looked-at",
-        "no flipped bit of the version file gives another node",
+        "a flipped bit of the version file does not change the node",
         "tfmq/data_dir.py",
         "    if checked is not None and crc32(checked[1]) != int(checked[2], 16):\n",
         "    if checked is not None and not checked[2]:\n",
@@ -317,7 +317,7 @@ DATA_FOLDERS: Final = (
     ),
     Mutant(
         "folder-in-the-way-is-met-late",
-        "a folder where a file belongs is named before anything is changed",
+        "a folder in place of a file is reported before anything is changed",
         "journal/log/recovery.py",
         "        self._require_files()\n        checkpoint, status",
         "        checkpoint, status",
@@ -325,7 +325,7 @@ DATA_FOLDERS: Final = (
     ),
     Mutant(
         "bytes-before-a-snapshot-are-not-missed",
-        "bytes that are missing before a snapshot are named as damage by the first start",
+        "missing bytes before a snapshot are reported as damage by the first start",
         "journal/log/recovery.py",
         "        if last.end < snapshot.offset:\n",
         "        if last.end < 0:\n",

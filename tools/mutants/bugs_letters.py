@@ -1,4 +1,4 @@
-"""More bugs to plant in dead letters: calls and their history, what a topic as the store says, what is sent again."""
+"""Planted bugs: dead letters: calls and their history, a topic as the store, redrives."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _RETRYING = "tfmq/dead_letters/retry_loop.py"
 
 KEPT: Final = (
     Mutant(
-        "offset-passes-before-the-letter-is-kept",
-        "the offset passes a failed message once the store has it",
+        "offset-passes-before-the-dead-letter-is-kept",
+        "the offset of a failed message is committed once the store has it",
         "tfmq/client/worker/runner.py",
         (
             "        message = job.message\n"
@@ -44,8 +44,8 @@ KEPT: Final = (
         ],
     ),
     Mutant(
-        "message-can-be-two-letters",
-        "no row can be there twice for one message",
+        "message-can-be-two-dead-letters",
+        "one message has at most one row",
         "tfmq/dead_letters/sql_store.py",
         '    UniqueConstraint(\n        "group_name",\n',
         '    UniqueConstraint(\n        "id",\n        "group_name",\n',
@@ -53,7 +53,7 @@ KEPT: Final = (
     ),
     Mutant(
         "page-of-changes-in-parts",
-        "a page of changes is all or nothing",
+        "a page of changes is stored completely or not at all",
         _STORE,
         "            _write(connection, [each for each in changed if each.id in before], new=False)\n",
         "            _write(connection, [each for each in changed if each.id in before], new=False)\n"
@@ -61,8 +61,8 @@ KEPT: Final = (
         [f"{STORE}::test_a_page_of_changes_is_all_or_nothing"],
     ),
     Mutant(
-        "same-letter-in-the-same-moment-fails",
-        "many that keep the same message at once make one letter",
+        "same-dead-letter-in-the-same-moment-fails",
+        "concurrent stores of the same message make one dead letter",
         _STORE,
         "                if not isinstance(failed.__cause__, IntegrityError):\n                    raise\n",
         "                if failed:\n                    raise\n",
@@ -70,7 +70,7 @@ KEPT: Final = (
     ),
     Mutant(
         "what-ended-is-never-forgotten",
-        "what ended long ago is forgotten",
+        "old ended entries are deleted",
         _STORE,
         "        old = (COLUMNS.state.in_(EXPIRING_STATES), COLUMNS.changed_ms < now_ms - ENDED_MS_KEPT)\n",
         "        old = (COLUMNS.state.in_(EXPIRING_STATES), COLUMNS.changed_ms < 0)\n",
@@ -78,23 +78,23 @@ KEPT: Final = (
     ),
     Mutant(
         "dead-letters-forgotten-in-time",
-        "a dead letter stays until somebody has looked",
+        "a dead letter is kept until an operator has removed it",
         _STORE,
         "EXPIRING_STATES: Final = (*FINAL_STATES, FAILING)\n",
         'EXPIRING_STATES: Final = (*FINAL_STATES, FAILING, "dead")\n',
         [f"{STORE}::test_what_ended_long_ago_is_forgotten_and_nothing_else"],
     ),
     Mutant(
-        "another-group-s-letters-taken",
-        "another group's letters are not taken",
+        "another-group-s-dead-letters-taken",
+        "dead letters of another group are not taken",
         _STORE,
         "        query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)\n",
         "        query = select(COLUMNS.id).where(COLUMNS.broker == broker)\n",
         [f"{KEEPING}::test_another_groups_letters_are_not_taken"],
     ),
     Mutant(
-        "put-off-letter-comes-at-once",
-        "what is put off comes at its time, and not before",
+        "put-off-dead-letter-comes-at-once",
+        "a message that is put off is handled at its time, and not before",
         _STORE,
         "COLUMNS.state == WAITING, COLUMNS.next_ms <= now_ms)",
         "COLUMNS.state == WAITING)",
@@ -102,7 +102,7 @@ KEPT: Final = (
     ),
     Mutant(
         "putting-off-costs-a-call",
-        "putting off costs no call",
+        "putting off does not count as a call",
         _KEEPING,
         "max(1, self._calls_max - max(0, count - 1))",
         "max(1, self._calls_max - max(0, count) - 1)",
@@ -110,7 +110,7 @@ KEPT: Final = (
     ),
     Mutant(
         "lost-lease-not-noticed",
-        "who lost its lease is told so",
+        "a consumer that lost its lease gets an error",
         _KEEPING,
         (
             '            log.warning("%s belongs to another consumer by now: its lease had expired.", due.id)\n'
@@ -121,23 +121,23 @@ KEPT: Final = (
     ),
     Mutant(
         "error-s-words-in-the-log",
-        "the log has the class of an error, and never its words",
+        "the log contains the class of an error, and never its text",
         _KEEPING,
         '            kind = letter.error.partition(":")[0]\n',
         "            kind = letter.error\n",
         [f"{KEEPING}::test_a_dead_letter_is_kept_with_its_history"],
     ),
     Mutant(
-        "letters-of-another-broker-are-taken",
-        "a consumer handles again only what waits of its own broker",
+        "dead-letters-of-another-broker-are-taken",
+        "a consumer handles again only dead letters of its own broker",
         _STORE,
         "        query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)\n",
         "        query = select(COLUMNS.id).where(COLUMNS.group_name == group)\n",
         [f"{RUNNING}::test_what_waits_is_handled_by_consumers_of_its_own_broker"],
     ),
     Mutant(
-        "letters-without-a-broker-are-anybody-s",
-        "a letter that names no broker is of the one that has its message",
+        "dead-letters-without-a-broker-belong-to-any",
+        "a dead letter without a broker belongs to the broker that has its message",
         "tfmq/dead_letters/topic_store.py",
         "    return (message.id, message.origin.append_ms) == (letter.message_id, letter.appended_ms)\n",
         "    return message.id == letter.message_id\n",
@@ -145,7 +145,7 @@ KEPT: Final = (
     ),
     Mutant(
         "redrive-to-another-broker",
-        "a redrive leaves letters of another broker, unless it is forced",
+        "a redrive skips dead letters of another broker, unless --force is given",
         _REDRIVE,
         "        if self._request.force or letter.broker == self.report.broker:\n",
         "        if self._request.force or letter.broker:\n",
@@ -153,7 +153,7 @@ KEPT: Final = (
     ),
     Mutant(
         "brokers-share-the-default-store",
-        "the default store is one of the group at its broker",
+        "the default store belongs to one group at one broker",
         "tfmq/dead_letters/store.py",
         "found, earlier = default_path(group, broker=broker), default_path(group)",
         "found, earlier = default_path(group), default_path(group)",
@@ -169,7 +169,7 @@ KEPT: Final = (
     ),
     Mutant(
         "history-without-a-bound",
-        "the history of a letter is bounded",
+        "the history of a dead letter is bounded",
         "tfmq/dead_letters/model.py",
         "    if len(kept) > FAILURES_MAX:\n",
         "    if len(kept) < 0:\n",
@@ -180,7 +180,7 @@ KEPT: Final = (
 AGAIN: Final = (
     Mutant(
         "loop-limit-ignored",
-        "what came back so often is passed over",
+        "a message that failed too often is skipped",
         _REDRIVE,
         "        able = [each for each in own if each.redrives < self._request.loop_limit]\n",
         "        able = [each for each in own if each.redrives >= 0]\n",
@@ -188,7 +188,7 @@ AGAIN: Final = (
     ),
     Mutant(
         "dry-run-sends",
-        "a dry run sends nothing, and changes nothing",
+        "a dry run sends and changes nothing",
         _REDRIVE,
         "                self.report.count(target[0], len(meant))\n                continue\n",
         "                self.report.count(target[0], len(meant))\n",
@@ -196,7 +196,7 @@ AGAIN: Final = (
     ),
     Mutant(
         "dry-run-resumes",
-        "a dry run leaves what is under way as it is",
+        "a dry run leaves interrupted redrives as they are",
         _REDRIVE,
         ("        if not self._request.dry:\n            yield from self._resume()\n"),
         "        yield from self._resume()\n",
@@ -204,7 +204,7 @@ AGAIN: Final = (
     ),
     Mutant(
         "sent-before-its-place-is-written-down",
-        "the place of a letter is written down before it is sent",
+        "the sequence of a dead letter is recorded before it is sent",
         _REDRIVE,
         ("        placed = yield from self._letters.apply(steps)\n        found = [\n"),
         ("        placed = letters\n        found = [\n"),
@@ -212,7 +212,7 @@ AGAIN: Final = (
     ),
     Mutant(
         "arrival-not-written-down",
-        "what arrived is not sent by the next redrive",
+        "a dead letter that was stored is not sent by the next redrive",
         _REDRIVE,
         (
             '        """Apply the events of `fate` to the store, and add its counts to the report."""\n'
@@ -226,7 +226,7 @@ AGAIN: Final = (
     ),
     Mutant(
         "limit-ignored",
-        "no more than the limit are sent",
+        "no more dead letters than the limit are sent",
         _REDRIVE,
         "            able = able[: self._request.limit - self._selected_sent_count()]\n",
         "            able = list(able)\n",
@@ -241,8 +241,8 @@ AGAIN: Final = (
         [f"{REDRIVE}::test_another_topic_gets_them_by_key"],
     ),
     Mutant(
-        "too-large-a-letter-stops-the-others",
-        "a letter that cannot be sent stops no other one",
+        "too-large-a-dead-letter-stops-the-others",
+        "a dead letter that cannot be sent stops no other one",
         _REDRIVE,
         "        if fate.refused and len(won) > 1:",
         "        if fate.refused and len(won) < 0:",
@@ -253,7 +253,7 @@ AGAIN: Final = (
 HANDLED: Final = (
     Mutant(
         "history-begins-with-the-latest",
-        "the history of a letter keeps its first call",
+        "the history of a dead letter keeps its first call",
         "tfmq/dead_letters/model.py",
         "        kept = [kept[0], *kept[1 - FAILURES_MAX :]]\n",
         "        kept = kept[-FAILURES_MAX:]\n",
@@ -261,7 +261,7 @@ HANDLED: Final = (
     ),
     Mutant(
         "what-was-not-called-is-counted",
-        "what no handler was called with is given back, uncounted",
+        "a message for which no handler was called is given back without counting a call",
         _RETRYING,
         "            return partial(store.release, due)\n",
         "            return partial(store.mark_failed, due, self._create_failure(HandlerNotCalled()))\n",
@@ -269,7 +269,7 @@ HANDLED: Final = (
     ),
     Mutant(
         "stop-takes-one-more",
-        "stop ends it behind the message in work",
+        "stop ends a redrive after the message in work",
         _RETRYING,
         "        while not self.stop_asked.done:\n            try:\n",
         "        while True:\n            try:\n",
@@ -277,7 +277,7 @@ HANDLED: Final = (
     ),
     Mutant(
         "two-verbs-at-once-on-a-topic",
-        "several who use one store in a topic wait for each other",
+        "concurrent commands on a store in a topic wait for each other",
         _TOPIC,
         ("        while self._method_ended is not None:\n            yield Wait((self._method_ended,))\n"),
         "        yield from ()\n",
@@ -285,7 +285,7 @@ HANDLED: Final = (
     ),
     Mutant(
         "looking-makes-the-topic",
-        "who only looks makes no topic",
+        "reading a store creates no topic",
         _TOPIC,
         "[self._topic], create=self._create)",
         "[self._topic], create=True)",
@@ -293,7 +293,7 @@ HANDLED: Final = (
     ),
     Mutant(
         "deleted-store-stays-deleted",
-        "a topic of dead letters that was deleted is begun anew",
+        "a topic of dead letters that was deleted is created again",
         _TOPIC,
         ("            self._reset()\n        return (yield from self._append_once(steps, until))\n"),
         ("            raise\n        return (yield from self._append_once(steps, until))\n"),
@@ -301,7 +301,7 @@ HANDLED: Final = (
     ),
     Mutant(
         "idle-store-stuck",
-        "a store that was idle goes on when the broker forgot its producer",
+        "a store that was idle continues when the broker has forgotten its producer",
         _TOPIC,
         (
             "            # The broker expired the idle producer id, and did not store this append.\n"

@@ -1,4 +1,4 @@
-"""Bugs to plant in storages of offsets, and in what ZooKeeper coordinates: fences, owners, sessions, registrations."""
+"""Planted bugs: storages of offsets, and coordination by ZooKeeper: fences, owners, sessions, registrations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REGISTRY: Final = "tests/zookeeper/test_registration.py"
 IN_STORAGES: Final = (
     Mutant(
         "offset-file-without-its-lock",
-        "members that share an offset file do not lose each other's rows",
+        "members that share an offset file do not overwrite each other's rows",
         "tfmq/offsets/file.py",
         '                return self._disk.lock(f"{self.path}.lock")\n',
         '                return self._disk.lock(f"{self.path}.{id(self)}.lock")\n',
@@ -28,7 +28,7 @@ IN_STORAGES: Final = (
     ),
     Mutant(
         "claim-writes-nothing-to-the-file",
-        "a claim fences before anything is saved",
+        "a claim fences before any offset is committed",
         "tfmq/offsets/file.py",
         "                if name not in lost and (name in new or before[name] < generation)\n",
         "                if name not in lost and name in new\n",
@@ -36,7 +36,7 @@ IN_STORAGES: Final = (
     ),
     Mutant(
         "table-takes-an-older-generation",
-        "a row is changed only by who brings the same or a higher generation",
+        "a row is changed only with the same or a higher generation",
         "tfmq/offsets/sql.py",
         "        fits = update(TABLE).where(key, TABLE.c.generation <= generation)\n",
         "        fits = update(TABLE).where(key)\n",
@@ -44,7 +44,7 @@ IN_STORAGES: Final = (
     ),
     Mutant(
         "claimed-rows-are-offsets",
-        "a partition that was claimed and never saved has no offset",
+        "a partition that was claimed and never committed has no offset",
         "tfmq/offsets/sql.py",
         "if name in wanted and row.offset != NO_OFFSET}",
         "if name in wanted}",
@@ -52,7 +52,7 @@ IN_STORAGES: Final = (
     ),
     Mutant(
         "offsets-of-another-database-are-committed",
-        "results and offset are in one database, or refused",
+        "results and offset are in one database; otherwise the commit is refused",
         "tfmq/sql/offsets.py",
         "    if not same:\n",
         "    if same is None:\n",
@@ -68,7 +68,7 @@ IN_STORAGES: Final = (
     ),
     Mutant(
         "others-of-a-refused-batch-are-passed",
-        "behind Fenced the other partitions of the batch come again",
+        "after Fenced the other partitions of the batch are delivered again",
         "tfmq/client/consumer/external_offsets.py",
         "            for name in self.positions.keys() - set(lost):\n",
         "            for name in set(lost):\n",
@@ -76,7 +76,7 @@ IN_STORAGES: Final = (
     ),
     Mutant(
         "others-of-a-batch-with-a-loss-are-passed",
-        "behind Fenced for what was lost before, the partitions of the batch come again",
+        "after Fenced for an earlier loss the partitions of the batch are delivered again",
         "tfmq/sql/offsets.py",
         "        _redeliver_others(stood, stood.storage, lost)\n",
         ("        if lost:\n            _redeliver_others(stood, stood.storage, lost)\n"),
@@ -84,7 +84,7 @@ IN_STORAGES: Final = (
     ),
     Mutant(
         "a-child-keeps-the-lock-of-the-offset-file",
-        "a child that is forked in the middle of a save does not keep the lock",
+        "a child that is forked during a commit does not keep the lock",
         "journal/disk.py",
         "                fcntl.flock(descriptor, fcntl.LOCK_UN)\n",
         "                pass\n",
@@ -92,7 +92,7 @@ IN_STORAGES: Final = (
     ),
     Mutant(
         "any-trouble-of-the-disk-is-final",
-        "a disk that failed is tried again",
+        "a commit that failed at the disk is tried again",
         "tfmq/offsets/file.py",
         "            hopeless = is_permanent_error(error)\n",
         "            hopeless = True\n",
@@ -108,7 +108,7 @@ IN_STORAGES: Final = (
     ),
     Mutant(
         "savepoint-s-release-is-taken-for-the-commit",
-        "what a savepoint had is saved when the transaction commits, not before",
+        "changes of a savepoint are committed with the transaction, not before",
         "tfmq/sql/offsets.py",
         "    if not session.in_nested_transaction():\n",
         "    if session is not None:\n",
@@ -127,7 +127,7 @@ IN_STORAGES: Final = (
 IN_ZOOKEEPER: Final = (
     Mutant(
         "node-set-whatever-its-version",
-        "a change that comes late changes nothing that another one has claimed",
+        "a late change does not overwrite what another member has claimed",
         "tfmq/zookeeper/offsets.py",
         "        transaction.set_data(path, data, version)\n",
         "        transaction.set_data(path, data, -1)\n",
@@ -135,7 +135,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "offset-and-row-of-two-moments",
-        "what is read of an offset is of one moment",
+        "the fields of an offset are read at one moment",
         "tfmq/zookeeper/offsets.py",
         "                if _change_id(before) == _change_id(behind):\n",
         "                if _change_id(before) is not NotImplemented:\n",
@@ -143,7 +143,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "offset-set-by-hand-does-not-count",
-        "an offset that an operator sets is where the group goes on",
+        "a group continues at an offset that an operator sets",
         "tfmq/zookeeper/offsets.py",
         "    return StoredOffset(shown, 0, kept.incarnation, -1, kept.generation)\n",
         "    return kept\n",
@@ -158,7 +158,7 @@ IN_ZOOKEEPER: Final = (
         [MEMBER],
     ),
     Mutant(
-        "hands-out-while-it-is-cut-off",
+        "hands-out-while-disconnected",
         "nothing is handed out while the connection is cut",
         "tfmq/zookeeper/group_coordinator.py",
         "        self._until = self._prove_at = NEVER\n",
@@ -167,7 +167,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "keeps-partitions-over-sessions",
-        "what belonged to a session is gone with it",
+        "state of an ended session is dropped",
         "tfmq/zookeeper/group_coordinator.py",
         "        for each in (self._owned, self._revoked, self._released, self.waits_for):\n",
         "        for each in (self._revoked, self._released, self.waits_for):\n",
@@ -175,7 +175,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "takes-what-another-one-has",
-        "a partition is taken only when its owner's node is gone",
+        "a partition is claimed only when its owner's node does not exist",
         "tfmq/zookeeper/group_coordinator.py",
         "            elif node.session != self._session:\n                self.waits_for",
         "            elif node.session < 0:\n                self.waits_for",
@@ -183,15 +183,15 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "released-partitions-are-handed-out",
-        "what was released is handed out no more",
+        "messages of released partitions are not handed out",
         "tfmq/zookeeper/group_coordinator.py",
         "        granted = {name: number for name, number in self._owned.items() if name not in self._released}\n",
         "        granted = {name: number for name, number in self._owned.items()}\n",
         [MEMBER],
     ),
     Mutant(
-        "owner-nobody-answered-for-is-forgotten",
-        "a node whose making nobody answered for keeps no partition from its owner",
+        "owner-node-without-a-reply-is-forgotten",
+        "a node whose creation got no reply does not block the owner of a partition",
         "tfmq/zookeeper/group_coordinator.py",
         "        for name in sorted(self._released | (self._uncertain - target - self._owned.keys())):\n",
         "        for name in sorted(self._released):\n",
@@ -207,7 +207,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "owner-s-node-is-never-looked-at-again",
-        "a member whose owner's node was removed by hand knows it",
+        "a member detects that its owner node was removed by hand",
         "tfmq/zookeeper/group_coordinator.py",
         "        yield from self._verify()\n",
         "",
@@ -215,7 +215,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "member-without-its-own-node-goes-on",
-        "a member that somebody removed registers again",
+        "a member whose node was removed registers again",
         "tfmq/zookeeper/group_coordinator.py",
         (
             '                self._registered = b""\n'
@@ -226,7 +226,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "storm-keeps-it-from-its-beats",
-        "changes without end do not keep a member from asking whether its session lives",
+        "constant changes do not keep a member from checking its session",
         "tfmq/zookeeper/group_coordinator.py",
         "        return self.prove_session() if self._registered and self._prove_at <= now else self.check_all(now)\n",
         "        return self.prove_session() if self._round_at > now else self.check_all(now)\n",
@@ -234,7 +234,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "answers-of-reads-prove-a-session",
-        "only what the leader answers proves that the session lives",
+        "only replies of the leader prove that the session is alive",
         "tfmq/zookeeper/session.py",
         "                    if isinstance(request, WRITES):\n",
         "                    if request is not None:\n",
@@ -242,7 +242,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "session-lasts-as-long-as-it-was-asked-for",
-        "a session that ZooKeeper gives less time has less",
+        "the session time is the one that ZooKeeper granted",
         "tfmq/zookeeper/session.py",
         "                self._subject.session_seconds = min(self._seconds, given)\n",
         "                self._subject.session_seconds = self._seconds\n",
@@ -250,7 +250,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "delete-without-the-member-s-own-node",
-        "what was asked in one session, and is done in the next, removes nobody's node",
+        "a delete that was requested in one session and executed in the next removes no node of another member",
         "tfmq/zookeeper/session.py",
         "    transaction.check(request.beside, -1)\n",
         '    transaction.check("/", -1)\n',
@@ -258,7 +258,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "registers-beside-another-broker",
-        "a number that another broker has is left to it",
+        "a broker number that is in use by another broker is left to it",
         "tfmq/zookeeper/registration.py",
         "        if owner is not None:\n",
         "        if owner is not None and not owner:\n",
@@ -266,7 +266,7 @@ IN_ZOOKEEPER: Final = (
     ),
     Mutant(
         "topics-of-an-earlier-life-stay",
-        "what is registered is what is so",
+        "the registered topics are the current ones",
         "tfmq/zookeeper/registration.py",
         "            if node.session != self._session:\n                # The node is of an earlier",
         "            if node.session < 0:\n                # The node is of an earlier",

@@ -1,4 +1,4 @@
-"""Bugs to plant in what an operator does while the server runs: settings, topics, groups, names of clients."""
+"""Planted bugs: operation of a running server: settings, topics, groups, names of clients."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ OPERATING: Final = (
         ["tests/broker/test_schedule_commands.py"],
     ),
     Mutant(
-        "handles-told-before-the-force",
-        "the handle of a delayed message in a transaction never names another one behind a power cut",
+        "handles-reported-before-the-fsync",
+        "after a power cut the handle of a delayed message in a transaction never names another one",
         "tfmq/transaction/applier.py",
         "        self.destination.fsync_to(mark, forced)\n",
         "        forced(None)\n",
@@ -57,7 +57,7 @@ OPERATING: Final = (
     ),
     Mutant(
         "handles-without-a-bound",
-        "the answer to a commit tells no more handles than it has room for",
+        "the number of handles in the reply to a commit is limited",
         "tfmq/transaction/apply_progress.py",
         " and self.due_words + len(each.dues) <= DUE_WORDS_MAX:",
         ":",
@@ -81,7 +81,7 @@ OPERATING: Final = (
     ),
     Mutant(
         "reload-that-keeps-the-limits",
-        "limits that are read again on SIGHUP hold at once",
+        "limits that are read again on SIGHUP apply at once",
         "tfmq/broker/broker.py",
         "        self.limits.update(config.limits)\n",
         "",
@@ -89,7 +89,7 @@ OPERATING: Final = (
     ),
     Mutant(
         "reload-of-what-needs-a-restart",
-        "what cannot change while the server runs keeps its value, and is named",
+        "a setting that cannot change while the server runs keeps its value, and is reported",
         "tfmq/config.py",
         "        if key in RELOADED:\n            parts",
         "        if True:\n            parts",
@@ -105,15 +105,15 @@ OPERATING: Final = (
     ),
     Mutant(
         "act-without-a-name",
-        "the log says which client asked for an administrative act",
+        "the log names the client of an administrative request",
         "tfmq/broker/acts.py",
         ("            self._session.identity,\n            result,\n"),
         ('            "a client",\n            result,\n'),
         [ACTS],
     ),
     Mutant(
-        "programs-told-like-operators",
-        "what programs do all day does not fill the log",
+        "program-requests-logged-like-operators",
+        "frequent requests of programs are not logged",
         "tfmq/broker/acts.py",
         "if session.operator or not act.operator_only:",
         "if True:",
@@ -121,7 +121,7 @@ OPERATING: Final = (
     ),
     Mutant(
         "settings-without-effect",
-        "settings that were changed hold without a restart",
+        "changed settings apply without a restart",
         "tfmq/broker/topic_admin.py",
         "            self._apply(topic, has_archives=True)\n",
         "",
@@ -129,7 +129,7 @@ OPERATING: Final = (
     ),
     Mutant(
         "configuration-not-for-a-new-log",
-        "a configuration that is read again holds for a log that was being opened meanwhile",
+        "a configuration that is read again applies to a log that was being opened meanwhile",
         "tfmq/broker/topic_admin.py",
         "        self._apply(there)  # the configuration may have been reloaded while the logs were opened\n",
         "",
@@ -137,7 +137,7 @@ OPERATING: Final = (
     ),
     Mutant(
         "peer-writes-lines-of-the-log",
-        "what a peer sent forges no line of the log",
+        "data from a peer cannot forge a line of the log",
         "tfmq/broker/acts.py",
         'letter if letter.isprintable() else "?" for letter',
         "letter for letter",
@@ -156,7 +156,7 @@ OPERATING: Final = (
     ),
     Mutant(
         "deleted-group-keeps-its-count",
-        "the offsets of a deleted group count no more",
+        "the offsets of a deleted group do not count",
         "tfmq/broker/catalog_state.py",
         "        if row is not None:\n            self.offsets_count -= len(row.offsets)\n",
         "        if row is not None:\n",
@@ -164,7 +164,7 @@ OPERATING: Final = (
     ),
     Mutant(
         "folder-gone-is-no-damage",
-        "a part of a data folder that is gone as a whole is damage",
+        "a missing part of a data folder is damage",
         "tfmq/broker/data_repair.py",
         "    return [each for each in found if _is_gone(disk, each[0])]\n",
         "    return [each for each in found if disk.exists(each[0]) and _is_gone(disk, each[0])]\n",
@@ -172,15 +172,15 @@ OPERATING: Final = (
     ),
     Mutant(
         "empty-folder-is-a-new-partition",
-        "a partition whose folder is empty at a start takes no writes until somebody looked",
+        "a partition whose folder is empty at a start accepts no writes before an operator has resumed it",
         "tfmq/broker/partition_dirs.py",
         "            missing = not is_there or (",
         "            missing = not is_there or self.is_stopping and (",
         ["tests/broker/test_data_repair.py"],
     ),
     Mutant(
-        "purge-that-leaves-groups-behind",
-        "groups go on at what a purge has left",
+        "purge-without-groups",
+        "groups continue after what a purge removed",
         "tfmq/client/admin/admin.py",
         (
             "            yield from self._request(commands.ResetGroup(group, offsets))\n"
@@ -191,15 +191,15 @@ OPERATING: Final = (
     ),
     Mutant(
         "refused-connections-without-a-bound",
-        "connections above the limit that are told so are few at a time",
+        "the number of connections that are being refused is limited",
         "tfmq/server/server.py",
         "            if self._rejecting >= REJECTED_MAX:\n",
         "            if self._rejecting < 0:\n",
         ["tests/server/test_server.py"],
     ),
     Mutant(
-        "refused-connections-counted-for-ever",
-        "a place to be told that there is none becomes free again",
+        "refused-connections-counted-without-end",
+        "the slot of a refused connection becomes free again",
         "tfmq/server/server.py",
         "        self._rejecting -= 1\n",
         "        pass\n",
@@ -207,7 +207,7 @@ OPERATING: Final = (
     ),
     Mutant(
         "doubtful-batch-sent-to-the-new-topic",
-        "what may be stored in a deleted topic is not sent again to the one that is made anew",
+        "a batch that may be stored in a deleted topic is not sent again to the new one",
         "tfmq/client/send/partition_sender.py",
         (
             "        if batch.attempts <= 1 and not batch.rerouted_from_partitions:\n"
@@ -218,7 +218,7 @@ OPERATING: Final = (
     ),
     Mutant(
         "keys-sent-to-other-partitions",
-        "a topic that is made anew with other partitions takes no batch of the deleted one",
+        "a topic that is created again with other partitions gets no batch of the deleted one",
         "tfmq/client/send/accumulator.py",
         "            if batch.rerouted_from_partitions not in (0, len(topic.partitions)):\n",
         "            if batch.rerouted_from_partitions < 0:\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant in programs around consumers: `tfmq run` and its processes, `tfmq dlq redrive`, how a run is begun."""
+"""Planted bugs: programs around consumers: `tfmq run` and its processes, `tfmq dlq redrive`, arguments of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RUNS = "tfmq/runs.py"
 PROGRAMS: Final = (
     Mutant(
         "dead-process-stays-dead",
-        "a process of `tfmq run` that dies is started again",
+        "a dead process of `tfmq run` is started again",
         _PROCESSES,
         "        place.start_at = self._clock() + pause\n",
         "        place.has_ended = True\n",
@@ -26,7 +26,7 @@ PROGRAMS: Final = (
     ),
     Mutant(
         "exit-code-lost",
-        "the exit code is that of the processes",
+        "the exit code is the one of the processes",
         _PROCESSES,
         "            self._code = self._code or max(0, code)\n",
         "            self._code = 0\n",
@@ -34,7 +34,7 @@ PROGRAMS: Final = (
     ),
     Mutant(
         "limit-for-each-store",
-        "a limit of a redrive counts over all stores",
+        "the limit of a redrive counts over all stores",
         _REDRIVING,
         "                desk.redrive(wish._replace(limit=left), advance, own)\n",
         "                desk.redrive(wish, advance, own)\n",
@@ -42,7 +42,7 @@ PROGRAMS: Final = (
     ),
     Mutant(
         "unknown-fate-is-success",
-        "what nobody knows is said, and is no success",
+        "an unknown outcome is reported, and is not a success",
         _REDRIVING,
         "    return NOT_DONE if total.unsure or total.unsendable or total.foreign else 0\n",
         "    return NOT_DONE if total.unsendable or total.foreign else 0\n",
@@ -50,7 +50,7 @@ PROGRAMS: Final = (
     ),
     Mutant(
         "half-a-redrive-says-nothing",
-        "a redrive that is cut short says how far it came",
+        "an interrupted redrive reports how far it came",
         _REDRIVING,
         ("                add(total, own)\n                report_redrive(total, wish, output)\n"),
         "                add(total, own)\n",
@@ -58,7 +58,7 @@ PROGRAMS: Final = (
     ),
     Mutant(
         "before-in-any-order",
-        "an offset that is saved before its message needs the order of partitions",
+        'commits="before" requires the order of partitions',
         _RUNS,
         '    if options.commits == "before" and order != "partition":\n',
         '    if options.commits == "before" and order == "none":\n',
@@ -66,7 +66,7 @@ PROGRAMS: Final = (
     ),
     Mutant(
         "one-call-too-few-in-the-store",
-        "a message may be called `retries` times again",
+        "a message is called `retries` more times",
         _RUNS,
         "        calls_max=options.retries + 1,\n",
         "        calls_max=options.retries,\n",
@@ -77,7 +77,7 @@ PROGRAMS: Final = (
     ),
     Mutant(
         "store-without-a-group",
-        "a store of dead letters needs a group",
+        "a store of dead letters requires a group",
         "tfmq/client/consumer/options.py",
         "    if group is None and where not in (None, DEFAULT_STORE):\n",
         "    if group is None and not where:\n",
@@ -88,7 +88,7 @@ PROGRAMS: Final = (
     ),
     Mutant(
         "docs-of-a-checkout-only",
-        "an installed wheel says where the pages are that its errors name",
+        "an installed wheel names the location of the pages that its errors refer to",
         "tfmq/cli/main.py",
         "    click.echo(found[0])\n",
         "    click.echo(folders[0])\n",

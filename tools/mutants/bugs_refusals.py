@@ -1,4 +1,4 @@
-"""Bugs to plant in what is refused, ended or hidden at once, because whoever went on would lose messages silently."""
+"""Planted bugs: what is refused, ended or hidden at once, because continuing would lose messages silently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOPELESS = "tfmq/offsets/storage.py"
 FOLDERS: Final = (
     Mutant(
         "escape-sequences-of-a-message-reach-a-terminal",
-        "no message that tfmq read prints steers the terminal",
+        "no message that tfmq read prints controls the terminal",
         "tfmq/cli/read.py",
         r'    return CONTROLS.sub(lambda found: b"\\x%02x" % found[0][-1], text)' + "\n",
         "    return text\n",
@@ -23,7 +23,7 @@ FOLDERS: Final = (
     ),
     Mutant(
         "a-folder-named-like-a-partition-is-a-brokers",
-        "a folder with other things in it is refused, and nothing is written into it",
+        "a folder with other content is refused, and nothing is written into it",
         "tfmq/data_dir.py",
         "                if is_partition_folder(children(name)):\n",
         "                if children(name) is not None:\n",
@@ -31,7 +31,7 @@ FOLDERS: Final = (
     ),
     Mutant(
         "what-may-not-be-looked-at-is-missing",
-        "a path without rights to look at it is refused by name, and is not taken for missing",
+        "a path without access rights is refused by name, and is not taken for missing",
         "journal/disk.py",
         "        except (FileNotFoundError, NotADirectoryError):\n            return False\n        return True\n",
         "        except OSError:\n            return False\n        return True\n",
@@ -39,7 +39,7 @@ FOLDERS: Final = (
     ),
     Mutant(
         "a-catalog-that-may-not-be-read-is-missing",
-        "a check does not call what it may not read missing",
+        "a check does not report an unreadable file as missing",
         "tfmq/broker/data_repair.py",
         "    if isinstance(error, IsADirectoryError | NotADirectoryError | FileNotFoundError):\n",
         "    if isinstance(error, OSError):\n",
@@ -50,14 +50,14 @@ FOLDERS: Final = (
 HANDLERS: Final = (
     Mutant(
         "a-generator-is-taken-for-a-listener",
-        "a listener whose body no call would run is refused",
+        "a listener whose body would never run is refused",
         _LISTENERS,
         "    if _matches_any(listener, inspect.isgeneratorfunction, inspect.isasyncgenfunction):\n",
         "    if _matches_any(listener, inspect.isasyncgenfunction):\n",
         ["tests/client/worker/test_listeners.py"],
     ),
     Mutant(
-        "what-nobody-runs-counts-as-done",
+        "body-that-never-ran-counts-as-done",
         "a handler whose body did not run has failed",
         _LISTENERS,
         "        found.close()  # its body never started\n",
@@ -74,7 +74,7 @@ HANDLERS: Final = (
     ),
     Mutant(
         "messages-taken-from-the-handlers-of-a-run",
-        "within a run nobody else is handed messages",
+        "during a run no other caller is handed messages",
         "tfmq/client/consumer/positions.py",
         ("        if self.is_run_active:\n            raise NotAllowed(\n"),
         ("        if self.is_run_active and False:\n            raise NotAllowed(\n"),
@@ -82,14 +82,14 @@ HANDLERS: Final = (
     ),
     Mutant(
         "what-is-to-be-awaited-is-a-yes",
-        "a filter that says neither yes nor no passes nothing",
+        "a filter that returns neither True nor False passes nothing",
         "tfmq/client/consumer/fetcher.py",
         "                _raise_if_awaitable(wanted)\n",
         "                pass\n",
         ["tests/client/consumer/test_fetcher.py"],
     ),
     Mutant(
-        "on-assigned-awaited-by-nobody",
+        "on-assigned-not-awaited",
         "on_assigned and on_revoked are run, or refused",
         "tfmq/client/consumer/rebalance.py",
         "        self.start_await: StartAwait = start_task if options.awaits else refuse_await\n",
@@ -101,7 +101,7 @@ HANDLERS: Final = (
 CONSUMERS: Final = (
     Mutant(
         "dead-letters-come-back-as-messages",
-        "what a consumer reads does not keep its dead letters",
+        "a consumer does not store its dead letters in a topic that it reads",
         _OPTIONS,
         "    if subscription.reads(topic):\n",
         "    if topic in subscription.topics:\n",
@@ -109,7 +109,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "a-single-bar-is-part-of-a-tag",
-        "an expression over tags that would find nothing is refused",
+        "an expression over tags that would match nothing is refused",
         _OPTIONS,
         '    if isinstance(tags, str) and any("|" in part for part in tags.split(TAG_SEPARATOR)):\n',
         '    if isinstance(tags, str) and any("||" in part for part in tags.split(TAG_SEPARATOR)):\n',
@@ -117,7 +117,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "a-run-ends-well-with-places-unsaved",
-        "an end of a run without the broker says what is not saved",
+        "an end of a run without the broker reports what is not committed",
         _AWAY,
         "        if unsaved:\n",
         "        if unsaved and self._link.state == 'ready':\n",
@@ -125,7 +125,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "a-broker-that-came-back-is-still-away",
-        "a broker that comes back in time is used by the end of a run",
+        "a broker that returns in time is used by the end of a run",
         _AWAY,
         (
             "        if self._link.state == READY:\n"
@@ -137,7 +137,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "stop-of-a-coroutine-that-awaits-nothing-comes-too-late",
-        "behind stop() in a handler no other begins",
+        "after stop() in a handler no other begins",
         "tfmq/client/worker/runner.py",
         "        return core.stop_requested.done or core.positions.stopped or core.closed\n",
         "        return core.stop_requested.done or core.closed\n",
@@ -147,7 +147,7 @@ CONSUMERS: Final = (
     ),
     Mutant(
         "a-lease-stands-still-while-the-machine-sleeps",
-        "a machine that slept is sure of nothing",
+        "after a suspend of the machine a lease is not assumed to be valid",
         "tfmq/zookeeper/group_coordinator.py",
         "    return time.monotonic() if clock is None else time.clock_gettime(clock)\n",
         "    return time.monotonic()\n",
@@ -158,7 +158,7 @@ CONSUMERS: Final = (
 PLACES: Final = (
     Mutant(
         "a-store-without-hope-is-waited-for",
-        "where no dead letter can ever be kept nobody waits",
+        "where no dead letter can be stored, no caller waits",
         "tfmq/dead_letters/sql_store.py",
         "        if is_permanent_error(error, self.path):\n",
         "        if is_permanent_error(error):\n",
@@ -166,7 +166,7 @@ PLACES: Final = (
     ),
     Mutant(
         "a-run-goes-on-with-a-store-without-hope",
-        "a store that can keep nothing ends the run before any call",
+        "a store that can store nothing ends the run before any call",
         "tfmq/dead_letters/retry_loop.py",
         "            except StoreUnusable:\n                raise\n",
         "",
@@ -174,7 +174,7 @@ PLACES: Final = (
     ),
     Mutant(
         "too-many-open-files-are-for-good",
-        "trouble that passes is waited for",
+        "a temporary failure is waited for",
         _HOPELESS,
         '        return path is not None and not str(path).startswith("file:") and not _is_accessible(Path(path))\n',
         '        return path is not None and not str(path).startswith("file:")\n',
@@ -182,7 +182,7 @@ PLACES: Final = (
     ),
     Mutant(
         "a-strangers-folder-is-taken-for-data",
-        "a folder with other things in it is no broker's",
+        "a folder with other content is not a data folder",
         "tfmq/data_dir.py",
         "    others = [name for name in names if name not in IGNORED_NAMES]\n",
         '    others = [name for name in names if name not in IGNORED_NAMES and "." not in name]\n',
@@ -190,7 +190,7 @@ PLACES: Final = (
     ),
     Mutant(
         "a-password-among-the-options-is-shown",
-        "no password is shown, wherever it stands",
+        "no password is shown, wherever it is in the URL",
         _URLS,
         r'    return _OPTION.sub(r"\1***", masked)' + "\n",
         "    return masked\n",
@@ -222,7 +222,7 @@ DERIVED: Final = (
     ),
     Mutant(
         "a-folder-remade-by-a-start-is-a-mere-stop",
-        "a partition whose folder was gone is damage until it is given up",
+        "a partition whose folder was missing is damaged until an operator has dropped its messages",
         "tfmq/broker/data_repair.py",
         "        if each.what.startswith(tuple(STOPPED + loss for loss in LOSSES))\n",
         "        if each.what.startswith(LOSSES)\n",
@@ -232,8 +232,8 @@ DERIVED: Final = (
         ],
     ),
     Mutant(
-        "mended-arrivals-are-told-as-damaged",
-        "damage of the arrivals that a start mends is told once",
+        "repaired-arrivals-are-reported-as-damaged",
+        "damage of the arrival log that a start repairs is reported once",
         "tfmq/broker/startup.py",
         "    log_recovery(opened, damage=False)  # what comes of the damage is told below, once\n",
         "    log_recovery(opened)  # what comes of the damage is told below, once\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant in stores whose file is removed or replaced under them: what is kept there is lost without a word."""
+"""Planted bugs: stores whose file is removed or replaced while it is in use."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _STORE = "tfmq/client/producer/outbox.py"
 
 REMOVED_FILES: Final = (
     Mutant(
-        "letters-go-on-into-a-file-that-was-removed",
-        "no dead letter is kept in a file that was removed",
+        "dead-letters-go-on-into-a-file-that-was-removed",
+        "no dead letter is stored in a file that was removed",
         _DATABASE,
         "            if self._engine is not None and (not own or self._is_file_replaced(self._engine)):\n",
         "            if self._engine is not None and not own:\n",
         [f"{DATABASE}::test_what_is_written_behind_a_removal_of_the_file_is_in_the_file_that_is_there"],
     ),
     Mutant(
-        "letters-removed-with-their-file-count-as-kept",
-        "a file that is removed while it is written has kept nothing",
+        "dead-letters-removed-with-their-file-count-as-kept",
+        "a file that is removed during a write has stored nothing",
         _DATABASE,
         ("        if self._is_file_replaced(engine):\n            raise StoreFailed(\n"),
         ("        if engine is None:\n            raise StoreFailed(\n"),
         [f"{DATABASE}::test_a_file_that_is_removed_while_it_is_written_has_kept_nothing"],
     ),
     Mutant(
-        "letters-may-be-read-by-everybody",
-        "the file of dead letters is its owner's alone",
+        "dead-letters-may-be-read-by-everybody",
+        "only its owner can read the file of dead letters",
         _DATABASE,
         "            create_file(self._own_path)\n",
         "            pass\n",
@@ -47,7 +47,7 @@ REMOVED_FILES: Final = (
     ),
     Mutant(
         "kept-on-into-a-file-that-was-removed",
-        "nothing is kept for a partition in a file that was removed",
+        "nothing is stored for a partition in a file that was removed",
         _STORE,
         "                if self._database is not None and self._was_replaced():\n",
         "                if self._database is None and self._was_replaced():\n",
@@ -55,7 +55,7 @@ REMOVED_FILES: Final = (
     ),
     Mutant(
         "kept-although-its-file-was-removed-meanwhile",
-        "a file that is removed while it is written has kept nothing",
+        "a file that is removed during a write has stored nothing",
         _STORE,
         (
             "                if self._was_replaced():\n"
@@ -79,7 +79,7 @@ REMOVED_FILES: Final = (
     ),
     Mutant(
         "a-lock-is-written-through-a-link",
-        "no lock is written through a link",
+        "no lock is written through a symbolic link",
         "journal/disk.py",
         "        descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)",
         "        descriptor = _open(path, os.O_RDWR | os.O_CREAT)",

@@ -1,4 +1,4 @@
-"""Bugs to plant in `run`: what waits for what, how often a handler is called, what becomes of a failure."""
+"""Planted bugs: `run`: the order of messages, how often a handler is called, what a failure causes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BACKOFF = "tfmq/backoff.py"
 
 LANES_AND_CALLS: Final = (
     Mutant(
-        "lane-goes-on-behind-a-failure",
-        "in a lane one message after the other: one that failed holds it",
+        "ordered-queue-continues-after-a-failure",
+        "an ordered queue handles one message after the other, and a failed message blocks it",
         _LANES,
         "        heapq.heappush(self._retry_heap, (at, next(self._numbers), job.queue))\n",
         "        self._ready.append(job.queue)\n",
@@ -34,23 +34,23 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "order-by-key-over-partitions",
-        "the same key in two partitions is two lanes",
+        "the same key in two partitions is in two ordered queues",
         _LANES,
         "        return None if key is None else (*place, key)\n",
         "        return None if key is None else (key,)\n",
         [LANES],
     ),
     Mutant(
-        "no-order-is-one-lane",
-        "without an order nobody waits",
+        "no-order-is-one-queue",
+        "without an order no message waits for another",
         _LANES,
         '        if self._order == "none":\n            return None\n',
         '        if self._order == "none":\n            return ()\n',
         [LANES],
     ),
     Mutant(
-        "one-lane-takes-all-turns",
-        "lanes take turns",
+        "one-queue-takes-all-turns",
+        "ordered queues are served in turn",
         _LANES,
         "        if lane.jobs:\n            self._ready.append(lane)\n        else:\n",
         "        if lane.jobs:\n            self._ready.appendleft(lane)\n        else:\n",
@@ -58,7 +58,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "void-message-begins",
-        "what is void never begins",
+        "a message that is void never begins",
         _LANES,
         ("            while lane.jobs and lane.jobs[0].invalid:\n                lane.jobs.popleft()\n"),
         "",
@@ -66,15 +66,15 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "leaving-message-begins",
-        "nothing more of a partition that is to go begins",
+        "no more messages of a revoked partition begin",
         _LANES,
         ("            elif lane.jobs[0].revoked:\n                self._revoked.append(lane)\n"),
         "",
         [LANES],
     ),
     Mutant(
-        "parked-lane-forgotten",
-        "a partition that stays after all is handled on",
+        "paused-queue-forgotten",
+        "a partition whose revocation is withdrawn is handled further",
         _LANES,
         "                self._revoked.append(lane)\n",
         "                pass\n",
@@ -82,7 +82,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "one-retry-too-few",
-        "a failing message is called `retries` times again",
+        "a failing message is called `retries` more times",
         _RUNNING,
         "        if final or job.failures > self._core.options.retries:\n",
         "        if final or job.failures >= self._core.options.retries:\n",
@@ -92,7 +92,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "failure-not-noted",
-        "calls are counted by the store, over a consumer that dies",
+        "calls are counted in the store, also when a consumer dies",
         _RUNNING,
         (
             "            state = yield from self._retry_store(\n"
@@ -108,23 +108,23 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "calls-of-the-first-messages-not-counted-before",
-        "what ends its process each time is not called for ever",
+        "a message that ends its process each time is called a limited number of times",
         _RUNNING,
         "        if store is not None and job.count_before_call and not job.counted:\n",
         "        if store is None and job.count_before_call and not job.counted:\n",
         [f"{RUNNING}::test_what_ends_its_process_each_time_is_not_called_for_ever"],
     ),
     Mutant(
-        "failing-letters-of-a-killed-consumer-not-looked-up",
-        "a failing message whose consumer was killed is handled once the next consumer handles it",
+        "failing-messages-of-a-killed-consumer-not-looked-up",
+        "a failing message of a killed consumer is handled once the next consumer handles it",
         _RUNNING,
         "            job.count_before_call = message.offset in ledger.failing_offsets\n",
         "            job.count_before_call = False\n",
         [f"{RUNNING}::test_what_failed_far_behind_the_start_is_handled_when_the_next_consumer_handles_it"],
     ),
     Mutant(
-        "success-behind-failures-stays-noted",
-        "a message that succeeds behind failures is no dead letter",
+        "success-after-failures-stays-a-failure",
+        "a message that succeeds after failures is not a dead letter",
         _RUNNING,
         "            if store is not None and (job.in_store or job.counted):\n",
         "            if store is not None and job.counted:\n",
@@ -132,7 +132,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "dead-message-called-once-more",
-        "when its calls are used up it is not called again",
+        "after its last call a message is not called again",
         _RUNNING,
         ("            if state == FAILING:\n                return self._log_retry(job, error)\n"),
         ("            if state:\n                return self._log_retry(job, error)\n"),
@@ -156,7 +156,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "retry-later-without-its-time",
-        "what is put off is handled at its time",
+        "a message that is put off is handled at its time",
         _RUNNING,
         "            later = error.seconds\n",
         "            later = 0.0\n",
@@ -164,7 +164,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "fenced-is-a-failure",
-        "Fenced of a handler is no failure of its message",
+        "Fenced from a handler is not a failure of its message",
         _RUNNING,
         "        if isinstance(error, Fenced) and job.fenced_count < FENCED_RETRIES_MAX:\n",
         "        if isinstance(error, Fenced) and job.fenced_count < 0:\n",
@@ -172,7 +172,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "store-that-fails-is-passed-over",
-        "a store that fails holds the offset",
+        "a store that fails blocks the offset",
         _RUNNING,
         "                    raise\n                tries += 1\n",
         "                    raise\n                return FAILING\n                tries += 1\n",
@@ -180,7 +180,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "without-a-store-the-offset-passes",
-        "without a store the error ends the run in front of its message",
+        "without a store the error ends the run before the failed message is acked",
         _RUNNING,
         ("            raise error\n        return self._log_retry(job, error)\n"),
         ("            return None\n        return self._log_retry(job, error)\n"),
@@ -189,8 +189,8 @@ LANES_AND_CALLS: Final = (
         ],
     ),
     Mutant(
-        "letters-are-read-without-their-topic-s-codec",
-        "each topic may have a codec of its own, also for what is handled again",
+        "dead-letters-are-read-without-their-topic-s-codec",
+        "each topic may have its own codec, also for messages that are handled again",
         "tfmq/dead_letters/store.py",
         "whole.message(select_codec(self._codec, whole.topic))",
         "whole.message(None)",
@@ -198,7 +198,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "one-codec-for-all-topics",
-        "a topic that is not among those with a codec has none",
+        "a topic without a configured codec has none",
         "tfmq/codecs.py",
         "    return codec.get(topic) if isinstance(codec, Mapping) else codec\n",
         "    return next(iter(codec.values())) if isinstance(codec, Mapping) else codec\n",
@@ -222,7 +222,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "payload-in-the-log",
-        "the words of a codec, which quote payloads, are not logged",
+        "the error text of a codec, which may quote a payload, is not logged",
         "tfmq/client/worker/listeners.py",
         "    if error is None or _quotes_payload(error):\n",
         "    if error is None:\n",
@@ -238,7 +238,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "pauses-without-an-end",
-        "a lane waits for half a minute at most",
+        "an ordered queue waits for half a minute at most",
         _BACKOFF,
         "    return min(maximum, ",
         "    return max(0.0, ",
@@ -246,7 +246,7 @@ LANES_AND_CALLS: Final = (
     ),
     Mutant(
         "all-come-back-together",
-        "what failed together does not come back together",
+        "messages that failed together are not all repeated at the same moment",
         _BACKOFF,
         " * (1 + spread)\n",
         "\n",

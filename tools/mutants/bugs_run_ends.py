@@ -1,4 +1,4 @@
-"""Bugs to plant in how a run, or a handled loop, ends, and in what happens around each call."""
+"""Planted bugs: how a run, or a handled loop, ends, and the hooks around each call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENDS: Final = (
     ),
     Mutant(
         "closing-counts-everything-as-processed",
-        "at the end what is finished is saved, and no more",
+        "at the end only finished messages are committed",
         _RUNNING,
         "        yield from core.close(ack_delivered=False)\n",
         (
@@ -49,7 +49,7 @@ ENDS: Final = (
     ),
     Mutant(
         "signal-ignored",
-        "a signal ends the run in order",
+        "a signal ends the run in an orderly way",
         "tfmq/client/worker/runner.py",
         ("        self._signalled = True\n        log_first_signal(number)\n        self._stop()\n"),
         ("        self._signalled = True\n        log_first_signal(number)\n"),
@@ -89,7 +89,7 @@ ENDS: Final = (
     ),
     Mutant(
         "reactor-does-not-wait",
-        "a reactor that stops waits until what handlers have in work is finished and saved",
+        "a reactor that stops waits until messages in work are finished and committed",
         "tfmq/client/worker/twisted_runner.py",
         '        self._trigger = self._reactor.addSystemEventTrigger("before", "shutdown", self._on_shutdown)\n',
         '        self._trigger = self._reactor.addSystemEventTrigger("after", "shutdown", self._on_shutdown)\n',
@@ -97,7 +97,7 @@ ENDS: Final = (
     ),
     Mutant(
         "workers-in-turn",
-        "workers are at work at the same time",
+        "workers run at the same time",
         "tfmq/client/worker/asyncio_runner.py",
         "                self._tasks = [asyncio.create_task(self._run_worker()) for _ in range(workers)]\n",
         "                self._tasks = [asyncio.create_task(self._run_worker()) for _ in range(1)]\n",
@@ -109,15 +109,15 @@ ENDS: Final = (
 LOOPS: Final = (
     Mutant(
         "failing-body-goes-on",
-        "in a loop a message whose body raised comes again before the next one",
+        "in a loop a message whose body raised is returned again before the next one",
         _HANDLING,
         "        core.redeliver_from(message)\n",
         "",
         [HANDLING],
     ),
     Mutant(
-        "failing-body-for-ever",
-        "in a loop, too, a message is called `retries` times again",
+        "failing-body-without-end",
+        "in a loop a message is called `retries` more times, too",
         _HANDLING,
         "            if final or not here or calls > options.retries:\n",
         "            if final or not here or calls > options.retries + 1:\n",
@@ -125,7 +125,7 @@ LOOPS: Final = (
     ),
     Mutant(
         "ctrl-c-is-swallowed-by-handling",
-        "what ends the program is not swallowed",
+        "an exception that ends the program is not swallowed",
         _HANDLING,
         "        if isinstance(error, Fenced | RetryLater) or not isinstance(error, Exception):\n",
         "        if isinstance(error, Fenced | RetryLater):\n",
@@ -141,7 +141,7 @@ LOOPS: Final = (
     ),
     Mutant(
         "before-handle-does-not-count",
-        "what before_handle raises is the handler's failure",
+        "an exception of before_handle counts as the handler's failure",
         _LISTENERS,
         "            hook.before_handle(message)\n            entered.append(hook)\n",
         "            try:\n                hook.before_handle(message)\n            except Exception:\n"
@@ -150,7 +150,7 @@ LOOPS: Final = (
     ),
     Mutant(
         "after-handle-fails-the-message",
-        "what after_handle raises fails no message",
+        "an exception of after_handle does not fail the message",
         _LISTENERS,
         '                log.exception("after_handle of %s raised.", type(hook).__name__)\n',
         "                raise\n",
@@ -182,7 +182,7 @@ LOOPS: Final = (
     ),
     Mutant(
         "negative-time-is-put-off",
-        "RetryLater takes a time from now on",
+        "RetryLater takes a time relative to now",
         "tfmq/client/worker/listeners.py",
         'not 0 <= found < float("inf")',
         'not found < float("inf")',

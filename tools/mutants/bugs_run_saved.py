@@ -1,4 +1,4 @@
-"""Bugs to plant in what is saved while handlers are at work: no place beyond what is not finished."""
+"""Planted bugs: what is committed while handlers run: no offset beyond an unfinished message."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _POSITIONS = "tfmq/client/consumer/positions.py"
 SAVED: Final = (
     Mutant(
         "saved-above-the-lowest-unfinished",
-        "no place is saved beyond a message that is not finished",
+        "no offset is committed beyond an unfinished message",
         _LEDGER,
         "        while self._unacked and self._unacked[0].offset in self._acked_offsets:\n",
         "        while self._unacked and self._unacked[0].offset <= max(self._acked_offsets, default=-1):\n",
         [LEDGER],
     ),
     Mutant(
-        "left-out-behind-the-last-not-passed",
-        "what a filter left out behind the last message is passed with it",
+        "rejected-after-the-last-not-committed",
+        "messages that a filter rejected after the last one are committed with it",
         _LEDGER,
         "            self.position = self._positions_after.pop(done.offset) if known else position_after(done)\n",
         (
@@ -37,7 +37,7 @@ SAVED: Final = (
     ),
     Mutant(
         "left-out-passes-what-is-unfinished",
-        "what is left out moves the place only behind what is finished",
+        "rejected messages advance the offset only after all before them are finished",
         _LEDGER,
         (
             "        if self._unacked:\n"
@@ -55,7 +55,7 @@ SAVED: Final = (
     ),
     Mutant(
         "place-with-a-message-jumps",
-        "an offset that goes into a transaction covers no message that is not finished",
+        "an offset in a transaction covers no unfinished message",
         _LEDGER,
         (
             "                if each.offset != message.offset and each.offset not in self._acked_offsets:\n"
@@ -74,7 +74,7 @@ SAVED: Final = (
     ),
     Mutant(
         "void-ledger-counts",
-        "what ends late behind a seek, or a loss, counts for nothing",
+        "a message that ends after a seek or a loss does not count",
         _LEDGER,
         "            ledger.invalid = ledger.revoked = True\n",
         "            ledger.revoked = True\n",
@@ -82,7 +82,7 @@ SAVED: Final = (
     ),
     Mutant(
         "finished-with-the-call-not-with-its-end",
-        "a message is processed when its handler returned",
+        "a message is acked when its handler returned",
         _RUNNING,
         ("        job.ack_tracker.active_handlers += 1\n        begins = False\n"),
         (
@@ -94,7 +94,7 @@ SAVED: Final = (
     ),
     Mutant(
         "broken-off-call-counts-as-finished",
-        "a call that was broken off leaves its message unprocessed",
+        "a call that was interrupted leaves its message not acked",
         _RUNNING,
         'the message is not acked."""\n        yield from ()\n',
         (
@@ -107,7 +107,7 @@ SAVED: Final = (
     ),
     Mutant(
         "before-without-a-save",
-        'with commits="before" the offset is saved before the handler begins',
+        'with commits="before" the offset is committed before the handler begins',
         _RUNNING,
         '            refused = yield from self._retry_store(core.commit_acked, "A message waits to be handled")\n',
         "            refused = ()\n",
@@ -123,15 +123,15 @@ SAVED: Final = (
     ),
     Mutant(
         "handler-s-commit-covers-other-handlers-messages",
-        "commit() of a handler leaves out what others are at work on",
+        "commit() of a handler excludes messages that other handlers are processing",
         _POSITIONS,
         "        return max(self._acked[name], ledger.position_if_acked(own))\n",
         "        return max(self._acked[name], ledger.end_position)\n",
         [POSITIONS, PROCESSED],
     ),
     Mutant(
-        "stuck-partition-is-read-on-for-ever",
-        "a partition with a stuck message is read no further than its window",
+        "stuck-partition-is-read-on-without-end",
+        "a partition with a blocked message is read no further than its window",
         _RUNNING,
         "        core.suspended = {each.name for each in ledgers if each.unacked_bytes >= UNACKED_BYTES_MAX}\n",
         "        core.suspended = set()\n",

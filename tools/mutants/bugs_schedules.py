@@ -1,4 +1,4 @@
-"""Bugs to plant in schedules: in their times, in what is sent, in what is kept of them."""
+"""Planted bugs: schedules: their times, what is sent, and what is stored of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMES: Final = (
     ),
     Mutant(
         "both-days-must-fit",
-        "where day of month and day of week are both named, either may fit",
+        "where day of month and day of week are both given, either may match",
         "tfmq/delay/cron.py",
         'either = not day_text.startswith("*") and not weekday_text.startswith("*")',
         'either = day_text.startswith("*") and weekday_text.startswith("?")',
@@ -33,7 +33,7 @@ TIMES: Final = (
     ),
     Mutant(
         "a-time-that-comes-twice-is-sent-twice",
-        "a time that comes twice is sent the first time",
+        "a local time that occurs twice is sent the first time",
         "tfmq/delay/cron.py",
         "        if not self._every_hour:\n            return [first.astimezone(UTC)]\n",
         "",
@@ -41,15 +41,15 @@ TIMES: Final = (
     ),
     Mutant(
         "every-hour-misses-the-hour-that-comes-twice",
-        "a schedule of every hour has none without it",
+        "a schedule of every hour includes both hours of a local time that occurs twice",
         "tfmq/delay/cron.py",
         "        if not self._every_hour:\n",
         "        if self.expression:\n",
         [CRON],
     ),
     Mutant(
-        "no-look-behind-a-change-of-the-clock",
-        "a skipped time is told the same from wherever one looks",
+        "no-search-after-a-change-of-the-clock",
+        "a skipped time is reported the same wherever the search begins",
         "tfmq/delay/cron.py",
         "        start = after.astimezone(self.zone).replace(tzinfo=None, fold=0) - self._clock_change_near(after)\n",
         "        start = after.astimezone(self.zone).replace(tzinfo=None, fold=0)\n",
@@ -57,7 +57,7 @@ TIMES: Final = (
     ),
     Mutant(
         "first-in-the-calendar-is-taken-for-first-in-time",
-        "times behind a gap come before skipped ones that are later",
+        "times after a clock change come before skipped ones that are later",
         "tfmq/delay/cron.py",
         ("                if local - first >= self._clock_change_near(best):\n                    break\n"),
         "                break\n",
@@ -65,7 +65,7 @@ TIMES: Final = (
     ),
     Mutant(
         "skip-sends-what-was-missed",
-        "by the rule skip nothing that was missed is sent",
+        "with the rule skip no missed time is sent",
         "tfmq/delay/cron.py",
         "now_ms - latest >= GRACE_MS",
         "now_ms - latest >= GRACE_MS * 1_000_000",
@@ -73,7 +73,7 @@ TIMES: Final = (
     ),
     Mutant(
         "all-sends-without-an-end",
-        "all sends the newest thousand at most",
+        "the rule all sends at most the newest thousand",
         "tfmq/delay/cron.py",
         "        return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX)\n",
         "        return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX * 2)\n",
@@ -84,15 +84,15 @@ TIMES: Final = (
 SENDING: Final = (
     Mutant(
         "the-append-names-the-first-of-its-times",
-        "the place of an append is the last of its times",
+        "the position of an append is the last of its times",
         "tfmq/broker/scheduler.py",
         "Source(*self.source, moments_ms[-1], 0)",
         "Source(*self.source, moments_ms[0], 0)",
         [RUN, FIRING],
     ),
     Mutant(
-        "nobody-forces-what-was-sent",
-        "what is sent is on the disk at once",
+        "no-fsync-of-scheduled-messages",
+        "a scheduled message is made durable at once",
         "tfmq/broker/scheduler.py",
         "            self._destination.fsync_to(mark, partial(self._append_durable, run, rest))\n",
         "            self._append_durable(run, rest, None)\n",
@@ -100,7 +100,7 @@ SENDING: Final = (
     ),
     Mutant(
         "a-clock-that-is-set-back-is-not-seen",
-        "what was left out while the clock was wrong comes when it is right",
+        "times that were left out while the clock was wrong are sent when it is right",
         "tfmq/broker/scheduler.py",
         "            self._set_back(now)\n",
         "            pass\n",
@@ -108,7 +108,7 @@ SENDING: Final = (
     ),
     Mutant(
         "no-rounds",
-        "a machine that slept, or a clock that was set, is seen soon",
+        "a suspend of the machine or a change of the clock is noticed soon",
         "tfmq/broker/scheduler.py",
         "        if _is_finished(self._round):\n",
         "        if _is_finished(self._round) and self._round is not None:\n",
@@ -131,8 +131,8 @@ SENDING: Final = (
         [FIRING],
     ),
     Mutant(
-        "the-resumption-is-not-told",
-        "a resumed partition gets its own at once",
+        "the-resumption-is-not-reported",
+        "a resumed partition gets its scheduled messages at once",
         "tfmq/broker/schedule_commands.py",
         "        self.scheduler.partition_resumed(log_id)\n",
         "        pass\n",
@@ -140,7 +140,7 @@ SENDING: Final = (
     ),
     Mutant(
         "all-are-sent-in-one-turn",
-        "many that are due together leave others their turn",
+        "many schedules that are due together leave time for other requests",
         "tfmq/broker/scheduler.py",
         "        for _ in range(PORTION_STEPS):\n",
         "        for _ in range(PORTION_STEPS * 10):\n",
@@ -148,15 +148,15 @@ SENDING: Final = (
     ),
     Mutant(
         "a-portion-takes-its-time",
-        "what is done in one turn is bounded in time, too",
+        "the work of one turn is bounded in time, too",
         "tfmq/broker/scheduler.py",
         "            if self._timers.now() > end:\n",
         "            if end > self._timers.now() + PORTION_SECONDS:\n",
         [WATCH],
     ),
     Mutant(
-        "what-is-parked-stays-parked",
-        "what could not be sent is tried again every few seconds",
+        "unsent-time-is-never-tried-again",
+        "a time that could not be sent is tried again every few seconds",
         "tfmq/broker/scheduler.py",
         "                self._retry_at = self._timers.now() + ROUND_SECONDS\n",
         "                self._retry_at = self._timers.now() + ROUND_SECONDS * 1000\n",
@@ -167,7 +167,7 @@ SENDING: Final = (
 KEEPING: Final = (
     Mutant(
         "bound-to-the-new-topic-from-the-beginning",
-        "what the old topic got is not sent to the new one",
+        "times that the old topic got are not sent to the new one",
         "tfmq/broker/schedule_commands.py",
         "incarnation=topic.incarnation, partition=number, through_ms=now)",
         "incarnation=topic.incarnation, partition=number)",
@@ -175,7 +175,7 @@ KEEPING: Final = (
     ),
     Mutant(
         "resumed-from-where-it-was-paused",
-        "what passed while it was paused is not missed",
+        "times during a pause are not reported as missed",
         "tfmq/broker/schedule_commands.py",
         "self._change(run, answer, paused=False, through_ms=now)",
         "self._change(run, answer, paused=False)",
@@ -183,7 +183,7 @@ KEEPING: Final = (
     ),
     Mutant(
         "sends-while-a-pause-is-on-its-way",
-        "nothing is sent between the wish to pause and its answer",
+        "nothing is sent between the request to pause and its reply",
         "tfmq/broker/scheduler.py",
         "        return self._timer.is_started and here and not run.is_changing and not run.row.paused\n",
         "        return self._timer.is_started and here and not run.row.paused\n",
@@ -191,7 +191,7 @@ KEEPING: Final = (
     ),
     Mutant(
         "a-new-name-under-the-old-id",
-        "after a wrong clock a resumed schedule goes on under another id",
+        "after a wrong clock a resumed schedule continues under another id",
         "tfmq/broker/schedule_commands.py",
         "run.row._replace(id=id, through_ms=now, paused=False)",
         "run.row._replace(id=run.row.id or id, through_ms=now, paused=False)",
@@ -199,7 +199,7 @@ KEEPING: Final = (
     ),
     Mutant(
         "what-is-being-made-is-not-counted",
-        "several that come in one turn are counted against the limit",
+        "several schedules that are created in one turn count against the limit",
         "tfmq/broker/schedule_commands.py",
         '        if len(self._running) + len(self._adding) >= self._limits["schedules"]:\n',
         '        if len(self._running) >= self._limits["schedules"]:\n',
@@ -207,7 +207,7 @@ KEEPING: Final = (
     ),
     Mutant(
         "a-late-state-brings-a-removed-one-back",
-        "what comes late for a schedule that is gone changes nothing",
+        "a late change of a deleted schedule changes nothing",
         "tfmq/broker/catalog_state.py",
         "        row = self._by_id.get(id)\n        if row is not None:\n",
         "        row = self._by_id[id]\n        if row is not None:\n",
@@ -215,7 +215,7 @@ KEEPING: Final = (
     ),
     Mutant(
         "an-imitation-is-sent",
-        "a payload that imitates a block trailer of its partition is refused",
+        "a payload that looks like a block trailer of its partition is refused",
         "tfmq/broker/schedule_commands.py",
         "                self.scheduler.check_batches(run, [run.batch(0)])\n",
         "                run.batch(0)\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant in the wire and the server: what is taken in, what is bounded, who is cut off."""
+"""Planted bugs: the wire and the server: what is accepted, what is bounded, which peer is disconnected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKING: Final = "tests/test_packing.py"
 SERVER: Final = (
     Mutant(
         "oversize-frame-accepted",
-        "a frame above the limit is refused at its first word",
+        "a frame above the limit is refused after its first field",
         "tfmq/protocol/frames.py",
         "    if size > frame_bytes or size < 4:\n        start",
         "    if size < 4:\n        start",
@@ -23,7 +23,7 @@ SERVER: Final = (
     ),
     Mutant(
         "undersize-frame-accepted",
-        "a frame without room for its header size is refused",
+        "a frame without space for its header size is refused",
         "tfmq/protocol/frames.py",
         "    if size > frame_bytes or size < 4:\n        start",
         "    if size > frame_bytes:\n        start",
@@ -39,7 +39,7 @@ SERVER: Final = (
     ),
     Mutant(
         "header-size-unchecked-by-the-server",
-        "a header that does not fit its frame ends the connection, and reads nothing beside it",
+        "a header that does not fit its frame ends the connection, and nothing beyond the frame is read",
         "tfmq/server/session.py",
         "            if header_size > len(frame) - 8 or header_size > limits.HEADER_BYTES:\n",
         "            if header_size > limits.HEADER_BYTES:\n",
@@ -47,7 +47,7 @@ SERVER: Final = (
     ),
     Mutant(
         "header-nesting-unbounded",
-        "no header is nested so deep that a stack runs out",
+        "the nesting of a header is limited",
         "tfmq/bounded_msgpack.py",
         "    if depth > limits.HEADER_DEPTH:\n",
         "    if depth < 0:\n",
@@ -55,7 +55,7 @@ SERVER: Final = (
     ),
     Mutant(
         "header-items-unbounded",
-        "no header costs more objects than its bytes are worth",
+        "the objects that a header decodes to are limited by its size",
         "tfmq/bounded_msgpack.py",
         "    if items + count > items_max:\n",
         "    if items + count < 0:\n",
@@ -63,7 +63,7 @@ SERVER: Final = (
     ),
     Mutant(
         "large-frames-before-hello",
-        "before hello frames are small",
+        "before hello only small frames are accepted",
         "tfmq/server/session.py",
         '        self.frame_bytes: int = welcome.limits["frame_bytes_before_hello"]\n',
         '        self.frame_bytes: int = welcome.limits["frame_bytes"]\n',
@@ -71,7 +71,7 @@ SERVER: Final = (
     ),
     Mutant(
         "commands-before-hello",
-        "before hello nothing else is taken",
+        "before hello no other command is accepted",
         "tfmq/server/session.py",
         "        if self._hello_timer is not None or entry is None:\n",
         "        if entry is None:\n",
@@ -79,7 +79,7 @@ SERVER: Final = (
     ),
     Mutant(
         "hello-has-no-time-limit",
-        "who does not say hello in time is cut off",
+        "a client that does not send hello in time is disconnected",
         "tfmq/server/session.py",
         '        self.transport.cut_off("it did not send HELLO in time")\n',
         "        return\n",
@@ -87,7 +87,7 @@ SERVER: Final = (
     ),
     Mutant(
         "unknown-command-ends-the-connection",
-        "an unknown command is answered and the connection goes on",
+        "an unknown command gets an error reply, and the connection stays open",
         "tfmq/server/session.py",
         "                raise unknown_command(header[0])\n",
         '                raise BadFrame("unknown_command")\n',
@@ -102,8 +102,8 @@ SERVER: Final = (
         [SESSION],
     ),
     Mutant(
-        "acks-none-answered",
-        "a send without acknowledgement is not answered",
+        "acks-none-gets-a-reply",
+        "a send without acknowledgement gets no reply",
         "tfmq/server/session.py",
         "            reply.is_silent = request.acks == commands.ACKS_NONE\n",
         "            reply.is_silent = False\n",
@@ -119,7 +119,7 @@ SERVER: Final = (
     ),
     Mutant(
         "connections-unbounded",
-        "connections above the limit are refused, and the others go on",
+        "connections above the limit are refused, and the others stay open",
         "tfmq/server/server.py",
         "        if len(self._sessions) >= self._sessions_max:\n",
         "        if len(self._sessions) < 0:\n",
@@ -127,7 +127,7 @@ SERVER: Final = (
     ),
     Mutant(
         "slow-reader-never-cut",
-        "a peer that reads nothing is cut off after its time",
+        "a peer that reads nothing is disconnected after its time-out",
         "tfmq/server/connection_limits.py",
         "                if now - since >= self._unsent_seconds:\n",
         "                if now < since:\n",
@@ -135,15 +135,15 @@ SERVER: Final = (
     ),
     Mutant(
         "unsent-bytes-unbounded",
-        "a peer with too much unsent is cut off",
+        "a peer with too many unsent bytes is disconnected",
         "tfmq/server/transport.py",
         "        if self.unsent_bytes > self._limits.unsent_bytes_max:\n",
         "        if self.unsent_bytes < 0:\n",
         [TRANSPORT],
     ),
     Mutant(
-        "half-frame-waited-for-for-ever",
-        "half a frame is not waited for for ever",
+        "half-frame-waited-for-without-end",
+        "an incomplete frame is not waited for without end",
         "tfmq/server/connection_limits.py",
         "            elif now - since >= PARTIAL_FRAME_SECONDS:\n",
         "            elif now < since:\n",
@@ -151,7 +151,7 @@ SERVER: Final = (
     ),
     Mutant(
         "announced-size-allocated",
-        "an announced size alone costs no memory",
+        "an announced size alone allocates no memory",
         "tfmq/server/connection_limits.py",
         "    return min(needed, max(PARTIAL_FRAME_BYTES_MIN, PARTIAL_FRAME_GROWTH * arrived))\n",
         "    return needed\n",
@@ -159,7 +159,7 @@ SERVER: Final = (
     ),
     Mutant(
         "arena-reused-while-held",
-        "memory that somebody holds is not received into again",
+        "a buffer that is in use is not received into again",
         "tfmq/server/connection_limits.py",
         "        if self._position and self.buffer.holds == 1:\n",
         "        if self._position:\n",
@@ -167,7 +167,7 @@ SERVER: Final = (
     ),
     Mutant(
         "split-frame-lost",
-        "frames in any pieces arrive whole",
+        "frames are decoded however they are split",
         "tfmq/server/transport.py",
         "        self._leftover = bytes(view[position:])\n",
         '        self._leftover = b""\n',
@@ -175,7 +175,7 @@ SERVER: Final = (
     ),
     Mutant(
         "buffer-not-given-back",
-        "all memory of a connection comes back",
+        "all memory of a connection is given back",
         "tfmq/server/transport.py",
         ("            self._limits.frame_done(self, tail.buffer.size)\n            tail.release()\n"),
         "            self._limits.frame_done(self, tail.buffer.size)\n",
@@ -198,8 +198,8 @@ SERVER: Final = (
         ["tests/journal/buffers/test_arena.py"],
     ),
     Mutant(
-        "stop-does-not-force",
-        "a clean stop forces what was taken",
+        "stop-does-not-fsync",
+        "a clean stop makes accepted messages durable",
         "tfmq/broker/broker.py",
         '            close_cleanly(partition.log, f"{partition.name}-{partition.number}")\n',
         '            partition.log.abandon("stopped")\n',
@@ -225,7 +225,7 @@ SERVER: Final = (
     ),
     Mutant(
         "work-lost-without-a-thread",
-        "work is done also where no thread can be started",
+        "work is executed also where no thread can be started",
         "tfmq/server/reactor.py",
         "        if not self._threads:\n",
         "        if not self._threads and not self._short_told:\n",
@@ -241,7 +241,7 @@ SERVER: Final = (
     ),
     Mutant(
         "expensive-requests-served-with-their-read",
-        "expensive requests of many connections do not keep a cheap one of another waiting",
+        "expensive requests of many connections do not delay a cheap one of another",
         "tfmq/server/transport.py",
         "                and is_expensive(view, position, whole)\n",
         "                and whole < 0\n",
@@ -249,7 +249,7 @@ SERVER: Final = (
     ),
     Mutant(
         "a-long-form-hides-a-list-command",
-        "a list command in a longer form than necessary is as expensive",
+        "a list command in an encoding that is longer than necessary is as expensive",
         "tfmq/server/transport.py",
         "TO_CHECK = LISTS | UNSIGNED.keys() | {0, METADATA}\n",
         "TO_CHECK = LISTS | {METADATA}\n",
@@ -279,7 +279,7 @@ SERVER: Final = (
     ),
     Mutant(
         "a-fixed-reserve-of-descriptors",
-        "with a low limit of open files there are connections all the same",
+        "with a low limit of open files connections are accepted nevertheless",
         "tfmq/server/listener.py",
         "free - min(DESCRIPTORS_KEPT, free // 2)",
         "free - DESCRIPTORS_KEPT",
@@ -287,7 +287,7 @@ SERVER: Final = (
     ),
     Mutant(
         "a-message-above-the-limit-stored",
-        "no message above limits.message_bytes is stored, whatever the client has learnt",
+        "no message above limits.message_bytes is stored, whatever limit the client has",
         "tfmq/broker/produce.py",
         "        if size > self._message_bytes_max:\n",
         "        if size > self._record_bytes_max:\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant in the pipelines archive and replay, and in what all pipelines share."""
+"""Planted bugs: the pipelines archive and replay, and what all pipelines share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANEW: Final = f"{ARCHIVING}::test_a_step_that_was_begun_is_made_again_as_it_was_
 ARCHIVED: Final = (
     Mutant(
         "archive-lost-manifest-passed-over",
-        "no row comes twice, also where a manifest was lost",
+        "no row is archived twice, also where a manifest was lost",
         "tfmq/spark/pipelines/manifest.py",
         "            if start >= ends.get((incarnation, partition), 0):\n",
         "            if False:\n",
@@ -26,7 +26,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-stuck-at-an-attribute-that-is-none",
-        "messages whose attributes nobody can read are copied as they are",
+        "messages whose attributes cannot be decoded are copied as they are",
         "tfmq/spark/pipelines/archive.py",
         "wish.verify, lenient=True)",
         "wish.verify)",
@@ -34,7 +34,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-step-not-planned-before-its-files",
-        "a step that was begun is made again as it was planned",
+        "an interrupted step is repeated as it was planned",
         "tfmq/spark/pipelines/archive.py",
         "            self._archive.write_plan(plan)\n",
         "",
@@ -42,7 +42,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-step-planned-anew",
-        "a step that was begun is made again as it was planned, and no row comes twice",
+        "an interrupted step is repeated as it was planned, and no row is archived twice",
         "tfmq/spark/pipelines/archive.py",
         "        begun = self._drop_lost_pieces(self._archive.started_plan(self._topic, step))\n",
         "        begun = None\n",
@@ -50,7 +50,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-half-written-files-stay",
-        "the next run removes what a killed one left half written",
+        "the next run removes partial files of a killed one",
         "tfmq/spark/pipelines/archive.py",
         "            delete_temporary_files(self._options.folder / archive_layout.topic_folder(self._topic))\n",
         "",
@@ -66,7 +66,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-takes-another-brokers-topic",
-        "offsets of two brokers never come into one archive",
+        "offsets of two brokers are never stored in one archive",
         "tfmq/spark/pipelines/archive.py",
         "        if old and new and old != new:\n",
         "        if old and new and old == new:\n",
@@ -74,7 +74,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-piece-begins-inside-a-repair",
-        "a run goes on once damage is repaired",
+        "a run continues once damage is repaired",
         "tfmq/spark/pipelines/archive.py",
         "        start = readable_start(logs, log, piece)\n",
         "        start = piece.start\n",
@@ -82,7 +82,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-passes-over-what-retention-takes-meanwhile",
-        "what retention takes while a piece is read is told, never passed over",
+        "messages that retention removes while a piece is read are reported, never skipped silently",
         "tfmq/spark/pipelines/archive.py",
         "    return piece.start if gone else start\n",
         "    return start\n",
@@ -90,7 +90,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-forgets-the-gap-of-a-step-that-was-begun",
-        "what retention took of a step is noted, and its files go aside",
+        "messages of a step that retention removed are recorded, and the files of the step are moved aside",
         "tfmq/spark/pipelines/archive.py",
         "        changed.append(each)\n",
         "",
@@ -98,7 +98,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-passes-over-what-retention-took",
-        "messages that are gone stop the archive, or are noted as a gap",
+        "missing messages stop the archive, or are recorded as a gap",
         "tfmq/spark/pipelines/archive.py",
         "        elif start < bounds.first:\n",
         "        elif start > bounds.end + bounds.first:\n",
@@ -114,15 +114,15 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-goes-on-before-a-gap",
-        "a run goes on behind the gap that was noted",
+        "a run continues after the gap that was recorded",
         "tfmq/spark/pipelines/archive.py",
         "    reached += [(each.incarnation, each.partition, each.end) for each in gaps]\n",
         "",
         [PLANNING],
     ),
     Mutant(
-        "archive-piece-begins-behind-its-range",
-        "steps and pieces hold every offset once",
+        "archive-piece-begins-after-its-range",
+        "steps and pieces contain every offset once",
         "tfmq/spark/pipelines/archive.py",
         "            left.append(stretch._replace(start=end))\n",
         "            left.append(stretch._replace(start=end + 1))\n",
@@ -130,7 +130,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-hours-of-another-zone",
-        "rows go into the file of their hour, UTC",
+        "rows are stored in the file of their hour, UTC",
         "tfmq/spark/pipelines/parquet_files.py",
         "// HOUR_US\n",
         "// HOUR_US + 1\n",
@@ -138,7 +138,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-row-groups-as-batches-come",
-        "the same rows give the same bytes, however they come",
+        "the same rows give the same bytes, whatever their batches",
         "tfmq/spark/pipelines/parquet_files.py",
         "            if self._buffered_bytes >= GROUP_BYTES or self._buffered_rows >= GROUP_ROWS:\n",
         "            if self._buffered_bytes:\n",
@@ -146,23 +146,23 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-file-shown-before-it-is-whole",
-        "a file appears when it is whole",
+        "a file has its name when it is complete",
         "tfmq/spark/pipelines/parquet_files.py",
         "        self._temporary = temporary_path(self._path)\n",
         "        self._temporary = self._path\n",
         [f"{HOUR_FILES}::test_what_fails_in_the_middle_leaves_whole_files_only"],
     ),
     Mutant(
-        "archive-file-not-forced",
-        "a file is on the disk before it gets its name",
+        "archive-file-not-fsynced",
+        "a file is durable before it gets its name",
         "tfmq/spark/pipelines/archive_layout.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
         "        file.flush()\n",
         [DURABLE],
     ),
     Mutant(
-        "archive-name-not-forced",
-        "a file's name is on the disk when it is said to be there",
+        "archive-name-not-fsynced",
+        "a file's name is durable when the file is reported as present",
         "tfmq/spark/pipelines/archive_layout.py",
         ("    temporary.replace(path)\n    fsync_folder(path.parent)\n"),
         "    temporary.replace(path)\n",
@@ -170,7 +170,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-manifest-believed",
-        "a damaged manifest is told with its name",
+        "a damaged manifest is reported by name",
         "tfmq/spark/pipelines/manifest.py",
         "    if crc != _crc(body):\n",
         "    if crc is None:\n",
@@ -178,7 +178,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-missing-step-passed-over",
-        "a missing step is told with its name",
+        "a missing step is reported by name",
         "tfmq/spark/pipelines/manifest.py",
         "            if step != expected:\n",
         "            if step < expected:\n",
@@ -186,7 +186,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-takes-any-folder",
-        "a folder of somebody else is not taken for an archive",
+        "a folder with other content is not taken for an archive",
         "tfmq/spark/pipelines/manifest.py",
         "        if strangers:\n",
         "        if len(strangers) > 1:\n",
@@ -194,7 +194,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "archive-file-believed",
-        "a damaged file of an archive is told by name before a row of it is used",
+        "a damaged file of an archive is reported by name before a row of it is used",
         "tfmq/spark/pipelines/parquet_files.py",
         "    if crc != file.crc:\n",
         "    if crc == 0:\n",
@@ -202,7 +202,7 @@ ARCHIVED: Final = (
     ),
     Mutant(
         "failed-task-passed-over",
-        "the error of a task is raised as what it is",
+        "the error of a task is raised with its own type",
         "tfmq/spark/pipelines/spark_jobs.py",
         ("        if isinstance(done, TaskFailure):\n            raise done.to_error()\n"),
         ("        if isinstance(done, TaskFailure):\n            continue\n"),
@@ -213,7 +213,7 @@ ARCHIVED: Final = (
 REPLAYED: Final = (
     Mutant(
         "replay-begins-anew-each-time",
-        "a run goes on where the ones before it ended",
+        "a run continues where the previous one ended",
         "tfmq/spark/pipelines/replay.py",
         "        return ReplayTarget(group, topic.incarnation, count, max(reached, default=0))\n",
         "        return ReplayTarget(group, topic.incarnation, count, 0)\n",
@@ -221,7 +221,7 @@ REPLAYED: Final = (
     ),
     Mutant(
         "replay-without-attributes",
-        "keys, tags, properties and birth times come back as they were",
+        "keys, tags, properties and birth times are restored",
         "tfmq/spark/pipelines/replay.py",
         'SENT_COLUMNS: Final = ("value", "attributes", "partition")\n',
         'SENT_COLUMNS: Final = ("value", "key", "partition")\n',
@@ -229,7 +229,7 @@ REPLAYED: Final = (
     ),
     Mutant(
         "replay-without-partitions",
-        "messages come back in their partitions and order",
+        "messages are restored to their partitions, in order",
         "tfmq/spark/pipelines/replay.py",
         'SENT_COLUMNS: Final = ("value", "attributes", "partition")\n',
         'SENT_COLUMNS: Final = ("value", "attributes")\n',
@@ -245,7 +245,7 @@ REPLAYED: Final = (
     ),
     Mutant(
         "replay-into-its-own-topic",
-        "a topic does not get its own messages a second time unless that is meant",
+        "a topic does not get its own messages a second time unless that is requested",
         "tfmq/spark/pipelines/replay.py",
         "        if same and not wish.into_itself:\n",
         "        if same and wish.repartition:\n",
@@ -253,7 +253,7 @@ REPLAYED: Final = (
     ),
     Mutant(
         "replay-takes-the-end-of-its-time-with-it",
-        "times are chosen row by row: from since on, before until",
+        "rows are selected one by one: since <= time < until",
         "tfmq/spark/pipelines/replay.py",
         "int(np.searchsorted(times, choice.until_ms))",
         'int(np.searchsorted(times, choice.until_ms, "right"))',
@@ -261,7 +261,7 @@ REPLAYED: Final = (
     ),
     Mutant(
         "replay-finds-a-missing-file-on-the-way",
-        "a missing file is told before anything is sent",
+        "a missing file is reported before anything is sent",
         "tfmq/spark/pipelines/replay.py",
         "        self._check_files(todo)\n",
         "",
@@ -277,7 +277,7 @@ REPLAYED: Final = (
     ),
     Mutant(
         "replay-steps-renumbered-when-the-archive-grows",
-        "what is archived later adds steps and changes none",
+        "a later archive run adds steps and changes none",
         "tfmq/spark/pipelines/replay.py",
         (
             "    for manifest in manifests:\n"
@@ -288,7 +288,7 @@ REPLAYED: Final = (
     ),
     Mutant(
         "replay-into-a-new-topic-taken-for-the-old-one",
-        "another target is another replay",
+        "a replay to another target is another replay",
         "tfmq/spark/pipelines/replay.py",
         "[archive_id, *choice, node, topic, incarnation]",
         "[archive_id, *choice, node, topic]",

@@ -1,4 +1,4 @@
-"""Bugs to plant in the pipelines audit, reconcile and report: what they overlook, and what they accuse wrongly."""
+"""Planted bugs: the pipelines audit, reconcile and report: what they overlook or report wrongly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIGURES: Final = "tests/spark/pipelines/test_report_render.py"
 SEGMENTS: Final = (
     Mutant(
         "audit-missing-mark-passed-over",
-        "a log whose mark is missing is told",
+        "a log whose mark is missing is reported",
         "tfmq/spark/pipelines/audit_check.py",
         "        if marks is None and not self.log.checkpoint_damaged and any(each.size for each in self.segments):\n",
         "        if marks is None and begins:\n",
@@ -36,7 +36,7 @@ SEGMENTS: Final = (
     ),
     Mutant(
         "pipelines-interrupts-of-pyspark",
-        "Ctrl-C is one sentence",
+        "Ctrl-C prints one sentence",
         "tfmq/spark/pipelines/command.py",
         "            signal.signal(signal.SIGINT, before)\n",
         "            pass\n",
@@ -52,7 +52,7 @@ SEGMENTS: Final = (
     ),
     Mutant(
         "audit-tail-is-damage",
-        "what lies behind the forced mark is no damage",
+        "bytes after the durable offset are not damage",
         "tfmq/spark/pipelines/audit_check.py",
         "        if self.piece.is_last and end and first >= self.log.durable_offset:\n",
         "        if False:\n",
@@ -60,7 +60,7 @@ SEGMENTS: Final = (
     ),
     Mutant(
         "audit-places-may-go-back",
-        "places of transactions only grow in a partition",
+        "positions of transactions only increase in a partition",
         "tfmq/spark/pipelines/audit_check.py",
         "        if self.last_source is not None and place < self.last_source:\n",
         "        if self.last_source is not None and place < (0, 0):\n",
@@ -68,7 +68,7 @@ SEGMENTS: Final = (
     ),
     Mutant(
         "audit-pieces-at-unproven-places",
-        "a piece begins only where a block trailer says that a block does",
+        "a piece begins only at the beginning of a block that a block trailer confirms",
         "tfmq/spark/pipelines/audit_plan.py",
         "        return decode_trailer(data, 0, log_id).next == segment.base + position\n",
         "        return len(data) > 0\n",
@@ -92,7 +92,7 @@ SEGMENTS: Final = (
     ),
     Mutant(
         "audit-retention-is-loss",
-        "what retention took is not missing",
+        "messages that retention removed are not reported as missing",
         "tfmq/spark/pipelines/audit_check.py",
         (
             "            if marks.first < first:\n"
@@ -103,7 +103,7 @@ SEGMENTS: Final = (
     ),
     Mutant(
         "audit-ordinals-between-files-unseen",
-        "ordinals go on from file to file",
+        "ordinals continue from file to file",
         "tfmq/spark/pipelines/audit_check.py",
         "                self._check_ordinals(found[number - 1], each)\n",
         "                pass\n",
@@ -111,7 +111,7 @@ SEGMENTS: Final = (
     ),
     Mutant(
         "audit-missing-folder-unseen",
-        "a partition's folder that is missing is found",
+        "a missing folder of a partition is found",
         "tfmq/spark/pipelines/audit_plan.py",
         "        for partition in range(topic.partitions):\n",
         "        for partition in range(1):\n",
@@ -122,7 +122,7 @@ SEGMENTS: Final = (
 IDS: Final = (
     Mutant(
         "audit-only-neighbours-are-repeats",
-        "two messages with one id are found wherever they are",
+        "two messages with the same id are found wherever they are",
         "tfmq/spark/pipelines/audit_compare.py",
         "    for at in np.flatnonzero(runs.key[1:] < highest[:-1]) + 1:\n",
         "    for at in np.flatnonzero(runs.key[1:] < ends[:-1]) + 1:\n",
@@ -130,7 +130,7 @@ IDS: Final = (
     ),
     Mutant(
         "audit-brokers-share-ids",
-        "each data folder is compared with itself",
+        "each data folder is compared only with itself",
         "tfmq/spark/pipelines/audit_compare.py",
         "        mine = facts.select(facts.folder == folder)\n",
         "        mine = facts\n",
@@ -138,7 +138,7 @@ IDS: Final = (
     ),
     Mutant(
         "audit-a-producers-ids-in-two-parts",
-        "ids of one producer are judged together",
+        "ids of one producer are checked together",
         "tfmq/spark/pipelines/audit_check.py",
         "    mixed = (facts.key >> np.uint64(SEQUENCE_BITS)) + facts.folder.astype(np.uint64)\n",
         "    mixed = facts.key + facts.folder.astype(np.uint64)\n",
@@ -146,7 +146,7 @@ IDS: Final = (
     ),
     Mutant(
         "audit-repeat-without-its-place",
-        "a repeat is told to the byte",
+        "a repeated message is reported with its exact position",
         "tfmq/spark/pipelines/audit_compare.py",
         "                if first_id <= id < end_id and not flag & (FLAG_TRAILER | FLAG_FILLER):\n",
         "                if first_id <= id and not flag & (FLAG_TRAILER | FLAG_FILLER):\n",
@@ -157,7 +157,7 @@ IDS: Final = (
 TRANSACTIONS: Final = (
     Mutant(
         "audit-torn-transaction-is-on-its-way",
-        "what a committed transaction brings and a partition lacks is found",
+        "messages of a committed transaction that a partition lacks are found",
         "tfmq/spark/pipelines/audit_compare.py",
         "            if (place, number) > standing.applied:\n",
         "            if (place, number) > FIRST_SOURCE:\n",
@@ -165,15 +165,15 @@ TRANSACTIONS: Final = (
     ),
     Mutant(
         "audit-on-its-way-is-torn",
-        "what a partition has not come to is on its way",
+        "messages that a partition has not applied yet are reported as pending",
         "tfmq/spark/pipelines/audit_compare.py",
         "            if (place, number) > standing.applied:\n",
         "            if place > standing.applied[0]:\n",
         [f"{JUDGING}::test_what_a_partition_has_not_come_to_is_on_its_way"],
     ),
     Mutant(
-        "audit-damage-is-told-again-as-torn",
-        "what was lost with damage is not told as torn",
+        "audit-damage-is-reported-again-as-torn",
+        "messages that were lost with damage are not reported as torn",
         "tfmq/spark/pipelines/audit_compare.py",
         "            elif not any(low[0] <= place <= high[0] for low, high, _ in standing.windows):\n",
         "            elif not any(low[0] < place < high[0] for low, high, _ in standing.windows):\n",
@@ -181,7 +181,7 @@ TRANSACTIONS: Final = (
     ),
     Mutant(
         "audit-stray-appends-unseen",
-        "an append counts only under a decision of the journal",
+        "an append is valid only with a decision of the journal",
         "tfmq/spark/pipelines/audit_compare.py",
         "        if place >= end or any(",
         "        if any(",
@@ -189,7 +189,7 @@ TRANSACTIONS: Final = (
     ),
     Mutant(
         "audit-forgotten-decisions-are-undecided",
-        "where files of the journal are gone nothing is undecided",
+        "where files of the journal are missing, no transaction is reported as undecided",
         "tfmq/spark/pipelines/audit_journal.py",
         "        elif epoch in rolled or message.place >= known_from:\n",
         "        elif epoch in rolled or message.place >= 0:\n",
@@ -205,7 +205,7 @@ TRANSACTIONS: Final = (
     ),
     Mutant(
         "audit-numbers-of-copies",
-        "messages of which only copies are left are not numbered by the places of the copies",
+        "messages of which only copies are left are not numbered by the positions of the copies",
         "tfmq/spark/pipelines/audit_journal.py",
         "        if epoch in copied or total.get(epoch) != has.get(epoch, 0)\n",
         "        if total.get(epoch) != has.get(epoch, 0)\n",
@@ -223,8 +223,8 @@ TRANSACTIONS: Final = (
 
 BALANCES: Final = (
     Mutant(
-        "reconcile-letters-of-the-next-message-are-done",
-        "a letter of a message that is not saved as done is told",
+        "reconcile-dead-letters-of-the-next-message-are-done",
+        "a dead letter of a message that is not committed as processed is reported",
         "tfmq/spark/pipelines/reconcile.py",
         "    early = [letter for letter in letters if letter.ordinal >= consumed]\n",
         "    early = [letter for letter in letters if letter.ordinal > consumed]\n",
@@ -232,7 +232,7 @@ BALANCES: Final = (
     ),
     Mutant(
         "reconcile-two-stores-count-twice",
-        "a letter in two stores is told",
+        "a dead letter in two stores is reported",
         "tfmq/spark/pipelines/reconcile.py",
         "        if other is not letter and other.store != letter.store:\n",
         "        if other is not letter and other.store == letter.store:\n",
@@ -240,7 +240,7 @@ BALANCES: Final = (
     ),
     Mutant(
         "report-quantiles-of-a-bins-edge",
-        "quantiles are as near as a bin is wide, and few values are exact",
+        "quantiles are exact to the width of a bin, and with few values exact",
         "tfmq/spark/pipelines/report_render.py",
         "        left = share * self.count_values\n",
         "        left = share * share * self.count_values\n",
@@ -248,7 +248,7 @@ BALANCES: Final = (
     ),
     Mutant(
         "report-names-become-markup",
-        "no name of a user becomes markup",
+        "names from users are never interpreted as markup",
         "tfmq/spark/pipelines/report_render.py",
         '"".join(f"<td>{escape(cell)}</td>" for cell in row)',
         '"".join(f"<td>{cell}</td>" for cell in row)',

@@ -1,4 +1,4 @@
-"""Bugs to plant in how ranges of partitions are read: over the wire, and out of a data folder."""
+"""Planted bugs: how ranges of partitions are read: over the wire, and from a data folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ RUNS: Final = "tests/journal/log/test_run_index.py"
 
 SPARK_LOGS: Final = (
     Mutant(
-        "unforced-places-told-over-the-wire",
-        "nothing behind the forced mark is ever given to Spark",
+        "offsets-without-fsync-returned-to-readers",
+        "nothing after the durable offset is ever given to Spark",
         "tfmq/spark/wire_reader.py",
         "        return min(found.offset, found.forced_offset)\n",
         "        return found.offset\n",
@@ -23,7 +23,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "written-records-fetched",
-        "nothing behind the forced mark is ever given to Spark",
+        "nothing after the durable offset is ever given to Spark",
         "tfmq/spark/wire_reader.py",
         "    return wire.Fetch(log.topic, log.incarnation, log.partition, offset, epoch, max_bytes)\n",
         "    return wire.Fetch(log.topic, log.incarnation, log.partition, offset, epoch, max_bytes, 0, 1)\n",
@@ -31,7 +31,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "next-chunk-asked-for-too-late",
-        "the broker sends the next chunk while this one is worked on",
+        "the broker sends the next fetch response while the current one is processed",
         "tfmq/spark/wire_reader.py",
         (
             "        if self._offset < self._end:\n"
@@ -42,7 +42,7 @@ SPARK_LOGS: Final = (
         [WIRE],
     ),
     Mutant(
-        "time-counts-while-nobody-waits",
+        "time-counts-while-not-waiting",
         "a slow query does not lose its broker",
         "tfmq/spark/wire_reader.py",
         "        self._call = self._link.send_request(fetch, seconds=None)\n",
@@ -51,7 +51,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "epoch-not-sent",
-        "a cut of the log below what was read is noticed",
+        "a cut of the log below what was read is detected",
         "tfmq/spark/wire_reader.py",
         "        self._offset, self._epoch = reply.next, reply.epoch\n",
         "        self._offset = reply.next\n",
@@ -67,7 +67,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "broker-that-is-away-not-waited-for",
-        "who has a range waits for its broker up to the timeout",
+        "a task waits for its broker up to the timeout",
         "tfmq/spark/wire_reader.py",
         "        self._link.first_connect_timeout = max(self._link.first_connect_timeout, self._timeout)\n",
         "",
@@ -75,7 +75,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "call-left-under-way",
-        "a reader that ends early leaves nothing under way",
+        "a reader that ends early leaves no call open",
         "tfmq/spark/wire_reader.py",
         "        finally:\n            reading.close()\n",
         "        finally:\n            pass\n",
@@ -90,16 +90,16 @@ SPARK_LOGS: Final = (
         [WIRE],
     ),
     Mutant(
-        "place-of-a-control-record",
-        "an offset leads to the next message",
+        "place-of-a-block-trailer",
+        "an offset is resolved to the next message",
         "tfmq/spark/ranges.py",
         "    no_message = FLAG_TRAILER | FLAG_FILLER\n",
         "    no_message = FLAG_FILLER\n",
         [WIRE, "tests/spark/test_ranges.py"],
     ),
     Mutant(
-        "force-not-asked-for",
-        "a stream sees what was sent with acks=written as soon as a consumer does",
+        "fsync-not-asked-for",
+        "a stream sees messages with acks=written as soon as a consumer does",
         "tfmq/spark/wire_reader.py",
         "            self._wait_for_fsync(places)\n",
         "",
@@ -107,7 +107,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "place-of-a-stopped-log-is-a-fault",
-        "every place of a partition that is stopped is answered",
+        "every position of a stopped partition can be resolved",
         "tfmq/broker/log_offsets.py",
         "        if not chunk.data:\n            return ORDINAL_UNKNOWN\n",
         "",
@@ -115,7 +115,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "mark-not-looked-at-again",
-        "a folder's reader sees what its broker takes away, and what it adds",
+        "the reader of a folder sees what its broker deletes and adds",
         "tfmq/spark/file_reader.py",
         ("            seen.refresh()\n            return question(seen)\n"),
         "            return question(seen)\n",
@@ -123,7 +123,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "topic-made-anew-taken-for-the-old-one",
-        "a topic that was deleted and made anew is another one",
+        "a topic that was deleted and created again is another topic",
         "tfmq/spark/file_reader.py",
         ("        if isinstance(error, WrongLog):\n            return replaced_topic_error(log)\n"),
         "",
@@ -131,7 +131,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "missing-partition-passed-over",
-        "a partition that is missing in a data folder is named",
+        "a missing partition in a data folder is reported",
         "tfmq/spark/file_reader.py",
         "        if trouble:\n            raise UnknownPartition",
         "        if not found:\n            raise UnknownPartition",
@@ -149,16 +149,16 @@ SPARK_LOGS: Final = (
         [TOPICS],
     ),
     Mutant(
-        "mark-of-the-files-stays-behind",
-        "within a second log.mark says what is forced, also when the traffic ends",
+        "mark-of-the-files-not-updated",
+        "log.mark contains the durable offset within a second, also when no more messages arrive",
         "tfmq/broker/partition.py",
         "        elif not self._checkpoint_scheduled:\n",
         "        elif self._checkpoint_scheduled:\n",
         ["tests/broker/test_partition.py", FOLDER],
     ),
     Mutant(
-        "read-behind-the-forced-mark",
-        "nothing behind the forced mark is ever given out of a folder",
+        "read-after-the-durable-offset",
+        "nothing after the durable offset is read from a folder",
         "journal/log/readonly.py",
         "        segment_set.end, segment_set.end_ordinal = checkpoint.durable, checkpoint.durable_ordinal\n",
         "        segment_set.end, segment_set.end_ordinal = 1 << 40, 1 << 40\n",
@@ -166,7 +166,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "cut-during-a-read-not-noticed",
-        "a cut of the log while a chunk is read is noticed",
+        "a cut of the log while a chunk is read is detected",
         "journal/log/readonly.py",
         "        cut = None if epoch is None else truncated_since(self.refresh().starts, epoch)\n",
         "        cut = None\n",
@@ -174,7 +174,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "vanished-segment-is-a-crash",
-        "a segment that retention takes during a read lies below the start",
+        "a segment that retention removes during a read is reported as below the start",
         "journal/log/readonly.py",
         "                if not self._discard_index_file(removed) and not self._is_obsolete(removed):\n",
         "                if not self._discard_index_file(removed):\n",
@@ -182,7 +182,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "cut-file-taken-for-whole",
-        "a segment file that is cut is told, and walked only once",
+        "a truncated segment file is reported, and scanned only once",
         "journal/log/segment.py",
         "                raise Incomplete(position, FILE_TOO_SHORT)\n",
         "                return\n",
@@ -190,7 +190,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "index-of-another-time-believed",
-        "an index entry counts only where a block ends before the place that it names",
+        "an index entry is valid only where a block ends before the position that it names",
         "journal/log/index.py",
         "        if not place.position:\n            return place\n",
         "        return place\n",
@@ -198,7 +198,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "entry-taken-unchecked",
-        "an index entry that fails its checksum is not taken",
+        "an index entry whose checksum fails is not used",
         "journal/log/index.py",
         "        if crc32(data[:_CHECKSUMMED_BYTES], self._seed) != crc or log_id != self._log_id:\n",
         "        if log_id != self._log_id:\n",
@@ -206,7 +206,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "whole-index-read-for-one-place",
-        "one place costs the logarithm of an index",
+        "a lookup reads a logarithmic part of an index",
         "journal/log/index.py",
         "        count = self._search(self._count, lambda number: self.entry(number).position <= position)\n",
         "        count = sum(self.entry(number).position <= position for number in range(self._count))\n",
@@ -214,7 +214,7 @@ SPARK_LOGS: Final = (
     ),
     Mutant(
         "files-of-a-log-left-open",
-        "few files of a log are open at once",
+        "few files of a log are open at the same time",
         "journal/log/readonly.py",
         "            while len(self._pool) >= OPEN_MAX:\n",
         "            while len(self._pool) >= OPEN_MAX * 1000:\n",

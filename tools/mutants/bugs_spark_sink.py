@@ -1,4 +1,4 @@
-"""Bugs to plant in Spark's sink: every batch once, all of it or nothing, each row where it belongs."""
+"""Planted bugs: Spark's sink: every batch once, all of it or nothing, each row in its partition."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ STOPPING: Final = "tests/spark/test_stopping_broker.py::test_so_are_the_tasks_of
 STREAM_SINK: Final = "tests/spark/test_stream_sink.py"
 TASK: Final = "tests/spark/test_task_writing.py"
 
-LARGE: Final = "a task may be larger, and slower, than one transaction may be"
-ONCE: Final = "each batch is in its topics once"
-NOTHING_LEFT: Final = "a writer that failed leaves nothing in the broker"
-PLACED: Final = "each row goes to its topic and partition, in order"
-COUNTED: Final = "a batch that is committed is known again, and another one under its number is refused"
-TOLD: Final = "what is wrong is told in a sentence"
+LARGE: Final = "a task may be larger and slower than one transaction may be"
+ONCE: Final = "each batch is stored once in its topics"
+NOTHING_LEFT: Final = "a writer that failed leaves nothing at the broker"
+PLACED: Final = "each row is sent to its topic and partition, in order"
+COUNTED: Final = "a committed batch is recognised again, and another one under its number is refused"
+TOLD: Final = "errors are reported in one sentence"
 
 SPARK_SINK: Final = (
     # The client's part of a commit group
@@ -173,7 +173,7 @@ SPARK_SINK: Final = (
         [OUTGOING],
     ),
     Mutant(
-        "partition-behind-the-last",
+        "partition-after-the-last",
         PLACED,
         "tfmq/spark/sink_task.py",
         "        if not 0 <= wrong < count:\n",
@@ -216,7 +216,7 @@ SPARK_SINK: Final = (
         [OUTGOING],
     ),
     Mutant(
-        "records-larger-than-told",
+        "records-larger-than-the-limit",
         LARGE,
         "tfmq/spark/sink_task.py",
         "            sizes += pc.binary_length(column).fill_null(0).to_numpy()\n",
@@ -322,7 +322,7 @@ SPARK_SINK: Final = (
         [STREAM_SINK],
     ),
     Mutant(
-        "single-writes-stay-for-ever",
+        "single-writes-stay-without-end",
         NOTHING_LEFT,
         "tfmq/spark/sinks.py",
         ("            if not self.idempotent:\n                self._delete_group(client)\n"),
@@ -339,7 +339,7 @@ SPARK_SINK: Final = (
     ),
     Mutant(
         "a-sinks-task-does-not-wait-for-a-broker-that-stops",
-        "a broker that stops and comes back is waited for",
+        "a broker that stops and starts again is waited for",
         "tfmq/spark/sink_task.py",
         "create=True, retry_while_busy=True,",
         "create=True,",

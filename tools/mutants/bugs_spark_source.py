@@ -1,4 +1,4 @@
-"""Bugs to plant in what Spark reads: gaps and repeats between micro-batches, losses in silence, limits, sentences."""
+"""Planted bugs: Spark's source: gaps and repeats between micro-batches, silent losses, limits, errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOPPING: Final = "tests/spark/test_stopping_broker.py"
 SPARK_SOURCE: Final = (
     Mutant(
         "a-broker-that-stops-ends-the-query",
-        "a broker that stops and comes back is waited for",
+        "a broker that stops and starts again is waited for",
         "tfmq/client/connection/requests.py",
         "            if give_up or link.now() + backoff.seconds >= until:\n",
         "            if give_up or isinstance(error, Busy) or link.now() + backoff.seconds >= until:\n",
@@ -25,7 +25,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "a-query-that-has-begun-gives-up-soon",
-        "a query that has begun waits for its broker from the first question on",
+        "a running query waits for its broker from the first request on",
         "tfmq/spark/wire_reader.py",
         "        if wait_for_broker:\n",
         "        if wait_for_broker and timeout < 0:\n",
@@ -41,7 +41,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "retention-in-silence",
-        "what retention took before it was read stops the query, or is said",
+        "messages that retention removed before they were read stop the query, or are reported",
         "tfmq/spark/planner.py",
         "        if begin < bounds.first:\n",
         "        if begin < bounds.first and start is None:\n            return bounds.first\n"
@@ -50,7 +50,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "new-topic-read-as-the-old-one",
-        "a topic that was made anew is not read as the old one",
+        "a topic that was created again is not read as the old one",
         "tfmq/spark/planner.py",
         "        if start is not None and start.is_of_another(log.incarnation, self._logs.broker_id()):\n",
         "        if start is not None and start.is_of_another(start.incarnation, self._logs.broker_id()):\n",
@@ -58,7 +58,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "another-brokers-checkpoint",
-        "a checkpoint that is used with another broker is told",
+        "a checkpoint that is used with another broker is reported",
         "tfmq/spark/planner.py",
         "        if start is not None and start.is_of_another(log.incarnation, self._logs.broker_id()):\n",
         "        if start is not None and start.is_of_another(log.incarnation, start.broker):\n",
@@ -66,7 +66,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "planned-batch-of-a-deleted-topic",
-        "a topic that is gone when a planned batch is read again is a loss",
+        "a topic that is deleted when a planned batch is read again is a loss",
         "tfmq/spark/planner.py",
         (
             "                self._losses.handle_loss(_deleted_topic_error(key[0]))\n"
@@ -77,7 +77,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "deleted-topic-in-silence",
-        "a topic that is gone stops the query, or is left out with a word",
+        "a deleted topic stops the query, or is left out with a log line",
         "tfmq/spark/planner.py",
         ("            else:\n                self._losses.handle_loss(_deleted_topic_error(topic))\n"),
         (
@@ -96,7 +96,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "available-now-goes-on",
-        "with AvailableNow a query ends with what was there",
+        "with AvailableNow a query ends with the messages that existed when it began",
         "tfmq/spark/planner.py",
         "    return bounds._replace(end=aim.end, end_ordinal=aim.end_ordinal)\n",
         "    return bounds\n",
@@ -104,7 +104,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "available-now-reads-new-partitions",
-        "with AvailableNow a query ends with what was there",
+        "with AvailableNow a query ends with the messages that existed when it began",
         "tfmq/spark/planner.py",
         "            found[key] = PartitionBounds(log, _limit_bounds(bounds, aim.bounds))\n",
         (
@@ -127,7 +127,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "stuck-before-a-gap",
-        "a limit does not hold a query up before lost messages that are more",
+        "a limit that is smaller than a gap of lost messages does not block a query",
         "tfmq/spark/planner.py",
         "if found[key] <= begins[key]:",
         "if found[key] < begins[key]:",
@@ -143,7 +143,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "made-anew-while-a-query-ends",
-        "with Trigger.AvailableNow a topic that was made anew is told, too",
+        "with Trigger.AvailableNow a topic that was created again is reported, too",
         "tfmq/spark/planner.py",
         (
             "self._begin_offset(\n"
@@ -170,8 +170,8 @@ SPARK_SOURCE: Final = (
         [PLANNING],
     ),
     Mutant(
-        "waits-for-ever",
-        "minOffsetsPerTrigger waits at most for maxTriggerDelay",
+        "waits-without-end",
+        "minOffsetsPerTrigger waits for maxTriggerDelay at most",
         "tfmq/spark/planner.py",
         "        if wanted is None or self._frozen_bounds is not None or self._now() - self._last_batch_at >= delay:\n",
         "        if wanted is None or self._frozen_bounds is not None:\n",
@@ -179,7 +179,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "sticks-at-hidden-numbers",
-        "a query does not stick where damage hides the numbers of messages",
+        "damage that hides the ordinals of messages does not block a query",
         "tfmq/spark/planner.py",
         "                found[key] = int(begins[key] < each.bounds.end)\n",
         "                found[key] = 0\n",
@@ -187,7 +187,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "a-loss-is-said-nowhere",
-        "with failOnDataLoss=false a loss is in the log",
+        "with failOnDataLoss=false a loss is logged",
         "tfmq/spark/errors.py",
         '            log.warning(\n                "%s The query continues',
         '            log.debug(\n                "%s The query continues',
@@ -195,7 +195,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "frames-of-ours",
-        "errors are a sentence without a traceback of tfmq",
+        "errors have one sentence without a traceback of tfmq",
         "tfmq/spark/errors.py",
         '        os.environ["SPARK_HIDE_TRACEBACK"] = "1"\n',
         "        pass\n",
@@ -211,7 +211,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "checkpoint-without-incarnation",
-        "offsets keep the number of the topic's life",
+        "offsets contain the incarnation of the topic",
         "tfmq/spark/offsets.py",
         "        found[topic][INCARNATION] = each.incarnation\n",
         "        found[topic][INCARNATION] = 0\n",
@@ -219,7 +219,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "offset-inside-a-message",
-        "an offset of a user that begins no message is refused",
+        "an offset of a user that is not the beginning of a message is refused",
         "tfmq/spark/offsets.py",
         "        if found != offset:\n",
         "        if found < offset:\n",
@@ -227,7 +227,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "partition-not-named",
-        "offsets of a user name every partition that is read",
+        "offsets of a user must name every partition that is read",
         "tfmq/spark/offsets.py",
         ("        missing = survey.keys() - self.by_partition.keys()\n        if missing:\n"),
         ("        missing = survey.keys() - self.by_partition.keys()\n        if len(missing) > 1:\n"),
@@ -235,7 +235,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "progress-one-batch-late",
-        "the group has the progress as soon as a batch is done",
+        "the group has the progress as soon as a batch is committed",
         "tfmq/spark/stream_reader.py",
         "            session.report_progress(begin)\n",
         "",
@@ -243,7 +243,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "beside-a-live-member",
-        "a query does not begin beside a live member of its group",
+        "a query does not begin while its group has a live member",
         "tfmq/spark/stream_reader.py",
         "        if members:\n",
         "        if len(members) > 1:\n",
@@ -251,7 +251,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "limit-in-spite-of-spark",
-        "Spark may ask for all in spite of a limit",
+        "Spark may request everything despite a limit",
         "tfmq/spark/stream_reader.py",
         "            end = session.planner.plan_end(begin, _to_batch_limit(limit))\n",
         "            end = session.planner.plan_end(begin, _to_batch_limit(self.getDefaultReadLimit()))\n",
@@ -259,7 +259,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "an-idle-query-never-rests",
-        "an idle query is at work for a quarter of its time at most",
+        "an idle query is busy for a quarter of its time at most",
         "tfmq/spark/stream_reader.py",
         "        if self._pause > 0:\n",
         "        if self._pause > IDLE_SECONDS_MAX:\n",
@@ -267,23 +267,23 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "good-rows-of-a-damaged-chunk",
-        "what is whole before damage is read",
+        "undamaged rows before damage are read",
         "tfmq/spark/batch_reader.py",
         "        if size > 0 and error.first > begin:\n",
         "        if size < 0:\n",
         [TASKS],
     ),
     Mutant(
-        "unreadable-attributes-cost-nothing-to-tell",
-        "a key that nobody can read is no null in silence",
+        "unreadable-attributes-not-reported",
+        "a key that cannot be decoded is reported, not read as null",
         "tfmq/spark/batch_reader.py",
         '        losses.handle_loss(DecodeFailed(str(error), **error.details), "with neither key nor tag")\n',
         "",
         [TASKS],
     ),
     Mutant(
-        "rows-again-behind-a-loss",
-        "no message is read twice where a query goes on behind a loss",
+        "rows-again-after-a-loss",
+        "no message is read twice where a query continues after a loss",
         "tfmq/spark/batch_reader.py",
         "                    begin = max(begin, _end_offset(chunk))\n",
         "",
@@ -291,7 +291,7 @@ SPARK_SOURCE: Final = (
     ),
     Mutant(
         "open-end-of-a-range",
-        "a batch ends where it is told",
+        "a batch ends at its planned end",
         "tfmq/spark/planner.py",
         "                OffsetRange(survey[key].log, start[key].offset, end[key].offset)\n",
         "                OffsetRange(survey[key].log, start[key].offset, survey[key].bounds.end)\n",

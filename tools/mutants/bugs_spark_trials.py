@@ -1,4 +1,4 @@
-"""Bugs to plant beneath the trials of Spark's queries: what a kill at the wrong moment, and only that, brings out."""
+"""Planted bugs: Spark's queries under kills at any moment."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SESSION: Final = "tests/spark/test_session.py"
 TAP: Final = "tests/spark/test_wiretap.py"
 TRIALS: Final = "tests/spark/test_trials.py"
 
-ONCE: Final = "the output of a query is its input, whatever is killed"
-SEEN: Final = "the rig sees each row that is lost or there twice"
-READY: Final = "the set-up finds what Spark needs"
+ONCE: Final = "the output of a query equals its input, whatever is killed"
+SEEN: Final = "the test rig finds each lost or duplicate row"
+READY: Final = "the set-up finds what Spark requires"
 
 SPARK_TRIALS: Final = (
     Mutant(
@@ -87,7 +87,7 @@ SPARK_TRIALS: Final = (
     ),
     Mutant(
         "command-line-loads-numpy",
-        "who has no Spark misses nothing else",
+        "an installation without Spark lacks nothing else",
         "tfmq/cli/output.py",
         "import base64\n",
         "import base64\nimport numpy  # noqa: F401\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant where a database and the broker share a transaction: the row that decides, and the order of steps."""
+"""Planted bugs: transactions of a database and the broker: the row that decides, and the order of steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE: Final = "tests/sql/test_database.py"
 SQL: Final = (
     Mutant(
         "pruned-with-any-admin",
-        "wrong objects for prune are refused in a sentence",
+        "wrong arguments of prune are refused with a message",
         "tfmq/sql/decision.py",
         "        if not isinstance(admin, kinds):\n",
         "        if not kinds:\n",
@@ -27,7 +27,7 @@ SQL: Final = (
     ),
     Mutant(
         "database-decides-before-the-broker-is-prepared",
-        "the broker keeps its part before the database decides",
+        "the broker is prepared before the database decides",
         "tfmq/sql/commit_protocol.py",
         (
             "        decided = yield from self._prepare_broker()\n"
@@ -44,7 +44,7 @@ SQL: Final = (
     ),
     Mutant(
         "broker-commits-before-the-database-decides",
-        "messages are visible only behind the database's commit",
+        "messages are visible only after the database's commit",
         "tfmq/sql/commit_protocol.py",
         ("            yield from self._commit_database()\n        yield from self._commit_broker()\n"),
         ("            yield from self._commit_broker()\n        yield from self._commit_database()\n"),
@@ -52,7 +52,7 @@ SQL: Final = (
     ),
     Mutant(
         "failed-commit-taken-for-a-rollback",
-        "what fails at the decision is settled by the row",
+        "a failure at the decision is resolved by reading the row",
         "tfmq/sql/commit_protocol.py",
         '            decision = yield from self._read_decision("commit", error)\n',
         '            decision = "rollback"\n',
@@ -60,7 +60,7 @@ SQL: Final = (
     ),
     Mutant(
         "silent-database-taken-for-a-rollback",
-        "while the database says nothing, nothing is decided",
+        "while the database does not reply, nothing is decided",
         "tfmq/sql/commit_protocol.py",
         '            error.add_note(f"Besides: {failure}")\n            return None\n',
         '            error.add_note(f"Besides: {failure}")\n            return "rollback"\n',
@@ -71,7 +71,7 @@ SQL: Final = (
     ),
     Mutant(
         "broker-s-contradiction-swallowed",
-        "a broker that contradicts the database is told",
+        "a broker decision that contradicts the database is reported",
         "tfmq/sql/commit_protocol.py",
         "CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome, Damaged)\n",
         "CONTRADICTIONS = (HeuristicOutcome,)\n",
@@ -79,7 +79,7 @@ SQL: Final = (
     ),
     Mutant(
         "broker-that-is-away-undoes-the-commit",
-        "behind the decision nothing fails: the broker asks later",
+        "after the decision nothing fails: the broker checks back later",
         "tfmq/sql/commit_protocol.py",
         '        except TfmqError as error:\n            log.warning(\n                "The transaction',
         '        except OSError as error:\n            log.warning(\n                "The transaction',
@@ -103,7 +103,7 @@ SQL: Final = (
     ),
     Mutant(
         "transaction-with-messages-called-empty",
-        "what was sent is prepared with the database's part",
+        "messages of the block are prepared with the database's part",
         "tfmq/sql/transaction.py",
         "        self._shared.is_empty = False\n",
         "        self._shared.is_empty = bool(transaction)\n",
@@ -111,7 +111,7 @@ SQL: Final = (
     ),
     Mutant(
         "row-of-an-abort-not-written",
-        "who says rollback has made the owner's commit impossible",
+        "a reported rollback makes the owner's commit impossible",
         "tfmq/sql/decision.py",
         "                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, clock())\n",
         "                written = True\n",
@@ -119,7 +119,7 @@ SQL: Final = (
     ),
     Mutant(
         "answer-before-the-abort-is-committed",
-        "who says rollback has made the owner's commit impossible",
+        "a reported rollback makes the owner's commit impossible",
         "tfmq/sql/decision.py",
         "                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, clock())\n",
         (
@@ -130,7 +130,7 @@ SQL: Final = (
     ),
     Mutant(
         "aborted-row-commits",
-        "the row is the answer",
+        "the row is the decision",
         "tfmq/sql/decision.py",
         'rows.COMMITTED: "commit", rows.ABORTED: "rollback"}',
         'rows.COMMITTED: "commit", rows.ABORTED: "commit"}',
@@ -138,7 +138,7 @@ SQL: Final = (
     ),
     Mutant(
         "owner-that-is-committing-called-aborted",
-        "while the owner's transaction is on its way there is no answer",
+        "while the owner's transaction is open there is no decision",
         "tfmq/sql/decision.py",
         "        except OperationalError:\n            return None\n",
         '        except OperationalError:\n            return "rollback"\n',
@@ -146,7 +146,7 @@ SQL: Final = (
     ),
     Mutant(
         "abort-that-lost-the-race-wins",
-        "of owner and checker one wins, and both agree on which",
+        "of owner and checker one wins, and both agree which",
         "tfmq/sql/decision.py",
         "        except IntegrityError:\n            continue\n",
         '        except IntegrityError:\n            return "rollback"\n',
@@ -154,7 +154,7 @@ SQL: Final = (
     ),
     Mutant(
         "table-decides-for-another",
-        "a table decides its own transactions, and no others",
+        "a table decides only its own transactions",
         "tfmq/sql/decision.py",
         "    if identity is None or not xid.startswith(xid_prefix(connection.engine.url, identity)):\n",
         "    if identity is None:\n",
@@ -170,7 +170,7 @@ SQL: Final = (
     ),
     Mutant(
         "identity-pruned",
-        "the identity of a table stays",
+        "the identity of a table is kept",
         "tfmq/sql/database.py",
         "table.c.time < before, table.c.xid != IDENTITY_XID\n",
         "table.c.time < before\n",
@@ -178,7 +178,7 @@ SQL: Final = (
     ),
     Mutant(
         "rows-in-doubt-pruned",
-        "a row stays while the broker may ask for it",
+        "a row is kept while the broker may check back",
         "tfmq/sql/database.py",
         "        xids = [xid for xid in page if xid not in keep]\n",
         "        xids = list(page)\n",
@@ -186,7 +186,7 @@ SQL: Final = (
     ),
     Mutant(
         "prepared-ones-not-asked-about",
-        "a row stays while the broker may ask for it",
+        "a row is kept while the broker may check back",
         "tfmq/sql/decision.py",
         '("open", "preparing", "prepared", "committing"',
         '("open", "preparing", "committing"',
@@ -194,7 +194,7 @@ SQL: Final = (
     ),
     Mutant(
         "young-rows-pruned",
-        "rows are kept for some time",
+        "rows are kept for a minimum time",
         "tfmq/sql/decision.py",
         "    before = clock() - older_than\n",
         "    before = clock() + older_than\n",
@@ -202,7 +202,7 @@ SQL: Final = (
     ),
     Mutant(
         "second-identity-fails-its-maker",
-        "of many who make the table at once one does, and none fails",
+        "of several concurrent creators of the table one succeeds, and none fails",
         "tfmq/sql/database.py",
         "    except IntegrityError:\n        return\n",
         "    except ZeroDivisionError:\n        return\n",
@@ -210,7 +210,7 @@ SQL: Final = (
     ),
     Mutant(
         "given-up-transaction-commits",
-        "a transaction that the broker was told to roll back is not committed by its owner",
+        "a transaction whose rollback the broker was asked for is not committed by its owner",
         "tfmq/sql/session.py",
         "        except IntegrityError as error:\n            raise TransactionRolledBack(",
         "        except IntegrityError as error:\n            session.rollback()\n            return\n"
@@ -219,7 +219,7 @@ SQL: Final = (
     ),
     Mutant(
         "row-left-unwritten",
-        "no row, no commit",
+        "without the row there is no commit",
         "tfmq/sql/session.py",
         ("        if not written:\n            discard_capabilities(self.engine)\n"),
         ("        if written is None:\n            discard_capabilities(self.engine)\n"),
@@ -227,7 +227,7 @@ SQL: Final = (
     ),
     Mutant(
         "session-that-ended-inside-goes-on",
-        "changes that were committed inside the block are not called part of it",
+        "changes that were committed inside the block are not reported as part of it",
         "tfmq/sql/session.py",
         "        if session.get_transaction() is not self._begun:\n",
         "        if session.get_transaction() is None and self._begun is None:\n",
@@ -235,7 +235,7 @@ SQL: Final = (
     ),
     Mutant(
         "open-savepoint-committed",
-        "a savepoint ends inside the block",
+        "a savepoint must end inside the block",
         "tfmq/sql/session.py",
         '        if session.in_nested_transaction():\n            raise NotAllowed("A savepoint of the session is',
         '        if not session:\n            raise NotAllowed("A savepoint of the session is',
@@ -259,7 +259,7 @@ SQL: Final = (
     ),
     Mutant(
         "refused-session-keeps-what-was-begun",
-        "a session that is refused is as it was",
+        "a refused session is left unchanged",
         "tfmq/sql/session.py",
         ("        except BaseException:\n            self.restore_session()\n            raise\n"),
         ("        except ZeroDivisionError:\n            self.restore_session()\n            raise\n"),
@@ -267,7 +267,7 @@ SQL: Final = (
     ),
     Mutant(
         "session-s-own-work-rolled-back-by-a-refusal",
-        "what a session had begun survives a refusal",
+        "work that a session had begun survives a refusal",
         "tfmq/sql/session.py",
         ("        if self._began_here:\n            self.session.rollback()\n"),
         "        self.session.rollback()\n",
@@ -275,7 +275,7 @@ SQL: Final = (
     ),
     Mutant(
         "password-in-the-group-s-name",
-        "nothing that is shown holds a password, or depends on one",
+        "nothing that is shown contains a password, or depends on one",
         "tfmq/sql/database.py",
         "    return f\"{url.get_backend_name()}:{url.host or ''}:",
         "    return f\"{url.password}:{url.get_backend_name()}:{url.host or ''}:",
@@ -291,7 +291,7 @@ SQL: Final = (
     ),
     Mutant(
         "database-in-memory-asked",
-        "a database that lives in one process is not asked from another thread",
+        "an in-memory database is not read from another thread",
         "tfmq/sql/recovery.py",
         "    if is_in_memory(engine.url):\n        return\n",
         "",
@@ -299,7 +299,7 @@ SQL: Final = (
     ),
     Mutant(
         "database-that-is-down-says-rollback",
-        "a database that is down does not answer",
+        "a database that is down gives no decision",
         "tfmq/sql/recovery.py",
         'check-back is repeated: %s", xid, error\n            )\n            return None\n',
         'check-back is repeated: %s", xid, error\n            )\n            return "rollback"\n',
@@ -307,7 +307,7 @@ SQL: Final = (
     ),
     Mutant(
         "second-database-of-a-producer-without-a-group",
-        "the broker asks nobody who cannot look into the right database",
+        "the broker asks no client that cannot read the right database",
         "tfmq/sql/session.py",
         "    elif _default_groups.get(producer, name) != name:\n",
         "    elif _default_groups.get(producer, name) == core:\n",
@@ -315,7 +315,7 @@ SQL: Final = (
     ),
     Mutant(
         "looking-takes-a-transaction-up",
-        "looking at a transaction does not take it up",
+        "reading a transaction does not join it",
         "tfmq/sql/session.py",
         "    return producer._driver.run(AdminCore(core.link, core.options.timeout).transaction(xid, 0))\n",
         ("    core.checked = AdminCore\n    return producer.resume(xid)\n"),

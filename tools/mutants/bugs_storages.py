@@ -1,4 +1,4 @@
-"""More bugs to plant in storages of offsets and registrations in ZooKeeper: forces, fences, formats, ranges, layout."""
+"""Planted bugs: storages of offsets and registrations in ZooKeeper: fsync, fences, formats, ranges, paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REGISTRY = "tfmq/zookeeper/registration.py"
 FILES: Final = (
     Mutant(
         "file-read-before-its-lock",
-        "members that share an offset file read it anew, each time they have it",
+        "members that share an offset file read it again each time they have locked it",
         _FILE,
         ("        lock = self._lock()\n        try:\n            groups = self._load()\n"),
         ("        groups = self._load()\n        lock = self._lock()\n        try:\n"),
@@ -33,7 +33,7 @@ FILES: Final = (
     ),
     Mutant(
         "lock-kept-for-good",
-        "nothing of an offset file is held between two calls",
+        "no lock of an offset file is held between two calls",
         _FILE,
         "        finally:\n            lock.release()\n",
         "        finally:\n            groups = {}\n",
@@ -41,7 +41,7 @@ FILES: Final = (
     ),
     Mutant(
         "one-fenced-row-refuses-the-others",
-        "of a save rows that are not another's are saved",
+        "of a commit, rows that are not of another owner are stored",
         _FILE,
         "                if name not in lost and (name in new",
         "                if not lost and (name in new",
@@ -49,7 +49,7 @@ FILES: Final = (
     ),
     Mutant(
         "fenced-in-silence",
-        "a save that a later owner forbids says so",
+        "a commit that a later owner prevents raises an error",
         _FILE,
         "        if lost:\n            raise fenced(self.path, group, lost)\n",
         "",
@@ -57,7 +57,7 @@ FILES: Final = (
     ),
     Mutant(
         "claimed-rows-of-a-file-are-offsets",
-        "a partition that was claimed and never saved has no offset, in a file, too",
+        "a partition that was claimed and never committed has no offset, in a file, too",
         _FILE,
         '        if row is not None and row["offset"] != NO_OFFSET\n',
         "        if row is not None\n",
@@ -81,7 +81,7 @@ FILES: Final = (
     ),
     Mutant(
         "unsound-offset-file-read",
-        "a file that this release did not write is damage",
+        "a file that no release wrote is damage",
         _FILE,
         "        if not isinstance(groups, dict) or not all(map(_is_valid_group, groups.values())):\n",
         "        if not isinstance(groups, dict):\n",
@@ -89,7 +89,7 @@ FILES: Final = (
     ),
     Mutant(
         "rows-saved-under-the-member-s-number",
-        "a row is saved under the grant of its own partition",
+        "a row is stored under the generation of its own partition",
         "tfmq/offsets/storage.py",
         "    return row if row.generation else row._replace(generation=generation)\n",
         "    return row._replace(generation=generation)\n",
@@ -97,7 +97,7 @@ FILES: Final = (
     ),
     Mutant(
         "unnamed-fence-is-about-nothing",
-        "a storage that names no partitions has refused all",
+        "a storage error that names no partitions applies to all",
         "tfmq/offsets/storage.py",
         "    return frozenset(asked) if named is None else",
         "    return frozenset() if named is None else",
@@ -105,7 +105,7 @@ FILES: Final = (
     ),
     Mutant(
         "claims-under-one-number-for-all",
-        "each partition is claimed under its own grant",
+        "each partition is claimed under its own generation",
         "tfmq/client/consumer/offset_commit.py",
         "            grants.setdefault(self._owner.generation_of(name), []).append(name)\n",
         "            grants.setdefault(self._owner.generation, []).append(name)\n",
@@ -116,7 +116,7 @@ FILES: Final = (
 DATABASES: Final = (
     Mutant(
         "rows-locked-in-any-order",
-        "members that save the same rows do not wait for each other for ever",
+        "members that commit the same rows do not deadlock",
         "tfmq/offsets/sql.py",
         "    for name in sorted(changes):",
         "    for name in changes:",
@@ -124,7 +124,7 @@ DATABASES: Final = (
     ),
     Mutant(
         "row-made-by-another-at-once-fails",
-        "a row that another member makes in the same moment is found",
+        "a row that another member creates at the same moment is found",
         "tfmq/offsets/sql.py",
         "    except IntegrityError:\n        return False\n",
         "    except IntegrityError:\n        raise\n",
@@ -140,7 +140,7 @@ DATABASES: Final = (
     ),
     Mutant(
         "offset-of-one-message-is-that-of-all",
-        "an offset in a transaction is behind the message that was named",
+        "an offset in a transaction is the one after the given message",
         "tfmq/client/consumer/external_offsets.py",
         (
             "            positions.transaction_positions()\n"
@@ -152,7 +152,7 @@ DATABASES: Final = (
     ),
     Mutant(
         "offsets-of-a-transaction-saved-again",
-        "what a transaction saved is not saved once more",
+        "offsets that a transaction committed are not committed again",
         "tfmq/client/consumer/external_offsets.py",
         (
             '        """Record the commit of the transaction, so that the consumer does not commit the same again."""\n'
@@ -170,7 +170,7 @@ DATABASES: Final = (
     ),
     Mutant(
         "rolled-back-offsets-count-as-saved",
-        "what a transaction rolled back is not saved",
+        "offsets that a transaction rolled back are not committed",
         "tfmq/sql/offsets.py",
         "    # optimisation.\n    _uncommitted[session] = []\n",
         "    # optimisation.\n    _uncommitted[session] = list(_uncommitted[session])\n",
@@ -196,8 +196,8 @@ ZOOKEEPER: Final = (
         [RANGES],
     ),
     Mutant(
-        "address-where-nobody-looks",
-        "the nodes are where MetaMorphosis has them",
+        "address-at-another-path",
+        "the nodes have the paths of MetaMorphosis",
         "tfmq/zookeeper/paths.py",
         '/brokers/ids/{self.broker}/master"',
         '/brokers/ids/{self.broker}"',
@@ -205,7 +205,7 @@ ZOOKEEPER: Final = (
     ),
     Mutant(
         "offset-without-its-message-s-id",
-        "an offset in ZooKeeper reads as MetaMorphosis writes it",
+        "an offset in ZooKeeper has the format of MetaMorphosis",
         "tfmq/zookeeper/offsets.py",
         'b"0-%d" % stored.offset',
         'b"%d" % stored.offset',
@@ -213,7 +213,7 @@ ZOOKEEPER: Final = (
     ),
     Mutant(
         "partition-that-is-wanted-again-is-kept",
-        "what is released when it is wanted again is taken anew, under another number",
+        "a partition that is requested again after its release is claimed under another generation",
         _COORDINATOR,
         "                self._released.add(name)\n                self._revoked.discard(name)\n",
         "                self._revoked.discard(name)\n",
@@ -221,15 +221,15 @@ ZOOKEEPER: Final = (
     ),
     Mutant(
         "member-takes-before-it-is-one",
-        "a member is registered before it takes anything",
+        "a member registers before it claims anything",
         _COORDINATOR,
         ("            self._round_at = min(self._round_at, now + ROUND_SECONDS)\n            return\n"),
         "            self._round_at = min(self._round_at, now + ROUND_SECONDS)\n",
         [MEMBER],
     ),
     Mutant(
-        "new-topics-not-told-to-members",
-        "other members know which topics a member reads",
+        "new-topics-not-reported-to-members",
+        "members are notified which topics another member reads",
         _COORDINATOR,
         "        if self._registered != topics:\n            if not",
         '        if self._registered == b"":\n            if not',
@@ -237,7 +237,7 @@ ZOOKEEPER: Final = (
     ),
     Mutant(
         "waits-in-silence",
-        "who waits for an owner says for whom",
+        "a member that waits for an owner logs which",
         _COORDINATOR,
         "        if self._rounds_waiting == ROUNDS_BEFORE_LOG:\n",
         "        if self._rounds_waiting < 0:\n",
@@ -245,7 +245,7 @@ ZOOKEEPER: Final = (
     ),
     Mutant(
         "removed-registration-stays-removed",
-        "what somebody removed is registered again",
+        "a registration that was removed by hand is made again",
         _REGISTRY,
         "        yield from self._verify()\n",
         "",
@@ -253,7 +253,7 @@ ZOOKEEPER: Final = (
     ),
     Mutant(
         "deleted-topic-stays-registered",
-        "a topic that went is not registered any more",
+        "a deleted topic is no longer registered",
         _REGISTRY,
         "            yield from self._remove(path)\n",
         "            yield from ()\n",
@@ -261,7 +261,7 @@ ZOOKEEPER: Final = (
     ),
     Mutant(
         "number-of-partitions-never-changes",
-        "a topic that grew is registered as it is",
+        "a topic with new partitions is registered with their number",
         _REGISTRY,
         "            if self._registered_nodes.get(path) != count:\n",
         "            if path not in self._registered_nodes:\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant in strict order: another partition taken, order lost, a message doubled or forgotten on its way."""
+"""Planted bugs: strict order: another partition chosen, order lost, a message doubled or lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SELECTOR = "tfmq/client/send/partitioner.py"
 LINES: Final = (
     Mutant(
         "new-message-overtakes-what-is-kept",
-        "while something is kept for a partition everything behind it is kept, too",
+        "while messages are stored for a partition, all later ones are stored, too",
         _FORWARDING,
         (
             "            if self.has_stored:\n"
@@ -33,7 +33,7 @@ LINES: Final = (
     ),
     Mutant(
         "kept-without-its-place",
-        "a batch of unknown fate is kept with the place under which it was sent",
+        "a batch with an unknown outcome is stored with the sequence under which it was sent",
         _FORWARDING,
         "                yield from self._store_queued(place)\n",
         "                yield from self._store_queued()\n",
@@ -41,7 +41,7 @@ LINES: Final = (
     ),
     Mutant(
         "forwarded-before-its-place-is-written-down",
-        "places of kept batches are written down before they are sent",
+        "sequences of stored batches are recorded before they are sent",
         _FORWARDING,
         "        yield from self._run_on_outbox(lambda store: store.record_sent_as(places))\n",
         "",
@@ -49,7 +49,7 @@ LINES: Final = (
     ),
     Mutant(
         "arrived-batches-sent-again",
-        "a kept batch that had arrived is not sent again",
+        "a stored batch that the broker already has is not sent again",
         _FORWARDING,
         "        rows = yield from self._remove_arrived(rows)\n",
         "",
@@ -57,7 +57,7 @@ LINES: Final = (
     ),
     Mutant(
         "stream-asked-and-not-closed",
-        "a stream is closed for good before its batches go again",
+        "a producer id is closed before its batches are sent again",
         _FORWARDING,
         "            return {row.id for row in rows if row.sent_as.sequence + row.count - 1 <= last}\n",
         "            return {row.id for row in rows if row.sent_as.sequence + row.count - 1 < last}\n",
@@ -65,7 +65,7 @@ LINES: Final = (
     ),
     Mutant(
         "forgotten-stream-taken-for-empty",
-        "where the broker has forgotten the stream the log is looked through",
+        "where the broker has forgotten the producer id, the log is searched",
         _FORWARDING,
         "        except UnknownProducer:\n            pass",
         "        except UnknownProducer:\n            return set()",
@@ -73,7 +73,7 @@ LINES: Final = (
     ),
     Mutant(
         "forwarded-batches-stay",
-        "what was forwarded goes from the store",
+        "forwarded batches are deleted from the store",
         _FORWARDING,
         ("        yield from self._run_on_outbox(lambda store: store.remove(rows))\n        return True\n"),
         "        return False\n",
@@ -81,7 +81,7 @@ LINES: Final = (
     ),
     Mutant(
         "earlier-process-s-messages-wait-for-a-send",
-        "what an earlier process left goes first, by itself",
+        "messages that an earlier process left are sent first, without a new send",
         _FORWARDING,
         (
             "        for topic, partition in found:\n"
@@ -92,7 +92,7 @@ LINES: Final = (
     ),
     Mutant(
         "refusals-are-kept",
-        "what is no fault of the partition fails",
+        "an error that is not the partition's fails the message",
         _FORWARDING,
         "            if error.retriable or isinstance(error, _STORE_ERRORS):\n",
         "            if error.retriable or isinstance(error, TfmqError):\n",
@@ -100,7 +100,7 @@ LINES: Final = (
     ),
     Mutant(
         "stopped-partition-fails",
-        "messages for a partition that takes no writes are kept",
+        "messages for a partition that accepts no writes are stored",
         _FORWARDING,
         "_STORE_ERRORS: Final = (StorageStopped, SequenceGap, StaleProducer, UnknownProducer)\n",
         "_STORE_ERRORS: Final = (SequenceGap, StaleProducer, UnknownProducer)\n",
@@ -108,7 +108,7 @@ LINES: Final = (
     ),
     Mutant(
         "kept-batch-said-not-done",
-        "what could not be kept says whether the broker may have it",
+        "the error of a message that could not be stored says whether the broker may have it",
         _FORWARDING,
         "        told.outcome = UNKNOWN if batch.attempts else NOT_DONE\n",
         "        told.outcome = NOT_DONE\n",
@@ -126,8 +126,8 @@ LINES: Final = (
 
 LOCAL: Final = (
     Mutant(
-        "kept-without-a-force",
-        "what is kept is on the disk before it is said",
+        "kept-without-a-fsync",
+        "a stored message is durable before that is reported",
         _STORE,
         '"pragma synchronous = full"',
         '"pragma synchronous = normal"',
@@ -135,7 +135,7 @@ LOCAL: Final = (
     ),
     Mutant(
         "two-processes-one-store",
-        "one living process has a store",
+        "only one living process uses a store",
         _STORE,
         "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
@@ -143,7 +143,7 @@ LOCAL: Final = (
     ),
     Mutant(
         "child-has-its-parent-s-store",
-        "a forked child has nothing of its parent's store",
+        "a forked child has no access to its parent's store",
         _STORE,
         ("        self._parent_databases.append(self._database)\n        self._database = None\n"),
         "        self._parent_databases.append(self._database)\n",
@@ -151,7 +151,7 @@ LOCAL: Final = (
     ),
     Mutant(
         "oldest-not-first",
-        "what is kept goes out in the order in which it came",
+        "stored messages are sent in the order in which they were stored",
         _STORE,
         "order by id limit ?",
         "order by id desc limit ?",
@@ -159,7 +159,7 @@ LOCAL: Final = (
     ),
     Mutant(
         "store-unbounded",
-        "a full store is told, and what it has stays",
+        "a full store is an error, and its messages are kept",
         _STORE,
         "            if self._bytes + size > self._bytes_max:\n",
         "            if size > self._bytes_max:\n",
@@ -167,7 +167,7 @@ LOCAL: Final = (
     ),
     Mutant(
         "bytes-of-an-earlier-process-not-counted",
-        "the bound counts what an earlier process left",
+        "the limit includes messages that an earlier process left",
         _STORE,
         '            self._bytes = database.execute("select coalesce(sum(length(data)), 0) from kept").fetchone()[0]\n',
         "            self._bytes = 0\n",
@@ -175,7 +175,7 @@ LOCAL: Final = (
     ),
     Mutant(
         "bytes-that-went-are-counted",
-        "what was forwarded makes room",
+        "forwarding makes space in the store",
         _STORE,
         "            self._bytes -= sum(len(row.data) for row in gone)\n",
         "",
@@ -183,7 +183,7 @@ LOCAL: Final = (
     ),
     Mutant(
         "failed-statement-half-done",
-        "of batches that are kept together all are, or none",
+        "batches that are stored together are stored completely or not at all",
         _STORE,
         "                except BaseException:\n                    database.rollback()\n                    raise\n",
         "                except BaseException:\n                    database.commit()\n                    raise\n",
@@ -191,7 +191,7 @@ LOCAL: Final = (
     ),
     Mutant(
         "look-without-an-end",
-        "a look into the store is bounded",
+        "a read of the store is bounded",
         _STORE,
         "                if found and size > bytes_max:\n                    break\n",
         "",
@@ -202,7 +202,7 @@ LOCAL: Final = (
 CHOICE: Final = (
     Mutant(
         "down-partition-passed-by",
-        "a configured partition is taken also where it takes no writes",
+        "a configured partition is chosen also where it accepts no writes",
         _SELECTOR,
         "        return partitions[number]\n",
         "        up = [each for each in partitions if each.writable and each.number in self.partitions[topic]]\n"
@@ -211,7 +211,7 @@ CHOICE: Final = (
     ),
     Mutant(
         "key-takes-turns",
-        "a key has one of the configured partitions",
+        "a key is always sent to the same configured partition",
         _SELECTOR,
         "        return numbers[zlib.crc32(data) % len(numbers)]\n",
         "        self._turns[topic] = self._turns.get(topic, 0) + 1\n"

@@ -1,4 +1,4 @@
-"""Bugs to plant in the broker for tests: a test that passes there although the program is wrong is worse than none."""
+"""Planted bugs: the broker for tests: a test must not pass there although the program is wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIRE: Final = "tests/testing/test_wire.py"
 TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "time-jumps-to-its-end",
-        "what is due on the way happens at its time, in order",
+        "timers on the way fire at their time, in order",
         "tfmq/testing/simulation.py",
         "            if due > until:\n",
         "            if True:\n",
@@ -24,7 +24,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "a-wait-passes-its-end",
-        "time goes on for a wait to its end and no further",
+        "simulated time advances to the end of a wait and no further",
         "tfmq/testing/simulation.py",
         "        return now + max(0.0, seconds)\n",
         "        return now + max(0.0, seconds) + 1.0\n",
@@ -32,7 +32,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "a-wait-without-an-end-moves-time",
-        "a wait that nothing can end moves nothing",
+        "a wait that nothing can end does not advance time",
         "tfmq/testing/simulation.py",
         "            if not has_own_deadline(client, targets):\n",
         "            if False:\n",
@@ -40,7 +40,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "an-endless-retry-is-not-ended",
-        "whoever tries again for ever is told so",
+        "a program that retries without end is reported",
         "tfmq/testing/simulation.py",
         ("now - self._call_started > max(\n            self._longest_wait, WAIT_SECONDS_MAX\n        )"),
         ("now - self._call_started > 9 * max(\n            self._longest_wait, WAIT_SECONDS_MAX\n        )"),
@@ -48,7 +48,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "other-threads-are-let-in",
-        "one thread, or a clear refusal",
+        "calls from several threads are refused with a clear error",
         "tfmq/testing/simulation.py",
         "        if threading.get_ident() != self._thread:\n",
         "        if False:\n",
@@ -56,7 +56,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "a-power-cut-keeps-everything",
-        "a power cut takes what was not forced",
+        "a power cut loses what was not durable",
         "tfmq/testing/server.py",
         "self.disk.crash(self._random, keep=keep)",
         'self.disk.crash(self._random, keep="everything")',
@@ -72,7 +72,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "a-planned-error-is-served-besides",
-        "a request that fails as planned is not done",
+        "a request with a planned failure is not executed",
         "tfmq/testing/faults.py",
         "        else:\n            reply.error(fault.error)\n",
         (
@@ -91,7 +91,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "draining-hides-what-the-handler-raised",
-        "what a handler raises is raised",
+        "exceptions of a handler are raised",
         "tfmq/testing/broker.py",
         "                handler(message)\n",
         "                try:\n                    handler(message)\n"
@@ -100,7 +100,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "draining-stops-before-the-last",
-        "a drain takes everything, and what comes of that",
+        "a drain handles all messages, and those that the handlers sent",
         "tfmq/testing/broker.py",
         "            continue\n",
         "            return found\n",
@@ -116,7 +116,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "a-loop-is-idle-at-once",
-        "time stands still while any task has something to do",
+        "time does not advance while a task has work",
         "tfmq/testing/drivers.py",
         "        if self._turns > IDLE_TURNS:\n",
         "        if True:\n",
@@ -124,7 +124,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "threads-are-not-waited-for",
-        "the world stands still while a thread works for a client",
+        "time does not advance while a thread works for a client",
         "tfmq/testing/drivers.py",
         "        if not self._waits or self.thread_count:\n",
         "        if not self._waits:\n",
@@ -132,15 +132,15 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "the-plugin-loads-the-broker",
-        "nothing is imported until a test asks for a broker",
+        "nothing is imported before a test requests a broker",
         "tfmq/testing/plugin.py",
         "import pytest\n\nif TYPE_CHECKING:\n",
         "import pytest\n\nimport tfmq.testing.broker\n\nif TYPE_CHECKING:\n",
         [PLUGIN],
     ),
     Mutant(
-        "the-environment-names-nobody",
-        "every client that a program makes finds the test's broker",
+        "the-environment-names-no-broker",
+        "every client that a program creates finds the test's broker",
         "tfmq/testing/plugin.py",
         '        monkeypatch.setenv("TFMQ_SERVERS", broker.servers)\n',
         "",
@@ -148,7 +148,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "a-step-of-the-clock-takes-its-time",
-        "setting the clock lets no time pass",
+        "setting the clock advances no time",
         "tfmq/testing/clock.py",
         "        self._wall_offset += round(",
         "        self._now += round(",
@@ -156,7 +156,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "only-the-first-partition-is-shown",
-        "what was sent is shown of all partitions, in the order of appending",
+        "sent messages of all partitions are returned, in the order of appending",
         "tfmq/testing/broker.py",
         "    streams = [partition_messages(topic, each) for each in partitions]\n",
         "    streams = [partition_messages(topic, each) for each in partitions[:1]]\n",
@@ -164,7 +164,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "an-answer-that-is-lost-was-never-due",
-        "a lost answer is one to something that was done",
+        "a lost reply is the reply to a request that was executed",
         "tfmq/testing/faults.py",
         "            method(engine, request, body, ErrorReplacingReply(reply, fault.error), session)\n",
         "            reply.error(fault.error)\n",
@@ -172,7 +172,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "any-word-can-be-made-to-fail",
-        "a word that names no request is refused, with those that there are",
+        "an unknown request name is refused, with a list of the known ones",
         "tfmq/testing/faults.py",
         "        if command.name.lower() == what:\n",
         "        if command.name.lower().startswith(what[:1]):\n",

@@ -1,4 +1,4 @@
-"""Bugs to plant in the transaction journal: entries, files, checkpoints, recovery, repair."""
+"""Planted bugs: the transaction journal: entries, files, checkpoints, recovery, repair."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ CRASHES: Final = "tests/crash/test_journal_enumeration.py"
 _WRITING: Final = (
     Mutant(
         "entry-without-the-journal-s-seed",
-        "a message that imitates an entry does not pass for one",
+        "a message that imitates an entry is not taken for one",
         "journal/wal/entry.py",
         "crc32(data, crc32(rest, crc32(word, seed)))",
         "crc32(data, crc32(rest, crc32(word)))",
         [ENTRY],
     ),
     Mutant(
-        "more-forced-than-written-believed",
-        "an entry that says what cannot be is none",
+        "more-durable-than-written-believed",
+        "an entry with impossible values is refused",
         "journal/wal/entry.py",
         "            or durable_lsn > found\n",
         "",
@@ -41,7 +41,7 @@ _WRITING: Final = (
     ),
     Mutant(
         "walk-believes-a-length",
-        "no length is believed before it is compared with what is there",
+        "no length is used before it is compared with the available bytes",
         "journal/wal/file.py",
         "        if lsn + max(HEADER_SIZE, claimed_size(header)) > self.end:\n",
         "        if lsn + HEADER_SIZE > self.end:\n",
@@ -49,15 +49,15 @@ _WRITING: Final = (
     ),
     Mutant(
         "read-believes-a-length",
-        "no length is believed before it is compared with what is there",
+        "no length is used before it is compared with the available bytes",
         "journal/wal/store.py",
         "                if lsn + claimed > file.end:\n",
         "                if False:\n",
         [STORE],
     ),
     Mutant(
-        "journal-head-not-forced",
-        "a new file is whole before its name is",
+        "journal-head-not-fsynced",
+        "a new file is complete before it has its name",
         "journal/wal/file.py",
         ("        file.force()\n        return cls(file, header.number, header.first, size)\n"),
         "        return cls(file, header.number, header.first, size)\n",
@@ -65,15 +65,15 @@ _WRITING: Final = (
     ),
     Mutant(
         "journal-file-with-entries-made-again",
-        "a file that has begun is never made again",
+        "a file that has entries is never created again",
         "journal/wal/file.py",
         "            if disk.size(path) > FILE_HEADER_SIZE:\n",
         "            if False:\n",
         [FILE],
     ),
     Mutant(
-        "refused-entries-cut-off-without-a-force",
-        "an append that was refused never comes back by a power cut",
+        "refused-entries-cut-without-a-fsync",
+        "an append that was refused never reappears after a power cut",
         "journal/wal/store.py",
         (
             "                if active.truncate_failed_write():\n"
@@ -84,16 +84,16 @@ _WRITING: Final = (
         [KEEPER],
     ),
     Mutant(
-        "journal-rolls-without-a-force",
-        "only the last file of the journal can be torn",
+        "journal-rolls-without-a-fsync",
+        "only the last file of the journal can have a torn tail",
         "journal/wal/store.py",
         "            self.gate.fsync(old, self._seal)\n",
         "            files.seal()\n",
         [KEEPER, CRASHES],
     ),
     Mutant(
-        "journal-rolls-without-a-force-of-the-folder",
-        "a file that entries are written to does not lose its name",
+        "journal-rolls-without-a-fsync-of-the-folder",
+        "a file with entries does not lose its name",
         "journal/wal/store.py",
         (
             "            self._disk.force_folder(self._folder)\n"
@@ -109,32 +109,32 @@ _WRITING: Final = (
         [KEEPER, CRASHES],
     ),
     Mutant(
-        "journal-force-covers-what-came-later",
-        "nobody is answered by a force that began before his entry",
+        "journal-fsync-covers-what-came-later",
+        "no entry is acknowledged by an fsync that began before it was written",
         "journal/wal/store.py",
         "        files.raise_durable(plan.end)\n",
         "        files.raise_durable(files.end)\n",
         [STORE],
     ),
     Mutant(
-        "journal-forces-again-after-a-failure",
-        "a force that failed is never tried again",
+        "journal-fsyncs-again-after-a-failure",
+        "a failed fsync is never repeated",
         "journal/fsync.py",
         "                self._error = error\n                raise\n",
         "                raise\n",
         [KEEPER, GATE],
     ),
     Mutant(
-        "journal-forgets-an-error-of-the-kernel-s-force",
-        "a force that failed is never tried again",
+        "journal-forgets-an-error-of-the-kernel-s-fsync",
+        "a failed fsync is never repeated",
         "journal/fsync.py",
         "            self._error = self._error or error\n",
         "            self._in_progress = None\n",
         [KEEPER, GATE],
     ),
     Mutant(
-        "failed-force-moves-the-journal-s-mark",
-        "what a failed force should have forced stays unforced",
+        "failed-fsync-moves-the-journal-s-mark",
+        "what a failed fsync should have made durable is not reported as durable",
         "journal/wal/store.py",
         (
             "        if files.stopped is not None or self.closed:\n"
@@ -145,16 +145,16 @@ _WRITING: Final = (
         [KEEPER],
     ),
     Mutant(
-        "journal-closes-unforced-files",
-        "a file with bytes that are not known to be forced is never closed",
+        "journal-closes-files-without-fsync",
+        "a file whose bytes are not known to be durable is never closed",
         "journal/wal/store.py",
         "        files.remove_all(self.gate.keep_unsynced_open(files.files, files.durable_lsn))\n",
         "        files.remove_all(())\n",
         [KEEPER],
     ),
     Mutant(
-        "journal-file-read-before-the-end-that-is-forced",
-        "what is appended beside a checkpoint's force is not taken for forced",
+        "journal-file-read-before-the-end-that-is-fsynced",
+        "what is appended during a checkpoint's fsync is not taken for durable",
         "journal/wal/store.py",
         "        end, active = files.end, files.active\n",
         "        active, end = files.active, files.end\n",
@@ -165,15 +165,15 @@ _WRITING: Final = (
 _CHECKPOINTS: Final = (
     Mutant(
         "checkpoint-ahead-of-the-journal",
-        "a snapshot never describes more than is forced",
+        "a snapshot never describes more than is durable",
         "journal/wal/store.py",
         ("        if self._files.durable_lsn < lsn:\n            self.fsync_all()\n"),
         "",
         [OPENING, CRASHES],
     ),
     Mutant(
-        "checkpoint-not-forced",
-        "files go only after the checkpoint that replaces them is on the disk",
+        "checkpoint-not-fsynced",
+        "files are deleted only after the checkpoint that replaces them is durable",
         "journal/wal/store.py",
         "            self._checkpoint_file.write_durably(new)\n",
         "            self._checkpoint_file.write_unsynced(new)\n",
@@ -181,23 +181,23 @@ _CHECKPOINTS: Final = (
     ),
     Mutant(
         "checkpoint-in-one-slot",
-        "one slot of the checkpoint is enough",
+        "one valid slot of the checkpoint is sufficient",
         "journal/dual_slot_file.py",
         ("        self._slots.write(payload, fsync=True)\n        self._slots.write(payload, fsync=True)\n"),
         "        self._slots.write(payload, fsync=True)\n",
         [CHECKPOINT],
     ),
     Mutant(
-        "journal-snapshot-not-forced",
-        "a snapshot that counts is on the disk",
+        "journal-snapshot-not-fsynced",
+        "a snapshot is durable before it is used",
         "journal/disk.py",
         "    file.force()\n    file.close()\n",
         "    file.close()\n",
         [SNAPSHOT, CRASHES],
     ),
     Mutant(
-        "journal-snapshot-s-name-not-forced",
-        "a snapshot that counts is on the disk",
+        "journal-snapshot-s-name-not-fsynced",
+        "a snapshot is durable before it is used",
         "journal/wal/checkpoint.py",
         "        self._disk.rename(new, path)\n        self._disk.force_folder(self._folder)\n",
         "        self._disk.rename(new, path)\n",
@@ -213,7 +213,7 @@ _CHECKPOINTS: Final = (
     ),
     Mutant(
         "fallback-s-files-removed",
-        "a snapshot that rots leaves one that has all it needs",
+        "when a snapshot is damaged, the older one has everything that it needs",
         "journal/wal/store.py",
         "        kept = RequiredFiles.from_lists(*self._file_lists)\n",
         "        kept = RequiredFiles.from_lists(self._file_lists[0])\n",
@@ -221,7 +221,7 @@ _CHECKPOINTS: Final = (
     ),
     Mutant(
         "held-journal-files-removed",
-        "a file goes only when nobody holds anything in it",
+        "a file is deleted only when nothing in it is referenced",
         "journal/wal/file.py",
         "file.sealed and not file.references and not kept(file.number)",
         "file.sealed and not kept(file.number)",
@@ -229,7 +229,7 @@ _CHECKPOINTS: Final = (
     ),
     Mutant(
         "journal-file-closed-under-a-reader",
-        "reads go on beside the removal of files",
+        "reads continue while files are deleted",
         "journal/disk.py",
         "            if self._count:\n                return\n",
         "",
@@ -237,7 +237,7 @@ _CHECKPOINTS: Final = (
     ),
     Mutant(
         "file-left-open-by-a-pin-taken-back-meanwhile",
-        "a file that left the set is closed, whatever else happens in that moment",
+        "a file that was removed from the set is closed, whatever happens at the same moment",
         "journal/disk.py",
         "        gone = list(files)",
         "        gone = files",
@@ -247,24 +247,24 @@ _CHECKPOINTS: Final = (
 
 _STARTS: Final = (
     Mutant(
-        "journal-s-tail-not-forced-again",
-        "what a start accepts behind the forced mark is on the disk before it is served",
+        "journal-s-tail-not-fsynced-again",
+        "what a start accepts after the durable LSN is durable before it is served",
         "journal/wal/recovery.py",
         "    _rewrite_tail(disk, folder, file, tail.durable_lsn, report)\n",
         "",
         [TAIL, CRASHES],
     ),
     Mutant(
-        "journal-s-cut-not-forced",
-        "what a start cuts off does not come back behind what is written in its place",
+        "journal-s-cut-not-fsynced",
+        "what a start cuts does not reappear after what is written in its place",
         "journal/wal/recovery.py",
         "        file.size = tail.end - file.first\n        file.file.force()\n",
         "        file.size = tail.end - file.first\n",
         [TAIL],
     ),
     Mutant(
-        "journal-s-last-name-not-forced-again",
-        "what a start accepts is on the disk, its name too",
+        "journal-s-last-name-not-fsynced-again",
+        "what a start accepts is durable, its file name too",
         "journal/wal/recovery.py",
         "    file.file.force()\n    disk.force_folder(folder)\n",
         "    file.file.force()\n",
@@ -272,15 +272,15 @@ _STARTS: Final = (
     ),
     Mutant(
         "later-entries-prove-nothing",
-        "what a later entry says was forced is never cut",
+        "what a later entry says was durable is never cut",
         "journal/wal/recovery.py",
         "            durable_lsn = max(durable_lsn, found.durable_lsn)\n",
         "",
         [RECOVERY, HAZARDS],
     ),
     Mutant(
-        "forced-mark-of-the-journal-ignored",
-        "rot of the last entry is not taken for a torn tail",
+        "durable-offset-of-the-journal-ignored",
+        "damage of the last entry is not taken for a torn tail",
         "journal/wal/recovery.py",
         "        durable_lsn = max(found.durable_lsn, found.lsn, files[-1].first)\n",
         "        durable_lsn = max(found.lsn, files[-1].first)\n",
@@ -288,7 +288,7 @@ _STARTS: Final = (
     ),
     Mutant(
         "lost-end-of-the-journal-accepted",
-        "forced entries that are missing end the start",
+        "missing durable entries end the start",
         "journal/wal/recovery_rules.py",
         "        lambda t: t.lsn == t.end >= t.durable_lsn or (t.lsn == t.end and not t.is_last_file),\n",
         "        lambda t: t.lsn == t.end or (t.lsn == t.end and not t.is_last_file),\n",
@@ -296,7 +296,7 @@ _STARTS: Final = (
     ),
     Mutant(
         "damaged-last-file-dropped",
-        "a last file that has entries is never thrown away",
+        "a last file that has entries is never deleted",
         "journal/wal/recovery_rules.py",
         "        return bool(last.fault) and last.size <= FILE_HEADER_SIZE and not listed\n",
         "        return bool(last.fault) and not listed\n",
@@ -304,15 +304,15 @@ _STARTS: Final = (
     ),
     Mutant(
         "journal-begun-anew-without-its-files",
-        "numbering never goes back",
+        "LSNs never go back",
         "journal/wal/recovery_rules.py",
         '    Rule("unfinished creation", lambda f: not f.files and not f.file_number, FilesAction.CREATE),\n',
         '    Rule("unfinished creation", lambda f: not f.files, FilesAction.CREATE),\n',
         [RECOVERY, HAZARDS],
     ),
     Mutant(
-        "holds-forgotten-by-a-start",
-        "what was held is held again",
+        "references-forgotten-by-a-start",
+        "file references are restored by a start",
         "journal/wal/recovery.py",
         (
             "        self._add_references()\n"
@@ -330,7 +330,7 @@ _STARTS: Final = (
         [RECOVERY, OPENING],
     ),
     Mutant(
-        "repair-keeps-what-was-never-forced",
+        "repair-keeps-what-was-never-fsynced",
         "a torn tail is left to the next start",
         "journal/fsck/wal_repair.py",
         "            if isinstance(gap, JournalGap) and gap.first < durable_lsn:\n",
@@ -347,7 +347,7 @@ _STARTS: Final = (
     ),
     Mutant(
         "misplaced-file-taken-for-its-own-place",
-        "a file in the place of another one is not taken for it",
+        "a file under the name of another one is not taken for it",
         "journal/fsck/wal_verify.py",
         "            inside = self._first_lsn_of(number) if number not in self._misplaced else None\n",
         "            inside = self._first_lsn_of(number)\n",
@@ -355,7 +355,7 @@ _STARTS: Final = (
     ),
     Mutant(
         "surplus-is-not-in-the-original",
-        "what a repair replaces is kept as it was",
+        "the original of a repaired file is kept unchanged",
         "journal/fsck/findings.py",
         "            _write_copy(disk, kept + REPAIRED_SUFFIX, path, file.size())\n",
         "            _write_copy(disk, kept + REPAIRED_SUFFIX, path, file.size() - 1)\n",
@@ -363,7 +363,7 @@ _STARTS: Final = (
     ),
     Mutant(
         "repair-does-not-judge-as-the-start",
-        "a repair that leaves what a start refuses says so",
+        "a repair whose result a start would refuse says so",
         "tfmq/cli/log.py",
         "        lost += filter(None, [unrepaired_damage(disk, str(journal))])\n",
         "        pass\n",
@@ -371,7 +371,7 @@ _STARTS: Final = (
     ),
     Mutant(
         "repair-without-the-original",
-        "what a repair replaces is kept",
+        "the original of a repaired file is kept",
         "journal/fsck/wal_repair.py",
         "                keep_original(self.disk, path)\n",
         "                pass\n",

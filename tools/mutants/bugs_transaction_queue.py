@@ -1,4 +1,4 @@
-"""Bugs to plant in how the store of transactions writes and tends: its queue, records, files, groups, outcomes."""
+"""Planted bugs: how the store of transactions writes: its queue, records, files, groups, outcomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _bug(name: str, promise: str, file: str, old: str, new: str, *tests: str) ->
 QUEUE: Final = (
     _bug(
         "waiting-messages-are-borrowed",
-        "what waits for a new file owns its bytes",
+        "data that waits for a new file is copied",
         "tfmq/transaction/journal_writer.py",
         ("        for item in (*items, *self._queue):\n            item.copy_data()\n"),
         "",
@@ -22,23 +22,23 @@ QUEUE: Final = (
     ),
     _bug(
         "later-ones-are-borrowed",
-        "what is queued while a file is begun owns its bytes",
+        "data that is queued while a file is started is copied",
         "tfmq/transaction/journal_writer.py",
         ("        if self.starting_file:\n            item.copy_data()\n"),
         "",
         "tests/transaction/test_journal_writer.py",
     ),
     _bug(
-        "what-came-behind-is-written",
-        "behind a refused append nothing is written that was queued with it",
+        "later-records-are-written",
+        "after a refused append nothing is written that was queued with it",
         "tfmq/transaction/journal_writer.py",
         "        refused = [*items, *self._queue]\n        self._queue.clear()\n",
         "        refused = items\n",
         "tests/transaction/test_journal_writer.py",
     ),
     _bug(
-        "holds-do-not-follow-the-roll",
-        "a file with live messages is held",
+        "references-do-not-follow-the-roll",
+        "a file with live messages is referenced",
         "tfmq/transaction/journal_writer.py",
         "            self._table.file_references.refresh_files()\n",
         "",
@@ -46,7 +46,7 @@ QUEUE: Final = (
     ),
     _bug(
         "a-cached-transaction-is-borrowed",
-        "what is kept for the partitions owns its bytes",
+        "data that is cached for the partitions is copied",
         "tfmq/transaction/journal_writer.py",
         "Batch(bytes(data), blocks",
         "Batch(data, blocks",
@@ -61,8 +61,8 @@ QUEUE: Final = (
         "tests/transaction/test_journal_writer.py",
     ),
     _bug(
-        "told-before-it-is-forced",
-        "nobody is told before the force has ended",
+        "reported-before-it-is-fsynced",
+        "no request is acknowledged before the fsync has ended",
         "tfmq/transaction/journal_writer.py",
         "        if lsn < self._journal.forced_offset:\n",
         "        if lsn <= self._journal.forced_offset:\n",
@@ -70,7 +70,7 @@ QUEUE: Final = (
     ),
     _bug(
         "sizes-without-blocks",
-        "an append is announced with its true size",
+        "the size of an append is counted with its blocks",
         "tfmq/transaction/journal_writer.py",
         "BLOCK.size * len(message.blocks)",
         "BLOCK.size",
@@ -78,7 +78,7 @@ QUEUE: Final = (
     ),
     _bug(
         "a-prepare-misses-what-is-queued",
-        "a prepare counts what is on its way",
+        "a prepare counts batches that are still queued",
         "tfmq/transaction/store.py",
         ("            transaction.messages + transaction.queued_messages,\n            expires_ms,\n"),
         ("            transaction.messages,\n            expires_ms,\n"),
@@ -94,7 +94,7 @@ QUEUE: Final = (
     ),
     _bug(
         "forgotten-before-it-is-settled",
-        "a commit by hand is forgotten only when all of it is on the disk",
+        "a commit by hand is forgotten only when all of it is durable",
         "tfmq/transaction/store.py",
         "            or not transaction.obsolete\n",
         "",
@@ -103,8 +103,8 @@ QUEUE: Final = (
 )
 KEEPING: Final = (
     _bug(
-        "bad-files-are-tried-for-ever",
-        "a file that cannot be read stays, and the others are emptied",
+        "bad-files-are-tried-without-end",
+        "a file that cannot be read is kept, and the others are compacted",
         "tfmq/transaction/compaction.py",
         "file.number not in bad and ",
         "",
@@ -112,7 +112,7 @@ KEEPING: Final = (
     ),
     _bug(
         "old-places-stay-held",
-        "an emptied file is not held",
+        "a compacted file is not referenced",
         "tfmq/transaction/compaction.py",
         "                holds.rebuild(transaction)\n",
         "                pass\n",
@@ -120,7 +120,7 @@ KEEPING: Final = (
     ),
     _bug(
         "full-files-are-moved",
-        "only files of which less than half lives are emptied",
+        "only files of which less than half is live are compacted",
         "tfmq/transaction/compaction.py",
         "0 < EMPTY_FACTOR * alive[index] < file.size",
         "0 < alive[index] < file.size",
@@ -128,7 +128,7 @@ KEEPING: Final = (
     ),
     _bug(
         "fences-stay",
-        "a later commit lifts the fences",
+        "a later commit removes the fences",
         "tfmq/transaction/commit_groups.py",
         "            group.fenced = {run: at for run, at in group.fenced.items() if at > sequence}\n",
         "",
@@ -136,7 +136,7 @@ KEEPING: Final = (
     ),
     _bug(
         "another-total-is-always-refused",
-        "another total is taken where the writer allows it",
+        "another total is accepted where the writer allows it",
         "tfmq/transaction/commit_groups.py",
         "if rows != last.rows and not other_total:",
         "if rows != last.rows:",
@@ -144,15 +144,15 @@ KEEPING: Final = (
     ),
     _bug(
         "members-of-any-sequence",
-        "a commit takes members of its own sequence only",
+        "a commit accepts members of its own sequence only",
         "tfmq/transaction/commit_groups.py",
         " or members[epoch].sequence != sequence",
         "",
         "tests/transaction/test_commit_groups.py",
     ),
     _bug(
-        "an-older-outcome-is-told",
-        "of one name the latest outcome is told",
+        "an-older-outcome-is-reported",
+        "the outcome of a name is the latest one",
         "tfmq/transaction/outcomes.py",
         "        for run in reversed(self._runs):",
         "        for run in self._runs:",
@@ -160,7 +160,7 @@ KEEPING: Final = (
     ),
     _bug(
         "merged-outcomes-go-early",
-        "outcomes are remembered for their time",
+        "outcomes are kept for the configured time",
         "tfmq/transaction/outcomes.py",
         "max(run.newest_ms for run in runs)",
         "min(run.newest_ms for run in runs)",
@@ -168,7 +168,7 @@ KEEPING: Final = (
     ),
     _bug(
         "pages-begin-at-the-beginning",
-        "a page does not look at those before it",
+        "a page does not read those before it",
         "tfmq/transaction/transaction_table.py",
         "bisect_right(epochs, epoch)",
         "0 * bisect_right(epochs, epoch)",
@@ -176,7 +176,7 @@ KEEPING: Final = (
     ),
     _bug(
         "a-failed-lease-counts",
-        "no epoch is given out before its range is forced",
+        "no epoch is given out before its range is durable",
         "tfmq/transaction/store.py",
         "            if error is None:\n                self._end = end\n",
         "            self._end = end\n",

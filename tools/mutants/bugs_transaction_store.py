@@ -1,4 +1,4 @@
-"""Bugs to plant in what the store of transactions knows: its fold, snapshots, streams, and what it hands out."""
+"""Planted bugs: the state of the store of transactions: replay, snapshots, producer ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _bug(name: str, promise: str, file: str, old: str, new: str, *tests: str) ->
 LEDGER: Final = (
     _bug(
         "time-goes-back-with-the-clock",
-        "what expires does so by the latest time in any record",
+        "expiry uses the latest time in any record",
         "tfmq/transaction/transaction_table.py",
         "max(self.latest_ms, operation.time_ms)",
         "operation.time_ms",
@@ -22,7 +22,7 @@ LEDGER: Final = (
     ),
     _bug(
         "copies-are-taken-for-new-messages",
-        "a batch that was carried forward is not counted twice",
+        "a batch that was copied by compaction is not counted twice",
         "tfmq/transaction/transaction_table.py",
         "        if moved_from:\n",
         "        if moved_from < 0:\n",
@@ -30,7 +30,7 @@ LEDGER: Final = (
     ),
     _bug(
         "lost-messages-give-their-numbers-away",
-        "messages that a repair lost keep their numbers",
+        "ordinals of messages that a repair dropped are not assigned again",
         "tfmq/transaction/transaction_table.py",
         "        if missing and self.fillers_seen:\n",
         "        if missing < 0:\n",
@@ -38,7 +38,7 @@ LEDGER: Final = (
     ),
     _bug(
         "a-loss-is-not-counted",
-        "messages that a repair gave up before the snapshot are counted",
+        "messages that a repair dropped before the snapshot are counted",
         "tfmq/transaction/transaction_table.py",
         "                    transaction.lost_messages += count\n",
         "",
@@ -46,14 +46,14 @@ LEDGER: Final = (
     ),
     _bug(
         "what-was-never-prepared-must-be-whole",
-        "damage in what is about to be dropped ends no start",
+        "damage in a transaction that is dropped anyway does not end the start",
         "tfmq/transaction/transaction_table.py",
         "            if transaction.state != states.OPEN:\n                yield",
         "            if True:\n                yield",
         "tests/transaction/test_commands.py",
     ),
     _bug(
-        "a-commit-of-the-rest-is-told-as-done",
+        "a-commit-of-the-rest-is-reported-as-done",
         "a prepared transaction that lost messages is not committed unless an operator says so",
         "tfmq/transaction/commands.py",
         "            if transaction.lost_messages and not force:\n",
@@ -61,16 +61,16 @@ LEDGER: Final = (
         "tests/transaction/test_commands.py",
     ),
     _bug(
-        "a-loss-behind-the-decision-is-not-told",
-        "the commit of a transaction that lost messages is never told to its owner as done",
+        "a-loss-after-the-decision-is-not-reported",
+        "the commit of a transaction that lost messages is never reported to its owner as done",
         "tfmq/transaction/commands.py",
         "    elif lost and not by_hand:\n",
         "    elif lost and by_hand:\n",
         "tests/transaction/test_commands.py",
     ),
     _bug(
-        "damage-of-the-journal-is-told-as-a-stopped-partition",
-        "a decided transaction that cannot be read says that the journal is damaged",
+        "damage-of-the-journal-is-reported-as-a-stopped-partition",
+        "the error of a decided transaction that cannot be read names the damage of the journal",
         "tfmq/transaction/applier.py",
         "            self._queue[0].progress.damage = str(error)\n",
         "            pass\n",
@@ -86,7 +86,7 @@ LEDGER: Final = (
     ),
     _bug(
         "missing-messages-are-not-noticed",
-        "a prepared transaction is never shorter than it was, in silence",
+        "a prepared transaction that lost messages is reported",
         "tfmq/transaction/transaction_table.py",
         "            if missing < 0 or not self.fillers_seen:\n",
         "            if missing < 0:\n",
@@ -111,7 +111,7 @@ LEDGER: Final = (
     ),
     _bug(
         "decided-members-stay-in-their-group",
-        "what is decided is no member of its commit group any more",
+        "a decided transaction is no longer a member of its commit group",
         "tfmq/transaction/transaction_table.py",
         "        if origin.member is not None and transaction.decision is None and not transaction.obsolete:\n",
         "        if origin.member is not None:\n",
@@ -120,7 +120,7 @@ LEDGER: Final = (
     ),
     _bug(
         "open-ones-survive-a-start",
-        "what was never prepared is rolled back at recovery",
+        "a transaction that was never prepared is rolled back at recovery",
         "tfmq/transaction/transaction_table.py",
         "if each.state == states.OPEN]",
         "if each.state == states.READ_ONLY]",
@@ -129,7 +129,7 @@ LEDGER: Final = (
     ),
     _bug(
         "decided-ones-are-carried-forward",
-        "what is decided stays where it is in the journal",
+        "compaction does not copy decided transactions",
         "tfmq/transaction/transaction_table.py",
         "        if transaction is None or transaction.decision is not None or transaction.obsolete:\n",
         "        if transaction is None:\n",
@@ -138,7 +138,7 @@ LEDGER: Final = (
     ),
     _bug(
         "an-older-one-takes-the-name-away",
-        "a name belongs to its latest transaction",
+        "a name refers to its latest transaction",
         "tfmq/transaction/transaction_table.py",
         "        if origin.xid and self.by_xid.get(origin.xid) is transaction:\n",
         "        if origin.xid in self.by_xid:\n",
@@ -147,7 +147,7 @@ LEDGER: Final = (
     ),
     _bug(
         "by-hand-is-a-plain-outcome",
-        "a heuristic outcome is a plain one only when it is forgotten",
+        "a heuristic outcome becomes a plain one only when it is forgotten",
         "tfmq/transaction/transaction_table.py",
         "            if event == states.COMMIT:\n",
         "            if event:\n",
@@ -162,8 +162,8 @@ LEDGER: Final = (
         "tests/transaction/test_store.py",
     ),
     _bug(
-        "a-prepare-leaves-its-stream-behind",
-        "the request that began a prepared one finds it after a restart",
+        "a-prepare-forgets-its-producer-id",
+        "a repeated prepare is recognised after a restart",
         "tfmq/transaction/transaction_table.py",
         "        self._record_producer_outcome(transaction, states.PREPARED)\n",
         "",
@@ -171,7 +171,7 @@ LEDGER: Final = (
     ),
     _bug(
         "prepared-ones-without-their-offsets",
-        "a prepare keeps the offsets of groups",
+        "a prepare includes the offsets of groups",
         "tfmq/transaction/transaction_table.py",
         "        transaction.offsets = record.offsets\n",
         "",
@@ -181,7 +181,7 @@ LEDGER: Final = (
 SNAPSHOTS: Final = (
     _bug(
         "a-snapshot-shares-what-moves",
-        "a snapshot that is being packed has the places of its time",
+        "a snapshot that is being encoded keeps the positions of its capture",
         "tfmq/transaction/transaction_table.py",
         "if transaction.epoch not in self._copied:",
         "if not transaction.epoch:",
@@ -190,7 +190,7 @@ SNAPSHOTS: Final = (
     ),
     _bug(
         "a-snapshot-has-what-came-later",
-        "what is sent behind a capture is not in it",
+        "what is sent after a capture is not in the snapshot",
         "tfmq/transaction/snapshot.py",
         "        pack_locations(locations[:words]),\n",
         "        pack_locations(BatchLocations(locations)),\n",
@@ -206,7 +206,7 @@ SNAPSHOTS: Final = (
     ),
     _bug(
         "a-group-comes-back-apart",
-        "members of a commit group come back with one decision",
+        "members of a commit group are recovered with one decision",
         "tfmq/transaction/snapshot.py",
         "            _share_decision([by_epoch[epoch] for epoch in epochs])\n",
         "            by_epoch[epochs[0]]\n",
@@ -215,7 +215,7 @@ SNAPSHOTS: Final = (
     ),
     _bug(
         "an-applied-one-is-left-as-it-was",
-        "what is applied and not settled is applied again after a crash",
+        "what is applied but not durable is applied again after a crash",
         "tfmq/transaction/snapshot.py",
         "    states.COMMITTED: states.APPLYING,\n",
         "",
@@ -225,7 +225,7 @@ SNAPSHOTS: Final = (
 STREAMS: Final = (
     _bug(
         "an-old-number-is-a-new-transaction",
-        "a number below the last is never taken for a new one",
+        "a number below the last is never taken for a new transaction",
         "tfmq/transaction/producer_state.py",
         "        if number < last:\n",
         "        if number < NO_NUMBER:\n",
@@ -233,7 +233,7 @@ STREAMS: Final = (
     ),
     _bug(
         "a-late-end-hides-a-later-one",
-        "a stream remembers its highest number",
+        "a producer id remembers its highest number",
         "tfmq/transaction/producer_state.py",
         "        if number >= stream.last_number:\n",
         "        if number >= NO_NUMBER:\n",
@@ -241,7 +241,7 @@ STREAMS: Final = (
     ),
     _bug(
         "senders-are-idle",
-        "who sends is not idle",
+        "a producer with a transaction is not idle",
         "tfmq/transaction/producer_state.py",
         "            self._producers.move_to_end(producer_id)\n",
         "            pass\n",
@@ -249,7 +249,7 @@ STREAMS: Final = (
     ),
     _bug(
         "no-floor",
-        "what is forgotten is never taken for new",
+        "a forgotten producer id is never taken for a new one",
         "tfmq/transaction/producer_state.py",
         "        self.expired_id = max(self.expired_id, producer_id)\n",
         "",
@@ -257,7 +257,7 @@ STREAMS: Final = (
     ),
     _bug(
         "another-transactions-piece-is-a-repeat",
-        "a piece is a repeat only in its own transaction",
+        "a batch is a repeat only in its own transaction",
         "tfmq/transaction/producer_state.py",
         "if begin_epoch == epoch and begin <= sequence",
         "if begin <= sequence",
@@ -265,7 +265,7 @@ STREAMS: Final = (
     ),
     _bug(
         "an-earlier-piece-is-a-repeat",
-        "what an earlier transaction sent is no repeat",
+        "a batch of an earlier transaction is not a repeat",
         "tfmq/transaction/producer_state.py",
         "begin <= sequence and sequence + count",
         "sequence + count",
@@ -273,7 +273,7 @@ STREAMS: Final = (
     ),
     _bug(
         "queued-pieces-are-forgotten",
-        "what is queued counts for whoever comes next",
+        "queued batches count for later requests",
         "tfmq/transaction/producer_state.py",
         "        if staged is not None and staged[2] == stream.next_sequence:\n",
         "        if staged is not None:\n",
@@ -283,7 +283,7 @@ STREAMS: Final = (
 SLICES: Final = (
     _bug(
         "parts-are-whole-pieces",
-        "only the first part of a batch tells its offset",
+        "only the first part of a batch reports its offset",
         "tfmq/transaction/slicer.py",
         (
             "            index = CONTINUED\n"
@@ -295,7 +295,7 @@ SLICES: Final = (
     ),
     _bug(
         "a-cut-batch-keeps-its-sequence",
-        "a batch that goes on has the sequence of its first record",
+        "the rest of a split batch has the sequence of its first record",
         "tfmq/transaction/slicer.py",
         "sequence + skipped, count - skipped",
         "sequence, count - skipped",
@@ -303,7 +303,7 @@ SLICES: Final = (
     ),
     _bug(
         "what-is-there-comes-again",
-        "behind a message comes what is behind it",
+        "the batch after an ordinal begins with the next ordinal",
         "tfmq/transaction/slicer.py",
         "return (row + (last <= after)) * ROW_WORDS",
         "return row * ROW_WORDS",
@@ -311,7 +311,7 @@ SLICES: Final = (
     ),
     _bug(
         "lost-ones-stop-the-rest",
-        "what a repair gave up does not hold up the rest",
+        "messages that a repair dropped do not block the rest",
         "tfmq/transaction/slicer.py",
         "            slicing.skip_lost(number, count)\n",
         "",
@@ -319,7 +319,7 @@ SLICES: Final = (
     ),
     _bug(
         "a-target-ends-too-late",
-        "the last number of a target is that of its last message",
+        "the last ordinal of a target is that of its last message",
         "tfmq/transaction/model.py",
         "last = plan[-3] + (plan[-2] >> SIZE_BITS) - 1",
         "last = plan[-3] + (plan[-2] >> SIZE_BITS)",

@@ -1,7 +1,7 @@
-"""Bugs to plant where transactions are decided and applied: what only a crash at the wrong moment shows.
+"""Planted bugs: transactions that are decided and applied, with a crash in between.
 
-They prove the rigs: the crash matrix (tests/crash/test_transaction_matrix.py) and the simulation of the whole
-broker (tests/transaction/test_simulation.py) have to see each of them.
+The crash matrix (tests/crash/test_transaction_matrix.py) and the simulation of the whole broker
+(tests/transaction/test_simulation.py) have to find each of them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MANY: Final = 0.1
 
 DECISIONS: Final = (
     Mutant(
-        "visible-before-the-decision-is-forced",
-        "the decision is on the disk before anything of it can be seen",
+        "visible-before-the-decision-is-fsynced",
+        "the decision is durable before anything of it is visible",
         "tfmq/transaction/active_transactions.py",
         "        self.store.when_durable(decision.lsn, lambda error: self._decision_durable(progress, error))\n",
         "        self._decision_durable(progress, None)\n",
@@ -34,8 +34,8 @@ DECISIONS: Final = (
         MANY,
     ),
     Mutant(
-        "prepared-before-it-is-forced",
-        "prepare is answered once it is on the disk",
+        "prepared-before-it-is-fsynced",
+        "prepare is acknowledged when it is durable",
         "tfmq/transaction/commands.py",
         (
             "                self._store.when_durable(\n"
@@ -49,8 +49,8 @@ DECISIONS: Final = (
         MANY,
     ),
     Mutant(
-        "rolled-back-before-it-is-forced",
-        "the rollback of a prepared one is answered once it is on the disk",
+        "rolled-back-before-it-is-fsynced",
+        "the rollback of a prepared transaction is acknowledged when it is durable",
         "tfmq/transaction/commands.py",
         "            self._store.when_durable(lsn, partial(reply_when_durable, done, RollbackResult(state)))\n",
         "            reply_when_durable(done, RollbackResult(state), None)\n",
@@ -59,7 +59,7 @@ DECISIONS: Final = (
     ),
     Mutant(
         "decisions-overtake-each-other",
-        "decisions go to their targets in the order of their records",
+        "decisions are applied to their targets in the order of their records",
         "tfmq/transaction/active_transactions.py",
         "            first = self._undurable_decisions.popleft()\n",
         "            first = self._undurable_decisions.pop()\n",
@@ -75,7 +75,7 @@ DECISIONS: Final = (
         [KILL],
     ),
     Mutant(
-        "group-drops-nobody",
+        "group-drops-no-member",
         "a commit of a group drops its other members in the same record",
         "tfmq/transaction/transaction_table.py",
         (
@@ -88,7 +88,7 @@ DECISIONS: Final = (
     ),
     Mutant(
         "offsets-inside-never-saved",
-        "offsets inside are saved with the messages",
+        "offsets in a transaction are committed with its messages",
         "tfmq/transaction/applier.py",
         "        offsets = any(each.offsets for each in progress.decision.transactions)\n",
         "        offsets = False\n",
@@ -99,7 +99,7 @@ DECISIONS: Final = (
 APPLYING: Final = (
     Mutant(
         "applied-again-by-a-start",
-        "what a partition has of a decision is not brought there again",
+        "what a partition has of a decision is not applied again",
         "tfmq/transaction/applier.py",
         "        while applied is not None and self._queue and self._queue[0].position <= applied:\n",
         "        while applied is not None and self._queue and self._queue[0].position <= (0, 0):\n",
@@ -108,7 +108,7 @@ APPLYING: Final = (
     ),
     Mutant(
         "settled-before-it-is-on-the-disk",
-        "the journal keeps messages until they are on the disk of their partitions",
+        "the journal keeps messages until they are durable in their partitions",
         "tfmq/transaction/apply_progress.py",
         "        while written and self._destination.is_durable(written[0].mark):\n",
         "        while written:\n",
@@ -117,7 +117,7 @@ APPLYING: Final = (
     ),
     Mutant(
         "lost-by-a-resumption",
-        "what a partition lost before it was resumed is brought there again",
+        "what a partition lost before it was resumed is applied again",
         "tfmq/transaction/applier.py",
         "            self._target_queue(key).requeue(parts)\n",
         "            parts.clear()\n",
@@ -129,7 +129,7 @@ APPLYING: Final = (
 STARTS: Final = (
     Mutant(
         "decided-ones-left-by-a-start",
-        "a start brings decided transactions to their targets",
+        "a start applies decided transactions to their targets",
         "tfmq/transaction/active_transactions.py",
         (
             "            runtime_state(transaction).apply_progress = progress\n"
@@ -141,7 +141,7 @@ STARTS: Final = (
     ),
     Mutant(
         "offsets-free-again-by-a-start",
-        "offsets of one in doubt stay locked over a restart",
+        "offsets of a transaction in doubt stay locked after a restart",
         "tfmq/transaction/active_transactions.py",
         "                self.destination.lock_offsets(transaction.epoch, transaction.xid, transaction.offsets)\n",
         "                pass\n",
@@ -149,7 +149,7 @@ STARTS: Final = (
     ),
     Mutant(
         "streams-forget-by-a-start",
-        "a transaction that is sent again after a crash has its first answer",
+        "a transaction that is sent again after a crash gets its first reply",
         "tfmq/transaction/transaction_table.py",
         (
             "        origin = transaction.origin\n"
@@ -174,7 +174,7 @@ STARTS: Final = (
     ),
     Mutant(
         "heuristics-forgotten",
-        "what an operator decided is told until somebody forgets it",
+        "a decision of an operator is reported until it is forgotten by request",
         "tfmq/transaction/transaction_table.py",
         "            self.change_state(transaction, states.HEURISTIC_ROLLBACK)\n",
         "            self.change_state(transaction, states.ROLLBACK)\n",

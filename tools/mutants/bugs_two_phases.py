@@ -1,4 +1,4 @@
-"""Bugs to plant where PostgreSQL prepares. They show where one is installed, so there they are planted."""
+"""Planted bugs: prepared transactions of PostgreSQL. They need an installed one, and are planted only there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WATCHING: Final = "tests/sql/test_watching.py"
 _TWO_PHASES: Final = (
     Mutant(
         "prepared-part-rolled-back-without-a-look",
-        "what both have prepared is committed by whoever is asked, and the owner does not say otherwise",
+        "a transaction that both have prepared is committed by any checker, and the owner reports the same",
         "tfmq/sql/commit_protocol.py",
         (
             '                decision = yield from self._read_decision("rollback", error)\n'
@@ -32,7 +32,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "unprepared-part-left-in-the-database",
-        "a database whose answer to its prepare was lost keeps no locks",
+        "a database whose reply to its prepare was lost keeps no locks",
         "tfmq/sql/commit_protocol.py",
         "            if self.part.may_be_prepared:\n",
         "            if self.part.may_be_prepared and not self.part.two_phase:\n",
@@ -40,15 +40,15 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "row-looked-at-before-what-is-prepared",
-        "what the database holds prepared is finished before the row is looked at",
+        "prepared transactions of the database are ended before the row is read",
         "tfmq/sql/decision.py",
         "        left = find_prepared(connection, xid)\n",
         "        left = find_prepared(connection, xid)[:0]\n",
         [DECISION],
     ),
     Mutant(
-        "writer-of-an-abort-waits-for-ever",
-        "an owner that takes long is asked about again",
+        "writer-of-an-abort-waits-without-end",
+        "the owner of a transaction that takes long is asked again",
         "tfmq/sql/decision.py",
         "                _limit_lock_wait(connection)\n",
         "",
@@ -56,7 +56,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "question-takes-the-other-decision",
-        "what is finished is finished as it was decided",
+        "a prepared transaction is ended as it was decided",
         "tfmq/sql/decision.py",
         '        if decision == "commit":\n',
         '        if decision == "rollback":\n',
@@ -64,7 +64,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "unfinished-called-finished",
-        "what cannot be finished is no answer",
+        "a prepared transaction that cannot be ended gives no decision",
         "tfmq/sql/decision.py",
         "        if sqlstate(error) not in FINISHED_ELSEWHERE:  # SQLAlchemy does not wrap the driver's error here\n",
         "        if sqlstate(error) is None:  # SQLAlchemy does not wrap the driver's error here\n",
@@ -72,7 +72,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "other-database-s-prepared-finished",
-        "prepared transactions of other databases are left alone",
+        "prepared transactions of other databases are left unchanged",
         "tfmq/sql/decision.py",
         "starts_with(gid, :start) AND database = current_database() ORDER",
         "starts_with(gid, :start) ORDER",
@@ -80,7 +80,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "everybody-s-prepared-finished",
-        "prepared transactions of others are left alone",
+        "prepared transactions of others are left unchanged",
         "tfmq/sql/decision.py",
         "WHERE starts_with(gid, :start) AND",
         "WHERE starts_with(gid, :start) IS NOT NULL AND",
@@ -88,7 +88,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "prepared-under-a-random-name",
-        "whoever finds a prepared transaction knows whom to ask",
+        "a prepared transaction of the database has a name that identifies its broker transaction",
         "tfmq/sql/session.py",
         "                set_prepared_name(connection, gid)\n",
         "                pass\n",
@@ -96,7 +96,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "commit-that-answers-early-believed",
-        "the decision is on the disk when it is answered",
+        "the decision is durable when it is acknowledged",
         "tfmq/sql/session.py",
         '            connection.exec_driver_sql("SET LOCAL synchronous_commit = on")\n',
         "            pass\n",
@@ -104,7 +104,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "deferred-constraint-fails-at-the-decision",
-        "what is deferred to the commit fails before the broker is prepared",
+        "deferred constraints are checked before the broker is prepared",
         "tfmq/sql/session.py",
         '        self.session.connection().exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")\n',
         "",
@@ -112,7 +112,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "second-database-in-a-session",
-        "the row decides for the one database that it is in",
+        "the row decides for the database that contains it",
         "tfmq/sql/session.py",
         "        if len(pools) > 1:\n",
         "        if len(pools) > 2:\n",
@@ -120,7 +120,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "two-phases-of-a-session-that-has-begun-anyway",
-        "two phases are not promised to a session that has begun already",
+        "two phases are refused for a session that has begun already",
         "tfmq/sql/session.py",
         "            if wanted:\n                raise NotAllowed(",
         "            if not used:\n                raise NotAllowed(",
@@ -128,7 +128,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "open-transaction-s-leftover-rolled-back",
-        "what its owner may go on with is left alone",
+        "a transaction that its owner may continue is left unchanged",
         "tfmq/sql/recovery.py",
         '            return DECISIONS.get(found.state, "wait")\n',
         '            return DECISIONS.get(found.state, "rollback")\n',
@@ -136,7 +136,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "other-broker-s-leftover-rolled-back",
-        "a broker decides nothing of another one's",
+        "a broker decides no transaction of another one",
         "tfmq/sql/recovery.py",
         "        if left.node == broker_node(producer):\n",
         "        if left.node or broker_node(producer):\n",
@@ -144,7 +144,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "applying-leftover-rolled-back",
-        "what the broker has committed is committed in the database",
+        "a transaction that the broker has committed is committed in the database",
         "tfmq/sql/recovery.py",
         '    "applying": "commit",\n',
         '    "applying": "rollback",\n',
@@ -152,7 +152,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "watch-ends-with-an-outage",
-        "leftovers are looked for again behind an outage",
+        "the search for leftover transactions continues after an outage",
         "tfmq/sql/recovery.py",
         (
             "                looked = run_steps(self._orphans.scan(producer))\n"
@@ -170,7 +170,7 @@ _TWO_PHASES: Final = (
     ),
     Mutant(
         "forked-child-watches-nothing",
-        "a forked child begins a watch of its own",
+        "a forked child begins a search of its own",
         "tfmq/sql/recovery.py",
         "os.register_at_fork(after_in_child=_reset_after_fork)\n",
         "",
