@@ -156,4 +156,4 @@ class Consumer(ConsumerHandle, Generic[Value]):
         try:
             await self._close(processed=False)
         except Exception as closing:
-            log.warning("Closing behind an error met another one: %s", closing)
+            log.warning("Closing after an error failed with another one: %s", closing)

@@ -212,7 +212,7 @@ def check_structure(data: Buffer, items_max: int = limits.HEADER_ITEMS) -> None:
         _check_count(length, end - position, items, len(unread), items_max)
         unread.append(length)
     if position != end:
-        raise Malformed("it ends in the middle of a value" if position > end else "bytes behind the value")
+        raise Malformed("it ends in the middle of a value" if position > end else "bytes after the value")
 
 
 def _check_count(count: int, bytes_left: int, items: int, depth: int, items_max: int) -> None:

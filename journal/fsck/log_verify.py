@@ -127,7 +127,7 @@ def find_log_id(disk: Disk, path: str) -> int | None:
     """The id that most of the first block trailers of a segment file carry; None if none is whole.
 
     Those of the whole blocks that follow each other from the file's beginning count, so that no bytes of a payload do;
-    where there are none, those that are found behind the damage.
+    where there are none, those that are found after the damage.
     """
     proven: Counter[int] = Counter()
     others: Counter[int] = Counter()

@@ -76,7 +76,7 @@ def test_a_handler_that_is_not_idempotent_is_found_out_with_the_fault_and_its_st
     done.stdout.fnmatch_lines(
         [
             "*without a fault the test passes; here what was handed out and not saved came again at call *,"
-            " behind request * (*).",
+            " after request * (*).",
             "Without a fault the test passes. With one it failed in * of * runs, when",
         ]
     )
@@ -317,11 +317,11 @@ BY_ITS_FAULT = {
     "duplicate": (
         "booked = []; program(tfmq_broker, lambda message: {good} and message.key in booked or"
         " booked.append(message.key)); assert len(booked) == 3",
-        r"what was handed out and not saved came again at call \d+, behind request \d+ \(FETCH\)",
+        r"what was handed out and not saved came again at call \d+, after request \d+ \(FETCH\)",
     ),
     "rebalance": (
         "keep(tfmq_broker, lambda message, consumer: commit(consumer, message, {good}), commits='manual')",
-        r"another member took all partitions for a moment behind request \d+ \(FETCH\)",
+        r"another member took all partitions for a moment after request \d+ \(FETCH\)",
     ),
 }
 

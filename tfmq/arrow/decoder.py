@@ -205,11 +205,11 @@ def _message_rows(data: Buffer, positions: Positions, flags: Array, indexes: Arr
         begins = attributes[having] + _ATTRIBUTE_SIZE
         if (begins > ends[having]).any():
             return None
-        behind = begins + read_numbers(data, begins - _ATTRIBUTE_SIZE, "u4")
-        if (behind > ends[having]).any():
+        attribute_ends = begins + read_numbers(data, begins - _ATTRIBUTE_SIZE, "u4")
+        if (attribute_ends > ends[having]).any():
             return None
         attributes[having] = begins
-        payloads[having] = behind
+        payloads[having] = attribute_ends
     if ((flags & FLAG_TOMBSTONE != 0) & (payloads != ends)).any():
         return None
     return MessageRows(positions, ends, attributes, payloads, flags, blocks)

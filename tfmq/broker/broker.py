@@ -364,12 +364,12 @@ class Broker:
 
         (run_immediately if self.is_starting else self._run)(work, ended)
 
-    def _start_fsync(self, begin: StartFsync, file: File, landed: FsyncCallback) -> AioFsync | None:
-        """Start an fsync of `file` by Linux AIO, without a worker; `landed` gets its result.
+    def _start_fsync(self, begin: StartFsync, file: File, completed: FsyncCallback) -> AioFsync | None:
+        """Start an fsync of `file` by Linux AIO, without a worker; `completed` gets its result.
 
         Returns None if a worker has to do the fsync: always during startup, when no completion could be received.
         """
-        return None if self.is_starting else begin(file, landed)
+        return None if self.is_starting else begin(file, completed)
 
     def request_fsync(self, wanted: FsyncTarget, offset: int, waiter: Waiter) -> None:
         """Request an fsync of `wanted` up to `offset`; `waiter` gets its result.

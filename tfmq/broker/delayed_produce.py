@@ -205,11 +205,11 @@ class DelayedProduceAppend(ProduceAppend):
         return batches
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        landed, self._expected = self._expected, None
-        assert landed is not None
-        (_, answer), self._header = answers, landed.header
+        expected, self._expected = self._expected, None
+        assert expected is not None
+        (_, answer), self._header = answers, expected.header
         self._first_number = answer.first_ordinal
-        self._queue.append_written(landed.ticket, landed.header, self._body, answer)
+        self._queue.append_written(expected.ticket, expected.header, self._body, answer)
         super().appended(partition, [answer])
 
     def copy_bytes(self, *, staged: bool = False) -> None:
@@ -258,9 +258,9 @@ class DelayedProduceAppend(ProduceAppend):
 
     def _withdraw(self) -> None:
         """Report to the delay queue that the announced batch, if any, is not written."""
-        landed, self._expected = self._expected, None
-        if landed is not None:
-            self._queue.append_failed(landed.ticket)
+        expected, self._expected = self._expected, None
+        if expected is not None:
+            self._queue.append_failed(expected.ticket)
 
 
 class DelayedEffectAppend(EffectAppend):
@@ -299,9 +299,9 @@ class DelayedEffectAppend(EffectAppend):
         self._expected.append((ExpectedArrival(note, self._queue.begin_append(note.dues.low)), records.data))
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        landed, self._expected = self._expected, []
+        expected, self._expected = self._expected, []
         delayed = []
-        for (each, records), answer in zip(landed, answers[1::BATCHES_PER_ARRIVAL], strict=True):
+        for (each, records), answer in zip(expected, answers[1::BATCHES_PER_ARRIVAL], strict=True):
             self._queue.append_written(each.ticket, each.header, records, answer)
             dues = each.header.dues
             times = dues.times[:1] if dues.low == dues.high else dues.times
@@ -313,8 +313,8 @@ class DelayedEffectAppend(EffectAppend):
         super().rejected(reply.arrival_log_error(error))
 
     def _withdraw(self) -> None:
-        landed, self._expected = self._expected, []
-        for each, _ in landed:
+        expected, self._expected = self._expected, []
+        for each, _ in expected:
             self._queue.append_failed(each.ticket)
 
 

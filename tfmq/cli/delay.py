@@ -303,19 +303,19 @@ def histogram(
         edges = edges_for(admin, topic, now_ms, first, end, every)
         counts, pending = count_between(admin, topic, sorted({0, *edges, TIME_MAX}))
     before, inside = split_counts(counts, edges)
-    behind = pending - before - sum(inside)
+    later = pending - before - sum(inside)
     if output.json:
         ranges = [
             {"first_ms": low, "end_ms": high, "first": iso_text(low), "end": iso_text(high), "count": count}
             for low, high, count in zip(edges, edges[1:], inside, strict=False)
         ]
-        output.print_object({"pending": pending, "before": before, "behind": behind, "ranges": ranges})
+        output.print_object({"pending": pending, "before": before, "behind": later, "ranges": ranges})
     elif not edges:
         output.info("no delayed messages" + (" in this time" if first or end else ""))
     else:
         if not output.quiet:
             print_histogram(edges, inside, now_ms)
-        print_summary(output, before, inside, behind, edges, now_ms)
+        print_summary(output, before, inside, later, edges, now_ms)
 
 
 def split_counts(counts: Sequence[int], edges: Sequence[int]) -> tuple[int, Sequence[int]]:
@@ -365,12 +365,12 @@ def milliseconds(time: datetime) -> int:
 
 
 def print_summary(
-    output: Output, before: int, inside: Sequence[int], behind: int, edges: Sequence[int], now_ms: int
+    output: Output, before: int, inside: Sequence[int], later: int, edges: Sequence[int], now_ms: int
 ) -> None:
     """Print the numbers of messages in, before and after the printed ranges."""
     last = f"{time_text(edges[-1])} ({relative_time(edges[-1] - now_ms)})"
     output.info(f"{with_noun(sum(inside), 'message')} in these ranges; end of the last: {last}")
     if before:
         output.info(f"{with_noun(before, 'message')} earlier")
-    if behind:
-        output.info(f"{with_noun(behind, 'message')} later")
+    if later:
+        output.info(f"{with_noun(later, 'message')} later")

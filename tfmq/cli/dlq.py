@@ -492,7 +492,7 @@ def report_changes(output: Output, results: Results, word: str, what: str, choic
 
     `word` is the JSON key of the ids of changed letters, `what` says in the sentence what was done.
     """
-    pairs = [pair for _, letters, behind in results for pair in zip(letters, behind, strict=True)]
+    pairs = [pair for _, letters, changed in results for pair in zip(letters, changed, strict=True)]
     done = [letter.id for letter, now in pairs if now is not None]
     left = [letter for letter, now in pairs if now is None]
     if output.json:

@@ -104,20 +104,20 @@ def return_annotation(function: Callable[..., Any]) -> str:
     return found if isinstance(found, str) else formatannotation(found)
 
 
-def name_methods(face: type[Variant]) -> type[Variant]:
-    """Class decorator: give derived methods the names that they have in `face`.
+def name_methods(variant: type[Variant]) -> type[Variant]:
+    """Class decorator: give derived methods the names that they have in `variant`.
 
     Python's `TypeError` for wrong arguments shows these names.
     """
-    for name, member in vars(face).items():
-        module, qualname = face.__module__, f"{face.__qualname__}.{name}"
+    for name, member in vars(variant).items():
+        module, qualname = variant.__module__, f"{variant.__qualname__}.{name}"
         function = member if hasattr(member, "__wrapped__") else None
         if function is not None:
             function.__name__, function.__module__ = name, module
         while function is not None:
             function.__qualname__ = qualname
             function = getattr(function, "__wrapped__", None)
-    return face
+    return variant
 
 
 def copy_docs_from(other: type) -> Callable[[type[Variant]], type[Variant]]:
@@ -126,14 +126,14 @@ def copy_docs_from(other: type) -> Callable[[type[Variant]], type[Variant]]:
     A method's own docstring is appended to the copied one. Also names the methods as `name_methods`.
     """
 
-    def describe(face: type[Variant]) -> type[Variant]:
-        for name, member in vars(face).items():
+    def describe(variant: type[Variant]) -> type[Variant]:
+        for name, member in vars(variant).items():
             theirs = getattr(other, name, None)
             if name.startswith("_") or not callable(member) or theirs is None:
                 continue
             own = f"\n\n{member.__doc__}" if member.__doc__ not in (None, theirs.__doc__) else ""
             member.__doc__ = f"{theirs.__doc__}{own}"
-        face.__doc__ = f"{cleandoc(face.__doc__ or '')}\n\n{cleandoc(other.__doc__ or '')}"
-        return name_methods(face)
+        variant.__doc__ = f"{cleandoc(variant.__doc__ or '')}\n\n{cleandoc(other.__doc__ or '')}"
+        return name_methods(variant)
 
     return describe

@@ -75,9 +75,9 @@ class Desk:
         """Return whether the store exists, that is, whether a consumer stored something in it."""
         if self._store is not None:
             return self._store.database.exists()
-        shelf = self._open_store()
-        assert isinstance(shelf, TopicLetterStore)
-        return bool(self._run_operation(shelf.exists()))
+        store = self._open_store()
+        assert isinstance(store, TopicLetterStore)
+        return bool(self._run_operation(store.exists()))
 
     def check(self) -> None:
         """Raise TfmqError if the store does not exist."""

@@ -60,16 +60,16 @@ def open_dead_letters(
     def broker() -> str | None:
         return "" if link is None else reached_broker_id(link)
 
-    shelf: LetterStore
+    letter_store: LetterStore
     if where == DEFAULT_STORE and folder is None:
-        shelf = DefaultLetterStore(group, broker, run)
+        letter_store = DefaultLetterStore(group, broker, run)
     else:
         own = None if folder is None else default_path(group, Path(folder))
-        shelf = open_letter_store(
+        letter_store = open_letter_store(
             own if where == DEFAULT_STORE and own is not None else where, run=run, link=link
         )
     return GroupDeadLetterStore(
-        shelf,
+        letter_store,
         group,
         calls_max,
         wall_clock=wall_clock,
@@ -180,9 +180,9 @@ class DefaultLetterStore:
             )
         if self._opened_store is None or self._opened_store[0] != broker:
             self.close()
-            shelf = open_letter_store(existing_or_default_path(self._group, broker), run=self._run)
-            log.info("Dead letters of group %s are kept in %s.", self._group, shelf.name)
-            self._opened_store = (broker, shelf)
+            letter_store = open_letter_store(existing_or_default_path(self._group, broker), run=self._run)
+            log.info("Dead letters of group %s are kept in %s.", self._group, letter_store.name)
+            self._opened_store = (broker, letter_store)
         return self._opened_store[1]
 
     apply = _of_opened_store(LetterStore.apply)

@@ -518,16 +518,16 @@ class BlockingSqlStore:
         """Apply events in one transaction; an IntegrityError may occur on concurrent inserts."""
         with self.database.write_transaction() as connection:
             known = self._lock_rows(connection, [id for id, _ in steps])
-            before, behind = dict(known), []
+            before, results = dict(known), []
             for id, event in steps:
                 found = apply_event(known.get(id), event)
-                behind.append(found)
+                results.append(found)
                 if found is not None:
                     known[id] = found
             changed = [letter for id, letter in known.items() if letter is not before.get(id)]
             _write(connection, [each for each in changed if each.id in before], new=False)
             _write(connection, [each for each in changed if each.id not in before], new=True)
-        return behind
+        return results
 
     def _lock_rows(self, connection: Connection, ids: Sequence[str]) -> dict[str, Letter]:
         """Read and lock the letters with these ids, in a fixed order to avoid deadlocks."""

@@ -123,9 +123,7 @@ def apply_event(letter: Letter | None, event: model.Event) -> Letter | None:
     found: Letter | None = _HANDLERS[type(event)](letter, event)
     if found is None:
         return None
-    assert found is letter or found.state in allowed, (
-        f"{state} -> {found.state} behind {type(event).__name__}"
-    )
+    assert found is letter or found.state in allowed, f"{state} -> {found.state} after {type(event).__name__}"
     return found if found is letter else replace(found, changed_ms=event.at_ms)
 
 

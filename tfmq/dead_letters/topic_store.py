@@ -89,23 +89,23 @@ class LetterIndex:
         """Return when the next letter of `broker` is due, in ms since 1970; None if none waits."""
         return min((time for time, _ in self._due_times(group, broker)), default=None)
 
-    def find_foreign_waiting(self, group: str, broker: str, behind: PagePosition, count: int) -> list[Letter]:
+    def find_foreign_waiting(self, group: str, broker: str, after: PagePosition, count: int) -> list[Letter]:
         """Return at most `count` waiting or leased letters of the group of other brokers.
 
-        They are those after the page position `behind`, in the order of `find`.
+        They are those after the page position `after`, in the order of `find`.
         """
         waiting = [each for each in self._waiting.values() if each.group == group]
         others = [each for each in waiting if each.broker not in ("", broker)]
-        others = [each for each in others if (each.kept_ms, each.id) > behind]
+        others = [each for each in others if (each.kept_ms, each.id) > after]
         return sorted(others, key=lambda each: (each.kept_ms, each.id))[:count]
 
-    def find(self, selection: Selection, behind: PagePosition, count: int) -> list[Letter]:
-        """Return at most `count` matching letters after the page position `behind`.
+    def find(self, selection: Selection, after: PagePosition, count: int) -> list[Letter]:
+        """Return at most `count` matching letters after the page position `after`.
 
         In the order in which they were first stored.
         """
         meant = [each for each in self.letters.values() if selection.holds(each)]
-        meant = [each for each in meant if (each.kept_ms, each.id) > behind]
+        meant = [each for each in meant if (each.kept_ms, each.id) > after]
         return sorted(meant, key=lambda each: (each.kept_ms, each.id))[:count]
 
     def _due_times(self, group: str, broker: str) -> list[tuple[int, str]]:
@@ -334,8 +334,8 @@ class TopicLetterStore:
             raise StoreFailed(
                 f"{self.name} does not return what was appended to it: see tfmq topic show {self._topic}."
             )
-        behind = {step[0]: found[number] for step, number in zip(wanted, numbers, strict=True)}
-        return [behind.get(id) for id, _ in steps]
+        results = {step[0]: found[number] for step, number in zip(wanted, numbers, strict=True)}
+        return [results.get(id) for id, _ in steps]
 
     def find(
         self,
@@ -478,7 +478,7 @@ class TopicLetterStore:
 
         Returns, for each id of a record in `watched`, the letter after its event; None if that had no effect.
         """
-        behind: dict[int, Letter | None] = {}
+        results: dict[int, Letter | None] = {}
         wanted = frozenset(watched)
         while True:
             try:
@@ -499,11 +499,11 @@ class TopicLetterStore:
             for message in chunk.messages:
                 letter = self._index.apply(message)
                 if message.id in wanted:
-                    behind[message.id] = letter
+                    results[message.id] = letter
             self._offset = chunk.next_offset
             if chunk.at_end:
                 self._index_read_at = self._link.now()
-                return behind
+                return results
 
     def _append(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
         """Append events durably, all or none. Return the ids of their records.

@@ -267,8 +267,8 @@ class DelayQueue:
         self._scheduler.extend_if_due()
         rows = self._window.wheel_rows_of(header, records, answer, self._broker_clock.now_ms())
         count = header.record_count
-        landed = (answer.end_offset, first + count, count, dues.low, dues.high, rows)
-        self._non_durable.add_written(WrittenArrival(ticket, header.log_id, *landed))
+        written_range = (answer.end_offset, first + count, count, dues.low, dues.high, rows)
+        self._non_durable.add_written(WrittenArrival(ticket, header.log_id, *written_range))
         self._metrics.count_arrived(count)
         self._dispatcher.batch_written(dues.low)
 

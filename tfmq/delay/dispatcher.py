@@ -109,9 +109,9 @@ class Dispatcher:
 
     def process_durable(self) -> None:
         """Pass the arrivals that are durable now to the memory window."""
-        for landed in self._non_durable.pop_durable(self._arrival_log.log.forced_offset):
-            self._window.add_durable(landed.wheel_rows, landed.count, landed.due_low, landed.due_high)
-            self._scheduler.arrival_durable(landed)
+        for arrival in self._non_durable.pop_durable(self._arrival_log.log.forced_offset):
+            self._window.add_durable(arrival.wheel_rows, arrival.count, arrival.due_low, arrival.due_high)
+            self._scheduler.arrival_durable(arrival)
         if self._window.missing_due is not None:
             self._scheduler.run_due()
 

@@ -124,7 +124,7 @@ class Handles(Sequence[str]):
         if isinstance(index, slice):
             first, _, step = index.indices(len(self))
             if step != 1:
-                raise ValueError("handles are cut in one piece: they are numbered one behind the other")
+                raise ValueError("handles are cut in one piece: they are numbered one after the other")
             return Handles(self._store_id, self._log_id, self._first_number + first, self._dues[index])
         place = index + len(self) if index < 0 else index
         due = self._dues[place] if place >= 0 else self._dues[index]

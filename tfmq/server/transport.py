@@ -180,9 +180,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
             return None
         arena = traffic.arena
         room = tail.free_buffer()
-        behind = arena.read_buffer() if tail.has_room_for_rest else None
+        overflow = arena.read_buffer() if tail.has_room_for_rest else None
         try:
-            count = self.socket.recvmsg_into([room, behind] if behind is not None else [room])[0]
+            count = self.socket.recvmsg_into([room, overflow] if overflow is not None else [room])[0]
         except OSError as error:
             return self._read_failed(error)
         if not count:
@@ -192,7 +192,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         size = tail.buffer.size
         tail.mark_filled(fitted)
         traffic.receiving_bytes += tail.buffer.size - size
-        rest = behind[: count - fitted] if behind is not None and count > fitted else None
+        rest = overflow[: count - fitted] if overflow is not None and count > fitted else None
         if tail.is_complete:
             if is_expensive(tail.buffer.view, 0, tail.needed):
                 self._defer(b"" if rest is None else bytes(rest), EXPENSIVE_SECONDS)

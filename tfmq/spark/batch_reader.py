@@ -113,9 +113,9 @@ class RangeReader(NamedTuple):
                     begin = max(begin, _end_offset(chunk))
                 return
             except (OffsetOutOfRange, Damaged) as error:
-                behind = error.first if isinstance(error, OffsetOutOfRange) else error.next
+                resume_at = error.first if isinstance(error, OffsetOutOfRange) else error.next
                 losses.handle_loss(type(error)(str(error), **error.details))
-                begin = behind if begin < behind else end
+                begin = resume_at if begin < resume_at else end
             except NotARecord as error:
                 losses.handle_loss(
                     NotARecord(

@@ -367,8 +367,8 @@ class InjectedFault(NamedTuple):
         return {
             CRASH: f"the broker crashed when {request} came",
             LOST_REPLY: f"the reply to {request} was lost, with the connection",
-            DUPLICATE: f"what was handed out and not saved came again at call {step.call}, behind {request}",
-            REBALANCE: f"another member took all partitions for a moment behind {request}",
+            DUPLICATE: f"what was handed out and not saved came again at call {step.call}, after {request}",
+            REBALANCE: f"another member took all partitions for a moment after {request}",
         }[self.kind]
 
 

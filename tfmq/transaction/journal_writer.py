@@ -251,7 +251,7 @@ class JournalWriter:
     def _fail(self, items: list[WriteRequest], error: BaseException) -> None:
         """Fail `items` and everything queued after them."""
         # Only `items` may be partly written; later ones certainly are not.
-        behind = Stopped(error.reason) if isinstance(error, UncertainWrite) else error
+        later_error = Stopped(error.reason) if isinstance(error, UncertainWrite) else error
         count = len(items)
         refused = [*items, *self._queue]
         self._queue.clear()
@@ -262,7 +262,7 @@ class JournalWriter:
             if item.revert is not None:
                 item.revert()
         for number, item in enumerate(refused):
-            item.written(0, error if number < count else behind)
+            item.written(0, error if number < count else later_error)
 
     def _cache_batches(self, item: WriteRequest) -> None:
         """Keep a small transaction that was sent in one request in memory until it is applied."""

@@ -119,8 +119,8 @@ class ZooKeeperOffsets:
                 )
             ]
             answers = wait_results(asked)
-            for name, before, row, behind in zip(left, *(answers[each::3] for each in range(3)), strict=True):
-                if _change_id(before) == _change_id(behind):
+            for name, before, row, after in zip(left, *(answers[each::3] for each in range(3)), strict=True):
+                if _change_id(before) == _change_id(after):
                     found[name] = _decode_nodes(self._layout.offset(group, name), before, row)
             left = [name for name in left if name not in found]
             if not left:

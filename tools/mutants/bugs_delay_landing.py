@@ -31,7 +31,7 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
         "refused-batch-still-expected",
         "a delayed send that is refused blocks nothing",
         "tfmq/broker/delayed_produce.py",
-        "            self._queue.append_failed(landed.ticket)\n",
+        "            self._queue.append_failed(expected.ticket)\n",
         "            pass\n",
         [SEND],
     ),

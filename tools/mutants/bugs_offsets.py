@@ -137,7 +137,7 @@ IN_ZOOKEEPER: Final = (
         "offset-and-row-of-two-moments",
         "the fields of an offset are read at one moment",
         "tfmq/zookeeper/offsets.py",
-        "                if _change_id(before) == _change_id(behind):\n",
+        "                if _change_id(before) == _change_id(after):\n",
         "                if _change_id(before) is not NotImplemented:\n",
         [NODES],
     ),

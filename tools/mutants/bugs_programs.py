@@ -98,8 +98,8 @@ PROGRAMS: Final = (
         "arguments-are-not-described-for-asyncio",
         "all API variants have the same docs",
         "tfmq/client/faces.py",
-        "        face.__doc__ = f\"{cleandoc(face.__doc__ or '')}\\n\\n{cleandoc(other.__doc__ or '')}\"\n",
-        "        face.__doc__ = cleandoc(face.__doc__ or '')\n",
+        "        variant.__doc__ = f\"{cleandoc(variant.__doc__ or '')}\\n\\n{cleandoc(other.__doc__ or '')}\"\n",
+        "        variant.__doc__ = cleandoc(variant.__doc__ or '')\n",
         ["tests/test_faces.py::test_every_argument_has_a_line_of_its_own_in_the_docs"],
     ),
     Mutant(

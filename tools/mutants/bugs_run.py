@@ -8,77 +8,80 @@ from tools.mutants.mutant import Mutant
 
 RUNNING: Final = "tests/client/worker/test_running.py"
 PROCESSED: Final = "tests/client/test_processed_run.py"
-LANES: Final = "tests/client/worker/test_ordered_queues.py"
+QUEUES: Final = "tests/client/worker/test_ordered_queues.py"
 BACKOFF: Final = "tests/test_backoff.py"
 
 _RUNNING = "tfmq/client/worker/runner.py"
-_LANES = "tfmq/client/worker/ordered_queues.py"
+_QUEUES = "tfmq/client/worker/ordered_queues.py"
 _BACKOFF = "tfmq/backoff.py"
 
 LANES_AND_CALLS: Final = (
     Mutant(
         "ordered-queue-continues-after-a-failure",
         "an ordered queue handles one message after the other, and a failed message blocks it",
-        _LANES,
+        _QUEUES,
         "        heapq.heappush(self._retry_heap, (at, next(self._numbers), job.queue))\n",
         "        self._ready.append(job.queue)\n",
-        [LANES],
+        [QUEUES],
     ),
     Mutant(
         "order-by-key-is-no-order",
         "messages of one key are handled one after the other",
-        _LANES,
+        _QUEUES,
         "        return None if key is None else (*place, key)\n",
         "        return None\n",
-        [LANES],
+        [QUEUES],
     ),
     Mutant(
         "order-by-key-over-partitions",
         "the same key in two partitions is in two ordered queues",
-        _LANES,
+        _QUEUES,
         "        return None if key is None else (*place, key)\n",
         "        return None if key is None else (key,)\n",
-        [LANES],
+        [QUEUES],
     ),
     Mutant(
         "no-order-is-one-queue",
         "without an order no message waits for another",
-        _LANES,
+        _QUEUES,
         '        if self._order == "none":\n            return None\n',
         '        if self._order == "none":\n            return ()\n',
-        [LANES],
+        [QUEUES],
     ),
     Mutant(
         "one-queue-takes-all-turns",
         "ordered queues are served in turn",
-        _LANES,
-        "        if lane.jobs:\n            self._ready.append(lane)\n        else:\n",
-        "        if lane.jobs:\n            self._ready.appendleft(lane)\n        else:\n",
-        [LANES],
+        _QUEUES,
+        "        if job_queue.jobs:\n            self._ready.append(job_queue)\n        else:\n",
+        "        if job_queue.jobs:\n            self._ready.appendleft(job_queue)\n        else:\n",
+        [QUEUES],
     ),
     Mutant(
         "void-message-begins",
         "a message that is void never begins",
-        _LANES,
-        ("            while lane.jobs and lane.jobs[0].invalid:\n                lane.jobs.popleft()\n"),
+        _QUEUES,
+        (
+            "            while job_queue.jobs and job_queue.jobs[0].invalid:\n"
+            "                job_queue.jobs.popleft()\n"
+        ),
         "",
-        [LANES],
+        [QUEUES],
     ),
     Mutant(
         "leaving-message-begins",
         "no more messages of a revoked partition begin",
-        _LANES,
-        ("            elif lane.jobs[0].revoked:\n                self._revoked.append(lane)\n"),
+        _QUEUES,
+        ("            elif job_queue.jobs[0].revoked:\n                self._revoked.append(job_queue)\n"),
         "",
-        [LANES],
+        [QUEUES],
     ),
     Mutant(
         "paused-queue-forgotten",
         "a partition whose revocation is withdrawn is handled further",
-        _LANES,
-        "                self._revoked.append(lane)\n",
+        _QUEUES,
+        "                self._revoked.append(job_queue)\n",
         "                pass\n",
-        [LANES],
+        [QUEUES],
     ),
     Mutant(
         "one-retry-too-few",

@@ -271,7 +271,7 @@ def test_what_nobody_can_tell_is_no_number() -> None:
     [
         (standing(offset=1001), [], WRONG, "goes on at offset 1001, and the partition ends at 1000"),
         (standing(offset=90, first=10), [], WRONG, "retention took messages that it had not handled"),
-        (standing(), [letter(100)], WRONG, "of messages behind the partition's end"),
+        (standing(), [letter(100)], WRONG, "of messages after the partition's end"),
         (standing(), [letter(60)], NOTE, "of messages that the group has not saved as done"),
         (standing(), [letter(3, partition=1)], WRONG, "the broker knows of no such group here"),
         (standing(), [letter(3, group="other")], WRONG, "the broker knows of no such group here"),

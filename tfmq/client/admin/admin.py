@@ -362,9 +362,9 @@ class AdminCore:
             asked = None if states is None else list(states)
             reply = yield from self._request(commands.ListTransactions(asked, after, page, group or ""))
             found += [transaction_description(each) for each in reply.transactions]
-            behind = reply.after or (found[-1].epoch if found else after)
-            more = reply.more and behind > after and len(found) != limit
-            after = behind
+            last_epoch = reply.after or (found[-1].epoch if found else after)
+            more = reply.more and last_epoch > after and len(found) != limit
+            after = last_epoch
         return found
 
     def transaction(self, xid: str, epoch: int = 0) -> Operation[TransactionDescription]:

@@ -130,9 +130,9 @@ def describe_client(client: object, servers: Iterable[object], **arguments: obje
     Arguments with a false value are left out.
     """
     module = type(client).__module__.partition("_")[0]
-    face = "tfmq" if module in ("tfmq.producer", "tfmq.consumer", "tfmq.admin") else module
+    variant = "tfmq" if module in ("tfmq.producer", "tfmq.consumer", "tfmq.admin") else module
     words = [f"{name}={value!r}" for name, value in arguments.items() if value]
-    return f"<{' '.join([f'{face}.{type(client).__name__}', ','.join(map(str, servers)), *words])}>"
+    return f"<{' '.join([f'{variant}.{type(client).__name__}', ','.join(map(str, servers)), *words])}>"
 
 
 ADDRESS_NAME: Final = "address"

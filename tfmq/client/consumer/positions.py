@@ -216,12 +216,12 @@ class Positions:
         Return the partition. With handlers only as far as all earlier messages are acked. Raises BadRequest
         for a message that this consumer did not deliver, Fenced if its partition was reassigned.
         """
-        name, behind = self._check_delivered(message)
+        name, next_position = self._check_delivered(message)
         ledger = self.ack_trackers.get(name)
         if ledger is not None:
             ledger.ack(message)
-            behind = ledger.position
-        self._advance_acked(name, behind)
+            next_position = ledger.position
+        self._advance_acked(name, next_position)
         return name
 
     def position_after(self, message: ReceivedMessage) -> tuple[PartitionName, ReadPosition]:
@@ -230,20 +230,20 @@ class Positions:
         Raises BadRequest for a message that this consumer did not deliver, and where an earlier message is
         not acked; Fenced if its partition was reassigned.
         """
-        name, behind = self._check_delivered(message)
+        name, next_position = self._check_delivered(message)
         ledger = self.ack_trackers.get(name)
-        return name, behind if ledger is None else self._contiguous_position_after(name, message)
+        return name, next_position if ledger is None else self._contiguous_position_after(name, message)
 
     def _check_delivered(self, message: ReceivedMessage) -> tuple[PartitionName, ReadPosition]:
         """Check that this consumer delivered `message`. Return its partition, the position after it."""
-        name, behind = partition_of(message), self._batch_position_after(message)
+        name, next_position = partition_of(message), self._batch_position_after(message)
         if name not in self._acked:
             self._raise_if_removed(name)
             raise BadRequest(f"This consumer does not read {name}, so it cannot commit a message of it.")
-        if behind.offset > self.delivered_position(name).offset:
+        if next_position.offset > self.delivered_position(name).offset:
             self._raise_if_removed(name)
             raise BadRequest(f"The message at offset {message.offset} of {name} was not delivered yet.")
-        return name, behind
+        return name, next_position
 
     def drop_ready_batch(self) -> None:
         """Discard the undelivered rest of the ready batch; a loop over it ends at once."""

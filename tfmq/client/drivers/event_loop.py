@@ -32,7 +32,7 @@ class EventDriver(Driver, ABC):
     """Runs operations as coroutines. Not thread-safe, except `set_event`.
 
     `wake` schedules one turn after the current one of the loop. A turn runs what is due, writes the connection's
-    output, and registers the socket and a timer with the loop. A cancelled caller leaves nothing behind: its request
+    output, and registers the socket and a timer with the loop. A cancelled caller leaves no state: its request
     continues, and the reply is dropped if no other caller needs it.
 
     Subclasses implement the methods in "Event loop interface".

@@ -120,9 +120,11 @@ class XaBranches:
             asked = ListTransactions(RECOVERABLE_STATES, after, group=group or "")
             reply = yield from self._transactions.send_request(asked)
             found += [str(each["xid"]) for each in reply.transactions]
-            behind = reply.after or (int(reply.transactions[-1]["epoch"]) if reply.transactions else after)
-            more = reply.more and behind > after
-            after = behind
+            last_epoch = reply.after or (
+                int(reply.transactions[-1]["epoch"]) if reply.transactions else after
+            )
+            more = reply.more and last_epoch > after
+            after = last_epoch
         return found
 
     def forget(self, xid: str) -> Operation[bool]:

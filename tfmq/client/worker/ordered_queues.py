@@ -102,14 +102,14 @@ class OrderedQueues:
             self._dead_letters.append(job)
             return
         key = self._queue_key(job)
-        lane = None if key is None else self._queues.get(key)
-        if lane is None:
-            lane = JobQueue(key)
+        job_queue = None if key is None else self._queues.get(key)
+        if job_queue is None:
+            job_queue = JobQueue(key)
             if key is not None:
-                self._queues[key] = lane
-            self._ready.append(lane)
-        job.queue = lane
-        lane.jobs.append(job)
+                self._queues[key] = job_queue
+            self._ready.append(job_queue)
+        job.queue = job_queue
+        job_queue.jobs.append(job)
 
     def next_dead_letter(self) -> HandlerJob | None:
         """Return the next dead letter to handle, or None. `complete` must follow."""
@@ -130,32 +130,32 @@ class OrderedQueues:
         while self._retry_heap and self._retry_heap[0][0] <= now:
             self._ready.append(heapq.heappop(self._retry_heap)[2])
         if self._revoked and not self._ready:
-            parked, self._revoked = self._revoked, []
-            for lane in parked:
-                (self._revoked if lane.jobs[0].revoked else self._ready).append(lane)
+            revoked_queues, self._revoked = self._revoked, []
+            for job_queue in revoked_queues:
+                (self._revoked if job_queue.jobs[0].revoked else self._ready).append(job_queue)
         while self._ready:
-            lane = self._ready.popleft()
-            while lane.jobs and lane.jobs[0].invalid:
-                lane.jobs.popleft()
-            if not lane.jobs:
-                self._remove(lane)
-            elif lane.jobs[0].revoked:
-                self._revoked.append(lane)
+            job_queue = self._ready.popleft()
+            while job_queue.jobs and job_queue.jobs[0].invalid:
+                job_queue.jobs.popleft()
+            if not job_queue.jobs:
+                self._remove(job_queue)
+            elif job_queue.jobs[0].revoked:
+                self._revoked.append(job_queue)
             else:
-                return lane.jobs[0]
+                return job_queue.jobs[0]
         return None
 
     def complete(self, job: HandlerJob) -> None:
         """Remove a job that is acked or dropped, so that the next of its queue may start."""
-        lane = job.queue
-        if lane is None:
+        job_queue = job.queue
+        if job_queue is None:
             return
-        assert lane.jobs[0] is job
-        lane.jobs.popleft()
-        if lane.jobs:
-            self._ready.append(lane)
+        assert job_queue.jobs[0] is job
+        job_queue.jobs.popleft()
+        if job_queue.jobs:
+            self._ready.append(job_queue)
         else:
-            self._remove(lane)
+            self._remove(job_queue)
 
     def retry_at(self, job: HandlerJob, at: float) -> None:
         """Schedule a job for another call at `at`; its queue waits."""
@@ -171,10 +171,10 @@ class OrderedQueues:
         """Whether `next` may return a job now."""
         return bool(self._ready or self._dead_letters)
 
-    def _remove(self, lane: JobQueue) -> None:
+    def _remove(self, job_queue: JobQueue) -> None:
         """Remove an empty queue."""
-        if lane.key is not None:
-            self._queues.pop(lane.key, None)
+        if job_queue.key is not None:
+            self._queues.pop(job_queue.key, None)
 
     def _queue_key(self, job: HandlerJob) -> Hashable | None:
         """Return the key of the job's queue, or None for a queue of its own."""

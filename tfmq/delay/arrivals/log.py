@@ -494,16 +494,20 @@ class ArrivalRecordReader:
         Return the index after them; `index` itself if the whole block must be read.
         """
         first = last = offsets[index]
-        behind, count, limit = index + 1, len(offsets), min(end, first + self._bytes_left)
-        while behind < count and last < offsets[behind] < limit and offsets[behind] - last < self._gap:
-            last = offsets[behind]
-            behind += 1
+        next_index, count, limit = index + 1, len(offsets), min(end, first + self._bytes_left)
+        while (
+            next_index < count
+            and last < offsets[next_index] < limit
+            and offsets[next_index] - last < self._gap
+        ):
+            last = offsets[next_index]
+            next_index += 1
         try:
             read = unproven(first, min(last + self._size_hint, end) - first)
             if read is None:
                 return index
             data = bytes(read)
-            while index < behind:
+            while index < next_index:
                 at = offsets[index] - first
                 if at + HEADER_SIZE > len(data):
                     break
@@ -658,16 +662,16 @@ class NonDurableArrivals:
         The next start decides which of them exist. Until then no messages of their targets fire that are due later;
         other targets do not wait.
         """
-        for landed in self._written:
-            if self._lows.pop(landed.ticket, None) is not None:
-                self.uncertain_targets[landed.log_id] = min(
-                    landed.due_low, self.uncertain_targets.get(landed.log_id, landed.due_low)
+        for arrival in self._written:
+            if self._lows.pop(arrival.ticket, None) is not None:
+                self.uncertain_targets[arrival.log_id] = min(
+                    arrival.due_low, self.uncertain_targets.get(arrival.log_id, arrival.due_low)
                 )
 
     def pop_durable(self, offset: int) -> Iterator[WrittenArrival]:
         """Remove and yield, in order, the arrivals that are durable if the log is up to `offset`."""
         while self._written and self._written[0].end_offset <= offset:
-            landed = self._written.popleft()
-            self._lows.pop(landed.ticket, None)
-            self.message_count -= landed.count
-            yield landed
+            arrival = self._written.popleft()
+            self._lows.pop(arrival.ticket, None)
+            self.message_count -= arrival.count
+            yield arrival

@@ -172,8 +172,8 @@ class TopicArchiver:
         delete_temporary_files(self._options.folder / archive_layout.metadata_folder(self._topic))
         step, ends = (last.plan.step + 1, last.ends) if last is not None else (1, {})
         begun = self._drop_lost_pieces(self._archive.started_plan(self._topic, step))
-        behind = ends if begun is None else ends_after(ends, begun.pieces, begun.gaps)
-        partitions, survey = self._find_new(behind)
+        archived_ends = ends if begun is None else ends_after(ends, begun.pieces, begun.gaps)
+        partitions, survey = self._find_new(archived_ends)
         again = 0 if begun is None else sum(each.end - each.start for each in begun.pieces)
         if begun is None:
             self._archive.check_no_lost_step(self._topic, last)

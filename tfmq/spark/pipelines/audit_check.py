@@ -179,7 +179,7 @@ class _LogSummarizer:
             return
         begins = before.end if torn is None else torn
         cut[before.base] = begins
-        missing = f"{next - before.end:,} bytes are missing behind its {before.size:,}"
+        missing = f"{next - before.end:,} bytes are missing after its {before.size:,}"
         text = f"{log.segment_file_name(before.base)} was cut: {missing}"
         self.add_finding(CUT, before.base, begins, next, text)
 
@@ -529,7 +529,7 @@ class _PieceChecker:
         if previous is None:
             self.first_time = self.first_time or control.append_time
         elif control.epoch < previous.epoch:
-            text = f"a block of epoch {control.epoch} behind one of epoch {previous.epoch}"
+            text = f"a block of epoch {control.epoch} after one of epoch {previous.epoch}"
             self.add_finding(ORDER, block.offset, block.next, text)
         if control.durable_offset > block.offset:
             text = f"a block says that {control.durable_offset} was forced before it was written"
@@ -554,13 +554,13 @@ class _PieceChecker:
     def _collect_runs(self, block: Block) -> None:
         found = producer_runs(block)
         for number, run in enumerate(found):
-            behind = found[number + 1].offset if number + 1 < len(found) else block.next
-            self.collector.add_run(run.producer_id << 24 | run.first_sequence, run.count, run.offset, behind)
+            run_end = found[number + 1].offset if number + 1 < len(found) else block.next
+            self.collector.add_run(run.producer_id << 24 | run.first_sequence, run.count, run.offset, run_end)
 
     def _check_source(self, control: BlockTrailer, block: Block) -> None:
         place = control.source_high, control.source_low
         if self.last_source is not None and place < self.last_source:
-            text = f"place {place} of the transaction journal behind place {self.last_source}"
+            text = f"place {place} of the transaction journal after place {self.last_source}"
             self.add_finding(ORDER, block.offset, block.next, text)
         self.first_source = self.first_source or place
         self.last_source = place

@@ -171,9 +171,9 @@ def read_journal_file(disk: Disk, plan: JournalFilePlan) -> JournalFileContents:
                     place = entry.next
             except BadRecord as error:
                 found.spans.append((begun, place))
-                behind = file.find_entry(error.position + 1, plan.seed)
-                begun = plan.end if behind is None else behind.lsn
-                if place < plan.durable_end or behind is not None:
+                following = file.find_entry(error.position + 1, plan.seed)
+                begun = plan.end if following is None else following.lsn
+                if place < plan.durable_end or following is not None:
                     text = f"cannot be read: {error.reason}"
                     found.findings.append(_journal_finding(plan.data, name, place, begun, text))
                 place = begun

@@ -271,7 +271,7 @@ def _unique_letters(kept: Iterable[LetterSummary], faults: list[Fault]) -> Itera
 
 def _make_row(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
     consumed = consumed_count(standing)
-    behind = [letter for letter in letters if consumed == UNKNOWN or letter.ordinal < consumed]
+    passed = [letter for letter in letters if consumed == UNKNOWN or letter.ordinal < consumed]
     count = {
         state: sum(letter.state == state for letter in letters) for state in {each.state for each in letters}
     }
@@ -284,7 +284,7 @@ def _make_row(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
         standing.end_ordinal - standing.first_ordinal,
         consumed,
         standing.lag,
-        UNKNOWN if consumed == UNKNOWN else consumed - len(behind),
+        UNKNOWN if consumed == UNKNOWN else consumed - len(passed),
         sum(count.get(state, 0) for state in OPEN_STATES),
         sum(count.get(state, 0) for state in (DEAD, REDRIVING)),
         sum(count.get(state, 0) for state in (REDRIVEN, HANDLED, DROPPED)),
@@ -321,7 +321,7 @@ def _find_faults(standing: GroupPosition, letters: Sequence[LetterSummary]) -> I
     beyond = [letter for letter in early if letter.ordinal >= standing.end_ordinal]
     if beyond:
         text = (
-            f"{with_noun(len(beyond), 'letter')}, the first {beyond[0].id}, of messages behind the partition's end: it"
+            f"{with_noun(len(beyond), 'letter')}, the first {beyond[0].id}, of messages after the partition's end: it"
             " was cut, or put back from an older backup"
         )
         yield Fault(WRONG, *name, text)

@@ -334,8 +334,8 @@ def report(
     if folder is not None:
         create_output_folder(folder)
     figures = measure_topics(address, widths, window, sum(each.end - each.first for each in bounds), job)
-    behind = read_group_lags(address, meant, now_ms)
-    figures = [each._replace(groups=tuple(behind.get(each.topic, ()))) for each in figures]
+    lags = read_group_lags(address, meant, now_ms)
+    figures = [each._replace(groups=tuple(lags.get(each.topic, ()))) for each in figures]
     figures = list(add_letters(figures, stores, address.servers))
     if folder is not None:
         write_report(folder, figures, kind, address, now_ms)
