@@ -145,7 +145,7 @@ def test_a_lost_answer_doubles_nothing() -> None:
     assert play(story).payloads("orders") == [b"%d" % n for n in range(5)]
 
 
-def test_flush_and_close_tell_what_nobody_saw() -> None:
+def test_flush_and_close_raise_unread_failures() -> None:
     async def story(made: aio.Producer, broker: FakeBroker) -> None:
         await made.send("orders", b"a")
         broker.plan(Produce, DiskFull(), DiskFull())
@@ -194,7 +194,7 @@ def test_what_is_delayed_is_cancelled_and_rescheduled() -> None:
     play(story)
 
 
-def test_no_broker_is_told() -> None:
+def test_no_broker_is_reported() -> None:
     async def story() -> None:
         made = tfmq.aio.Producer("127.0.0.1:1")
         with pytest.raises(ConnectionFailed, match="start tfmq-server"):

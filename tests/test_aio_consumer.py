@@ -30,7 +30,7 @@ async def worked(work: Any) -> tuple[Any, BaseException | None, bool]:
     return result, error, threads[0] is not threading.current_thread()
 
 
-def test_work_is_done_in_another_thread_and_its_end_told_in_the_loop() -> None:
+def test_work_is_done_in_another_thread_and_its_end_reported_in_the_loop() -> None:
     assert asyncio.run(worked(lambda: 42)) == (42, None, True)
 
 
@@ -43,7 +43,7 @@ def test_what_the_work_raises_is_handed_on() -> None:
     assert str(error) == "planted"
 
 
-def test_a_broker_that_is_not_there_is_told_and_closing_works_all_the_same() -> None:
+def test_a_broker_that_is_not_there_is_reported_and_closing_works_all_the_same() -> None:
     async def program() -> None:
         async with Consumer("127.0.0.1:1", topics="orders", group="g") as consumer:
             with pytest.raises(ConnectionFailed):

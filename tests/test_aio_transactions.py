@@ -230,7 +230,7 @@ def test_an_asynchronous_generator_that_is_thrown_away_rolls_back() -> None:
     play(story)
 
 
-def test_closing_tells_what_it_rolled_back() -> None:
+def test_closing_logs_what_it_rolled_back() -> None:
     async def story(made: aio.Producer, broker: FakeBroker) -> None:
         tx = await made.begin("order-42")
         await tx.send("orders", b"1")

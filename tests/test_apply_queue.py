@@ -45,7 +45,7 @@ def test_waiting_callers_are_called_once_in_order_and_only_as_far_as_there_is_ro
     assert went == [0, 1, 2, 3]
 
 
-def test_a_large_one_is_not_overtaken_by_small_ones_for_ever() -> None:
+def test_a_large_one_is_not_overtaken_by_small_ones_without_end() -> None:
     limit, went = InFlightLimit(), list[str]()
     limit.acquire(1000, lambda: None)
     limit.acquire(2 * IN_FLIGHT_BYTES_MAX, lambda: went.append("large"))

@@ -121,13 +121,13 @@ def test_topics_have_keys_of_their_own(file) -> None:  # type: ignore[no-untyped
         ("[flush]\nmessages = {a = 1}", "no key flush.messages.a"),
     ],
 )
-def test_a_wrong_file_is_told_in_one_sentence(file, text: str, sentence: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_wrong_file_is_reported_in_one_sentence(file, text: str, sentence: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=sentence) as caught:
         load(file(text))
     assert "\n" not in str(caught.value) and "server.toml" in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_told() -> None:
+def test_a_file_that_is_not_there_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"/none.toml cannot be read: No such file"):
         load("/none.toml")
 
@@ -145,12 +145,12 @@ def test_a_file_that_is_not_there_is_told() -> None:
         ("topic=5", "topic"),
     ],
 )
-def test_a_wrong_set_is_told(given: str, sentence: str) -> None:
+def test_a_wrong_set_is_reported(given: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load(sets=[given])
 
 
-def test_a_wrong_variable_is_told_and_strangers_are_left_alone() -> None:
+def test_a_wrong_variable_is_reported_and_strangers_are_left_alone() -> None:
     with pytest.raises(ConfigError, match=r'TFMQ_FLUSH_MESAGES.*did you mean "flush.messages"'):
         load(environment={"TFMQ_FLUSH_MESAGES": "1"})
     load(environment={"TFMQ_SERVERS": "a:1", "TFMQ_TEST_SCALE": "1", "PATH": "x"})

@@ -19,7 +19,7 @@ def test_what_is_not_there_or_empty_may_be_taken(tmp_path: Path) -> None:
     check_data_folder(str(tmp_path))
 
 
-def test_a_file_is_somebody_elses_to_refuse(tmp_path: Path) -> None:
+def test_a_file_is_refused_by_another_check(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check_data_folder(str(tmp_path / "file"))
 

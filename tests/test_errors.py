@@ -158,7 +158,7 @@ def test_what_is_not_ours_shows_nothing_of_its_inside() -> None:
     assert wire.code == "internal_error" and "secret" not in wire.sentence and wire.outcome == UNKNOWN
 
 
-def test_failed_deliveries_are_listed_and_left_behind_by_pickle() -> None:
+def test_failed_deliveries_are_listed_and_left_out_by_pickle() -> None:
     error = errors.DeliveryFailed("2 failed.", deliveries=[1, 2])
     assert error.deliveries == [1, 2]
     assert pickle.loads(pickle.dumps(error)).deliveries == []

@@ -62,7 +62,7 @@ def test_they_are_made_with_the_same_arguments(blocking: type, other: type) -> N
 
 
 @pytest.mark.parametrize("face", [tfmq, aio, twisted], ids=lambda face: face.__name__)
-def test_a_client_shows_what_it_was_told_without_a_broker(face: Any) -> None:
+def test_a_client_shows_its_arguments_without_a_broker(face: Any) -> None:
     servers, name = "127.0.0.1:1", face.__name__
     assert repr(face.Producer(servers, group="shop")) == f"<{name}.Producer 127.0.0.1:1 group='shop'>"
     assert repr(face.Admin([servers, "b:2"])) == f"<{name}.Admin 127.0.0.1:1,b:2>"

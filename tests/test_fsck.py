@@ -135,7 +135,7 @@ def test_the_command_says_it_in_json_and_by_its_exit_code(tmp_path: Path, damage
         assert [said["problems"][0][key] for key in ("first", "next")] == [0, 190]
 
 
-def test_wrong_usage_is_told_apart_from_damage(tmp_path: Path) -> None:
+def test_wrong_usage_is_distinguished_from_damage(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(SystemExit) as caught:
             fsck.main([str(path)])

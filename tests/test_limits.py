@@ -30,7 +30,7 @@ def test_a_message_fits_in_a_frame_by_default() -> None:
     assert limits.MESSAGE_BYTES + limits.BLOCK_BYTES + limits.HEADER_BYTES <= limits.FRAME_BYTES
 
 
-def test_configured_values_replace_defaults_and_only_some_are_told() -> None:
+def test_configured_values_replace_defaults_and_only_some_are_reported() -> None:
     every = limits.effective_limits({"frame_bytes": 5})
     assert every["frame_bytes"] == 5 and every["groups"] == limits.GROUPS
     assert limits.limits_to_send({"frame_bytes": 5})["frame_bytes"] == 5

@@ -48,7 +48,7 @@ def test_settings_reach_it(tmp_path: Path) -> None:
         assert len(admin.create_topic("orders").partitions) == 3
 
 
-def test_one_that_cannot_start_tells_why(tmp_path: Path) -> None:
+def test_one_that_cannot_start_reports_why(tmp_path: Path) -> None:
     with (
         pytest.raises(ConnectionFailed, match=r"no\.such"),
         tfmq.local_server(tmp_path, settings={"no.such": 1}),
@@ -56,7 +56,7 @@ def test_one_that_cannot_start_tells_why(tmp_path: Path) -> None:
         pytest.fail("it started")
 
 
-def test_a_folder_in_use_is_told(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_reported(tmp_path: Path) -> None:
     with (
         tfmq.local_server(tmp_path),
         pytest.raises(ConnectionFailed, match="ended with code"),

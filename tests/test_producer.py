@@ -76,7 +76,7 @@ def test_payloads_of_every_kind(
     assert broker.payloads("orders") == [stored]
 
 
-def test_a_buffer_may_be_changed_behind_send(producer: Producer, broker: FakeBroker) -> None:
+def test_a_buffer_may_be_changed_after_send(producer: Producer, broker: FakeBroker) -> None:
     data = bytearray(b"before")
     delivery = producer.send("orders", data)
     data[:] = b"after!"
@@ -172,7 +172,7 @@ def test_room_that_is_made_in_time_is_used(servers: str, broker: FakeBroker) -> 
     assert broker.payloads("orders") == [b"%0900d" % number for number in range(500)]
 
 
-def test_failures_that_nobody_saw_are_raised_by_flush_once(producer: Producer, broker: FakeBroker) -> None:
+def test_unread_failures_are_raised_by_flush_once(producer: Producer, broker: FakeBroker) -> None:
     producer.send("orders", b"a").result(SECONDS)
     broker.plan(Produce, DiskFull("no space"), DiskFull("no space"))
     seen = producer.send("orders", b"b")
@@ -187,7 +187,7 @@ def test_failures_that_nobody_saw_are_raised_by_flush_once(producer: Producer, b
     assert broker.payloads("orders") == [b"a", b"d"]
 
 
-def test_leaving_with_raises_what_nobody_saw_but_hides_no_other_error(
+def test_leaving_with_raises_unread_failures_but_hides_no_other_error(
     servers: str, broker: FakeBroker
 ) -> None:
     broker.plan(Produce, DiskFull("no space"))
@@ -338,7 +338,7 @@ def test_making_one_touches_no_network() -> None:
 
 
 @pytest.mark.long
-def test_no_broker_is_told_in_a_sentence() -> None:
+def test_no_broker_is_reported_in_a_sentence() -> None:
     producer = Producer("127.0.0.1:1")
     with pytest.raises(ConnectionFailed, match="start tfmq-server"):
         producer.send("orders", b"x").result(SECONDS)

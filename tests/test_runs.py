@@ -133,7 +133,7 @@ def test_while_a_store_does_not_answer_it_is_not_said_that_a_message_was_handled
     assert "A handled message waits" not in caplog.text
 
 
-def test_the_store_is_the_groups_own_unless_told_and_named_in_the_log(
+def test_the_store_is_the_groups_own_unless_configured_and_named_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -34,7 +34,7 @@ def test_a_payment_cancels_the_check_of_its_order(tfmq_broker: SimulatedBroker) 
     assert [message.text for message in tfmq_broker.sent("checks")] == ["41"]
 
 
-def test_the_handles_are_good_behind_a_crash_of_the_broker(tfmq_broker: SimulatedBroker) -> None:
+def test_the_handles_are_good_after_a_crash_of_the_broker(tfmq_broker: SimulatedBroker) -> None:
     with tfmq_broker.producer() as producer:
         with producer.transaction() as tx:
             check = tx.send("checks", "42", delay=1800)

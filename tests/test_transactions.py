@@ -95,7 +95,7 @@ def test_an_exception_rolls_back_and_stays_what_it_is(
     assert isinstance(delivery.error(), TransactionRolledBack) and broker.payloads("orders") == []
 
 
-def test_an_exception_behind_a_prepare_is_kept_and_says_what_is_in_doubt(servers: str) -> None:
+def test_an_exception_after_a_prepare_is_kept_and_says_what_is_in_doubt(servers: str) -> None:
     producer = Producer(servers, timeout=5)
     with pytest.raises(KeyError, match="mine") as caught, producer.begin("order-42") as tx:
         tx.send("orders", b"1")
@@ -152,7 +152,7 @@ def test_transactions_nest_and_are_apart(producer: Producer, broker: FakeBroker)
         pass
 
 
-def test_use_behind_the_end_names_the_rule(producer: Producer) -> None:
+def test_use_after_the_end_names_the_rule(producer: Producer) -> None:
     with producer.transaction() as tx:
         tx.send("orders", b"1")
     with pytest.raises(TransactionState, match="is committed: begin another one"):
@@ -335,7 +335,7 @@ def test_one_that_is_dropped_is_rolled_back(
     assert "was dropped" in caplog.text
 
 
-def test_closing_a_producer_tells_what_it_rolled_back(servers: str, broker: FakeBroker) -> None:
+def test_closing_a_producer_logs_what_it_rolled_back(servers: str, broker: FakeBroker) -> None:
     producer = Producer(servers)
     tx = producer.begin("order-42")
     tx.send("orders", b"1")
@@ -364,7 +364,7 @@ def test_a_program_that_ends_inside_rolls_back_and_says_so(servers: str, broker:
     assert broker.states() == ["rolled_back"]
 
 
-def test_the_check_is_asked_while_nobody_sends(
+def test_the_check_is_asked_while_nothing_is_sent(
     producer: Producer, broker: FakeBroker, servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfmq.client.transaction.check_back.POLL_SECONDS", 0.02)

@@ -41,7 +41,7 @@ def test_a_send_is_acknowledged() -> None:
     assert play(story).payloads("orders") == [b"hello"]
 
 
-def test_callbacks_hear_the_result() -> None:
+def test_callbacks_get_the_result() -> None:
     async def story(made: twisted.Producer, broker: FakeBroker, reactor: Any) -> None:
         offset = await made.send("orders", b"hello").addCallback(lambda result: result.offset)
         assert offset == 0
@@ -145,7 +145,7 @@ def test_what_is_wrong_with_arguments_fails_the_deferred() -> None:
     play(story)
 
 
-def test_flush_and_close_tell_what_nobody_saw() -> None:
+def test_flush_and_close_raise_unread_failures() -> None:
     async def story(made: twisted.Producer, broker: FakeBroker, reactor: Any) -> None:
         await made.send("orders", b"a")
         broker.plan(Produce, DiskFull("full", outcome="not done"))
@@ -180,7 +180,7 @@ def test_a_connection_that_the_broker_ends_is_made_again() -> None:
 
 
 @pytest.mark.long
-def test_a_producer_that_nobody_closed_is_given_up_at_the_end_with_a_log() -> None:
+def test_a_producer_that_was_not_closed_is_dropped_at_the_end_with_a_log() -> None:
     broker = FakeBroker()
     broker.plan(Produce, HOLD)
     program = (

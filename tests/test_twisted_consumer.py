@@ -125,7 +125,7 @@ def test_a_cancelled_poll_leaves_it_usable(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "deferred"])
-def test_what_is_told_of_partitions_is_waited_for(bench: Bench, kind: str) -> None:
+def test_the_callbacks_of_partitions_are_waited_for(bench: Bench, kind: str) -> None:
     bench.send("a")
     told: list[str] = []
 

@@ -165,7 +165,7 @@ def test_rows_of_one_size_and_mixed_blocks_in_any_order() -> None:
     assert record_positions(memoryview(body)).tolist() == header_positions(body)
 
 
-def test_records_of_the_size_of_a_control_record_are_told_from_it() -> None:
+def test_records_of_the_size_of_a_control_record_are_distinguished_from_it() -> None:
     body = log_of([80] * 50, [80] * 50, [80])
     assert record_positions(body).tolist() == header_positions(body)
 

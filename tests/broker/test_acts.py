@@ -76,7 +76,7 @@ def test_schedules_and_groups_too_and_no_payload(lines: Lines) -> None:
     assert "secret" not in "".join(found)
 
 
-def test_a_schedule_for_a_topic_that_is_still_to_be_made_is_not_told_as_refused(lines: Lines) -> None:
+def test_a_schedule_for_a_topic_that_is_still_to_be_made_is_not_reported_as_refused(lines: Lines) -> None:
     broker = Broker()
     broker.ask(commands.AddSchedule("nightly", "0 3 * * *", "UTC", "reports"), b"go")
     (line,) = lines()
@@ -90,7 +90,7 @@ def test_a_schedule_for_a_topic_that_is_still_to_be_made_is_not_told_as_refused(
     assert "not done: The topic reports has 1 partition, no number 9" in line
 
 
-def test_what_programs_do_all_day_is_told_only_of_operators(lines: Lines) -> None:
+def test_frequent_requests_are_logged_only_of_operators(lines: Lines) -> None:
     broker, operator = Broker(), Session("mary")
     operator.operator = True
     broker.create()

@@ -77,7 +77,7 @@ def test_what_ends_may_ask_for_more() -> None:
     assert ended == [0, 1, 2]
 
 
-def test_what_waits_is_bounded_and_the_rest_is_told_at_once() -> None:
+def test_what_waits_is_bounded_and_the_rest_is_reported_at_once() -> None:
     workers, ended = Workers(), []
     lane = BoundedExecutor(workers.run, 1, queued_max=2)
     for _ in range(5):

@@ -109,7 +109,7 @@ def test_what_is_reserved_is_not_given_to_others(broker: Broker) -> None:
     destination(broker).check_space(key(broker), 1000)
 
 
-def test_hazard_13_a_deleted_topic_is_gone_for_ever_also_when_its_name_comes_again(broker: Broker) -> None:
+def test_hazard_13_a_deleted_topic_stays_deleted_also_when_its_name_is_used_again(broker: Broker) -> None:
     old, mark = key(broker), written(broker)
     effect = append(broker, 2)
     broker.delete()
@@ -126,7 +126,7 @@ def test_hazard_13_a_deleted_topic_is_gone_for_ever_also_when_its_name_comes_aga
         assert each.payloads() == []
 
 
-def test_an_effect_that_waits_in_a_topic_that_goes_is_told_so() -> None:
+def test_an_effect_that_waits_in_a_deleted_topic_gets_the_error() -> None:
     broker = Broker(queued=True)
     broker.create()
     told: list[Any] = []
@@ -191,7 +191,7 @@ def test_a_mark_is_forced_when_its_append_is() -> None:
     assert waiting == [None] and destination(broker).is_durable(mark)
 
 
-def test_a_failed_force_is_told_and_leaves_the_mark_unforced(broker: Broker) -> None:
+def test_a_failed_force_is_reported_and_leaves_the_mark_unforced(broker: Broker) -> None:
     mark = written(broker)
     broker.disk.faults.fail("force", path="orders-0")
     (error,) = forced(broker, mark)
@@ -199,7 +199,7 @@ def test_a_failed_force_is_told_and_leaves_the_mark_unforced(broker: Broker) -> 
     assert not destination(broker).is_durable(mark)
 
 
-def test_what_a_resumption_cut_away_is_told_by_the_applied_place() -> None:
+def test_what_a_resumption_cut_away_is_reported_by_the_applied_place() -> None:
     broker = Broker()
     broker.create()
     forced(broker, written(broker, 1))

@@ -111,7 +111,7 @@ def test_a_log_that_is_none_is_refused() -> None:
     assert again.engine.broker.catalog.state.dump() == broker.engine.broker.catalog.state.dump()
 
 
-def test_what_need_not_be_forced_is_told_when_it_is_written() -> None:
+def test_what_need_not_be_forced_is_reported_when_it_is_written() -> None:
     broker = Broker(queued=True)
     catalog = broker.engine.broker.catalog
     told: list[str] = []

@@ -193,7 +193,7 @@ def test_a_damaged_version_file_is_written_anew_from_the_catalog() -> None:
         assert (again.engine.node, again.payloads()) == (node, [b"hello"])
 
 
-def test_a_node_that_nothing_knows_any_more_is_made_anew_and_told() -> None:
+def test_a_node_that_nothing_knows_any_more_is_made_anew_and_reported() -> None:
     broker = lived()
     node = broker.engine.node
     broker.stop()

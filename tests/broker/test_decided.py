@@ -175,7 +175,7 @@ def test_hazard_15_all_in_doubt_is_back_when_the_start_ends_and_nothing_is_taken
     assert left.decide(began).state == "committed"
 
 
-def test_the_start_applies_what_was_decided_before_anybody_asks_with_workers_that_never_run(
+def test_the_start_applies_what_was_decided_before_the_first_request_with_workers_that_never_run(
     broker: Broker,
 ) -> None:
     stream = broker.stream()
@@ -341,7 +341,9 @@ def full_after_the_decision(broker: Broker, began: Answer) -> Answer:
     return broker.decide(began)
 
 
-def test_a_disk_that_fills_after_the_decision_is_told_as_applying_and_finished_later(broker: Broker) -> None:
+def test_a_disk_that_fills_after_the_decision_is_reported_as_applying_and_finished_later(
+    broker: Broker,
+) -> None:
     began = prepared(broker)
     answer = full_after_the_decision(broker, began)
     broker.advance(11)
@@ -464,7 +466,7 @@ def test_a_stopped_journal_answers_and_plain_sends_go_on(broker: Broker) -> None
 # Large ones
 
 
-def test_a_large_transaction_lies_together_and_others_wait_behind_it() -> None:
+def test_a_large_transaction_lies_together_and_others_wait_after_it() -> None:
     broker = made(queued=True, log__segment_bytes=1 << 26)
     stream, producer = broker.stream(), broker.lease()
     broker.produce(producer, 0, [b"before"])

@@ -136,7 +136,7 @@ def test_a_cancelled_message_never_comes_and_the_answer_stays(broker: Broker) ->
     assert again.cancel_delayed(stays).state == "delivered"
 
 
-def test_a_handle_of_nobody_s_is_unknown_and_a_typo_is_refused(broker: Broker) -> None:
+def test_a_handle_that_was_not_given_out_is_unknown_and_a_typo_is_refused(broker: Broker) -> None:
     (handle,) = handles(broker.delay(broker.lease(), 0))
     own = parse_handle(handle)
     other = format_handle(own._replace(store_id=own.store_id + 1))
@@ -286,7 +286,7 @@ def test_a_partition_that_stops_while_it_gets_them_has_each_once_after_its_resum
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["stopped", "full"])
-def test_what_a_partition_may_lose_yet_is_not_counted_on_behind_a_restart(full: bool) -> None:
+def test_what_a_partition_may_lose_yet_is_not_counted_on_after_a_restart(full: bool) -> None:
     """It has a message that is not forced, and says so; what waits must not be given up because of that."""
     broker = Broker()
     broker.create()
@@ -412,7 +412,7 @@ def test_a_disk_that_fails_under_the_store_delivers_what_it_has_and_a_start_goes
     assert sorted(set(found)) == sorted(found) and {b"soon", b"far"} <= set(found)
 
 
-def test_many_repeats_and_cancels_leave_no_quota_behind(broker: Broker) -> None:
+def test_many_repeats_and_cancels_leave_no_quota(broker: Broker) -> None:
     producer = broker.lease()
     for sequence in range(5):
         answer = broker.delay(producer, sequence)
@@ -422,6 +422,6 @@ def test_many_repeats_and_cancels_leave_no_quota_behind(broker: Broker) -> None:
     assert broker.engine.broker.backpressure.pending_bytes == 0
 
 
-def test_named_levels_are_told_to_clients() -> None:
+def test_named_levels_are_sent_to_clients() -> None:
     broker = Broker(delay__levels=["1s", "5min"], delay__tick_ms=50)
     assert broker.engine.broker.status()["delay"]["levels"] == [1, 300]

@@ -308,7 +308,7 @@ def test_a_step_of_the_wall_clock_never_brings_a_time_before_the_clock_shows_it(
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_a_clock_that_is_behind_at_the_start_brings_nothing_early_and_loses_nothing(
+def test_a_clock_that_is_slow_at_the_start_brings_nothing_early_and_loses_nothing(
     broker: Broker, killed: bool
 ) -> None:
     """It is an hour behind what the broker knew: time goes on from there."""
@@ -545,7 +545,7 @@ def test_while_one_partition_is_stopped_for_days_all_others_are_on_time(broker: 
 
 
 @pytest.mark.timeout(60)
-def test_arrivals_that_fail_beside_an_unforced_one_keep_nobody_busy() -> None:
+def test_arrivals_that_fail_beside_an_unforced_one_keep_no_worker_busy() -> None:
     """What is due soon is not on the disk and never will be in this life: nobody asks for that again and again."""
     broker = Broker(queued=True)
     broker.create()

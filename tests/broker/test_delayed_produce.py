@@ -50,7 +50,7 @@ def copies(broker: Broker, producer: int, sequence: int) -> list[Batch]:
     return arrival_batches(note, data, (), producer, sequence, 1)
 
 
-def test_what_the_queue_writes_comes_behind_what_was_sent_before_in_the_same_turn(broker: Broker) -> None:
+def test_what_the_queue_writes_comes_after_what_was_sent_before_in_the_same_turn(broker: Broker) -> None:
     sent = broker.delay(broker.lease(), 0, due=after(HOUR), acks=ACKS_WRITTEN, turn=False)
     told = append(broker, CANCEL)
     ((answers, error),) = told
@@ -59,7 +59,7 @@ def test_what_the_queue_writes_comes_behind_what_was_sent_before_in_the_same_tur
     assert sent.append_time == answers[0].append_time, "one append for both"
 
 
-def test_a_copy_is_nobody_s_next_sequence(broker: Broker) -> None:
+def test_a_copy_is_not_a_next_sequence(broker: Broker) -> None:
     producer = broker.lease()
     broker.delay(producer, 0, [b"a", b"b", b"c"], due=after(HOUR))
     told = append(broker, *copies(broker, producer, 0), turn=False)
@@ -88,7 +88,7 @@ def test_what_was_written_when_its_force_failed_may_have_happened(broker: Broker
     assert [getattr(error, "outcome", None) for error in told] == ["unknown"]
 
 
-def test_a_full_disk_is_told(broker: Broker) -> None:
+def test_a_full_disk_is_reported(broker: Broker) -> None:
     broker.delay(broker.lease(), 0, due=after(HOUR))
     broker.disk.space_bytes = broker.disk.used_bytes()
     ((answers, error),) = append(broker, *copies(broker, 1 << 30, 0))
@@ -115,7 +115,7 @@ def test_a_truncation_waits_for_the_append_and_the_append_for_it() -> None:
     assert landed.first_number == second.delayed.first_number
 
 
-def test_when_it_is_on_the_disk_is_told(broker: Broker) -> None:
+def test_when_it_is_on_the_disk_is_reported(broker: Broker) -> None:
     append(broker, CANCEL)
     told: list[BaseException | None] = []
     landing(broker).when_forced(landing(broker).log.end_offset, told.append)
@@ -123,7 +123,7 @@ def test_when_it_is_on_the_disk_is_told(broker: Broker) -> None:
     assert told == [None] and broker.arrivals.forced_offset == broker.arrivals.end_offset
 
 
-def test_who_reads_of_its_stop_is_told_to_start_again(
+def test_a_reader_of_its_stop_is_advised_to_start_again(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = broker.lease()

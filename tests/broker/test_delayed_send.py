@@ -44,7 +44,7 @@ def queued(**values: Any) -> Broker:
 # From the request to the answer
 
 
-def test_a_delayed_send_lands_whole_behind_its_note(broker: Broker) -> None:
+def test_a_delayed_send_lands_whole_after_its_note(broker: Broker) -> None:
     now = broker.clock.wall_ms()
     answer = broker.delay(broker.lease(), 0, [b"one", b"two"], due=after(5000) + at(now + 9000))
     assert answer.positions == [] and answer.first_ordinal == -1 and answer.durability == ACKS_SYNCED
@@ -131,7 +131,7 @@ def test_a_repeat_of_what_is_given_up_is_answered_without_its_dues(broker: Broke
     assert again.code == "ok" and again.repeated and again.delayed is None
 
 
-def test_a_repeat_of_which_the_disk_does_not_tell_may_have_happened(broker: Broker) -> None:
+def test_a_repeat_without_a_result_of_the_disk_may_have_happened(broker: Broker) -> None:
     producer = broker.lease()
     broker.delay(producer, 0)
     broker.disk.faults.fail("read", path="arrivals/")
@@ -276,7 +276,7 @@ def test_a_stopped_log_of_arrivals_refuses_and_a_start_lifts_it(broker: Broker) 
     assert again.delay(producer, 1).code == "ok"
 
 
-def test_a_batch_that_waits_for_a_roll_keeps_its_bytes_and_nothing_due_behind_it_fires_first() -> None:
+def test_a_batch_that_waits_for_a_roll_keeps_its_bytes_and_nothing_due_after_it_fires_first() -> None:
     broker = queued()
     producer = broker.lease()
     broker.work()

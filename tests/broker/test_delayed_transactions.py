@@ -277,7 +277,7 @@ def told(answer: Answer) -> dict[int, list[str]]:
 
 
 @pytest.mark.parametrize("way", ["whole", "one phase", "prepared"])
-def test_a_commit_tells_the_handles_of_what_waits(broker: Broker, way: str) -> None:
+def test_a_commit_returns_the_handles_of_waiting_messages(broker: Broker, way: str) -> None:
     stream, batches = broker.stream(), [("orders", 0, [b"order"]), ("orders", 0, [b"check"], after(HOUR))]
     if way == "whole":
         answer = broker.transact(stream, batches)
@@ -327,7 +327,7 @@ def test_transactions_that_are_written_together_have_their_own_handles_each(brok
     assert broker.payloads() == [b"a"] and broker.cancel_delayed(told(first)[0][0]).state == "delivered"
 
 
-def test_handles_are_told_once_their_numbers_are_on_the_disk() -> None:
+def test_handles_are_reported_once_their_numbers_are_on_the_disk() -> None:
     """A number that a power cut could give to another message would cancel that one."""
     broker = Broker(queued=True)
     broker.create()
@@ -343,7 +343,7 @@ def test_handles_are_told_once_their_numbers_are_on_the_disk() -> None:
     assert told(answer).keys() == {0}
 
 
-def test_a_repeat_that_comes_behind_a_restart_tells_no_handles(broker: Broker) -> None:
+def test_a_repeat_after_a_restart_returns_no_handles(broker: Broker) -> None:
     request, body = broker.transaction(broker.stream(), [("orders", 0, [b"check"], after(HOUR))])
     assert told(broker.ask(request, body))
     left = broker.crashed(broker.disk.crash(keep="nothing"))
@@ -352,7 +352,7 @@ def test_a_repeat_that_comes_behind_a_restart_tells_no_handles(broker: Broker) -
     assert len(left.delayed()) == 1
 
 
-def test_an_answer_tells_no_more_handles_than_it_has_room_for(
+def test_a_reply_has_no_more_handles_than_it_has_room_for(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apply_progress, "DUE_WORDS_MAX", 3)
@@ -364,7 +364,7 @@ def test_an_answer_tells_no_more_handles_than_it_has_room_for(
     assert sorted(told(answer)) == [0, 2] and len(broker.delayed()) == 5
 
 
-def test_a_large_transaction_tells_its_handles_too(broker: Broker) -> None:
+def test_a_large_transaction_returns_its_handles_too(broker: Broker) -> None:
     stream = broker.stream()
     began = broker.begin(stream, "x")
     for _ in range(20):

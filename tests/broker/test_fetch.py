@@ -64,7 +64,7 @@ def test_at_the_end_without_waiting_it_is_empty(broker: Broker) -> None:
     assert (answer.body, answer.next) == (b"", 0)
 
 
-def test_a_parked_fetch_is_answered_when_something_comes() -> None:
+def test_a_waiting_fetch_is_answered_when_something_comes() -> None:
     broker = queued()
     producer = broker.lease()
     fetch = broker.fetch(0, wait_ms=5000)
@@ -75,7 +75,7 @@ def test_a_parked_fetch_is_answered_when_something_comes() -> None:
     assert broker.engine.broker.fetches.parked_count == 0
 
 
-def test_a_parked_fetch_ends_empty_when_its_time_is_up_not_before(broker: Broker) -> None:
+def test_a_waiting_fetch_ends_empty_when_its_time_is_up_not_before(broker: Broker) -> None:
     fetch = broker.fetch(0, wait_ms=5000)
     broker.advance(4.999)
     assert fetch.code == "waiting"
@@ -107,7 +107,7 @@ def test_a_fetch_that_waits_at_the_forced_mark_asks_for_a_force() -> None:
     assert payloads_of(fetch) == [b"b"]
 
 
-def test_what_is_written_while_somebody_waits_is_forced_for_him() -> None:
+def test_what_is_written_while_a_fetch_waits_is_forced_for_it() -> None:
     broker = queued()
     producer = broker.lease()
     fetch = broker.fetch(0, wait_ms=5000)
@@ -223,7 +223,7 @@ def test_a_cold_read_that_ends_after_its_session_answers_once() -> None:
     assert fetch.code == "abandoned" and fetch.calls == 1
 
 
-def test_too_many_parked_fetches_are_busy() -> None:
+def test_too_many_waiting_fetches_are_busy() -> None:
     broker = Broker(limits__parked_fetches=3, limits__parked_fetches_per_session=2)
     broker.create()
     answers = [broker.fetch(0, wait_ms=5000) for _ in range(3)]
@@ -260,7 +260,9 @@ def test_item_14_a_filter_that_rejects_all_still_advances(broker: Broker) -> Non
     assert first.body == b"" and 0 < first.next < answer.next
 
 
-def test_item_14_a_parked_fetch_whose_filter_rejects_what_comes_waits_on_and_advances(broker: Broker) -> None:
+def test_item_14_a_waiting_fetch_whose_filter_rejects_new_messages_waits_on_and_advances(
+    broker: Broker,
+) -> None:
     producer = broker.lease()
     fetch = broker.fetch(0, tags=[tag_hash("red")], wait_ms=1000)
     broker.produce(producer, 0, [b"x"], tag="blue")
@@ -289,7 +291,7 @@ def test_who_waits_for_a_message_is_answered_before_its_sender(
     assert [each is fetch for each in order if each in (fetch, sent)] == [True, False]
 
 
-def test_each_answer_says_how_many_partitions_there_are_and_growth_is_told_at_once() -> None:
+def test_each_answer_says_how_many_partitions_there_are_and_growth_is_reported_at_once() -> None:
     """To one fetch of a connection: it has one a partition, and knows by that one."""
     broker = queued()
     two = Session()

@@ -10,7 +10,7 @@ from tests.scale import SEED, scaled
 Told = dict[str, dict[Name, int]]
 
 
-def test_what_members_were_told_survives_every_power_cut() -> None:
+def test_what_was_sent_to_members_survives_every_power_cut() -> None:
     """Seeded by TFMQ_TEST_SEED. Nobody is let in before the owner's time is over, either."""
     broker = Broker()
     broker.create(partitions=4)

@@ -100,7 +100,7 @@ def test_a_time_gives_the_first_append_at_or_after_it(broker: Broker) -> None:
     assert broker.locate(BY_TIME_MS, 0).ordinal == 0
 
 
-def test_a_record_is_found_behind_another_of_its_block(broker: Broker) -> None:
+def test_a_record_is_found_after_another_of_its_block(broker: Broker) -> None:
     assert record_offset(broker.log(), offsets(broker)[4], 1) == offsets(broker)[5]
 
 
@@ -279,7 +279,7 @@ def test_a_power_cut_at_any_step_of_a_roll_by_age_loses_nothing() -> None:
         assert again.log().count == 2 and again.fetch(0).code == "ok"
 
 
-def test_segments_are_closed_by_age_where_somebody_said_so_or_they_go_by_age() -> None:
+def test_segments_are_closed_by_age_where_configured_or_where_retention_is_by_age() -> None:
     """Each costs a descriptor; where none is ever removed by its age the default gains nothing."""
     for values, own, count in (
         ({}, {}, 1),

@@ -205,7 +205,7 @@ def test_an_effect_that_is_refused_ends_the_hold() -> None:
     assert broker.produce(producer, 1).code == "ok"
 
 
-def test_a_topic_that_goes_while_it_is_held_leaves_nobody_waiting() -> None:
+def test_a_topic_that_is_deleted_while_it_is_held_leaves_no_request_waiting() -> None:
     broker = Broker()
     broker.create()
     producer = broker.lease()
@@ -367,7 +367,7 @@ def test_sixteen_small_transactions_of_a_turn_are_one_write(broker: Broker) -> N
     assert broker.log().end_offset - before == sum(21 + (n > 9) for n in range(16)) + 100
 
 
-def test_each_of_a_joined_append_is_told_where_its_batches_lie(broker: Broker) -> None:
+def test_each_of_a_joined_append_gets_the_offsets_of_its_batches(broker: Broker) -> None:
     told = apply(broker, effect(broker, 1, 1, b"a"), effect(broker, 2, 1, b"bb"), effect(broker, 3, 1, b"c"))
     assert [mark.offsets for mark, _ in told if mark] == [[0], [21], [43]]
     assert len({mark.end for mark, _ in told if mark}) == 1
@@ -442,7 +442,7 @@ def test_a_spurious_control_header_between_two_effects_keeps_them_apart(broker: 
     assert broker.payloads()[1:] == [header, bytes(64)]
 
 
-def test_an_effect_that_waits_for_file_work_is_written_behind_what_came_before() -> None:
+def test_an_effect_that_waits_for_file_work_is_written_after_what_came_before() -> None:
     broker = Broker(queued=True, log__segment_bytes=1 << 16)
     broker.create()
     producer = broker.lease()

@@ -172,7 +172,7 @@ def test_an_item_15_append_failure_on_a_full_disk_goes_on_when_there_is_space(br
     assert broker.payloads() == [b"before", b"after"]
 
 
-def test_a_failed_force_is_an_error_to_whoever_waited_and_stops_the_partition() -> None:
+def test_a_failed_force_is_an_error_to_every_waiting_request_and_stops_the_partition() -> None:
     broker = queued()
     producer = broker.lease()
     answer = broker.produce(producer, 0)
@@ -236,7 +236,7 @@ def test_a_message_above_the_limit_is_refused_and_smaller_ones_in_a_large_batch_
 # Successors
 
 
-def test_a_successor_closes_its_id_for_good_and_tells_the_last_sequence(broker: Broker) -> None:
+def test_a_successor_closes_its_id_for_good_and_reports_the_last_sequence(broker: Broker) -> None:
     producer = broker.lease()
     broker.produce(producer, 0, [b"a", b"b"])
     answer = broker.succeed(producer)
@@ -275,7 +275,7 @@ def test_an_id_that_was_never_leased_has_no_successor(broker: Broker) -> None:
     assert broker.succeed(1 << 39).code == "unknown_producer"
 
 
-def test_a_succession_is_decided_behind_what_was_sent_before_it(broker: Broker) -> None:
+def test_a_succession_is_decided_after_what_was_sent_before_it(broker: Broker) -> None:
     producer = broker.lease()
     sent = broker.produce(producer, 0, turn=False)
     answer = broker.succeed(producer)

@@ -120,7 +120,7 @@ def test_what_acks_none_skipped_is_never_taken_for_known() -> None:
         check(store.producers, 20, 1, 2)
 
 
-def test_a_closed_id_names_its_successor_for_ever() -> None:
+def test_a_closed_id_names_its_successor_without_end() -> None:
     store = Store()
     store.send((20, 0, 3))
     store.close(20, 21)

@@ -56,7 +56,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("error, code", CASES, ids=lambda case: type(case).__name__)
-def test_each_error_has_a_code_and_tells_no_paths(error: Exception, code: str) -> None:
+def test_each_error_has_a_code_and_shows_no_paths(error: Exception, code: str) -> None:
     known = client_error(error)
     assert known.code == code
     assert "/secret" not in str(known) and "/secret" not in repr(known.details)

@@ -29,7 +29,7 @@ def test_item_10_many_topics_are_loaded_at_the_start_all_of_them() -> None:
     assert all(again.payloads(name, 2) == [name.encode()] for name in names)
 
 
-def test_ping_tells_the_broker_s_time() -> None:
+def test_ping_returns_the_broker_s_time() -> None:
     broker = Broker()
     assert broker.ask(Ping()).time_ms == broker.clock.wall_ms()
 

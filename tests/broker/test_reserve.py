@@ -60,7 +60,7 @@ def test_the_room_is_made_again_while_the_broker_runs() -> None:
     assert size(broker) == SIZE_BYTES
 
 
-def test_whoever_else_writes_in_that_turn_is_told_that_the_disk_is_full() -> None:
+def test_other_writes_of_that_turn_get_the_error_of_the_full_disk() -> None:
     broker = filled()
     found: list[BaseException | None] = []
     catalog = broker.engine.broker.catalog
@@ -216,7 +216,7 @@ def test_a_want_of_descriptors_is_one_line_and_its_end_one_more(
     assert told[1:] == ["files can be opened: partitions take messages again"]
 
 
-def test_a_disk_that_flaps_is_told_at_a_bounded_rate(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_flaps_is_reported_at_a_bounded_rate(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="tfmq.broker")
     broker = Broker()
     orders = Sender(broker, "orders")

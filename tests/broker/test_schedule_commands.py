@@ -22,7 +22,7 @@ def broker() -> Scheduling:
 # Adding
 
 
-def test_a_new_schedule_tells_when_it_runs_next_and_is_there_after_a_restart(broker: Scheduling) -> None:
+def test_a_new_schedule_reports_when_it_runs_next_and_is_there_after_a_restart(broker: Scheduling) -> None:
     answer = broker.add("0 9 * * *", "daily", timezone="Europe/Berlin", tag="new", properties={"n": "1"})
     found = answer.fields.schedule
     assert answer.fields.made
@@ -86,7 +86,7 @@ def test_an_attribute_that_is_none_is_refused(broker: Scheduling) -> None:
     assert answer.code == "decode_failed"
 
 
-def test_what_it_sends_is_told_of_one_and_not_in_lists(broker: Scheduling) -> None:
+def test_what_it_sends_is_shown_of_one_and_not_in_lists(broker: Scheduling) -> None:
     broker.add("0 9 * * *", "daily", key="k", tag="new", properties={"n": "1"}, payload=b"\xff")
     broker.add("0 9 * * *", "gone", payload=None)
     one = broker.whole("daily")
@@ -136,7 +136,7 @@ def test_the_partition_is_that_of_the_key_or_the_one_that_was_named(broker: Sche
     assert spread == {0, 1, 2, 3}
 
 
-def test_a_catalog_that_takes_no_writes_is_told_and_nothing_runs(broker: Scheduling) -> None:
+def test_a_catalog_that_takes_no_writes_is_reported_and_nothing_runs(broker: Scheduling) -> None:
     broker.disk.faults.fail("force", path="meta", times=None)
     broker.engine.broker.id_allocator._next = broker.engine.broker.id_allocator._end
     assert broker.add().code == "storage_stopped" and broker.names() == []
@@ -246,7 +246,9 @@ def test_a_schedule_that_was_made_anew_under_its_name_begins_anew(broker: Schedu
 
 
 @pytest.mark.parametrize("request_type", [commands.PauseSchedule, commands.ResumeSchedule])
-def test_who_names_no_schedule_is_told_where_the_list_is(broker: Scheduling, request_type: Any) -> None:
+def test_a_missing_schedule_name_is_answered_with_where_the_list_is(
+    broker: Scheduling, request_type: Any
+) -> None:
     answer = broker.ask(request_type("nobody"))
     assert answer.code == "unknown_schedule" and "tfmq schedule list" in str(answer.failure)
 

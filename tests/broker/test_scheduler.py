@@ -502,7 +502,7 @@ def stopped_with_an_unsure_end(rule: str) -> Scheduling:
 
 
 @pytest.mark.parametrize("rule", ["one", "all"])
-def test_what_a_stopped_partition_has_behind_a_restart_does_not_count_as_sent(rule: str) -> None:
+def test_what_a_stopped_partition_has_after_a_restart_does_not_count_as_sent(rule: str) -> None:
     """The system dropped the pages whose force failed: the resumption finds nothing there."""
     broker = stopped_with_an_unsure_end(rule)
     found = broker.schedule()
@@ -570,7 +570,7 @@ def test_a_partition_that_could_not_be_opened_is_waited_for_and_gets_nothing_twi
     assert hours(again.times()) == ["09:00", "10:00"]
 
 
-def test_a_partition_that_a_large_transaction_holds_gets_it_behind_that() -> None:
+def test_a_partition_that_a_large_transaction_holds_gets_it_after_that() -> None:
     broker = Scheduling.with_topic()
     broker.add("* * * * *")
     partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
@@ -645,7 +645,7 @@ def row(**changed: Any) -> ScheduleRow:
     return made._replace(**changed)
 
 
-def test_a_message_tells_its_schedule_and_its_time_beside_what_was_given() -> None:
+def test_a_message_reports_its_schedule_and_its_time_beside_what_was_given() -> None:
     attribute = encode_attribute(None, "k", "new", {"n": "1"})
     batch = RunningSchedule(row(attribute=attribute)).batch(NINE)
     (record,) = records_of(bytes(batch.data))
@@ -787,7 +787,7 @@ def test_a_wall_clock_that_jumps_forth_is_seen_within_a_round(rig: Rig) -> None:
     assert len(rig.met) == 1 and rig.set_back == []
 
 
-def test_a_wall_clock_that_jumps_back_is_told_once_and_nothing_is_early(rig: Rig) -> None:
+def test_a_wall_clock_that_jumps_back_is_reported_once_and_nothing_is_early(rig: Rig) -> None:
     moment = rig.in_ms(60_000)
     rig.watch.process_at(rig.runs[0], moment)
     rig.clock.jump_wall(-30)
@@ -797,7 +797,7 @@ def test_a_wall_clock_that_jumps_back_is_told_once_and_nothing_is_early(rig: Rig
     assert rig.met == [(1, moment)]
 
 
-def test_what_is_parked_is_met_again_every_few_seconds_until_it_has_a_time(rig: Rig) -> None:
+def test_a_blocked_schedule_is_tried_again_every_few_seconds_until_it_has_a_time(rig: Rig) -> None:
     (run,) = rig.runs
     rig.watch.retry_later(run)
     assert rig.watch.is_parked(run)
@@ -853,7 +853,7 @@ def test_steps_are_done_soon_and_in_their_order(rig: Rig) -> None:
     assert done == [0, 1, 2]
 
 
-def test_a_watch_that_stopped_meets_nobody(rig: Rig) -> None:
+def test_a_watch_that_stopped_calls_no_callback(rig: Rig) -> None:
     rig.watch.process_at(rig.runs[0], rig.in_ms(1_000))
     rig.watch.stop()
     rig.watch.retry_later(rig.runs[0])

@@ -214,7 +214,7 @@ def test_a_partition_whose_folder_is_gone_is_stopped_not_made_anew_in_silence(
     assert "or give up what it held: tfmq topic resume orders --partition 0" in told
 
 
-def test_folders_of_nobody_are_left_alone_and_told_of() -> None:
+def test_unknown_folders_are_left_unchanged_and_reported() -> None:
     broker = Broker()
     broker.disk.make_folder(f"{DATA}/mine-0")
     again = broker.restart()
@@ -536,7 +536,7 @@ def test_a_catalog_that_is_older_than_the_store_gives_out_no_id_twice() -> None:
     assert again.lease() > ids[-1]
 
 
-def test_broker_time_begins_where_a_partition_has_been_also_behind_a_wall_clock_that_went_back() -> None:
+def test_broker_time_begins_where_a_partition_has_been_also_after_a_wall_clock_that_went_back() -> None:
     broker, _ = with_one_waiting()
     (fired, _) = broker.log().applied(SOURCE_DELAY, broker.engine.broker.delay_commands.store_id)
     broker.clock.jump_wall(-86_400)
@@ -639,7 +639,7 @@ def test_arrivals_in_which_a_checksum_alone_is_wrong_lose_nothing() -> None:
     assert again.payloads() == [b"soon", b"later"]
 
 
-def test_arrivals_that_lost_their_end_are_told_once_as_mended(caplog: pytest.LogCaptureFixture) -> None:
+def test_arrivals_that_lost_their_end_are_reported_once_as_mended(caplog: pytest.LogCaptureFixture) -> None:
     broker, _ = with_one_waiting()
     name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX))
     whole = broker.disk.read_file(f"{ARRIVALS}/{name}")

@@ -98,7 +98,7 @@ def test_a_deferrable_timer_runs_in_its_time_like_any_other_but_is_no_firm_date(
     assert timers.next_not_deferrable() is None
 
 
-def test_deferred_ones_run_with_the_first_tick_behind_their_time() -> None:
+def test_deferred_ones_run_with_the_first_tick_after_their_time() -> None:
     clock, ran = SimulatedClock(), []
     timers = Timers(clock)
 

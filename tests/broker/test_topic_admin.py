@@ -200,7 +200,7 @@ def test_a_topic_made_again_is_another_one() -> None:
     assert broker.payloads() == []
 
 
-def test_whoever_waits_on_a_deleted_topic_gets_the_error() -> None:
+def test_a_request_that_waits_on_a_deleted_topic_gets_the_error() -> None:
     broker = Broker(queued=True)
     broker.create(partitions=2)
     producer = broker.lease()

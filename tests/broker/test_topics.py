@@ -28,7 +28,7 @@ def test_a_partition_is_found_by_topic_incarnation_and_number(broker: Broker) ->
         topics.partition("orders", incarnation, 2)
 
 
-def test_a_description_tells_offsets_sizes_and_times(broker: Broker) -> None:
+def test_a_description_reports_offsets_sizes_and_times(broker: Broker) -> None:
     broker.produce(broker.lease(), 0, [b"a", b"b"])
     described = broker.ask(DescribeTopic("orders")).description
     assert described["name"] == "orders" and described["incarnation"] == broker.incarnation()

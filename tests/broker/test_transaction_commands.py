@@ -420,7 +420,7 @@ def test_what_is_in_doubt_is_listed_described_and_counted(broker: Broker) -> Non
     assert broker.engine.transaction_status_fields() == status
 
 
-def test_an_operator_decides_and_the_late_caller_is_told(broker: Broker) -> None:
+def test_an_operator_decides_and_the_late_caller_is_notified(broker: Broker) -> None:
     stream = broker.stream()
     began = broker.begin(stream, "order-42")
     broker.send(stream, began, [b"a"])

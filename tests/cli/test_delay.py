@@ -114,7 +114,7 @@ def test_a_table_ends_after_a_page_and_says_how_to_go_on(desk: Desk) -> None:
     assert "there are more" not in desk("list", "-n", "2500").err
 
 
-def test_rare_ones_are_found_behind_pages_that_have_none(desk: Desk) -> None:
+def test_rare_ones_are_found_after_pages_that_have_none(desk: Desk) -> None:
     desk.put(*range(SECOND, 2_000 * SECOND, SECOND))
     (rare,) = desk.put(HOUR, key="needle")
     assert [each["handle"] for each in desk("list", "--key", "needle", "--json").json] == [rare]
@@ -142,7 +142,7 @@ def test_what_became_of_it_is_shown(desk: Desk) -> None:
 # Taking back, and another time
 
 
-def test_what_is_cancelled_in_time_is_told_and_what_is_not_is_code_1(desk: Desk) -> None:
+def test_what_is_cancelled_in_time_is_reported_and_what_is_not_is_code_1(desk: Desk) -> None:
     first, second, late = desk.put(SECOND, 2 * SECOND, 3 * SECOND)
     ran = desk("cancel", first, second)
     assert (ran.code, ran.out) == (0, b"")
@@ -198,7 +198,7 @@ def test_many_are_cancelled_together_and_answered_in_order(desk: Desk) -> None:
     ]
 
 
-def test_what_was_done_before_the_broker_went_away_is_told(
+def test_what_was_done_before_the_broker_went_away_is_reported(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     async def change(admin: object, handle: str) -> dict[str, object]:
@@ -226,7 +226,7 @@ def test_another_time_gives_another_handle_on_standard_output(desk: Desk) -> Non
     assert row["handle"] == desk.broker.rows[-1].handle
 
 
-def test_what_cannot_have_another_time_is_told_and_code_1(desk: Desk) -> None:
+def test_what_cannot_have_another_time_is_reported_and_code_1(desk: Desk) -> None:
     (handle,) = desk.put(SECOND)
     desk.broker.rows[0].state = "delivered"
     ran = desk("reschedule", handle, "--delay", "5m")
@@ -273,7 +273,7 @@ def test_ranges_of_a_chosen_length_begin_at_round_times(desk: Desk) -> None:
     assert datetime.fromtimestamp(first["first_ms"] / 1000).strftime("%a %H:%M:%S") == "Mon 00:00:00"
 
 
-def test_what_lies_far_out_is_told_beside_the_bars(desk: Desk) -> None:
+def test_what_lies_far_out_is_reported_beside_the_bars(desk: Desk) -> None:
     desk.put(*range(0, HOUR, 5 * SECOND), 1_000 * 24 * HOUR)
     ran = desk("histogram")
     assert "1 message later" in ran.err
@@ -293,7 +293,7 @@ def test_more_ranges_than_can_be_counted_are_refused(desk: Desk) -> None:
     assert ran.code == 2 and "say longer ones" in ran.err
 
 
-def test_counts_are_told_apart() -> None:
+def test_counts_are_distinguished() -> None:
     assert split_counts([1, 2, 3, 4], [10, 20, 30]) == (1, [2, 3])
     assert split_counts([2, 3], [0, 20, TIME_MAX]) == (0, [2, 3])
     assert split_counts([7], []) == (7, ())
@@ -374,7 +374,7 @@ def test_no_broker_is_code_3(offline: Cli) -> None:
     assert offline("delay", "list").code == 3
 
 
-def test_a_broker_of_an_earlier_release_is_told_as_such(offline: Cli) -> None:
+def test_a_broker_of_an_earlier_release_is_reported_as_such(offline: Cli) -> None:
     broker = FakeBroker()
     broker.plan(commands.ListDelayed, NotSupported("This release of the broker has no delayed delivery yet."))
     with listening(broker) as servers:

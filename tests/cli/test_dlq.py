@@ -67,7 +67,7 @@ def ids(offline: Cli, *arguments: str) -> list[str]:
 # Looking
 
 
-def test_what_waits_for_somebody_is_listed_the_oldest_first(offline: Cli, store: str) -> None:
+def test_what_waits_for_an_operator_is_listed_the_oldest_first(offline: Cli, store: str) -> None:
     rows = offline("dlq", "list", "--store", store, "--json").json
     assert [(row["ordinal"], row["state"]) for row in rows] == [
         (0, "dead"),
@@ -300,7 +300,7 @@ def fails_at(number: int) -> Callable[[Letter], dict[str, Any]]:
         (["bury"], 2, "bury"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(
+def test_what_is_wrong_is_reported_in_a_sentence(
     offline: Cli, store: str, arguments: list[str], code: int, sentence: str
 ) -> None:
     ran = offline("dlq", *[store if each == "STORE" else each for each in arguments])
@@ -498,7 +498,7 @@ def test_a_limit_counts_over_all_stores() -> None:
     assert [[wish.limit for wish in each.wishes] for each in desks] == [[5], [3], []]
 
 
-def test_what_nobody_knows_is_said_and_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_outcome_is_reported_and_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     desks: Any = [Scripted(Report(unsure=["x may be there"], unsendable=["y cannot be sent"]))]
     assert redrive_stores(desks, Wish(), OUTPUT) == 1
     said = capsys.readouterr().err

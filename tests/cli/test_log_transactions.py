@@ -167,7 +167,7 @@ def test_a_repair_that_leaves_damage_has_exit_code_4(
             assert ran.code == 4 and "a start is refused" in ran.err and "nothing to repair" not in ran.err
 
 
-def test_a_checkpoint_that_is_gone_is_told_and_made_anew(offline: Cli, journal: Path) -> None:
+def test_a_checkpoint_that_is_gone_is_reported_and_made_anew(offline: Cli, journal: Path) -> None:
     (journal / "checkpoint").unlink()
     assert offline("log", "verify", str(journal)).code == 4
     assert "checkpoint" in offline("log", "dump", str(journal), "--control").out.decode()

@@ -158,7 +158,7 @@ def test_a_closed_standard_stream_is_no_reason_for_a_traceback(
 
 
 @pytest.mark.long
-def test_a_full_disk_of_the_output_is_not_told_as_the_broker_s(broker: LiveServer, topic: str) -> None:
+def test_a_full_disk_of_the_output_is_not_reported_as_the_broker_s(broker: LiveServer, topic: str) -> None:
     program = f"{shlex.quote(sys.executable)} -c 'from tfmq.cli.main import main; main()'"
     ran = subprocess.run(
         ["bash", "-c", f"{program} send {topic} x --json --servers {broker.address} >/dev/full"],

@@ -174,7 +174,7 @@ def test_bytes_become_text_or_base64() -> None:
     assert json.loads(json_text({"a": b"caf\xc3\xa9", "b": b"\xff\xfe"})) == {"a": "café", "b": "//4="}
 
 
-def test_progress_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress(output(), "sending", 10) as advance:
         advance(10)
     assert capsys.readouterr().err == ""

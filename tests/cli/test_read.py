@@ -300,7 +300,7 @@ def test_a_group_inside_a_lost_file_has_no_known_lag_and_continues_after_the_rep
 
 
 @pytest.mark.timeout(30)
-def test_a_lag_behind_damage_at_the_end_is_none(simulated: SimulatedBroker) -> None:
+def test_a_lag_after_damage_at_the_end_is_none(simulated: SimulatedBroker) -> None:
     simulated.stop()
     damage_last_block(simulated, 0, "payload")
     simulated.start()

@@ -112,7 +112,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(cli: Cli, arguments: tuple[st
     assert "mistaken" not in [each["topic"] for each in cli("topic", "list", "--json").json]
 
 
-def test_a_name_that_is_not_there_is_told_with_the_nearest(cli: Cli, topic: str) -> None:
+def test_a_name_that_is_not_there_is_reported_with_the_nearest(cli: Cli, topic: str) -> None:
     assert "There are no schedules yet" in cli("schedule", "pause", "morning").err
     cli("schedule", "add", "@daily", topic, "go", "--name", "morning")
     for verb in ("pause", "resume", "remove"):

@@ -128,7 +128,9 @@ def test_a_delay_or_a_time_goes_with_every_message() -> None:
     assert message_of({"payload": "x"}, SharedOptions(None, None, {}, None, None, at)).deliver_at == at
 
 
-def test_what_was_sent_for_later_is_told_with_its_time_and_handle(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_sent_for_later_is_reported_with_its_time_and_handle(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     handle = format_handle(Handle(7, 8, 1_900_000_000_000, 9))
     result = SendResult("orders", 2, None, 5, "synced", delayed=handle)
     print_result(Output(None, json=False, quiet=False), "orders", 1, result)
@@ -144,7 +146,7 @@ def test_what_was_sent_for_later_is_told_with_its_time_and_handle(capsys: pytest
     assert "no handle" in (told := capsys.readouterr().err) and "None" not in told
 
 
-def test_a_time_that_is_over_is_told(cli: Cli, topic: str) -> None:
+def test_a_time_that_is_over_is_reported(cli: Cli, topic: str) -> None:
     ran = cli("send", topic, "x", "--at", "2021-01-01")
     assert ran.code == 0 and "2021-01-01 00:00:00 " in ran.err and " is in the past" in ran.err
     assert "is over" not in cli("send", topic, "x", "--at", "+1h").err

@@ -274,7 +274,7 @@ def test_short_work_shows_no_bar(names: dict[str, Any], environment: dict[str, s
     assert shown.code == 0 and not shown.bars, "one message"
 
 
-def test_who_types_messages_is_told_how_and_sees_them_alone(environment: dict[str, str]) -> None:
+def test_who_types_messages_gets_a_hint_and_sees_them_alone(environment: dict[str, str]) -> None:
     topic = "typed"
     typed = (("Ctrl-D", "first line\n"), ("first line", "second\n"), ("second", "\x04"))
     shown = in_terminal(["send", topic], 80, environment, typed)

@@ -112,7 +112,7 @@ def test_resume_where_nothing_is_stopped(cli: Cli, topic: str) -> None:
     assert "no number 7: their numbers are 0 to 2" in cli("topic", "resume", topic, "--partition", "7").err
 
 
-def test_trouble_is_told_with_what_to_type(capsys: object) -> None:
+def test_trouble_is_reported_with_what_to_type(capsys: object) -> None:
     row = {
         "partition": 3,
         "state": "stopped",

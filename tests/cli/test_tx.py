@@ -251,7 +251,7 @@ def test_a_decision_whose_answer_was_lost_is_asked_for_again(desk: Desk) -> None
     assert desk.broker.decided == [commands.CommitTransaction("a", 1, False, True, [])] * 2
 
 
-def test_what_was_done_before_the_broker_went_away_is_told(
+def test_what_was_done_before_the_broker_went_away_is_reported(
     desk: Desk, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     done: list[str] = []
@@ -269,7 +269,7 @@ def test_what_was_done_before_the_broker_went_away_is_told(
     assert done == ["a"] and '"xid": "a"' in capsysbinary.readouterr().out.decode()
 
 
-def test_a_decision_that_a_full_disk_holds_up_is_told_as_such(desk: Desk) -> None:
+def test_a_decision_that_a_full_disk_holds_up_is_reported_as_such(desk: Desk) -> None:
     desk.put(row("a", 1))
     desk.broker.plan(commands.CommitTransaction, None)
 
@@ -298,7 +298,7 @@ def test_a_decision_that_the_journal_s_damage_holds_up_says_so(desk: Desk) -> No
     assert desk("list", "--json").json[0]["state"] == "applying", "for programs it is the state of the wire"
 
 
-def test_a_loss_is_in_the_list_and_never_told_as_a_plain_success(desk: Desk) -> None:
+def test_a_loss_is_in_the_list_and_never_reported_as_a_plain_success(desk: Desk) -> None:
     desk.put(row("a", 1, lost=2), row("b", 2, lost=0), row("c", 3, "committed", lost=1))
     listed = desk("list")
     assert "3, 2 lost" in listed.out.decode()
@@ -363,7 +363,7 @@ def test_no_broker_is_code_3(offline: Cli) -> None:
     assert offline("tx", "list").code == 3
 
 
-def test_a_broker_of_an_earlier_release_is_told_as_such(
+def test_a_broker_of_an_earlier_release_is_reported_as_such(
     offline: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = FakeBroker()
@@ -391,7 +391,7 @@ def completed(servers: str, start: str) -> list[str]:
     return [each.value for each in xids(context, click.Argument(["xid"]), start)]
 
 
-def test_the_shell_offers_the_xids_that_wait_for_somebody(servers: str) -> None:
+def test_the_shell_offers_the_xids_that_wait_for_an_operator(servers: str) -> None:
     assert completed(servers, "ord") == ["order-1", "order-2"]
     assert completed(servers, "") == ["order-1", "order-2", "bill-3"]
     assert completed(servers, "x") == []

@@ -105,7 +105,7 @@ def test_a_duration_option_says_what_to_write() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "9" * 30, "9" * 5_000])
-def test_what_is_no_count_is_told_and_not_shown_at_length(text: str) -> None:
+def test_what_is_no_count_is_reported_and_not_shown_at_length(text: str) -> None:
     with pytest.raises(click.UsageError, match="no number of partitions: write a whole number") as caught:
         PositiveInteger("partitions").convert(text, None, None)
     assert len(caught.value.message) < 120

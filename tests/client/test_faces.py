@@ -105,7 +105,7 @@ class First:
         """Here only."""
 
 
-def test_methods_take_the_docs_and_keep_their_own_behind() -> None:
+def test_methods_take_the_docs_and_append_their_own() -> None:
     @copy_docs_from(First)
     class Second:
         """The second."""

@@ -95,7 +95,7 @@ def test_an_error_goes_to_its_owner_and_ends_only_its_task() -> None:
     assert rig.steps == ["2"]
 
 
-def test_a_cancelled_task_leaves_nothing_behind() -> None:
+def test_a_cancelled_task_leaves_nothing() -> None:
     rig = Rig()
     task = rig.tasks.start(rig.waits_for_flag(), rig.errors.append)
     rig.tasks.cancel()

@@ -55,7 +55,7 @@ def test_it_is_processed_when_with_ends_without_an_exception(broker: SimulatedBr
     assert rest(broker) == "2345"
 
 
-def test_so_it_is_behind_a_break(broker: SimulatedBroker) -> None:
+def test_so_it_is_after_a_break(broker: SimulatedBroker) -> None:
     with member(broker) as consumer:
         for message in consumer:
             if message.text == "1":
@@ -101,7 +101,7 @@ def test_a_bare_close_leaves_it_unprocessed(broker: SimulatedBroker) -> None:
     assert rest(broker) == "12345"
 
 
-def test_stop_ends_the_loop_behind_the_message_which_is_processed(broker: SimulatedBroker) -> None:
+def test_stop_ends_the_loop_after_the_message_which_is_processed(broker: SimulatedBroker) -> None:
     with member(broker) as consumer:
         for message in consumer:
             if message.text == "1":
@@ -166,7 +166,7 @@ def test_commit_is_all_that_was_handed_out_the_current_one_included(
 
 
 @pytest.mark.parametrize("commits", ["auto", "manual"])
-def test_commit_behind_a_poll_is_the_whole_batch(broker: SimulatedBroker, commits: str) -> None:
+def test_commit_after_a_poll_is_the_whole_batch(broker: SimulatedBroker, commits: str) -> None:
     consumer = member(broker, commits)
     polled(consumer, 3)
     consumer.commit()
@@ -197,7 +197,7 @@ def test_commit_of_a_message_of_a_loop_leaves_the_current_one_out(
     assert rest(broker) == "345"
 
 
-def test_an_exception_behind_a_commit_takes_nothing_of_it_back(broker: SimulatedBroker) -> None:
+def test_an_exception_after_a_commit_takes_nothing_of_it_back(broker: SimulatedBroker) -> None:
     with pytest.raises(RuntimeError), member(broker) as consumer:
         next(consumer)
         consumer.commit()

@@ -69,7 +69,7 @@ def test_a_forked_child_sends_nothing_that_its_parent_took() -> None:
     assert core.driver.tickers == [core.accumulator]
 
 
-def test_behind_a_seek_an_answer_from_before_it_is_dropped() -> None:
+def test_after_a_seek_an_answer_from_before_it_is_dropped() -> None:
     reader = Reader()
     reader.log().append(b"a")
     second = reader.log().append(b"b")

@@ -149,7 +149,7 @@ def test_whatever_a_power_cut_leaves_of_the_buckets_opens_with_everything_that_w
 
 
 @pytest.mark.long
-def test_a_power_cut_behind_calls_that_failed_takes_nothing_that_was_promised() -> None:
+def test_a_power_cut_after_calls_that_failed_takes_nothing_that_was_promised() -> None:
     examination = Examination()
     stopped = refused = 0
     for number in range(scaled(FAILING_LIVES)):

@@ -60,7 +60,7 @@ def test_the_rig_sees_a_force_that_does_nothing(
     assert result.broken > 0, "by what is lost, or by what the kernel had written of it, damaged"
 
 
-def test_nothing_is_left_behind() -> None:
+def test_nothing_is_left() -> None:
     with LoopImage() as image:
         folder = Path(image.mount_point).parent
         (Path(image.mount_point) / "file").write_bytes(b"x")

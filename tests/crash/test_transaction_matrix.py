@@ -74,7 +74,7 @@ def held(boundary: Boundary, disk: SimulatedDisk) -> None:
         raise Broken(f"boundary {boundary.number} ({boundary.after}): {error}") from error
 
 
-def test_an_undisturbed_life_ends_as_it_was_told() -> None:
+def test_an_undisturbed_life_ends_as_it_was_planned() -> None:
     told = life()
     assert told.errors == []
     held(told.boundaries[-1], told.boundaries[-1].moment.crash(keep="everything"))

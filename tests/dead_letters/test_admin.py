@@ -65,7 +65,7 @@ def test_by_force_one_is_handled_by_consumers_of_the_broker_that_is_named(path: 
         assert found[second][1] == desk.redrive(Wish(dry=True)).broker != ""
 
 
-def test_what_cannot_be_done_is_told_for_each(desk: Desk) -> None:
+def test_what_cannot_be_done_is_reported_for_each(desk: Desk) -> None:
     ids = [each.id for each in desk.letters()]
     desk.drop(ids[:1])
     assert desk.drop([ids[0], "0" * 16]) == [None, None]
@@ -91,7 +91,7 @@ def test_pages_are_nothing_that_one_sees(tmp_path: Path) -> None:
         assert list(desk.letters(Selection(states=(DEAD,)))) == []
 
 
-def test_a_store_that_is_not_there_is_told_and_not_made(tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_reported_and_not_made(tmp_path: Path) -> None:
     with Desk(tmp_path / "none.db") as desk, pytest.raises(TfmqError, match="no dead letters at"):
         desk.check()
     assert not (tmp_path / "none.db").exists()
@@ -105,7 +105,7 @@ def test_sending_needs_a_broker_and_leaves_all_as_it_was(desk: Desk) -> None:
     assert states(desk) == {0: DEAD, 1: DEAD, 2: DEAD, 3: WAITING}
 
 
-def test_it_is_told_how_far_a_redrive_came(tmp_path: Path) -> None:
+def test_the_progress_of_a_redrive_is_reported(tmp_path: Path) -> None:
     with SimulatedBroker() as broker:
         fill(broker, tmp_path / "dead.db", 6)
         told: list[int] = []
@@ -142,7 +142,7 @@ def test_a_topic_is_a_store_like_others(tmp_path: Path) -> None:
             list(desk.letters())
 
 
-def test_the_stores_of_consumers_that_were_told_of_none_are_found(
+def test_the_stores_of_consumers_without_a_configured_one_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -54,7 +54,7 @@ def kinds(fate: RedriveResult) -> list[type]:
     return [type(event) for _, event in fate.steps]
 
 
-def test_what_arrived_is_told_with_its_offset(broker: SimulatedBroker) -> None:
+def test_what_arrived_is_reported_with_its_offset(broker: SimulatedBroker) -> None:
     run = Departing(broker)
     fate = run.send(run.letters)
     assert (fate.arrived, fate.returned, fate.unsure, fate.refused) == (4, 0, (), "")
@@ -88,7 +88,7 @@ def test_a_run_of_which_a_part_is_there_is_sent_one_by_one(broker: SimulatedBrok
     assert (fate.arrived, texts(broker)) == (4, ["0", "1", "2", "3"])
 
 
-def test_behind_a_gap_nothing_is_sent_now_or_by_anybody_later(broker: SimulatedBroker) -> None:
+def test_after_a_gap_nothing_is_sent_now_or_by_another_redrive_later(broker: SimulatedBroker) -> None:
     """One process sees only the end of a run; the other one, asleep before its send, wakes up afterwards."""
     run = Departing(broker)
     early = Process(broker, Path("/nowhere"))
@@ -98,7 +98,7 @@ def test_behind_a_gap_nothing_is_sent_now_or_by_anybody_later(broker: SimulatedB
     assert (fate.arrived, fate.returned, texts(broker)) == (0, 4, [])
 
 
-def test_a_stream_that_was_closed_behind_a_part_says_which_part(broker: SimulatedBroker) -> None:
+def test_a_stream_that_was_closed_after_a_part_says_which_part(broker: SimulatedBroker) -> None:
     run = Departing(broker)
     run.send(run.letters[:2])
     run.send([run.letters[3]], Process(broker, Path("/nowhere")))
@@ -129,7 +129,7 @@ def test_what_the_broker_forgot_is_looked_up(broker: SimulatedBroker) -> None:
     ]
 
 
-def test_where_nobody_can_tell_it_is_said_for_each(broker: SimulatedBroker) -> None:
+def test_an_unknown_outcome_is_reported_for_each(broker: SimulatedBroker) -> None:
     run = Departing(broker, 2)
     broker.admin().delete_topic("again")
     fate = run.send(run.letters)

@@ -66,7 +66,7 @@ def test_a_tombstone_and_an_empty_payload_are_two_things(payload: bytes | None) 
     assert letter.payload_bytes == (-1 if payload is None else len(payload))
 
 
-def test_the_id_is_the_messages_and_nobody_elses() -> None:
+def test_the_id_is_the_one_of_the_message() -> None:
     first = letter_from_message(message(1), "billing").id
     assert first == letter_from_message(message(1, b"whatever"), "billing").id
     others = {

@@ -44,7 +44,9 @@ def test_nothing_is_made_before_something_is_kept(tmp_path: Path) -> None:
     store.close()
 
 
-def test_who_is_told_of_none_has_the_groups_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_without_a_store_has_the_groups_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file for each broker; so two brokers on one machine do not share one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for node in ("0b1c", "2d3e"):
@@ -109,7 +111,7 @@ def test_each_address_has_its_kind_of_store(tmp_path: Path) -> None:
         assert isinstance(shelf, TopicLetterStore) and shelf.name == "topic:dead"
 
 
-def test_a_topic_needs_a_broker_and_nonsense_is_told() -> None:
+def test_a_topic_needs_a_broker_and_nonsense_is_reported() -> None:
     with pytest.raises(BadRequest, match="servers"):
         open_letter_store("topic:dead")
     with pytest.raises(BadRequest, match="no store"):

@@ -493,7 +493,7 @@ def test_a_message_that_is_too_large_by_now_stops_no_other(tmp_path: Path) -> No
         assert states(broker, store) == {REDRIVEN: 3, DEAD: 1}
 
 
-def test_of_letters_in_a_topic_that_was_deleted_meanwhile_nobody_knows(
+def test_letters_in_a_topic_that_was_deleted_meanwhile_have_an_unknown_outcome(
     tmp_path: Path, broker: SimulatedBroker
 ) -> None:
     store = tmp_path / "dead.db"

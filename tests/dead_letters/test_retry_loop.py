@@ -181,7 +181,7 @@ def test_where_the_handler_blocks_a_task_beside_it_keeps_the_lease(tmp_path: Pat
         next(renewing)
 
 
-def test_stop_ends_it_behind_the_message_in_work(tmp_path: Path) -> None:
+def test_stop_ends_it_after_the_message_in_work(tmp_path: Path) -> None:
     def handle(message: Any) -> Operation[None]:
         bench.loop.stop()
         yield Wait((), 1.0)

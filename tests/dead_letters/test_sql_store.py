@@ -188,7 +188,7 @@ def test_what_was_kept_outlives_the_kill_of_its_process(tmp_path: Path) -> None:
     assert BlockingSqlStore(StoreAddress("path", str(path))).count_by_state() == {("billing", DEAD): 3}
 
 
-def test_a_full_disk_is_told_and_it_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_it_goes_on_when_there_is_room(tmp_path: Path) -> None:
     store = BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db")))
     store.apply([keeping(0)])
     with store.database.write_transaction() as connection:
@@ -216,7 +216,7 @@ def test_a_person_can_ask_the_table(tmp_path: Path) -> None:
     assert list(rows) == [("orders", 0, 100, "dead", "ValueError: no such order")]
 
 
-def test_the_shelf_is_the_store_as_operations(tmp_path: Path) -> None:
+def test_the_adapter_is_the_store_as_operations(tmp_path: Path) -> None:
     shelf = SqlLetterStore(BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db"))), run_inline)
     assert Stand(lambda: (shelf, finished)).run(shelf.find(Selection())) == []
     assert shelf.name == str(tmp_path / "dead.db")
@@ -236,7 +236,7 @@ def test_connections_that_the_server_cut_are_made_again(
     assert postgres_store.count_by_state() == {("billing", DEAD): 2}
 
 
-def test_a_server_that_is_not_there_is_told_without_the_password() -> None:
+def test_a_server_that_is_not_there_is_reported_without_the_password() -> None:
     store = BlockingSqlStore(StoreAddress("url", "postgresql+psycopg://me:hunter2@127.0.0.1:1/dead"))
     with pytest.raises(StoreFailed, match=r"127\.0\.0\.1") as failed:
         store.apply([keeping(0)])
@@ -270,7 +270,7 @@ def database(where: str | Path) -> Database:
     return Database(parse_address(where))
 
 
-def test_sqlite_is_told_to_be_on_the_disk_when_it_commits(tmp_path: Path) -> None:
+def test_sqlite_is_configured_to_be_on_the_disk_when_it_commits(tmp_path: Path) -> None:
     found = database(tmp_path / "dead.db")
     for _ in range(2):
         with found.write_transaction() as connection:
@@ -284,7 +284,7 @@ def test_sqlite_is_told_to_be_on_the_disk_when_it_commits(tmp_path: Path) -> Non
         )
 
 
-def test_postgresql_is_told_so_too_whatever_its_default(postgres: PostgresServer) -> None:
+def test_postgresql_is_configured_so_too_whatever_its_default(postgres: PostgresServer) -> None:
     plain = postgres.url()
     off = f"{plain}{'&' if '?' in plain else '?'}options=-csynchronous_commit%3Doff"
     with database(off).write_transaction() as connection:
@@ -326,7 +326,7 @@ def removed(path: Path) -> None:
         each.unlink()
 
 
-def test_what_is_written_behind_a_removal_of_the_file_is_in_the_file_that_is_there(tmp_path: Path) -> None:
+def test_what_is_written_after_a_removal_of_the_file_is_in_the_file_that_is_there(tmp_path: Path) -> None:
     path = tmp_path / "dead.db"
     found = BlockingSqlStore(parse_address(path))
     found.apply([keeping(0)])
@@ -384,7 +384,7 @@ def test_looking_makes_nothing(tmp_path: Path) -> None:
     assert database(tmp_path / "dead.db").exists()
 
 
-def test_a_file_that_is_no_store_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_no_store_is_reported_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "dead.db"
     path.write_bytes(b"secret payload " * 1000)
     with pytest.raises(StoreFailed) as failed:
@@ -395,7 +395,7 @@ def test_a_file_that_is_no_store_is_told_in_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [".", "no-database", "no-database/dead.db"])
 @pytest.mark.parametrize("prefix", ["", "sqlite:///"])
-def test_where_no_letter_can_ever_be_kept_nobody_waits(tmp_path: Path, place: str, prefix: str) -> None:
+def test_where_no_letter_can_ever_be_kept_no_caller_waits(tmp_path: Path, place: str, prefix: str) -> None:
     (tmp_path / "no-database").write_bytes(b"secret payload " * 1000)
     found = Database(parse_address(f"{prefix}{tmp_path / place}"))
     with (
@@ -500,7 +500,7 @@ def test_a_forked_child_opens_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ("mysql+pymysql://me@db/x", "pymysql", r"pip install pymysql\."),
     ],
 )
-def test_a_driver_that_is_not_installed_is_told_with_its_remedy(
+def test_a_driver_that_is_not_installed_is_reported_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, url: str, module: str, remedy: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

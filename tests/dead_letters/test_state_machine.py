@@ -241,7 +241,7 @@ def test_a_message_that_its_consumer_meets_again_names_the_broker() -> None:
         assert done(letter_in(FAILING), event).broker == "node-1"
 
 
-def test_calls_of_a_lane_are_counted_over_the_death_of_its_consumer() -> None:
+def test_calls_of_a_queue_are_counted_over_the_death_of_its_consumer() -> None:
     letter, states = None, []
     for at in (10, 20, 30):
         letter = done(letter, note(at, calls_left=3))
@@ -272,7 +272,7 @@ def test_putting_off_a_call_that_was_begun_costs_none_of_those_that_are_left() -
     assert (rejected.state, rejected.calls, rejected.calls_left) == (DEAD, 1, 0)
 
 
-def test_one_that_is_put_off_once_more_behind_a_kill_begins_no_new_round() -> None:
+def test_one_that_is_put_off_once_more_after_a_kill_begins_no_new_round() -> None:
     """Its offset was not saved, so its consumer meets it again; calls that failed meanwhile have failed."""
     again = keep(70, next_ms=90, calls=1, calls_left=5)
     waiting = done(letter_in(RETRYING), model.FailedEvent(50, "me", failure(50), 60))
@@ -301,7 +301,7 @@ def test_what_was_handled_and_fails_again_begins_a_new_round() -> None:
     assert again.kept_ms == 10
 
 
-def test_one_that_ends_its_process_in_the_lane_is_dead_when_its_calls_are_used_up() -> None:
+def test_one_that_ends_its_process_in_the_queue_is_dead_when_its_calls_are_used_up() -> None:
     begin = model.BeginEvent(10, replace(NEW, calls=0, calls_left=3, failures=()))
     letter, states = None, []
     for at in (10, 20, 30, 40, 50):

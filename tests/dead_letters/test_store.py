@@ -59,7 +59,7 @@ from tfmq.message import BORN_MS_MAX
         ("topic:dead", StoreAddress("topic", "dead")),
     ],
 )
-def test_a_path_a_url_and_a_topic_are_told_apart(where: str | Path, address: StoreAddress) -> None:
+def test_a_path_a_url_and_a_topic_are_distinguished(where: str | Path, address: StoreAddress) -> None:
     assert parse_address(where) == address
 
 
@@ -126,7 +126,7 @@ def test_a_dead_letter_is_kept_with_its_history(stand: Stand, caplog: pytest.Log
     assert "secret" not in line
 
 
-def test_calls_in_a_lane_are_noted_until_they_are_used_up(stand: Stand) -> None:
+def test_calls_in_a_queue_are_noted_until_they_are_used_up(stand: Stand) -> None:
     clock = Time()
     states = []
     for number in range(5):  # each by another process: the one before was killed
@@ -152,7 +152,7 @@ def test_one_that_ends_its_process_each_time_is_dead_in_the_end(stand: Stand) ->
     assert found == {1: (DEAD, 3), 2: (HANDLED, 2)}
 
 
-def test_one_that_passes_behind_failures_is_over(stand: Stand) -> None:
+def test_one_that_passes_after_failures_is_over(stand: Stand) -> None:
     kept = group_of(stand.shelf, Time())
     stand.run(kept.record_success(message(1)))
     assert stand.run(stand.shelf.find(Selection())) == []
@@ -351,7 +351,7 @@ def ids(letters: list[Letter]) -> list[str]:
     return [each.id for each in letters]
 
 
-def test_what_is_kept_is_there_for_whoever_opens_the_store(stand: Stand) -> None:
+def test_what_is_kept_is_there_when_the_store_is_opened(stand: Stand) -> None:
     step = keeping(1)
     (kept,) = stand.run(stand.shelf.apply([step]))
     assert kept.state == DEAD
@@ -391,7 +391,7 @@ def test_failing_letters_are_found_by_group_and_partition(stand: Stand) -> None:
     assert run(shelf.failing_offsets("billing", place[0], place[1] + 1)) == []
 
 
-def test_two_who_want_the_same_are_told_who_was_first(stand: Stand) -> None:
+def test_two_that_want_the_same_are_notified_which_was_first(stand: Stand) -> None:
     id, event = keeping(1)
     stand.run(stand.shelf.apply([(id, event)]))
     other, run = stand.open()
@@ -524,7 +524,7 @@ def test_bodies_come_no_more_at_once_than_memory_has_room_for(
     assert len(stand.run(stand.shelf.find(Selection(), FIRST_PAGE))) == 6
 
 
-def test_what_was_only_counted_and_was_handled_is_no_letter_to_anybody(stand: Stand) -> None:
+def test_what_was_only_counted_and_was_handled_is_no_letter(stand: Stand) -> None:
     steps = {number: keeping(number) for number in range(3)}
     ids_of = {number: id for number, (id, _) in steps.items()}
     new = {

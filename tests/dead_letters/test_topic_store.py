@@ -253,7 +253,7 @@ def test_the_page_has_every_kind_and_every_column() -> None:
     assert [column.name for column in TABLE.c if f"`{column.name}`" not in page] == []
 
 
-def test_whatever_stands_in_a_record_stops_nobody_who_reads_the_topic() -> None:
+def test_whatever_a_record_contains_stops_no_reader_of_the_topic() -> None:
     """Anybody who may send to the topic may have written it."""
     chance = seeded("topic events")
     for _ in range(scaled(30_000)):

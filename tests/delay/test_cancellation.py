@@ -23,7 +23,7 @@ def test_a_cancelled_message_never_fires(delay: int) -> None:
     assert desk.cancel(b).known == "delivered"
 
 
-def test_cancelled_is_told_only_when_it_is_on_the_disk() -> None:
+def test_cancelled_is_reported_only_when_it_is_on_the_disk() -> None:
     desk = Desk()
     (a,) = desk.send([b"a"], 1000)
     desk.landing.automatic = False
@@ -38,7 +38,7 @@ def test_cancelled_is_told_only_when_it_is_on_the_disk() -> None:
     assert desk.visible() == []
 
 
-def test_delivered_is_told_only_when_it_is_on_the_disk() -> None:
+def test_delivered_is_reported_only_when_it_is_on_the_disk() -> None:
     desk = Desk()
     (a,) = desk.send([b"a"], 100)
     desk.targets.automatic = False
@@ -61,7 +61,7 @@ def test_a_firing_that_is_refused_lets_the_cancel_through() -> None:
     assert desk.visible() == []
 
 
-def test_what_a_stopped_target_may_have_nobody_can_tell_until_it_is_back() -> None:
+def test_what_a_stopped_target_may_have_is_unknown_until_it_is_back() -> None:
     desk = Desk()
     (a,) = desk.send([b"a"], 100)
     desk.targets.automatic = False
@@ -108,7 +108,7 @@ def test_cancels_of_one_turn_share_a_note() -> None:
     assert desk.landing.log.end_ordinal == end + 1
 
 
-def test_two_who_cancel_at_once_hear_the_same() -> None:
+def test_two_concurrent_cancels_get_the_same_reply() -> None:
     desk = Desk()
     (a,) = desk.send([b"a"], 1000)
     one, other = desk.cancel(a, turn=False), desk.cancel(a, turn=False)
@@ -234,7 +234,7 @@ def test_what_is_over_is_not_rescheduled() -> None:
 
 
 @pytest.mark.parametrize("crash", ["kill", "power_cut"])
-def test_what_was_told_holds_after_a_crash(crash: str) -> None:
+def test_what_was_reported_holds_after_a_crash(crash: str) -> None:
     desk = Desk()
     a, b, c = desk.send([b"a", b"b", b"c"], [1000, 1000, 1000])
     assert desk.cancel(a).known == "cancelled"
@@ -249,7 +249,7 @@ def test_what_was_told_holds_after_a_crash(crash: str) -> None:
     assert desk.cancel(c).known == "delivered"
 
 
-def test_a_cancel_whose_force_failed_is_not_told_and_its_message_waits() -> None:
+def test_a_cancel_whose_force_failed_is_not_reported_and_its_message_waits() -> None:
     desk = Desk()
     (a,) = desk.send([b"a"], 1000)
     desk.landing.automatic = False
@@ -293,7 +293,7 @@ def test_its_first_handle_cancels_it_wherever_it_is_now() -> None:
     assert desk.visible() == []
 
 
-def test_what_came_while_the_clock_was_behind_is_on_time_when_it_steps_again() -> None:
+def test_what_came_while_the_clock_was_slow_is_on_time_when_it_steps_again() -> None:
     desk = Desk()
     desk.clock.jump_wall(-3600)
     wall = desk.clock.wall_ms()
@@ -424,14 +424,14 @@ def test_a_message_goes_from_pending_to_delivered_to_unknown() -> None:
     assert state(desk, a) == "unknown"
 
 
-def test_numbers_that_nobody_was_given_are_unknown() -> None:
+def test_numbers_that_were_not_given_out_are_unknown() -> None:
     desk = Desk()
     (a,) = desk.send([b"a"], 100)
     assert state(desk, a._replace(number=a.number + 1)) == "unknown"
     assert state(desk, a._replace(due=1)) == "unknown"
 
 
-def test_where_its_log_could_not_be_opened_nobody_can_tell() -> None:
+def test_where_its_log_could_not_be_opened_the_outcome_is_unknown() -> None:
     desk = Desk()
     (a,) = desk.send([b"a"], 100)
     desk.advance(1)

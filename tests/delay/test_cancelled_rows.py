@@ -62,7 +62,7 @@ def test_what_was_cancelled_before_it_was_in_a_bucket_counts_no_more_either() ->
     assert desk.queue.pending == 2
 
 
-def test_a_bucket_that_is_cut_gives_up_what_nobody_waits_for() -> None:
+def test_a_bucket_that_is_split_drops_cancelled_messages() -> None:
     desk, orders, _ = filled()
     rows = sum(bucket.count for bucket in desk.buckets.live_buckets)
     desk.until(orders[0].due - 30_000)
@@ -326,7 +326,7 @@ def test_bytes_follow_the_count() -> None:
     assert full > 40 * 50 and desk.queue.pending_bytes == 0
 
 
-def test_a_retreat_of_the_horizon_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retreat_of_the_window_end_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     sent = desk.send([b"%d" % n for n in range(60)], [3_000 + 1_000 * n for n in range(60)])
     desk.listed()

@@ -152,14 +152,14 @@ def test_a_time_that_the_clocks_skip_comes_as_much_later_as_they_skipped() -> No
     ]
 
 
-def test_a_skipped_time_is_told_the_same_from_wherever_one_looks() -> None:
+def test_a_skipped_time_is_reported_the_same_from_wherever_one_looks() -> None:
     """Also from inside the hour behind the gap, where the calendar has passed it already."""
     cron, expected = CronSchedule("30 2 * * *", BERLIN), ms("2026-03-29T03:30+02:00")
     for minutes in range(89):
         assert cron.next_after(expected - minutes * MINUTE_MS - 1) == expected
 
 
-def test_times_behind_a_gap_come_before_skipped_ones_that_are_later() -> None:
+def test_times_after_a_gap_come_before_skipped_ones_that_are_later() -> None:
     """On Lord Howe 02:00 is followed by 02:30: the skipped 02:15 comes at 02:45, after 02:40."""
     assert times("15,40 2 * * *", LORD_HOWE, "2026-10-03T00:00", 3) == [
         "2026-10-04T02:40+11:00",

@@ -49,7 +49,7 @@ def test_nothing_fires_before_what_is_lower_and_not_sure() -> None:
     assert desk.visible() == [b"a", b"b"]
 
 
-def test_while_dues_are_given_and_not_written_nothing_behind_them_fires() -> None:
+def test_while_dues_are_given_and_not_written_nothing_after_them_fires() -> None:
     desk = Desk()
     desk.send([b"b"], 100)
     ticket = desk.queue.begin_append(desk.now_ms + 50)
@@ -210,7 +210,7 @@ def test_what_waits_for_space_and_is_in_buckets_comes_once() -> None:
     assert again.kill().visible() == [b"20", b"300"]
 
 
-def test_while_it_waits_for_space_nobody_is_told_that_it_is_unknown() -> None:
+def test_while_it_waits_for_space_it_is_not_reported_as_unknown() -> None:
     desk, sent = waiting_for_space([], [20_000, 80_000])
     described = Answer()
     desk.queue.describe(ORDERS, sent[0].turn, described)
@@ -225,7 +225,7 @@ def refused(*_: object) -> None:
     raise OSError(errno.EIO, "a bad sector")
 
 
-def test_arrivals_that_stopped_hold_back_what_nobody_knows_of_and_what_is_behind_it() -> None:
+def test_arrivals_that_stopped_hold_back_unknown_messages_and_later_ones() -> None:
     desk = Desk()
     desk.send([b"a", b"b", b"c"], [100, 200, 300])
     desk.send([b"d"], 300, key=BILLS)

@@ -63,7 +63,7 @@ def test_an_alarm_rings_at_its_millisecond_and_not_before() -> None:
     assert time.seconds_until(WALL) == 0.0
 
 
-def test_small_changes_back_are_not_told() -> None:
+def test_small_changes_back_are_not_reported() -> None:
     time, clock = started(WALL + 100)
     assert time.ahead_ms() == 100
     clock.jump_wall(0.005)
@@ -168,7 +168,7 @@ def test_what_a_start_finds_is_learned_in_its_place() -> None:
     ]  # fmt: skip
 
 
-def test_what_each_message_was_told_is_known_again() -> None:
+def test_what_was_reported_of_each_message_is_known_again() -> None:
     time, _ = started()
     time.record_offset(10, 0)
     time.record_offset(20, 500)
@@ -323,6 +323,6 @@ def test_a_part_is_what_the_whole_says_of_it(asked: list[int], data: st.DataObje
     assert part == due_times_of(part.times, whole.absolute[start:end])
 
 
-def test_nobody_is_due_among_nobody() -> None:
+def test_no_member_is_due_without_members() -> None:
     assert DueTimes(array("Q"), b"", 0, 0) == NO_DUE_TIMES
     assert NO_DUE_TIMES.section(0, 0) is NO_DUE_TIMES

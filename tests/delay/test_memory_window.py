@@ -174,14 +174,14 @@ def shore(horizon: int = 1000) -> MemoryWindow:
     return found
 
 
-def test_what_is_due_below_the_horizon_is_in_the_wheel_and_the_rest_is_counted() -> None:
+def test_what_is_due_within_the_window_is_in_the_wheel_and_the_rest_is_counted() -> None:
     border = shore()
     border.add_durable(near(10, 999, 1000, 2000), 4, 10, 2000)
     border.add_durable(near(5000), 1, 5000, 5000)
     assert (border.wheel.count, border.disk_arrivals.count, border.disk_arrivals.low) == (2, 3, 1000)
 
 
-def test_while_something_is_loaded_nothing_from_the_old_horizon_on_fires() -> None:
+def test_while_something_is_loaded_nothing_beyond_the_old_window_fires() -> None:
     border = shore()
     border.disk_arrivals.add(2, 1500)
     assert border.begin_load(3000) == 1000
@@ -197,7 +197,7 @@ def test_while_something_is_loaded_nothing_from_the_old_horizon_on_fires() -> No
     )
 
 
-def test_what_was_not_looked_at_takes_the_horizon_back() -> None:
+def test_what_was_not_looked_at_moves_the_window_end_back() -> None:
     border = shore()
     border.add_durable(NO_WHEEL_ROWS, 1, 700, 700)
     assert (border.missing_due, border.fires_below) == (700, 700)

@@ -41,7 +41,7 @@ def test_what_is_cancelled_for_sure_is_not_pending() -> None:
     assert list(made([(5, 1)], unsure={(5, 1)})(KEY, [5, 5], [1, 2])) == [1, 1]  # type: ignore[arg-type]
 
 
-def test_where_something_may_be_cancelled_is_told() -> None:
+def test_where_something_may_be_cancelled_is_reported() -> None:
     pending = made([(5, 1), (70_000, 2)])
     assert pending.may_have_cancelled(0, 65_535) and pending.may_have_cancelled(65_536, 100_000)
     assert not pending.may_have_cancelled(131_072, 1 << 60)

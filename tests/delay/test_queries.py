@@ -90,7 +90,7 @@ def test_what_is_cancelled_or_moved_is_not_where_it_was() -> None:
     assert listed(desk) == [c.turn, moved]
 
 
-def test_a_row_tells_size_and_attribute() -> None:
+def test_a_row_reports_size_and_attribute() -> None:
     desk = Desk()
     (a,) = desk.send([b"payload"], 50_000)
     (row,) = desk.listed().rows

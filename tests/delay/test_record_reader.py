@@ -235,7 +235,7 @@ def test_another_message_of_the_same_number_elsewhere_is_not_taken_for_it(bench:
     assert bench.supply._buffered(moved) is None
 
 
-def test_errors_are_told(bench: Bench) -> None:
+def test_errors_are_reported(bench: Bench) -> None:
     bench.add(range(100))
     bench.files.error = OSError("the disk")
     for rows in (100, 19):

@@ -24,7 +24,7 @@ def turns(found: RowColumns) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("shift_min", [0, 4096])
-def test_what_comes_behind_leaves_in_front(shift_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_last_leaves_first(shift_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "COMPACT_ROWS_MIN", shift_min)
     rows = RowQueue()
     expected = [(number // 3, number) for number in range(100)]

@@ -215,7 +215,7 @@ def test_the_time_is_written_down_so_that_a_wrong_clock_does_not_turn_it_back() 
     assert again.visible() == [b"n", b"m"]
 
 
-def test_cancelled_ones_are_forgotten_when_nobody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_ones_are_forgotten_when_they_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(outcome_seconds=600)
     handle = desk.send([b"m"], 100_000)[0]
     assert desk.cancel(handle).known == "cancelled"
@@ -249,7 +249,7 @@ def test_a_load_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls) >= 3
 
 
-def test_a_list_waits_for_a_spill_and_hears_when_there_can_be_none() -> None:
+def test_a_list_waits_for_a_spill_and_is_notified_when_there_can_be_none() -> None:
     desk = Desk()
     desk.send([b"m"], 3_600_000)
     desk.buckets.stop_reason = "its disk failed"

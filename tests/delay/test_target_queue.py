@@ -29,7 +29,7 @@ def test_a_bucket_counts_from_half_of_its_end() -> None:
     assert (lateness.total, lateness.max_ms) == (8, 1 << 60)
 
 
-def test_parts_are_told_as_the_upper_end_of_their_bucket() -> None:
+def test_parts_are_reported_as_the_upper_end_of_their_bucket() -> None:
     lateness = LatenessHistogram()
     assert lateness.percentile_ms(0.5) == 0
     lateness.record(3, 990)
@@ -133,7 +133,7 @@ def test_the_first_pause_is_short() -> None:
     assert desk.visible() == [b"a"]
 
 
-def test_a_stop_is_told_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stop_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     desk.send([b"a"], 10)
     desk.targets.stop(ORDERS, "its disk failed")
@@ -202,7 +202,7 @@ def test_a_line_that_waits_keeps_a_bounded_number_of_rows(monkeypatch: pytest.Mo
     assert desk.queue.status()["behind"] == 0
 
 
-def test_a_line_that_is_behind_goes_on_from_the_disk_after_days(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_lags_continues_from_the_disk_after_days(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "QUEUE_ROWS_MAX", 50)
     desk = Desk()
     desk.targets.stop(ORDERS)
@@ -268,7 +268,7 @@ def test_records_that_would_make_a_control_record_where_they_meet_go_apart() -> 
     assert [len(append.records) for append in desk.targets.target(ORDERS).appends] == [1, 2]
 
 
-def test_damage_is_told_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_reported_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     desk.send([b"a" * 50], 200_000)
     desk.send([b"b" * 50], 200_001)
@@ -316,7 +316,7 @@ def test_sends_that_a_stopped_log_refuses_hold_nothing_back() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1])
-def test_what_a_stopped_target_has_is_not_sure_behind_a_restart_either(keep: int) -> None:
+def test_what_a_stopped_target_has_is_not_sure_after_a_restart_either(keep: int) -> None:
     """Its tail was never forced: a power cut may take it yet."""
     desk = Desk()
     (a,) = desk.send([b"a"], 100)
@@ -339,7 +339,7 @@ def test_what_a_stopped_target_has_is_not_sure_behind_a_restart_either(keep: int
     assert again.cancel(a).known == "delivered"
 
 
-def test_what_a_failed_write_left_behind_is_not_cancelled_before_its_partition_tells() -> None:
+def test_what_a_failed_write_left_is_not_cancelled_before_its_partition_reports_it() -> None:
     """Nobody knows of a write that failed whether it is there: of a cancel and a delivery exactly one happens."""
     desk = Desk()
     (sent,) = desk.send([b"a"], 10)

@@ -220,7 +220,7 @@ def test_rows_of_cancelled_messages_go_when_they_are_the_most(monkeypatch: pytes
     assert turns(wheel, 1000) == [(500 + number, number) for number in range(60, 100)]
 
 
-def test_it_tells_how_full_it_is() -> None:
+def test_it_returns_how_full_it_is() -> None:
     wheel = small()
     for number in range(5):
         wheel.add(3, number, 0, 0)

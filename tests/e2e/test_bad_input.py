@@ -99,7 +99,7 @@ def test_a_wrong_name_on_the_wire_is_an_error_and_the_connection_goes_on(
 
 
 @pytest.mark.long
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     address = closed_port()
     for arguments in (["send", "orders", "x"], ["status"]):
         ended = tfmq(*arguments, servers=address)
@@ -395,7 +395,7 @@ def another_user() -> int:
 
 
 @pytest.mark.long
-def test_a_user_without_rights_is_told_so(reachable: Path) -> None:
+def test_a_user_without_rights_gets_an_error(reachable: Path) -> None:
     user = another_user()
     server = filled(reachable)
     server.data.chmod(0o700)

@@ -113,7 +113,7 @@ def frozen(broker: LiveServer) -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.parametrize("gone", [killed, frozen], ids=["killed", "frozen"])
 @pytest.mark.parametrize("face", FACES)
-def test_close_is_bounded_behind_a_broker_that_is_gone(
+def test_close_is_bounded_after_a_broker_that_is_gone(
     broker: LiveServer, topic: str, face: str, gone: Callable[[LiveServer], Any]
 ) -> None:
     async def story(**where: Any) -> None:

@@ -170,7 +170,7 @@ def test_following_outlives_a_restart_of_the_broker(broker: LiveServer, topic: s
 
 
 @pytest.mark.long
-def test_output_that_cannot_be_written_is_told(broker: LiveServer, topic: str) -> None:
+def test_output_that_cannot_be_written_is_reported(broker: LiveServer, topic: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("cannot be had here: /dev/full")
     tfmq("send", topic, "x" * 100_000, servers=broker.address)

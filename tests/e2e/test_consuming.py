@@ -174,7 +174,7 @@ def test_offsets_in_a_file(server: Server, sender: Sender, topic: str, tmp_path:
         assert drain(consumer, 10) == numbers(0, 10), "the broker has none"
 
 
-def test_a_deleted_topic_is_told(server: Server, sender: Sender, topic: str) -> None:
+def test_a_deleted_topic_is_reported(server: Server, sender: Sender, topic: str) -> None:
     sender.send([b"a"])
     with Consumer(server.address, topics=topic) as consumer:
         assert drain(consumer, 1) == [b"a"]
@@ -191,7 +191,7 @@ def test_stop_from_another_thread_ends_a_waiting_loop(server: Server, sender: Se
         assert consumer.poll(5.0) == []
 
 
-def test_a_closed_port_is_told_in_one_sentence() -> None:
+def test_a_closed_port_is_reported_in_one_sentence() -> None:
     with (
         Consumer("127.0.0.1:1", topics="x") as consumer,
         pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"),

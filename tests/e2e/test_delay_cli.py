@@ -219,7 +219,7 @@ def test_a_deleted_topic_takes_its_messages_along(desk: Desk) -> None:
     assert payloads(desk.broker.address, "going") == [], "a new topic of the name gets none of it"
 
 
-def test_the_status_tells_how_many_wait_and_when_the_next_one_comes(desk: Desk) -> None:
+def test_the_status_shows_how_many_wait_and_when_the_next_one_is_due(desk: Desk) -> None:
     desk.send("t", "x", "--delay", "2h")
     desk.send("t", "x", "--delay", "3h")
     deadline = time.monotonic() + PATIENCE_SECONDS

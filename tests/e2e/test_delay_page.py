@@ -96,7 +96,7 @@ def test_what_was_sent_meanwhile_waits_for_a_clock_that_is_set_back_again(
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_it_is_told_that_the_clock_was_set(broker: SimulatedBroker, hours: int) -> None:
+def test_a_change_of_the_clock_is_reported(broker: SimulatedBroker, hours: int) -> None:
     broker.clock.step(timedelta(hours=hours))
     assert broker.admin().status()["delay"]["ahead_ms"] == pytest.approx(-hours * HOUR * 1000, abs=100)
 
@@ -138,7 +138,7 @@ def test_what_fell_due_meanwhile_comes_after_the_start_in_order(broker: Simulate
 
 
 @pytest.mark.parametrize(("text", "hours"), [("delay", 4), ("at", 14)])
-def test_a_clock_that_is_behind_at_the_start_makes_it_late_never_early(
+def test_a_clock_that_is_slow_at_the_start_makes_it_late_never_early(
     broker: SimulatedBroker, text: str, hours: int
 ) -> None:
     send_both(broker, 4)
@@ -394,7 +394,7 @@ def test_without_an_answer_there_is_no_handle_and_the_message_comes_all_the_same
     waits_exactly(broker, "x", 60 / HOUR)
 
 
-def test_a_transaction_tells_the_handle_and_the_list_finds_it_by_its_key(broker: SimulatedBroker) -> None:
+def test_a_transaction_returns_the_handle_and_the_list_finds_it_by_its_key(broker: SimulatedBroker) -> None:
     with broker.producer().transaction() as tx:
         told = tx.send("checks", "42", key="42", delay=1_800)
     (found,) = broker.admin().delayed("checks", key="42")

@@ -160,7 +160,7 @@ def test_an_error_at_any_moment_loses_nothing_acknowledged(tmp_path: Path, serve
 
 
 @pytest.mark.long
-def test_no_space_at_a_write_is_told_and_goes_by(tmp_path: Path, server: LiveServer) -> None:
+def test_no_space_at_a_write_is_reported_and_goes_by(tmp_path: Path, server: LiveServer) -> None:
     address = server.address
     send(address, b"before")
     assert server.process is not None
@@ -196,7 +196,7 @@ def test_an_input_output_error_at_a_write_stops_that_partition(tmp_path: Path, s
 
 
 @pytest.mark.long
-def test_a_slow_disk_answers_nothing_early_and_holds_up_nobody_else(
+def test_a_slow_disk_answers_nothing_early_and_delays_no_other_request(
     tmp_path: Path, server: LiveServer
 ) -> None:
     address = server.address

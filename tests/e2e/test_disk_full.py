@@ -90,7 +90,7 @@ def assert_stored(address: str, acknowledged: list[bytes]) -> None:
 
 
 @pytest.mark.long
-def test_senders_are_told_reads_go_on_and_space_brings_it_back(disk: Path, server: LiveServer) -> None:
+def test_senders_get_an_error_reads_go_on_and_space_brings_it_back(disk: Path, server: LiveServer) -> None:
     fill(disk, leave_bytes=BALLAST_BYTES)
     acknowledged = send_until_full(server.address)
     assert acknowledged

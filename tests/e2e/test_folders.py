@@ -68,7 +68,7 @@ def read(servers: str, count: int) -> list[bytes]:
 
 
 @pytest.mark.long
-def test_one_is_started_comes_back_after_a_kill_and_ends_when_nobody_uses_it(data: Path) -> None:
+def test_one_is_started_comes_back_after_a_kill_and_ends_when_it_is_not_used(data: Path) -> None:
     """By the blocking face, and after the kill by the asyncio one."""
 
     async def send(text: bytes) -> None:
@@ -115,7 +115,7 @@ def test_of_many_starters_one_wins_and_all_are_served(data: Path) -> None:
     assert (data / addresses.LOG_NAME).read_text() == "", "nobody else tried to start one"
 
 
-def test_one_that_somebody_started_is_joined_and_left_running(data: Path) -> None:
+def test_one_that_was_started_by_hand_is_joined_and_left_running(data: Path) -> None:
     server = LiveServer(data)
     server.start()
     assert process_of(data) == server.process.pid  # type: ignore[union-attr]
@@ -125,7 +125,7 @@ def test_one_that_somebody_started_is_joined_and_left_running(data: Path) -> Non
     assert not (data / addresses.ADDRESS_NAME).exists()
 
 
-def test_why_it_cannot_be_started_is_told(data: Path) -> None:
+def test_why_it_cannot_be_started_is_reported(data: Path) -> None:
     data.mkdir()
     (data / "meta").write_text("a file where a folder belongs")
     with (

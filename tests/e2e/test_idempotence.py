@@ -123,7 +123,7 @@ def test_lost_answers_double_nothing(server: Server) -> None:
     assert stored(server, "orders") == [b"%08d" % number for number in range(sent)]
 
 
-def test_many_threads_behind_lost_answers_keep_each_its_order(server: Server) -> None:
+def test_many_threads_after_lost_answers_keep_each_its_order(server: Server) -> None:
     count = scaled(300)
     with proxied(server, 0.03, "threads") as proxy, Producer(proxy.address, timeout=SECONDS) as producer:
 

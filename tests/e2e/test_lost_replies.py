@@ -109,7 +109,7 @@ def test_connections_cut_at_random_places_lose_and_double_nothing(broker: LiveSe
 
 
 @pytest.mark.long
-def test_a_reader_behind_cuts_sees_each_message_once_and_in_order(broker: LiveServer, topic: str) -> None:
+def test_a_reader_after_cuts_sees_each_message_once_and_in_order(broker: LiveServer, topic: str) -> None:
     random = seeded("reader behind cuts")
     wanted = numbered(20_000)
     with client.Producer(broker.address) as producer:

@@ -254,7 +254,7 @@ def test_places_that_are_none_are_named(client: PageClient) -> None:
     assert client.call(31, "page-d", incarnation, 0, 4, 5)[0][0] == 0
 
 
-def test_a_parked_fetch_can_be_cancelled(client: PageClient) -> None:
+def test_a_waiting_fetch_can_be_cancelled(client: PageClient) -> None:
     incarnation = topic(client, "page-e")
     parked = client.send(30, "page-e", incarnation, 0, 0, -1, 1 << 20, 15_000)
     asked = client.send(4, parked)
@@ -433,7 +433,7 @@ def test_offsets_inside_are_locked_until_the_end(client: PageClient) -> None:
     assert [each[:4] for each in saved] == [["page-l", orders, 0, 0]]
 
 
-def test_whoever_can_know_is_asked(client: PageClient, port: int) -> None:
+def test_only_clients_that_can_know_are_asked(client: PageClient, port: int) -> None:
     orders, sender = topic(client, "page-m"), producer(client)
     asked = PageClient(port)
     parked = asked.send(AWAIT_CHECKS, "page-shop", 15_000)
@@ -454,7 +454,7 @@ def test_whoever_can_know_is_asked(client: PageClient, port: int) -> None:
     asked.socket.close()
 
 
-def test_an_operator_decides_and_the_owner_is_told(client: PageClient) -> None:
+def test_an_operator_decides_and_the_owner_is_notified(client: PageClient) -> None:
     orders, sender = topic(client, "page-n"), producer(client)
     epoch = begun(client, sender, 1, "page by hand")
     client.produce("page-n", orders, sender, 0, [b"x"], 2, epoch)
@@ -560,7 +560,7 @@ def test_a_frame_that_is_none_ends_the_connection(client: PageClient, junk: byte
         client.receive()
 
 
-def test_a_browser_is_told_what_the_port_is(port: int) -> None:
+def test_a_browser_gets_an_explanation_of_the_port(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as browser:
         browser.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = b"".join(iter(lambda: browser.recv(4096), b""))

@@ -51,7 +51,7 @@ def stored(server: LiveServer, topic: str) -> list[bytes]:
 
 
 @pytest.mark.long
-def test_what_was_kept_goes_out_although_nobody_waits(broker: LiveServer, tmp_path: Path) -> None:
+def test_what_was_kept_is_sent_although_no_caller_waits(broker: LiveServer, tmp_path: Path) -> None:
     """By a blocking producer, by one that began before its broker, and by an asyncio one; in one downtime."""
 
     def strict(topic: str) -> tfmq.StrictPartitions:

@@ -427,7 +427,7 @@ def test_a_member_that_was_replaced_cannot_commit(
     assert payloads(broker.address, target) == [b"<%d>" % number for number in range(20)]
 
 
-def test_the_consumers_own_commit_goes_on_behind_a_transaction(
+def test_the_consumers_own_commit_goes_on_after_a_transaction(
     broker: LiveServer, producer: tfmq.Producer, topic: str
 ) -> None:
     producer.send_many(topic, [b"%d" % number for number in range(10)]).result(SECONDS)

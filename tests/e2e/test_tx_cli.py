@@ -175,7 +175,7 @@ def test_a_wrong_name_is_one_sentence_with_the_likely_one(broker: LiveServer, de
     assert desk.tx("show", "order-42", "--epoch", "999999").code == 1
 
 
-def test_old_ones_are_told_in_the_log_and_in_the_status(broker: LiveServer, desk: Desk) -> None:
+def test_old_ones_are_reported_in_the_log_and_in_the_status(broker: LiveServer, desk: Desk) -> None:
     epoch = Owner(broker.address, "orders").prepare("order-42", b"x")
     deadline = time.monotonic() + PATIENCE_SECONDS
     while "transaction.alarm_seconds" not in broker.log.read_text():

@@ -37,7 +37,7 @@ def test_its_own_tests_let_half_an_hour_pass() -> None:
     assert "5 passed" in done.stdout
 
 
-def test_its_tests_run_where_somebody_copied_them(tmp_path: Path) -> None:
+def test_its_tests_run_where_they_were_copied(tmp_path: Path) -> None:
     for name in ("shop.py", "test_shop.py"):
         shutil.copy(ROOT / HERE / name, tmp_path)
     done = run("pytest", "-q", "-p", "tfmq.testing.plugin", "-p", "no:cacheprovider", folder=tmp_path)

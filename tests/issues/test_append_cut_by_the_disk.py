@@ -43,7 +43,7 @@ def test_a_whole_transaction_may_have_happened_also_when_it_is_asked_again() -> 
 @pytest.mark.parametrize(
     "then", [Desk.rollback, Desk.prepare, lambda desk, x: desk.commit(x, one_phase=True)]
 )
-def test_every_step_behind_a_commit_that_may_be_there_says_so(then: Callable[[Desk, Answer], Answer]) -> None:
+def test_every_step_after_a_commit_that_may_be_there_says_so(then: Callable[[Desk, Answer], Answer]) -> None:
     desk = Desk()
     began = desk.begin("x")
     desk.send(began, [b"first"])

@@ -11,7 +11,7 @@ from tfmq.message import SendResult
 from tfmq.producer import Producer
 
 
-def test_a_slow_generator_holds_up_nobody_else() -> None:
+def test_a_slow_generator_delays_no_other() -> None:
     broker = FakeBroker()
     with listening(broker) as servers, Producer(servers) as producer:
         producer.send("orders", b"0").result(5)

@@ -46,7 +46,7 @@ def test_a_second_close_waits_for_the_first() -> None:
         assert delivery.result(0).durability == "synced"
 
 
-def test_whoever_waits_while_it_is_closed_is_told() -> None:
+def test_a_caller_that_waits_while_it_is_closed_is_notified() -> None:
     link = ClientConnection(parse_servers("127.0.0.1:1"), time.monotonic)
     driver = BlockingDriver(link)
     threading.Timer(0.2, driver.close).start()

@@ -51,7 +51,7 @@ def test_what_was_put_off_is_dropped_with_its_connection() -> None:
     assert net.all_given_back()
 
 
-def test_memory_of_a_slice_is_held_as_long_as_somebody_needs_it() -> None:
+def test_memory_of_a_slice_is_held_as_long_as_it_is_referenced() -> None:
     net = Net()
     connection, socket, sink = slow(net, holding=True)
     socket.incoming.append(b"".join(frame(b"frame %d" % number) for number in range(10)))

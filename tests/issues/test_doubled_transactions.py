@@ -100,7 +100,7 @@ def test_one_that_was_asked_to_commit_is_not_rolled_back_by_losing_the_broker(ri
     assert rig.commit(tx) == "committed" and len(visible(rig)) == len(large())
 
 
-def test_one_that_was_asked_to_commit_is_not_rolled_back_because_nobody_knows_it(rig: TransactionRig) -> None:
+def test_one_that_was_asked_to_commit_is_not_rolled_back_because_it_is_unknown(rig: TransactionRig) -> None:
     tx = commit_in_doubt(rig, CommitTransaction, large())
     rig.broker.plan(RollbackTransaction, UnknownTransaction())
     assert isinstance(refused(rig, rig.rollback, tx), UnknownTransaction) and tx.state == "unknown"
@@ -116,7 +116,7 @@ def test_a_commit_that_was_interrupted_and_is_unknown_later_may_have_happened(ri
     assert isinstance(refused(rig, rig.commit, tx), UnknownTransaction) and tx.state == "unknown"
 
 
-def test_a_prepared_one_that_is_unknown_was_ended_by_somebody(rig: TransactionRig) -> None:
+def test_a_prepared_one_that_is_unknown_was_ended_by_another_client(rig: TransactionRig) -> None:
     """The check-back may have committed it, so long ago that the broker has forgotten it."""
     tx = rig.begin("order-42")
     rig.send(tx, b"a")

@@ -98,7 +98,7 @@ def test_the_seam_is_looked_at_where_batches_meet() -> None:
     assert (first.code, second.code) == ("ok", "bad_request")
 
 
-def test_a_producer_is_told_and_others_of_the_turn_are_written() -> None:
+def test_the_error_is_raised_and_others_of_the_turn_are_written() -> None:
     broker = Broker()
     broker.create()
     log, producer, other = broker.log(), broker.lease(), broker.lease()

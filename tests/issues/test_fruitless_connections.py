@@ -45,7 +45,7 @@ def test_one_that_broke_in_the_middle_of_an_answer_is_made_again_at_once() -> No
         assert rig.time == before
 
 
-def test_what_the_broker_has_against_the_connection_is_told_at_once() -> None:
+def test_what_the_broker_has_against_the_connection_is_reported_at_once() -> None:
     rig = Rig()
     call = rig.link.send_request(Ping(), seconds=30)
     rig.broker.plan(Ping, CUT)

@@ -6,7 +6,7 @@ from journal.errors import Closed
 from tests.journal.logs import Bench
 
 
-def test_a_reader_that_comes_just_after_the_log_went_is_told_that_it_is_closed() -> None:
+def test_a_reader_that_comes_just_after_the_log_went_is_notified_that_it_is_closed() -> None:
     bench = Bench()
     log = bench.open()
     bench.send(3)

@@ -17,7 +17,7 @@ def many(desk: Desk, name: str, count: int) -> None:
     desk.answers = [*getattr(desk, "answers", []), began]  # type: ignore[attr-defined]
 
 
-def test_a_large_decision_is_counted_by_a_worker_and_what_comes_behind_waits(
+def test_a_large_decision_is_counted_by_a_worker_and_what_comes_after_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tfmq.transaction.applier.COUNTED_INLINE_MAX", 5)
@@ -53,7 +53,7 @@ def test_a_large_decision_is_counted_by_a_worker_and_what_comes_behind_waits(
     assert (again.visible(), again.visible(BILLS)[-1]) == (desk.visible(), b"small-1")
 
 
-def test_a_partition_gets_many_tiny_batches_by_a_convoy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_gets_many_tiny_batches_in_one_apply_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfmq.transaction.slicer.ENTRIES_PER_READ", 3)
     desk = Desk()
     reads: list[int] = []

@@ -24,7 +24,7 @@ def test_a_client_lives_on_in_the_next_loop() -> None:
     assert broker.payloads("orders") == [b"0", b"1"]
 
 
-def test_a_look_up_that_somebody_cancelled_is_made_again() -> None:
+def test_a_look_up_that_was_cancelled_is_made_again() -> None:
     broker = FakeBroker()
     with listening(broker) as servers:
 

@@ -7,7 +7,7 @@ from tfmq.protocol.commands import ResumePartition
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_resend_behind_a_failed_resumption_is_unknown(nth: int) -> None:
+def test_a_resend_after_a_failed_resumption_is_unknown(nth: int) -> None:
     broker = Broker()
     broker.create()
     producer = broker.lease()

@@ -59,7 +59,7 @@ def test_a_kill_in_a_roll_and_a_power_cut_later_lose_nothing_that_was_forced() -
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_roll_that_failed_and_a_power_cut_behind_the_resumption_lose_nothing(restarted: bool) -> None:
+def test_a_roll_that_failed_and_a_power_cut_after_the_resumption_lose_nothing(restarted: bool) -> None:
     bench = rolled_until_its_end()
     bench.disk.faults.fail("force_folder", nth=2)  # the first is that of the snapshot
     with pytest.raises(Stopped):

@@ -25,7 +25,7 @@ def test_a_failed_write_that_cannot_be_cut_off_for_lack_of_space_stops_the_log()
     assert log.stopped is not None
 
 
-def test_a_file_name_beyond_every_offset_is_nobody_s() -> None:
+def test_a_file_name_beyond_every_offset_is_no_segment() -> None:
     assert parse_segment_name(segment_name((1 << 64) - 1)) == (1 << 64) - 1
     assert parse_segment_name(segment_name(1 << 64)) is None
     broker = Broker()
@@ -36,7 +36,7 @@ def test_a_file_name_beyond_every_offset_is_nobody_s() -> None:
     assert broker.produce(broker.lease(), 0).code == "ok"
 
 
-def test_a_status_that_cannot_be_told_is_an_error_and_the_session_goes_on() -> None:
+def test_a_status_that_cannot_be_reported_is_an_error_and_the_session_goes_on() -> None:
     client = Client()
 
     def unknown() -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_a_transaction_that_is_open_while_others_end_the_silence_goes_on() -> No
     assert desk.visible()[-2:] == [b"one", b"two"]
 
 
-def test_what_was_sent_before_a_checkpoint_is_as_young_behind_it() -> None:
+def test_what_was_sent_before_a_checkpoint_is_as_young_after_it() -> None:
     """A stream whose records bear no time yet is in the snapshot as such."""
     desk = Desk()
     silent(desk)

@@ -29,7 +29,7 @@ def test_hazard_an_answer_to_a_reader_never_ends_inside_a_record() -> None:
         assert found == bench.expected(0, log.count)
 
 
-def test_hazard_rot_in_an_older_segment_is_told_when_it_is_read_and_the_rest_is_served() -> None:
+def test_hazard_rot_in_an_older_segment_is_reported_when_it_is_read_and_the_rest_is_served() -> None:
     bench = Bench(segment_bytes=1000)
     log = bench.open()
     for _ in range(20):
@@ -62,7 +62,7 @@ def test_hazard_age_is_the_time_of_the_append_and_not_of_the_file() -> None:
     assert log.retain(bench.clock.wall_ms()) == [segment_name(0), segment_name(850)]
 
 
-def test_hazard_a_large_append_among_small_ones_is_answered_behind_the_same_force() -> None:
+def test_hazard_a_large_append_among_small_ones_is_answered_after_the_same_force() -> None:
     bench = Bench()
     log = bench.open()
     ends = [bench.send(1).end_offset, bench.send(1, size=600_000).end_offset, bench.send(1).end_offset]

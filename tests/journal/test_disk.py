@@ -369,7 +369,7 @@ def test_it_is_closed_once_when_the_last_pin_is_taken_back() -> None:
     assert file.closed == 1
 
 
-def test_a_pin_that_comes_behind_keeps_it_open_too() -> None:
+def test_a_pin_that_comes_after_keeps_it_open_too() -> None:
     """Nobody can say whose hand it is in, so the last one of all closes it."""
     pins, file = FileReferences(), Counted()
     pins.acquire()
@@ -403,7 +403,7 @@ def test_a_close_may_use_the_pins_itself() -> None:
     assert file.closed == 1
 
 
-def test_a_pin_that_is_taken_back_while_files_are_told_leaves_none_open() -> None:
+def test_a_pin_that_is_taken_back_while_files_are_reported_leaves_none_open() -> None:
     """A generator that is collected there does that."""
     pins, files = FileReferences(), [Counted(), Counted()]
 
@@ -417,7 +417,7 @@ def test_a_pin_that_is_taken_back_while_files_are_told_leaves_none_open() -> Non
     assert [file.closed for file in files] == [1, 1]
 
 
-def test_whoever_pins_before_he_takes_the_list_never_has_a_closed_file() -> None:
+def test_a_reader_that_pins_before_it_takes_the_list_never_has_a_closed_file() -> None:
     pins, rounds = FileReferences(), scaled(5_000)
     current = [Counted()]
     old: list[Counted] = []

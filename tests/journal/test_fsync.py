@@ -205,7 +205,7 @@ def test_fdatasync_forces_each_file() -> None:
     assert logs.count("sync") == 0 and logs.count("force") == forces + 4
 
 
-def test_a_failed_force_stops_that_log_and_tells_all_who_wait() -> None:
+def test_a_failed_force_stops_that_log_and_is_reported_to_all_waiting_callers() -> None:
     logs = Logs(2, held=True)
     for _ in range(3):
         logs.send(0)
@@ -221,7 +221,7 @@ def test_a_failed_force_stops_that_log_and_tells_all_who_wait() -> None:
     assert again.stopped is not None, "the stop is durable"
 
 
-def test_behind_a_failed_syncfs_each_file_says_for_itself_whose_bytes_are_gone() -> None:
+def test_after_a_failed_syncfs_each_file_says_for_itself_whose_bytes_are_gone() -> None:
     logs = Logs(5)
     logs.disk.faults.fail("sync_file", path="t-3/")
     for n in range(5):
@@ -404,7 +404,7 @@ def test_what_the_system_does_not_take_goes_to_the_worker() -> None:
     logs.logs[0].close()
 
 
-def test_a_close_waits_for_the_force_under_way_and_hears_of_its_failure() -> None:
+def test_a_close_waits_for_the_running_force_and_gets_its_failure() -> None:
     kernel = Kernel()
     logs = Logs(kernel=kernel)
     logs.disk.faults.fail("force", path=".zxQueue")
@@ -522,7 +522,7 @@ def test_a_force_puts_the_bytes_on_the_disk() -> None:
     assert bench.durable() and bench.forces == 1
 
 
-def test_a_force_may_be_done_in_another_way_that_nobody_comes_between() -> None:
+def test_a_force_may_be_done_in_another_way_without_interruption() -> None:
     bench = Bench()
     steps: list[str] = []
 
@@ -538,7 +538,7 @@ def test_a_force_may_be_done_in_another_way_that_nobody_comes_between() -> None:
 
 
 @pytest.mark.parametrize("own_way", [True, False])
-def test_behind_a_force_that_failed_every_one_fails_and_none_is_tried(own_way: bool) -> None:
+def test_after_a_force_that_failed_every_one_fails_and_none_is_tried(own_way: bool) -> None:
     bench = Bench()
     bench.disk.faults.fail("force")
     with pytest.raises(OSError):
@@ -568,7 +568,7 @@ def test_two_forces_never_run_side_by_side() -> None:
     assert (most, bench.forces) == (1, 8)
 
 
-def test_one_that_needs_no_thread_tells_its_end() -> None:
+def test_one_that_needs_no_thread_reports_its_end() -> None:
     bench = Bench()
     assert bench.begin() and not bench.begin(), "one at a time"
     assert bench.told == [] and not bench.durable()
@@ -684,7 +684,7 @@ def test_what_is_not_known_to_be_forced_stays_open() -> None:
 
 
 @pytest.mark.parametrize("begin", [Bench.begin, lambda bench: bench.gate.fsync(bench.file)])
-def test_behind_a_failed_force_no_mark_makes_the_written_file_safe_to_close(
+def test_after_a_failed_force_no_mark_makes_the_written_file_safe_to_close(
     begin: Callable[[Bench], object],
 ) -> None:
     bench = Bench()

@@ -47,7 +47,7 @@ def nobody(error: OSError | None) -> None:
     """Who calls `landed` is the owner's business."""
 
 
-def test_a_force_ends_and_the_eventfd_tells(queue: AioFsyncQueue, file: RealFile) -> None:
+def test_a_force_ends_and_the_eventfd_reports_it(queue: AioFsyncQueue, file: RealFile) -> None:
     flight = queue.start(file, nobody)
     assert flight is not None
     assert ended(queue) == [flight]
@@ -55,7 +55,7 @@ def test_a_force_ends_and_the_eventfd_tells(queue: AioFsyncQueue, file: RealFile
     assert list(queue.drain_ended()) == []
 
 
-def test_forces_are_told_once_each(queue: AioFsyncQueue, file: RealFile) -> None:
+def test_forces_are_reported_once_each(queue: AioFsyncQueue, file: RealFile) -> None:
     flights = {queue.start(file, nobody) for _ in range(5)}
     found: list[AioFsync] = []
     while len(found) < 5:
@@ -63,7 +63,7 @@ def test_forces_are_told_once_each(queue: AioFsyncQueue, file: RealFile) -> None
     assert set(found) == flights and len(found) == 5
 
 
-def test_another_thread_may_wait_and_the_owner_is_told_all_the_same(
+def test_another_thread_may_wait_and_the_owner_is_notified_all_the_same(
     queue: AioFsyncQueue, file: RealFile
 ) -> None:
     flight = queue.start(file, nobody)

@@ -119,7 +119,7 @@ class Contract:
                     storage.save("billing", generation, dict.fromkeys(names, PLACE))
         storages[5].save("billing", 5, dict.fromkeys(names, PLACE))
 
-    def test_offsets_never_go_back_whoever_fails_or_comes_late(
+    def test_offsets_never_go_back_whichever_member_fails_or_is_late(
         self, open_one: Open, open_shaky: OpenShaky, request: pytest.FixtureRequest
     ) -> None:
         """Invariant: what a save has returned for stays, and behind a claim nobody before it changes anything."""

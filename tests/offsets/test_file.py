@@ -194,7 +194,7 @@ def test_a_save_that_fails_says_so_and_leaves_a_whole_file(path: Path, at: int) 
     assert FileOffsets(str(path)).read("billing", [A])[A].offset in (700, 900)
 
 
-def test_what_a_crash_left_behind_is_no_obstacle(path: Path) -> None:
+def test_what_a_crash_left_is_no_obstacle(path: Path) -> None:
     path.with_name("offsets.json.new").write_text("half a fi")
     storage = FileOffsets(str(path))
     storage.save("billing", 1, {A: PLACE})

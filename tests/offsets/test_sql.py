@@ -155,7 +155,7 @@ def test_a_password_is_never_shown() -> None:
         "zookeeper://user:secret@host:2181/x",
     ],
 )
-def test_an_address_that_is_refused_is_told_without_its_password(offsets: str) -> None:
+def test_an_address_that_is_refused_is_reported_without_its_password(offsets: str) -> None:
     with pytest.raises(BadRequest) as refused:
         open_storage(offsets)
     assert "secret" not in str(refused.value)

@@ -27,7 +27,9 @@ def generations(connection: Connection) -> dict[PartitionName, int]:
     return {PartitionName(row["topic"], row["topic_partition"]): row["generation"] for row in found}
 
 
-def test_the_table_is_made_once_whoever_is_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_made_once_whichever_process_is_first(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sql.create_table(engine)
     assert inspect(engine).get_table_names() == ["tfmq_offsets"]
     looks = iter([False])  # the first look is too early: somebody makes it between that and our own making

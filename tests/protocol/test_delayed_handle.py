@@ -33,7 +33,7 @@ def test_what_was_printed_is_read_again(handle: Handle) -> None:
     assert len(text) == HANDLE_LENGTH and text[0] == HANDLE_LETTER and set(text[1:]) <= set(ALPHABET)
 
 
-def test_a_handle_looks_the_same_for_ever() -> None:
+def test_a_handle_looks_the_same_without_end() -> None:
     """People keep handles, in databases and in programs: the text of one never changes its meaning."""
     assert format_handle(EXAMPLE) == "dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4"
 
@@ -133,7 +133,7 @@ def test_due_times_travel_big_endian(numbers: list[int]) -> None:
     assert encode_due_times(dues) == packed and list(dues) == numbers
 
 
-def test_handles_of_two_brokers_are_told_apart_although_their_stores_count_alike() -> None:
+def test_handles_of_two_brokers_are_distinguished_although_their_stores_count_alike() -> None:
     issuers = {issuer(node, store_id) for node in ("ab" * 16, "cd" * 16) for store_id in range(1, 1000)}
     assert len(issuers) == 2 * 999 and all(0 < each < 1 << 64 for each in issuers)
     assert issuer("ab" * 16, 16) == 0x193B_727D_3182_3496, "for ever"

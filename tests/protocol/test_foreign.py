@@ -50,6 +50,6 @@ def test_a_browser_gets_an_answer_that_it_can_show() -> None:
     assert b"tfmq broker at 127.0.0.1:8367" in text
 
 
-def test_nobody_else_gets_one() -> None:
+def test_no_other_client_gets_one() -> None:
     assert frames.http_response(b"SSH-2.0-", "x:1") is None
     assert frames.http_response(b"\x00\x00\x00\x08", "x:1") is None

@@ -146,7 +146,9 @@ def test_flipped_bits_are_another_frame_or_a_bad_frame() -> None:
         (limits.FRAME_BYTES, limits.HEADER_BYTES + 1, "header of"),
     ],
 )
-def test_wrong_sizes_are_told_before_anything_is_taken(size: int, header_size: int | None, why: str) -> None:
+def test_wrong_sizes_are_reported_before_anything_is_taken(
+    size: int, header_size: int | None, why: str
+) -> None:
     data = struct.pack(">I", size) + (b"" if header_size is None else struct.pack(">I", header_size))
     tracemalloc.start()
     try:

@@ -57,7 +57,7 @@ def test_the_due_times_of_the_largest_batch_fit_in_both_headers() -> None:
         read(PRODUCE._replace(due=dues + bytes(8)))
 
 
-def test_the_reply_tells_what_a_handle_is_made_of() -> None:
+def test_the_reply_contains_the_parts_of_a_handle() -> None:
     row = BY_REQUEST[commands.Produce].reply
     assert row.decode([[], 2, False, 5, -1], "PRODUCE").delayed is None
     told = row.decode([[], 2, False, 5, -1, [7, 9, 100, u64s(50, 60)]], "PRODUCE").delayed

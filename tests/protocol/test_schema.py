@@ -34,7 +34,7 @@ TAKEN: list[tuple[Kind, Any, Any]] = [
 ]
 
 
-def test_bytes_that_are_too_many_are_told_in_one_sentence() -> None:
+def test_bytes_that_are_too_many_are_reported_in_one_sentence() -> None:
     with pytest.raises(BadRequest) as caught:
         ByteString(4).check(b"abcde", "key")
     assert str(caught.value) == "The field key has 5 bytes, 4 at most are allowed."
@@ -92,7 +92,7 @@ def test_the_sentence_names_the_field_and_what_it_takes() -> None:
         Record(Pair).decode([], "PRODUCE")
 
 
-def test_a_row_is_read_behind_command_and_correlation() -> None:
+def test_a_row_is_read_after_command_and_correlation() -> None:
     assert Record(Pair).decode([21, 5, 3, "y", 9], "PRODUCE", 2) == Pair(3, "y")
     assert Record(Pair).decode([21, 5, 3], "PRODUCE", 2) == Pair(3)
 

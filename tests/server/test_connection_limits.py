@@ -24,7 +24,7 @@ def arena(pool: Pool) -> ReceiveArena:
     return ReceiveArena(pool, arena_bytes=1024, read_bytes=256)
 
 
-def test_reads_of_a_turn_lie_one_behind_the_other_and_the_next_turn_begins_anew() -> None:
+def test_reads_of_a_turn_lie_one_after_the_other_and_the_next_turn_begins_anew() -> None:
     memory = arena(Pool())
     memory.read_buffer()[:3] = b"abc"
     memory.mark_filled(3)
@@ -36,7 +36,7 @@ def test_reads_of_a_turn_lie_one_behind_the_other_and_the_next_turn_begins_anew(
     assert memory.buffer.view[:3] == b"xbc"
 
 
-def test_what_somebody_holds_is_not_written_over() -> None:
+def test_what_is_held_is_not_written_over() -> None:
     pool = Pool()
     memory = arena(pool)
     memory.read_buffer()[:3] = b"abc"
@@ -54,7 +54,7 @@ def test_what_somebody_holds_is_not_written_over() -> None:
     assert pool.stats().live_count == 0
 
 
-def test_a_full_arena_that_nobody_holds_starts_again() -> None:
+def test_a_full_arena_without_references_starts_again() -> None:
     memory = arena(Pool())
     first = memory.buffer
     for _ in range(9):
@@ -141,7 +141,7 @@ def test_who_has_something_to_send_is_flushed_at_the_turns_end() -> None:
     assert one.flushed == 1
 
 
-def test_nobody_is_looked_after_when_nobody_stands_still() -> None:
+def test_no_task_is_watched_when_none_is_suspended() -> None:
     net = Net()
     one = Standing(0.0)
     net.traffic.monitor(one)

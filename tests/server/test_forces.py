@@ -27,7 +27,7 @@ def poll_until(reactor: Any, condition: Any) -> None:
         reactor.doPoll(0.1)
 
 
-def test_an_end_is_told_also_behind_one_whose_consequences_failed(reactor: Any, tmp_path: Path) -> None:
+def test_an_end_is_reported_also_after_one_whose_consequences_failed(reactor: Any, tmp_path: Path) -> None:
     delivered: list[str] = []
     forces = AsyncFsync(reactor, lambda: delivered.append("turn"))
     if forces.begin is None:
@@ -53,7 +53,7 @@ def test_a_system_without_it_has_no_begin(reactor: Any, monkeypatch: pytest.Monk
     forces.stop()
 
 
-def test_an_end_that_nothing_told_is_found_all_the_same(reactor: Any, tmp_path: Path) -> None:
+def test_an_end_that_nothing_reported_is_found_all_the_same(reactor: Any, tmp_path: Path) -> None:
     forces = AsyncFsync(reactor, lambda: None)
     if forces.begin is None:
         pytest.skip("cannot be had here: this system has no AIO")

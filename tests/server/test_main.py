@@ -41,7 +41,7 @@ def test_one_line_on_standard_output_says_where_it_is_ready(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_systemd_is_told(tmp_path: Path) -> None:
+def test_systemd_is_notified(tmp_path: Path) -> None:
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(path)
@@ -219,7 +219,7 @@ def test_the_line_is_exactly_that() -> None:
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_systemd_is_told_where_it_asks(tmp_path: Path, abstract: bool) -> None:
+def test_systemd_is_notified_where_it_asks(tmp_path: Path, abstract: bool) -> None:
     path = f"@tfmq-test-{tmp_path.name}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("\0" + path[1:] if abstract else path)
@@ -229,7 +229,7 @@ def test_systemd_is_told_where_it_asks(tmp_path: Path, abstract: bool) -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "/nowhere/at/all"}])
-def test_nobody_is_told_where_nobody_asks(environment: dict[str, str]) -> None:
+def test_no_client_is_notified_without_a_request(environment: dict[str, str]) -> None:
     assert not notify_systemd("READY=1", environment)
 
 

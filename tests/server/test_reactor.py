@@ -34,7 +34,7 @@ class Reader:
     def connectionLost(self, reason: Any) -> None: ...
 
 
-def test_the_turn_ends_behind_the_poll_that_brought_something(reactor: Any) -> None:
+def test_the_turn_ends_after_the_poll_that_brought_something(reactor: Any) -> None:
     turn = Turn(reactor)
     ends: list[int] = []
     readers = [Reader(turn), Reader(turn)]
@@ -96,7 +96,7 @@ def test_hooks_run_in_order_and_again_for_what_they_ask() -> None:
     assert ran == ["first", "second"] * 2
 
 
-def test_hooks_that_ask_each_other_for_ever_are_stopped() -> None:
+def test_hooks_that_call_each_other_without_end_are_stopped() -> None:
     turn = Turn(Clock())
     ran: list[int] = []
     turn.at_end(lambda: (ran.append(1), turn.request_end()))

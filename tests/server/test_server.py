@@ -87,7 +87,7 @@ class Case:
         self.idleness.check()
 
 
-def test_it_ends_once_when_nobody_ever_comes() -> None:
+def test_it_ends_once_when_no_client_connects() -> None:
     case = Case(5)
     case.idleness.start()
     case.reactor.advance(4.9)
@@ -163,7 +163,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_it_is_silent_as_long_as_nobody_waits_too_long(errors: pytest.LogCaptureFixture) -> None:
+def test_it_is_silent_as_long_as_no_transaction_waits_too_long(errors: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.start()
     watched.since = 10.0
@@ -171,7 +171,7 @@ def test_it_is_silent_as_long_as_nobody_waits_too_long(errors: pytest.LogCapture
     assert errors.messages == [] and watched.looks == 3, "at the start, and every 50 s"
 
 
-def test_it_is_told_once_and_again_after_an_hour(errors: pytest.LogCaptureFixture) -> None:
+def test_it_is_reported_once_and_again_after_an_hour(errors: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.since = 0.0
     watched.start()
@@ -189,7 +189,7 @@ def test_it_is_told_once_and_again_after_an_hour(errors: pytest.LogCaptureFixtur
     assert len(errors.records) == 2
 
 
-def test_the_end_of_it_is_told_and_the_next_one_is_new(errors: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_it_is_reported_and_the_next_one_is_new(errors: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.since = 0.0
     watched.start()
@@ -202,7 +202,7 @@ def test_the_end_of_it_is_told_and_the_next_one_is_new(errors: pytest.LogCapture
     assert [each.levelno for each in errors.records] == [logging.ERROR, logging.INFO, logging.ERROR]
 
 
-def test_one_that_was_too_old_before_the_start_is_told_at_once(errors: pytest.LogCaptureFixture) -> None:
+def test_one_that_was_too_old_before_the_start_is_reported_at_once(errors: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.since = -1e6
     watched.start()
@@ -396,7 +396,7 @@ def test_a_large_batch_in_small_pieces_arrives_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_stop_answers_a_parked_fetch_and_ends_the_connection(tmp_path: Path) -> None:
+def test_a_stop_answers_a_waiting_fetch_and_ends_the_connection(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (process, address):
         wire = Wire(address)
         incarnation = wire.topic("orders")
@@ -425,7 +425,7 @@ def test_ctrl_c_stops_as_cleanly_and_a_second_one_at_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_a_browser_is_told_what_this_port_is(tmp_path: Path) -> None:
+def test_a_browser_gets_an_explanation_of_this_port(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (_, address):
         with socket.create_connection(address, timeout=PATIENCE_SECONDS) as browser:
             browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n")
@@ -532,7 +532,7 @@ def test_a_flood_of_connections_leaves_files_for_the_logs(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_the_status_tells_version_address_and_settings(tmp_path: Path) -> None:
+def test_the_status_shows_version_address_and_settings(tmp_path: Path) -> None:
     with running(Path(os.path.relpath(tmp_path / "data"))) as (_, address):
         status = Wire(address).ask(commands.Status())[0]
         assert status["data"] == str(tmp_path / "data"), "the reader may be in another folder"

@@ -316,7 +316,7 @@ def test_the_engine_may_pause_a_session() -> None:
     assert client.connection in client.net.reactor.readers
 
 
-def test_whoever_waits_for_the_end_is_told_once_and_answers_go_nowhere() -> None:
+def test_a_waiter_for_the_end_is_notified_once_and_replies_are_dropped() -> None:
     client = Client()
     told: list[str] = []
     client.session.on_close(lambda: told.append("failing") or 1 // 0)
@@ -366,7 +366,7 @@ def test_every_command_but_hello_is_served_by_the_method_of_its_name() -> None:
     assert len(HANDLERS) == len(METHODS)
 
 
-def test_a_code_of_a_later_release_is_told_from_one_that_nobody_knows() -> None:
+def test_a_code_of_a_later_release_is_distinguished_from_an_unknown_one() -> None:
     assert unknown_command(79).code == "not_supported"
     assert "more commands about schedules" in str(unknown_command(79))
     assert unknown_command(4711).code == "unknown_command"

@@ -299,7 +299,7 @@ def test_the_end_sends_what_is_queued_and_waits_for_the_peer() -> None:
     assert (sink.frames, sink.lost, socket.closed) == ([], 1, True)
 
 
-def test_the_end_does_not_wait_for_a_peer_for_ever() -> None:
+def test_the_end_does_not_wait_for_a_peer_without_end() -> None:
     net = Net()
     connection, _, sink = connected(net)
     connection.end()

@@ -69,7 +69,7 @@ def test_a_batch_of_nothing_has_a_task_without_rows(broker: SimulatedBroker) -> 
     assert rows(made, tasks) == []
 
 
-def test_what_is_wrong_is_told_before_tasks_run(broker: SimulatedBroker) -> None:
+def test_what_is_wrong_is_reported_before_tasks_run(broker: SimulatedBroker) -> None:
     with pytest.raises(UnknownTopic):
         reader(broker, subscribe="ordes").partitions()
     with pytest.raises(BadRequest, match="no column 'x'"):

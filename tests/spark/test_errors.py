@@ -35,7 +35,7 @@ def test_what_retention_took_is_named_with_what_is_left() -> None:
     assert "orders-2: offsets 100 to 500 were removed" in str(error) and "it holds 500 to 900" in str(error)
 
 
-def test_an_offset_behind_the_end_is_named() -> None:
+def test_an_offset_after_the_end_is_named() -> None:
     assert "orders-2: offset 1000 is after the durable end" in str(
         describe_read_error(OffsetOutOfRange(first=0, end=900), LOG, 1000)
     )
@@ -49,7 +49,7 @@ def test_a_cut_and_damage_keep_their_numbers() -> None:
     assert "orders-2: offsets 10 to 20 are damaged" in str(damage)
 
 
-def test_a_topic_made_anew_is_told_from_one_that_is_gone() -> None:
+def test_a_topic_made_anew_is_distinguished_from_one_that_is_gone() -> None:
     anew = describe_read_error(UnknownTopic("x", incarnation=9), LOG)
     gone = describe_read_error(UnknownTopic("x"), LOG)
     assert type(anew) is type(gone) is UnknownTopic
@@ -103,7 +103,7 @@ def test_only_the_sentence_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"
 
 
-def test_what_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_PYTHON_RUNTIME", "PYTHON_WORKER")
     monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
     import os

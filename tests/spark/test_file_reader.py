@@ -121,7 +121,7 @@ def test_folder_and_wire_find_the_same_places(data: st.DataObject, filled: Simul
 # What is not there
 
 
-def test_what_retention_took_is_told_also_in_the_middle(broker: SimulatedBroker) -> None:
+def test_what_retention_took_is_reported_also_in_the_middle(broker: SimulatedBroker) -> None:
     fill(broker, "orders", random.Random(1), 3 * SEGMENT_BYTES)
     broker.clock.advance(5)
     with FolderLogReader(DATA, broker.disk) as logs:
@@ -208,7 +208,7 @@ def test_a_cut_below_what_was_read_is_noticed(broker: SimulatedBroker) -> None:
             joined(reading)
 
 
-def test_an_offset_that_is_no_record_is_told(both: tuple[FolderLogReader, BrokerLogReader]) -> None:
+def test_an_offset_that_is_no_record_is_reported(both: tuple[FolderLogReader, BrokerLogReader]) -> None:
     for logs in both:
         log = logs.partitions("orders")[0]
         with pytest.raises(NotARecord, match="orders-0: no record starts at offset 7"):
@@ -247,7 +247,7 @@ def test_a_mark_that_does_not_hold_and_a_newer_one(broker: SimulatedBroker) -> N
         assert logs.bounds(log).first == 0
 
 
-def test_what_may_not_be_read_is_told(tmp_path: Path) -> None:
+def test_what_may_not_be_read_is_reported(tmp_path: Path) -> None:
     class Guarded(RealDisk):
         def open_read(self, path: str) -> Any:
             if path.endswith(log_checkpoint_name()):
@@ -265,7 +265,7 @@ def test_what_may_not_be_read_is_told(tmp_path: Path) -> None:
         open_log_reader(SourceAddress(path=str(tmp_path / "none")))
 
 
-def test_a_disk_that_fails_is_told(broker: SimulatedBroker) -> None:
+def test_a_disk_that_fails_is_reported(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
     broker.clock.advance(2)
     with FolderLogReader(DATA, broker.disk) as logs:

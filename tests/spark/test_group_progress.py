@@ -53,7 +53,7 @@ def test_the_lag_is_what_the_query_has_not_processed(
         assert [each.group for each in admin.groups()] == ["spark"]
 
 
-def test_what_is_saved_already_asks_nobody(broker: SimulatedBroker, progress: GroupProgress) -> None:
+def test_what_is_saved_already_needs_no_request(broker: SimulatedBroker, progress: GroupProgress) -> None:
     place = at(broker, 4)
     progress.save(place)
     with broker.admin() as admin:

@@ -167,7 +167,7 @@ def test_times(logs: FakeLogs) -> None:
     assert end(logs, endingOffsetsByTimestamp='{"orders": {"0": 9999, "1": 9999}}') == {0: 200, 1: 0}
 
 
-def test_a_time_behind_all_messages_is_refused_unless_told_otherwise(logs: FakeLogs) -> None:
+def test_a_time_after_all_messages_is_refused_unless_configured_otherwise(logs: FakeLogs) -> None:
     with pytest.raises(
         BadRequest, match="startingTimestamp: nothing was appended to orders-0 at 2001 or later"
     ):
@@ -228,5 +228,5 @@ def test_two_ways_to_begin_exclude_each_other() -> None:
         )
 
 
-def test_a_stream_begins_at_the_end_unless_told() -> None:
+def test_a_stream_begins_at_the_end_unless_configured() -> None:
     assert parse_starting({}, streaming=True) == OffsetSpec("startingOffsets", -1)

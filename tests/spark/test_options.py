@@ -223,7 +223,7 @@ def test_what_is_no_count(text: str) -> None:
         options.parse_count(text)
 
 
-def test_a_number_that_is_too_large_is_told_what_is_the_most() -> None:
+def test_a_number_that_is_too_large_is_refused_with_the_maximum() -> None:
     for read in (options.parse_count, options.parse_timestamp, options.parse_version):
         assert read(str(options.NUMBER_MAX)) == options.NUMBER_MAX
         for number in (2**63, 2**70, 10**5000):

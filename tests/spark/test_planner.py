@@ -178,7 +178,7 @@ def test_with_available_now_a_query_ends_with_what_was_there(logs: FakeLogs) -> 
     assert ("orders", 2, 0, 50) in query.batch()
 
 
-def test_a_micro_batch_waits_for_a_minimum_but_not_for_ever(logs: FakeLogs) -> None:
+def test_a_micro_batch_waits_for_a_minimum_but_not_without_end(logs: FakeLogs) -> None:
     query = Query(logs, startingOffsets="latest", minOffsetsPerTrigger="5", maxTriggerDelay="10s")
     logs.add("orders", 0, 4)
     assert query.batch() == []
@@ -199,7 +199,7 @@ def test_what_retention_took_before_it_was_read_stops_the_query(logs: FakeLogs) 
         query.batch()
 
 
-def test_or_the_query_goes_on_behind_it_and_says_so_once(
+def test_or_the_query_goes_on_after_it_and_says_so_once(
     logs: FakeLogs, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = Query(logs, failOnDataLoss="false")
@@ -251,7 +251,9 @@ def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(logs: FakeLogs) -
     assert query.batch() == [("orders", 0, 0, 500)]
 
 
-def test_a_topic_that_is_made_anew_before_a_query_with_available_now_read_it_is_told(logs: FakeLogs) -> None:
+def test_a_topic_that_is_made_anew_before_a_query_with_available_now_read_it_is_reported(
+    logs: FakeLogs,
+) -> None:
     query = Query(logs)
     query.planner.freeze_end()
     logs.delete("orders")
@@ -263,7 +265,7 @@ def test_a_topic_that_is_made_anew_before_a_query_with_available_now_read_it_is_
     assert query.batch() == [("orders", 0, 0, 500)]
 
 
-def test_a_checkpoint_of_another_broker_is_told_from_one_of_this(logs: FakeLogs) -> None:
+def test_a_checkpoint_of_another_broker_is_distinguished_from_one_of_this(logs: FakeLogs) -> None:
     logs.name = "here"
     query = Query(logs)
     query.batch()
@@ -310,7 +312,7 @@ def test_a_topic_that_was_read_and_is_gone_is_not_called_unknown_with_available_
     assert query.batch() == []
 
 
-def test_a_topic_that_never_was_is_unknown_also_behind_a_checkpoint(logs: FakeLogs) -> None:
+def test_a_topic_that_never_was_is_unknown_also_after_a_checkpoint(logs: FakeLogs) -> None:
     query = Query(logs)
     query.batch()
     query.restart(subscribe="orders,paymens")
@@ -350,7 +352,7 @@ def test_a_checkpoint_counts_more_than_changed_starting_offsets(logs: FakeLogs) 
     assert query.batch() == [("orders", 0, 100, 110)]
 
 
-def test_how_far_the_topics_reach_is_told_without_asking(logs: FakeLogs) -> None:
+def test_how_far_the_topics_reach_is_reported_without_asking(logs: FakeLogs) -> None:
     query = Query(logs)
     assert query.planner.latest_seen() is None
     query.batch(BatchLimit(rows=8))
@@ -394,7 +396,7 @@ def batch_of(logs: FakeLogs, **options: str) -> list[list[tuple[int, int, int]]]
     return [[(each.log.partition, each.start, each.end) for each in task] for task in tasks]
 
 
-def test_a_batch_ends_where_it_is_told(logs: FakeLogs) -> None:
+def test_a_batch_ends_at_its_planned_end(logs: FakeLogs) -> None:
     assert batch_of(logs) == [[(0, 0, 100), (1, 0, 300)]]
     ending = '{"orders": {"0": 20, "1": -1}}'
     assert batch_of(logs, endingOffsets=ending) == [[(0, 0, 20), (1, 0, 300)]]
@@ -402,7 +404,7 @@ def test_a_batch_ends_where_it_is_told(logs: FakeLogs) -> None:
     assert batch_of(logs, endingTimestamp="2000") == [[(0, 0, 100), (1, 0, 300)]]
 
 
-def test_a_batch_whose_start_lies_behind_its_end_is_refused(logs: FakeLogs) -> None:
+def test_a_batch_whose_start_is_after_its_end_is_refused(logs: FakeLogs) -> None:
     start, end = '{"orders": {"0": 50, "1": 0}}', '{"orders": {"0": 20, "1": -1}}'
     with pytest.raises(BadRequest, match="orders-0 is to be read from offset 50 to 20"):
         batch_of(logs, startingOffsets=start, endingOffsets=end)

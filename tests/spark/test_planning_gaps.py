@@ -63,7 +63,7 @@ def test_more_lost_messages_than_a_micro_batch_may_have_do_not_hold_a_query_up(l
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=["rows", "bytes"])
-def test_damage_does_not_hold_a_query_up_that_goes_on_behind_it(limit: BatchLimit) -> None:
+def test_damage_does_not_hold_a_query_up_that_goes_on_after_it(limit: BatchLimit) -> None:
     with damaged_broker() as broker, FolderLogReader(DATA, broker.disk) as stored:
         assert read_through(stored, limit) >= 40
 

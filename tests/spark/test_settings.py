@@ -184,7 +184,7 @@ def test_each_topic_of_an_application_is_a_commit_group_of_its_own() -> None:
         ({**SERVERS, "topik": "orders"}, "tfmq has no option 'topik'. Did you mean 'topic'?"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(given: dict[str, str], sentence: str) -> None:
+def test_what_is_wrong_is_reported_in_a_sentence(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_sink_settings(given, streaming=False)
     assert sentence in str(caught.value)

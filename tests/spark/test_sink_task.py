@@ -43,7 +43,7 @@ def test_a_broker_that_comes_back_in_time_is_waited_for(tfmq_broker: SimulatedBr
     assert [each.payload for each in tfmq_broker.sent("orders")] == [b"a"]
 
 
-def test_one_that_stays_away_is_told_after_the_time(tfmq_broker: SimulatedBroker) -> None:
+def test_one_that_stays_away_is_reported_after_the_time(tfmq_broker: SimulatedBroker) -> None:
     tfmq_broker.stop()
     began = tfmq_broker.clock.monotonic()
     with CommitGroupClient(tfmq_broker.servers, 12.0) as client, pytest.raises(ConnectionFailed):
@@ -189,7 +189,7 @@ def test_a_row_without_a_topic_or_with_a_wrong_name_is_refused() -> None:
         sent(rows(value=[b"a"], topic=["a/b"]), topic="")
 
 
-def test_what_is_told_of_the_size_is_at_least_what_the_records_have() -> None:
+def test_the_reported_size_is_at_least_that_of_the_records() -> None:
     table = rows(
         value=["short", None, "y" * 300_000, "z" * 900_000, "z" * 2_000_000, "end"],
         key=["k", None, "k" * 100, "k" * 60_000, "k", ""],

@@ -50,14 +50,14 @@ def test_a_write_is_committed_and_nothing_of_it_stays(tfmq_broker: SimulatedBrok
 
 
 @pytest.mark.usefixtures("spark_can_be_had")
-def test_an_abort_drops_also_what_nobody_told_of(tfmq_broker: SimulatedBroker) -> None:
+def test_an_abort_drops_also_unreported_members(tfmq_broker: SimulatedBroker) -> None:
     made, _ = one_by_one(tfmq_broker, ("a",))
     made.abort([None])
     assert tfmq_broker.admin().transactions(["open", "prepared"]) == []
 
 
 @pytest.mark.usefixtures("spark_can_be_had")
-def test_a_task_that_comes_behind_the_abort_leaves_nothing(tfmq_broker: SimulatedBroker) -> None:
+def test_a_task_that_comes_after_the_abort_leaves_nothing(tfmq_broker: SimulatedBroker) -> None:
     """Spark aborts while tasks that it could not stop are at work."""
     made, told = one_by_one(tfmq_broker, ("a",))
 
@@ -116,7 +116,7 @@ def test_one_version_of_an_application_goes_to_each_of_its_topics(tfmq_broker: S
 
 
 @pytest.mark.usefixtures("spark_can_be_had")
-def test_who_begins_anew_is_told_how(tfmq_broker: SimulatedBroker) -> None:
+def test_a_new_beginning_is_explained(tfmq_broker: SimulatedBroker) -> None:
     """A checkpoint was deleted, and its foreachBatch counts from 0 again."""
     for version in ("0", "1"):
         made, told = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion=version)
@@ -128,7 +128,7 @@ def test_who_begins_anew_is_told_how(tfmq_broker: SimulatedBroker) -> None:
 
 
 @pytest.mark.usefixtures("spark_can_be_had")
-def test_a_write_that_takes_longer_than_its_rows_wait_is_told_of_the_option(
+def test_a_write_that_takes_longer_than_its_rows_wait_gets_an_error_with_the_option(
     tfmq_broker: SimulatedBroker,
 ) -> None:
     made, told = one_by_one(tfmq_broker, ("a",), transactionTtl="10s")
@@ -253,7 +253,7 @@ def test_a_write_of_which_a_task_fails_leaves_nothing(
 
 
 @pytest.mark.long
-def test_what_is_wrong_is_told_in_a_sentence_without_our_traceback(
+def test_what_is_wrong_is_reported_in_a_sentence_without_our_traceback(
     spark: Any, registered: None, spark_server: LiveServer, topic: str
 ) -> None:
     frame = spark.range(3).selectExpr("cast(id as string) as value")
@@ -267,7 +267,9 @@ def test_what_is_wrong_is_told_in_a_sentence_without_our_traceback(
     assert "Traceback" not in told and ".py" not in told
 
 
-def test_a_broker_that_is_not_there_is_told_in_a_sentence(spark: Any, registered: None, topic: str) -> None:
+def test_a_broker_that_is_not_there_is_reported_in_a_sentence(
+    spark: Any, registered: None, topic: str
+) -> None:
     from pyspark.errors import PySparkException
 
     frame = spark.range(3).selectExpr("cast(id as string) as value")

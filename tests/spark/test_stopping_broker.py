@@ -47,7 +47,7 @@ def test_every_question_of_a_query_is_asked_again(broker: SimulatedBroker, quest
         assert len(chunk.data) == bounds.end
 
 
-def test_one_that_stops_for_ever_is_told_after_the_time(broker: SimulatedBroker) -> None:
+def test_one_that_stops_for_good_is_reported_after_the_time(broker: SimulatedBroker) -> None:
     with open_log_reader(SourceAddress(servers=broker.servers, timeout=5.0)) as logs:
         broker.fail_next("metadata", STOPPING, times=1000)
         before = broker.clock.now

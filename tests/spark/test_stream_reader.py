@@ -60,7 +60,7 @@ def test_micro_batches_follow_each_other_without_gap_or_overlap(broker: Simulate
     made.stop()
 
 
-def test_limits_are_told_as_spark_has_them(broker: SimulatedBroker) -> None:
+def test_limits_are_reported_as_spark_has_them(broker: SimulatedBroker) -> None:
     assert reader(broker).getDefaultReadLimit() == datasource.ReadAllAvailable()
     assert reader(broker, maxOffsetsPerTrigger="7").getDefaultReadLimit() == datasource.ReadMaxRows(7)
     assert reader(broker, maxBytesPerTrigger="1k").getDefaultReadLimit() == datasource.ReadMaxBytes(1024)
@@ -226,7 +226,7 @@ def test_a_busy_query_never_rests() -> None:
     assert time.slept == 0.0
 
 
-def test_nobody_rests_for_long() -> None:
+def test_no_connection_waits_for_long() -> None:
     time = Time()
     pace = IdleBackoff(lambda: time.now, time.sleep)
     for _ in range(2):

@@ -113,7 +113,7 @@ def test_a_copy_of_a_checkpoint_with_another_topic_loses_nothing(
         assert [each.payload for each in tfmq_broker.sent(topic)] == [b"a"]
 
 
-def test_what_took_too_long_is_told_with_the_option_for_it(
+def test_what_took_too_long_is_reported_with_the_option_for_it(
     sink: Callable[..., Any], tfmq_broker: SimulatedBroker
 ) -> None:
     message = sink(transactionTtl="5s").write(rows("a"))
@@ -122,7 +122,7 @@ def test_what_took_too_long_is_told_with_the_option_for_it(
         sink().commit([message], 0)
 
 
-def test_nothing_is_asked_where_no_task_tells_of_anything(
+def test_nothing_is_requested_where_no_task_reports_anything(
     sink: Callable[..., Any], tfmq_broker: SimulatedBroker
 ) -> None:
     tfmq_broker.stop()
@@ -327,7 +327,7 @@ def test_a_batch_of_which_a_task_fails_leaves_nothing_and_is_run_again(
 
 
 @pytest.mark.long
-def test_what_is_wrong_is_told_in_a_sentence_without_our_traceback(query: Query) -> None:
+def test_what_is_wrong_is_reported_in_a_sentence_without_our_traceback(query: Query) -> None:
     query.put("a")
     query.options["topik"] = "orders"
     told = query.fails()

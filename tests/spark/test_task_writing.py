@@ -124,7 +124,7 @@ def test_a_run_is_shut_out_with_what_it_prepared(task: Task) -> None:
     assert task.visible() == [b"b"]
 
 
-def test_an_abort_that_cannot_be_told_is_no_error_of_its_own(task: Task) -> None:
+def test_an_abort_that_cannot_be_reported_is_no_error_of_its_own(task: Task) -> None:
     from tfmq.spark.sink_task import abort_run
 
     task.broker.stop()
@@ -133,7 +133,7 @@ def test_an_abort_that_cannot_be_told_is_no_error_of_its_own(task: Task) -> None
     task.broker.start()
 
 
-def test_a_topic_that_is_not_there_is_told(task: Task) -> None:
+def test_a_topic_that_is_not_there_is_reported(task: Task) -> None:
     with (
         SimulatedBroker({"topics.auto_create": False}) as broker,
         pytest.raises(UnknownTopic, match=r"There is no topic orders, and topics\.auto_create is off"),
@@ -151,7 +151,7 @@ def test_wrong_rows_leave_nothing(task: Task) -> None:
     assert task.broker.admin().transactions(["open", "prepared"]) == []
 
 
-def test_nothing_told_is_no_verdict() -> None:
+def test_no_decision_is_no_verdict() -> None:
     from tfmq.spark.sink_task import collect_commit as verdict_of
 
     assert verdict_of([]) is None and verdict_of([None, None]) is None

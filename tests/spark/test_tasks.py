@@ -81,7 +81,7 @@ class Trouble:
         monkeypatch.setattr(batch_reader, "open_log_reader", opened)
 
 
-def test_a_task_reads_its_ranges_one_behind_the_other(broker: SimulatedBroker) -> None:
+def test_a_task_reads_its_ranges_one_after_the_other(broker: SimulatedBroker) -> None:
     every = whole(broker)
     starts = offsets(reading(broker).read((every,)))
     assert len(starts) == COUNT
@@ -132,7 +132,7 @@ def test_what_is_damaged(broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatc
         offsets(reading(broker).read((every,)))
 
 
-def test_what_is_whole_before_and_behind_damage_in_one_chunk_is_read(
+def test_what_is_whole_before_and_after_damage_in_one_chunk_is_read(
     broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = whole(broker)
@@ -170,12 +170,12 @@ def test_what_has_no_end_ends_the_range(
     assert len(offsets(reading(broker, fail=False).read((every,)))) == 1
 
 
-def test_columns_that_nobody_wants_are_not_there(broker: SimulatedBroker) -> None:
+def test_columns_that_were_not_requested_are_absent(broker: SimulatedBroker) -> None:
     [first, *_] = reading(broker, schema=project(["topic", "offset"])).read((whole(broker),))
     assert first.schema.names == ["topic", "offset"]
 
 
-def test_a_null_where_the_schema_has_none_is_told(broker: SimulatedBroker) -> None:
+def test_a_null_where_the_schema_has_none_is_reported(broker: SimulatedBroker) -> None:
     never_null = pa.schema([pa.field("value", pa.binary(), nullable=False), SCHEMA.field("offset")])
     assert len(offsets(reading(broker, schema=never_null).read((whole(broker),)))) == COUNT
     with broker.producer(linger_ms=0) as producer:
@@ -197,7 +197,7 @@ def test_a_place_where_no_message_begins_is_a_loss_of_another_history(broker: Si
     assert offsets(reading(broker, fail=False).read((inside,))) == every[4:]
 
 
-def test_an_attribute_that_nobody_can_read_costs_a_message_its_key_and_tag_where_that_is_allowed(
+def test_an_attribute_that_cannot_be_decoded_costs_a_message_its_key_and_tag_where_that_is_allowed(
     broker: SimulatedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Any producer can send one: it must not hold all queries up for ever."""

@@ -36,7 +36,7 @@ def test_a_broker_that_is_killed_at_a_step_loses_and_doubles_nothing(
 
 
 @pytest.mark.long
-def test_a_broker_that_is_killed_behind_its_answer_knows_what_it_said(trial: Trial) -> None:
+def test_a_broker_that_is_killed_after_its_answer_knows_what_it_said(trial: Trial) -> None:
     """The answer was heard; the next batch, and the same one again, are of the broker that came back."""
     trial.run()
     trial.server.kill()

@@ -123,7 +123,7 @@ def test_who_asks_for_the_bounds_has_what_is_written_forced(broker: SimulatedBro
         assert [type(request) for request in asked] == [Locate] * 4, "at rest nothing else is asked"
 
 
-def test_a_disk_that_forces_nothing_holds_nobody_up(broker: SimulatedBroker) -> None:
+def test_a_disk_that_forces_nothing_delays_no_caller(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
     with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)
@@ -223,7 +223,7 @@ def test_a_reader_that_ends_early_leaves_nothing_under_way(logs: BrokerLogReader
 # What is not there
 
 
-def test_what_retention_took_is_told(broker: SimulatedBroker) -> None:
+def test_what_retention_took_is_reported(broker: SimulatedBroker) -> None:
     fill(broker, "orders", random.Random(1), 3 * SEGMENT_BYTES)
     with BrokerLogReader(broker.servers) as logs:
         old = whole(logs)
@@ -235,7 +235,7 @@ def test_what_retention_took_is_told(broker: SimulatedBroker) -> None:
         assert (caught.value.first, caught.value.end) == (first, old.end)
 
 
-def test_what_lies_behind_the_forced_mark_is_not_there(broker: SimulatedBroker) -> None:
+def test_what_is_after_the_forced_mark_is_not_there(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
     with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)
@@ -294,7 +294,7 @@ def test_a_busy_broker_is_asked_again_until_the_time_is_over(broker: SimulatedBr
         assert 2 < (broker.clock.now - before).total_seconds() <= 5
 
 
-def test_a_stopped_partition_is_told_as_it_is(broker: SimulatedBroker) -> None:
+def test_a_stopped_partition_is_reported_as_it_is(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
     with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)
@@ -306,7 +306,7 @@ def test_a_stopped_partition_is_told_as_it_is(broker: SimulatedBroker) -> None:
 # A broker that is away
 
 
-def test_nobody_listens_is_told_soon_and_of_a_range_after_the_timeout(broker: SimulatedBroker) -> None:
+def test_a_missing_server_is_reported_soon_and_of_a_range_after_the_timeout(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
     with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)
@@ -323,7 +323,7 @@ def test_nobody_listens_is_told_soon_and_of_a_range_after_the_timeout(broker: Si
         broker.start()
 
 
-def test_time_counts_only_while_somebody_waits(filled: SimulatedBroker) -> None:
+def test_time_counts_only_while_a_caller_waits(filled: SimulatedBroker) -> None:
     with BrokerLogReader(filled.servers, timeout=5.0) as logs:
         reading = logs.read_blocks(whole(logs), 100_000)
         for chunk in reading:

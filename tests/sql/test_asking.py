@@ -231,7 +231,7 @@ def test_a_database_in_memory_is_used_and_not_asked(server: LiveServer) -> None:
     engine.dispose()
 
 
-def test_an_asyncio_producer_may_be_told_before_there_is_a_loop(
+def test_an_asyncio_producer_may_be_configured_before_there_is_a_loop(
     sqlite_engine: Engine, server: LiveServer
 ) -> None:
     committed = left_in_doubt(server, sqlite_engine, 1, decided=True)

@@ -237,7 +237,9 @@ def test_a_broker_that_takes_no_commit_now_asks_later(shop: Shop, monkeypatch: p
 
 
 @pytest.mark.parametrize("state", ["rolled_back", "heuristic_rolled_back", "unknown", "damaged"])
-def test_a_broker_that_contradicts_is_told(shop: Shop, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+def test_a_broker_that_contradicts_is_reported(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
     really = commit_protocol.run_step
 
     def contradicts(step: commit_protocol.Step) -> Any:
@@ -365,7 +367,7 @@ def test_a_lost_answer_to_the_commit_is_looked_up(shop: Shop, monkeypatch: pytes
     assert shop.sold
 
 
-def test_what_a_hook_raises_behind_the_commit_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_hook_raises_after_the_commit_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         commit_protocol, "run_step", Failing("database commits", Broken("a hook"), behind=True)
     )

@@ -276,7 +276,7 @@ def test_times_compare_in_every_time_zone(sqlite_engine: Engine) -> None:
             assert rows.delete_rows_before(connection, TABLE, before, ()) == gone
 
 
-def test_the_clock_tells_utc() -> None:
+def test_the_clock_returns_utc() -> None:
     assert rows.utc_now().tzinfo is UTC
 
 

@@ -119,7 +119,7 @@ def test_an_owner_that_takes_long_is_asked_about_again(postgres_engine: Engine) 
     assert asked(postgres_engine) == "commit"
 
 
-def test_sqlite_answers_later_while_somebody_writes(sqlite_engine: Engine, impatient: Engine) -> None:
+def test_sqlite_answers_later_during_a_write(sqlite_engine: Engine, impatient: Engine) -> None:
     with sqlite_engine.connect() as owner, owner.begin():
         owner_writes(owner)
         assert asked(impatient) is None
@@ -143,7 +143,7 @@ def test_a_vanished_prepared_transaction_proves_nothing(postgres_engine: Engine)
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_prepared_transaction_of_another_name_that_holds_the_row_stops_nobody(
+def test_a_prepared_transaction_of_another_name_that_holds_the_row_blocks_no_other(
     postgres_engine: Engine,
 ) -> None:
     connection = postgres_engine.connect()
@@ -159,7 +159,7 @@ def test_a_prepared_transaction_of_another_name_that_holds_the_row_stops_nobody(
     assert asked(postgres_engine) == "commit"
 
 
-def test_somebody_who_finishes_it_at_the_same_moment_is_no_error(
+def test_an_end_by_another_process_at_the_same_moment_is_no_error(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really = finish_prepared
@@ -192,7 +192,7 @@ def set_replica(engine: Engine, words: str) -> None:
         wait_until(lambda: connection.exec_driver_sql(show).scalar() == expected)
 
 
-def test_somebody_who_is_just_finishing_it_is_waited_for(postgres_engine: Engine) -> None:
+def test_another_process_that_is_ending_it_is_waited_for(postgres_engine: Engine) -> None:
     """Meanwhile PostgreSQL says that it is busy, and shows no row: with a replica that is no matter of a moment."""
     gid = prepared_name(named(postgres_engine, "x"), "node")
     with ThreadPoolExecutor(2) as pool, prepared_by_its_owner(postgres_engine):
@@ -395,7 +395,7 @@ def test_where_nothing_can_be_prepared_nothing_is_looked_for(sqlite_engine: Engi
 
 
 @pytest.mark.parametrize(("decision", "kept"), [("commit", [1]), ("rollback", [])])
-def test_it_is_finished_by_somebody_else(
+def test_it_is_finished_by_another_process(
     postgres_engine: Engine, decision: Decision, kept: list[int]
 ) -> None:
     prepare(postgres_engine, "tfmq.sql.x@n", 1)

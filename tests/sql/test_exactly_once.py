@@ -162,7 +162,7 @@ class Course:
 
 
 @pytest.mark.long
-def test_results_are_there_exactly_once_whoever_is_killed(
+def test_results_are_there_exactly_once_whichever_process_is_killed(
     books: Engine, server: LiveServer, crew: Billers
 ) -> None:
     course = Course(books, server, crew, scaled(KILLS))

@@ -102,7 +102,7 @@ def test_a_prepare_without_an_answer_is_not_taken_back_while_the_database_says_n
 
 
 @pytest.mark.parametrize("refusal", [StorageStopped(outcome=NOT_DONE), TransactionRolledBack()])
-def test_a_refused_prepare_is_told_as_it_is_although_the_database_says_nothing(
+def test_a_refused_prepare_is_reported_as_it_is_although_the_database_says_nothing(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch, refusal: TfmqError
 ) -> None:
     """Then the broker asks nobody, so nobody can have committed the database's part."""
@@ -216,7 +216,7 @@ class Trouble:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("two_phase", [False, True], ids=["one phase", "two phases"])
-def test_whatever_fails_while_somebody_else_is_asked_leaves_both_or_neither(
+def test_whatever_fails_during_a_check_back_leaves_both_or_neither(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch, two_phase: bool
 ) -> None:
     monkeypatch.setattr(decision, "LOCK_SECONDS", 0.05)

@@ -187,7 +187,7 @@ def test_a_table_of_another_release_is_refused_with_its_columns(engine: Engine) 
         older.drop(engine)
 
 
-def test_a_user_who_may_not_make_the_table_is_told_so(postgres_engine: Engine) -> None:
+def test_a_user_who_may_not_make_the_table_gets_an_error(postgres_engine: Engine) -> None:
     sql.TABLE.drop(postgres_engine, checkfirst=True)
     with postgres_engine.begin() as connection:
         connection.execute(text("DROP ROLE IF EXISTS reader"))

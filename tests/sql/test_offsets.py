@@ -215,7 +215,7 @@ def test_what_was_refused_does_not_count_as_saved_even_where_the_program_goes_on
     assert (kept(), told) == (None, [])
 
 
-def test_behind_a_refusal_the_other_partitions_of_the_batch_come_again(
+def test_after_a_refusal_the_other_partitions_of_the_batch_come_again(
     fresh: Engine, broker: SimulatedBroker, open_one: Open
 ) -> None:
     """Invariant: who lets Fenced roll the transaction back, and goes on, has each result once, and all of his own."""
@@ -246,7 +246,7 @@ def test_behind_a_refusal_the_other_partitions_of_the_batch_come_again(
     assert found == dict.fromkeys((number for number in range(18) if number % 3 != lost), 1)
 
 
-def test_behind_a_loss_that_the_broker_told_the_others_come_again_as_well(
+def test_after_a_loss_that_the_broker_reported_the_others_come_again_as_well(
     fresh: Engine, broker: SimulatedBroker
 ) -> None:
     broker.admin().create_topic("parts", partitions=3)
@@ -295,7 +295,7 @@ def test_a_new_owner_waits_for_the_transaction_of_the_old_one(
 
 
 @pytest.mark.long
-def test_a_transaction_that_does_not_end_is_not_waited_for_for_ever(
+def test_a_transaction_that_does_not_end_is_not_waited_for_without_end(
     fresh: Engine, consumer: tfmq.Consumer[Any], open_one: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql, "LOCK_SECONDS", 0.1)

@@ -82,7 +82,7 @@ def begun(producer: tfmq.Producer, state: str) -> tfmq.Transaction:
 
 
 @pytest.mark.long
-def test_what_belongs_to_another_broker_is_told_once(
+def test_what_belongs_to_another_broker_is_reported_once(
     postgres_engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepare(postgres_engine, prepared_name("tfmq.sql.x", "another-node"), 1)

@@ -102,7 +102,7 @@ def test_row_and_changes_come_together(engine: Engine, session: Session) -> None
     assert (orders(engine), decided(engine)) == ([1], "committed")
 
 
-def test_before_the_commit_nobody_sees_either(postgres_engine: Engine) -> None:
+def test_before_the_commit_neither_is_visible(postgres_engine: Engine) -> None:
     with Session(postgres_engine) as session:
         part = part_of(session)
         join(part)

@@ -74,7 +74,7 @@ def test_an_exception_leaves_neither_and_is_the_callers(
     assert (tx.state, orders(engine), messages(broker.address, topic)) == ("rolled_back", [], [])
 
 
-def test_behind_an_exception_the_session_has_nothing_left_to_commit(
+def test_after_an_exception_the_session_has_nothing_left_to_commit(
     engine: Engine, broker: LiveServer, producer: tfmq.Producer, topic: str
 ) -> None:
     with Session(engine) as session:

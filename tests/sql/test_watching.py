@@ -47,7 +47,7 @@ def test_a_leftover_goes_and_the_thread_ends_with_the_producer(
     wait_until(lambda: threads() == [])
 
 
-def test_a_producer_that_nobody_holds_ends_it_too(postgres_engine: Engine) -> None:
+def test_a_producer_without_a_reference_ends_it_too(postgres_engine: Engine) -> None:
     producer = tfmq.Producer("127.0.0.1:1")
     start_scanner(producer, postgres_engine)
     producer.close()
@@ -114,7 +114,7 @@ def test_without_a_loop_it_waits_for_one(postgres_engine: Engine) -> None:
     assert (recovery._scanners, threads()) == ({}, [])
 
 
-def test_an_outage_is_told_once_and_ends(
+def test_an_outage_is_reported_once_and_ends(
     postgres: PostgresServer, postgres_engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:

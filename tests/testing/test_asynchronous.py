@@ -79,7 +79,7 @@ def test_the_nearest_of_several_ends_comes_first(world: Simulation) -> None:
     assert ended == [("second", 1.0), ("minute", 60.0), ("hour", 3600.0)]
 
 
-def test_a_wait_that_nothing_can_end_is_told_so(world: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_nothing_can_end_raises(world: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drivers, "REAL_SECONDS", 0.05)
     driver = new_driver(world)
     before = world.clock.now
@@ -88,7 +88,7 @@ def test_a_wait_that_nothing_can_end_is_told_so(world: Simulation, monkeypatch: 
     assert world.clock.now == before
 
 
-def test_it_is_not_told_so_while_another_wait_goes_on(
+def test_it_is_not_reported_while_another_wait_goes_on(
     world: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drivers, "REAL_SECONDS", 0.05)
@@ -321,7 +321,7 @@ def test_what_the_broker_never_answers_fails_at_its_time() -> None:
         assert 29 < broker.clock.monotonic() - before < 62
 
 
-def test_a_coroutine_is_asked_about_what_nobody_ended() -> None:
+def test_a_coroutine_is_asked_about_a_transaction_that_was_not_ended() -> None:
     with SimulatedBroker() as broker:
 
         async def program() -> list[str]:

@@ -41,7 +41,7 @@ def test_what_is_sent_is_on_the_disk_when_the_result_is_there(broker: SimulatedB
     assert texts(broker.sent("orders")) == ["x"]
 
 
-def test_nobody_needs_to_wait_for_a_send_to_be_seen(broker: SimulatedBroker) -> None:
+def test_no_caller_needs_to_wait_for_a_send_to_be_seen(broker: SimulatedBroker) -> None:
     producer, lingering = broker.producer(), tfmq.Producer(broker.servers)
     before = broker.clock.now
     producer.send("orders", "at once")
@@ -159,7 +159,7 @@ def test_an_unprepared_transaction_ends_at_its_timeout(broker: SimulatedBroker) 
     assert broker.sent("orders") == []
 
 
-def test_a_check_is_asked_about_what_nobody_ended(broker: SimulatedBroker) -> None:
+def test_a_check_is_asked_about_a_transaction_that_was_not_ended(broker: SimulatedBroker) -> None:
     asked = []
     owner = broker.producer(group="shop")
 
@@ -222,7 +222,7 @@ def test_old_messages_go_at_their_age() -> None:
 # What goes wrong
 
 
-def test_the_next_send_fails_as_planned_and_the_one_behind_it_does_not(broker: SimulatedBroker) -> None:
+def test_the_next_send_fails_as_planned_and_the_one_after_it_does_not(broker: SimulatedBroker) -> None:
     producer = broker.producer()
     producer.send("orders", "first").result()
     broker.fail_next("send", tfmq.TimedOut)
@@ -308,7 +308,7 @@ def test_a_power_cut_takes_what_was_not_forced_the_death_of_the_process_does_not
     assert texts(broker.sent("orders")) == left
 
 
-def test_clients_find_the_broker_again_behind_a_restart_and_a_power_cut(broker: SimulatedBroker) -> None:
+def test_clients_find_the_broker_again_after_a_restart_and_a_power_cut(broker: SimulatedBroker) -> None:
     producer, consumer = broker.producer(), broker.consumer("orders", group="billing")
     sent: list[str] = []
     for word, happens in (
@@ -336,7 +336,7 @@ def test_a_wrong_word_does_not_end_the_broker(broker: SimulatedBroker) -> None:
     assert len(broker.sent("orders")) == 1
 
 
-def test_nobody_is_reached_while_it_is_stopped(broker: SimulatedBroker) -> None:
+def test_no_client_is_reached_while_it_is_stopped(broker: SimulatedBroker) -> None:
     broker.stop()
     before = broker.clock.monotonic()
     with pytest.raises(tfmq.ConnectionFailed, match="Nothing listens"):
@@ -404,7 +404,7 @@ def test_its_end_delivers_what_lingers_and_closes_everybody(caplog: pytest.LogCa
     delivery.open_producers.discard(own._core.owner)
 
 
-def test_behind_its_end_its_address_is_nobodys() -> None:
+def test_after_its_end_its_address_is_free() -> None:
     with SimulatedBroker() as broker:
         pass
     assert type(tfmq.Admin(broker.servers)._driver) is BlockingDriver

@@ -94,7 +94,7 @@ def test_many_small_steps_end_where_a_long_one_does() -> None:
     assert (small.monotonic(), small.wall_ms()) == (long.monotonic(), long.wall_ms())
 
 
-def test_whoever_lets_things_happen_is_asked_to_go_on() -> None:
+def test_a_step_function_is_called_to_continue() -> None:
     asked: list[float] = []
     clock = VirtualClock(go_on=asked.append)
     clock.advance(minutes=1)
@@ -103,7 +103,7 @@ def test_whoever_lets_things_happen_is_asked_to_go_on() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["1h", None, True, datetime(2027, 1, 1, tzinfo=UTC)])
-def test_what_is_no_time_is_told_as_such(wrong: Any) -> None:
+def test_what_is_no_time_is_reported_as_such(wrong: Any) -> None:
     clock = VirtualClock()
     for call in (clock.advance, clock.step):
         with pytest.raises(TypeError, match="A time is a number of seconds or a timedelta, not"):

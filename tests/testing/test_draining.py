@@ -35,7 +35,7 @@ def test_what_a_handler_sends_to_the_same_topic_is_taken_too(broker: SimulatedBr
     assert [message.text for message in broker.drain(consumer, handler)] == [*"543210"]
 
 
-def test_a_topic_that_was_made_behind_the_last_look_for_it_is_waited_for(broker: SimulatedBroker) -> None:
+def test_a_topic_that_was_made_after_the_last_look_for_it_is_waited_for(broker: SimulatedBroker) -> None:
     consumer = broker.consumer("orders")
     assert broker.drain(consumer) == []
     before = broker.clock.now
@@ -81,7 +81,7 @@ def test_time_goes_on_only_while_it_cannot_read_yet(broker: SimulatedBroker) -> 
     assert 0.1 < broker.clock.monotonic() - before < 1
 
 
-def test_a_consumer_that_never_can_is_told_after_its_time(broker: SimulatedBroker) -> None:
+def test_a_consumer_that_never_can_is_reported_after_its_time(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "x").result()
     consumer = broker.consumer("orders")
     broker.fail_next("metadata", tfmq.Busy, times=1000)

@@ -57,13 +57,13 @@ def test_callbacks_run_outside_of_the_lock_and_must_not_wait() -> None:
     assert seen[0] is False and "A callback must not wait" in str(seen[1])
 
 
-def test_whoever_holds_the_lock_must_not_wait() -> None:
+def test_the_owner_of_the_lock_must_not_wait() -> None:
     driver = new_driver(new_world())
     with driver.lock, pytest.raises(NotAllowed, match="Selectors, codecs and hooks"):
         driver.wait((Event(),), 1)
 
 
-def test_a_close_ends_the_wait_of_whoever_waits() -> None:
+def test_a_close_ends_every_wait() -> None:
     world = new_world()
     driver = new_driver(world)
     driver.call_later(1, lambda: driver.callbacks.append(driver.close))
@@ -98,7 +98,7 @@ def test_it_connects_when_the_link_wants_to() -> None:
     assert link.connection_count == 1
 
 
-def test_where_nothing_listens_the_link_is_told_as_by_a_network() -> None:
+def test_where_nothing_listens_the_link_fails_as_by_a_network() -> None:
     world = new_world()
     world.server.stop()
     link = new_link(world)

@@ -168,13 +168,13 @@ def test_the_runs():
     done.stdout.fnmatch_lines(["*5 of * faults were tried, evenly spread; runs=* tries all*"])
 
 
-def test_a_test_without_a_request_is_told_so(run_inside: Any) -> None:
+def test_a_test_without_a_request_is_reported(run_inside: Any) -> None:
     done = run_inside("@pytest.mark.tfmq_faults\ndef test_it(tfmq_broker):\n    pass\n")
     done.assert_outcomes(passed=1, warnings=1)
     done.stdout.fnmatch_lines(["*no fault was possible*"])
 
 
-def test_a_program_that_does_something_else_in_each_run_is_told_so(run_inside: Any) -> None:
+def test_a_program_that_does_something_else_in_each_run_is_reported(run_inside: Any) -> None:
     done = run_inside(
         """
 runs = []
@@ -236,7 +236,7 @@ def test_the_next_one():
     done.assert_outcomes(passed=2)
 
 
-def test_a_fixture_that_fails_behind_a_fault_fails_the_test(run_inside: Any) -> None:
+def test_a_fixture_that_fails_after_a_fault_fails_the_test(run_inside: Any) -> None:
     done = run_inside(
         """
 @pytest.fixture
@@ -389,7 +389,7 @@ def test_what_is_expected_to_fail_with_a_fault_is_an_expected_failure(run_inside
 
 
 @pytest.mark.long
-def test_what_is_expected_to_fail_and_passes_every_run_is_told_as_ever(run_inside: Any) -> None:
+def test_what_is_expected_to_fail_and_passes_every_run_is_reported_as_ever(run_inside: Any) -> None:
     run_inside(f"@pytest.mark.xfail{GOOD}").assert_outcomes(xpassed=1)
     strict = run_inside(f"@pytest.mark.xfail(strict=True, reason='not yet'){GOOD}")
     strict.assert_outcomes(failed=1)

@@ -138,7 +138,7 @@ def test_the_fixture_says_what_it_is(tmp_path: Path) -> None:
     assert "tfmq_broker" in done.stdout and "only the test moves its clock" in done.stdout
 
 
-def test_the_package_tells_pytest_of_it() -> None:
+def test_the_package_registers_it_with_pytest() -> None:
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
     assert "tfmq = tfmq.testing.plugin" in config["options.entry_points"]["pytest11"]

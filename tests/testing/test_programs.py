@@ -49,7 +49,7 @@ def test_years_of_a_schedule_pass_quickly() -> None:
         assert len(broker.sent("bills")) == 60
 
 
-def test_a_database_and_the_broker_agree_behind_every_end(broker: SimulatedBroker, tmp_path: Path) -> None:
+def test_a_database_and_the_broker_agree_after_every_end(broker: SimulatedBroker, tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
     tfmq.sql.create_table(engine)
     with engine.begin() as connection:

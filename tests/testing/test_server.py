@@ -113,7 +113,7 @@ def test_a_power_cut_breaks_connections_and_leaves_what_was_forced() -> None:
     assert [topic.name for topic in made.engine.broker.topics.all()] == ["orders"]
 
 
-def test_connections_are_refused_where_somebody_says_so() -> None:
+def test_connections_are_refused_where_that_is_configured() -> None:
     answers = [True, False]
     made = SimulatedServer(
         load(flags={"server.data": "/data"}),

@@ -386,7 +386,7 @@ def test_what_is_due_on_the_way_happens_in_order_each_at_its_time() -> None:
     assert seen == [("ten", 10.0), ("five after ten", 15.0), ("half a minute", 30.0), ("an hour", 3600.0)]
 
 
-def test_a_wait_that_nothing_can_end_is_told_so_and_moves_nothing() -> None:
+def test_a_wait_that_nothing_can_end_raises_and_moves_nothing() -> None:
     world = new_world()
     driver = new_driver(world)
     driver.call_later(10, Event().complete)
@@ -415,7 +415,7 @@ def test_a_request_ends_by_itself_so_time_may_go_on_for_it() -> None:
     assert world.clock.monotonic() - before == pytest.approx(34, abs=1e-5)
 
 
-def test_an_operation_that_waits_again_and_again_for_ever_is_ended() -> None:
+def test_an_operation_that_waits_again_and_again_without_end_is_ended() -> None:
     world = new_world()
     driver = new_driver(world)
 

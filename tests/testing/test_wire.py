@@ -102,7 +102,7 @@ def test_the_client_reads_what_was_sent_as_from_a_socket() -> None:
         line.client.sendmsg([b"x"])
 
 
-def test_the_broker_sees_the_end_behind_what_was_sent() -> None:
+def test_the_broker_sees_the_end_after_what_was_sent() -> None:
     line = Line()
     line.send(b"last words")
     line.client.close()

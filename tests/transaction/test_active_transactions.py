@@ -77,7 +77,7 @@ def test_a_transaction_is_found_by_name_and_epoch_only() -> None:
         books(desk).find_live("x", began.epoch - 1)
 
 
-def test_decisions_start_in_the_order_of_their_places_whatever_order_their_forces_are_told_in() -> None:
+def test_decisions_start_in_the_order_of_their_places_whatever_order_their_forces_are_reported_in() -> None:
     desk = Desk()
     waiters = []
     desk.store.when_durable = lambda place, waiter: waiters.append(waiter)  # type: ignore[method-assign]
@@ -94,7 +94,7 @@ def test_decisions_start_in_the_order_of_their_places_whatever_order_their_force
     assert desk.visible() == [b"0", b"1", b"2"]
 
 
-def test_what_is_told_from_memory_waits_for_the_disk() -> None:
+def test_what_is_reported_from_memory_waits_for_the_disk() -> None:
     desk = Desk(queued=True)
     told = Answer()
     books(desk).when_all_durable(lambda error: told(error is None, None))
@@ -139,7 +139,7 @@ def test_memories_are_bounded() -> None:
     assert len(books(desk)._dropped_counts) == DROPPED_COUNTS_KEPT
 
 
-def test_nobody_is_asked_before_the_prepare_is_on_the_disk() -> None:
+def test_no_client_is_asked_before_the_prepare_is_on_the_disk() -> None:
     """Who is asked may commit his own part for it; a power cut would leave that alone."""
     desk = Desk(queued=True, settings={"check_seconds": 1})
     began = desk.begin("x", group="shop")
@@ -235,7 +235,7 @@ def test_an_offset_lock_of_a_prepared_one_stays_if_the_force_of_its_end_fails() 
 # What is known of a live transaction begins empty.
 
 
-def test_a_new_one_has_nothing_set_aside_and_nobody_waiting() -> None:
+def test_a_new_one_has_no_reservation_and_no_waiting_request() -> None:
     live = TransactionRuntimeState(60_000)
     assert (live.timeout_ms, live.lsn, live.reserved_bytes, live.queued_batches) == (60_000, 0, 0, 0)
     assert not (live.target_bytes or live.missing_batches or live.orphaned or live.waiting_commands)

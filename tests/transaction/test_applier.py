@@ -46,7 +46,7 @@ def test_one_target_that_takes_nothing_makes_the_answer_applying_at_once() -> No
     assert desk.handler.describe("x", 0)["waits_for"].keys() == {"topic17-0"}
 
 
-def test_a_decision_that_comes_behind_one_that_waits_is_answered_as_applying() -> None:
+def test_a_decision_that_comes_after_one_that_waits_is_answered_as_applying() -> None:
     desk = Desk()
     first, second = desk.prepared("x"), desk.prepared("y")
     desk.targets.stop(ORDERS)
@@ -54,7 +54,7 @@ def test_a_decision_that_comes_behind_one_that_waits_is_answered_as_applying() -
     assert desk.commit(second).state == "applying"
 
 
-def test_who_has_waited_for_ten_seconds_is_told_that_it_is_being_applied() -> None:
+def test_who_has_waited_for_ten_seconds_is_notified_that_it_is_being_applied() -> None:
     desk = Desk(queued=True)
     began = desk.begin("x")
     for number in range(3):
@@ -88,7 +88,7 @@ def test_many_small_decisions_are_brought_over_several_turns() -> None:
     assert {answer.state for answer in answers} == {"committed"}
 
 
-def test_damage_of_the_journal_is_told_and_holds_up_what_is_behind_it(
+def test_damage_of_the_journal_is_reported_and_blocks_what_is_after_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     desk = Desk()
@@ -114,7 +114,7 @@ def test_damage_of_the_journal_is_told_and_holds_up_what_is_behind_it(
     assert desk.commit(first).code == "damaged", "the same to who asks again"
 
 
-def test_offsets_are_told_only_where_they_are_on_the_disk() -> None:
+def test_offsets_are_reported_only_where_they_are_on_the_disk() -> None:
     desk = Desk()
     answer = desk.transact([(ORDERS, [b"1"]), (BILLS, [b"2"]), (ORDERS, [b"3"])])
     assert answer.offsets == [-1, -1, -1]
@@ -188,7 +188,7 @@ def test_stopping_breaks_off_what_is_large_and_the_next_start_goes_on() -> None:
     assert [payload[:1] for payload in again.visible()] == [b"%d" % number for number in range(8)]
 
 
-def test_a_target_that_stopped_before_its_force_is_told_until_it_is_back() -> None:
+def test_a_target_that_stopped_before_its_force_is_reported_until_it_is_back() -> None:
     desk = Desk()
     desk.targets.automatic = False
     began = desk.begin("x")
@@ -322,7 +322,7 @@ def test_no_more_than_the_window_is_written_and_not_forced(
     assert numbers(desk) == list(range(30))
 
 
-def test_a_crash_between_slices_goes_on_behind_the_last_one() -> None:
+def test_a_crash_between_slices_goes_on_after_the_last_one() -> None:
     desk = Desk()
     began = large(desk, 12)
     desk.targets.automatic = False
@@ -335,7 +335,7 @@ def test_a_crash_between_slices_goes_on_behind_the_last_one() -> None:
     assert places == sorted(set(places))
 
 
-def test_it_goes_on_behind_the_last_message_although_slices_are_cut_otherwise_now() -> None:
+def test_it_goes_on_after_the_last_message_although_slices_are_cut_otherwise_now() -> None:
     desk = Desk()
     desk.targets.automatic = False
     desk.commit(large(desk, 12))
@@ -401,7 +401,7 @@ def test_a_topic_that_goes_in_the_middle_ends_it() -> None:
     assert (answer.state, answer.dropped) == ("committed", 6)
 
 
-def test_what_comes_behind_a_large_one_waits_for_all_of_it() -> None:
+def test_what_comes_after_a_large_one_waits_for_all_of_it() -> None:
     desk = Desk(queued=True)
     desk.commit(large(desk, 4))
     desk.step()
@@ -505,7 +505,7 @@ def test_a_target_with_small_segments_gets_small_effects() -> None:
     assert desk.visible() == [b"x" * 30_000] * 12
 
 
-def test_decisions_come_in_their_order_also_behind_a_target_that_was_stopped() -> None:
+def test_decisions_come_in_their_order_also_after_a_target_that_was_stopped() -> None:
     desk = Desk()
     desk.transact([(ORDERS, [b"0"])])
     began = [desk.prepared(f"x{number}", [b"%d" % number]) for number in range(1, 5)]
@@ -545,7 +545,7 @@ def test_the_first_pause_is_short() -> None:
     assert desk.visible() == [b"m"]
 
 
-def test_a_stop_is_told_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stop_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     began = desk.prepared("x")
     desk.targets.stop(ORDERS, "its disk failed")
@@ -627,7 +627,7 @@ def test_a_partition_that_lost_what_was_not_forced_gets_it_again_when_it_is_back
     assert desk.targets.reserved == 0
 
 
-def test_messages_for_a_topic_that_is_gone_are_dropped_counted_and_told(
+def test_messages_for_a_topic_that_is_gone_are_dropped_counted_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     desk = Desk()

@@ -37,7 +37,7 @@ class Ears:
         self.heard.append((course.state, error))
 
 
-def test_who_waits_is_told_when_it_is_applied() -> None:
+def test_who_waits_is_notified_when_it_is_applied() -> None:
     each, ears = course(), Ears()
     each.add_callback(ears)
     assert ears.heard == []
@@ -47,7 +47,7 @@ def test_who_waits_is_told_when_it_is_applied() -> None:
     assert ears.heard == [("committed", None)]
 
 
-def test_who_comes_later_is_told_at_once() -> None:
+def test_a_later_callback_is_called_at_once() -> None:
     each, ears = course(), Ears()
     each.applied = True
     each.add_callback(ears)
@@ -64,7 +64,7 @@ def test_one_that_takes_long_is_called_applying_to_all_who_ask() -> None:
     assert early.heard == late.heard == [("applying", None)]
 
 
-def test_a_decision_that_may_be_lost_is_told_as_an_error_to_all_who_ask() -> None:
+def test_a_decision_that_may_be_lost_is_reported_as_an_error_to_all_who_ask() -> None:
     each, early, late, error = course(), Ears(), Ears(), StorageStopped()
     each.add_callback(early)
     each.notify_failed(error)
@@ -149,7 +149,7 @@ def test_a_decision_is_settled_when_every_target_has_forced_its_part() -> None:
     assert len(scene.settling) == 0
 
 
-def test_many_share_one_force_and_nobody_waits_for_long() -> None:
+def test_many_share_one_force_and_none_waits_for_long() -> None:
     scene = Scene()
     for place in range(100, 150):
         scene.write(ORDERS, course_of_settling(place))

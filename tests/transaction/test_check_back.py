@@ -152,14 +152,14 @@ def test_a_lost_client_is_not_asked_and_gets_no_answer() -> None:
     assert epochs(asking.wait()) == [7]
 
 
-def test_too_many_clients_are_told_so() -> None:
+def test_too_many_clients_are_refused() -> None:
     asking = Asking(parked_max=2)
     first, second, third = asking.wait(), asking.wait(), asking.wait()
     assert (first.code, second.code, third.code) == ("waiting", "waiting", "busy")
     assert "limits.checks_parked" in str(third.failure)
 
 
-def test_closing_ends_every_wait_and_asks_nobody() -> None:
+def test_closing_ends_every_wait_and_sends_no_request() -> None:
     asking = Asking()
     asking.checks.watch_transaction(7, "shop", 0)
     waiting = asking.wait(wait_ms=1_000_000)

@@ -39,7 +39,7 @@ def test_a_local_one_is_named_by_the_broker() -> None:
     assert desk.state(first) == "open"
 
 
-def test_nobody_else_gives_names_like_that() -> None:
+def test_no_other_module_gives_names_like_that() -> None:
     assert Desk().begin("local:5").code == "bad_request"
 
 
@@ -66,7 +66,7 @@ def test_a_begin_that_is_repeated_gets_the_first_answer() -> None:
     assert desk.begin("", stream, number=2).result == local.result
 
 
-def test_a_begin_that_is_repeated_after_the_end_gets_it_too_and_the_next_step_tells() -> None:
+def test_a_begin_that_is_repeated_after_the_end_gets_it_too_and_the_next_step_reports() -> None:
     desk = Desk()
     stream = desk.stream()
     began = desk.begin("x", stream, number=1)
@@ -385,7 +385,7 @@ def test_after_the_journal_stopped_a_repeat_is_unknown_and_anything_else_not_don
 # Late and repeated
 
 
-def test_outcomes_are_told_for_days_and_after_a_start() -> None:
+def test_outcomes_are_reported_for_days_and_after_a_start() -> None:
     desk = Desk()
     committed, rolled_back = desk.prepared("x"), desk.prepared("y")
     desk.commit(committed)
@@ -506,7 +506,7 @@ def test_a_step_of_an_epoch_of_which_nothing_is_known_is_refused_as_stale() -> N
     assert answer.code == "stale_epoch"
 
 
-def test_a_repeat_of_a_commit_tells_again_how_many_messages_were_dropped() -> None:
+def test_a_repeat_of_a_commit_reports_again_how_many_messages_were_dropped() -> None:
     desk = Desk()
     began = desk.prepared("x", [b"1", b"2"])
     desk.targets.delete(16)
@@ -601,7 +601,7 @@ def test_hazard_10_prepare_and_rollback_at_the_same_moment() -> None:
 # By hand
 
 
-def test_a_decision_by_hand_is_told_to_the_late_owner_until_it_is_forgotten() -> None:
+def test_a_decision_by_hand_is_reported_to_the_late_owner_until_it_is_forgotten() -> None:
     for by_hand, other in (("commit", "rollback"), ("rollback", "commit")):
         desk = Desk()
         began = desk.prepared("x")
@@ -753,7 +753,7 @@ def test_a_prepared_one_that_lost_messages_can_be_rolled_back() -> None:
     assert desk.again(desk.disk, desk.targets).handler.list(None, 0, 10)[0] == []
 
 
-def test_damage_that_nobody_has_mended_ends_the_start_also_where_a_snapshot_spares_it_the_replay() -> None:
+def test_damage_that_was_not_repaired_ends_the_start_also_where_a_snapshot_spares_it_the_replay() -> None:
     before = Desk()
     split(before)
     with pytest.raises(Corrupt, match=r"0000000000000001\.journal is damaged from .* still needed at place"):
@@ -770,7 +770,7 @@ def test_damage_in_what_was_never_prepared_ends_no_start() -> None:
     ]
 
 
-def test_a_decided_one_that_lost_messages_before_its_partition_had_them_is_told_to_its_owner() -> None:
+def test_a_decided_one_that_lost_messages_before_its_partition_had_them_is_reported_to_its_owner() -> None:
     before = Desk()
     began = split(before)
     before.targets.stop(ORDERS)
@@ -837,7 +837,7 @@ def test_a_prepare_that_is_not_forced_is_not_answered() -> None:
     assert (answer.state, again.state) == ("prepared", "prepared")
 
 
-def test_a_prepare_of_what_is_on_its_way_is_taken_behind_it() -> None:
+def test_a_prepare_of_what_is_on_its_way_is_taken_after_it() -> None:
     desk = Desk()
     began = desk.begin("x", turn=False)
     sent = desk.send(began, [b"m"], turn=False)
@@ -848,7 +848,7 @@ def test_a_prepare_of_what_is_on_its_way_is_taken_behind_it() -> None:
     assert (sent.code, prepared.state, committed.state) == ("ok", "prepared", "committed")
 
 
-def test_a_prepare_behind_a_batch_that_failed_is_refused() -> None:
+def test_a_prepare_after_a_batch_that_failed_is_refused() -> None:
     desk = Desk()
     began = desk.begin("x")
     full_of_preparing(desk)
@@ -1028,7 +1028,7 @@ def test_offsets_of_prepared_ones_are_locked_after_a_start_before_anything_is_as
     assert again.targets.locks == {}
 
 
-def test_offsets_belong_into_the_prepare_and_not_into_the_commit_behind_it() -> None:
+def test_offsets_belong_into_the_prepare_and_not_into_the_commit_after_it() -> None:
     desk = Desk()
     began = desk.prepared("x")
     assert desk.commit(began, [Row("g", 1, 50)]).code == "transaction_state"
@@ -1058,7 +1058,7 @@ def test_an_answer_is_an_error_where_its_force_failed() -> None:
         assert done.code == code
 
 
-def test_a_step_that_had_to_wait_tells_its_refusal() -> None:
+def test_a_step_that_had_to_wait_reports_its_refusal() -> None:
     def refuse(done: Answer) -> None:
         raise TfmqError("no", outcome=NOT_DONE)
 
@@ -1354,7 +1354,7 @@ def torn(desk: Desk, payloads: list[bytes], stream: Stream) -> tuple[Answer, Des
     return answer, desk.again(disk, desk.targets.killed())
 
 
-def test_one_that_a_crash_tore_is_told_as_a_gap_which_says_that_nothing_of_it_was_done() -> None:
+def test_one_that_a_crash_tore_is_reported_as_a_gap_which_says_that_nothing_of_it_was_done() -> None:
     desk = Desk()
     stream = desk.stream()
     desk.transact([(ORDERS, [b"0"])], stream)
@@ -1377,7 +1377,7 @@ def lost_behind_a_rollback(desk: Desk) -> tuple[Answer, Desk]:
     return answer, desk.power_cut()
 
 
-def test_one_whose_stream_a_power_cut_took_is_told_as_a_gap() -> None:
+def test_one_whose_stream_a_power_cut_took_is_reported_as_a_gap() -> None:
     """The id is young and no stream was forgotten: had the frame been done, the broker would know its stream."""
     first, again = lost_behind_a_rollback(Desk(queued=True))
     answer = repeat(again, first)
@@ -1397,7 +1397,7 @@ def test_after_a_repair_a_gap_proves_nothing() -> None:
     assert (answer.code, answer.failure.outcome) == ("unknown_producer", UNKNOWN)  # type: ignore[union-attr]
 
 
-def test_its_offsets_are_saved_with_it_and_free_behind_it() -> None:
+def test_its_offsets_are_saved_with_it_and_free_after_it() -> None:
     desk = Desk(queued=True)
     answer = desk.transact([(ORDERS, [b"1"])], offsets=[Row("g", 1, 50)])
     assert len(desk.targets.locks) == 1

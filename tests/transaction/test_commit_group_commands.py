@@ -51,7 +51,7 @@ def test_one_that_is_missing_refuses_all_and_nothing_is_done() -> None:
     assert desk.commit_group("spark", 1, [ready, opened]).state == "committed"
 
 
-def test_a_command_that_the_store_refuses_holds_up_nobody_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_the_store_refuses_blocks_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     ready = member(desk, "a")
 
@@ -95,7 +95,7 @@ def test_another_total_for_the_same_sequence_is_refused_unless_allowed() -> None
     assert desk.commit_group("spark", 1, [], rows=8, other_total=True).result == ("committed", True, 7, 0)
 
 
-def test_an_older_sequence_is_refused_for_ever() -> None:
+def test_an_older_sequence_is_refused_without_end() -> None:
     desk = Desk()
     desk.commit_group("spark", 5, [member(desk, "a", 5)])
     desk.advance(3600)
@@ -164,7 +164,7 @@ def test_a_repeat_before_the_force_waits_for_it() -> None:
     assert (first.repeated, again.repeated) == (False, True)
 
 
-def test_a_member_is_told_that_its_sequence_is_done_only_when_that_is_on_the_disk() -> None:
+def test_a_member_is_notified_that_its_sequence_is_done_only_when_that_is_on_the_disk() -> None:
     desk = Desk()
     members = [member(desk, "a")]
     desk.queued = True
@@ -266,7 +266,7 @@ def test_an_abort_after_the_commit_changes_nothing() -> None:
     assert desk.begin("b", member=CommitGroupMember("spark", 2, "run")).code == "ok", "the run is not fenced"
 
 
-def test_an_abort_behind_a_commit_of_the_same_moment_is_too_late() -> None:
+def test_an_abort_after_a_commit_of_the_same_moment_is_too_late() -> None:
     desk = Desk()
     good = member(desk, "a")
     commit = desk.commit_group("spark", 1, [good], turn=False)
@@ -274,7 +274,7 @@ def test_an_abort_behind_a_commit_of_the_same_moment_is_too_late() -> None:
     assert (commit.state, abort.state, desk.visible()) == ("committed", "committed", [b"a"])
 
 
-def test_a_commit_behind_an_abort_of_the_same_moment_is_fenced() -> None:
+def test_a_commit_after_an_abort_of_the_same_moment_is_fenced() -> None:
     desk = Desk()
     good = member(desk, "a")
     abort = desk.ask("abort_group", "spark", 1, "run", turn=False)

@@ -288,7 +288,7 @@ def test_only_prepared_ones_move() -> None:
     assert store.payloads(decided.decision)
 
 
-def test_tiny_batches_are_not_copied_for_ever() -> None:
+def test_tiny_batches_are_not_copied_again_and_again() -> None:
     """Most of such an entry is its header: a copy would look as empty as what it was copied from."""
     store = Store(journal_file_bytes=FILE_BYTES)
     for number in range(12):

@@ -225,7 +225,7 @@ def test_whatever_a_crash_finds_is_decided_or_in_doubt_or_gone(state: str) -> No
 # What surrounds the steps
 
 
-def test_an_error_of_ours_is_told_and_the_next_request_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_is_reported_and_the_next_request_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     with monkeypatch.context() as broken:
         broken.setattr(desk.store, "begin", lambda origin: 1 // 0)

@@ -30,7 +30,7 @@ class Watch:
         return [epoch for epoch, _ in self.over]
 
 
-def test_nothing_is_called_before_its_time_and_each_once_behind_it() -> None:
+def test_nothing_is_called_before_its_time_and_each_once_after_it() -> None:
     watch = Watch()
     watch.deadlines.set_deadline(1, 60)
     watch.deadlines.set_deadline(2, 30)

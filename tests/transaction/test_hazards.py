@@ -154,7 +154,7 @@ def test_item_25_the_journal_lets_go_of_what_the_partitions_have_forced() -> Non
 
 
 @pytest.mark.parametrize("what", ["topic", "partition", "retention"])
-def test_hazard_13_item_37_what_is_gone_drops_its_own_messages_and_nothing_behind_them(what: str) -> None:
+def test_hazard_13_item_37_what_is_gone_drops_its_own_messages_and_nothing_after_them(what: str) -> None:
     desk = Desk()
     desk.targets.automatic = False
     first = desk.transact([(ORDERS, [b"1"]), (BILLS, [b"2"])])
@@ -285,7 +285,7 @@ def test_item_36_a_checkpoint_at_any_moment_of_a_commit_keeps_it(moment: str) ->
     assert (again.state(began), again.visible()) == ("committed", [b"1", b"2"])
 
 
-def test_hazard_12_a_rollback_behind_a_checkpoint_stays_one() -> None:
+def test_hazard_12_a_rollback_after_a_checkpoint_stays_one() -> None:
     desk = Desk()
     began = desk.prepared("x")
     desk.store._journal.checkpoint()()

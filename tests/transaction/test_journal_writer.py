@@ -46,7 +46,7 @@ def test_what_is_asked_in_a_turn_is_one_append() -> None:
     assert places == sorted(places)
 
 
-def test_everybody_is_told_in_order_after_all_of_it_is_folded() -> None:
+def test_all_callers_are_notified_in_order_after_all_of_it_is_applied() -> None:
     store = Store()
     told: list[tuple[str, str]] = []
     one, two = store.begin("one"), store.begin("two")
@@ -144,7 +144,7 @@ def test_what_is_gathered_when_a_file_is_begun_owns_its_bytes() -> None:
     assert store.payloads(transaction.decision).endswith(b"mine")
 
 
-def test_what_is_queued_behind_what_is_gathered_owns_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_queued_after_what_is_gathered_owns_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfmq.transaction.journal_writer.APPEND_BYTES", 1000)
     store = Store(lazy=True, journal_file_bytes=4096)
     transaction = store.begin("x")
@@ -224,7 +224,7 @@ def test_a_frame_that_cannot_be_written_leaves_nothing_of_itself() -> None:
     assert store.payloads(again.decision) == found.data
 
 
-def test_behind_a_refused_append_nothing_is_written_that_was_queued_with_it() -> None:
+def test_after_a_refused_append_nothing_is_written_that_was_queued_with_it() -> None:
     """The second piece would be a gap."""
     store = Store()
     transaction = store.begin("x")
@@ -282,7 +282,7 @@ def test_what_is_forced_need_not_wait() -> None:
     assert done == [None] and not store.store.due
 
 
-def test_nobody_is_told_before_the_force_has_ended() -> None:
+def test_no_caller_is_notified_before_the_force_has_ended() -> None:
     store = Store(lazy=True)
     transaction = store.begin("x")
     place = store.prepare(transaction).place
@@ -295,7 +295,7 @@ def test_nobody_is_told_before_the_force_has_ended() -> None:
     assert done == [None] and store.journal.forced_offset > place
 
 
-def test_much_that_nobody_waits_for_is_forced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_much_without_a_waiting_caller_is_forced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction of gigabytes does not end in one huge force."""
     store = Store()
     flush = store.journal.options.flush_bytes

@@ -30,7 +30,7 @@ def send(
     return False
 
 
-def test_batches_come_one_behind_the_other_over_all_partitions_and_transactions() -> None:
+def test_batches_come_one_after_the_other_over_all_partitions_and_transactions() -> None:
     streams = make()
     assert not send(streams, 20, 1, 0, 3)
     assert not send(streams, 20, 1, 3, 2)
@@ -72,7 +72,7 @@ def test_a_piece_of_an_earlier_transaction_is_no_repeat() -> None:
         streams.is_duplicate(20, 1, 0, 3, NOW)
 
 
-def test_what_is_queued_counts_for_whoever_comes_next() -> None:
+def test_what_is_queued_counts_for_later_requests() -> None:
     streams = make()
     assert not streams.is_duplicate(20, 1, 0, 3, NOW)
     streams.stage_batch(20, 1, 0, 3)

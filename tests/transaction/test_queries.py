@@ -41,7 +41,7 @@ def test_a_row_says_what_an_operator_needs() -> None:
     assert {key: row[key] for key in wanted} == wanted
 
 
-def test_only_those_that_need_somebody_are_listed_unless_others_are_named() -> None:
+def test_only_those_that_need_an_operator_are_listed_unless_others_are_named() -> None:
     desk = Desk()
     desk.begin("open")
     prepared, by_hand, undone = desk.prepared("prepared"), desk.prepared("by hand"), desk.prepared("undone")

@@ -42,7 +42,7 @@ def test_a_wrong_step_names_the_state() -> None:
     assert told.details["state"] == "open"
 
 
-def test_what_nobody_expected_stands_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "tfmq.transaction"):
         told = rejections.from_command_error(ZeroDivisionError())
     assert isinstance(told, errors.ServerError)

@@ -3,7 +3,7 @@
 from tfmq.transaction.requests import BeginRequest, CommitResult, TransactRequest
 
 
-def test_a_transaction_without_a_name_is_local_and_asks_nobody() -> None:
+def test_a_transaction_without_a_name_is_local_and_checks_back_with_no_client() -> None:
     request = BeginRequest(7, 1)
     assert (request.xid, request.timeout_ms, request.group, request.member) == ("", None, "", None)
 

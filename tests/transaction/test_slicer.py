@@ -161,7 +161,7 @@ def test_only_what_is_needed_is_read() -> None:
     assert journal.reads == list(rows[5 * ROW_WORDS :: ROW_WORDS])
 
 
-def test_the_first_row_behind_a_number() -> None:
+def test_the_first_row_after_a_number() -> None:
     rows = array("Q", (100, 1, 3 << SIZE_BITS, 0, 200, 8, 2 << SIZE_BITS, 1))
     found = [first_row(rows, after) for after in range(12)]
     assert found == [0, 0, 0, 4, 4, 4, 4, 4, 4, 8, 8, 8]

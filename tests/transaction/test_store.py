@@ -231,7 +231,7 @@ def store_with_prepared() -> Store:
     return store
 
 
-def test_item_23_a_start_needs_no_more_than_what_is_behind_the_checkpoint_and_what_lives() -> None:
+def test_item_23_a_start_needs_no_more_than_what_is_after_the_checkpoint_and_what_lives() -> None:
     """The ancestor's checkpoint was its oldest live transaction; here that one is in the snapshot, and a start
     reads only what came behind.
     """
@@ -258,7 +258,7 @@ def test_item_25_the_journal_does_not_grow_with_what_is_over() -> None:
 
 
 @pytest.mark.parametrize("verb", ["commit_by_hand", "rollback_by_hand"])
-def test_item_27_and_hazard_09_a_heuristic_outcome_persists_over_kill_9_from_the_moment_it_is_told(
+def test_item_27_and_hazard_09_a_heuristic_outcome_persists_over_kill_9_from_the_moment_it_is_reported(
     verb: str,
 ) -> None:
     store = Store()
@@ -338,7 +338,7 @@ def test_hazard_13_replay_does_not_ask_for_topics_and_goes_on_whatever_became_of
     assert life.payloads(life.store.transactions[behind.epoch].decision).endswith(b"message")
 
 
-def test_hazard_05_a_bad_record_in_the_middle_stops_the_start_and_nothing_behind_it_is_thrown_away() -> None:
+def test_hazard_05_a_bad_record_in_the_middle_stops_the_start_and_nothing_after_it_is_thrown_away() -> None:
     store = Store()
     store.prepared("one", [b"one"])
     store.prepared("two", [b"two"])
@@ -422,7 +422,7 @@ def test_a_check_says_what_stands_against_a_decision() -> None:
         store.store.require_space(1 << 30)
 
 
-def test_a_stopped_journal_is_told() -> None:
+def test_a_stopped_journal_is_reported() -> None:
     store = Store()
     store.send(store.begin("x"))
     store.disk.faults.fail("force")
@@ -448,7 +448,7 @@ def test_until_its_record_is_forced_a_state_is_not_called_durable() -> None:
     assert store.store.is_durable(store.killed().store.transactions[transaction.epoch])
 
 
-def test_a_rollback_that_a_power_cut_could_take_back_is_told_as_under_way() -> None:
+def test_a_rollback_that_a_power_cut_could_take_back_is_reported_as_under_way() -> None:
     store = Store()
     prepared, opened = store.prepared("x"), store.begin("y")
     for each in (prepared, opened):
@@ -856,7 +856,7 @@ def test_a_prepared_one_takes_nothing_more_at_its_commit() -> None:
     assert transaction.state == states.PREPARED
 
 
-def test_a_prepare_behind_sends_of_the_same_turn_counts_them() -> None:
+def test_a_prepare_after_sends_of_the_same_turn_counts_them() -> None:
     store = Store()
     transaction = store.begin("x")
     store.store.add_batch(transaction, store.piece(transaction, [b"a", b"b"]), lambda *_: None)

@@ -433,7 +433,7 @@ def test_item_18_what_was_never_prepared_is_gone_after_a_start_and_leaves_nothin
     assert list(found.epoch_index.epochs_after(0)) == []
 
 
-def test_what_is_open_in_a_snapshot_can_be_prepared_behind_it() -> None:
+def test_what_is_open_in_a_snapshot_can_be_prepared_after_it() -> None:
     """Hazard 12: a checkpoint may fall between any two records of a transaction."""
     life = Life(2)
     transaction = life.begin()
@@ -547,7 +547,7 @@ def numbers(transaction: Transaction) -> list[tuple[int, int]]:
     return found
 
 
-def test_behind_a_repair_a_record_without_its_transaction_is_left_out() -> None:
+def test_after_a_repair_a_record_without_its_transaction_is_left_out() -> None:
     ledger = make_ledger()
     ledger.load(b"")
     ledger.apply(JournalEntry(KIND_FILLER, 50, 60, LostEntries(60), 0))
@@ -561,7 +561,7 @@ def test_behind_a_repair_a_record_without_its_transaction_is_left_out() -> None:
     assert ledger.commit_groups.by_name["g"].last_commit is not None
 
 
-def test_behind_a_repair_epochs_count_as_given_out_where_a_record_has_them() -> None:
+def test_after_a_repair_epochs_count_as_given_out_where_a_record_has_them() -> None:
     life = Life(7)
     for _ in range(3):
         transaction = life.begin()

@@ -156,7 +156,7 @@ def test_a_cut_connection_stops_handing_out_and_a_short_one_loses_nothing(
         member.close()
 
 
-def test_handing_out_ends_although_nobody_says_that_the_connection_is_gone(
+def test_handing_out_ends_although_the_lost_connection_was_not_reported(
     group: Joined, zookeeper: ZooKeeperServer, root: str
 ) -> None:
     with proxied(zookeeper.address) as proxy:

@@ -206,7 +206,7 @@ def test_members_of_other_topics_take_no_part() -> None:
     assert one.granted() == {A, B} and one.coordinator.members == 2
 
 
-def test_an_owner_whose_making_nobody_answered_for_is_found_or_removed() -> None:
+def test_an_owner_node_whose_creation_got_no_reply_is_found_or_removed() -> None:
     one = One()
     one.run(1000.0)
     one.nodes.pop(OWNER_A)
@@ -228,7 +228,7 @@ def test_an_owner_whose_making_nobody_answered_for_is_found_or_removed() -> None
     assert one.granted() == {A, B}
 
 
-def test_a_node_that_somebody_removed_and_another_made_is_not_its_own() -> None:
+def test_a_node_that_was_removed_and_made_by_another_is_not_its_own() -> None:
     one = One()
     one.run(1000.0)
     one.nodes[OWNER_A] = node(b"other", 9)

@@ -63,7 +63,7 @@ def test_the_nodes_are_those_of_metamorphosis(open_one: Open, nodes: Any, root: 
 @pytest.mark.parametrize(
     ("data", "offset"), [(b"0-500", 500), (b"8812-500", 500), (b"500", 500), (b"0-0", 0)]
 )
-def test_an_offset_that_somebody_else_set_is_where_the_group_goes_on(
+def test_a_group_continues_at_an_offset_that_was_set_by_hand(
     open_one: Open, nodes: Any, root: str, data: bytes, offset: int
 ) -> None:
     storage = open_one()

@@ -122,7 +122,7 @@ def test_address_and_topics_are_registered_and_kept_at_what_is_so() -> None:
     assert one.registry.next_due() == 1002.0 + CHECK_SECONDS
 
 
-def test_what_somebody_removed_is_registered_again_by_and_by() -> None:
+def test_a_removed_registration_is_made_again_by_and_by() -> None:
     one = One()
     one.run(1000.0)
     one.nodes.clear()
@@ -170,7 +170,7 @@ def test_an_earlier_life_of_its_own_is_waited_for_in_silence(caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("breaks_at", [CreateNode, GetNodes, SetNode, DeleteNode])
-def test_what_nobody_answered_for_is_looked_at_again(breaks_at: type) -> None:
+def test_what_got_no_reply_is_looked_at_again(breaks_at: type) -> None:
     one = One()
     one.run(1000.0)
     one.registry.set_topics({"orders": 5, "payments": 1})

@@ -99,7 +99,7 @@ def test_a_node_is_removed_at_its_version_beside_another_one(asking: Asking, nod
     assert nodes.exists(beside) and not nodes.exists(path)
 
 
-def test_a_change_is_told_once(asking: Asking, nodes: Any, root: str) -> None:
+def test_a_change_is_reported_once(asking: Asking, nodes: Any, root: str) -> None:
     asking(CreateNode(f"{root}/a", b""))
     asking(GetNode(f"{root}/a"))
     asking(GetChildren(root))
@@ -178,7 +178,7 @@ def told() -> threading.Event:
     return threading.Event()
 
 
-def test_questions_are_answered_in_turn_and_changes_are_told(
+def test_questions_are_answered_in_turn_and_changes_are_reported(
     zookeeper: ZooKeeperServer, nodes: Any, root: str, told: threading.Event
 ) -> None:
     asker = Asker(f"{root}/a")
@@ -220,7 +220,7 @@ def test_a_session_gets_as_much_time_as_zookeeper_gives(
     running.close(30)
 
 
-def test_a_broken_connection_is_told_before_anything_else(
+def test_a_broken_connection_is_reported_before_anything_else(
     zookeeper: ZooKeeperServer, root: str, told: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "RESPONSE_SECONDS", 5.0)
@@ -245,7 +245,7 @@ def test_a_broken_connection_is_told_before_anything_else(
         running.close(30)
 
 
-def test_what_nobody_expected_is_told_and_not_a_thread_that_is_gone(
+def test_an_unexpected_error_is_reported_and_does_not_end_the_thread(
     zookeeper: ZooKeeperServer, root: str, told: threading.Event
 ) -> None:
     class Faulty(Asker):
@@ -261,9 +261,7 @@ def test_what_nobody_expected_is_told_and_not_a_thread_that_is_gone(
     running.close(30)
 
 
-def test_behind_a_close_nothing_is_asked(
-    zookeeper: ZooKeeperServer, root: str, told: threading.Event
-) -> None:
+def test_after_a_close_nothing_is_asked(zookeeper: ZooKeeperServer, root: str, told: threading.Event) -> None:
     asker = Asker(f"{root}/a")
     running = SessionThread(zookeeper_address(zookeeper.address), asker, told.set)
     running.start()

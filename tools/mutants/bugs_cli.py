@@ -124,7 +124,7 @@ COMMAND_LINE: Final = (
         "tfmq/cli/values.py",
         '        if not 0 < rate < float("inf"):\n',
         "        if rate <= 0:\n",
-        ["tests/cli/test_dlq.py::test_what_is_wrong_is_told_in_a_sentence"],
+        ["tests/cli/test_dlq.py::test_what_is_wrong_is_reported_in_a_sentence"],
     ),
     Mutant(
         "dead-letter-before-its-failure",

@@ -129,7 +129,7 @@ TOLD: Final = (
         _MARKER,
         ("        if possible == 0:\n            self._log_warning("),
         ("        if possible < 0:\n            self._log_warning("),
-        [f"{MARKER}::test_a_test_without_a_request_is_told_so"],
+        [f"{MARKER}::test_a_test_without_a_request_is_reported"],
     ),
     Mutant(
         "other-course-in-silence",
@@ -137,7 +137,7 @@ TOLD: Final = (
         _MARKER,
         "        self._not_injected += not trial.happened\n",
         "",
-        [f"{MARKER}::test_a_program_that_does_something_else_in_each_run_is_told_so"],
+        [f"{MARKER}::test_a_program_that_does_something_else_in_each_run_is_reported"],
     ),
     Mutant(
         "wrong-marker-ignored",
@@ -153,7 +153,7 @@ TOLD: Final = (
         _MARKER,
         "        if (report := run.failure()) is not None:\n",
         '        if (report := run.failure()) is not None and report.when == "call":\n',
-        [f"{MARKER}::test_a_fixture_that_fails_behind_a_fault_fails_the_test"],
+        [f"{MARKER}::test_a_fixture_that_fails_after_a_fault_fails_the_test"],
     ),
 )
 

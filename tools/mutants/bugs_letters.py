@@ -40,7 +40,7 @@ KEPT: Final = (
             "            job.ack_tracker.ack(message)\n"
         ),
         [
-            "tests/client/worker/test_running.py::test_a_store_that_fails_holds_the_offset_and_calls_nobody_again"
+            "tests/client/worker/test_running.py::test_a_store_that_fails_holds_the_offset_and_calls_no_handler_again"
         ],
     ),
     Mutant(
@@ -157,7 +157,7 @@ KEPT: Final = (
         "tfmq/dead_letters/store.py",
         "found, earlier = default_path(group, broker=broker), default_path(group)",
         "found, earlier = default_path(group), default_path(group)",
-        ["tests/dead_letters/test_open.py::test_who_is_told_of_none_has_the_groups_own"],
+        ["tests/dead_letters/test_open.py::test_a_consumer_without_a_store_has_the_groups_own"],
     ),
     Mutant(
         "waits-between-calls-do-not-grow",
@@ -273,7 +273,7 @@ HANDLED: Final = (
         _RETRYING,
         "        while not self.stop_asked.done:\n            try:\n",
         "        while True:\n            try:\n",
-        [f"{RETRYING}::test_stop_ends_it_behind_the_message_in_work"],
+        [f"{RETRYING}::test_stop_ends_it_after_the_message_in_work"],
     ),
     Mutant(
         "two-verbs-at-once-on-a-topic",

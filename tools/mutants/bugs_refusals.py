@@ -78,7 +78,7 @@ HANDLERS: Final = (
         "tfmq/client/consumer/positions.py",
         ("        if self.is_run_active:\n            raise NotAllowed(\n"),
         ("        if self.is_run_active and False:\n            raise NotAllowed(\n"),
-        ["tests/client/worker/test_running.py::test_within_a_run_nobody_else_is_handed_messages"],
+        ["tests/client/worker/test_running.py::test_within_a_run_no_other_caller_is_handed_messages"],
     ),
     Mutant(
         "what-is-to-be-awaited-is-a-yes",
@@ -142,7 +142,7 @@ CONSUMERS: Final = (
         "        return core.stop_requested.done or core.positions.stopped or core.closed\n",
         "        return core.stop_requested.done or core.closed\n",
         [
-            "tests/client/worker/test_asyncio_runner.py::test_behind_stop_in_a_handler_that_awaits_nothing_no_other_begins"
+            "tests/client/worker/test_asyncio_runner.py::test_after_stop_in_a_handler_that_awaits_nothing_no_other_begins"
         ],
     ),
     Mutant(
@@ -162,7 +162,7 @@ PLACES: Final = (
         "tfmq/dead_letters/sql_store.py",
         "        if is_permanent_error(error, self.path):\n",
         "        if is_permanent_error(error):\n",
-        ["tests/dead_letters/test_sql_store.py::test_where_no_letter_can_ever_be_kept_nobody_waits"],
+        ["tests/dead_letters/test_sql_store.py::test_where_no_letter_can_ever_be_kept_no_caller_waits"],
     ),
     Mutant(
         "a-run-goes-on-with-a-store-without-hope",
@@ -237,7 +237,7 @@ DERIVED: Final = (
         "tfmq/broker/startup.py",
         "    log_recovery(opened, damage=False)  # what comes of the damage is told below, once\n",
         "    log_recovery(opened)  # what comes of the damage is told below, once\n",
-        ["tests/broker/test_startup.py::test_arrivals_that_lost_their_end_are_told_once_as_mended"],
+        ["tests/broker/test_startup.py::test_arrivals_that_lost_their_end_are_reported_once_as_mended"],
     ),
 )
 

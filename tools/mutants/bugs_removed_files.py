@@ -19,7 +19,7 @@ REMOVED_FILES: Final = (
         _DATABASE,
         "            if self._engine is not None and (not own or self._is_file_replaced(self._engine)):\n",
         "            if self._engine is not None and not own:\n",
-        [f"{DATABASE}::test_what_is_written_behind_a_removal_of_the_file_is_in_the_file_that_is_there"],
+        [f"{DATABASE}::test_what_is_written_after_a_removal_of_the_file_is_in_the_file_that_is_there"],
     ),
     Mutant(
         "dead-letters-removed-with-their-file-count-as-kept",
@@ -51,7 +51,7 @@ REMOVED_FILES: Final = (
         _STORE,
         "                if self._database is not None and self._was_replaced():\n",
         "                if self._database is None and self._was_replaced():\n",
-        [f"{STORE}::test_what_is_kept_behind_a_removal_of_the_file_is_in_the_file_that_is_there"],
+        [f"{STORE}::test_what_is_kept_after_a_removal_of_the_file_is_in_the_file_that_is_there"],
     ),
     Mutant(
         "kept-although-its-file-was-removed-meanwhile",

@@ -107,7 +107,7 @@ LANES_AND_CALLS: Final = (
             "                lambda: store.record_failure(message, failure, begun=begun, noted=noted)\n"
             "            ))\n"
         ),
-        [f"{RUNNING}::test_calls_far_behind_the_start_are_noted_over_a_kill_too"],
+        [f"{RUNNING}::test_calls_far_after_the_start_are_noted_over_a_kill_too"],
     ),
     Mutant(
         "calls-of-the-first-messages-not-counted-before",
@@ -115,7 +115,7 @@ LANES_AND_CALLS: Final = (
         _RUNNING,
         "        if store is not None and job.count_before_call and not job.counted:\n",
         "        if store is None and job.count_before_call and not job.counted:\n",
-        [f"{RUNNING}::test_what_ends_its_process_each_time_is_not_called_for_ever"],
+        [f"{RUNNING}::test_what_ends_its_process_each_time_is_not_called_without_end"],
     ),
     Mutant(
         "failing-messages-of-a-killed-consumer-not-looked-up",
@@ -123,7 +123,7 @@ LANES_AND_CALLS: Final = (
         _RUNNING,
         "            job.count_before_call = message.offset in ledger.failing_offsets\n",
         "            job.count_before_call = False\n",
-        [f"{RUNNING}::test_what_failed_far_behind_the_start_is_handled_when_the_next_consumer_handles_it"],
+        [f"{RUNNING}::test_what_failed_far_after_the_start_is_handled_when_the_next_consumer_handles_it"],
     ),
     Mutant(
         "success-after-failures-stays-a-failure",
@@ -131,7 +131,7 @@ LANES_AND_CALLS: Final = (
         _RUNNING,
         "            if store is not None and (job.in_store or job.counted):\n",
         "            if store is not None and job.counted:\n",
-        [f"{RUNNING}::test_also_far_behind_the_start"],
+        [f"{RUNNING}::test_also_far_after_the_start"],
     ),
     Mutant(
         "dead-message-called-once-more",
@@ -163,7 +163,7 @@ LANES_AND_CALLS: Final = (
         _RUNNING,
         "            later = error.seconds\n",
         "            later = 0.0\n",
-        [f"{RUNNING}::test_retry_later_lets_the_lane_go_on_and_brings_it_again_at_its_time"],
+        [f"{RUNNING}::test_retry_later_lets_the_queue_go_on_and_brings_it_again_at_its_time"],
     ),
     Mutant(
         "fenced-is-a-failure",
@@ -179,7 +179,7 @@ LANES_AND_CALLS: Final = (
         _RUNNING,
         "                    raise\n                tries += 1\n",
         "                    raise\n                return FAILING\n                tries += 1\n",
-        [f"{RUNNING}::test_a_store_that_fails_holds_the_offset_and_calls_nobody_again"],
+        [f"{RUNNING}::test_a_store_that_fails_holds_the_offset_and_calls_no_handler_again"],
     ),
     Mutant(
         "without-a-store-the-offset-passes",

@@ -22,7 +22,7 @@ ARCHIVED: Final = (
         "tfmq/spark/pipelines/manifest.py",
         "            if start >= ends.get((incarnation, partition), 0):\n",
         "            if False:\n",
-        [f"{ARCHIVING}::test_a_lost_manifest_is_told_and_nothing_comes_twice"],
+        [f"{ARCHIVING}::test_a_lost_manifest_is_reported_and_nothing_comes_twice"],
     ),
     Mutant(
         "archive-stuck-at-an-attribute-that-is-none",
@@ -30,7 +30,7 @@ ARCHIVED: Final = (
         "tfmq/spark/pipelines/archive.py",
         "wish.verify, lenient=True)",
         "wish.verify)",
-        [f"{REPLAYING}::test_messages_whose_attributes_nobody_can_read_are_copied_as_they_are"],
+        [f"{REPLAYING}::test_messages_whose_attributes_cannot_be_decoded_are_copied_as_they_are"],
     ),
     Mutant(
         "archive-step-not-planned-before-its-files",
@@ -86,7 +86,7 @@ ARCHIVED: Final = (
         "tfmq/spark/pipelines/archive.py",
         "    return piece.start if gone else start\n",
         "    return start\n",
-        [f"{ARCHIVING}::test_what_retention_takes_while_a_piece_begins_is_told"],
+        [f"{ARCHIVING}::test_what_retention_takes_while_a_piece_begins_is_reported"],
     ),
     Mutant(
         "archive-forgets-the-gap-of-a-step-that-was-begun",
@@ -94,7 +94,7 @@ ARCHIVED: Final = (
         "tfmq/spark/pipelines/archive.py",
         "        changed.append(each)\n",
         "",
-        [f"{ARCHIVING}::test_what_retention_took_of_a_step_that_was_begun_is_told_or_noted"],
+        [f"{ARCHIVING}::test_what_retention_took_of_a_step_that_was_begun_is_reported_or_noted"],
     ),
     Mutant(
         "archive-passes-over-what-retention-took",
@@ -102,7 +102,7 @@ ARCHIVED: Final = (
         "tfmq/spark/pipelines/archive.py",
         "        elif start < bounds.first:\n",
         "        elif start > bounds.end + bounds.first:\n",
-        [f"{ARCHIVING}::test_what_retention_took_between_two_runs_is_told_or_noted", PLANNING],
+        [f"{ARCHIVING}::test_what_retention_took_between_two_runs_is_reported_or_noted", PLANNING],
     ),
     Mutant(
         "archive-believes-a-log-that-was-set-back",
@@ -265,7 +265,7 @@ REPLAYED: Final = (
         "tfmq/spark/pipelines/replay.py",
         "        self._check_files(todo)\n",
         "",
-        [f"{REPLAYING}::test_a_missing_file_is_told_before_anything_is_sent"],
+        [f"{REPLAYING}::test_a_missing_file_is_reported_before_anything_is_sent"],
     ),
     Mutant(
         "replay-files-out-of-order",

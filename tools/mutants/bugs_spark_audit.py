@@ -24,7 +24,7 @@ SEGMENTS: Final = (
         "tfmq/spark/pipelines/audit_check.py",
         "        if marks is None and not self.log.checkpoint_damaged and any(each.size for each in self.segments):\n",
         "        if marks is None and begins:\n",
-        [f"{PLAN}::test_a_log_without_a_mark_is_told_and_checked_all_the_same"],
+        [f"{PLAN}::test_a_log_without_a_mark_is_reported_and_checked_all_the_same"],
     ),
     Mutant(
         "report-latency-of-nothing",
@@ -40,7 +40,7 @@ SEGMENTS: Final = (
         "tfmq/spark/pipelines/command.py",
         "            signal.signal(signal.SIGINT, before)\n",
         "            pass\n",
-        ["tests/spark/pipelines/test_command.py::test_a_ctrl_c_is_taken_back_from_whoever_takes_it"],
+        ["tests/spark/pipelines/test_command.py::test_a_ctrl_c_is_taken_back_from_its_handler"],
     ),
     Mutant(
         "audit-damage-is-a-tail",
@@ -56,7 +56,7 @@ SEGMENTS: Final = (
         "tfmq/spark/pipelines/audit_check.py",
         "        if self.piece.is_last and end and first >= self.log.durable_offset:\n",
         "        if False:\n",
-        [f"{PIECE}::test_the_tail_behind_the_forced_mark_is_no_damage"],
+        [f"{PIECE}::test_the_tail_after_the_forced_mark_is_no_damage"],
     ),
     Mutant(
         "audit-places-may-go-back",
@@ -64,7 +64,7 @@ SEGMENTS: Final = (
         "tfmq/spark/pipelines/audit_check.py",
         "        if self.last_source is not None and place < self.last_source:\n",
         "        if self.last_source is not None and place < (0, 0):\n",
-        [f"{PIECE}::test_places_of_transactions_that_go_back_are_told"],
+        [f"{PIECE}::test_places_of_transactions_that_go_back_are_reported"],
     ),
     Mutant(
         "audit-pieces-at-unproven-places",
@@ -107,7 +107,7 @@ SEGMENTS: Final = (
         "tfmq/spark/pipelines/audit_check.py",
         "                self._check_ordinals(found[number - 1], each)\n",
         "                pass\n",
-        [f"{CHAIN}::test_ordinals_that_do_not_go_on_from_file_to_file_are_told"],
+        [f"{CHAIN}::test_ordinals_that_do_not_go_on_from_file_to_file_are_reported"],
     ),
     Mutant(
         "audit-missing-folder-unseen",
@@ -126,7 +126,7 @@ IDS: Final = (
         "tfmq/spark/pipelines/audit_compare.py",
         "    for at in np.flatnonzero(runs.key[1:] < highest[:-1]) + 1:\n",
         "    for at in np.flatnonzero(runs.key[1:] < ends[:-1]) + 1:\n",
-        [f"{JUDGING}::test_what_stands_twice_is_told_and_only_that"],
+        [f"{JUDGING}::test_what_stands_twice_is_reported_and_only_that"],
     ),
     Mutant(
         "audit-brokers-share-ids",
@@ -161,7 +161,7 @@ TRANSACTIONS: Final = (
         "tfmq/spark/pipelines/audit_compare.py",
         "            if (place, number) > standing.applied:\n",
         "            if (place, number) > FIRST_SOURCE:\n",
-        [f"{JUDGING}::test_what_a_transaction_brings_and_a_partition_lacks_is_told"],
+        [f"{JUDGING}::test_what_a_transaction_brings_and_a_partition_lacks_is_reported"],
     ),
     Mutant(
         "audit-on-its-way-is-torn",
@@ -177,7 +177,7 @@ TRANSACTIONS: Final = (
         "tfmq/spark/pipelines/audit_compare.py",
         "            elif not any(low[0] <= place <= high[0] for low, high, _ in standing.windows):\n",
         "            elif not any(low[0] < place < high[0] for low, high, _ in standing.windows):\n",
-        [f"{JUDGING}::test_what_may_have_been_where_damage_is_or_retention_was_is_not_told_again"],
+        [f"{JUDGING}::test_what_may_have_been_where_damage_is_or_retention_was_is_not_reported_again"],
     ),
     Mutant(
         "audit-stray-appends-unseen",
@@ -228,7 +228,7 @@ BALANCES: Final = (
         "tfmq/spark/pipelines/reconcile.py",
         "    early = [letter for letter in letters if letter.ordinal >= consumed]\n",
         "    early = [letter for letter in letters if letter.ordinal > consumed]\n",
-        [f"{ROWS}::test_each_thing_that_does_not_add_up_is_told_alone"],
+        [f"{ROWS}::test_each_thing_that_does_not_add_up_is_reported_alone"],
     ),
     Mutant(
         "reconcile-two-stores-count-twice",
@@ -236,7 +236,7 @@ BALANCES: Final = (
         "tfmq/spark/pipelines/reconcile.py",
         "        if other is not letter and other.store != letter.store:\n",
         "        if other is not letter and other.store == letter.store:\n",
-        [f"{ROWS}::test_each_thing_that_does_not_add_up_is_told_alone"],
+        [f"{ROWS}::test_each_thing_that_does_not_add_up_is_reported_alone"],
     ),
     Mutant(
         "report-quantiles-of-a-bins-edge",

@@ -335,7 +335,7 @@ SPARK_SINK: Final = (
         "tfmq/spark/sink_task.py",
         "            client.abort(*member)\n",
         ("            client.abort(*member)\n            client.delete_group(member.group)\n"),
-        [f"{BATCH_SINK}::test_a_task_that_comes_behind_the_abort_leaves_nothing"],
+        [f"{BATCH_SINK}::test_a_task_that_comes_after_the_abort_leaves_nothing"],
     ),
     Mutant(
         "a-sinks-task-does-not-wait-for-a-broker-that-stops",

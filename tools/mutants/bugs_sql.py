@@ -75,7 +75,7 @@ SQL: Final = (
         "tfmq/sql/commit_protocol.py",
         "CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome, Damaged)\n",
         "CONTRADICTIONS = (HeuristicOutcome,)\n",
-        [COURSE + "::test_a_broker_that_contradicts_is_told"],
+        [COURSE + "::test_a_broker_that_contradicts_is_reported"],
     ),
     Mutant(
         "broker-that-is-away-undoes-the-commit",
@@ -99,7 +99,7 @@ SQL: Final = (
         "tfmq/sql/commit_protocol.py",
         "        yield from self._rollback_session(error)\n        yield from self._rollback_broker(error)\n\n",
         "        yield from self._rollback_broker(error)\n\n",
-        ["tests/sql/test_transaction.py::test_behind_an_exception_the_session_has_nothing_left_to_commit"],
+        ["tests/sql/test_transaction.py::test_after_an_exception_the_session_has_nothing_left_to_commit"],
     ),
     Mutant(
         "transaction-with-messages-called-empty",

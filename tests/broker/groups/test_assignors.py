@@ -39,7 +39,7 @@ def moved(before: dict[Partition, str], after: dict[Partition, str]) -> set[Part
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_member_gets_all_and_nobody_gets_nothing(strategy: str) -> None:
+def test_one_member_gets_all_and_none_gets_nothing(strategy: str) -> None:
     assert set(assign(strategy, members("a"), partitions(7), {}).values()) == {"a"}
     assert assign(strategy, [], partitions(7), {}) == {}
     assert assign(strategy, members("a"), [], {}) == {}

@@ -77,7 +77,7 @@ def test_a_plan_is_one_row_a_member_and_one_for_what_is_free(desk: Desk) -> None
     ]
 
 
-def test_what_is_planned_is_nobody_elses_and_is_told_when_it_is_written(desk: Desk) -> None:
+def test_what_is_planned_is_no_other_members_and_is_reported_when_it_is_written(desk: Desk) -> None:
     ada = desk.enter("ada")
     changes = desk.plan()
     key = desk.key(0)
@@ -99,7 +99,7 @@ def test_what_was_refused_is_planned_again(desk: Desk) -> None:
     assert len(desk.carry_out().assigned) == 4 and len(ada.owned) == 4
 
 
-def test_what_may_be_on_the_disk_is_told_to_nobody_and_given_to_nobody(desk: Desk) -> None:
+def test_what_may_be_on_the_disk_is_reported_to_no_member_and_given_to_none(desk: Desk) -> None:
     ada = desk.enter("ada")
     changes = desk.plan()
     desk.write(changes)
@@ -133,7 +133,7 @@ def test_what_is_planned_for_an_earlier_life_of_a_member_is_not_its(desk: Desk) 
     assert len(again.owned) == 4 and min(again.owned.values()) > again.joined
 
 
-def test_what_is_given_up_is_free_in_the_catalog_too_if_nobody_takes_it(desk: Desk) -> None:
+def test_what_is_released_is_free_in_the_catalog_too_if_no_member_takes_it(desk: Desk) -> None:
     ada = desk.enter("ada")
     desk.carry_out()
     ada.subscription = GroupSubscription([], "sticky", None)
@@ -154,7 +154,7 @@ def test_what_a_member_has_not_heard_of_it_does_not_give_up(desk: Desk) -> None:
     assert desk.group.release(ada, [], ada.generation) and ada.owned == {}
 
 
-def test_a_member_is_to_be_told_what_it_does_not_know(desk: Desk) -> None:
+def test_a_member_is_to_be_notified_of_what_it_does_not_know(desk: Desk) -> None:
     ada = desk.enter("ada")
     desk.carry_out()
     keys = dict.fromkeys(ada.owned, False)
@@ -197,7 +197,7 @@ def test_owners_from_before_the_start_keep_what_they_have_until_they_are_heard_o
     assert len(eve.owned) == 2
 
 
-def test_nobody_has_anything_after_a_new_beginning(desk: Desk) -> None:
+def test_no_member_has_anything_after_a_new_beginning(desk: Desk) -> None:
     desk.enter("ada")
     desk.carry_out()
     desk.group.release_all()
@@ -225,7 +225,7 @@ def described(broker: Broker, group: str = "billing") -> dict[str, dict[str, obj
     return {each["member"]: each for each in found}
 
 
-def test_more_members_than_partitions_leave_some_idle_and_they_are_told_why() -> None:
+def test_more_members_than_partitions_leave_some_idle_and_they_are_notified_why() -> None:
     broker = Broker()
     broker.create()
     first, second = seats(broker, "ada bob")
@@ -301,7 +301,7 @@ def test_more_partitions_are_advised_only_where_members_are_more() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_members_that_join_enough_partitions_are_never_told_to_add_some(seed: int) -> None:
+def test_members_that_join_enough_partitions_are_never_advised_to_add_some(seed: int) -> None:
     """Members join, beat and release in any order, before and after the broker has written who owns what."""
     chance = random.Random(seed)
     broker = Broker()
@@ -354,7 +354,7 @@ def test_groups_are_listed_and_described(broker: Broker) -> None:
     assert (empty["members"], empty["offsets"], empty["strategy"]) == ([], [], "")
 
 
-def test_a_member_is_told_for_whom_it_waits_and_why(broker: Broker) -> None:
+def test_a_member_is_notified_for_whom_it_waits_and_why(broker: Broker) -> None:
     first, second = Seat(broker, "ada"), Seat(broker, "bob")
     first.join()
     second.join()

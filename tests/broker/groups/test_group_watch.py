@@ -44,7 +44,7 @@ def test_a_member_whose_connection_is_gone_has_a_tenth_of_its_session_to_come_ba
     assert len(waiting.assigned) == 10
 
 
-def test_a_dead_member_may_come_back_to_what_nobody_took(broker: Broker) -> None:
+def test_a_dead_member_may_return_to_partitions_without_an_owner(broker: Broker) -> None:
     first = Seat(broker, "ada")
     first.join()
     first.disconnect()
@@ -95,7 +95,7 @@ def test_a_broker_that_was_started_anew_asks_what_its_members_want(broker: Broke
     assert described(again)["ada"]["topics"] == ["orders"]
 
 
-def test_a_broker_that_stood_still_takes_nobody_for_dead(broker: Broker) -> None:
+def test_a_broker_that_was_suspended_declares_no_member_dead(broker: Broker) -> None:
     """Its process was stopped, or its machine asleep: what the members said waits to be read."""
     first, second = seats(broker, "ada bob")
     first.disconnect()

@@ -60,7 +60,7 @@ def test_a_second_member_waits_for_what_the_first_is_to_give_up(broker: Broker) 
     assert second.numbers == [5, 6, 7, 8, 9]
 
 
-def test_whoever_keeps_a_partition_is_not_disturbed(broker: Broker) -> None:
+def test_a_member_that_keeps_a_partition_is_not_disturbed(broker: Broker) -> None:
     first, second, third = seats(broker, "ada bob eve")
     before = {**first.held, **second.held, **third.held}
     assert len(before) == 10
@@ -114,7 +114,7 @@ def test_who_leaves_makes_room_at_once(broker: Broker) -> None:
 # Topics
 
 
-def test_partitions_that_come_up_are_given_to_somebody_and_those_that_go_are_nobodys(broker: Broker) -> None:
+def test_new_partitions_are_assigned_and_deleted_ones_have_no_owner(broker: Broker) -> None:
     from tfmq.protocol.commands import GrowTopic
 
     first, second = seats(broker, "ada bob")
@@ -208,7 +208,7 @@ def test_a_member_that_joins_again_has_lost_what_it_had(broker: Broker) -> None:
 # What is told is on the disk
 
 
-def test_a_grant_is_on_the_disk_before_it_is_told() -> None:
+def test_a_grant_is_on_the_disk_before_it_is_reported() -> None:
     broker = Broker(queued=True)
     broker.create(partitions=4)
     first, second = Seat(broker, "ada"), Seat(broker, "bob")
@@ -241,7 +241,7 @@ def test_a_join_that_could_not_be_forced_gives_nothing_away() -> None:
     assert again.code == "storage_stopped"
 
 
-def test_a_grant_that_the_full_disk_refused_is_tried_again_and_nobody_else_has_it_meanwhile() -> None:
+def test_a_grant_that_the_full_disk_refused_is_tried_again_and_no_other_member_has_it_meanwhile() -> None:
     broker = Broker()
     broker.create(partitions=2)
     first, second = Seat(broker, "ada"), Seat(broker, "bob")
@@ -333,7 +333,7 @@ def test_what_was_given_up_before_a_restart_is_free_after_it(broker: Broker) -> 
     assert third.numbers == list(range(10))
 
 
-def test_a_grant_that_was_lost_with_the_broker_before_it_was_told_is_made_again() -> None:
+def test_a_grant_that_was_lost_with_the_broker_before_it_was_reported_is_made_again() -> None:
     """It is in the catalog, and its member knows nothing of it."""
     broker = Broker()
     broker.create(partitions=2)

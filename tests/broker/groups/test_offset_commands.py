@@ -51,14 +51,14 @@ def test_a_revoked_partition_is_its_owners_until_that_lets_go(broker: Broker) ->
     assert second.commit(7, *leaving).fenced == []
 
 
-def test_nobody_commits_without_having_joined(broker: Broker) -> None:
+def test_no_member_commits_without_having_joined(broker: Broker) -> None:
     offsets = [GroupOffset("orders", broker.incarnation(), 0, 1)]
     for member, generation in (("", 0), ("ghost", 0), ("", 1)):
         assert broker.ask(CommitOffsets("billing", member, generation, offsets)).code == "fenced"
     assert broker.ask(ListGroups()).groups == []
 
 
-def test_a_zombie_loses_only_what_others_got_and_is_told(broker: Broker) -> None:
+def test_a_zombie_loses_only_what_others_got_and_is_notified(broker: Broker) -> None:
     broker.create("bills")
     first = Seat(broker, "ada", topics="orders bills")
     first.join()

@@ -190,7 +190,7 @@ def test_a_group_that_is_not_there_is_set_only_where_that_is_meant(rig: Rig, adm
 
 
 @pytest.mark.parametrize("settings", [None, "retention.seconds=7d", ["retention.seconds"]])
-def test_settings_that_are_no_mapping_are_told_in_a_sentence(
+def test_settings_that_are_no_mapping_are_reported_in_a_sentence(
     rig: Rig, admin: AdminCore, settings: Any
 ) -> None:
     with pytest.raises(BadRequest, match="settings of a topic are a mapping"):
@@ -245,7 +245,7 @@ def test_pages_on_which_nothing_is_wanted_are_passed() -> None:
         (None, "x", TypeError, "limit is a whole number, or None for all, not 'x'"),
     ],
 )
-def test_states_and_limits_that_are_none_are_told(
+def test_states_and_limits_that_are_none_are_reported(
     states: Any, limit: Any, error: type[Exception], sentence: str
 ) -> None:
     rig, broker, admin = in_doubt(("x", 1))

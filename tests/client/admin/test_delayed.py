@@ -150,7 +150,7 @@ def test_one_is_described_whether_it_waits_or_not(rig: Pending) -> None:
     assert rig.run(AdminCore(rig.link, 5.0).describe_delayed(handle))[:3] == (handle, "delivered", -1)
 
 
-def test_a_due_time_that_no_calendar_has_is_told_in_ms_only() -> None:
+def test_a_due_time_that_no_calendar_has_is_reported_in_ms_only() -> None:
     for due_ms in (-1, DUE_MAX, 253_402_300_800_000):
         assert DelayedDescription("d", "pending", due_ms).due_at is None
 

@@ -160,7 +160,7 @@ def test_a_name_that_is_none_is_refused(rig: Rig, admin: AdminCore) -> None:
             rig.run(admin.schedule(**WISH._replace(name=name)._asdict()))
 
 
-def test_moments_are_told_as_the_clocks_of_the_zone_show_them() -> None:
+def test_moments_are_reported_as_the_clocks_of_the_zone_show_them() -> None:
     found = ScheduleDescription("a", timezone="Europe/Berlin", next_ms=NEXT_MS)
     assert (
         found.next_at == datetime(2026, 11, 23, 10, tzinfo=ZoneInfo("Europe/Berlin"))

@@ -100,7 +100,7 @@ def test_the_first_starts_one_and_the_others_wait_for_it(brokers: Brokers) -> No
     assert brokers.started == 1
 
 
-def test_what_a_kill_left_behind_is_not_believed(brokers: Brokers) -> None:
+def test_what_a_kill_left_is_not_believed(brokers: Brokers) -> None:
     brokers.lock()
     brokers.ready()
     folder = LocalBrokerAddress(str(brokers.path), brokers.start)
@@ -121,7 +121,9 @@ def test_the_address_of_the_one_before_is_not_that_of_the_one_that_starts(broker
     assert brokers.started == 0
 
 
-def test_a_start_that_fails_is_told_with_its_last_words_and_tried_again_by_the_next(brokers: Brokers) -> None:
+def test_a_start_that_fails_is_reported_with_its_last_words_and_tried_again_by_the_next(
+    brokers: Brokers,
+) -> None:
     folder = LocalBrokerAddress(str(brokers.path), brokers.start)
     not_ready(folder)
     (brokers.path / LOG_NAME).write_text("tfmq-server: starting\ntfmq-server: the disk is on fire.\n")
@@ -145,7 +147,7 @@ def test_a_broker_that_cannot_be_started_frees_the_way_for_others(tmp_path: Path
     assert brokers.started == 1
 
 
-def test_a_path_that_is_a_file_is_told(tmp_path: Path) -> None:
+def test_a_path_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConnectionFailed, match="cannot be used for a broker") as caught:
         LocalBrokerAddress(str(tmp_path / "file" / "below")).resolve()
@@ -173,7 +175,7 @@ def test_a_path_that_no_file_can_have_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", [LOG_NAME, STARTING_NAME])
-def test_nothing_is_written_through_a_link_that_somebody_left_there(tmp_path: Path, name: str) -> None:
+def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path, name: str) -> None:
     victim, data = tmp_path / "victim", tmp_path / "data"
     victim.write_text("mine")
     data.mkdir()
@@ -194,7 +196,7 @@ def test_a_folder_that_is_made_is_not_for_everybody(tmp_path: Path, brokers: Bro
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="cannot be had here: another user")
-def test_a_folder_of_another_user_is_told_in_one_sentence() -> None:
+def test_a_folder_of_another_user_is_reported_in_one_sentence() -> None:
     with tempfile.TemporaryDirectory() as data:
         folder = LocalBrokerAddress(data)
         os.seteuid(65534)
@@ -206,7 +208,7 @@ def test_a_folder_of_another_user_is_told_in_one_sentence() -> None:
     assert not caught.value.retriable
 
 
-def test_a_shell_that_starts_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_that_starts_nothing_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where no process can be had any more."""
     monkeypatch.setattr(addresses, "_BACKGROUND_SCRIPT", "exit 2")
     with pytest.raises(ConnectionFailed, match="cannot be started") as caught:

@@ -47,7 +47,7 @@ def test_an_error_reply_becomes_its_error() -> None:
 @pytest.mark.parametrize(
     "header", [[-999, 1], [-4, 1, 5, 5, 5, 5], [-999, 1, "new_code", "odd", "words", {}]]
 )
-def test_one_that_is_not_well_formed_is_told_as_it_came(header: list[object]) -> None:
+def test_one_that_is_not_well_formed_is_reported_as_it_came(header: list[object]) -> None:
     error = error_from_reply(header)
     assert error.outcome == "unknown" and error.number == -header[0]  # type: ignore[operator]
 
@@ -72,12 +72,12 @@ def test_who_refuses_is_named_with_all_that_were_asked() -> None:
     assert failure.sentence.startswith("Nothing listens at 127.0.0.1:8367 or broker.example:9000:")
 
 
-def test_what_the_broker_said_itself_is_told_as_it_is() -> None:
+def test_what_the_broker_said_itself_is_reported_as_it_is() -> None:
     said = Busy("The broker is stopping.")
     assert connection_error(said, HERE, (HERE,), was_connected=True) is said
 
 
-def test_what_cannot_be_read_is_told_with_the_address() -> None:
+def test_what_cannot_be_read_is_reported_with_the_address() -> None:
     failure = connection_error(BadFrame("That is no frame."), HERE, (HERE,), was_connected=True)
     assert isinstance(failure, ConnectionFailed)
     assert failure.sentence == "127.0.0.1:8367: That is no frame."
@@ -106,7 +106,7 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_nothing_is_dialled_before_somebody_asks(rig: Rig) -> None:
+def test_nothing_is_dialled_before_the_first_request(rig: Rig) -> None:
     rig.exchange()
     assert rig.dialled == []
     rig.link.send_request(Ping())
@@ -122,7 +122,7 @@ def test_a_call_is_answered(rig: Rig) -> None:
     assert not rig.link.has_pending_requests
 
 
-def test_hello_goes_first_and_tells_the_limits() -> None:
+def test_hello_is_sent_first_and_returns_the_limits() -> None:
     rig = Rig(FakeBroker(limits={"message_bytes": 17}))
     rig.link.send_request(Ping())
     rig.exchange()
@@ -209,7 +209,7 @@ def test_one_that_was_not_sent_waits_for_the_next_connection(rig: Rig) -> None:
     assert call.done and call.error is None
 
 
-def test_a_broker_that_starts_soon_is_waited_for_and_one_that_is_not_there_is_told(rig: Rig) -> None:
+def test_a_broker_that_starts_soon_is_waited_for_and_one_that_is_not_there_is_reported(rig: Rig) -> None:
     rig.reachable = False
     call = rig.link.send_request(Ping())
     rig.advance(1)
@@ -294,7 +294,7 @@ def test_a_call_given_up_leaves_the_connection_usable(rig: Rig) -> None:
     assert after.done and after.error is None
 
 
-def test_something_else_behind_the_port_is_named_at_once(rig: Rig) -> None:
+def test_something_else_at_the_port_is_named_at_once(rig: Rig) -> None:
     call = rig.link.send_request(Ping())
     assert rig.link.wants_connection()
     rig.link.connected()
@@ -305,7 +305,7 @@ def test_something_else_behind_the_port_is_named_at_once(rig: Rig) -> None:
         call.result()
 
 
-def test_a_version_that_is_not_spoken_is_told_at_once(rig: Rig) -> None:
+def test_a_version_that_is_not_spoken_is_reported_at_once(rig: Rig) -> None:
     rig.broker.plan(Hello, VersionMismatch("upgrade"))
     call = rig.link.send_request(Ping())
     with pytest.raises(VersionMismatch) as caught:
@@ -367,7 +367,7 @@ def test_without_a_reply_a_call_is_done_once_it_is_written(rig: Rig) -> None:
     assert call.done and call.error is None
 
 
-def test_listeners_hear_of_every_new_session(rig: Rig) -> None:
+def test_listeners_are_called_for_every_new_session(rig: Rig) -> None:
     heard: list[int] = []
     rig.link.on_ready.append(lambda link: heard.append(link.connection_count))
     rig.link.send_request(Ping())
@@ -408,7 +408,7 @@ def test_an_unreadable_reply_fails_its_call_only(rig: Rig) -> None:
         call.result()
 
 
-def test_who_waits_for_a_first_connection_is_told_once_and_soon(
+def test_who_waits_for_a_first_connection_is_notified_once_and_soon(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "tfmq")

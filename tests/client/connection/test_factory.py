@@ -56,7 +56,7 @@ def house() -> Iterator[House]:
     in_process_brokers.pop(HERE, None)
 
 
-def test_an_address_nobody_moved_into_is_the_networks() -> None:
+def test_an_unchanged_address_is_the_networks() -> None:
     link, driver, wall_clock = make_client_parts("127.0.0.1:1", Driver)
     assert link.servers == (BrokerAddress("127.0.0.1", 1),)
     assert driver.link is link

@@ -57,7 +57,7 @@ def test_a_passing_failure_is_asked_again() -> None:
     assert len(broker.requests) == 4
 
 
-def test_busy_may_be_told_at_once_too() -> None:
+def test_busy_may_be_reported_at_once_too() -> None:
     broker = Broker()
     broker.fail[Metadata] = [ConnectionFailed(), Busy()]
     with pytest.raises(Busy):
@@ -65,7 +65,7 @@ def test_busy_may_be_told_at_once_too() -> None:
     assert len(broker.requests) == 2
 
 
-def test_any_other_failure_is_told_at_once() -> None:
+def test_any_other_failure_is_reported_at_once() -> None:
     broker = Broker()
     broker.fail[Metadata] = [BadRequest(), Busy()]
     with pytest.raises(BadRequest):
@@ -73,7 +73,7 @@ def test_any_other_failure_is_told_at_once() -> None:
     assert len(broker.requests) == 1
 
 
-def test_a_failure_that_does_not_pass_is_told_when_the_time_is_over() -> None:
+def test_a_failure_that_does_not_pass_is_reported_when_the_time_is_over() -> None:
     broker = Broker()
     broker.fail[Metadata] = [Busy() for _ in range(1000)]
     with pytest.raises(Busy):
@@ -81,7 +81,7 @@ def test_a_failure_that_does_not_pass_is_told_when_the_time_is_over() -> None:
     assert 5 < len(broker.requests) < 20
 
 
-def test_a_broker_that_was_never_reached_is_told_at_once() -> None:
+def test_a_broker_that_was_never_reached_is_reported_at_once() -> None:
     broker = Broker()
     broker.down = True
     with pytest.raises(ConnectionFailed):
@@ -227,7 +227,7 @@ def test_what_must_not_be_repeated_is_not(repeat: bool, error: type) -> None:
     assert isinstance(call.error, error)
 
 
-def test_whoever_leaves_early_gives_the_call_up() -> None:
+def test_a_caller_that_leaves_early_cancels_the_call() -> None:
     rig = Rig()
     rig.broker.plan(Ping, SWALLOW)
     asking = request_until_not_busy(rig.link, Ping(), until=rig.time + 10)

@@ -52,14 +52,14 @@ def test_the_groups_offset_comes_first_and_a_partition_it_never_had_is_a_new_one
     }
 
 
-def test_a_group_without_any_offset_begins_where_it_was_told() -> None:
+def test_a_group_without_any_offset_begins_at_the_configured_start() -> None:
     broker = Broker()
     logs = two(broker)
     assert starts(Script(broker, group="g", start="latest")) == {0: logs[0].end, 1: logs[1].end}
 
 
 @pytest.mark.parametrize("commits", ["auto", "manual", "before"])
-def test_what_came_behind_latest_is_not_passed_over_where_its_first_member_dies_at_once(commits: str) -> None:
+def test_what_came_after_latest_is_not_passed_over_where_its_first_member_dies_at_once(commits: str) -> None:
     """The end that the first member saw is saved before it reads anything, whoever saves what later."""
     broker = Broker()
     logs = two(broker)
@@ -208,7 +208,7 @@ def test_the_first_transaction_of_a_group_in_doubt_keeps_back_its_own_partition_
     assert {name.partition for name in script.core.fetcher.partitions} == {1}
 
 
-def test_a_group_that_waits_for_a_transaction_of_tfmq_sql_is_told_what_ends_it(
+def test_a_group_that_waits_for_a_transaction_of_tfmq_sql_is_notified_what_ends_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     broker = Broker()
@@ -220,7 +220,7 @@ def test_a_group_that_waits_for_a_transaction_of_tfmq_sql_is_told_what_ends_it(
     assert caplog.text.count("tfmq.sql.check(producer, engine)") == 1
 
 
-def test_a_question_that_the_broker_refuses_is_told() -> None:
+def test_a_question_that_the_broker_refuses_is_reported() -> None:
     broker = Broker()
     two(broker)
     broker.fail[wire.Locate] = [BadRequest("planted"), BadRequest("planted")]

@@ -112,7 +112,7 @@ def test_commit_of_a_message_saves_up_to_it(broker: Broker) -> None:
     assert broker.saved("g") == offset_of(log, 3)
 
 
-def test_manual_saves_only_when_it_is_told(broker: Broker) -> None:
+def test_manual_saves_only_on_request(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker, group="g", commits="manual")
     script.poll(count=2)
@@ -202,7 +202,7 @@ def test_what_is_not_this_members_is_not_read_and_is_read_once_it_is(broker: Bro
     assert not script.core.fetcher.partitions
 
 
-def test_heartbeats_go_on_while_nobody_asks_for_messages(broker: Broker) -> None:
+def test_heartbeats_continue_while_no_messages_are_polled(broker: Broker) -> None:
     filled(broker)
     script = Script(broker, group="g", session=9)
     next(script.loop())
@@ -309,7 +309,7 @@ def test_a_save_that_fails_in_passing_is_tried_again(broker: Broker) -> None:
 # What goes wrong
 
 
-def test_a_deleted_topic_stops_its_partition_and_a_new_one_is_read_after_that_was_told(
+def test_a_deleted_topic_stops_its_partition_and_a_new_one_is_read_after_that_was_reported(
     broker: Broker,
 ) -> None:
     filled(broker)
@@ -325,7 +325,7 @@ def test_a_deleted_topic_stops_its_partition_and_a_new_one_is_read_after_that_wa
     assert script.poll(60) == [b"0"]
 
 
-def test_lost_offsets_are_raised_behind_what_was_read_and_the_partition_stays_stopped(broker: Broker) -> None:
+def test_lost_offsets_are_raised_after_what_was_read_and_the_partition_stays_stopped(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker)
     script.poll(), script.poll(0.1)
@@ -373,7 +373,9 @@ def test_a_failure_while_a_poll_is_topped_up_does_not_lose_what_it_has(broker: B
         script.poll()
 
 
-def test_a_broker_that_was_never_there_is_told_at_once_and_one_that_went_away_is_not(broker: Broker) -> None:
+def test_a_broker_that_was_never_there_is_reported_at_once_and_one_that_went_away_is_not(
+    broker: Broker,
+) -> None:
     filled(broker)
     broker.down = True
     script = Script(broker)
@@ -482,7 +484,7 @@ def test_what_where_raises_is_raised_and_its_message_stays(broker: Broker) -> No
 # The end
 
 
-def test_stop_ends_the_loop_behind_the_current_message(broker: Broker) -> None:
+def test_stop_ends_the_loop_after_the_current_message(broker: Broker) -> None:
     log = broker.create("orders")
     log.append(*[b"%d" % n for n in range(4)])
     script = Script(broker, group="g")
@@ -590,7 +592,7 @@ def test_a_forked_child_of_a_member_has_nothing_of_it_and_begins_where_the_group
     assert [each.member for each in broker.sent(wire.JoinGroup)][-1] != broker.sent(wire.JoinGroup)[0].member
 
 
-def test_a_forked_child_is_told_of_what_its_parent_was_handed_out(broker: Broker) -> None:
+def test_a_forked_child_gets_what_its_parent_was_handed_out(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker, group="g", commits="manual")
     script.poll(count=2)
@@ -680,9 +682,7 @@ def test_partitions_are_measured_from_what_was_handed_out() -> None:
 @pytest.mark.parametrize(
     ("error", "partitions"), [(UnknownTopic(), {}), (StorageStopped("planted"), {0: -1})]
 )
-def test_what_cannot_be_told_is_no_reason_to_tell_nothing(
-    error: TfmqError, partitions: dict[int, int]
-) -> None:
+def test_an_unknown_part_is_no_reason_to_report_nothing(error: TfmqError, partitions: dict[int, int]) -> None:
     broker = Broker()
     broker.create("orders", 2)
     for log in broker.topics["orders"][1]:
@@ -702,7 +702,7 @@ def test_what_cannot_be_told_is_no_reason_to_tell_nothing(
     assert {name.partition: each for name, each in lag.partitions.items()} == {**partitions, 1: 1}
 
 
-def test_a_place_in_a_damaged_range_has_no_lag_that_could_be_told() -> None:
+def test_a_place_in_a_damaged_range_has_no_lag_that_could_be_reported() -> None:
     broker = Broker()
     broker.create("orders").append(b"x")
     script = Script(broker, start=0)
@@ -733,7 +733,7 @@ def filled_of_lag(broker: SimulatedBroker, count: int = 4) -> None:
     "filters",
     [{"tags": "green"}, {"where": lambda message: False}, {"tags": "red", "where": lambda _: False}],
 )
-def test_who_filters_everything_out_is_behind_by_nothing(filters: dict[str, Any]) -> None:
+def test_a_consumer_that_filters_everything_out_has_no_lag(filters: dict[str, Any]) -> None:
     with SimulatedBroker() as broker:
         filled_of_lag(broker)
         consumer = broker.consumer("orders", group="billing", save_every=1, **filters)
@@ -746,7 +746,7 @@ def test_who_filters_everything_out_is_behind_by_nothing(filters: dict[str, Any]
         assert shown(broker)[0][2] == 2 == broker.admin().group("billing").lag
 
 
-def test_a_fresh_partition_that_somebody_has_is_behind_by_all_of_it() -> None:
+def test_a_new_partition_with_an_owner_lags_by_all_of_it() -> None:
     """It is shown from the moment in which it has an owner: a handler may take long for its first message."""
     with SimulatedBroker() as broker:
         broker.admin().create_topic("orders", partitions=2)
@@ -759,7 +759,7 @@ def test_a_fresh_partition_that_somebody_has_is_behind_by_all_of_it() -> None:
         assert shown(broker)[0][1] > 0
 
 
-def test_what_retention_took_away_is_nothing_to_be_behind_of() -> None:
+def test_what_retention_took_away_is_not_part_of_the_lag() -> None:
     with SimulatedBroker({"log.segment_bytes": 65536, "retention.bytes": 65536}) as broker:
         consumer = broker.consumer("orders", group="billing", commits="manual", on_out_of_range="earliest")
         producer = broker.producer()

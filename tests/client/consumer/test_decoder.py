@@ -135,7 +135,7 @@ def test_a_payload_that_is_a_control_record_is_a_payload() -> None:
     assert [m.payload for m in messages(log)] == [b"before", forged, b"behind", *[forged] * 5]
 
 
-def test_records_as_long_as_a_control_record_are_told_apart() -> None:
+def test_records_as_long_as_a_control_record_are_distinguished() -> None:
     log = Bytes()
     log.append(*[b"x" * 80] * 30)
     log.append(*[b"y" * 80] * 30)
@@ -366,14 +366,14 @@ def test_messages_of_blocks_that_were_written_together_share_their_origin() -> N
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x80])
-def test_a_flipped_bit_anywhere_is_told_as_in_the_slow_way(mask: int) -> None:
+def test_a_flipped_bit_anywhere_is_reported_as_in_the_slow_way(mask: int) -> None:
     body = singles(3).body()
     for position in range(len(body)):
         bad = body[:position] + bytes([body[position] ^ mask]) + body[position + 1 :]
         assert outcome(bad, fast=True) == outcome(bad, fast=False), f"byte {position}"
 
 
-def test_bytes_that_end_anywhere_are_told_as_in_the_slow_way() -> None:
+def test_bytes_that_end_anywhere_are_reported_as_in_the_slow_way() -> None:
     body = singles(3).body()
     for size in range(len(body)):
         cut = body[:size]
@@ -383,7 +383,7 @@ def test_bytes_that_end_anywhere_are_told_as_in_the_slow_way() -> None:
         assert outcome(cut, fast=True) == outcome(cut, fast=False), f"{size} bytes, all that was announced"
 
 
-def test_a_block_behind_the_answers_end_or_from_another_place_is_refused_alike() -> None:
+def test_a_block_after_the_answers_end_or_from_another_place_is_refused_alike() -> None:
     log = singles(3)
     for place in ({"end": log.end - 1}, {"start": 7, "skip_to": 7}, {"gaps": True, "end": log.end + 5}):
         assert outcome(log.body(), fast=True, **place) == outcome(log.body(), fast=False, **place)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ def consumer_of(broker: SimulatedBroker, **options: Any) -> tfmq.Consumer[Any]:
     return broker.consumer("orders", **{"group": "billing", "commits": "manual", **options})
 
 
-def test_it_stands_behind_what_was_handed_out_or_behind_a_message(broker: SimulatedBroker) -> None:
+def test_it_is_after_what_was_handed_out_or_after_a_message(broker: SimulatedBroker) -> None:
     with consumer_of(broker) as consumer:
         first, second = consumer.poll(max_messages=2)
         everything, one = external_offsets(consumer, None), external_offsets(consumer, first)

@@ -225,7 +225,7 @@ def test_a_partition_that_is_given_away_brings_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionFailed(), Busy()])
-def test_a_passing_error_is_tried_again_later_and_not_told(error: TfmqError) -> None:
+def test_a_passing_error_is_tried_again_later_and_not_reported(error: TfmqError) -> None:
     reader = Reader()
     reader.log().append(b"a")
     now = 100.0
@@ -259,7 +259,7 @@ def stopped(error: TfmqError, **options: Any) -> tuple[Reader, TfmqError | None]
 @pytest.mark.parametrize(
     "error", [UnknownTopic(), BadRequest(), Damaged(first=200, next=300), LogTruncated(cut=10), ServerError()]
 )
-def test_other_errors_stop_their_partition_only_and_are_told_once(error: TfmqError) -> None:
+def test_other_errors_stop_their_partition_only_and_are_reported_once(error: TfmqError) -> None:
     reader, told = stopped(error)
     assert told is error
     assert "t-0" in str(told)
@@ -318,7 +318,7 @@ def damaged_reader(**options: Any) -> tuple[Reader, Damaged]:
     return reader, Damaged(first=bad.offset, next=bad.offset + len(bad.data))
 
 
-def test_damage_stops_the_partition_behind_what_is_whole() -> None:
+def test_damage_stops_the_partition_after_what_is_whole() -> None:
     reader, damage = damaged_reader()
     assert reader.payloads() == [b"a"]
     told = reader.fetcher.next_failure()
@@ -487,7 +487,7 @@ def batch() -> Batch:
     return Batch(NAME_FILTERING, Script(broker).messages(), END)
 
 
-def test_what_it_says_yes_to_is_kept_and_the_place_behind_it_all_too(batch: Batch) -> None:
+def test_what_it_says_yes_to_is_kept_and_the_place_after_it_all_too(batch: Batch) -> None:
     found, again = filter_batch(batch, lambda message: int(message.text) % 2)
     assert ([message.text for message in found.messages], found.end_position, again) == (
         ["1", "3"],

@@ -60,7 +60,7 @@ def test_a_loop_gets_the_messages_of_a_rolled_back_transaction_again(bench: Benc
     assert bench.open(commits="manual").poll(timeout=1) == []
 
 
-def test_what_was_polled_comes_again_behind_rollback(bench: Bench) -> None:
+def test_what_was_polled_comes_again_after_rollback(bench: Bench) -> None:
     with bench.broker.producer() as producer, bench.open(commits="manual") as consumer:
         assert [message.text for message in consumer.poll(max_messages=2)] == ["a", "b"]
         tx = producer.begin()

@@ -89,7 +89,7 @@ def test_what_is_revoked_is_held_and_said_to_be_leaving_until_it_is_released(bro
     assert [each.partition for each in member.last(wire.Heartbeat).held] == [0]
 
 
-def test_other_wishes_are_told_at_once_and_the_same_ones_are_not(broker: Broker) -> None:
+def test_other_wishes_are_reported_at_once_and_the_same_ones_are_not(broker: Broker) -> None:
     member = Member(broker).join()
     member.script.pass_time(0.1)
     count = len(broker.sent(wire.Heartbeat))
@@ -102,7 +102,7 @@ def test_other_wishes_are_told_at_once_and_the_same_ones_are_not(broker: Broker)
     assert told[0].only == [("orders", 0)] and told[1:] in ([], [None])
 
 
-def test_a_broker_that_has_forgotten_is_told_again(broker: Broker) -> None:
+def test_a_broker_that_has_forgotten_gets_the_topics_again(broker: Broker) -> None:
     member = Member(broker).join()
     answer = broker.on_heartbeat
 
@@ -141,7 +141,7 @@ def test_a_heartbeat_that_fails_in_passing_is_sent_again_and_a_refusal_is_raised
     assert [type(each) for each in member.failures] == [NotAllowed]
 
 
-def test_who_did_not_hear_of_the_broker_for_a_session_hands_out_nothing(broker: Broker) -> None:
+def test_a_member_without_a_reply_for_a_session_hands_out_nothing(broker: Broker) -> None:
     member = Member(broker).join()
     assert member.membership.may_deliver()
     broker.down = True
@@ -307,7 +307,7 @@ def test_it_asks_for_all_partitions_that_there_are(desk: Desk) -> None:
     assert desk.coordination.asked == [{"orders": [0, 1]}] and desk.membership.joined
 
 
-def test_a_grant_is_seen_when_it_is_told_or_a_moment_later(desk: Desk) -> None:
+def test_a_grant_is_seen_when_it_is_reported_or_a_moment_later(desk: Desk) -> None:
     desk.coordination.granted = {FIRST: 12}
     desk.coordination.changed()
     assert desk.membership.assigned[FIRST] == ("orders", 7, 0, 12)
@@ -327,14 +327,14 @@ def test_what_is_revoked_is_held_until_it_is_released(desk: Desk) -> None:
     assert desk.coordination.granted == {FIRST: 12} and desk.membership.owned.keys() == {FIRST}
 
 
-def test_nothing_is_handed_out_behind_the_end_of_the_lease(desk: Desk) -> None:
+def test_nothing_is_handed_out_after_the_end_of_the_lease(desk: Desk) -> None:
     desk.coordination.until = 5.0
     assert desk.membership.may_deliver()
     desk.coordination.now = 5.0  # the client's own clock stands still while the machine sleeps
     assert not desk.membership.may_deliver()
 
 
-def test_a_look_before_handing_out_finds_what_nobody_told(desk: Desk) -> None:
+def test_a_check_before_handing_out_finds_unreported_changes(desk: Desk) -> None:
     desk.coordination.granted = {FIRST: 12}
     desk.membership.may_deliver()
     assert desk.membership.assigned.keys() == {FIRST}
@@ -354,7 +354,7 @@ def test_what_makes_it_hopeless_is_raised(desk: Desk) -> None:
     assert [str(each) for each in desk.failures] == [str(NotAllowed("planted"))]
 
 
-def test_why_it_is_idle_is_told(desk: Desk) -> None:
+def test_why_it_is_idle_is_reported(desk: Desk) -> None:
     desk.coordination.idle_reason = "3 members, and no partition is left for this one: tfmq topic grow"
     desk.pass_time(ZOOKEEPER_CHECK_SECONDS)
     assert "topic grow" in desk.membership.stats()["note"]

@@ -109,7 +109,7 @@ class Slipping(OffsetStorage):
         raise Fenced("It is another's by now.", partitions=[list(partitions[0])])
 
 
-def test_a_claim_may_find_one_after_the_other_gone_to_somebody_else() -> None:
+def test_a_claim_may_find_one_after_the_other_owned_by_another() -> None:
     assert Desk(Holder(), Slipping()).claim() == ({}, {FIRST, SECOND})
 
 
@@ -139,7 +139,7 @@ def test_a_storage_of_ones_own_that_names_nothing_has_refused_it_all() -> None:
         desk.save(1, 2)
 
 
-def test_a_save_that_nobody_waits_for_any_more_is_not_overtaken(tmp_path: Path) -> None:
+def test_a_save_without_a_waiting_caller_is_not_overtaken(tmp_path: Path) -> None:
     """A task that is cancelled, Ctrl-C: the thread that saves goes on, and an older place must not come last."""
     desk, work = Desk(Holder(), FileOffsets(str(tmp_path / "offsets.json"))), []
 
@@ -231,7 +231,7 @@ def test_a_storage_of_ones_own_is_used_and_closed() -> None:
     assert Script(broker, group="g", offsets=store).poll() == [b"2", b"3"]
 
 
-def test_what_a_store_raises_in_the_background_is_told_by_the_next_call_and_tried_again() -> None:
+def test_what_a_store_raises_in_the_background_is_reported_by_the_next_call_and_tried_again() -> None:
     store = Memory()
     script = consumer(Broker(), offsets=store)
     script.poll(count=2)
@@ -246,7 +246,7 @@ def test_what_a_store_raises_in_the_background_is_told_by_the_next_call_and_trie
     assert NAME in store.kept
 
 
-def test_a_store_that_does_not_answer_for_a_while_is_tried_again_and_nobody_is_bothered(
+def test_a_store_that_does_not_answer_for_a_while_is_tried_again_without_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = Memory()

@@ -206,7 +206,7 @@ def test_coroutine_functions_are_for_those_who_await(name: str) -> None:
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("name", ["on_assigned", "on_revoked"])
-def test_a_generator_tells_nobody_in_any_face(face: Any, name: str) -> None:
+def test_a_generator_is_refused_as_a_callback_in_any_api_variant(face: Any, name: str) -> None:
     for function in (_generator, _generator_too):
         with pytest.raises(BadRequest, match=f"{name}= contains a yield"):
             face("127.0.0.1:1", topics="orders", group="g", **{name: function})
@@ -410,7 +410,7 @@ def test_a_seek_back_is_saved_as_it_is(broker: Broker) -> None:
     assert broker.saved("g") == 0
 
 
-def test_a_seek_tells_the_broker_that_the_parked_fetch_is_void(broker: Broker) -> None:
+def test_a_seek_cancels_the_waiting_fetch_at_the_broker(broker: Broker) -> None:
     filled(broker)
     script = Script(broker)
     script.poll(), script.poll(0.1)

@@ -56,7 +56,7 @@ def test_the_message_in_work_is_not_processed() -> None:
     assert made.uncommitted_positions()[A].offset == first.next_offset
 
 
-def test_asking_for_the_next_processes_the_last_with_all_that_was_left_out_behind_it() -> None:
+def test_asking_for_the_next_processes_the_last_with_all_that_was_left_out_after_it() -> None:
     made, ready = positions(), batch()
     looped(made, ready, 3)
     made.ack_delivered()
@@ -323,7 +323,7 @@ def test_a_polled_batch_is_in_work_until_more_is_asked_for() -> None:
     assert not made.is_in_progress(A)
 
 
-def test_what_a_transaction_of_somebody_else_has_is_not_waited_for() -> None:
+def test_a_transaction_of_another_client_is_not_waited_for() -> None:
     made = positions(manual=True)
     made.set_ready_batch(batch())
     made.take_ready_messages(3)
@@ -351,7 +351,7 @@ def test_with_manual_what_was_handed_out_waits_for_the_commit() -> None:
     assert not made.has_uncommitted(A)
 
 
-def test_a_loss_with_something_in_work_is_told_once() -> None:
+def test_a_loss_with_something_in_work_is_reported_once() -> None:
     made = positions(manual=True)
     made.set_ready_batch(batch())
     message = made.take_ready_messages(1)[0]
@@ -364,7 +364,7 @@ def test_a_loss_with_something_in_work_is_told_once() -> None:
         made.position_after(message)
 
 
-def test_a_loss_of_what_is_saved_is_nothing_to_tell() -> None:
+def test_a_loss_of_committed_partitions_is_not_reported() -> None:
     made = positions()
     assert not made.remove_lost(A)
     made.raise_if_lost()
@@ -438,7 +438,7 @@ def test_a_message_finished_twice_or_of_elsewhere_changes_nothing(ledger: AckTra
     assert (ledger.position.offset, ledger.acked_count) == (0, 1)
 
 
-def test_what_is_left_out_moves_the_place_behind_what_is_finished(ledger: AckTracker) -> None:
+def test_what_is_left_out_moves_the_place_after_what_is_finished(ledger: AckTracker) -> None:
     ledger.add_batch(Batch(A_LEDGER, [], ReadPosition(50, 1, 1)))
     assert ledger.position.offset == 50
     taken = batch_of_ledger(1)
@@ -492,7 +492,7 @@ def test_a_place_knows_its_offset_and_may_not_know_the_rest() -> None:
     assert max(ReadPosition(5), ReadPosition(7, 1, 1)).offset == 7
 
 
-def test_behind_a_message_the_next_one_begins() -> None:
+def test_after_a_message_the_next_one_begins() -> None:
     first, second = batch_of_ledger(2).messages
     assert position_after(first) == ReadPosition(second.offset, second.ordinal, first.origin.epoch)
     assert partition_of(first) == PartitionName("orders", 0)

@@ -74,7 +74,7 @@ def test_a_handler_of_minutes_keeps_its_partition_and_the_one_who_waits_says_for
     assert len(assigned(second)) == 1
 
 
-def test_a_loop_ends_its_batch_behind_the_current_message(
+def test_a_loop_ends_its_batch_after_the_current_message(
     broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read ahead of a partition that is to go is the next one's."""
@@ -102,7 +102,7 @@ def test_a_loop_ends_its_batch_behind_the_current_message(
     assert sorted(seen + found) == [str(n) for n in range(8)], "each one once"
 
 
-def test_on_assigned_is_told_before_anything_is_handed_out(broker: SimulatedBroker) -> None:
+def test_on_assigned_is_called_before_anything_is_handed_out(broker: SimulatedBroker) -> None:
     events: list[Any] = []
     consumer = member(broker, on_assigned=lambda names: events.append([tuple(name) for name in names]))
     for message in consumer.poll(timeout=1, max_messages=3):
@@ -135,7 +135,7 @@ def test_on_revoked_may_commit_and_only_then_it_goes(broker: SimulatedBroker) ->
     assert had == set() and assigned(second) == {f"{topic}-{number}" for topic, number in names}
 
 
-def test_a_partition_stays_until_on_revoked_was_told(broker: SimulatedBroker) -> None:
+def test_a_partition_stays_until_on_revoked_was_called(broker: SimulatedBroker) -> None:
     """Nothing of it is in work, all is saved, and yet it does not go behind the user's back."""
     told: list[Any] = []
     first = member(broker, on_revoked=told.append)
@@ -182,7 +182,7 @@ def test_what_is_to_go_waits_for_the_transaction_that_has_its_offsets(broker: Si
     assert len(assigned(first)) == len(assigned(second)) == 1
 
 
-def test_on_revoked_is_told_at_the_end_and_of_what_was_lost(broker: SimulatedBroker) -> None:
+def test_on_revoked_is_called_at_the_end_and_for_what_was_lost(broker: SimulatedBroker) -> None:
     told: list[list[str]] = []
     consumer = member(broker, on_revoked=lambda names: told.append([str(name) for name in names]))
     consumer.poll(timeout=1)
@@ -223,7 +223,7 @@ def test_coroutine_functions_are_awaited(broker: SimulatedBroker) -> None:
     assert told == ["orders-0", "orders-1"]
 
 
-def test_what_is_to_be_awaited_is_refused_where_nobody_awaits(broker: SimulatedBroker) -> None:
+def test_what_is_to_be_awaited_is_refused_where_it_is_not_awaited(broker: SimulatedBroker) -> None:
     async def later(names: list[Any]) -> None: ...
 
     consumer = member(broker, on_assigned=lambda names: later(names))
@@ -294,7 +294,7 @@ def test_a_storage_that_does_not_answer_is_waited_for(broker: SimulatedBroker, c
     assert len(assigned(second)) == 1
 
 
-def test_two_processes_of_one_name_do_not_drive_each_other_out_for_ever(broker: SimulatedBroker) -> None:
+def test_two_processes_of_one_name_do_not_fence_each_other_without_end(broker: SimulatedBroker) -> None:
     """A machine that was copied with all that runs on it: whoever is told that he is no member takes a name anew."""
     first, copy = member(broker), member(broker)
     look(broker, first)
@@ -333,7 +333,7 @@ def test_nothing_of_what_came_is_handed_out_before_on_assigned_returned(broker: 
     assert seen.index("told") == 0 and len(seen) == 9
 
 
-def test_who_is_interrupted_while_on_revoked_is_told_is_told_of_what_came(broker: SimulatedBroker) -> None:
+def test_an_interrupt_during_on_revoked_reports_what_was_assigned(broker: SimulatedBroker) -> None:
     """What on_revoked raises comes out of the call; the next one goes on where that ended."""
     told: list[Any] = []
 

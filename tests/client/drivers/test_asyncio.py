@@ -94,7 +94,7 @@ def test_timers_and_flags() -> None:
     play(story)
 
 
-def test_nothing_there_is_told() -> None:
+def test_nothing_there_is_reported() -> None:
     async def story(client: Client, broker: FakeBroker) -> None:
         with pytest.raises(ConnectionFailed, match="Nothing listens"):
             await client.ping()

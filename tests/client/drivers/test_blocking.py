@@ -180,7 +180,7 @@ def test_sleep_takes_its_time_and_reads_for_others(client: Client) -> None:
     in_threads(3, work)
 
 
-def test_timers_run_while_nobody_waits(client: Client) -> None:
+def test_timers_run_while_no_caller_waits(client: Client) -> None:
     rung = threading.Event()
     client.driver.call_later(0.05, rung.set)
     cancelled = client.driver.call_later(0.02, lambda: rung.wait(0) or pytest.fail("cancelled, and it rang"))
@@ -188,7 +188,7 @@ def test_timers_run_while_nobody_waits(client: Client) -> None:
     assert rung.wait(SECONDS)
 
 
-def test_unattended_calls_are_answered_while_nobody_waits(client: Client) -> None:
+def test_unattended_calls_are_answered_while_no_caller_waits(client: Client) -> None:
     done = threading.Event()
     with client.driver.lock:
         client.link.send_request(Ping(), in_background=True).add_done_callback(lambda _: done.set())
@@ -203,7 +203,7 @@ def test_a_broken_connection_is_made_anew(client: Client, broker: FakeBroker) ->
     assert client.link.connection_count == 3
 
 
-def test_nothing_there_is_told_in_a_sentence() -> None:
+def test_nothing_there_is_reported_in_a_sentence() -> None:
     client = Client("127.0.0.1:1")
     started = time.monotonic()
     with pytest.raises(ConnectionFailed, match=r"Nothing listens at 127\.0\.0\.1:1: start tfmq-server"):
@@ -212,7 +212,7 @@ def test_nothing_there_is_told_in_a_sentence() -> None:
     client.driver.close()
 
 
-def test_an_http_server_behind_the_port_is_named() -> None:
+def test_an_http_server_at_the_port_is_named() -> None:
     import socket
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -308,7 +308,7 @@ def test_a_full_pipe_wakes_as_well() -> None:
     pipe.close()
 
 
-def test_nobody_polls_so_nobody_is_woken() -> None:
+def test_without_a_poll_no_thread_is_woken() -> None:
     before = len(os.listdir("/proc/self/fd"))
     pipe = WakePipe()
     pipe.notify()

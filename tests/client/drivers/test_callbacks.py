@@ -28,7 +28,7 @@ def test_one_that_raises_is_logged_and_the_next_one_runs(caplog: pytest.LogCaptu
     assert heard == [1] and "A callback raised" in caplog.text
 
 
-def test_what_a_callback_adds_runs_behind_it() -> None:
+def test_what_a_callback_adds_runs_after_it() -> None:
     heard: list[str] = []
     callbacks = CallbackQueue()
 

@@ -71,7 +71,7 @@ def test_it_sleeps_when_nothing_is_due(driver: BlockingDriver) -> None:
     assert rung.wait(SECONDS)
 
 
-def test_it_ends_with_a_driver_that_nobody_holds(broker: FakeBroker) -> None:
+def test_it_ends_with_a_driver_without_references(broker: FakeBroker) -> None:
     before = len(keepers())
     with listening(broker) as servers:
         driver = BlockingDriver(ClientConnection(parse_servers(servers), time.monotonic))

@@ -71,7 +71,7 @@ def test_large_answers_come_in_growing_reads(channel: SocketChannel) -> None:
     assert channel._receive_bytes >= RECEIVE_BYTES_MIN
 
 
-def test_the_end_of_the_stream_is_told_to_the_link(channel: SocketChannel, broker: FakeBroker) -> None:
+def test_the_end_of_the_stream_is_reported_to_the_link(channel: SocketChannel, broker: FakeBroker) -> None:
     broker.plan(Ping, CUT)
     channel.link.send_request(Ping())
     while channel.link.last_error is None:
@@ -79,7 +79,7 @@ def test_the_end_of_the_stream_is_told_to_the_link(channel: SocketChannel, broke
     assert channel.socket is None and channel.link.state == "down"
 
 
-def test_a_refused_connection_is_told_to_the_link() -> None:
+def test_a_refused_connection_is_reported_to_the_link() -> None:
     channel = wired("127.0.0.1:1")
     channel.link.send_request(Ping())
     while channel.link.last_error is None:
@@ -111,19 +111,19 @@ def test_an_address_of_numbers_is_what_it_is() -> None:
     assert found[0][4] == ("127.0.0.1", 8367)
 
 
-def test_a_name_that_is_none_is_told_and_not_raised() -> None:
+def test_a_name_that_is_none_is_reported_and_not_raised() -> None:
     found = resolve_address(BrokerAddress("nowhere.invalid", 1))
     assert isinstance(found, OSError)
     assert "nowhere.invalid cannot be looked up" in str(found)
 
 
-def test_a_folder_that_cannot_be_had_is_told_and_not_raised(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_had_is_reported_and_not_raised(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = resolve_address(LocalBrokerAddress(str(tmp_path / "file")))
     assert isinstance(found, ConnectionFailed)
 
 
-def test_a_broker_that_is_not_ready_is_told_and_not_raised(tmp_path: Path) -> None:
+def test_a_broker_that_is_not_ready_is_reported_and_not_raised(tmp_path: Path) -> None:
     found = resolve_address(LocalBrokerAddress(str(tmp_path), lambda path, descriptor: None))
     assert isinstance(found, ConnectionFailed)
     assert found.retriable

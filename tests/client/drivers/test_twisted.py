@@ -94,7 +94,7 @@ def test_a_broken_connection_is_made_again() -> None:
     play(story)
 
 
-def test_nobody_there_is_an_error() -> None:
+def test_no_broker_is_an_error() -> None:
     async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
         with pytest.raises(ConnectionFailed, match="start tfmq-server"):
             await client.ping(0.3)
@@ -102,7 +102,7 @@ def test_nobody_there_is_an_error() -> None:
     play(story, "127.0.0.1:1")
 
 
-def test_a_name_that_nobody_has_is_an_error() -> None:
+def test_an_unknown_name_is_an_error() -> None:
     async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
         with pytest.raises(ConnectionFailed, match="cannot be looked up"):
             await client.ping(0.3)
@@ -167,7 +167,7 @@ def test_a_flag_is_raised_from_another_thread() -> None:
     play(story)
 
 
-def test_work_is_done_in_another_thread_and_its_end_told_in_the_reactor() -> None:
+def test_work_is_done_in_another_thread_and_its_end_reported_in_the_reactor() -> None:
     async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
         told: list[Any] = []
         for work in (threading.get_ident, lambda: 1 // 0):
@@ -208,7 +208,7 @@ def test_timers_run_in_the_reactor() -> None:
     play(story)
 
 
-def test_what_is_begun_tells_its_end() -> None:
+def test_what_is_begun_reports_its_end() -> None:
     async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
         ends: list[BaseException | None] = []
 

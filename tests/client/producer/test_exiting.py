@@ -32,7 +32,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "open_producers", set())
 
 
-def test_all_that_are_open_are_finished_in_bounded_time_and_losses_are_told(
+def test_all_that_are_open_are_finished_in_bounded_time_and_losses_are_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     fine, lossy, broken, closed = Unclosed(), Unclosed(3), Unclosed(error=OSError("gone")), Unclosed()
@@ -72,7 +72,7 @@ def test_messages_that_failed_before_the_end_are_logged_where_no_result_was_read
     assert str(unread[0].peek()) in text
 
 
-def test_a_program_that_read_its_errors_hears_nothing_at_its_end(
+def test_a_program_that_read_its_errors_gets_no_log_at_its_end(
     broker: SimulatedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = broker.producer()

@@ -115,7 +115,7 @@ def test_every_commit_is_forced(store: Outbox) -> None:
     assert database.execute("pragma journal_mode").fetchone() == ("wal",)
 
 
-def test_a_file_that_is_none_of_ours_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_none_of_ours_is_reported(tmp_path: Path) -> None:
     (tmp_path / "store").write_bytes(b"something else entirely" * 100)
     store = Outbox(str(tmp_path / "store"), 1000)
     with pytest.raises(StoreFailed, match="not a database"):
@@ -173,7 +173,7 @@ def removed(store: Outbox) -> None:
         each.unlink()
 
 
-def test_what_is_kept_behind_a_removal_of_the_file_is_in_the_file_that_is_there(store: Outbox) -> None:
+def test_what_is_kept_after_a_removal_of_the_file_is_in_the_file_that_is_there(store: Outbox) -> None:
     keep(store, b"a" * 600)
     removed(store)
     keep(store, b"b" * 600)
@@ -205,7 +205,7 @@ def test_rows_of_a_file_that_is_gone_are_not_taken_for_those_of_the_next_one(sto
     assert store.read_oldest("orders", 0, 9, 9999) == []
 
 
-def test_a_lock_that_was_removed_keeps_out_nobody_and_is_taken_again(store: Outbox) -> None:
+def test_a_lock_that_was_removed_keeps_out_no_member_and_is_taken_again(store: Outbox) -> None:
     keep(store, b"a")
     os.unlink(store.path + ".lock")
     keep(store, b"b")

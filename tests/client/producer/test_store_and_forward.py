@@ -218,7 +218,7 @@ def test_random_troubles(broker: SimulatedBroker, tmp_path: Path, seed: int) -> 
     assert kept_count(tmp_path / "store") == 0
 
 
-def test_where_the_broker_forgot_the_stream_the_log_tells(
+def test_where_the_broker_forgot_the_stream_the_log_decides(
     broker: SimulatedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with producer(broker, tmp_path / "store") as sender:
@@ -231,7 +231,7 @@ def test_where_the_broker_forgot_the_stream_the_log_tells(
     assert texts(broker) == list("012")
 
 
-def test_a_full_store_is_told_and_what_it_has_stays(broker: SimulatedBroker, tmp_path: Path) -> None:
+def test_a_full_store_is_reported_and_what_it_has_stays(broker: SimulatedBroker, tmp_path: Path) -> None:
     broker.stop()
     selector = tfmq.StrictPartitions({TOPIC: [1]}, tmp_path / "store", store_bytes=300)
     sender = broker.producer(selector=selector)

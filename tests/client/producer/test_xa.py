@@ -93,7 +93,7 @@ def test_item_28_recover_gives_what_is_in_doubt_filtered_and_in_pages(resource: 
     assert len(resource.requests(ListTransactions)) > 3
 
 
-def test_whoever_recovers_a_branch_may_end_it(resource: Resource) -> None:
+def test_a_client_that_recovers_a_branch_may_end_it(resource: Resource) -> None:
     for xid in "ab":
         resource.work(xid)
     resource.prepare_branch("a"), resource.prepare_branch("b")
@@ -103,7 +103,7 @@ def test_whoever_recovers_a_branch_may_end_it(resource: Resource) -> None:
     assert resource.commit_branch("a") == "committed"
 
 
-def test_work_must_have_ended_and_nothing_is_sent_behind_it(resource: Resource) -> None:
+def test_work_must_have_ended_and_nothing_is_sent_after_it(resource: Resource) -> None:
     branch = resource.start("a")
     resource.send(branch, b"1")
     for step in (resource.prepare_branch, resource.commit_branch, resource.rollback_branch):
@@ -120,7 +120,7 @@ def test_work_must_have_ended_and_nothing_is_sent_behind_it(resource: Resource) 
     assert resource.broker.payloads("orders") == [b"1", b"3"]
 
 
-def test_what_an_operator_decided_is_told_until_it_is_forgotten(resource: Resource) -> None:
+def test_what_an_operator_decided_is_reported_until_it_is_forgotten(resource: Resource) -> None:
     resource.work("a")
     resource.prepare_branch("a")
     resource.broker.by_hand(1, False)
@@ -134,7 +134,7 @@ def test_what_an_operator_decided_is_told_until_it_is_forgotten(resource: Resour
         resource.commit_branch("a")
 
 
-def test_names_that_nobody_knows(resource: Resource) -> None:
+def test_unknown_names(resource: Resource) -> None:
     for use in (resource.prepare_branch, resource.commit_branch, resource.rollback_branch):
         with pytest.raises(UnknownTransaction):
             use("nobody")

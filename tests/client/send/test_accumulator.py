@@ -31,7 +31,7 @@ def test_what_waits_too_long_for_its_topic_fails() -> None:
     assert rig.sender.used_bytes == 0
 
 
-def test_lanes_do_not_wait_for_each_other() -> None:
+def test_queues_do_not_wait_for_each_other() -> None:
     rig = SenderRig()
     rig.broker.plan(Metadata, HOLD)
     slow, quick = rig.send(b"x", topic="slow"), rig.send(b"y", topic="quick")
@@ -253,7 +253,7 @@ def test_memory_is_counted_and_given_back() -> None:
     assert rig.sender.used_bytes == 0 and not rig.sender.outstanding
 
 
-def test_failures_nobody_looked_at_are_told_once() -> None:
+def test_unread_failures_are_reported_once() -> None:
     rig = SenderRig()
     rig.broker.auto_create = False
     seen, unseen = rig.send(b"a"), rig.send(b"b")

@@ -34,7 +34,7 @@ def test_one_payload_is_not_many(wrong: object) -> None:
         PayloadChunker(wrong)  # type: ignore[arg-type]
 
 
-def test_what_is_no_iterable_is_told() -> None:
+def test_what_is_no_iterable_is_reported() -> None:
     with pytest.raises(TypeError, match="send_many takes an iterable of payloads, not 5"):
         PayloadChunker(5)  # type: ignore[arg-type]
 
@@ -56,7 +56,7 @@ def test_the_next_chunk_fills_a_batch(size: int, count: int) -> None:
     assert taking.count == count
 
 
-def test_batches_end_behind_the_last_payload_that_fits() -> None:
+def test_batches_end_after_the_last_payload_that_fits() -> None:
     assert batch_ends([10, 10, 10], 100, 5) == [3]
     assert batch_ends([10, 10, 10], 30, 5) == [2, 3]
     assert batch_ends([100, 1, 1, 100], 30, 5) == [1, 3, 4]

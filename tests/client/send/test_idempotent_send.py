@@ -79,7 +79,7 @@ def texts(broker: SimulatedBroker) -> list[str]:
     return [each.text for each in broker.sent("orders")]
 
 
-def test_the_same_place_is_stored_once_whoever_sends_it(broker: SimulatedBroker) -> None:
+def test_the_same_place_is_stored_once_whichever_client_sends_it(broker: SimulatedBroker) -> None:
     sender = Sender(broker)
     offsets = sender.send(0, "a", "b", "c")
     assert offsets == [each.offset for each in broker.sent("orders")]
@@ -113,7 +113,7 @@ def test_while_nothing_is_known_it_is_sent_again(
     assert texts(broker) == ["a", "b"]
 
 
-def test_after_its_time_it_is_told_that_nothing_is_known(broker: SimulatedBroker) -> None:
+def test_after_its_time_it_is_reported_that_nothing_is_known(broker: SimulatedBroker) -> None:
     sender = Sender(broker)
     broker.fail_next("send", TimedOut, times=1000, done=True)
     with pytest.raises(TimedOut):

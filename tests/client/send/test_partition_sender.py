@@ -56,7 +56,7 @@ def test_a_delayed_message_waits_at_the_broker_and_has_a_handle(rig: SenderRig) 
     assert rig.broker.delayed_payloads() == [b"x"] and rig.broker.payloads("orders") == []
 
 
-def test_a_moment_is_told_as_it_is(rig: SenderRig) -> None:
+def test_a_moment_is_reported_as_it_is(rig: SenderRig) -> None:
     rig.settle(rig.send(b"x", deliver_at=1_800_000_000))
     assert list(decode_due_times(produced(rig)[0].due or b"")) == [1_800_000_000_000]
 
@@ -179,7 +179,7 @@ def test_a_busy_broker_is_asked_again_in_order(rig: SenderRig) -> None:
     assert rig.broker.delayed_payloads() == [b"%d" % n for n in range(6)] and not successions(rig)
 
 
-def test_the_last_sequence_settles_what_nobody_knew(rig: SenderRig) -> None:
+def test_the_last_sequence_settles_an_unknown_outcome(rig: SenderRig) -> None:
     rig.settle(later(rig, b"0"))
     rig.broker.plan(Produce, LOSE, SequenceGap(), SequenceGap())
     known, unknown = later(rig, b"1"), later(rig, b"2")
@@ -188,7 +188,7 @@ def test_the_last_sequence_settles_what_nobody_knew(rig: SenderRig) -> None:
     assert known.result().delayed is None and unknown.result().delayed is not None
 
 
-def test_acknowledged_messages_that_a_crash_cut_away_are_told(
+def test_acknowledged_messages_that_a_crash_cut_away_are_reported(
     rig: SenderRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.settle(*[later(rig, b"%d" % n) for n in range(5)])
@@ -271,7 +271,7 @@ def test_what_waits_for_a_topic_to_be_known_is_delayed_too() -> None:
     assert all(each.result().delayed for each in deliveries)
 
 
-def test_a_topic_that_nobody_makes_refuses_open_batches_of_both_kinds() -> None:
+def test_a_missing_topic_refuses_open_batches_of_both_kinds() -> None:
     rig = SenderRig()
     rig.broker.auto_create = False
     both = [later(rig, b"later"), rig.send(b"now")]

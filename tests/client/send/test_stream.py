@@ -89,7 +89,7 @@ def test_a_broker_that_stays_busy_says_so_in_the_end_and_nothing_was_done() -> N
     assert rig.broker.payloads("orders") == [b"0", b"3"] and not rig.broker.closed_ids
 
 
-def test_a_busy_broker_that_may_have_an_earlier_sending_is_asked_until_it_tells() -> None:
+def test_a_busy_broker_that_may_have_an_earlier_sending_is_asked_until_it_reports() -> None:
     rig = SenderRig(batch_bytes=1, timeout=2.0)
     rig.settle(rig.send(b"0"))
     rig.broker.plan(Produce, LOSE, *[Busy()] * 50)
@@ -127,7 +127,7 @@ def test_a_refusal_before_anything_was_stored_needs_no_successor(rig: SenderRig)
     assert rig.broker.closed_ids == {}
 
 
-def test_the_last_sequence_settles_what_nobody_knew(rig: SenderRig) -> None:
+def test_the_last_sequence_settles_an_unknown_outcome(rig: SenderRig) -> None:
     """The answer of the second is lost, and so is the broker's memory of first answers: only the sequence tells."""
     rig.settle(rig.send(b"0"))
     rig.broker.plan(Produce, LOSE, SequenceGap(), SequenceGap())
@@ -145,7 +145,7 @@ def test_the_last_sequence_settles_what_nobody_knew(rig: SenderRig) -> None:
         (ACKS_WRITTEN, "were acknowledged as written and lost in a crash of the broker: ids from"),
     ],
 )
-def test_acknowledged_messages_that_a_crash_cut_away_are_told(
+def test_acknowledged_messages_that_a_crash_cut_away_are_reported(
     caplog: pytest.LogCaptureFixture, acks: int, promised: str
 ) -> None:
     rig = SenderRig(batch_bytes=1, acks=acks)

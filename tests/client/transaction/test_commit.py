@@ -92,7 +92,7 @@ def test_a_frame_is_sent_anew_as_often_as_it_is_lost(rig: TransactionRig) -> Non
     assert len({each.producer_id for each in rig.frames()}) == 4
 
 
-def test_a_broker_that_calls_every_stream_strange_is_told(rig: TransactionRig) -> None:
+def test_a_broker_that_calls_every_stream_strange_is_reported(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.send(tx, b"a")
     rig.broker.plan(Transact, *[SequenceGap() for _ in range(SEQUENCES_TRIED)])
@@ -368,7 +368,7 @@ def test_a_name_in_use_is_refused(rig: TransactionRig) -> None:
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_what_an_operator_decided_is_told(rig: TransactionRig, by_hand: bool) -> None:
+def test_what_an_operator_decided_is_reported(rig: TransactionRig, by_hand: bool) -> None:
     tx = rig.begin("order-42")
     delivery = rig.send(tx, b"a")
     rig.prepare(tx)

@@ -99,7 +99,7 @@ def visible(broker: SimulatedBroker, topic: str = "orders") -> list[bytes]:
     return [message.payload or b"" for message in broker.sent(topic)]
 
 
-def test_nothing_is_visible_before_the_commit_and_all_behind_it(writer: Writer) -> None:
+def test_nothing_is_visible_before_the_commit_and_all_after_it(writer: Writer) -> None:
     members = writer.prepared(0, [b"a", b"b"]) + writer.prepared(0, [b"c"])
     assert visible(writer.broker) == []
     reply = writer.commit(0, members, 3)
@@ -162,7 +162,7 @@ def test_a_broker_that_answers_nothing_is_given_up(writer: Writer) -> None:
     assert writer.commit(0, members, 1).rows == 1
 
 
-def test_what_is_committed_is_superfluous_to_whoever_begins_it_again(writer: Writer) -> None:
+def test_what_is_committed_is_superfluous_when_it_is_begun_again(writer: Writer) -> None:
     writer.commit(0, writer.prepared(0, [b"a"]), 1)
     client, part = writer.part(0, "run-2")
     assert part.send(batch(client, [b"a"])) is False and part.already_committed
@@ -196,7 +196,7 @@ def test_a_part_of_an_aborted_run_is_refused_wherever_it_is(writer: Writer) -> N
     assert visible(writer.broker) == [b"d"]
 
 
-def test_an_abort_behind_the_commit_changes_nothing(writer: Writer) -> None:
+def test_an_abort_after_the_commit_changes_nothing(writer: Writer) -> None:
     writer.commit(0, writer.prepared(0, [b"a"]), 1)
     assert writer.abort(0) == "committed"
     assert visible(writer.broker) == [b"a"]
@@ -302,7 +302,7 @@ def test_a_member_that_grows_old_while_it_is_prepared_is_prepared_once(writer: W
     assert visible(writer.broker) == [b"a"]
 
 
-def test_a_member_is_prepared_before_its_time_is_over_while_nobody_gives_it_rows(writer: Writer) -> None:
+def test_a_member_is_prepared_before_its_time_is_over_while_it_gets_no_rows(writer: Writer) -> None:
     client, part = writer.part(0)
     sent = [b"a", b"b", b"c"]
     for payload in sent:

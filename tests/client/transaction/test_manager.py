@@ -91,7 +91,7 @@ def test_the_short_way_of_sends_is_closed_while_a_step_is_under_way(rig: Transac
     assert rig.run(rollback) == "rolled_back"
 
 
-def test_a_branch_whose_handle_nobody_holds_goes_on(rig: TransactionRig) -> None:
+def test_a_branch_without_a_reference_to_its_handle_continues(rig: TransactionRig) -> None:
     tx = rig.begin("branch-1")
     rig.send(tx, b"1")
     tx.keep_open = True

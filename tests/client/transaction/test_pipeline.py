@@ -79,7 +79,7 @@ def test_without_an_offset_there_is_none() -> None:
     assert Delivery((batch, 0)).result().message_id == 5 << 24
 
 
-def test_who_wants_to_be_told_need_not_hold_it() -> None:
+def test_a_callback_needs_no_reference_to_it() -> None:
     teller = Teller()
     batch = filled([b"x"], teller)
     Delivery((batch, 0)).add_callback(lambda done: None)
@@ -289,7 +289,7 @@ def test_no_more_are_kept_than_are_of_use() -> None:
     assert pool.broker.requests == []
 
 
-def test_what_leasing_meets_is_told() -> None:
+def test_what_leasing_meets_is_reported() -> None:
     pool = Pool()
     pool.broker.plan(LeaseProducerIds, DiskFull("no space"), SWALLOW)
     with pytest.raises(DiskFull, match="no space"):

@@ -118,7 +118,7 @@ def test_a_lost_answer_is_asked_for_again_and_commits_once(rig: TransactionRig, 
     assert len({(frame.producer_id, frame.number) for frame in rig.frames()}) == 1
 
 
-def test_an_answer_that_never_comes_is_unknown_and_commit_again_tells(rig: TransactionRig) -> None:
+def test_a_reply_that_is_lost_is_unknown_and_commit_again_returns_the_outcome(rig: TransactionRig) -> None:
     rig.broker.plan(Transact, SWALLOW)
     tx = rig.begin()
     delivery = rig.send(tx, b"a")
@@ -143,7 +143,7 @@ def test_a_busy_broker_is_asked_again(rig: TransactionRig) -> None:
     assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
 
 
-def test_one_that_stays_busy_is_told_in_time_and_can_be_tried_again(rig: TransactionRig) -> None:
+def test_one_that_stays_busy_is_reported_in_time_and_can_be_tried_again(rig: TransactionRig) -> None:
     rig.broker.plan(Transact, *[Busy()] * 1000)
     tx = rig.begin()
     rig.send(tx, b"a")
@@ -195,7 +195,7 @@ def test_a_topic_that_was_made_anew_ends_a_large_one_and_the_next_one_succeeds(r
     assert rig.commit(again) == "committed" and visible(rig) == [b"new"]
 
 
-def test_a_topic_that_nobody_makes_is_told_at_once(rig: TransactionRig) -> None:
+def test_a_missing_topic_is_reported_at_once(rig: TransactionRig) -> None:
     rig.broker.auto_create = False
     with pytest.raises(UnknownTopic):
         rig.send(rig.begin(), b"a")
@@ -257,7 +257,7 @@ def test_an_exception_rolls_back(rig: TransactionRig, error: BaseException) -> N
     assert not getattr(error, "__notes__", [])
 
 
-def test_behind_an_exception_a_prepared_one_stays_and_a_note_says_so(rig: TransactionRig) -> None:
+def test_after_an_exception_a_prepared_one_stays_and_a_note_says_so(rig: TransactionRig) -> None:
     tx = rig.begin("order-42")
     rig.send(tx, b"x")
     rig.prepare(tx)
@@ -289,7 +289,7 @@ def test_a_commit_that_fails_at_the_end_of_with_rolls_back(rig: TransactionRig) 
     assert tx.state == "rolled_back" and isinstance(delivery.error(), DiskFull)
 
 
-def test_a_commit_of_unknown_end_stays_unknown_behind_with(rig: TransactionRig) -> None:
+def test_a_commit_of_unknown_end_stays_unknown_after_with(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.send(tx, b"x")
     rig.broker.plan(Transact, SWALLOW)
@@ -342,7 +342,7 @@ def test_a_step_waits_for_the_one_under_way(rig: TransactionRig) -> None:
 # Handles
 
 
-def test_waiting_inside_is_refused_and_behind_a_commit_answered(rig: TransactionRig) -> None:
+def test_waiting_inside_is_refused_and_after_a_commit_answered(rig: TransactionRig) -> None:
     tx = rig.begin()
     delivery = rig.send(tx, b"x")
     with pytest.raises(NotAllowed, match="the transaction is open"):
@@ -351,7 +351,7 @@ def test_waiting_inside_is_refused_and_behind_a_commit_answered(rig: Transaction
     assert delivery.result(0.0).offset == 0
 
 
-def test_somebody_who_waits_while_it_commits_is_answered(rig: TransactionRig) -> None:
+def test_a_caller_that_waits_while_it_commits_is_answered(rig: TransactionRig) -> None:
     tx = rig.begin()
     delivery = rig.send(tx, b"x")
     rig.broker.plan(Transact, HOLD)
@@ -364,7 +364,7 @@ def test_somebody_who_waits_while_it_commits_is_answered(rig: TransactionRig) ->
     assert delivery.result().offset == 0
 
 
-def test_callbacks_and_hooks_are_told_although_nobody_holds_a_handle() -> None:
+def test_callbacks_and_hooks_are_called_although_no_handle_is_referenced() -> None:
     rig = TransactionRig()
     told: list[object] = []
     tx = rig.begin()
@@ -376,7 +376,7 @@ def test_callbacks_and_hooks_are_told_although_nobody_holds_a_handle() -> None:
     assert told == [None] * 100
 
 
-def test_offsets_are_those_of_the_records_as_far_as_the_commit_tells(rig: TransactionRig) -> None:
+def test_offsets_are_those_of_the_records_as_far_as_the_commit_returns_them(rig: TransactionRig) -> None:
     tx = rig.begin()
     deliveries = [rig.send(tx, b"x" * size) for size in (10, 200, 30)]
     many = [rig.send(tx, bytes(1000), "bills") for _ in range(200)]
@@ -576,7 +576,7 @@ def test_it_shows_its_name_and_state() -> None:
     assert repr(handle) == "<Transaction order-42 open>"
 
 
-def test_one_that_is_forgotten_is_rolled_back_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_is_forgotten_is_rolled_back_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     rig = TransactionRig()
     core = rig.begin("order-42")
     handle = Handle(core)

@@ -93,7 +93,7 @@ def test_a_broker_that_stays_busy_ends_it(rig: TransactionRig) -> None:
     assert rig.rollback(tx) == "rolled_back"
 
 
-def test_a_refusal_is_told_by_the_next_send_and_by_the_commit(rig: TransactionRig) -> None:
+def test_a_refusal_is_reported_by_the_next_send_and_by_the_commit(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.broker.plan(Produce, None, None, TransactionTooLarge("too large"))
     with pytest.raises(TransactionTooLarge, match="too large"):
@@ -114,7 +114,7 @@ def test_a_batch_whose_answer_never_comes_ends_it_and_nothing_is_done(rig: Trans
     assert caught.value.outcome == NOT_DONE and tx.state == "open"
 
 
-def test_a_strange_stream_is_replaced_before_anything_has_landed(rig: TransactionRig) -> None:
+def test_a_strange_stream_is_replaced_before_anything_is_stored(rig: TransactionRig) -> None:
     first = rig.begin()
     rig.send(first, b"x")
     rig.commit(first)
@@ -161,7 +161,7 @@ def test_a_begin_of_a_local_one_that_lost_its_connection_begins_another_one(rig:
     assert rig.broker.states() == ["rolled_back", "committed"]
 
 
-def test_a_begin_that_is_refused_is_told_by_the_step(rig: TransactionRig) -> None:
+def test_a_begin_that_is_refused_is_reported_by_the_step(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.broker.plan(BeginTransaction, TransactionTooLarge("too many"))
     with pytest.raises(TransactionTooLarge, match="too many"):

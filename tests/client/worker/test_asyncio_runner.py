@@ -57,7 +57,7 @@ def test_coroutine_functions_are_awaited_in_turn_and_the_end_is_saved(bench: Ben
     assert (bench.saved() or 0) > bench.place("c")
 
 
-def test_behind_stop_in_a_handler_that_awaits_nothing_no_other_begins(bench: Bench) -> None:
+def test_after_stop_in_a_handler_that_awaits_nothing_no_other_begins(bench: Bench) -> None:
     """The flag of stop() is raised in the next turn of the loop, and there is none in between."""
     seen: list[str] = []
 

@@ -18,7 +18,7 @@ def test_a_failure_names_error_place_and_time() -> None:
     assert "in raised" in failure.traceback and failure.traceback.endswith("ValueError: no such\norder\n")
 
 
-def test_what_was_behind_it_is_told_too() -> None:
+def test_what_was_after_it_is_reported_too() -> None:
     try:
         try:
             raise KeyError("42")

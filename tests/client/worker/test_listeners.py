@@ -130,7 +130,7 @@ def test_what_can_be_called_with_a_message_is_taken(listener: Any) -> None:
     assert check_listener(listener) is listener
 
 
-def test_what_was_returned_and_nobody_runs_is_a_failure() -> None:
+def test_what_was_returned_and_is_not_run_is_a_failure() -> None:
     for made in (generator(1), async_generator(1), coroutine(1)):
         with pytest.raises(BadRequest, match="whose body was not run"):
             check_result(made)
@@ -173,7 +173,7 @@ def test_hooks_nest_and_the_message_in_work_is_known_meanwhile() -> None:
     assert told == ["before a", "before b", "work", "after b None", "after a None"]
 
 
-def test_only_hooks_that_began_hear_of_the_end() -> None:
+def test_only_hooks_that_began_are_called_at_the_end() -> None:
     told: list[Any] = []
     (message,) = batch_of_ledger(1).messages
 

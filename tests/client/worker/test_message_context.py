@@ -126,7 +126,7 @@ def test_with_asyncio_it_is_async_with(bench: Bench) -> None:
     assert asyncio.run(scenario()) == ["a", "b", "b", "b", "c"]
 
 
-def test_a_message_of_no_consumer_has_nobody_who_handles_it() -> None:
+def test_a_message_of_no_consumer_has_no_handler() -> None:
     origin = Origin(INCARNATION, 0, 0, None)
     message = ReceivedMessage(b"x", "orders", 0, 0, 21, 0, 1, None, origin)
     with pytest.raises(NotAllowed, match="a consumer gave"):
@@ -155,7 +155,7 @@ def test_a_store_that_cannot_forget_stops_no_loop(bench: Bench, monkeypatch: pyt
     assert loop(bench, fails_twice) == ["a", "b", "b", "b", "c"]
 
 
-def test_what_the_body_raises_is_logged_with_its_traceback_unless_told_otherwise(
+def test_what_the_body_raises_is_logged_with_its_traceback_unless_configured_otherwise(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert loop(bench, fails_twice, retries=1) == ["a", "b", "b", "c"]

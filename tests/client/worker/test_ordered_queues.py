@@ -28,7 +28,7 @@ def added(lanes: OrderedQueues, *made: HandlerJob) -> None:
         lanes.add(job)
 
 
-def test_a_partition_is_a_lane_and_lanes_take_turns() -> None:
+def test_a_partition_is_a_queue_and_queues_take_turns() -> None:
     lanes = OrderedQueues("partition")
     a, b = jobs(ledger(0), None, None), jobs(ledger(1), None, None)
     added(lanes, *a, *b)
@@ -39,7 +39,7 @@ def test_a_partition_is_a_lane_and_lanes_take_turns() -> None:
     assert lanes.next(0) is a[1]
 
 
-def test_one_worker_takes_lanes_in_turns_too() -> None:
+def test_one_worker_takes_queues_in_turns_too() -> None:
     lanes = OrderedQueues("partition")
     a, b = jobs(ledger(0), None, None), jobs(ledger(1), None, None)
     added(lanes, *a, *b)
@@ -50,7 +50,7 @@ def test_one_worker_takes_lanes_in_turns_too() -> None:
     assert found == [a[0], b[0], a[1], b[1]]
 
 
-def test_a_key_of_a_partition_is_a_lane_and_what_has_none_waits_for_nobody() -> None:
+def test_a_key_of_a_partition_is_a_queue_and_a_message_without_key_waits_for_no_other() -> None:
     lanes = OrderedQueues("key")
     made = jobs(ledger(), "x", "x", "y", None, None)
     added(lanes, *made)
@@ -59,7 +59,7 @@ def test_a_key_of_a_partition_is_a_lane_and_what_has_none_waits_for_nobody() -> 
     assert lanes.next(0) is made[1]
 
 
-def test_the_same_key_in_two_partitions_is_two_lanes() -> None:
+def test_the_same_key_in_two_partitions_is_two_queues() -> None:
     lanes = OrderedQueues("key")
     a, b = jobs(ledger(0), "x"), jobs(ledger(1), "x")
     added(lanes, *a, *b)
@@ -73,7 +73,7 @@ def test_without_an_order_all_begin_as_they_come() -> None:
     assert [lanes.next(0) for _ in range(4)] == [*made, None]
 
 
-def test_one_that_is_called_again_holds_its_lane_and_no_other() -> None:
+def test_one_that_is_called_again_blocks_its_queue_and_no_other() -> None:
     lanes = OrderedQueues("key")
     first, behind, other = jobs(ledger(), "x", "x", "y")
     added(lanes, first, behind, other)
@@ -116,7 +116,7 @@ def test_what_is_leaving_waits_until_it_stays_or_is_gone() -> None:
     assert not lanes.has_ready
 
 
-def test_a_dead_letter_that_is_handled_again_is_in_nobodys_lane_and_can_be_taken_back() -> None:
+def test_a_dead_letter_that_is_handled_again_is_in_no_queue_and_can_be_taken_back() -> None:
     lanes = OrderedQueues("partition")
     (mine,) = jobs(ledger(), None)
     letter, other = HandlerJob(mine.message), HandlerJob(mine.message)
@@ -131,7 +131,7 @@ def test_a_dead_letter_that_is_handled_again_is_in_nobodys_lane_and_can_be_taken
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_whatever_fails_and_ends_all_are_done_once_and_each_lane_in_order(order: str) -> None:
+def test_whatever_fails_and_ends_all_are_done_once_and_each_queue_in_order(order: str) -> None:
     """Invariants: in a lane one at a time and in order; every job is done once."""
     chance = seeded("lanes", order)
     lanes, now = OrderedQueues(order), 0.0

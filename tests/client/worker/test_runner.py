@@ -37,7 +37,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-def test_a_broker_that_went_away_and_came_back_is_told_once_each(
+def test_a_broker_that_went_away_and_came_back_is_reported_once_each(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     def handler(message: Any) -> None:

@@ -127,7 +127,7 @@ def test_a_handler_whose_body_did_not_run_has_failed_in_asyncio_too(
     assert bench.saved() in (None, 0)
 
 
-def test_within_a_run_nobody_else_is_handed_messages(bench: Bench) -> None:
+def test_within_a_run_no_other_caller_is_handed_messages(bench: Bench) -> None:
     """poll() would give nothing, next() would wait for ever, and a second run would hold the first."""
     bench.send("a", "b")
     refused: list[str] = []
@@ -148,7 +148,7 @@ def test_within_a_run_nobody_else_is_handed_messages(bench: Bench) -> None:
     assert refused == ["a"] * 4 + ["b"] * 4
 
 
-def test_within_a_run_of_asyncio_nobody_else_is_handed_messages(bench: Bench) -> None:
+def test_within_a_run_of_asyncio_no_other_caller_is_handed_messages(bench: Bench) -> None:
     bench.send("a")
     refused = 0
 
@@ -171,7 +171,7 @@ def test_within_a_run_of_asyncio_nobody_else_is_handed_messages(bench: Bench) ->
     assert refused == 3
 
 
-def test_item_29_too_many_retries_do_not_stop_those_behind(bench: Bench) -> None:
+def test_item_29_too_many_retries_do_not_stop_later_ones(bench: Bench) -> None:
     bench.send("a", "b", "c", "d")
     bench.run(fail_on("a", "c"), until=6, retries=1)
     assert bench.handled == ["a", "a", "b", "c", "c", "d"]
@@ -235,20 +235,20 @@ def test_by_key_only_those_with_its_key_wait(bench: Bench) -> None:
     assert bench.handled == ["x1", "y1", "plain", "x1", "x2"]
 
 
-def test_without_an_order_nobody_waits(bench: Bench) -> None:
+def test_without_an_order_no_message_waits(bench: Bench) -> None:
     bench.send("a", "b", "c")
     bench.run(fail_on("a"), until=4, retries=1, run={"order": "none"})
     assert bench.handled == ["a", "b", "c", "a"]
 
 
-def test_a_message_that_succeeds_behind_failures_is_no_dead_letter(bench: Bench) -> None:
+def test_a_message_that_succeeds_after_failures_is_no_dead_letter(bench: Bench) -> None:
     bench.send("a", "b")
     bench.run(lambda message: 1 / 0 if bench.handled == ["a"] else None, until=3)
     assert bench.handled == ["a", "a", "b"]
     assert bench.letters()["a"].state == "handled"
 
 
-def test_also_far_behind_the_start(bench: Bench) -> None:
+def test_also_far_after_the_start(bench: Bench) -> None:
     """Calls of the first messages are counted before they begin; these only once they failed."""
     texts = [str(number) for number in range(runner.COUNT_BEFORE_CALL_MAX + 4)]
     bench.send(*texts)
@@ -310,7 +310,7 @@ def test_each_topic_may_have_a_codec_of_its_own_also_when_it_is_handled_again(be
         bench.open(codec={TOPIC: "json"})
 
 
-def test_retry_later_lets_the_lane_go_on_and_brings_it_again_at_its_time(bench: Bench) -> None:
+def test_retry_later_lets_the_queue_go_on_and_brings_it_again_at_its_time(bench: Bench) -> None:
     bench.send("a", "b")
     times = []
 
@@ -397,7 +397,7 @@ def test_a_retried_letter_that_fails_waits_longer_and_is_dead_in_the_end(bench: 
     assert bench.letters()["a"].calls == 4, "putting it off cost none of the three"
 
 
-def test_one_that_is_put_off_behind_each_start_is_dead_in_the_end_all_the_same(
+def test_one_that_is_put_off_after_each_start_is_dead_in_the_end_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its offset is never saved, as where each consumer is killed soon; three calls may fail, no more."""
@@ -448,7 +448,7 @@ def test_calls_are_counted_over_a_consumer_that_dies(bench: Bench) -> None:
     assert bench.letters()["a"].state == "dead"
 
 
-def test_what_ends_its_process_each_time_is_not_called_for_ever(bench: Bench) -> None:
+def test_what_ends_its_process_each_time_is_not_called_without_end(bench: Bench) -> None:
     bench.send("a", "b")
 
     def handler(message: Any) -> None:
@@ -463,7 +463,7 @@ def test_what_ends_its_process_each_time_is_not_called_for_ever(bench: Bench) ->
     assert "process ended" in bench.letters()["a"].error
 
 
-def test_calls_far_behind_the_start_are_noted_over_a_kill_too(bench: Bench) -> None:
+def test_calls_far_after_the_start_are_noted_over_a_kill_too(bench: Bench) -> None:
     """Two of three calls are noted; the third dies uncounted: one more a kill, and no more."""
     texts = [str(number) for number in range(runner.COUNT_BEFORE_CALL_MAX + 2)]
     bench.send(*texts)
@@ -486,7 +486,7 @@ def test_calls_far_behind_the_start_are_noted_over_a_kill_too(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("again", [0, 1], ids=["handled at once", "fails once more"])
-def test_what_failed_far_behind_the_start_is_handled_when_the_next_consumer_handles_it(
+def test_what_failed_far_after_the_start_is_handled_when_the_next_consumer_handles_it(
     bench: Bench, again: int
 ) -> None:
     """The consumer that failed with it was killed in the pause before its next call; the first failed, too."""
@@ -517,7 +517,7 @@ def test_what_failed_far_behind_the_start_is_handled_when_the_next_consumer_hand
     assert (letter.state, letter.calls) == ("handled", 2 + again)
 
 
-def test_the_place_is_saved_before_messages_ever_further_behind_a_start_begin(bench: Bench) -> None:
+def test_the_place_is_saved_before_messages_ever_further_after_a_start_begin(bench: Bench) -> None:
     """So a process that one of them ends comes back in front of it, half as far away, until its calls are counted."""
     bench.send(*(str(number) for number in range(40)))
     seen: dict[int, int] = {}
@@ -569,7 +569,7 @@ def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(
 # The store
 
 
-def test_a_store_that_another_process_locks_is_waited_for_and_nobody_is_called_again(
+def test_a_store_that_another_process_locks_is_waited_for_and_no_handler_is_called_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tfmq.dead_letters.sql_store.BUSY_SECONDS", 0.01)
@@ -593,7 +593,7 @@ def test_a_store_that_another_process_locks_is_waited_for_and_nobody_is_called_a
     other.close()
 
 
-def test_a_store_that_fails_holds_the_offset_and_calls_nobody_again(
+def test_a_store_that_fails_holds_the_offset_and_calls_no_handler_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.send("a", "b")
@@ -726,7 +726,7 @@ def test_listeners_by_topic_and_one_for_the_rest(bench: Bench) -> None:
     assert sorted(seen) == [("bills", "b"), ("rest", "a")]
 
 
-def test_a_topic_that_nobody_handles_is_refused_before_anything_is_read(bench: Bench) -> None:
+def test_a_topic_without_a_handler_is_refused_before_anything_is_read(bench: Bench) -> None:
     consumer = bench.open(topics=[TOPIC, "bills"])
     consumer.on("bills")(print)
     with pytest.raises(tfmq.BadRequest, match="register one"):

@@ -140,7 +140,7 @@ def test_a_listener_whose_body_did_not_run_has_failed(bench: Bench, kind: str) -
     assert bench.saved() in (None, 0)
 
 
-def test_within_a_run_nobody_else_is_handed_messages(bench: Bench) -> None:
+def test_within_a_run_no_other_caller_is_handed_messages(bench: Bench) -> None:
     refused: list[str] = []
 
     async def story(reactor: Any) -> None:
@@ -275,7 +275,7 @@ def ended(count: int) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_sigterm_stops_the_reactor_behind_the_message_in_work() -> None:
+def test_sigterm_stops_the_reactor_after_the_message_in_work() -> None:
     ending = ended(1)
     assert ending.stdout.splitlines()[0] == "done a", ending.stderr
     assert ending.stdout.count("done") == 1

@@ -101,7 +101,7 @@ def test_many_blocks_are_not_proven_while_others_wait(desk: Desk, monkeypatch: p
     assert inline.read_cached(offsets) == found
 
 
-def test_a_limit_of_bytes_ends_behind_the_record_that_passes_it(desk: Desk) -> None:
+def test_a_limit_of_bytes_ends_after_the_record_that_passes_it(desk: Desk) -> None:
     records, offsets = ArrivalRecordReader(desk.log), offsets_of(desk)[:50]
     sizes = [len(each.record) for each in desk.sent[:50]]
     for limit in (0, 1, sizes[0], sizes[0] + 1, 5_000, sum(sizes), sum(sizes) + 1):

@@ -120,7 +120,7 @@ def test_every_changed_byte_is_seen(written: ArrivalHeader, change: int) -> None
         record[position] ^= change
 
 
-def test_bytes_behind_a_checksum_that_holds_are_not_trusted_either() -> None:
+def test_bytes_after_a_checksum_that_holds_are_not_trusted_either() -> None:
     """What is taken is a note that its own bytes are written for again."""
     generator, taken = seeded("notes"), 0
     for _ in range(scaled(30_000)):
@@ -195,7 +195,7 @@ def test_what_broker_time_is_ahead_by_is_kept_for_times_only() -> None:
         )
 
 
-def test_a_record_of_somebody_else_is_no_note() -> None:
+def test_a_record_of_another_producer_is_no_note() -> None:
     payload = encode_header(ALL["times"])[HEADER_SIZE:]
     for id, flag in (
         (make_id(2, 1), 0),
@@ -301,6 +301,6 @@ def test_a_record_of_such_a_length_would_make_one(length: int) -> None:
     assert seams(make_record(bytes(length), header.HEADER_ID))
 
 
-def test_a_header_that_goes_on_behind_would_make_one() -> None:
+def test_a_header_that_goes_on_after_would_make_one() -> None:
     """The least end that a note could have is one byte shorter than what it has."""
     assert seams(make_record(FORGED[:4], header.HEADER_ID))

@@ -126,7 +126,7 @@ def test_equal_sizes_come_as_one_piece_a_block() -> None:
     st.lists(st.integers(0, 300), min_size=1, max_size=60) | st.tuples(st.integers(0, 300), st.integers(1, 900)).map(
         lambda both: [both[0]] * both[1])
 )  # fmt: skip
-def test_the_offsets_of_what_was_appended_are_told_at_once(sizes: list[int]) -> None:
+def test_the_offsets_of_what_was_appended_are_reported_at_once(sizes: list[int]) -> None:
     desk = Desk()
     (answer,) = desk.send(Wanted(5, [START_MS] * len(sizes), [bytes(size) for size in sizes]))
     desk.log.force()
@@ -139,7 +139,7 @@ def test_the_offsets_of_what_was_appended_are_told_at_once(sizes: list[int]) -> 
     assert list(found) == read and isinstance(found, array)
 
 
-def test_no_step_of_python_tells_the_offset_of_a_message() -> None:
+def test_no_step_of_python_returns_the_offset_of_a_message() -> None:
     """Where all of a batch have one size: those of one that is due soon are told when it is accepted."""
     taken = []
     for count in (100, 500):
@@ -191,7 +191,7 @@ def test_damage_ends_a_reading_that_does_not_ask_for_it() -> None:
     assert (caught.value.first, caught.value.next) == (0, made.log.end_offset)
 
 
-def test_of_a_batch_over_blocks_the_sound_ones_stay_behind_a_sound_note(
+def test_of_a_batch_over_blocks_the_sound_ones_stay_after_a_sound_note(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A block in the middle costs its own records; the first one costs all, since it has the note."""

@@ -154,7 +154,7 @@ def test_copies_over_several_blocks_are_nobodys_sequence() -> None:
     assert said(again) == said(desk)
 
 
-def test_damage_among_copies_hides_nothing_that_comes_behind() -> None:
+def test_damage_among_copies_hides_nothing_that_comes_after() -> None:
     """The last of them and the next note cannot be read: what is left behind those is a sender's, and no copy."""
     desk = Desk()
     desk.send(some(5, 3, size=40_000))
@@ -296,7 +296,7 @@ def test_what_lies_far_apart_in_time_counts_by_the_memory_that_it_takes(
     assert far.state.is_full and not near.state.is_full
 
 
-def test_a_message_that_is_moved_on_for_ever_does_not_keep_all_others_known(
+def test_a_message_that_is_moved_on_without_end_does_not_keep_all_others_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(arrival_state, "CANCELLED_MAX", 100)
@@ -391,7 +391,7 @@ def test_a_later_snapshot_is_refused_by_name() -> None:
         Desk().state.load(msgpack.packb((2, b"", b"", b"")))
 
 
-def test_what_a_later_version_adds_behind_is_left_out() -> None:
+def test_what_a_later_version_adds_after_is_left_out() -> None:
     desk = Desk()
     desk.send(some(5, 2))
     version, *parts = msgpack.unpackb(desk.state.dump(), use_list=False)
@@ -476,7 +476,7 @@ def test_what_lies_far_apart_takes_no_more_memory_than_is_said() -> None:
     assert (after - before) / 2 < far.size_bytes < 2 * (after - before)
 
 
-def test_adding_twice_is_told() -> None:
+def test_adding_twice_is_reported() -> None:
     cancelled = CancelledMessages()
     assert cancelled.add(5, 7) and not cancelled.add(5, 7)
     assert cancelled.count == 1

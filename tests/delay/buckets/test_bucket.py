@@ -66,7 +66,7 @@ def test_a_bad_chunk_is_named_and_the_others_are_served(bench: Bench, which: int
     assert len(again.buckets.damage) == 1
 
 
-def test_damage_is_told_in_the_log_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_reported_in_the_log_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     three_chunks(bench)
     again = spoil(bench, chunk_starts(bench)[1])
     with caplog.at_level(logging.ERROR):
@@ -196,7 +196,7 @@ def test_files_in_use_stay_open_however_many(disk: SimulatedDisk) -> None:
     assert len(disk.open_files) == 2
 
 
-def test_what_is_forgotten_in_use_is_closed_behind_the_last_user(disk: SimulatedDisk) -> None:
+def test_what_is_forgotten_in_use_is_closed_after_the_last_user(disk: SimulatedDisk) -> None:
     files = OpenFileCache(disk)
     with files.opened("f1") as file, files.opened("f1") as same:
         assert file is same

@@ -208,7 +208,7 @@ def rows(messages: MessageColumns) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize(
     "sizes", [(0, 0, 0, 0, 0), (40, 40, 40, 40, 40), (40, 40, 40, 40, 41), (3, 9, 0, 300, 1)]
 )
-def test_each_record_stands_behind_a_checksum_that_begins_at_its_number(sizes: tuple[int, ...]) -> None:
+def test_each_record_follows_a_checksum_that_begins_at_its_number(sizes: tuple[int, ...]) -> None:
     first = (1 << 40) - 2
     records = [record_of(n, size) for n, size in enumerate(sizes)]
     data = b"".join(

@@ -168,7 +168,7 @@ def test_an_empty_folder_has_no_fault() -> None:
     assert not is_bucket_folder(bench.disk, "data/empty")
 
 
-def test_a_checkpoint_of_somebody_else_is_none() -> None:
+def test_a_checkpoint_of_another_owner_is_none() -> None:
     bench = filled()
     bench.disk.make_folder("data/transactions")
     bench.disk.write_file("data/transactions/checkpoint", b"TFMC")

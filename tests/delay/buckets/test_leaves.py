@@ -29,7 +29,7 @@ def test_a_due_finds_the_leaf_that_holds_it() -> None:
     assert leaves().covering(NOW) is None
 
 
-def test_from_a_due_on_come_those_that_end_behind_it() -> None:
+def test_from_a_due_on_come_those_that_end_after_it() -> None:
     near, far = span_of(NOW, 16), span_of(NOW + (1 << 24), 22)
     found = leaves(near, far)
     assert [leaf.span for leaf in found.ending_after(0)] == [near, far]

@@ -72,7 +72,7 @@ def test_a_start_also_learns_the_lowest_due_of_what_is_not_pending() -> None:
     assert (numbers(found.wheel_rows), found.due_low) == ([b.number], a.due)
 
 
-def test_a_start_learns_what_times_were_told() -> None:
+def test_a_start_restores_the_times_that_were_reported() -> None:
     """The same in a row is one, delays count for nothing."""
     desk = Desk()
     desk.send([b"a", b"b"], at=[START_MS + 60_000] * 2)

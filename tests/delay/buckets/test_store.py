@@ -93,7 +93,7 @@ def test_a_spill_of_nothing_moves_the_place_all_the_same(bench: Bench) -> None:
     assert bench.files() == []
 
 
-def test_a_read_ends_behind_the_record_that_reaches_the_bound(bench: Bench) -> None:
+def test_a_read_ends_after_the_record_that_reaches_the_bound(bench: Bench) -> None:
     sent = bench.put(*[NOW + 1] * 5, size=1000)
     bucket = bench.bucket(NOW + 1)
     (columns,) = bench.buckets.read_columns(bucket)

@@ -375,7 +375,7 @@ def test_a_damaged_chunk_is_left_out_and_a_damaged_record_is_not() -> None:
     assert len(again.crash().contents()) == 2
 
 
-def test_what_nobody_waits_for_is_left_out() -> None:
+def test_cancelled_messages_are_left_out() -> None:
     bench = Bench()
     sent = bench.put(NEAR + 3, NEAR + 1, NEAR + 2)
     bench.put(NEAR + 2, log_id=BILLS)
@@ -391,7 +391,7 @@ def test_what_nobody_waits_for_is_left_out() -> None:
     assert children is not None and sum(child.count for child in children) == 2
 
 
-def test_a_bucket_for_which_nobody_waits_is_gone_when_it_is_cut() -> None:
+def test_a_bucket_of_cancelled_messages_is_gone_when_it_is_split() -> None:
     bench = Bench()
     bench.put(NEAR + 3, NEAR + 1)
     assert bench.buckets.split(bench.bucket(NEAR), lambda *_: False) == []

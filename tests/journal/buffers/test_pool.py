@@ -258,7 +258,7 @@ def test_another_arenas_place_is_not_kept() -> None:
     assert not ThreadCache(Arena()).try_cache(Arena().allocate(64))
 
 
-def test_what_nobody_asked_for_goes_back() -> None:
+def test_what_was_not_requested_is_given_back() -> None:
     arena = Arena()
     cache = ThreadCache(arena)
     for _ in range(10):

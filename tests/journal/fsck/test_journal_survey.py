@@ -76,7 +76,7 @@ def test_a_file_without_a_head_is_placed_by_its_neighbours(journal: Journal) -> 
         assert [file.first for file in found.files] == firsts
 
 
-def test_a_bad_snapshot_is_told_and_the_other_one_is_the_base(journal: Journal) -> None:
+def test_a_bad_snapshot_is_reported_and_the_other_one_is_the_base(journal: Journal) -> None:
     newest = journal.snapshots[-1]
     journal.disk.damage(journal.path(snapshot_name(newest)), 70, b"\xff")
     found = survey(journal)

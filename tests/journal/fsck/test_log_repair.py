@@ -103,7 +103,7 @@ def test_one_damaged_record_becomes_a_filler_and_nothing_else_changes() -> None:
     assert verify(disk, FOLDER, records=True).damaged is False
 
 
-def test_the_original_is_kept_until_told_otherwise() -> None:
+def test_the_original_is_kept_until_configured_otherwise() -> None:
     disk, _, _, paths = written(groups_of_three(2))
     spoil(disk, paths[0], 25, b"\xff")
     damaged = disk.read_file(paths[0])

@@ -76,7 +76,7 @@ def test_a_stretch_says_which_ordinals_are_lost(disk: SimulatedDisk) -> None:
     assert (stretch.first, stretch.ordinal, stretch.next_ordinal) == (starts[3], 9, None)
 
 
-def test_a_newer_control_record_is_told_by_its_version(disk: SimulatedDisk) -> None:
+def test_a_newer_control_record_is_reported_by_its_version(disk: SimulatedDisk) -> None:
     from zlib import crc32
 
     data = closed(records(2), 0, 0)
@@ -88,7 +88,7 @@ def test_a_newer_control_record_is_told_by_its_version(disk: SimulatedDisk) -> N
     assert stretch.version == TRAILER_VERSION + 1
 
 
-def test_the_log_of_a_lone_file_is_found_behind_damage_and_past_forgeries(disk: SimulatedDisk) -> None:
+def test_the_log_of_a_lone_file_is_found_after_damage_and_past_forgeries(disk: SimulatedDisk) -> None:
     forged = closed([], 0, 0, log_id=LOG_ID + 5)
     groups = [[make_record(forged, make_id(PRODUCER, 0))], records(2, sequence=1), records(2, sequence=3)]
     data, starts = log_bytes(groups)

@@ -76,7 +76,7 @@ def test_a_lone_file_can_be_checked(disk: SimulatedDisk) -> None:
     assert (report.findings, report.records) == ([], 600)
 
 
-def test_progress_is_told(disk: SimulatedDisk) -> None:
+def test_progress_is_reported(disk: SimulatedDisk) -> None:
     told: list[tuple[str, int, int]] = []
     verify(disk, DATA, progress=lambda *call: told.append(call))
     assert [call[1] == call[2] for call in told] == [False, True, True]

@@ -89,7 +89,7 @@ def restored(files: dict[str, bytes]) -> Journal:
     return journal
 
 
-def test_what_was_lost_is_said_by_whoever_reads_it() -> None:
+def test_what_was_lost_is_reported_by_every_reader() -> None:
     journal = opened().sent(12)
     journal.checkpoint()
     journal.disk.damage(journal.file(1), FILE_HEADER_SIZE + ONE + 60, b"\xff")
@@ -149,7 +149,7 @@ def test_a_missing_file_becomes_one_that_says_what_is_lost(journal: Journal, num
 
 
 @pytest.mark.parametrize("missing", [(2, 3), (2, 3, 4), (1, 2, 3, 4), (3, 4, 5), (2, 3, 4, 5)])
-def test_several_missing_files_behind_each_other_are_made_again(missing: tuple[int, ...]) -> None:
+def test_several_missing_files_in_a_row_are_made_again(missing: tuple[int, ...]) -> None:
     journal = opened().sent(22)
     journal.kill()
     rows, end = list(journal.state.seen), journal.store.end_offset
@@ -330,7 +330,7 @@ def test_an_end_that_was_forced_and_is_lost_is_filled_up(journal: Journal) -> No
     assert journal.store.end_offset >= end and kept(journal) == rows[:-1]
 
 
-def test_an_end_that_is_gone_with_its_file_gives_its_places_to_nobody_else(journal: Journal) -> None:
+def test_an_end_that_is_gone_with_its_file_gives_its_places_to_no_other_record(journal: Journal) -> None:
     end, number = journal.store.end_offset, journal.numbers[-1]
     journal.disk.unlink(journal.file())
     mended(journal)

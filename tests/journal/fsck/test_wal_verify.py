@@ -37,13 +37,13 @@ def findings(journal: Journal) -> list[tuple[str, str, str]]:
     return [(f.file.rpartition("/")[2], f.field, f.weight) for f in verified(journal).findings]
 
 
-def test_a_sound_journal_has_nothing_to_tell(journal: Journal) -> None:
+def test_a_sound_journal_has_nothing_to_report(journal: Journal) -> None:
     report = verified(journal)
     assert report.findings == [] and not report.damaged
     assert (report.segments, report.blocks, report.records) == (len(journal.numbers), 15, 14)
 
 
-def test_a_journal_is_told_by_its_files(journal: Journal) -> None:
+def test_a_journal_is_reported_by_its_files(journal: Journal) -> None:
     assert is_journal(journal.disk, FOLDER)
     assert not is_journal(journal.disk, DATA) and not is_journal(journal.disk, "nowhere")
 

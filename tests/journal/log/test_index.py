@@ -182,7 +182,7 @@ def test_entries_that_were_swapped_or_left_out_are_not_taken(disk: SimulatedDisk
         assert (len(loaded), loaded.fault) == (count, f"entry {count} does not follow the one before")
 
 
-def test_entries_behind_the_segments_end_are_not_taken(disk: SimulatedDisk) -> None:
+def test_entries_after_the_segments_end_are_not_taken(disk: SimulatedDisk) -> None:
     written = filled(controls([70_000] * 3), disk)
     loaded = SegmentIndex.load(disk, PATH, BASE, LOG_ID, written.end - 1)
     assert len(loaded) == 2
@@ -215,7 +215,7 @@ def test_a_bad_rest_is_overwritten_by_the_next_write(disk: SimulatedDisk) -> Non
     assert list(again.entries()) == list(written.entries())
 
 
-def test_a_cut_forgets_the_runs_that_reach_behind_it(disk: SimulatedDisk) -> None:
+def test_a_cut_forgets_the_runs_that_reach_after_it(disk: SimulatedDisk) -> None:
     found = controls([70_000] * 4)
     index = filled(found, disk)
     index.truncate(2 * 70_100 + 5)

@@ -231,7 +231,7 @@ def test_resume_keeps_what_was_written_and_raises_the_epoch(bench: Bench) -> Non
     bench.send()
 
 
-def test_a_reader_from_before_a_cut_is_told_where_to_go_back_to(bench: Bench) -> None:
+def test_a_reader_from_before_a_cut_is_notified_where_to_go_back_to(bench: Bench) -> None:
     bench.send(3)
     bench.log.force()
     cut = bench.log.end_offset
@@ -250,7 +250,7 @@ def test_a_reader_from_before_a_cut_is_told_where_to_go_back_to(bench: Bench) ->
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_reader_of_a_folder_is_told_when_an_older_copy_of_it_went_on_in_its_place(
+def test_a_reader_of_a_folder_is_notified_when_an_older_copy_of_it_went_on_in_its_place(
     bench: Bench, clean: bool
 ) -> None:
     bench.send(3)

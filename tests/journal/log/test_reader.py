@@ -110,7 +110,7 @@ def test_the_end_of_the_records_of_a_block_is_a_position() -> None:
     assert (chunk.start, chunk.next) == (0, end)
 
 
-def test_a_file_that_became_shorter_is_damage_behind_its_whole_blocks() -> None:
+def test_a_file_that_became_shorter_is_damage_after_its_whole_blocks() -> None:
     bench = Bench()
     log = bench.open()
     first = bench.send(3).end_offset
@@ -224,7 +224,7 @@ def test_a_block_that_is_damaged_is_named_and_not_given() -> None:
         assert (block := bench.log.block_of_record(offsets[0])) is not None and block.next == first
 
 
-def test_damage_that_a_walk_meets_on_its_way_hides_nothing_behind_it() -> None:
+def test_damage_that_a_walk_meets_on_its_way_hides_nothing_after_it() -> None:
     """The way to a place begins where the index knows of a block, which may be before damage nobody has met yet."""
     bench = Bench()
     bench.open()

@@ -94,7 +94,7 @@ def test_its_index_is_searched_in_the_file_until_it_is_distrusted() -> None:
     assert bench.disk.read_file(path) == before
 
 
-def test_it_grows_and_a_file_that_ends_too_early_is_told() -> None:
+def test_it_grows_and_a_file_that_ends_too_early_is_reported() -> None:
     bench = Bench()
     bench.open()
     for _ in range(4):
@@ -164,7 +164,7 @@ def test_it_finds_what_the_owner_finds(sizes: list[int], data: st.DataObject) ->
         assert seen.offset_of_time(time) == log.offset_of_time(time)
 
 
-def test_nothing_behind_the_forced_mark_is_seen_and_all_before_it_is() -> None:
+def test_nothing_after_the_forced_mark_is_seen_and_all_before_it_is() -> None:
     bench = bench_of([100])
     seen = onlooker(bench)
     before = seen.checkpoint.durable
@@ -284,7 +284,7 @@ def test_a_cut_file_is_damage_and_no_endless_loop() -> None:
         assert (offset, caught.value.first) == (whole, whole), "all that is whole was read first"
 
 
-def test_damage_is_named_and_what_lies_behind_it_is_read() -> None:
+def test_damage_is_named_and_what_is_after_it_is_read() -> None:
     bench = bench_of([20_000] * 10, segment_bytes=1 << 20)
     starts = [0]
     while starts[-1] < bench.log.end_offset:
@@ -487,7 +487,7 @@ def test_records_come_across_segments_and_chunks(tmp_path: Path) -> None:
         assert [r.ordinal for r in records(log, ordinal=17)] == list(range(17, 40))
 
 
-def test_places_out_of_range_are_told(tmp_path: Path) -> None:
+def test_places_out_of_range_are_reported(tmp_path: Path) -> None:
     with open_log(str(tmp_path / "log")) as log:
         log.append_payloads([b"a"])
         log.force()

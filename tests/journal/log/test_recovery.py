@@ -265,7 +265,7 @@ def test_on_a_full_disk_recovery_waits_for_space_and_reading_goes_on() -> None:
     assert bench.crash("everything").count == 10
 
 
-def test_a_mark_that_is_missing_beside_segments_is_told_once() -> None:
+def test_a_mark_that_is_missing_beside_segments_is_reported_once() -> None:
     for content in (None, b"", bytes(8192)):
         bench = Bench()
         assert not bench.open().recovery.warnings
@@ -338,7 +338,7 @@ def test_the_forced_mark_is_the_highest_that_a_control_record_names() -> None:
     assert (replay.durable, replay.durable_ordinal) == (forced, 1)
 
 
-def test_the_walk_begins_behind_the_snapshot() -> None:
+def test_the_walk_begins_after_the_snapshot() -> None:
     bench = appended(1)
     end = bench.log.end_offset
     bench.send(1)

@@ -218,7 +218,7 @@ def test_a_new_segment_drops_an_index_that_was_left_there(disk: SimulatedDisk) -
     assert not disk.exists(f"{FOLDER}/{index_name(BASE)}")
 
 
-def test_behind_damaged_records_the_walk_goes_on_at_the_next_block(disk: SimulatedDisk) -> None:
+def test_after_damaged_records_the_walk_goes_on_at_the_next_block(disk: SimulatedDisk) -> None:
     segment, data, starts = filled(disk, [records(3), records(3, sequence=3), records(3, sequence=6)])
     disk.write_file(segment.path, flipped(data, 8 * (starts[1] + 25)))
     spoiled = reopened(disk)
@@ -232,7 +232,7 @@ def test_behind_damaged_records_the_walk_goes_on_at_the_next_block(disk: Simulat
     assert good.trailer.records == 3
 
 
-def test_behind_a_lost_control_record_it_goes_on_where_the_next_says(disk: SimulatedDisk) -> None:
+def test_after_a_lost_control_record_it_goes_on_where_the_next_says(disk: SimulatedDisk) -> None:
     segment, data, starts = filled(disk, [records(3), records(3, sequence=3), records(3, sequence=6)])
     ends = controls_of(data, starts)
     disk.write_file(segment.path, data[: ends[0] + 4] + bytes(60) + data[ends[0] + 64 :])
@@ -274,7 +274,7 @@ def test_an_index_over_damage_leads_to_sound_blocks_only(disk: SimulatedDisk) ->
     assert again.index.end == again.size
 
 
-def test_forged_control_records_do_not_stop_the_walk_behind_damage(disk: SimulatedDisk) -> None:
+def test_forged_control_records_do_not_stop_the_walk_after_damage(disk: SimulatedDisk) -> None:
     start = len(closed(records(2), BASE, 5))
     payload = b"".join(closed(records(1, sequence=n), BASE + start + 20 + 130 * n, 7 + n) for n in range(30))
     groups = [records(2), [make_record(payload, make_id(PRODUCER, 2))], records(2, sequence=3)]

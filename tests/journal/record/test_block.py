@@ -184,7 +184,7 @@ def test_more_bytes_than_any_block_has_are_no_unfinished_block(monkeypatch: pyte
     assert not isinstance(caught.value, Incomplete)
 
 
-def test_behind_damage_the_next_control_record_is_found_from_everywhere() -> None:
+def test_after_damage_the_next_control_record_is_found_from_everywhere() -> None:
     data, starts = log_bytes(
         [records(3), records(1, sequence=3), mixed(9, seeded("next"), sequence=4)], OFFSET
     )

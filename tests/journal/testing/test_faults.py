@@ -66,7 +66,7 @@ def test_a_short_write_says_how_much_it_takes() -> None:
     assert [faults.check("write", "file") for _ in range(3)] == [None, 7, None]
 
 
-def test_whoever_slows_the_disk_is_asked_before_every_call() -> None:
+def test_a_hook_that_slows_the_disk_is_called_before_every_call() -> None:
     faults, asked = Faults(), []
     faults.before = lambda kind, path: asked.append((kind, path))
     faults.check("read", "a")

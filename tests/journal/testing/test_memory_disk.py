@@ -355,7 +355,7 @@ def test_a_failed_force_lies_from_then_on(disk: SimulatedDisk) -> None:
     assert disk.crash(keep="everything").read_file("d/a") == b""
 
 
-def test_whoever_had_the_file_open_is_told_of_a_lost_write_too(disk: SimulatedDisk) -> None:
+def test_a_lost_write_is_reported_to_other_open_files_too(disk: SimulatedDisk) -> None:
     one = disk.create("d/a")
     other = disk.open_write("d/a")
     write_all(one, [b"x"], 0)
@@ -385,7 +385,9 @@ def test_a_failed_sync_names_no_file_but_each_files_own_force_does(disk: Simulat
     assert (left.read_file("d/good"), left.read_file("d/bad")) == (b"x", b"")
 
 
-def test_a_lost_write_that_nobody_was_told_of_is_told_to_who_opens_the_file_next(disk: SimulatedDisk) -> None:
+def test_a_lost_write_that_was_not_reported_is_reported_to_the_next_opener_of_the_file(
+    disk: SimulatedDisk,
+) -> None:
     anchor = disk.open_anchor("d")
     write_all(disk.create("d/a"), [b"x"], 0)
     disk.faults.fail("sync_file", path="a")
@@ -431,7 +433,7 @@ def test_closing_a_file_with_unforced_bytes_is_noticed(disk: SimulatedDisk) -> N
     assert disk.closed_unforced == ["d/a"]
 
 
-def test_every_change_is_told(disk: SimulatedDisk) -> None:
+def test_every_change_is_reported(disk: SimulatedDisk) -> None:
     told: list[tuple[str, str]] = []
     disk.after = lambda kind, path: told.append((kind, path))
     file = disk.create("d/a")
@@ -551,7 +553,7 @@ def test_a_folder_that_holds_something_is_not_replaced(tree: FolderTree) -> None
     assert [path for path, _ in walk_tree(tree.root)] == ["a", "a/x"]
 
 
-def test_walking_tells_every_path_in_order(tree: FolderTree) -> None:
+def test_walking_yields_every_path_in_order(tree: FolderTree) -> None:
     tree.add(3, "b/x", FileContent())
     tree.add(4, "c", FileContent())
     assert [path for path, _ in walk_tree(tree.root)] == ["a", "b", "b/x", "c"]

@@ -68,7 +68,7 @@ def test_a_note_that_a_power_cut_tears_takes_nothing_but_itself(disk: SimulatedD
     assert found <= {WHOLE, later, later._replace(durable_lsn=10_000)} and len(found) > 1
 
 
-def test_what_was_settled_is_never_lost_to_what_is_written_behind_it(disk: SimulatedDisk) -> None:
+def test_what_was_settled_is_never_lost_to_what_is_written_after_it(disk: SimulatedDisk) -> None:
     file = JournalCheckpointFile(disk, FOLDER)
     generator = seeded("settle")
     seen: set[JournalCheckpoint | None] = set()

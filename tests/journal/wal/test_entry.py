@@ -189,7 +189,7 @@ def test_a_filler_stands_for_so_many_bytes() -> None:
         assert found.content == LostEntries(size)
 
 
-def test_entries_are_found_again_behind_damage_at_any_byte() -> None:
+def test_entries_are_found_again_after_damage_at_any_byte() -> None:
     contents: list[Content] = [PIECE, DECISION, PIECE._replace(data=b"x" * 3000), DECISION]
     buffers, places, _ = encode_entries(contents, PLACE, FORCED, SEED)
     data = b"".join(buffers)

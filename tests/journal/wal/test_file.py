@@ -151,7 +151,7 @@ def test_hazard_05_a_walk_never_reads_more_than_the_file_has(file: JournalFile) 
     assert max(asked) <= SCAN_SIZE
 
 
-def test_the_way_back_behind_damage_is_found_wherever_the_reading_is_divided(file: JournalFile) -> None:
+def test_the_way_back_after_damage_is_found_wherever_the_reading_is_divided(file: JournalFile) -> None:
     wanted = append(file, *(message(1, n, 3000) for n in range(1000)))
     size = wanted[1] - wanted[0]
     for number in (0, 1, SCAN_SIZE // size - 1, SCAN_SIZE // size, SCAN_SIZE // size + 1, 998, 999):
@@ -289,7 +289,7 @@ def test_a_place_that_no_file_has_cannot_be_held(place: int) -> None:
         files.add_reference(place)
 
 
-def test_what_nobody_holds_cannot_be_released() -> None:
+def test_what_is_not_held_cannot_be_released() -> None:
     _, files = files_of(2)
     for place in (1050, 1150):
         with pytest.raises(KeyError):

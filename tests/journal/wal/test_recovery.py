@@ -20,7 +20,7 @@ from tests.journal.journals import CHECKPOINT, FOLDER, ONE, PAYLOAD_SIZE, Journa
 from tests.scale import scaled, seeded
 
 
-def test_the_walk_begins_behind_the_newest_snapshot() -> None:
+def test_the_walk_begins_after_the_newest_snapshot() -> None:
     journal = opened().sent(12)
     journal.checkpoint()
     journal.sent(3)
@@ -216,7 +216,7 @@ def test_a_journal_that_cannot_be_made_on_a_full_disk_can_be_made_later() -> Non
 
 
 @pytest.mark.parametrize("kind", ["force", "force_folder", "write", "create", "truncate", "unlink", "rename"])
-def test_an_error_of_the_disk_at_every_call_of_a_start_is_told_and_loses_nothing(kind: str) -> None:
+def test_an_error_of_the_disk_at_every_call_of_a_start_is_reported_and_loses_nothing(kind: str) -> None:
     generator = seeded("start", kind)
     for _ in range(scaled(30)):
         journal = scarred(generator)
@@ -266,7 +266,7 @@ def test_a_failed_creation_gives_no_identity_twice() -> None:
             assert journal.crash().store.journal_id == journal.store.journal_id
 
 
-def test_what_a_removed_snapshot_or_slot_costs_is_told() -> None:
+def test_what_a_removed_snapshot_or_slot_costs_is_reported() -> None:
     journal = opened().sent(12)
     journal.checkpoint()
     journal.disk.unlink(journal.path(snapshot_name(journal.snapshots[-1])))
@@ -301,7 +301,7 @@ def test_item_38_a_tail_torn_at_every_byte_is_cut_back_to_the_last_whole_entry()
         assert len(other.disk.read_file(other.file())) == FILE_HEADER_SIZE + count * ONE
 
 
-def test_item_38_zeros_behind_any_entry_are_cut_off() -> None:
+def test_item_38_zeros_after_any_entry_are_cut_off() -> None:
     journal = opened().sent(4)
     whole = journal.disk.read_file(journal.file())
     for zeros in (1, 27, 28, 29, ONE, 512, 4096, (1 << 20) + 5):
@@ -320,7 +320,7 @@ def test_item_38_a_length_that_was_never_written_is_cut_off() -> None:
         assert other.store.recovery.labels[-1] == "torn tail"
 
 
-def test_what_was_accepted_behind_the_forced_mark_is_written_again_and_forced_before_it_is_served() -> None:
+def test_what_was_accepted_after_the_forced_mark_is_written_again_and_forced_before_it_is_served() -> None:
     journal = opened().sent(2)
     for _ in range(2):
         journal.send()
@@ -354,7 +354,7 @@ def test_only_what_is_not_known_to_be_forced_is_written_again() -> None:
     assert journal.store.recovery.rewritten_bytes == 0
 
 
-def test_what_was_cut_off_does_not_come_back_behind_what_is_written_in_its_place() -> None:
+def test_what_was_cut_off_does_not_come_back_after_what_is_written_in_its_place() -> None:
     """Entries that begin where sectors do, so that a power cut may keep each of them alone."""
     generator = seeded("cut off")
     journal = opened(JournalOptions())

@@ -409,7 +409,7 @@ def test_torn_tail(journal: Journal) -> None:
     goes_on(journal, "newest snapshot", "files whole", "torn tail")
 
 
-def test_what_was_not_forced_does_not_come_back_behind_a_gap(journal: Journal) -> None:
+def test_what_was_not_forced_does_not_come_back_after_a_gap(journal: Journal) -> None:
     journal.sent(3)
     for _ in range(2):
         journal.send()

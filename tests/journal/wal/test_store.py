@@ -93,7 +93,7 @@ def calls_of(kind: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["force", "force_folder"])
-def test_an_error_at_every_single_force_is_told_stops_the_journal_and_loses_nothing(kind: str) -> None:
+def test_an_error_at_every_single_force_is_reported_stops_the_journal_and_loses_nothing(kind: str) -> None:
     for nth in range(1, calls_of(kind) + 1):
         story = Story()
         fault = story.journal.disk.faults.fail(kind, nth=nth)
@@ -394,7 +394,7 @@ def test_the_forced_mark_is_rewritten_once_a_second_and_only_then() -> None:
     assert "checkpoint cannot be written" in (journal.store.stopped or "")
 
 
-def test_the_forced_mark_tells_rot_of_the_last_entry_from_a_torn_tail() -> None:
+def test_the_forced_mark_distinguishes_rot_of_the_last_entry_from_a_torn_tail() -> None:
     journal = opened().sent(2)
     journal.clock.advance(REWRITE_SECONDS)
     journal.send()
@@ -529,7 +529,7 @@ def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(
     assert [row for row in journal.state.seen if row[0] < journal.store.forced_offset] == there[:5] == there
 
 
-def test_a_note_that_comes_behind_the_end_is_left_out() -> None:
+def test_a_note_that_comes_after_the_end_is_left_out() -> None:
     journal = opened().sent(1)
     keeper = journal.store._durability
     journal.store.close()
@@ -634,7 +634,7 @@ def test_a_place_where_no_entry_begins_is_an_error_that_names_it(place: int) -> 
         journal.store.read(place)
 
 
-def test_rot_is_found_by_whoever_reads_it_and_nothing_beside_it_is_lost() -> None:
+def test_rot_is_found_by_every_reader_and_nothing_beside_it_is_lost() -> None:
     journal = opened(WIDE).sent(3)
     whole = journal.disk.read_file(journal.file())
     generator = seeded("rot")
@@ -785,7 +785,7 @@ def test_holds_are_counted_and_a_place_that_is_nowhere_cannot_be_held() -> None:
         journal.store.add_reference(journal.store.end_offset)
 
 
-def test_one_forcer_serves_the_journal_and_whoever_waits_is_told() -> None:
+def test_one_forcer_serves_the_journal_and_waiting_callers_are_notified() -> None:
     journal = opened(WIDE)
     told: list[object] = []
     forcer = Forcer(journal.disk, lambda fn, done: done(fn(), None), anchor_path=DATA, clock=journal.clock)
@@ -828,7 +828,7 @@ def test_a_closed_journal_takes_nothing_more() -> None:
     assert [file.path for file in journal.disk.open_files] == []
 
 
-def test_an_end_on_a_full_disk_is_told_and_loses_nothing() -> None:
+def test_an_end_on_a_full_disk_is_reported_and_loses_nothing() -> None:
     journal = opened().sent(3)
     journal.send()
     journal.disk.space_bytes = journal.disk.used_bytes()

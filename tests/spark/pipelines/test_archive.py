@@ -86,7 +86,7 @@ def test_it_says_what_it_did_and_that_nothing_is_new(
         (["no-such-topic"], 1, "tfmq: There is no topic 'no-such-topic'.\n"),
     ],
 )
-def test_wrong_input_is_told_in_a_sentence(
+def test_wrong_input_is_reported_in_a_sentence(
     spark_server: LiveServer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -100,7 +100,7 @@ def test_wrong_input_is_told_in_a_sentence(
     assert not (tmp_path / "a").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told_with_what_to_do(
+def test_a_folder_that_cannot_be_made_is_reported_with_what_to_do(
     spark_server: LiveServer, topic: str, no_spark: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     send(spark_server.address, topic, some(seeded(topic), 1))
@@ -311,7 +311,7 @@ def test_one_run_at_a_time(spark_server: LiveServer, topic: str, folder: Path) -
         archived(folder, topic, wire(spark_server))
 
 
-def test_a_topic_made_anew_is_archived_behind_the_old_one(
+def test_a_topic_made_anew_is_archived_after_the_old_one(
     spark_server: LiveServer, topic: str, folder: Path
 ) -> None:
     generator = seeded(topic)
@@ -411,7 +411,7 @@ def shortened(monkeypatch: pytest.MonkeyPatch, **how: int) -> None:
     monkeypatch.setattr(TopicArchiver, "__init__", changed)
 
 
-def test_what_retention_took_between_two_runs_is_told_or_noted(
+def test_what_retention_took_between_two_runs_is_reported_or_noted(
     spark_server: LiveServer, topic: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = seeded(topic)
@@ -428,7 +428,7 @@ def test_what_retention_took_between_two_runs_is_told_or_noted(
     assert by_listing(folder) == by_manifest(folder, topic)
 
 
-def test_what_retention_took_of_a_step_that_was_begun_is_told_or_noted(
+def test_what_retention_took_of_a_step_that_was_begun_is_reported_or_noted(
     spark_server: LiveServer, topic: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(spark_server.address, topic, some(seeded(topic), 100))
@@ -443,7 +443,7 @@ def test_what_retention_took_of_a_step_that_was_begun_is_told_or_noted(
     assert by_listing(folder) == by_manifest(folder, topic)
 
 
-def test_what_retention_takes_while_a_piece_begins_is_told() -> None:
+def test_what_retention_takes_while_a_piece_begins_is_reported() -> None:
     class Taken:
         """Logs of which everything before offset 500 has just gone."""
 
@@ -479,7 +479,7 @@ def test_a_topic_may_have_any_name(spark_server: LiveServer, folder: Path) -> No
 
 
 @pytest.mark.parametrize("lost", [1, 3])
-def test_a_lost_manifest_is_told_and_nothing_comes_twice(
+def test_a_lost_manifest_is_reported_and_nothing_comes_twice(
     spark_server: LiveServer, topic: str, folder: Path, lost: int
 ) -> None:
     for _ in range(lost):

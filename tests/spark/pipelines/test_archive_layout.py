@@ -67,7 +67,7 @@ def test_what_cannot_be_forced_changes_nothing(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == b"one"
 
 
-def test_a_file_is_forced_before_it_gets_its_name_and_its_folder_behind(
+def test_a_file_is_forced_before_it_gets_its_name_and_its_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = []
@@ -90,7 +90,7 @@ def test_a_file_is_forced_before_it_gets_its_name_and_its_folder_behind(
     assert beside != str(path)
 
 
-def test_a_folder_that_takes_nothing_is_told_by_its_name(tmp_path: Path) -> None:
+def test_a_folder_that_takes_nothing_is_reported_by_its_name(tmp_path: Path) -> None:
     create_output_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()

@@ -120,7 +120,7 @@ def test_all_that_is_planted_is_found_and_nothing_else(spark: Any, data: Path) -
     assert all(each.data == str(data) and each.advice for each in result.findings)
 
 
-def test_appends_and_messages_of_transactions_that_nobody_committed_are_found(data: Path) -> None:
+def test_appends_and_messages_of_transactions_without_a_commit_are_found(data: Path) -> None:
     assert told(audit_here(data, 1 << 20)) == []
     stray = broken.append(
         data / f"{PAID}-0", batch(5000, 0, [50] * 4), Source(1, journal_id(data), 1 << 40, 3)
@@ -157,7 +157,7 @@ def test_the_command_prints_json_and_says_by_its_exit_code_what_it_found(
 @pytest.mark.parametrize(
     ("folder", "sentence"), [("", "holds no partition's folder"), ("none", "is not a folder")]
 )
-def test_what_is_no_data_folder_is_told_before_spark_is_started(
+def test_what_is_no_data_folder_is_reported_before_spark_is_started(
     tmp_path: Path, folder: str, sentence: str, capsys: pytest.CaptureFixture[str], no_spark: None
 ) -> None:
     data = str(tmp_path / folder)

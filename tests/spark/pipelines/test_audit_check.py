@@ -92,14 +92,14 @@ def test_what_retention_took_is_not_missing(tmp_path: Path) -> None:
     assert told(audit_here(tmp_path / "data")) == []
 
 
-def test_a_file_that_reaches_into_the_next_is_told(data: Path, tmp_path: Path) -> None:
+def test_a_file_that_reaches_into_the_next_is_reported(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "data")
     first, second = segments(tmp_path / "data" / "orders-0")[:2]
     first.write_bytes(first.read_bytes() + second.read_bytes()[:4100])
     assert OVERLAP in [each[0] for each in told(audit_here(tmp_path / "data"))]
 
 
-def test_ordinals_that_do_not_go_on_from_file_to_file_are_told(tmp_path: Path) -> None:
+def test_ordinals_that_do_not_go_on_from_file_to_file_are_reported(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "data", 0, [([batch(50, 40 * n, [80] * 40)], None) for n in range(24)])
     other = write_log(tmp_path / "other", 0, [([batch(60, 20 * n, [180] * 20)], None) for n in range(24)])
     second, strange = segments(folder)[1], segments(other)[1]
@@ -109,7 +109,9 @@ def test_ordinals_that_do_not_go_on_from_file_to_file_are_told(tmp_path: Path) -
     assert kinds and set(kinds) == {ORDER}
 
 
-def test_a_file_that_vanishes_while_it_is_audited_is_told_unless_retention_took_it(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_while_it_is_audited_is_reported_unless_retention_took_it(
+    tmp_path: Path,
+) -> None:
     data = tmp_path / "data"
     folder = write_log(data, 0, [([batch(50, 40 * n, [80] * 40)], None) for n in range(24)])
     disk = RealDisk()
@@ -172,7 +174,7 @@ def test_runs_of_one_producer_become_one_although_others_are_between() -> None:
     assert set(facts.log) == {7}
 
 
-def test_a_long_run_is_told_in_parts() -> None:
+def test_a_long_run_is_reported_in_parts() -> None:
     collector = FactCollector(0, 0)
     for n in range(3):
         collector.add_run(50 << 24 | n * 40_000, 40_000, n, n + 1)

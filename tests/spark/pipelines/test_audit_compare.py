@@ -45,7 +45,7 @@ def ids(spans: list[tuple[int, int, int]], log: int | None = None) -> Counter[in
 
 
 @given(spans=SPANS)
-def test_what_stands_twice_is_told_and_only_that(spans: list[tuple[int, int, int]]) -> None:
+def test_what_stands_twice_is_reported_and_only_that(spans: list[tuple[int, int, int]]) -> None:
     found = compare_sides(runs(spans), {}, {}).repeats
     told = {n for each in found for n in range(each.first_id - FIRST, each.first_id - FIRST + each.count)}
     assert told == {n for n, times in ids(spans).items() if times > 1}
@@ -53,7 +53,7 @@ def test_what_stands_twice_is_told_and_only_that(spans: list[tuple[int, int, int
 
 
 @given(spans=SPANS, wanted=SPANS)
-def test_what_a_transaction_brings_and_a_partition_lacks_is_told(
+def test_what_a_transaction_brings_and_a_partition_lacks_is_reported(
     spans: list[tuple[int, int, int]], wanted: list[tuple[int, int, int]]
 ) -> None:
     rows = [
@@ -70,7 +70,7 @@ def test_what_a_transaction_brings_and_a_partition_lacks_is_told(
 
 
 @given(spans=SPANS, forbidden=SPANS, rolled=st.booleans())
-def test_what_was_not_committed_and_stands_there_is_told(
+def test_what_was_not_committed_and_stands_there_is_reported(
     spans: list[tuple[int, int, int]], forbidden: list[tuple[int, int, int]], rolled: bool
 ) -> None:
     rows = [
@@ -100,7 +100,7 @@ def test_what_a_partition_has_not_come_to_is_on_its_way() -> None:
     assert lack(AppliedState((1001, 1))) == (1, 0)
 
 
-def test_what_may_have_been_where_damage_is_or_retention_was_is_not_told_again() -> None:
+def test_what_may_have_been_where_damage_is_or_retention_was_is_not_reported_again() -> None:
     for low, high, lost in ((900, 1100, True), (1000, 1100, True), (900, 1000, True), (900, 999, False)):
         standing = AppliedState((5000, 0), [LostSources((low, 1), (high, 1), True)])
         assert lack(standing) == ((0, 0) if lost else (1, 0)), (low, high)

@@ -9,7 +9,7 @@ from tfmq.spark.pipelines.audit_plan import REPEATED
 APPEND = 4000 + TRAILER_SIZE
 
 
-def test_a_repeat_in_the_same_partition_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_repeat_in_the_same_partition_is_reported_with_its_place(tmp_path: Path) -> None:
     appends = [([batch(50, 40 * n, [80] * 40)], None) for n in range(20)]
     appends.insert(15, ([batch(50, 65, [80] * 7)], None))
     write_log(tmp_path / "data", 0, appends)

@@ -62,7 +62,7 @@ def test_the_record_that_is_damaged_is_named(tmp_path: Path) -> None:
     assert (finding.first, finding.next) == (0, 4000 + TRAILER_SIZE)
 
 
-def test_the_tail_behind_the_forced_mark_is_no_damage(tmp_path: Path) -> None:
+def test_the_tail_after_the_forced_mark_is_no_damage(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "data", 0, [([batch(50, 0, [80] * 40)], None)])
     (path,) = segments(folder)
     sound = path.read_bytes()
@@ -71,7 +71,7 @@ def test_the_tail_behind_the_forced_mark_is_no_damage(tmp_path: Path) -> None:
     assert (told(result), result.tail_bytes, result.messages) == ([], 777, 40)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "data", 0, [([batch(50, 0, [80] * 40)], None)])
     (path,) = segments(folder)
     path.unlink()
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert findings[UNREADABLE].segment == path.name and "directory" in findings[UNREADABLE].text
 
 
-def test_places_of_transactions_that_go_back_are_told(tmp_path: Path) -> None:
+def test_places_of_transactions_that_go_back_are_reported(tmp_path: Path) -> None:
     places = [(1000, 40), (1010, 40), (1005, 40)]
     appends = [
         ([batch(50, 40 * n, [80] * 40)], Source(TRANSACTION, 9, *place)) for n, place in enumerate(places)

@@ -64,7 +64,7 @@ def test_no_piece_begins_where_a_control_record_is_damaged(
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "zeros"])
-def test_a_log_without_a_mark_is_told_and_checked_all_the_same(tmp_path: Path, how: str) -> None:
+def test_a_log_without_a_mark_is_reported_and_checked_all_the_same(tmp_path: Path, how: str) -> None:
     folder = written(tmp_path / "data")
     mark = folder / "log.mark"
     mark.write_bytes(bytes(mark.stat().st_size) if how == "zeros" else b"")
@@ -107,7 +107,7 @@ def test_a_file_that_retention_takes_once_it_is_listed_is_not_asked_for(tmp_path
     assert [piece.base for piece in made.pieces] == bases[2:] and made.findings == []
 
 
-def test_a_damaged_mark_is_told_once(tmp_path: Path) -> None:
+def test_a_damaged_mark_is_reported_once(tmp_path: Path) -> None:
     folder = written(tmp_path / "data")
     mark = folder / "log.mark"
     mark.write_bytes(b"\xff" * mark.stat().st_size)
@@ -116,7 +116,7 @@ def test_a_damaged_mark_is_told_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_what_is_no_data_folder_is_told_in_a_sentence(tmp_path: Path, there: bool) -> None:
+def test_what_is_no_data_folder_is_reported_in_a_sentence(tmp_path: Path, there: bool) -> None:
     if there:
         (tmp_path / "data").mkdir()
     with pytest.raises(BadRequest, match=r"name the data folder of a broker \(its --data\)\.$"):

@@ -50,7 +50,7 @@ def test_exit_codes_are_those_of_tfmq(
     assert said == ("tfmq: no.\n" if error else "trial with None\n")
 
 
-def test_a_wrong_option_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_is_reported_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(raising(None), "trial", ["--masterr", "local"]) == 2
     said = capsys.readouterr().err
     assert "Did you mean '--master'?" in said
@@ -81,7 +81,7 @@ def test_a_ctrl_c_is_one_sentence_whatever_its_clearing_up_raises(capsys: pytest
         raise ValueError("mine")
 
 
-def test_a_ctrl_c_is_taken_back_from_whoever_takes_it() -> None:
+def test_a_ctrl_c_is_taken_back_from_its_handler() -> None:
     before = signal.getsignal(signal.SIGINT)
     with single_interrupt() as as_before:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

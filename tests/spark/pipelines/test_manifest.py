@@ -50,7 +50,7 @@ def test_an_archive_keeps_its_id(archive: ArchiveFolder) -> None:
     assert len(archive.id) == 32
 
 
-def test_a_folder_of_somebody_else_is_not_taken(tmp_path: Path) -> None:
+def test_a_folder_with_other_content_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(BadRequest, match=r"not empty \('thesis.txt' is in it\): name a new folder"):
         ArchiveFolder.open_or_create(tmp_path)
@@ -58,7 +58,7 @@ def test_a_folder_of_somebody_else_is_not_taken(tmp_path: Path) -> None:
         ArchiveFolder.open(tmp_path)
 
 
-def test_every_flipped_bit_of_a_manifest_is_told_with_its_name(archive: ArchiveFolder) -> None:
+def test_every_flipped_bit_of_a_manifest_is_reported_with_its_name(archive: ArchiveFolder) -> None:
     archive.write_manifest(DONE)
     path = archive.folder / archive_layout.manifest_path("orders", 1)
     whole = path.read_bytes()
@@ -76,7 +76,7 @@ def test_every_flipped_bit_of_a_manifest_is_told_with_its_name(archive: ArchiveF
         archive.manifest("orders", 1)
 
 
-def test_a_missing_step_is_told_with_its_name(archive: ArchiveFolder) -> None:
+def test_a_missing_step_is_reported_with_its_name(archive: ArchiveFolder) -> None:
     for step in (1, 2, 3):
         archive.write_manifest(DONE._replace(plan=PLAN._replace(step=step)))
     (archive.folder / archive_layout.manifest_path("orders", 2)).unlink()

@@ -128,13 +128,13 @@ def test_rows_come_back_as_they_were_written(
     assert {each.schema for each in batches} == {ROWS.schema}
 
 
-def test_a_missing_file_is_told_by_name(tmp_path: Path, file: ArchiveFile) -> None:
+def test_a_missing_file_is_reported_by_name(tmp_path: Path, file: ArchiveFile) -> None:
     (tmp_path / file.path).unlink()
     with pytest.raises(Damaged, match="misses " + file.path):
         list(read_batches(tmp_path, file))
 
 
-def test_a_cut_file_and_every_flipped_bit_are_told_by_name(tmp_path: Path, file: ArchiveFile) -> None:
+def test_a_cut_file_and_every_flipped_bit_are_reported_by_name(tmp_path: Path, file: ArchiveFile) -> None:
     path = tmp_path / file.path
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])

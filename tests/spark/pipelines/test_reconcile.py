@@ -168,7 +168,7 @@ def test_what_retention_took_before_a_group_came_to_it_does_not_add_up(
         (["--servers", "127.0.0.1:1"], 3, "127.0.0.1:1"),
     ],
 )
-def test_wrong_input_is_told_in_a_sentence(
+def test_wrong_input_is_reported_in_a_sentence(
     spark_server: LiveServer,
     arguments: list[str],
     code: int,
@@ -261,7 +261,7 @@ def test_a_group_that_saved_nothing_has_consumed_nothing() -> None:
     assert (row.consumed, row.lag, row.handled) == (0, 100, 0)
 
 
-def test_what_nobody_can_tell_is_no_number() -> None:
+def test_what_is_unknown_is_no_number() -> None:
     (row,) = make_balance([standing(lag=-1)], [], TOPICS).rows
     assert (row.consumed, row.handled) == (-1, -1)
 
@@ -284,7 +284,7 @@ def test_what_nobody_can_tell_is_no_number() -> None:
         ),
     ],
 )
-def test_each_thing_that_does_not_add_up_is_told_alone(
+def test_each_thing_that_does_not_add_up_is_reported_alone(
     place: GroupPosition, letters: list[LetterSummary], weight: str, text: str
 ) -> None:
     found = only(make_balance([place], letters, TOPICS))

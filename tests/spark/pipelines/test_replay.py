@@ -63,7 +63,7 @@ def test_it_says_what_it_did_and_that_there_is_no_more(
         (["source", "--repartitions"], 2, "--repartition"),
     ],
 )
-def test_wrong_input_is_told_in_a_sentence(
+def test_wrong_input_is_reported_in_a_sentence(
     spark_server: LiveServer,
     folder: Path,
     capsys: pytest.CaptureFixture[str],

@@ -164,7 +164,7 @@ def test_a_topic_does_not_get_its_own_messages_unless_that_is_meant(
     assert replayed(spark_server, tmp_path / "a", topic, topic, into_itself=True).messages == 0
 
 
-def test_a_missing_or_damaged_file_is_told_by_name(
+def test_a_missing_or_damaged_file_is_reported_by_name(
     spark_server: LiveServer, topic: str, folder: Path
 ) -> None:
     path = max(folder.rglob("*.parquet"))
@@ -181,7 +181,7 @@ def test_a_missing_or_damaged_file_is_told_by_name(
     require_same(spark_server.address, topic, "hurt")
 
 
-def test_a_missing_file_is_told_before_anything_is_sent(
+def test_a_missing_file_is_reported_before_anything_is_sent(
     spark_server: LiveServer, topic: str, folder: Path
 ) -> None:
     last = ArchiveFolder.open(folder).manifest(topic, ArchiveFolder.open(folder).steps(topic)[-1])
@@ -191,7 +191,7 @@ def test_a_missing_file_is_told_before_anything_is_sent(
     assert in_topic(spark_server.address, "nothing") == {}
 
 
-def test_what_is_not_archived_is_told(spark_server: LiveServer, topic: str, folder: Path) -> None:
+def test_what_is_not_archived_is_reported(spark_server: LiveServer, topic: str, folder: Path) -> None:
     with pytest.raises(UnknownTopic, match=f"has no topic 'other'; it has {topic}"):
         replayed(spark_server, folder, "other", "x")
     with pytest.raises(BadRequest, match="has partitions 0 to 1, not 2"):
@@ -204,7 +204,7 @@ class Stopped(Exception):
     """A run that ends here."""
 
 
-def test_a_topic_that_is_deleted_meanwhile_is_told(
+def test_a_topic_that_is_deleted_meanwhile_is_reported(
     spark_server: LiveServer, topic: str, folder: Path
 ) -> None:
     def deleting(work: Any, items: Any, progress: Any, title: str) -> Any:
@@ -280,7 +280,7 @@ def test_killed_at_any_point_the_next_run_gives_the_same(
         )  # how many calls a run has depends on what it waits for
 
 
-def test_messages_whose_attributes_nobody_can_read_are_copied_as_they_are(
+def test_messages_whose_attributes_cannot_be_decoded_are_copied_as_they_are(
     spark_server: LiveServer, topic: str, tmp_path: Path
 ) -> None:
     given = [

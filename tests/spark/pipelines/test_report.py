@@ -112,7 +112,7 @@ def test_a_time_from_and_a_time_until_leave_the_others_out(
         (["x", "--since", "2026-11-22", "--until", "2026-11-21"], 2, "--until: is not after --since"),
     ],
 )
-def test_wrong_input_is_told_in_a_sentence(
+def test_wrong_input_is_reported_in_a_sentence(
     spark_server: LiveServer,
     no_spark: None,
     arguments: list[str],
@@ -136,7 +136,7 @@ def test_wrong_input_is_told_in_a_sentence(
         ),
     ],
 )
-def test_what_is_not_there_is_told_before_spark_is_started(
+def test_what_is_not_there_is_reported_before_spark_is_started(
     spark_server: LiveServer,
     topic: str,
     no_spark: None,
@@ -165,7 +165,7 @@ def test_letters_are_counted_by_topic_state_and_calls(tmp_path: Path) -> None:
     assert (empty.letters, empty.calls) == ({}, {})
 
 
-def test_a_store_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TfmqError, match="There are no dead letters at"):
         list(add_letters([FULL], [str(tmp_path / "no.db")], None))
 
@@ -174,7 +174,7 @@ def test_a_folder_knows_no_groups(tmp_path: Path) -> None:
     assert read_group_lags(SourceAddress(path=str(tmp_path)), ["orders"], 0) == {}
 
 
-def test_a_lag_that_nobody_can_tell_is_not_none() -> None:
+def test_an_unknown_lag_is_not_none() -> None:
     assert combine_lags("g", [3, 0, 4], [1.5, 2.5]) == ("g", 7, 2.5)
     assert combine_lags("g", [3, -1], []) == ("g", -1, 0.0)
 

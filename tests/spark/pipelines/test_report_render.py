@@ -50,7 +50,7 @@ def test_quantiles_are_as_near_as_a_bin_is_wide(values: list[int], share: float)
     assert math.isclose(spread.mean, sum(values) / len(values))
 
 
-def test_few_different_values_are_told_exactly() -> None:
+def test_few_different_values_are_reported_exactly() -> None:
     row = binned([80] * 99 + [4000]).to_json()
     assert row == {
         "values": 100,
@@ -143,7 +143,7 @@ def test_a_topic_without_births_has_no_latency_instead_of_a_perfect_one() -> Non
     assert "0 ms" not in cells and cells.count("-") == 7 + 2
 
 
-def test_a_lag_that_nobody_can_tell_is_told_as_such() -> None:
+def test_an_unknown_lag_is_reported_as_such() -> None:
     figures = EMPTY._replace(groups=(GroupLag("lost", -1, 0.0),))
     found = read(render_page([figures], {"empty": draw_topic(figures, "svg")}, "svg", "127.0.0.1:8367", 0))
     assert "unknown" in found.text and "-1" not in found.text

@@ -81,7 +81,7 @@ def test_a_line_that_says_nothing_new_does_not_come() -> None:
     assert [line.split(", ")[1] for line in lines] == ["0 B of 100 B", "100 B of 100 B"]
 
 
-def test_where_nobody_looks_nothing_is_shown(
+def test_without_a_terminal_nothing_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfmq.spark.pipelines.spark_jobs.LINE_SECONDS", 0.0)
@@ -113,12 +113,12 @@ def test_our_sentence_is_found_with_its_class() -> None:
     assert str(found) == "Partition 3 of orders begins at 4096."
 
 
-def test_an_error_of_somebody_else_stays_theirs() -> None:
+def test_an_error_of_other_code_stays_theirs() -> None:
     assert find_tfmq_error(RuntimeError("ValueError: no")) is None
     assert isinstance(find_tfmq_error(RuntimeError("tfmq.errors.TfmqError: x")), TfmqError)
 
 
-def test_our_sentence_is_found_behind_what_spark_says_of_a_data_source() -> None:
+def test_our_sentence_is_found_after_what_spark_says_of_a_data_source() -> None:
     found = find_tfmq_error(
         RuntimeError(f"[PYTHON_DATA_SOURCE_ERROR] Failed to plan: {TEXT.splitlines()[4]}\nSQLSTATE: 38000")
     )
